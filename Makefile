@@ -1,0 +1,48 @@
+# `make acceptance` and `make test` do all their own set-up. Python 3.11 or newer; torch only where something is measured.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.ready
+# The torch of rehearsals and tests. A host with GPUs brings its own, or the wheelhouse does.
+TORCH ?= torch==2.13.0
+GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+ifeq ($(GPUS),0)
+INVENTORY ?= inventory/local/rehearsal.yml
+else
+INVENTORY ?= inventory/local/gpu.yml
+endif
+RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
+
+.PHONY: help acceptance test test-gpu lint dev clean
+
+help: ## Show the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
+
+acceptance: $(STAMP) ## Accept INVENTORY (default: this machine; a rehearsal where it has no GPU)
+	@RACKPROOF_RUN=$(or $(RACKPROOF_RUN),$(RUN_ID)); \
+	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS); \
+	$(BIN)/rackproof report runs/$$RACKPROOF_RUN
+
+dev: $(STAMP) ## Make the virtual environment
+$(STAMP): pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH) numpy
+	touch $@
+
+lint: $(STAMP) ## Style, types, imports, Ansible, YAML, criteria packs
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/yamllint --strict .
+	PATH=$(CURDIR)/$(BIN):$$PATH ANSIBLE_HOME=$(CURDIR)/.ansible $(BIN)/ansible-lint --offline --strict
+	$(BIN)/rackproof criteria lint
+
+test: lint ## Everything that needs no GPU, with its gates
+	$(BIN)/pytest
+
+test-gpu: $(STAMP) ## What needs GPUs, on a host that has them
+	$(BIN)/pytest -m gpu tests/gpu
+
+clean: ## Remove what was built here
+	rm -rf $(VENV) build dist runs .lab

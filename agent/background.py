@@ -1,0 +1,103 @@
+"""Processes that outlive the SSH connection that started them."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.record import private_directory
+from schemas import documents
+
+LOG_BYTES = 2000
+GRACE_S = 5.0
+
+
+class BackgroundError(OSError):
+    """A process could not be started, or was never started."""
+
+
+def start(arguments: Sequence[str], directory: Path, name: str, until: str = "") -> str:
+    """Runs a command of ours in a session of its own, unless the one started here before still runs.
+
+    Args:
+        arguments: the command line, without what asked for the background.
+        directory: gets `NAME.pid` and `NAME.log`.
+        until: return only once the log holds this.
+
+    Returns:
+        A line for people.
+
+    Raises:
+        BackgroundError: it ended before its log held `until`; the message is the log.
+    """
+    private_directory(directory)
+    running = _running(directory, name)
+    if running:
+        return f"{name} runs as process {running}"
+    log_path = directory / f"{name}.log"
+    with log_path.open("wb") as log:
+        process = subprocess.Popen(
+            [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+        )
+    documents.write_text(directory / f"{name}.pid", f"{process.pid} {born(process.pid)}\n")
+    while until and until not in _log(log_path):
+        if process.poll() is not None:
+            raise BackgroundError(None, _log(log_path).strip().removeprefix("rackproof: "))
+        time.sleep(0.05)
+    return f"{name} started as process {process.pid}"
+
+
+def wait(directory: Path, name: str) -> str:
+    """Waits until the process has ended, and returns the end of its log.
+
+    Raises:
+        BackgroundError: none was started there under this name.
+    """
+    if not (directory / f"{name}.pid").exists():
+        raise BackgroundError(None, f"{name} was not started in {directory}")
+    while _running(directory, name):
+        time.sleep(0.2)
+    return _log(directory / f"{name}.log")[-LOG_BYTES:]
+
+
+def stop(directory: Path, name: str) -> str:
+    """Ends the process, with SIGTERM and after GRACE_S with SIGKILL. One that does not run is no error."""
+    pid = _running(directory, name)
+    if not pid:
+        return f"{name} does not run"
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        os.kill(pid, number)
+        ends = time.monotonic() + GRACE_S
+        while _running(directory, name) and time.monotonic() < ends:
+            time.sleep(0.05)
+        if not _running(directory, name):
+            break
+    (directory / f"{name}.pid").unlink(missing_ok=True)
+    return f"{name} ended"
+
+
+def _running(directory: Path, name: str) -> int:
+    """The process id, or 0 where it does not run."""
+    try:
+        pid, began = (directory / f"{name}.pid").read_text(encoding="utf-8").split()
+    except (OSError, ValueError):
+        return 0
+    return int(pid) if born(int(pid)) == began else 0
+
+
+def _log(path: Path) -> str:
+    return path.read_text(encoding="utf-8", errors="replace")
+
+
+def born(pid: int) -> str:
+    """When a process began, in clock ticks since boot; with the pid it names one process. Empty for none or a zombie."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+    except OSError:
+        return ""
+    return "" if fields[0] in ("Z", "X") else fields[19]

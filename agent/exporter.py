@@ -1,0 +1,97 @@
+"""The collectors' families -> /metrics, while a run goes on."""
+
+from __future__ import annotations
+
+import re
+import threading
+from collections.abc import Iterable, Iterator, Sequence
+from wsgiref.simple_server import WSGIServer
+
+from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
+
+from agent.snapshot import collect
+from collectors.base import Absent, Collector, Family, Labels
+
+PREFIX = "rackproof_"
+SUFFIX = {"1": "", "ratio": "_ratio", "Cel": "_celsius", "W": "_watts", "J": "_joules", "Hz": "_hertz", "B": "_bytes", "s": "_seconds"}
+"""SI unit in the record -> Prometheus' base unit in the name."""
+SCRAPE_DEADLINE_S = 8.0
+"""Under Prometheus' default scrape time-out of 10 s."""
+
+
+class Exporter:
+    """A prometheus_client collector over ours. A reading that cannot be had is left out, and its collector says so."""
+
+    def __init__(self, collectors: Sequence[Collector]) -> None:
+        self._collectors = collectors
+        self._one_at_a_time = threading.Lock()
+
+    def collect(self) -> Iterator[Metric]:
+        """Every family as Prometheus sees it, and how each collector fared."""
+        with self._one_at_a_time:
+            families, outcome = collect(self._collectors, SCRAPE_DEADLINE_S)
+        yield from metrics(families)
+        success = GaugeMetricFamily(
+            f"{PREFIX}collector_success", "1 where the collector answered", labels=["collector"]
+        )
+        duration = GaugeMetricFamily(
+            f"{PREFIX}collector_duration_seconds", "How long the collector took", labels=["collector"]
+        )
+        for name, result in outcome.items():
+            answered = not isinstance(result, str)
+            success.add_metric([name], float(answered))
+            if answered:
+                duration.add_metric([name], float(result))
+        yield from (success, duration)
+
+
+def metrics(families: Iterable[Family]) -> Iterator[Metric]:
+    """Numbers as gauges and counters; texts as labels of one `_info` series a scope."""
+    texts: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
+    for family in families:
+        numbers = []
+        for labels, value in family.readings:
+            if isinstance(value, str):
+                texts.setdefault(tuple(labels.items()), {})[_label(family.name)] = value
+            elif not isinstance(value, Absent):
+                numbers.append((labels, float(value)))
+        if numbers:
+            yield _metric(family, numbers)
+    kinds: dict[str, InfoMetricFamily] = {}
+    for places, names in texts.items():
+        kind = PREFIX + (places[0][0] if places else "host")
+        info = kinds.setdefault(kind, InfoMetricFamily(kind, "Identity"))
+        info.add_sample(f"{kind}_info", {**names, **dict(places)}, 1.0)
+    yield from kinds.values()
+
+
+def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
+    name = PREFIX + family.name.replace(".", "_") + SUFFIX[family.unit]
+    kind = CounterMetricFamily if family.counter else GaugeMetricFamily
+    metric = kind(name, family.help)
+    for labels, value in numbers:
+        metric.add_sample(name + ("_total" if family.counter else ""), dict(labels), value)
+    return metric
+
+
+def _label(name: str) -> str:
+    return re.sub(r"[^a-z0-9_]", "_", name.split(".", 1)[1] if name.startswith(("gpu.", "host.")) else name.replace(".", "_"))
+
+
+def serve(collectors: Sequence[Collector], address: str, port: int) -> tuple[WSGIServer, threading.Thread]:
+    """Serves /metrics in a thread of its own. Raises OSError where the address cannot be listened on."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(_Undescribed(Exporter(collectors)))  # type: ignore[arg-type]
+    return start_http_server(port, addr=address, registry=registry)
+
+
+class _Undescribed:
+    """Registering must not read the hardware, so nothing is described beforehand."""
+
+    def __init__(self, exporter: Exporter) -> None:
+        self.collect = exporter.collect
+
+    def describe(self) -> list[Metric]:
+        """Nothing."""
+        return []

@@ -1,0 +1,89 @@
+"""torchrun: the default launcher. Static rendezvous, so that ranks follow the order of the hosts and one port is enough."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from agent.supervise import Command, write_request
+from schemas.plans import Plan, PlannedHost, Stage
+
+
+class LaunchError(Exception):
+    """The ranks cannot be started on this host; the message says why and what to do."""
+
+
+def torchrun(
+    plan: Plan,
+    host: PlannedHost,
+    stage: Stage,
+    *,
+    members: Sequence[str],
+    work: Path,
+    port: int,
+    interface: str,
+) -> Command:
+    """The torchrun of this host's part of a stage.
+
+    Args:
+        members: the hosts that start together, in rank order; `host` is one of them. One member: this host alone.
+        work: where request, results and logs go.
+        port: the rendezvous on the first member.
+        interface: network interface for NCCL and gloo; empty: they choose.
+
+    Raises:
+        LaunchError: torch is not there, or `host` is not a member.
+    """
+    if importlib.util.find_spec("torch") is None:
+        raise LaunchError(
+            f"torch is not installed for {sys.executable}: set rackproof_system_torch where the host brings one, "
+            "or put it into the wheelhouse"
+        )
+    if host.name not in members:
+        raise LaunchError(f"host {host.name} is not among the members {', '.join(members)}")
+    node_rank = members.index(host.name)
+    first_rank = sum(len(plan.host(name).devices) for name in members[:node_rank])
+    alone = len(members) == 1
+    request = write_request(
+        work,
+        {
+            "stage": stage.name,
+            "world_scope": f"gang={host.gang}" if stage.name == "gang" else "host",
+            "device": host.device,
+            "devices": list(host.devices),
+            "collective_timeout_s": stage.collective_timeout_s,
+            "benchmarks": {name: dict(settings) for name, settings in stage.benchmarks.items()},
+        },
+    )
+    meeting = (
+        ["--standalone"]
+        if alone
+        else [f"--node-rank={node_rank}", f"--master-addr={plan.host(members[0]).address}", f"--master-port={port}"]
+    )
+    return Command(
+        arguments=[
+            *(sys.executable, "-m", "torch.distributed.run"),
+            *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0", *meeting),
+            *("-m", "agent.benchmarks", "--request", str(request)),
+        ],
+        environment=_environment(host, interface),
+        ranks={first_rank + local: local for local in range(len(host.devices))},
+    )
+
+
+def _environment(host: PlannedHost, interface: str) -> dict[str, str]:
+    environment = {
+        **os.environ,
+        "PYTHONUNBUFFERED": "1",
+        # NVML numbers GPUs by PCI address; CUDA must do the same for an index to mean one part.
+        "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
+        "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices)) if host.device == "gpu" else "",
+        "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
+    }
+    if interface:
+        # `=` asks NCCL for exactly this name; gloo takes names as they are.
+        environment |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+    return environment | host.environment

@@ -1,0 +1,122 @@
+"""The run directory on a host: the plan as it was given, and the record as it grows."""
+
+from __future__ import annotations
+
+import os
+import stat
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+from agent.snapshot import now
+from schemas import VERSION, documents
+from schemas.plans import Plan, PlannedHost, plan_from_json
+from schemas.records import Gpu, Launch, Observation, Record, Snapshot, record_from_json, to_json
+
+PLAN_BYTES = 64_000_000
+
+
+class HostRun:
+    """One host's part in one run, kept under `directory`.
+
+    Raises:
+        documents.DocumentError: the plan or a record there cannot be believed, or the host is not in the plan.
+    """
+
+    def __init__(self, directory: Path, host: str) -> None:
+        self.directory = directory
+        self.plan: Plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
+        try:
+            self.host: PlannedHost = self.plan.host(host)
+        except KeyError:
+            names = [planned.name for planned in self.plan.hosts]
+            raise documents.DocumentError(
+                f"host {host} is not in the plan of run {self.plan.run_id}{documents.nearest(host, names)}"
+            ) from None
+
+    @classmethod
+    def begin(cls, directory: Path, host: str, plan: str) -> HostRun:
+        """Takes up the plan (JSON text) in `directory`, which is made, private to its owner.
+
+        Raises:
+            documents.DocumentError: the plan is not one, another run's plan lies there, or the directory is not ours.
+        """
+        document = documents.parse(plan, source="the plan", max_bytes=PLAN_BYTES)
+        documents.validate(document, "plan", source="the plan")
+        private_directory(directory)
+        path = directory / "plan.json"
+        if path.exists():
+            there = documents.read(path, "plan", max_bytes=PLAN_BYTES)
+            if (there["run_id"], there["nonce"]) != (document["run_id"], document["nonce"]):
+                raise documents.DocumentError(
+                    f"{directory} belongs to run {there['run_id']} of {there['created']}: give this run another run_id"
+                )
+        documents.write(path, document)
+        return cls(directory, host)
+
+    def path(self, gang: str = "") -> Path:
+        """Where the host record, or the record of its part in `gang`, lies."""
+        return self.directory / "gangs" / f"{gang}.json" if gang else self.directory / "record.json"
+
+    def record(self, gang: str = "") -> Record:
+        """The record as it stands; a new one where there is none yet."""
+        path = self.path(gang)
+        if not path.exists():
+            began = now()
+            return Record(
+                run_id=self.plan.run_id,
+                nonce=self.plan.nonce,
+                host=self.host.name,
+                began=began,
+                ended=began,
+                rackproof=VERSION,
+                gang=gang,
+            )
+        record = record_from_json(documents.read(path, "record"))
+        if (record.run_id, record.nonce) != (self.plan.run_id, self.plan.nonce):
+            raise documents.DocumentError(f"{path}: a record of run {record.run_id}, not of {self.plan.run_id}")
+        return record
+
+    def add(
+        self,
+        gang: str = "",
+        *,
+        snapshots: Iterable[Snapshot] = (),
+        gpus: Iterable[Gpu] = (),
+        observations: Iterable[Observation] = (),
+        launches: Iterable[Launch] = (),
+        software: dict[str, str] | None = None,
+    ) -> Record:
+        """Adds what was seen to the record and writes it in one step."""
+        record = self.record(gang)
+        known = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}
+        record = replace(
+            record,
+            ended=now(),
+            gpus=tuple(known[index] for index in sorted(known)),
+            software={**record.software, **(software or {})},
+            snapshots=(*record.snapshots, *snapshots),
+            observations=(*record.observations, *observations),
+            launches=(*record.launches, *launches),
+        )
+        document = to_json(record)
+        documents.validate(document, "record", source="our own record")
+        documents.write(self.path(gang), document)
+        return record
+
+
+def private_directory(path: Path) -> None:
+    """Makes `path`, or accepts it where it is a real directory that only its owner, us, can write.
+
+    Raises:
+        documents.DocumentError: it is a link, somebody else's, or writable by others.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
+    path.mkdir(exist_ok=True, mode=0o700)
+    found = path.lstat()
+    if not stat.S_ISDIR(found.st_mode):
+        raise documents.DocumentError(f"{path} is not a directory")
+    if found.st_uid != os.geteuid():
+        raise documents.DocumentError(f"{path} belongs to user {found.st_uid}, not to user {os.geteuid()} who runs this")
+    if found.st_mode & 0o022:
+        raise documents.DocumentError(f"{path} is writable by others: chmod go-w {path}")

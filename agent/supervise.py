@@ -1,0 +1,252 @@
+"""Runs the ranks of one stage under a deadline, and writes a record whatever becomes of them.
+
+torchrun itself can hang (seen for 330 s behind a cut link), and its ranks outlive it: so the whole process tree is found,
+by session and by parent, and ended; and every rank has left what it measured so far in a file of its own.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.record import HostRun
+from agent.snapshot import now, take
+from collectors.base import Collector
+from schemas import documents
+from schemas.records import Launch, Observation, Rank, Record, Snapshot, observation_from_json
+
+GRACE_S = 5.0
+"""Between SIGTERM and SIGKILL."""
+SAMPLE_S = 5.0
+"""Between two snapshots while the ranks run."""
+TAIL_BYTES = 4000
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """What a launcher made of a stage: a program that starts this host's ranks."""
+
+    arguments: Sequence[str]
+    environment: Mapping[str, str]
+    ranks: Mapping[int, int]
+    """rank -> local_rank of the ranks that run on this host."""
+
+
+def supervise(
+    run: HostRun,
+    collectors: Sequence[Collector],
+    command: Command,
+    *,
+    stage: str,
+    gang: str,
+    members: Sequence[str],
+    work: Path,
+    deadline_s: float,
+    report: Callable[[str], None],
+) -> Record:
+    """Runs the command and returns the record, to which the outcome, the results and three snapshots were added.
+
+    Args:
+        run: the host's run.
+        collectors: asked before, during and after.
+        command: what to run.
+        stage, gang, members: which stage this is, and who takes part, in rank order.
+        work: directory in which the ranks leave results and logs; made here.
+        deadline_s: seconds after which the process tree is killed.
+        report: told one line at a time what goes on.
+    """
+    before, gpus = take(collectors, stage=stage, phase="before")
+    run.add(gang, snapshots=[before], gpus=gpus)
+    began, start = now(), time.monotonic()
+    exit_code, during = _run(command, collectors, stage, work, deadline_s, report)
+    duration = time.monotonic() - start
+    after, gpus = take(collectors, stage=stage, phase="after")
+    ranks = [_rank(work, rank, local) for rank, local in sorted(command.ranks.items())]
+    outcome, reason = _outcome(exit_code, deadline_s, ranks)
+    observations, software, problems = _results(work, command.ranks)
+    launch = Launch(
+        stage=stage,
+        outcome=outcome,
+        reason="; ".join([reason, *problems] if reason else problems)[:4096],
+        members=tuple(members),
+        began=began,
+        duration_s=round(duration, 3),
+        deadline_s=deadline_s,
+        ranks=tuple(ranks),
+        log_tail=tail(work / "launcher.log"),
+    )
+    snapshots = [during, after] if during else [after]
+    return run.add(
+        gang, snapshots=snapshots, gpus=gpus, observations=observations, launches=[launch], software=software
+    )
+
+
+def _run(
+    command: Command,
+    collectors: Sequence[Collector],
+    stage: str,
+    work: Path,
+    deadline_s: float,
+    report: Callable[[str], None],
+) -> tuple[int | None, Snapshot | None]:
+    """The exit code, None where the deadline ended it, and the snapshot under the highest load."""
+    ends, sample_at = time.monotonic() + deadline_s, time.monotonic() + SAMPLE_S
+    highest: tuple[float, Snapshot] | None = None
+    with (work / "launcher.log").open("wb") as log:
+        process = subprocess.Popen(
+            list(command.arguments),
+            env=dict(command.environment),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=work,
+            start_new_session=True,
+        )
+        family = ProcessTree(process.pid)
+        try:
+            while process.poll() is None:
+                if time.monotonic() > ends:
+                    report(f"stage {stage}: deadline of {deadline_s:g} s passed, ending every process of it")
+                    return None, highest[1] if highest else None
+                family.look()
+                if time.monotonic() > sample_at:
+                    snapshot, _ = take(collectors, stage=stage, phase="during")
+                    load = _power(snapshot)
+                    if highest is None or load >= highest[0]:
+                        highest = (load, snapshot)
+                    sample_at = time.monotonic() + SAMPLE_S
+                time.sleep(0.2)
+            return process.returncode, highest[1] if highest else None
+        finally:
+            family.end()
+            process.wait()
+
+
+def _power(snapshot: Snapshot) -> float:
+    watts = [metric for metric in snapshot.metrics if metric.name == "gpu.power"]
+    return sum(float(value) for metric in watts for value in metric.values.values() if isinstance(value, int | float))
+
+
+class ProcessTree:
+    """A process and all that came of it, found by parent and kept by identity, so that an orphan is not lost."""
+
+    def __init__(self, root: int) -> None:
+        self._seen: dict[int, str] = {}
+        self._root = root
+        self.look()
+
+    def look(self) -> None:
+        """Takes note of every living descendant."""
+        table = {pid: (parent, born) for pid, parent, born in _processes()}
+        family = {pid for pid, born in self._seen.items() if table.get(pid, (0, ""))[1] == born} | {self._root}
+        grew = True
+        while grew:
+            more = {pid for pid, (parent, _) in table.items() if parent in family} - family
+            family |= more
+            grew = bool(more)
+        self._seen |= {pid: table[pid][1] for pid in family if pid in table}
+
+    def alive(self) -> list[int]:
+        """Those that still run (a zombie does not)."""
+        table = {pid: born for pid, _, born in _processes()}
+        return [pid for pid, born in self._seen.items() if table.get(pid) == born]
+
+    def end(self) -> None:
+        """SIGTERM, then SIGKILL after GRACE_S, to whatever is left."""
+        self.look()
+        for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+            for pid in self.alive():
+                try:
+                    os.kill(pid, number)
+                    os.kill(pid, signal.SIGCONT)  # a stopped process takes no SIGTERM
+                except ProcessLookupError:
+                    continue
+            ends = time.monotonic() + patience
+            while self.alive() and time.monotonic() < ends:
+                time.sleep(0.05)
+                self.look()
+
+
+def _processes() -> list[tuple[int, int, str]]:
+    """(pid, parent, start time) of every process that is not a zombie."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                fields = (entry / "stat").read_text(errors="replace").rpartition(")")[2].split()
+            except OSError:
+                continue
+            if fields[0] not in ("Z", "X"):
+                found.append((int(entry.name), int(fields[1]), fields[19]))
+    return found
+
+
+def _outcome(exit_code: int | None, deadline_s: float, ranks: Sequence[Rank]) -> tuple[str, str]:
+    if exit_code is None:
+        silent = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'}" for rank in ranks if rank.exit_code is None)
+        return "deadline", f"not finished after {deadline_s:g} s ({silent or 'every rank had ended'})"
+    failed = [rank for rank in ranks if rank.exit_code != 0]
+    if exit_code or failed:
+        who = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'} ({_how(rank.exit_code)})" for rank in failed)
+        return "failed", f"the launcher ended with {exit_code}: {who or 'every rank had ended well'}"
+    return "finished", ""
+
+
+def _how(exit_code: int | None) -> str:
+    return "no exit of its own" if exit_code is None else f"exit code {exit_code}"
+
+
+def _rank(work: Path, rank: int, local_rank: int) -> Rank:
+    """How a rank ended, by what it wrote itself: its last phase, and its exit code if it came so far."""
+    try:
+        state = documents.parse((work / f"rank{rank}.state.json").read_bytes(), source="state")
+        phase, exit_code = str(state["phase"]), state["exit_code"]
+    except (OSError, documents.DocumentError, KeyError, TypeError):
+        phase, exit_code = "", None
+    return Rank(
+        rank=rank,
+        local_rank=local_rank,
+        phase=phase[:512],
+        exit_code=exit_code if isinstance(exit_code, int) else None,
+        log_tail=tail(work / f"rank{rank}.log"),
+    )
+
+
+def _results(work: Path, ranks: Mapping[int, int]) -> tuple[list[Observation], dict[str, str], list[str]]:
+    """What the ranks of this host measured, the software they ran on, and which of their files cannot be believed."""
+    observations: list[Observation] = []
+    software: dict[str, str] = {}
+    problems: list[str] = []
+    for rank in sorted(ranks):
+        path = work / f"rank{rank}.json"
+        try:
+            document = documents.read(path, "rank_result")
+        except documents.DocumentError as error:
+            problems.append(f"no result of rank {rank}: {error}")
+            continue
+        observations += [observation_from_json(item) for item in document["observations"]]
+        software |= document["software"]
+    return observations, software, problems
+
+
+def tail(path: Path, size: int = TAIL_BYTES) -> str:
+    """The end of a log, as text."""
+    try:
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - size))
+            return file.read().decode(errors="replace")
+    except OSError:
+        return ""
+
+
+def write_request(work: Path, request: Mapping[str, object]) -> Path:
+    """What the ranks are to do, as a file that they read."""
+    path = work / "request.json"
+    documents.write_text(path, json.dumps(request))
+    return path

@@ -1,0 +1,22 @@
+"""The collectors: one file a source."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from collectors.base import Collector
+from collectors.host import HostCollector
+from collectors.nvml import NvmlCollector
+from collectors.xid import XidCollector
+
+ALL: tuple[Callable[[], Collector], ...] = (
+    HostCollector,
+    NvmlCollector,
+    XidCollector,
+)
+
+
+def start(gpu_devices: Iterable[int] | None = None) -> list[Collector]:
+    """Every collector; those that look at GPUs look only at these NVML indices, where any are given."""
+    devices = None if gpu_devices is None else tuple(gpu_devices)
+    return [NvmlCollector(devices) if kind is NvmlCollector else kind() for kind in ALL]

@@ -1,0 +1,153 @@
+"""The verbs that run on the control node: arguments to calls."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import secrets
+import sys
+from collections.abc import Callable
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fleet.errors import RunError, UsageError
+from fleet.inventory import read_inventory
+from fleet.judge.criteria import read_pack, read_packs, shipped_packs
+from fleet.plan import make_plan, read_profile
+from fleet.report.load import PLAN_BYTES, load
+from fleet.report.merge import merge
+from fleet.report.render.html import render_html
+from fleet.report.render.markdown import render_markdown
+from fleet.report.render.text import render_summary
+from schemas import documents
+from schemas.records import to_json
+from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
+
+USAGE, TROUBLE = 64, 2
+EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
+
+
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds plan, report and criteria to the command."""
+    plan = verbs.add_parser(
+        "plan",
+        help="inventory and profile to the observations that must exist",
+        epilog="example: rackproof plan -i inventory/rack12 --profile smoke",
+    )
+    plan.add_argument("-i", "--inventory", action="append", required=True, help="as for ansible-playbook; may be repeated")
+    plan.add_argument("--profile", help="profile (default: the inventory's rackproof_profile, else standard)")
+    plan.add_argument("--run-dir", type=Path, help="begin a run in this directory; its name is the run id")
+    plan.add_argument("--json", action="store_true", help="print the whole plan")
+    plan.set_defaults(call=_checked(_plan))
+    report = verbs.add_parser(
+        "report",
+        help="judge a run and write its report; exits 0 accepted, 1 rejected, 2 incomplete",
+        epilog="example: rackproof report runs/20261121T040000Z",
+    )
+    report.add_argument("run_dir", type=Path, help="directory of the run")
+    report.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
+    report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
+    report.set_defaults(call=_checked(_report))
+    criteria = verbs.add_parser(
+        "criteria", help="check criteria packs", epilog="example: rackproof criteria lint my-pack.yml"
+    )
+    criteria.add_argument("what", choices=["lint"], help="check packs against their schema")
+    criteria.add_argument("packs", nargs="*", help="packs to check: names or .yml files (default: the shipped ones)")
+    criteria.set_defaults(call=_checked(_criteria))
+
+
+def _checked(call: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
+    """The call, with our own errors as a message and the documented exit code."""
+
+    def checked(options: argparse.Namespace) -> int:
+        try:
+            return call(options)
+        except UsageError as error:
+            print(f"rackproof: {error}", file=sys.stderr)
+            return USAGE
+        except RunError as error:
+            print(f"rackproof: {error}", file=sys.stderr)
+            return TROUBLE
+
+    return checked
+
+
+def _plan(options: argparse.Namespace) -> int:
+    hosts = read_inventory(options.inventory)
+    first = next(iter(hosts.values()))
+    profile = read_profile(options.profile or str(first.get("rackproof_profile", "standard")))
+    read_packs(first.get("rackproof_criteria", ()))
+    for name, variables in hosts.items():
+        model = variables.get("rackproof_gpu_model", "")
+        if model and model not in shipped_packs():
+            raise UsageError(
+                f"host {name}: rackproof_gpu_model {model} is unknown{documents.nearest(model, shipped_packs())}: "
+                f"there are {', '.join(shipped_packs())}"
+            )
+    now = datetime.now(UTC)
+    run_id = options.run_dir.name if options.run_dir else now.strftime("%Y%m%dT%H%M%SZ")
+    plan = make_plan(
+        profile, hosts, run_id=run_id, nonce=secrets.token_hex(16), created=now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    )
+    document = to_json(plan)
+    if options.run_dir:
+        document = _begin(options.run_dir, json.loads(json.dumps(document)))
+    if options.json:
+        print(json.dumps(document, indent=1))
+        return 0
+    expected = sum(len(plan.scopes_of(host, item)) for host in plan.hosts for item in plan.expected_of(host))
+    print(
+        f"run {document['run_id']}: profile {plan.profile}, {len(plan.hosts)} hosts, "
+        f"{sum(len(host.devices) for host in plan.hosts)} {plan.hosts[0].device} devices, {expected} observations expected"
+    )
+    return 0
+
+
+def _begin(directory: Path, document: dict[str, object]) -> dict[str, object]:
+    """Writes the plan of a new run; of a run that was cut off, the plan that is there holds."""
+    path = directory / "plan.json"
+    try:
+        documents.validate(document, "plan", source="the plan")
+    except documents.DocumentError as error:
+        raise UsageError(str(error)) from None
+    if path.exists():
+        try:
+            there = documents.read(path, "plan", max_bytes=PLAN_BYTES)
+        except documents.DocumentError as error:
+            raise RunError(f"{error}: remove {directory}, or choose another run id") from None
+        same = {key for key in document if key not in ("nonce", "created")}
+        differs = sorted(key for key in same if there.get(key) != document[key])
+        if differs:
+            raise UsageError(
+                f"run {document['run_id']} was begun with another {', '.join(differs)}: "
+                "choose another rackproof_run_id, or restore the inventory and profile it was begun with"
+            )
+        return dict(there)
+    documents.write(path, document)
+    return document
+
+
+def _report(options: argparse.Namespace) -> int:
+    run = load(options.run_dir)
+    packs = read_packs([*run.plan.criteria, *options.criteria])
+    report = merge(run.plan, run.evidence, packs, events=run.events, quarantined=run.quarantined)
+    document = json.loads(json.dumps(to_json(report)))
+    documents.validate(document, "report", source="our own report")
+    documents.write(options.run_dir / "report.json", document)
+    documents.write_text(options.run_dir / "report.md", render_markdown(report))
+    documents.write_text(options.run_dir / "report.html", render_html(report))
+    if options.json:
+        print(json.dumps({"decision": report.decision, "rehearsal": report.rehearsal, "acceptance": document["acceptance"]}))
+    else:
+        print(render_summary(report))
+        print(f"report: {options.run_dir / 'report.html'}")
+    return EXIT[report.decision]
+
+
+def _criteria(options: argparse.Namespace) -> int:
+    for name in options.packs or shipped_packs():
+        pack = read_pack(name)
+        print(f"{pack.name}: {len(pack.criteria)} criteria, for {', '.join(pack.gpu_names) or 'no GPU model of its own'}")
+    return 0
+
+

@@ -1,0 +1,118 @@
+"""The inventory: which hosts are to be accepted, and what the operator says they are."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import UsageError
+from schemas import documents
+
+GROUP = "gpu_hosts"
+OURS = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")
+
+Variables = dict[str, Any]
+
+
+def read_inventory(sources: Iterable[str]) -> dict[str, Variables]:
+    """Host -> its variables, for every host of the group `gpu_hosts`, in inventory order.
+
+    `sources` are what `ansible-playbook -i` takes, or one JSON file in the form `ansible-inventory --list` prints.
+
+    Raises:
+        UsageError: no such inventory, no such group, no hosts, or a variable that is unknown or of the wrong kind.
+    """
+    hosts = hosts_of(_listing(list(sources)))
+    check_variables(hosts)
+    check_addresses(hosts)
+    return hosts
+
+
+def _listing(sources: list[str]) -> Mapping[str, Any]:
+    if len(sources) == 1 and sources[0].endswith(".json"):
+        text, source = _read(sources[0]), sources[0]
+    else:
+        text, source = _ansible_inventory(sources), ", ".join(sources)
+    try:
+        listing = documents.parse(text, source=source, max_bytes=200_000_000)
+    except documents.DocumentError as error:
+        raise UsageError(str(error)) from None
+    if not isinstance(listing, dict):
+        raise UsageError(f"{source}: not an inventory")
+    return listing
+
+
+def _read(path: str) -> str:
+    try:
+        return Path(path).read_text(encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+
+
+def _ansible_inventory(sources: list[str]) -> str:
+    for source in sources:
+        if not source.endswith(",") and not Path(source).exists():
+            raise UsageError(f"inventory {source}: no such file or directory")
+    program = shutil.which("ansible-inventory", path=Path(sys.executable).parent) or shutil.which("ansible-inventory")
+    if program is None:
+        raise UsageError("ansible-inventory is not on PATH: install rackproof[control], or run `make dev`")
+    arguments = [argument for source in sources for argument in ("-i", source)]
+    done = subprocess.run([program, *arguments, "--list"], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise UsageError(f"inventory {', '.join(sources)}: {' '.join(done.stderr.split())[:500]}")
+    return done.stdout
+
+
+def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
+    """The hosts of `gpu_hosts` and its child groups, each with its variables."""
+    if GROUP not in listing:
+        known = [name for name in listing if name != "_meta"]
+        raise UsageError(
+            f"the inventory has no group {GROUP}{documents.nearest(GROUP, known)}: put the hosts to be accepted into it"
+        )
+    names: list[str] = []
+    pending, seen = [GROUP], set()
+    while pending:
+        group = pending.pop(0)
+        if group in seen:
+            continue
+        seen.add(group)
+        names.extend(name for name in listing.get(group, {}).get("hosts", []) if name not in names)
+        pending.extend(listing.get(group, {}).get("children", []))
+    if not names:
+        raise UsageError(f"the group {GROUP} of the inventory has no hosts")
+    variables = listing.get("_meta", {}).get("hostvars", {})
+    return {name: dict(variables.get(name, {})) for name in names}
+
+
+def check_variables(hosts: Mapping[str, Variables]) -> None:
+    """Raises UsageError naming host and variable, with the nearest valid name, where a variable of ours is wrong."""
+    validator = documents.validator("inventory")
+    for name, variables in hosts.items():
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", name):
+            raise UsageError(f"host {name!r}: a host name has letters, digits, '.', '_' and '-' only")
+        ours = {key: value for key, value in variables.items() if OURS.match(key)}
+        for error in sorted(validator.iter_errors(ours), key=lambda error: str(error.path)):
+            raise UsageError(f"host {name}: {documents.explain(error).replace('the document: ', 'variable ')}")
+
+
+def check_addresses(hosts: Mapping[str, Variables]) -> None:
+    """Raises UsageError where two hosts are reached at the same address and port."""
+    seen: dict[tuple[str, str], str] = {}
+    for name, variables in hosts.items():
+        if variables.get("ansible_connection") == "local":
+            continue
+        place = (str(variables.get("ansible_host", name)), str(variables.get("ansible_port", 22)))
+        if place in seen:
+            raise UsageError(
+                f"hosts {seen[place]} and {name} have the same address {place[0]} port {place[1]}: "
+                "one machine would be measured twice; correct ansible_host"
+            )
+        seen[place] = name
+
+

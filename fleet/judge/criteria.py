@@ -1,0 +1,104 @@
+"""Criteria packs: YAML -> Criterion. A criterion is data; nothing in it is evaluated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import UsageError
+from fleet.yaml_files import read_yaml
+from schemas import documents
+from schemas.records import Value
+
+PACKS = Path(__file__).parent / "packs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Criterion:
+    """What an observation must show, what to do when it does not, and where the number comes from.
+
+    Exactly one of `value`, `expected`, `variable` and `other` is set:
+        value: the limit itself.
+        expected, fraction: the limit is that fraction of what the part is expected to do.
+        variable, fraction: the limit is (that fraction of) what the inventory states.
+        other: the limit is another observation of the same scope.
+    """
+
+    id: str
+    name: str
+    operator: str
+    unit: str
+    action: str
+    source: str
+    stage: str = ""
+    scope: str = ""
+    where: Mapping[str, Value] = field(default_factory=dict)
+    value: Value = None
+    expected: float | None = None
+    fraction: float = 1.0
+    variable: str = ""
+    other: str = ""
+    delta: bool = False
+    optional: bool = False
+    best_of_run: bool = False
+    basis: str = "policy"
+    note: str = ""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Pack:
+    """A named set of criteria, and the GPUs it is for."""
+
+    name: str
+    gpu_names: tuple[str, ...]
+    criteria: tuple[Criterion, ...]
+    chosen: bool = False
+    """The operator named it, so it applies to every host; a criterion of it replaces a shipped one of the same id."""
+
+
+def shipped_packs() -> list[str]:
+    """Names of the packs that come with Rackproof."""
+    return sorted(path.stem for path in PACKS.glob("*.yml"))
+
+
+def read_pack(name: str) -> Pack:
+    """A shipped pack by its name, or the pack in the YAML file of that path, with what it includes.
+
+    Raises:
+        UsageError: no such pack (the nearest is named), or a pack that is not what criteria.schema.json says.
+    """
+    path = Path(name)
+    if not name.endswith((".yml", ".yaml")):
+        if name not in shipped_packs():
+            raise UsageError(
+                f"unknown criteria pack {name}{documents.nearest(name, shipped_packs())}: choose one of "
+                f"{', '.join(shipped_packs())}, or give the path of a .yml file"
+            )
+        path = PACKS / f"{name}.yml"
+    document = read_yaml(path, "criteria")
+    criteria = [criterion for included in document.get("include", ()) for criterion in read_pack(included).criteria]
+    criteria += [_criterion(item) for item in document["criteria"]]
+    ids = [criterion.id for criterion in criteria]
+    for criterion_id in ids:
+        if ids.count(criterion_id) > 1:
+            raise UsageError(f"{path}: the criterion {criterion_id} stands twice")
+    return Pack(name=path.stem, gpu_names=tuple(document.get("gpu_names", ())), criteria=tuple(criteria))
+
+
+def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
+    """Every shipped pack, and the ones that the operator named. Raises UsageError as `read_pack`."""
+    return (*map(read_pack, shipped_packs()), *(replace(read_pack(name), chosen=True) for name in names))
+
+
+def _criterion(item: Mapping[str, Any]) -> Criterion:
+    plain = {key: value for key, value in item.items() if not key.startswith("vs_")}
+    sku, inventory, other = item.get("vs_sku"), item.get("vs_inventory"), item.get("vs_observation")
+    if sku:
+        plain |= {"expected": sku["expected"], "fraction": sku["fraction"]}
+    if inventory:
+        plain |= {"variable": inventory["variable"], "fraction": inventory.get("fraction", 1.0)}
+    if other:
+        plain |= {"other": other["name"]}
+    return Criterion(**plain)

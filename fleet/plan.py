@@ -1,0 +1,192 @@
+"""Profile × inventory -> the observations that must exist."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import UsageError
+from fleet.inventory import Variables
+from fleet.yaml_files import read_yaml
+from schemas import documents
+from schemas.catalogue import BENCHMARKS, Expectation, expand
+from schemas.plans import Plan, PlannedHost, Stage
+
+PROFILES = Path(__file__).parent / "profiles"
+
+
+def read_profile(name: str) -> dict[str, Any]:
+    """A shipped profile by its name, or the profile in the YAML file of that path.
+
+    Raises:
+        UsageError: no such profile, or one with an unknown benchmark or setting; the nearest valid name is given.
+    """
+    if name.endswith((".yml", ".yaml")):
+        path = Path(name)
+    else:
+        shipped = sorted(path.stem for path in PROFILES.glob("*.yml"))
+        if name not in shipped:
+            raise UsageError(
+                f"unknown profile {name}{documents.nearest(name, shipped)}: choose one of {', '.join(shipped)}, "
+                "or give the path of a .yml file"
+            )
+        path = PROFILES / f"{name}.yml"
+    profile = read_yaml(path, "profile")
+    for stage, content in profile["stages"].items():
+        for benchmark, chosen in content["benchmarks"].items():
+            _check_settings(f"{path.name}: stage {stage}", benchmark, chosen)
+    return {**profile, "name": path.stem}
+
+
+def _check_settings(where: str, benchmark: str, chosen: Mapping[str, Any]) -> None:
+    if benchmark not in BENCHMARKS:
+        raise UsageError(
+            f"{where}: unknown benchmark {benchmark}{documents.nearest(benchmark, BENCHMARKS)}: "
+            f"there are {', '.join(sorted(BENCHMARKS))}"
+        )
+    defaults = BENCHMARKS[benchmark].settings
+    for key, value in chosen.items():
+        if key not in defaults:
+            raise UsageError(
+                f"{where}: benchmark {benchmark} has no setting {key}{documents.nearest(key, defaults)}: "
+                f"there are {', '.join(sorted(defaults))}"
+            )
+        default = defaults[key]
+        fits = isinstance(value, float | int) if isinstance(default, float | int) else isinstance(value, type(default))
+        if not fits or isinstance(value, bool) or value == []:
+            raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected something like {default!r}")
+        unknown = [item for item in value if item not in default] if key in _CLOSED_LISTS else []
+        if unknown:
+            raise UsageError(
+                f"{where}: {benchmark}.{key} has no {unknown[0]}{documents.nearest(str(unknown[0]), default)}: "
+                f"there are {', '.join(default)}"
+            )
+
+
+_CLOSED_LISTS = frozenset({"dtypes", "directions", "ops", "networks"})
+"""Settings whose default lists all there is."""
+
+
+def make_plan(
+    profile: Mapping[str, Any], hosts: Mapping[str, Variables], *, run_id: str, nonce: str, created: str
+) -> Plan:
+    """The plan of one run.
+
+    Args:
+        profile: as `read_profile` gives it.
+        hosts: as `read_inventory` gives it.
+        run_id, nonce: every record of the run must carry both.
+        created: UTC time, ISO 8601 with `Z`.
+
+    Raises:
+        UsageError: the inventory lacks what the profile needs; the message names host and variable.
+    """
+    first = _run_wide(hosts)
+    planned = tuple(_host(name, variables, profile) for name, variables in hosts.items())
+    stages = tuple(_stage(name, content, first) for name, content in profile["stages"].items())
+    plan = Plan(
+        run_id=run_id,
+        nonce=nonce,
+        created=created,
+        profile=str(profile["name"]),
+        rehearsal=profile["device"] == "cpu",
+        criteria=tuple(first.get("rackproof_criteria", ())),
+        stages=tuple(stage for stage in stages if stage.name != "gang" or any(host.gang for host in planned)),
+        hosts=planned,
+        expected=(),
+    )
+    _check_gangs(plan, int(first.get("rackproof_gang_minimum", 2)))
+    return Plan(**{**vars(plan), "expected": _expected(plan)})
+
+
+_RUN_WIDE = (
+    "rackproof_profile",
+    "rackproof_criteria",
+    "rackproof_gang_minimum",
+    "rackproof_validation_only",
+    "rackproof_epochs",
+    "rackproof_batch_size",
+)
+
+
+def _run_wide(hosts: Mapping[str, Variables]) -> Variables:
+    """The variables that must be the same on every host, as the first host has them."""
+    first_name, first = next(iter(hosts.items()))
+    for name, variables in hosts.items():
+        for key in _RUN_WIDE:
+            if variables.get(key) != first.get(key):
+                raise UsageError(
+                    f"{key} is {first.get(key)!r} on host {first_name} and {variables.get(key)!r} on host {name}: "
+                    "it holds for the whole run; set it on the group gpu_hosts"
+                )
+    return first
+
+
+def _host(name: str, variables: Variables, profile: Mapping[str, Any]) -> PlannedHost:
+    rack = str(variables.get("rackproof_rack", "unassigned"))
+    has_gang = "gang" in profile["stages"]
+    gang = {"rack": rack, "all": "all", "none": ""}[variables.get("rackproof_gang", "rack")] if has_gang else ""
+    return PlannedHost(
+        name=name,
+        address=str(variables.get("rackproof_fabric_address", variables.get("ansible_host", name))),
+        rack=rack,
+        device=profile["device"],
+        devices=_devices(name, variables, profile),
+        gpu_model=str(variables.get("rackproof_gpu_model", "")),
+        gang=gang,
+        fabric_gbps=float(variables.get("rackproof_fabric_gbps", 0)),
+        environment=dict(variables.get("rackproof_environment", {})),
+    )
+
+
+def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tuple[int, ...]:
+    if profile["device"] == "cpu":
+        return tuple(range(profile["processes_per_host"]))
+    count, chosen = variables.get("rackproof_gpu_count"), variables.get("rackproof_gpu_devices")
+    if count is None:
+        raise UsageError(
+            f"host {name}: rackproof_gpu_count is missing: state how many GPUs the host was ordered with "
+            "(what is found cannot prove what should be there)"
+        )
+    if chosen is not None and len(chosen) != count:
+        raise UsageError(f"host {name}: rackproof_gpu_devices lists {len(chosen)} GPUs, rackproof_gpu_count says {count}")
+    return tuple(chosen) if chosen is not None else tuple(range(count))
+
+
+def _stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage:
+    """The profile's stage with the operator's choices for training laid over it."""
+    chosen = {
+        "epochs": variables.get("rackproof_epochs"),
+        "batch_size": variables.get("rackproof_batch_size"),
+    }
+    over = {key: value for key, value in chosen.items() if value is not None}
+    benchmarks = {
+        benchmark: {**settings, **(over if benchmark == "training" else {})}
+        for benchmark, settings in content["benchmarks"].items()
+        if not (benchmark == "training" and variables.get("rackproof_validation_only", False))
+    }
+    return Stage(
+        name=name,
+        deadline_s=float(content["deadline_s"]),
+        collective_timeout_s=float(content["collective_timeout_s"]),
+        benchmarks=benchmarks,
+    )
+
+
+def _check_gangs(plan: Plan, minimum: int) -> None:
+    for gang, members in plan.gangs().items():
+        if len(members) < max(minimum, 2):
+            raise UsageError(
+                f"gang {gang} has {len(members)} host ({', '.join(members)}) where {max(minimum, 2)} are needed: "
+                "set rackproof_gang to `all` to launch across racks, or to `none` to leave the multi-host stage out"
+            )
+
+
+def _expected(plan: Plan) -> tuple[Expectation, ...]:
+    return tuple(
+        expectation
+        for stage in plan.stages
+        for benchmark, settings in stage.benchmarks.items()
+        for expectation in expand(stage.name, benchmark, settings)
+    )

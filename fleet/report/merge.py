@@ -1,0 +1,194 @@
+"""Plan, evidence and verdicts -> the fleet report. Pure: the same input in any order gives the same report."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+
+from fleet.judge.criteria import Pack
+from fleet.judge.verdict import Evidence, find, judge, packs_for
+from schemas import VERSION
+from schemas.plans import Plan, PlannedHost
+from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED
+from schemas.reports import (
+    ACCEPTED,
+    FAIL,
+    INCOMPLETE,
+    INCONCLUSIVE,
+    REJECTED,
+    Acceptance,
+    Coverage,
+    FleetReport,
+    HostReport,
+    Quarantined,
+    Verdict,
+)
+
+_STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
+_SUMMARY_LINES = 20
+
+
+def merge(
+    plan: Plan,
+    evidence: Mapping[str, Evidence],
+    packs: Sequence[Pack],
+    *,
+    events: Mapping[str, Sequence[str]] | None = None,
+    quarantined: Iterable[Quarantined] = (),
+) -> FleetReport:
+    """The report on the run.
+
+    Args:
+        plan: what must exist.
+        evidence: host -> what it left behind.
+        packs: every pack that may apply.
+        events: host -> what the control node saw happen to it.
+        quarantined: files in the run directory that were not believed.
+    """
+    verdicts = judge(plan, evidence, packs)
+    hosts = tuple(
+        _host(plan, host, evidence.get(host.name, Evidence()), verdicts, packs, tuple((events or {}).get(host.name, ())))
+        for host in plan.hosts
+    )
+    strays = tuple(sorted(quarantined, key=lambda item: item.path))
+    decision = decide(verdicts, [host.decision for host in hosts])
+    records = [record for left in evidence.values() for record in left.records]
+    return FleetReport(
+        run_id=plan.run_id,
+        profile=plan.profile,
+        rehearsal=plan.rehearsal,
+        decision=decision,
+        acceptance=_acceptance(plan, decision, verdicts, hosts),
+        began=plan.created,
+        ended=max((record.ended for record in records), default=plan.created),
+        rackproof=VERSION,
+        coverage=_total(host.coverage for host in hosts),
+        hosts=hosts,
+        verdicts=tuple(verdicts),
+        quarantined=strays,
+        unjudged=_unjudged(evidence, verdicts),
+    )
+
+
+def decide(verdicts: Iterable[Verdict], host_decisions: Iterable[str] = ()) -> str:
+    """`rejected` where anything fails, else `incomplete` where anything is inconclusive, else `accepted`."""
+    found = {verdict.verdict for verdict in verdicts}
+    if FAIL in found or REJECTED in (decisions := set(host_decisions)):
+        return REJECTED
+    if INCONCLUSIVE in found or not found or INCOMPLETE in decisions:
+        return INCOMPLETE
+    return ACCEPTED
+
+
+def _host(
+    plan: Plan,
+    host: PlannedHost,
+    left: Evidence,
+    verdicts: Sequence[Verdict],
+    packs: Sequence[Pack],
+    events: tuple[str, ...],
+) -> HostReport:
+    return HostReport(
+        name=host.name,
+        rack=host.rack,
+        decision=decide(verdict for verdict in verdicts if verdict.host == host.name),
+        record=f"hosts/{host.name}.json",
+        coverage=_coverage(plan, host, left),
+        gpus=left.gpus(),
+        software={key: value for record in left.records for key, value in record.software.items()},
+        packs=tuple(pack.name for pack in packs_for(plan, host, left.gpus(), packs)[0]),
+        events=events,
+        launches=left.launches(),
+        measurements=tuple(seen for record in left.records for seen in record.observations),
+    )
+
+
+def _coverage(plan: Plan, host: PlannedHost, left: Evidence) -> Coverage:
+    observations = [seen for record in left.records for seen in record.observations]
+    statuses = Counter(
+        found.status if (found := find((seen for seen in observations if seen.name == item.name), item, scope)) else ""
+        for item in plan.expected_of(host)
+        for scope in plan.scopes_of(host, item)
+    )
+    return Coverage(
+        expected=statuses.total(),
+        measured=statuses[MEASURED],
+        missing=statuses[""],
+        error=statuses[ERROR],
+        skipped=statuses[SKIPPED],
+        unsupported=statuses[UNSUPPORTED],
+    )
+
+
+def _total(coverages: Iterable[Coverage]) -> Coverage:
+    total: Counter[str] = Counter()
+    for coverage in coverages:
+        total.update(vars(coverage))
+    return Coverage(**{key: total[key] for key in ("expected", "measured", "missing", "error", "skipped", "unsupported")})
+
+
+def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport]) -> Acceptance:
+    accepted = sum(host.decision == ACCEPTED for host in hosts)
+    gpus = sum(len(host.gpus) for host in hosts)
+    what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
+    lines = [f"Hosts: {accepted} of {len(hosts)} accepted ({what})"]
+    lines += [f"{name}: {state}" for name, state in _stages(plan, verdicts)]
+    lines += reasons(verdicts)
+    return Acceptance(
+        status=f"{'REHEARSAL ' if plan.rehearsal else ''}{_STATUS[decision]}",
+        summary=tuple(lines),
+    )
+
+
+def _stages(plan: Plan, verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+    """The state of each kind of measurement over the fleet, the health snapshots among them."""
+    benchmarks = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
+    kinds = {"collective": "Collectives", "training": "Training", "gemm": "GEMM", "memory_copy": "Memory copies"}
+    found = []
+    for prefix, title in (("", "Host and GPU health"), *kinds.items()):
+        if prefix and prefix not in benchmarks:
+            continue
+        mine = {
+            verdict.verdict
+            for verdict in verdicts
+            if (verdict.name.startswith(f"{prefix}.") if prefix else verdict.name.split(".")[0] not in kinds)
+        }
+        state = "FAIL" if FAIL in mine else "INCOMPLETE" if INCONCLUSIVE in mine or not mine else "PASS"
+        found.append((title, state))
+    return found
+
+
+def reasons(verdicts: Iterable[Verdict]) -> list[str]:
+    """One line a reason, failures first: host, part, what was found. Equal reasons of one host are told once."""
+    grouped: dict[tuple[int, str, str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.verdict in (FAIL, INCONCLUSIVE):
+            failed = verdict.verdict == FAIL
+            detail = f"{verdict.criterion} {verdict.reason}" if failed else verdict.reason
+            grouped.setdefault((0 if failed else 1, verdict.host, verdict.name.split(".")[0], detail), []).append(verdict)
+    lines = []
+    for (rank, host, _, _), group in sorted(grouped.items(), key=lambda item: item[0][0]):
+        first = group[0]
+        part = f" {first.scope}" if first.scope != "host" else ""
+        serial = f" (serial {first.serial})" if first.serial else ""
+        more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
+        stage = f" in stage {first.stage}" if first.stage else ""
+        action = f"; {first.action.replace('_', ' ')}" if rank == 0 and first.action != "none" else ""
+        params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in ("dtype", "direction", "size_bytes", "network"))
+        named = f"{first.name}[{params}]" if params else first.name
+        lines.append(f"{'FAIL' if rank == 0 else 'INCOMPLETE'}: {host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}")
+    if len(lines) > _SUMMARY_LINES:
+        lines = [*lines[:_SUMMARY_LINES], f"… and {len(lines) - _SUMMARY_LINES} more reasons in the report"]
+    return lines
+
+
+def _unjudged(evidence: Mapping[str, Evidence], verdicts: Iterable[Verdict]) -> tuple[str, ...]:
+    judged = {verdict.name for verdict in verdicts if verdict.criterion != "plan"}
+    measured = {
+        seen.name
+        for left in evidence.values()
+        for record in left.records
+        for seen in record.observations
+        if seen.status == MEASURED
+    }
+    return tuple(sorted(measured - judged))

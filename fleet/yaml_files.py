@@ -1,0 +1,42 @@
+"""YAML as strictly as JSON: no duplicate keys, no NaN, checked by a schema."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleet.errors import UsageError
+from schemas import documents
+
+
+class _UniqueKeys(yaml.SafeLoader):
+    """SafeLoader takes the last of two equal keys without a word."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        keys = [self.construct_object(key, deep=True) for key, _ in node.value]
+        for index, key in enumerate(keys):
+            if key in keys[:index]:
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+        return super().construct_mapping(node, deep)
+
+
+def read_yaml(path: Path, schema: str) -> Any:
+    """The YAML document at `path`, checked against schemas/`schema`.schema.json.
+
+    Raises:
+        UsageError: unreadable, not YAML, ambiguous or not what the schema says; the message names file and place.
+    """
+    try:
+        document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+        raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())[:300]}") from None
+    try:
+        documents.refuse_unbounded(document, source=str(path))
+        documents.validate(document, schema, source=str(path))
+    except documents.DocumentError as error:
+        raise UsageError(str(error)) from None
+    return document

@@ -1,0 +1,89 @@
+"""Keeps the run's journal: which host failed or went out of reach, where, and why. The report quotes it.
+
+Ansible itself forgets a host once it has left; a fleet report must not. The journal is `events.jsonl` in the run directory.
+"""
+
+from __future__ import annotations
+
+import json
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ansible.plugins.callback import CallbackBase
+
+DOCUMENTATION = """
+    name: rackproof_journal
+    type: aggregate
+    short_description: keeps the journal of a Rackproof run
+    description:
+      - Writes one JSON line a failed or unreachable host into C(events.jsonl) of the run directory.
+    requirements:
+      - the playbooks of Rackproof, which set the fact C(_rackproof_run_dir)
+"""
+
+RUN_DIR = "_rackproof_run_dir"
+
+
+class CallbackModule(CallbackBase):  # type: ignore[misc]
+    """Writes to the journal as soon as the run directory is known; what came before is kept until then."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "rackproof_journal"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._directory: Path | None = None
+        self._waiting: list[dict[str, str]] = []
+        self._play = ""
+
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        """A play that begins (again) makes what it said before void."""
+        self._play = play.get_name().strip()
+        self._write({"what": "began"})
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """Learns the run directory from the fact that the plan stage sets."""
+        directory = (result._result.get("ansible_facts") or {}).get(RUN_DIR)
+        if directory and self._directory is None:
+            self._directory = Path(directory)
+            waiting, self._waiting = self._waiting, []
+            for event in waiting:
+                self._append(event)
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        """A host failed a task and leaves the run."""
+        if not ignore_errors:
+            self._host(result, "failed")
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        """A host went out of reach and leaves the run."""
+        self._host(result, "unreachable")
+
+    def _host(self, result: Any, what: str) -> None:
+        if result._task.run_once:
+            return  # a task of the control node, not of this host
+        outcome = result._result
+        said = outcome.get("stderr") or outcome.get("module_stderr") or outcome.get("msg") or outcome.get("stdout") or ""
+        self._write(
+            {
+                "what": what,
+                "host": result._host.get_name(),
+                "task": result._task.get_name()[:200],
+                "message": " ".join(str(said).split())[:1000] or "no message",
+            }
+        )
+
+    def _write(self, event: dict[str, str]) -> None:
+        now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
+        event = {"at": now, "play": self._play[:200], **event}
+        if self._directory is None:
+            self._waiting.append(event)
+        else:
+            self._append(event)
+
+    def _append(self, event: dict[str, str]) -> None:
+        assert self._directory is not None  # noqa: S101 - for the type checker
+        with (self._directory / "events.jsonl").open("a", encoding="utf-8") as journal:
+            journal.write(json.dumps(event) + "\n")

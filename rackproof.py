@@ -1,0 +1,67 @@
+"""The command `rackproof`: verbs to `agent.cli` on GPU hosts and `fleet.cli` on the control node, imported when used."""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import os
+import sys
+
+from schemas import VERSION, documents
+
+HOST_VERBS = ("inspect", "bench", "launch", "wait", "export", "stop")
+FLEET_VERBS = ("plan", "report", "criteria")
+USAGE, TROUBLE = 64, 2
+
+
+class _Parser(argparse.ArgumentParser):
+    """argparse with the exit code that the documentation promises for a wrong command line."""
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        self.print_usage(sys.stderr)
+        self.exit(USAGE, f"{self.prog}: {message}\n")
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Runs one verb and returns its exit code."""
+    arguments = sys.argv[1:] if arguments is None else arguments
+    parser = _Parser(
+        prog="rackproof",
+        description="Accept, burn in and re-validate GPU racks.",
+        epilog="Exit codes: 0 accepted (report) or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage. "
+        "`rackproof VERB --help` shows each verb with an example.",
+    )
+    parser.add_argument("--version", action="version", version=f"rackproof {VERSION}")
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=_Parser)
+    verb = next((word for word in arguments if not word.startswith("-")), "")
+    if verb and verb not in HOST_VERBS + FLEET_VERBS:
+        parser.error(f"unknown verb {verb!r}{documents.nearest(verb, HOST_VERBS + FLEET_VERBS)}")
+    # Each side has needs of its own (NVML here, Ansible there), so only the one that is asked for is imported.
+    for module, mine in (("agent.cli", HOST_VERBS), ("fleet.cli", FLEET_VERBS)):
+        if verb in mine or not verb:
+            try:
+                importlib.import_module(module).add_verbs(verbs)
+            except ImportError as error:
+                if verb:
+                    extra = " with the extra `control`" if module == "fleet.cli" else ""
+                    parser.exit(TROUBLE, f"rackproof {verb}: {error.name} is not installed: install rackproof{extra}\n")
+    options = parser.parse_args(arguments)
+    if "call" not in options:
+        parser.print_help()
+        return USAGE
+    try:
+        return int(options.call(options))
+    except documents.DocumentError as error:
+        print(f"rackproof: {error}", file=sys.stderr)  # noqa: T201
+        return TROUBLE
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return TROUBLE
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        print(f"rackproof: {where}{error.strerror or error}", file=sys.stderr)  # noqa: T201
+        return TROUBLE
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,183 @@
+"""Reading and writing JSON documents so that nothing ambiguous gets in and nothing partial gets out.
+
+The standard library takes `NaN`, `1e999`, duplicate keys and bottomless nesting without a word, and each of them can turn
+a broken record into an accepted host. Everything that Rackproof reads goes through `parse` and a JSON Schema.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import math
+import os
+import stat
+import tempfile
+from collections.abc import Iterable, Mapping
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jsonschema import Draft202012Validator, ValidationError
+from referencing import Registry, Resource
+
+MAX_BYTES = 2_000_000
+"""A host record of 8 GPUs is about 60 KB; what is forty times that is not one of ours."""
+MAX_DEPTH = 12
+
+Json = Any
+
+
+class DocumentError(ValueError):
+    """A document that cannot be trusted: unreadable, ambiguous, of another schema or another run."""
+
+
+def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json:
+    """The JSON value in `text`.
+
+    Raises:
+        DocumentError: it is larger than `max_bytes`, nested deeper than MAX_DEPTH, not JSON, or holds NaN, an infinity or
+            the same key twice. `source` (a path or a host) opens the message.
+    """
+    size = len(text)
+    if size > max_bytes:
+        raise DocumentError(f"{source}: {size} bytes, more than the {max_bytes} that a record may have")
+
+    def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
+        found = dict(pairs)
+        if len(found) < len(pairs):
+            twice = next(key for i, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:i]))
+            raise DocumentError(f"{source}: the key {twice!r} stands twice in one object")
+        return found
+
+    def constant(word: str) -> float:
+        raise DocumentError(f"{source}: {word} is not JSON")
+
+    try:
+        value = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+    except RecursionError:
+        raise DocumentError(f"{source}: nested deeper than {MAX_DEPTH} levels") from None
+    except json.JSONDecodeError as error:
+        raise DocumentError(f"{source}: not JSON at offset {error.pos} of {size}: {error.msg}") from None
+    except UnicodeDecodeError as error:
+        raise DocumentError(f"{source}: not UTF-8 at offset {error.start}") from None
+    except ValueError as error:
+        raise error if isinstance(error, DocumentError) else DocumentError(f"{source}: {error}") from None
+    refuse_unbounded(value, source=source)
+    return value
+
+
+def refuse_unbounded(value: Json, *, source: str) -> None:
+    """Raises DocumentError where `value` holds a number that is not finite, or nests deeper than MAX_DEPTH."""
+    pending = [(value, 0)]
+    while pending:
+        item, depth = pending.pop()
+        if depth > MAX_DEPTH:
+            raise DocumentError(f"{source}: nested deeper than {MAX_DEPTH} levels")
+        if isinstance(item, float) and not math.isfinite(item):
+            raise DocumentError(f"{source}: holds a number that is not finite")
+        if isinstance(item, dict):
+            pending.extend((child, depth + 1) for child in item.values())
+        elif isinstance(item, list):
+            pending.extend((child, depth + 1) for child in item)
+
+
+def read(path: Path, schema: str, *, max_bytes: int = MAX_BYTES) -> Json:
+    """The document at `path`, checked against schemas/`schema`.schema.json.
+
+    A link, a FIFO or a device is refused unopened: a host may have put it there.
+
+    Raises:
+        DocumentError: as `parse` and `validate`; also where the file is missing, unreadable or not a regular file.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(descriptor, "rb") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                raise DocumentError(f"{path}: not a regular file")
+            text = file.read(max_bytes + 1)
+    except OSError as error:
+        raise DocumentError(f"{path}: {error.strerror}") from None
+    value = parse(text, source=str(path), max_bytes=max_bytes)
+    validate(value, schema, source=str(path))
+    return value
+
+
+def write(path: Path, value: Json) -> None:
+    """Writes `value` as JSON in one step: a reader sees the old file or the new one, never a part.
+
+    Raises:
+        ValueError: `value` holds NaN or an infinity.
+        OSError: the file system refused; `path` is as it was.
+    """
+    write_text(path, json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, default=_plain) + "\n")
+
+
+def write_text(path: Path, text: str, *, durable: bool = True) -> None:
+    """Writes `text` in one step, through a temporary file beside `path`; `durable`: it survives a power cut."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(descriptor, "w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            if durable:
+                os.fsync(file.fileno())
+        Path(temporary).chmod(0o644)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+def _plain(value: object) -> Json:
+    if isinstance(value, Mapping):
+        return dict(value)
+    raise TypeError(f"{type(value).__name__} is not JSON")
+
+
+def validate(value: Json, schema: str, *, source: str) -> None:
+    """Raises DocumentError naming the first place, in reading order, where `value` is not what the schema says."""
+    errors = sorted(validator(schema).iter_errors(value), key=lambda error: [str(step) for step in error.absolute_path])
+    if errors:
+        raise DocumentError(f"{source}: {explain(errors[0])}")
+
+
+def explain(error: ValidationError) -> str:
+    """A schema error in a user's words, with the nearest valid name where a name is wrong."""
+    where = ".".join(str(step) for step in error.absolute_path) or "the document"
+    if error.validator == "additionalProperties" and isinstance(error.instance, dict):
+        known = error.schema.get("properties", {})
+        unknown = sorted(str(key) for key in error.instance if key not in known)
+        return f"{where}: unknown {', '.join(unknown)}{nearest(unknown[0], known)}"
+    if error.validator == "enum":
+        return f"{where}: {error.instance!r} is not one of {', '.join(map(str, error.validator_value))}" + nearest(
+            str(error.instance), map(str, error.validator_value)
+        )
+    if error.validator == "const":
+        return f"{where}: {error.instance!r} where {error.validator_value!r} is expected"
+    return f"{where}: {error.message[:200]}"
+
+
+def nearest(word: str, known: Iterable[str]) -> str:
+    """` (did you mean …?)`, or nothing where no known word is near."""
+    close = difflib.get_close_matches(word, list(known), n=1)
+    return f" (did you mean {close[0]}?)" if close else ""
+
+
+@cache
+def validator(schema: str) -> Draft202012Validator:
+    """The validator of schemas/`schema`.schema.json, built once."""
+    return Draft202012Validator(_schema(schema), registry=_registry())
+
+
+@cache
+def _schema(name: str) -> Json:
+    return json.loads((Path(__file__).parent / f"{name}.schema.json").read_text(encoding="utf-8"))
+
+
+@cache
+def _registry() -> Registry[Any]:
+    names = (path.name for path in Path(__file__).parent.glob("*.schema.json"))
+    return Registry().with_resources(
+        (name, Resource.from_contents(_schema(name.removesuffix(".schema.json")))) for name in names
+    )

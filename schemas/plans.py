@@ -1,0 +1,108 @@
+"""The plan of a run: profile × inventory -> the observations that must exist. Frozen when the run begins."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from schemas.catalogue import Expectation
+
+PLAN_SCHEMA = "rackproof.plan/1"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Stage:
+    """One launch of benchmarks: on each host alone (`benchmark`), or across the hosts of a gang (`gang`)."""
+
+    name: str
+    deadline_s: float
+    collective_timeout_s: float
+    benchmarks: Mapping[str, Mapping[str, Any]]
+    """Benchmark -> its settings where they differ from the catalogue's."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlannedHost:
+    """A host as the inventory states it: what is expected, not what was found."""
+
+    name: str
+    address: str
+    rack: str
+    device: str
+    """`gpu`, or `cpu` in a rehearsal."""
+    devices: tuple[int, ...]
+    """NVML indices of the GPUs under test, or the numbers of a rehearsal's processes."""
+    gpu_model: str = ""
+    """Criteria pack that the inventory names; empty: found by the GPU's own name."""
+    gang: str = ""
+    fabric_gbps: float = 0.0
+    """Line rate of the fabric port of one GPU in Gb/s; 0 where the inventory does not say."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def scopes(self) -> tuple[str, ...]:
+        """The scope of each device: `gpu=0`, `gpu=1` … or `cpu=0` …"""
+        return tuple(f"{self.device}={index}" for index in self.devices)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What must be observed, by whom, and how long it may take."""
+
+    run_id: str
+    nonce: str
+    created: str
+    profile: str
+    rehearsal: bool
+    criteria: tuple[str, ...]
+    """Packs named by the inventory beside the GPU model's own: names of shipped packs or paths."""
+    stages: tuple[Stage, ...]
+    hosts: tuple[PlannedHost, ...]
+    expected: tuple[Expectation, ...]
+    schema: str = PLAN_SCHEMA
+
+    def host(self, name: str) -> PlannedHost:
+        """The planned host of that name. Raises KeyError."""
+        return next((host for host in self.hosts if host.name == name), None) or _missing(name)
+
+    def stage(self, name: str) -> Stage:
+        """The planned stage of that name. Raises KeyError."""
+        return next((stage for stage in self.stages if stage.name == name), None) or _missing(name)
+
+    def expected_of(self, host: PlannedHost) -> list[Expectation]:
+        """What `host` must observe."""
+        return [
+            item
+            for item in self.expected
+            if (host.gang if item.stage == "gang" else not item.peers or len(host.devices) > 1)
+        ]
+
+    def scopes_of(self, host: PlannedHost, expectation: Expectation) -> tuple[str, ...]:
+        """The scopes in which `host` must make that observation."""
+        if expectation.scope == "device":
+            return host.scopes
+        return (f"gang={host.gang}" if expectation.stage == "gang" else "host",)
+
+    def gangs(self) -> dict[str, tuple[str, ...]]:
+        """Gang -> its hosts, in inventory order."""
+        found: dict[str, tuple[str, ...]] = {}
+        for host in self.hosts:
+            if host.gang:
+                found[host.gang] = (*found.get(host.gang, ()), host.name)
+        return found
+
+
+def _missing(name: str) -> Any:
+    raise KeyError(name)
+
+
+def plan_from_json(document: Mapping[str, Any]) -> Plan:
+    """The plan in a document that plan.schema.json has passed."""
+    parts: dict[str, Any] = {
+        "criteria": tuple(document["criteria"]),
+        "stages": tuple(Stage(**stage) for stage in document["stages"]),
+        "hosts": tuple(PlannedHost(**{**host, "devices": tuple(host["devices"])}) for host in document["hosts"]),
+        "expected": tuple(Expectation(**item) for item in document["expected"]),
+    }
+    return Plan(**{**document, **parts})

@@ -1,0 +1,199 @@
+"""What a host says: frozen dataclasses <-> JSON. A record holds facts and measurements, and no judgement.
+
+Scopes are strings: `host`; `gpu=0` and `gpu=0,link=3` (NVML index; `Record.gpus` maps it to serial and UUID); `cpu=0`
+(a rehearsal's process); `gang=rack12`. Units are SI base units; a ratio or a count has unit `1`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+RECORD_SCHEMA = "rackproof.record/1"
+
+MEASURED, ERROR, SKIPPED, UNSUPPORTED = "measured", "error", "skipped", "unsupported"
+
+Value = float | int | str | bool | None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Samples:
+    """How a value came about: count, extremes, median and coefficient of variation of its repetitions."""
+
+    n: int
+    min: float
+    p50: float
+    max: float
+    cv: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Observation:
+    """One thing seen, or one thing that could not be seen and why."""
+
+    name: str
+    scope: str
+    stage: str
+    unit: str
+    status: str
+    value: Value = None
+    reason: str = ""
+    params: Mapping[str, Value] = field(default_factory=dict)
+    samples: Samples | None = None
+
+    def __post_init__(self) -> None:
+        if (self.status == MEASURED) != (self.value is not None):
+            raise ValueError(f"{self.name}: status {self.status} with value {self.value!r}")
+        if self.status != MEASURED and not self.reason:
+            raise ValueError(f"{self.name}: status {self.status} without a reason")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """One collector family in one snapshot: a value a scope, or why there is none."""
+
+    name: str
+    unit: str
+    values: Mapping[str, Value] = field(default_factory=dict)
+    absent: Mapping[str, str] = field(default_factory=dict)
+    """Scope -> `status: reason`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """Everything the collectors read at one moment: `phase` is before, during or after its stage."""
+
+    stage: str
+    phase: str
+    at: str
+    duration_s: float
+    metrics: tuple[Metric, ...]
+
+    def observations(self) -> list[Observation]:
+        """The snapshot as observations, with the phase among their parameters."""
+        found = []
+        for metric in self.metrics:
+            common: dict[str, Any] = {
+                "name": metric.name,
+                "unit": metric.unit,
+                "stage": self.stage,
+                "params": {"phase": self.phase},
+            }
+            for scope, value in metric.values.items():
+                found.append(Observation(scope=scope, status=MEASURED, value=value, **common))
+            for scope, why in metric.absent.items():
+                status, _, reason = why.partition(": ")
+                found.append(Observation(scope=scope, status=status, reason=reason, **common))
+        return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class Gpu:
+    """A GPU's identity. The serial names the part; the index only its place in NVML's list."""
+
+    index: int
+    serial: str
+    uuid: str
+    name: str
+    pci_bus_id: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rank:
+    """How one process of a launch ended."""
+
+    rank: int
+    local_rank: int
+    phase: str
+    """The last thing it said it was doing."""
+    exit_code: int | None
+    """As the shell gives it, negative for a signal; None where the process was gone before it could be asked."""
+    log_tail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Launch:
+    """One supervised start of ranks on this host."""
+
+    stage: str
+    outcome: str
+    """`finished`, `failed` or `deadline`."""
+    reason: str
+    members: tuple[str, ...]
+    """The hosts that started together, in rank order."""
+    began: str
+    duration_s: float
+    deadline_s: float
+    ranks: tuple[Rank, ...]
+    log_tail: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Record:
+    """All that one host has to say of one run, or, with `gang` set, of its part in one gang."""
+
+    run_id: str
+    nonce: str
+    host: str
+    began: str
+    ended: str
+    rackproof: str
+    gang: str = ""
+    gpus: tuple[Gpu, ...] = ()
+    software: Mapping[str, str] = field(default_factory=dict)
+    snapshots: tuple[Snapshot, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    launches: tuple[Launch, ...] = ()
+    schema: str = RECORD_SCHEMA
+
+    def everything(self) -> list[Observation]:
+        """Snapshots and benchmark results as one list."""
+        return [seen for snapshot in self.snapshots for seen in snapshot.observations()] + list(self.observations)
+
+
+def to_json(record: Any) -> dict[str, Any]:
+    """A dataclass of the contract as JSON; fields that hold their default are left out, but for `schema`."""
+    found = {}
+    for item in dataclasses.fields(record):
+        value = getattr(record, item.name)
+        default = item.default if item.default_factory is dataclasses.MISSING else item.default_factory()
+        if item.name == "schema" or value != default:
+            found[item.name] = _json(value)
+    return found
+
+
+def _json(value: Any) -> Any:
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return to_json(value)
+    if isinstance(value, tuple | list):
+        return [_json(item) for item in value]
+    if isinstance(value, Mapping):
+        return dict(value)
+    return value
+
+
+def record_from_json(document: Mapping[str, Any]) -> Record:
+    """The record in a document that record.schema.json has passed."""
+    parts: dict[str, Any] = {
+        "gpus": [Gpu(**gpu) for gpu in document.get("gpus", ())],
+        "snapshots": [
+            Snapshot(**{**snapshot, "metrics": tuple(Metric(**metric) for metric in snapshot["metrics"])})
+            for snapshot in document.get("snapshots", ())
+        ],
+        "observations": [observation_from_json(item) for item in document.get("observations", ())],
+        "launches": [
+            Launch(
+                **{**item, "members": tuple(item["members"]), "ranks": tuple(Rank(**rank) for rank in item["ranks"])}
+            )
+            for item in document.get("launches", ())
+        ],
+    }
+    return Record(**{**document, **{key: tuple(value) for key, value in parts.items()}})
+
+
+def observation_from_json(document: Mapping[str, Any]) -> Observation:
+    """One observation from its JSON."""
+    samples = document.get("samples")
+    return Observation(**{**document, "samples": Samples(**samples) if samples else None})
