@@ -6,12 +6,13 @@ import argparse
 import importlib
 import os
 import sys
+import traceback
 
 from schemas import VERSION, documents
 
 HOST_VERBS = ("inspect", "bench", "launch", "wait", "export", "stop")
 FLEET_VERBS = ("plan", "report", "criteria")
-USAGE, TROUBLE = 64, 2
+USAGE, TROUBLE, DEFECT = 64, 2, 70
 
 
 class _Parser(argparse.ArgumentParser):
@@ -28,8 +29,8 @@ def main(arguments: list[str] | None = None) -> int:
     parser = _Parser(
         prog="rackproof",
         description="Accept, burn in and re-validate GPU racks.",
-        epilog="Exit codes: 0 accepted (report) or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage. "
-        "`rackproof VERB --help` shows each verb with an example.",
+        epilog="Exit codes: 0 accepted (report) or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage, "
+        "70 a defect in Rackproof itself. `rackproof VERB --help` shows each verb with an example.",
     )
     parser.add_argument("--version", action="version", version=f"rackproof {VERSION}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=_Parser)
@@ -51,16 +52,25 @@ def main(arguments: list[str] | None = None) -> int:
         return USAGE
     try:
         return int(options.call(options))
-    except documents.DocumentError as error:
+    except Exception as error:  # noqa: BLE001 - Python's own exit code for a traceback, 1, would read as `rejected`
+        return _told(error)
+
+
+def _told(error: Exception) -> int:
+    """Tells what went wrong, and gives the exit code for it."""
+    if isinstance(error, documents.DocumentError):
         print(f"rackproof: {error}", file=sys.stderr)  # noqa: T201
         return TROUBLE
-    except BrokenPipeError:
+    if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return TROUBLE
-    except OSError as error:
+    if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         print(f"rackproof: {where}{error.strerror or error}", file=sys.stderr)  # noqa: T201
         return TROUBLE
+    traceback.print_exception(error)
+    print("rackproof: this is a defect in Rackproof; please report it with the lines above", file=sys.stderr)  # noqa: T201
+    return DEFECT
 
 
 if __name__ == "__main__":

@@ -16,9 +16,6 @@ from fleet.judge.criteria import read_pack, read_packs, shipped_packs
 from fleet.plan import make_plan, read_profile
 from fleet.report.load import PLAN_BYTES, load
 from fleet.report.merge import merge
-from fleet.report.render.html import render_html
-from fleet.report.render.markdown import render_markdown
-from fleet.report.render.text import render_summary
 from schemas import documents
 from schemas.records import to_json
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
@@ -128,6 +125,10 @@ def _begin(directory: Path, document: dict[str, object]) -> dict[str, object]:
 
 
 def _report(options: argparse.Namespace) -> int:
+    from fleet.report.render.html import render_html
+    from fleet.report.render.markdown import render_markdown
+    from fleet.report.render.text import render_summary
+
     run = load(options.run_dir)
     packs = read_packs([*run.plan.criteria, *options.criteria])
     report = merge(run.plan, run.evidence, packs, events=run.events, quarantined=run.quarantined)

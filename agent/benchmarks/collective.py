@@ -41,6 +41,11 @@ class Operation:
 IN_PLACE = frozenset({"all_reduce", "broadcast"})
 
 
+# torch 2.13 renamed both and warns at every call of the old names.
+_all_gather: Callable[..., object] = getattr(dist, "all_gather_single", dist.all_gather_into_tensor)
+_reduce_scatter: Callable[..., object] = getattr(dist, "reduce_scatter_single", dist.reduce_scatter_tensor)
+
+
 def _ring(send: torch.Tensor, receive: torch.Tensor) -> None:
     n, r = dist.get_world_size(), dist.get_rank()
     operations = [dist.P2POp(dist.isend, send, (r + 1) % n), dist.P2POp(dist.irecv, receive, (r - 1) % n)]
@@ -67,7 +72,7 @@ OPERATIONS = {
         receives_chunks=True,
         sent=lambda r, chunk, n: r,
         received=lambda r, chunk, n: (1, chunk),
-        run=lambda send, receive: dist.all_gather_into_tensor(receive, send),
+        run=lambda send, receive: _all_gather(receive, send),
     ),
     "reduce_scatter": Operation(
         factor=_each,
@@ -75,7 +80,7 @@ OPERATIONS = {
         receives_chunks=False,
         sent=lambda r, chunk, n: r + chunk,
         received=lambda r, chunk, n: (n, n * (n - 1) // 2 + n * r),
-        run=lambda send, receive: dist.reduce_scatter_tensor(receive, send),
+        run=lambda send, receive: _reduce_scatter(receive, send),
     ),
     "broadcast": Operation(
         factor=lambda n: 1.0,
@@ -135,8 +140,12 @@ def _measure(context: Context, op: str, size: int, settings: dict[str, Any]) -> 
     _fill(send, operation, context.rank, n)
     operation.run(send, receive)
     wrong = context.total(float(_wrong(receive, operation, context.rank, n)))
+    repetitions, iterations = int(settings["repetitions"]), int(settings["iterations"])
+    # How many fit into the time is agreed on: ranks that ran a different number would hang.
+    probe = context.slowest(context.time(lambda: operation.run(send, receive), 1, warm_up=1))[0]
+    iterations = max(1, min(iterations, int(float(settings["seconds"]) / repetitions / probe)))
     seconds = context.slowest(
-        context.time(lambda: operation.run(send, receive), int(settings["repetitions"]), int(settings["iterations"]))
+        context.time(lambda: operation.run(send, receive), repetitions, iterations, warm_up=min(2, iterations))
     )
     if context.speaks_for_world:
         _report(context, op, size, 4 * count * chunks, seconds, int(wrong))

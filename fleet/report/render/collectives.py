@@ -1,0 +1,271 @@
+"""Bandwidth against message size: one chart an operation, drawn from what was measured and nothing else."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet.report.render.format import NONE, number, quantity, scale, scope_name, size
+from schemas.catalogue import BENCHMARKS
+from schemas.records import MEASURED, Observation
+from schemas.reports import FAIL, FleetReport, Verdict
+
+WIDTH, HEIGHT = 360.0, 216.0
+LEFT, RIGHT, TOP, BOTTOM = 40.0, 10.0, 12.0, 26.0
+MANY_LINES = 12
+
+Key = tuple[str, str, str]
+"""Host, stage and scope: who measured. A gang's figure is the same on every host, so there the host is empty."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """One group of ranks and its figure at each message size."""
+
+    label: str
+    kind: str
+    """`host`: the ranks of one host; `gang`: those of several."""
+    failed: bool
+    values: Mapping[int, float]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Tick:
+    """A mark on an axis."""
+
+    at: float
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Curve:
+    """A path in the chart's coordinates; its class says what it stands for."""
+
+    path: str
+    css: str
+    title: str
+    end: tuple[float, float] | None = None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limit:
+    """What a criterion wants at one size."""
+
+    x1: float
+    x2: float
+    y: float
+    title: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Chart:
+    """Everything that the template needs to draw one operation."""
+
+    op: str
+    unit: str
+    peak: str
+    x_ticks: tuple[Tick, ...]
+    y_ticks: tuple[Tick, ...]
+    curves: tuple[Curve, ...]
+    limits: tuple[Limit, ...]
+    columns: tuple[str, ...]
+    table: tuple[tuple[str, ...], ...]
+    """Rows of the size and a figure a column."""
+    lines: int
+
+
+def charts(report: FleetReport) -> list[Chart]:
+    """A chart for each collective operation of which any bandwidth was measured."""
+    by_op = _series(report)
+    order = [str(op) for op in BENCHMARKS["collective"].settings["ops"]]
+    named = sorted(by_op, key=lambda op: (order.index(op) if op in order else len(order), op))
+    return [_chart(op, by_op[op], _limits_of(report.verdicts, op)) for op in named]
+
+
+def _series(report: FleetReport) -> dict[str, list[Series]]:
+    values: dict[str, dict[Key, dict[int, float]]] = {}
+    members: dict[Key, int] = {}
+    for host in report.hosts:
+        seen_here = set()
+        for seen in host.measurements:
+            op, message = _op(seen), seen.params.get("size_bytes")
+            if not op or isinstance(message, bool) or not isinstance(message, int) or message < 1:
+                continue
+            key = ("" if seen.scope.startswith("gang=") else host.name, seen.stage, seen.scope)
+            figure = float(seen.value)  # type: ignore[arg-type]
+            values.setdefault(op, {}).setdefault(key, {}).setdefault(message, figure)
+            seen_here.add(key)
+        for key in seen_here:
+            members[key] = members.get(key, 0) + 1
+    failed = _failed(report.verdicts)
+    return {
+        op: [
+            Series(label=_label(key, members[key]), kind=_kind(key), failed=(op, key) in failed, values=dict(sorted(found.items())))
+            for key, found in keys.items()
+        ]
+        for op, keys in values.items()
+    }
+
+
+def _op(seen: Observation) -> str:
+    """The operation whose bus bandwidth this is, or empty."""
+    family, _, rest = seen.name.partition(".")
+    op, _, kind = rest.partition(".")
+    number_ = isinstance(seen.value, int | float) and not isinstance(seen.value, bool) and math.isfinite(seen.value)
+    return op if family == "collective" and kind == "busbw" and seen.status == MEASURED and number_ else ""
+
+
+def _kind(key: Key) -> str:
+    return "host" if key[0] else "gang"
+
+
+def _label(key: Key, members: int) -> str:
+    host, stage, scope = key
+    if host:
+        return host if scope == "host" and stage == "benchmark" else f"{host}, {scope_name(scope)}, {stage}"
+    return f"{scope_name(scope)} ({members} host{'s' if members != 1 else ''})"
+
+
+def _failed(verdicts: Iterable[Verdict]) -> set[tuple[str, Key]]:
+    found = set()
+    for verdict in verdicts:
+        parts = verdict.name.split(".")
+        if verdict.verdict == FAIL and len(parts) == 3 and parts[0] == "collective" and parts[2] == "busbw":
+            host = "" if verdict.scope.startswith("gang=") else verdict.host
+            found.add((parts[1], (host, verdict.stage, verdict.scope)))
+    return found
+
+
+def _limits_of(verdicts: Iterable[Verdict], op: str) -> list[tuple[int, float, str]]:
+    """Size, limit and source of every criterion that judged this operation's bandwidth, once each."""
+    found = {}
+    for verdict in verdicts:
+        message, limit = verdict.params.get("size_bytes"), verdict.limit
+        if verdict.name == f"collective.{op}.busbw" and isinstance(message, int) and isinstance(limit, int | float) and limit > 0:
+            found[(message, float(limit))] = verdict.criterion
+    return [(message, limit, criterion) for (message, limit), criterion in found.items()]
+
+
+def _chart(op: str, series: Sequence[Series], limits: Sequence[tuple[int, float, str]]) -> Chart:
+    sizes = sorted({message for line in series for message in line.values})
+    top = max(max(line.values.values()) for line in series)
+    top = max([top, *(limit for message, limit, _ in limits if message in sizes)])
+    factor, unit = scale(top, "B/s")
+    step, ceiling = _nice(top / factor)
+    plot = _Plot(sizes[0], sizes[-1], ceiling * factor)
+    columns, table = _table(series, sizes, factor)
+    peak = max(series, key=lambda line: max(line.values.values()))
+    at = max(peak.values, key=lambda message: peak.values[message])
+    return Chart(
+        op=op,
+        unit=unit,
+        peak=f"highest {quantity(peak.values[at], 'B/s')} at {size(at)}",
+        x_ticks=tuple(Tick(at=plot.x(message), text=size(message)) for message in _few(sizes)),
+        y_ticks=tuple(
+            Tick(at=plot.y(step * index * factor), text=number(step * index)) for index in range(round(ceiling / step) + 1)
+        ),
+        curves=tuple(_curves(series, plot)),
+        limits=tuple(_limit(plot, *limit) for limit in limits if limit[0] in sizes),
+        columns=columns,
+        table=table,
+        lines=len(series),
+    )
+
+
+class _Plot:
+    """Where a size and a bandwidth lie: the size on a logarithmic, the bandwidth on a linear axis from zero."""
+
+    def __init__(self, smallest: int, largest: int, top: float) -> None:
+        self._first = math.log2(smallest)
+        self._span = math.log2(largest) - self._first
+        self._top = top or 1.0
+
+    def x(self, message: int) -> float:
+        share = (math.log2(message) - self._first) / self._span if self._span else 0.5
+        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
+
+    def y(self, value: float) -> float:
+        return round(HEIGHT - BOTTOM - value / self._top * (HEIGHT - TOP - BOTTOM), 1)
+
+    def path(self, values: Mapping[int, float], start: str = "M") -> str:
+        points = [f"{self.x(message):g},{self.y(value):g}" for message, value in values.items()]
+        return start + "L".join(points)
+
+
+def _curves(series: Sequence[Series], plot: _Plot) -> Iterable[Curve]:
+    for kind in ("host", "gang"):
+        lines = [line for line in series if line.kind == kind]
+        if len(lines) <= MANY_LINES:
+            yield from (_line(line, plot) for line in lines)
+            continue
+        spread = _spread(lines)
+        low, middle, high = ({message: three[index] for message, three in spread.items()} for index in range(3))
+        back = dict(reversed(low.items()))
+        yield Curve(path=f"{plot.path(high)}{plot.path(back, 'L')}Z", css=f"band {kind}", title=f"lowest to highest of {len(lines)}")
+        yield Curve(path=plot.path(middle), css=f"line {kind}", title=f"median of {len(lines)}")
+        yield from (_line(line, plot) for line in lines if line.failed)
+
+
+def _line(line: Series, plot: _Plot) -> Curve:
+    last = max(line.values)
+    css = f"line {line.kind}{' failed' if line.failed else ''}"
+    title = f"{line.label}: {quantity(line.values[last], 'B/s')} at {size(last)}{', fails' if line.failed else ''}"
+    return Curve(path=plot.path(line.values), css=css, title=title, end=(plot.x(last), plot.y(line.values[last])))
+
+
+def _spread(lines: Sequence[Series]) -> dict[int, tuple[float, float, float]]:
+    """Size -> lowest, median and highest figure."""
+    sizes = sorted({message for line in lines for message in line.values})
+    found = {message: [line.values[message] for line in lines if message in line.values] for message in sizes}
+    return {message: (min(all_), statistics.median(all_), max(all_)) for message, all_ in found.items()}
+
+
+def _limit(plot: _Plot, message: int, limit: float, criterion: str) -> Limit:
+    x = plot.x(message)
+    title = f"{criterion}: {quantity(limit, 'B/s')} wanted at {size(message)}"
+    return Limit(x1=max(LEFT, x - 26), x2=min(WIDTH - RIGHT + 6, x + 26), y=plot.y(limit), title=title)
+
+
+def _table(
+    series: Sequence[Series], sizes: Sequence[int], factor: float
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Columns and rows: a column a line, or lowest, median and highest where there are many lines of a kind."""
+    columns: list[tuple[str, Mapping[int, float]]] = []
+    for kind in ("host", "gang"):
+        lines = [line for line in series if line.kind == kind]
+        if len(lines) <= MANY_LINES:
+            columns += [(line.label, line.values) for line in lines]
+            continue
+        spread = _spread(lines)
+        for index, name in enumerate(("lowest", "median", "highest")):
+            columns.append((f"{name} of {len(lines)} {kind}s", {message: three[index] for message, three in spread.items()}))
+        columns += [(line.label, line.values) for line in lines if line.failed]
+    rows = tuple(
+        (size(message), *(number(values[message] / factor) if message in values else NONE for _, values in columns))
+        for message in sizes
+    )
+    return tuple(name for name, _ in columns), rows
+
+
+def _few(sizes: Sequence[int]) -> list[int]:
+    """At most four of the sizes, the first and the last among them, evenly apart on the axis."""
+    if len(sizes) <= 4:
+        return list(sizes)
+    return sorted({min(sizes, key=lambda message: abs(math.log2(message) - goal)) for goal in _goals(sizes)})
+
+
+def _goals(sizes: Sequence[int]) -> list[float]:
+    first, last = math.log2(sizes[0]), math.log2(sizes[-1])
+    return [first + (last - first) * index / 3 for index in range(4)]
+
+
+def _nice(top: float) -> tuple[float, float]:
+    """Step and end of an axis from zero that holds `top` in three to five steps of 1, 2, 2.5 or 5 times a power of ten."""
+    if top <= 0:
+        return 1.0, 1.0
+    rough = top / 4
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
+    return step, step * math.ceil(top / step * 0.9999)

@@ -1,0 +1,194 @@
+"""Verdicts as rows of a table, and as reasons for a decision: what says the same is said once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from fleet.report.render.format import (
+    ACTIONS,
+    NONE,
+    action_name,
+    found_and_wanted,
+    margin,
+    number,
+    params_text,
+    percent,
+    quantity,
+    scale,
+    scopes_name,
+    size,
+    wanted,
+)
+from schemas.records import Value
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+
+_MANY_VALUES = 16
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One or more verdicts that differ only in their place, or only in the size of a message."""
+
+    name: str
+    params: str
+    scope: str
+    stage: str
+    found: str
+    wanted: str
+    margin: str
+    verdict: str
+    criterion: str
+    basis: str
+    source: str
+    reason: str
+    count: int
+
+
+def fold(verdicts: Iterable[Verdict]) -> list[Row]:
+    """Every verdict as a row, failures first; rows that say the same of several parts or sizes are one."""
+    groups: dict[tuple[object, ...], list[Verdict]] = {}
+    for verdict in verdicts:
+        why = "" if verdict.verdict == PASS else (verdict.value, verdict.reason)
+        plain = tuple((key, value) for key, value in verdict.params.items() if key not in ("size_bytes", "phase"))
+        key = (
+            *(verdict.verdict, verdict.name, verdict.criterion, verdict.stage, verdict.operator, verdict.limit),
+            *(plain, verdict.source, verdict.basis, _tail(verdict.scope), why),
+        )
+        groups.setdefault(key, []).append(verdict)
+    rows = [row for group in groups.values() for row in _rows(group)]
+    return sorted(rows, key=lambda row: (row.verdict != FAIL, row.verdict != INCONCLUSIVE))
+
+
+def _tail(scope: str) -> str:
+    return scope.partition(",")[2]
+
+
+def _rows(group: Sequence[Verdict]) -> list[Row]:
+    """One row where only one thing differs within the group, else one a verdict."""
+    scopes = list(dict.fromkeys(verdict.scope for verdict in group))
+    sizes = list(dict.fromkeys(verdict.params.get("size_bytes") for verdict in group))
+    alike = all(_same(verdict.value, group[0].value) for verdict in group)
+    full = len(group) == len(scopes) * len(sizes)
+    if len(group) == 1 or (full and (alike or len(sizes) == 1)):
+        return [_row(group, scopes, sizes, alike)]
+    return [_row([verdict], [verdict.scope], [verdict.params.get("size_bytes")], alike=True) for verdict in group]
+
+
+def _same(first: Value, second: Value) -> bool:
+    return type(first) is type(second) and first == second
+
+
+def _row(group: Sequence[Verdict], scopes: Sequence[str], sizes: Sequence[Value], alike: bool) -> Row:
+    first = group[0]
+    found, limit = found_and_wanted(first)
+    margins = [share for verdict in group if (share := margin(verdict)) is not None]
+    params = [text for text in (params_text(first.params, ("phase", "size_bytes")), _sizes(sizes)) if text]
+    return Row(
+        name=first.name,
+        params=", ".join(params),
+        scope=scopes_name(scopes),
+        stage=first.stage,
+        found=found if alike else _values(group),
+        wanted=limit if alike else wanted(first),
+        margin=percent(min(margins)) if margins else NONE,
+        verdict=first.verdict,
+        criterion=first.criterion,
+        basis=first.basis,
+        source=first.source,
+        reason=first.reason,
+        count=len(group),
+    )
+
+
+def _values(group: Sequence[Verdict]) -> str:
+    """The values of a group in the order of its scopes, under one unit where they are numbers."""
+    values = [verdict.value for verdict in group]
+    numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    if len(numbers) < len(values):
+        return " · ".join(quantity(value, group[0].unit) for value in values[:_MANY_VALUES])
+    factor, unit = scale(max(numbers, key=abs), group[0].unit)
+    if len(numbers) > _MANY_VALUES:
+        return f"{number(min(numbers) / factor)} … {number(max(numbers) / factor)} {unit}".rstrip()
+    return f"{' · '.join(number(value / factor) for value in numbers)} {unit}".rstrip()
+
+
+def _sizes(sizes: Sequence[Value]) -> str:
+    known = [value for value in sizes if value is not None]
+    if len(known) < 3:
+        return ", ".join(size(value) for value in known)
+    return f"{size(known[0])} … {size(known[-1])} ({len(known)} sizes)"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reason:
+    """Why the fleet, or one host of it, is not accepted."""
+
+    verdict: str
+    host: str
+    scope: str
+    serial: str
+    stage: str
+    name: str
+    params: str
+    found: str
+    """Empty where the verdict compares nothing; then `text` says it all."""
+    wanted: str
+    margin: str
+    text: str
+    action: str
+    source: str
+    criterion: str
+    more: tuple[Row, ...]
+    """All verdicts that this reason stands for, where it is more than one."""
+    count: int
+
+
+def reasons(verdicts: Iterable[Verdict]) -> list[Reason]:
+    """One reason a cause: failures by the gravity of their action, then what is inconclusive."""
+    groups: dict[tuple[object, ...], list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.verdict in (FAIL, INCONCLUSIVE):
+            criterion = verdict.criterion if verdict.verdict == FAIL else ""
+            key = (verdict.verdict, verdict.host, verdict.name.partition(".")[0], criterion, verdict.reason)
+            groups.setdefault(key, []).append(verdict)
+    ordered = sorted(groups.values(), key=lambda group: (group[0].verdict != FAIL, _gravity(group[0].action)))
+    return [_reason(group) for group in ordered]
+
+
+def _gravity(action: str) -> int:
+    known = list(ACTIONS)
+    return known.index(action) if action in known else known.index("monitor")
+
+
+def _reason(group: Sequence[Verdict]) -> Reason:
+    first = group[0]
+    compared = first.value is not None and first.limit is not None and first.operator != ""
+    found, limit = found_and_wanted(first) if compared else ("", "")
+    alike = len({(verdict.name, params_text(verdict.params)) for verdict in group}) == 1
+    return Reason(
+        verdict=first.verdict,
+        host=first.host,
+        scope=scopes_name(dict.fromkeys(verdict.scope for verdict in group)),
+        serial=first.serial if len({verdict.serial for verdict in group}) == 1 else "",
+        stage=first.stage,
+        name=first.name if len({verdict.name for verdict in group}) == 1 else f"{first.name.partition('.')[0]}.…",
+        params=params_text(first.params) if alike else "",
+        found=found,
+        wanted=limit,
+        margin=percent(margin(first)) if compared else NONE,
+        text=first.reason,
+        action=action_name(first.action),
+        source=first.source,
+        criterion=first.criterion,
+        more=tuple(fold(group)) if len(group) > 1 else (),
+        count=len(group),
+    )
+
+
+def worst(verdicts: Iterable[Verdict]) -> str:
+    """`fail`, else `inconclusive`, else `pass`; `inconclusive` where there is no verdict at all."""
+    found = {verdict.verdict for verdict in verdicts}
+    if FAIL in found:
+        return FAIL
+    return PASS if found == {PASS} else INCONCLUSIVE

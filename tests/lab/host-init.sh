@@ -1,0 +1,89 @@
+#!/bin/bash
+# The first process of one lab host: builds a copy-on-write root over this machine's, moves into it and starts sshd.
+# Arguments: the lab's directory, the host's name, then directories that the private mounts would hide and that must stay visible.
+# Started by lab.py in fresh mount, UTS, IPC and PID namespaces. The host lives until its standard input closes, so it cannot
+# outlive the process that holds the lab, however that one ends.
+set -euo pipefail
+umask 022
+lab=$1 name=$2 stage=$1/$2 root=$1/$2/root
+shift 2
+
+read -r pid _ </proc/self/stat # /proc is still the machine's, so this is our PID as the machine sees it
+echo "$pid" >"$lab/$name.pid"
+echo "$name" >/proc/sys/kernel/hostname
+
+# --- files: what a host writes stays in this tmpfs and dies with its mount namespace
+mount -t tmpfs -o size=2g,mode=755 tmpfs "$stage"
+cd "$stage"
+layers=0
+copy_on_write() { # directory: the same path in the host. Relative layers: the stage's own path may hold commas and colons
+  layers=$((layers + 1))
+  mkdir -p "up$layers" "work$layers" "$root$1"
+  mount -t overlay overlay -o "lowerdir=$1,upperdir=up$layers,workdir=work$layers" "$root$1"
+}
+private() { mkdir -p "$root$2" && mount -t tmpfs -o "mode=$1" tmpfs "$root$2"; } # mode, directory
+mkdir root
+copy_on_write /
+private 700 /root # a real one's shell start-up files would be paid for on every SSH command
+private 755 /run
+private 1777 /tmp
+for path in "$@"; do copy_on_write "$path"; done
+if [ -d "$root$lab" ]; then private 700 "$lab"; fi # it holds the lab's private key
+mkdir -p "$root/run/sshd" "$root/run/lock" "$root/mnt"
+
+# --- kernel file systems: its own processes, terminals and network devices; no disks, no settings of the machine
+private 755 /dev
+mkdir "$root/dev/pts" "$root/dev/shm"
+while read -r device minor; do mknod -m 666 "$root/dev/$device" c 1 "$minor"; done <<<$'null 3\nzero 5\nfull 7\nrandom 8\nurandom 9'
+mknod -m 666 "$root/dev/tty" c 5 0
+ln -s pts/ptmx "$root/dev/ptmx"
+ln -s /proc/self/fd "$root/dev/fd"
+for i in "0 stdin" "1 stdout" "2 stderr"; do ln -s "/proc/self/fd/${i% *}" "$root/dev/${i#* }"; done
+mount -t devpts -o newinstance,ptmxmode=666,mode=620,gid=5 devpts "$root/dev/pts"
+mount -t tmpfs -o mode=1777 tmpfs "$root/dev/shm"
+
+mount -t proc proc "$root/proc"
+mount --bind "$root/proc/sys" "$root/proc/sys"
+mount --bind "$root/proc/sys/net" "$root/proc/sys/net" # belongs to the network namespace, so the host may write it
+mount -o remount,bind,ro "$root/proc/sys"
+cat /proc/sys/kernel/random/uuid >"$root/run/boot_id"
+mount --bind "$root/run/boot_id" "$root/proc/sys/kernel/random/boot_id"
+
+mount -t sysfs -o ro sysfs "$root/sys"
+if [ -d "$root/sys/fs/cgroup" ]; then mount --rbind /sys/fs/cgroup "$root/sys/fs/cgroup"; fi
+
+# --- identity
+echo "$name" >"$root/etc/hostname"
+rm -f "$root/etc/machine-id" "$root/etc/resolv.conf" "$root"/etc/ssh/ssh_host_* # may be links into the private directories
+tr -d - </proc/sys/kernel/random/uuid >"$root/etc/machine-id"
+if [ -f "$root/var/lib/dbus/machine-id" ]; then ln -sf /etc/machine-id "$root/var/lib/dbus/machine-id"; fi
+: >"$root/etc/resolv.conf"
+cp "$lab/hosts" "$root/etc/hosts"
+
+# --- SSH
+for file in .bashrc .profile .bash_profile; do : >"$root/root/$file"; done
+: >"$root/etc/bash.bashrc"                                # Debian's bash reads it for SSH commands too
+sed -i 's/^root:[^:]*:/root:*:/' "$root/etc/shadow"      # without PAM, sshd refuses a locked account ("!") even with a key
+install -D -m 600 "$lab/key.pub" "$root/root/.ssh/authorized_keys"
+chmod 700 "$root/root/.ssh"
+ssh-keygen -q -t ed25519 -N '' -C "root@$name" -f "$root/etc/ssh/ssh_host_ed25519_key"
+cat >"$root/etc/ssh/sshd_config" <<'C'
+Port 22
+Port 2222
+HostKey /etc/ssh/ssh_host_ed25519_key
+PermitRootLogin prohibit-password
+PasswordAuthentication no
+KbdInteractiveAuthentication no
+UsePAM no
+UseDNS no
+MaxStartups 100:30:200
+Subsystem sftp internal-sftp
+C
+
+cd "$root"
+pivot_root . mnt
+umount -l /mnt
+cd /
+# Bash starts background programs with SIGINT ignored, which every program run over SSH would inherit.
+env --default-signal /usr/sbin/sshd -D -e </dev/null &
+read -r || true # bash reaps orphans meanwhile, as a first process must

@@ -1,0 +1,69 @@
+"""One host of the lab: what it is, how it is started, how a command gets inside."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from .machine import NAMESPACES
+
+INIT = Path(__file__).with_name("host-init.sh")
+CHECKOUT = Path(__file__).absolute().parents[2]
+PRIVATE = ("/dev", "/proc", "/root", "/run", "/sys", "/tmp")
+"""The directories that host-init.sh replaces."""
+ENVIRONMENT = {
+    "HOME": "/root",
+    "LANG": "C.UTF-8",
+    "PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin",
+}
+
+
+@dataclass(frozen=True)
+class Host:
+    """One host of the lab."""
+
+    name: str
+    address: str
+    namespace: str
+    """Its network namespace, as `ip netns` lists it."""
+    pid: int
+    """Its first process, as this machine numbers it."""
+
+    def inside(self, command: Iterable[str | Path], cwd: Path) -> list[str | Path]:
+        """The command that runs this command inside the host, in its directory `cwd`."""
+        enter = ["nsenter", f"--target={self.pid}", "--mount", "--uts", "--ipc", "--net", "--pid", "--"]
+        return [*enter, "env", "--default-signal", f"--chdir={cwd}", *command]
+
+
+def boot(directory: Path, name: str, namespace: str) -> subprocess.Popen[str]:
+    """Start a host, with its log in `directory`. It lives until its standard input closes or this process ends."""
+    (directory / name).mkdir(exist_ok=True)
+    visible = hidden([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)])
+    command: list[str | Path] = ["nsenter", f"--net={NAMESPACES / namespace}", "--"]
+    command += ["unshare", "--mount", "--uts", "--ipc", "--pid", "--fork", "--kill-child", "--"]
+    command += ["bash", INIT, directory, name, *visible]
+    with (directory / f"{name}.log").open("w") as log:
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=ENVIRONMENT,
+            start_new_session=True,
+        )
+
+
+def hidden(paths: Iterable[Path]) -> list[Path]:
+    """Those of the directories that a copy-on-write view of / alone would not show, outermost first."""
+    device = Path("/").stat().st_dev
+    chosen: list[Path] = []
+    for path in sorted({path.absolute() for path in paths}):
+        replaced = any(path.is_relative_to(directory) for directory in PRIVATE)
+        within = any(path.is_relative_to(other) and path.stat().st_dev == other.stat().st_dev for other in chosen)
+        if (replaced or path.stat().st_dev != device) and not within:
+            chosen.append(path)
+    return chosen

@@ -1,0 +1,336 @@
+"""A real multi-host lab on one machine: every host a network namespace with its own files, processes, name and sshd.
+
+    with Lab(tmp_path, hosts=3) as lab:
+        lab.run(["ansible", "all", "-i", lab.inventory(), "-m", "ansible.builtin.ping"])
+        lab.cut("node2")
+
+One bridge joins the hosts node1 … nodeN (10.77.0.11 …) and a control namespace (10.77.0.2), where an operator's
+programs run. A host sees a copy-on-write view of this machine's root file system: it has this machine's programs, and
+what it writes goes with it. /root, /run, /tmp and /dev are its own; this interpreter and this checkout stay visible
+wherever they are. overlayfs promises nothing about files that the machine changes while a host runs: use `put`.
+
+Needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), overlayfs, and the Debian packages iproute2, util-linux, openssh-client,
+openssh-server and prometheus. `python -m tests.lab.lab 3` brings a lab up to play with.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import shlex
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from . import machine, processes
+from .hosts import ENVIRONMENT, Host, boot
+from .machine import LabError, LabUnavailable, requirements_missing
+from .processes import Command, Stream
+from .prometheus import Prometheus, write_config
+
+__all__ = ["Host", "Lab", "LabError", "LabUnavailable", "Prometheus", "requirements_missing"]
+
+CONTROL_ADDRESS = "10.77.0.2"
+MOST_HOSTS = 200
+READY_SECONDS = 15.0
+# A lab's addresses and host keys mean nothing outside it and come round again in the next one.
+SSH_OPTIONS = (
+    "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "
+    "-o IdentitiesOnly=yes -o BatchMode=yes"
+)
+
+
+class Lab:
+    """Hosts, a network and a control namespace, from entering the context until leaving it."""
+
+    def __init__(self, directory: Path, hosts: int = 3) -> None:
+        """`directory` gets the key, logs, inventories and Prometheus's data; nothing in it is needed afterwards."""
+        if not 1 <= hosts <= MOST_HOSTS:
+            raise ValueError(f"hosts must be 1 to {MOST_HOSTS}, not {hosts}")
+        self.directory = directory.absolute()
+        self.key = self.directory / "key"
+        self.hosts: tuple[Host, ...] = ()
+        self._names = tuple(f"node{number}" for number in range(1, hosts + 1))
+        self._run_directory = Path()
+        self._inits: list[subprocess.Popen[str]] = []
+        self._started: list[subprocess.Popen[str]] = []
+        self._servers = 0
+
+    def __enter__(self) -> Lab:
+        if missing := requirements_missing():
+            raise LabUnavailable("the lab needs " + "; ".join(missing))
+        try:
+            self._start()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    # --- what a test uses
+
+    @property
+    def control(self) -> str:
+        """The control node's network namespace, as `ip netns` lists it."""
+        return f"{self._run_directory.name}-control"
+
+    def host(self, name: str) -> Host:
+        """The host of this name."""
+        for host in self.hosts:
+            if host.name == name:
+                return host
+        raise LabError(f"this lab has no host {name!r}; it has {', '.join(host.name for host in self.hosts)}")
+
+    def run(
+        self,
+        command: Command,
+        *,
+        check: bool = True,
+        timeout: float = 60,
+        env: Mapping[str, str] | None = None,
+        cwd: Path | None = None,
+        stdin: str | None = None,
+        stdout: Stream = subprocess.PIPE,
+        stderr: Stream = subprocess.PIPE,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on the control node. `env` is added to this process's environment."""
+        return processes.run(
+            [*self._control_prefix(), *command],
+            check=check,
+            timeout=timeout,
+            env=processes.environment(env),
+            cwd=cwd,
+            stdin=stdin,
+            stdout=stdout,
+            stderr=stderr,
+        )
+
+    def popen(
+        self, command: Command, *, env: Mapping[str, str] | None = None, **arguments: Any
+    ) -> subprocess.Popen[str]:
+        """Start a command on the control node; it ends with the lab. `arguments` are `subprocess.Popen`'s."""
+        return self._popen([*self._control_prefix(), *command], processes.environment(env), **arguments)
+
+    def on(
+        self,
+        host: str,
+        *command: str | Path,
+        check: bool = True,
+        timeout: float = 60,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = Path("/"),
+        stdin: str | None = None,
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command inside a host, without SSH. `env` is added to a bare environment."""
+        return processes.run(
+            self.host(host).inside(command, cwd),
+            check=check,
+            timeout=timeout,
+            env={**ENVIRONMENT, **(env or {})},
+            stdin=stdin,
+        )
+
+    def start(
+        self,
+        host: str,
+        *command: str | Path,
+        env: Mapping[str, str] | None = None,
+        cwd: Path = Path("/"),
+        **arguments: Any,
+    ) -> subprocess.Popen[str]:
+        """Start a command inside a host; it ends with the lab. `arguments` are `subprocess.Popen`'s."""
+        return self._popen(self.host(host).inside(command, cwd), {**ENVIRONMENT, **(env or {})}, **arguments)
+
+    def ssh(
+        self, host: str, *command: str, check: bool = True, timeout: float = 30
+    ) -> subprocess.CompletedProcess[str]:
+        """Run a command on a host as the operator would: from the control node over SSH."""
+        target = ["-i", self.key, f"root@{self.host(host).address}", shlex.join(command)]
+        return self.run(["ssh", *shlex.split(SSH_OPTIONS), *target], check=check, timeout=timeout)
+
+    def put(self, host: str, path: str, text: str, mode: int = 0o644) -> None:
+        """Write a file in a host, with the directories above it."""
+        write = 'mkdir -p "$(dirname "$1")" && cat >"$1" && chmod "$2" "$1"'
+        self.on(host, "sh", "-c", write, "sh", path, f"{mode:o}", stdin=text)
+
+    def cut(self, host: str) -> None:
+        """Pull the host's cable: the switch's end goes down, so nobody is told and packets just stop arriving."""
+        self._ip("-n", self._switch, "link", "set", self.host(host).name, "down")
+
+    def mend(self, host: str) -> None:
+        """Plug the host's cable in again."""
+        self._ip("-n", self._switch, "link", "set", self.host(host).name, "up")
+
+    def inventory(
+        self,
+        hostvars: Mapping[str, Mapping[str, Any]] | None = None,
+        groupvars: Mapping[str, Any] | None = None,
+        name: str = "inventory",
+    ) -> Path:
+        """Write an Ansible inventory of the hosts, in the group gpu_hosts, with these variables; returns its path."""
+        hosts: dict[str, dict[str, Any]] = {host.name: {"ansible_host": host.address} for host in self.hosts}
+        for each, variables in (hostvars or {}).items():
+            hosts[self.host(each).name].update(variables)
+        common = {
+            "ansible_user": "root",
+            "ansible_ssh_private_key_file": str(self.key),
+            "ansible_ssh_common_args": SSH_OPTIONS,
+            # Ansible would share connections with another lab, which has the same addresses.
+            "ansible_control_path_dir": str(self._run_directory),
+            "ansible_python_interpreter": "/usr/bin/python3",
+        }
+        group = {"hosts": hosts, "vars": {**common, **(groupvars or {})}}
+        path = self.directory / f"{name}.yml"
+        path.write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": group}}}, sort_keys=False))
+        return path
+
+    def prometheus(self, targets_glob: Path, scrape_interval: str = "1s") -> Prometheus:
+        """Start Prometheus on the control node; it scrapes the targets in the file_sd files matching `targets_glob`."""
+        self._servers += 1
+        directory = self.directory / f"prometheus{self._servers}"
+        directory.mkdir()
+        config, log = directory / "prometheus.yml", directory / "log"
+        write_config(config, targets_glob, scrape_interval)
+        address = f"{CONTROL_ADDRESS}:{9089 + self._servers}"
+        storage = [f"--storage.tsdb.path={directory / 'data'}"]
+        with log.open("w") as stream:
+            server = self.popen(
+                ["prometheus", f"--config.file={config}", f"--web.listen-address={address}", *storage],
+                stdout=stream,
+                stderr=subprocess.STDOUT,
+            )
+        prometheus = Prometheus(url=f"http://{address}", log=log, run=self.run)
+        prometheus.wait_ready(server)
+        return prometheus
+
+    # --- how it comes up and goes away
+
+    @property
+    def _switch(self) -> str:
+        return f"{self._run_directory.name}-switch"
+
+    def _start(self) -> None:
+        machine.sweep()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        self._run_directory = machine.claim()
+        addresses = {name: f"10.77.0.{11 + number}" for number, name in enumerate(self._names)}
+        namespaces = {name: f"{self._run_directory.name}-{name}" for name in self._names}
+        names = {"localhost": "127.0.0.1", "control": CONTROL_ADDRESS, **addresses}
+        (self.directory / "hosts").write_text("".join(f"{address} {name}\n" for name, address in names.items()))
+        self.key.unlink(missing_ok=True)  # ssh-keygen asks before it overwrites
+        processes.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "lab", "-f", self.key])
+
+        self._ip("netns", "add", self._switch)
+        self._ip("-n", self._switch, "link", "add", "bridge", "up", "type", "bridge")
+        self._plug(self.control, "control", CONTROL_ADDRESS)
+        for name in self._names:
+            self._plug(namespaces[name], name, addresses[name])
+            self._inits.append(boot(self.directory, name, namespaces[name]))
+        self._wait_for_ssh(addresses)
+        pids = {name: int((self.directory / f"{name}.pid").read_text()) for name in self._names}
+        self.hosts = tuple(Host(name, addresses[name], namespaces[name], pids[name]) for name in self._names)
+
+    def _plug(self, namespace: str, port: str, address: str) -> None:
+        """Make a namespace and connect its eth0 to a port of the switch."""
+        self._ip("netns", "add", namespace)
+        self._ip("link", "add", "eth0", "netns", namespace, "type", "veth", "peer", "name", port, "netns", self._switch)
+        self._ip("-n", namespace, "address", "add", f"{address}/24", "dev", "eth0")
+        for device in ("lo", "eth0"):
+            self._ip("-n", namespace, "link", "set", device, "up")
+        self._ip("-n", self._switch, "link", "set", port, "master", "bridge", "up")
+
+    def _wait_for_ssh(self, addresses: Mapping[str, str]) -> None:
+        """Return when every host sends its SSH banner to the control node."""
+        deadline = time.monotonic() + READY_SECONDS
+        banner = 'read -r line <"/dev/tcp/$1/22" && [[ $line == SSH-* ]]'
+        for (name, address), process in zip(addresses.items(), self._inits, strict=True):
+            while not self._answers(["bash", "-c", banner, "bash", address]):
+                if process.poll() is not None or time.monotonic() > deadline:
+                    log = (self.directory / f"{name}.log").read_text(errors="replace")[-processes.SHOWN :]
+                    state = "ended" if process.poll() is not None else f"does not answer SSH after {READY_SECONDS} s"
+                    raise LabError(f"{name} {state}; its log:\n{log.strip() or '(empty)'}")
+                time.sleep(0.02)
+
+    def _answers(self, command: Command) -> bool:
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            return self.run(command, check=False, timeout=1).returncode == 0
+        return False
+
+    def _remove(self) -> None:
+        """End and delete everything; a second Ctrl-C meanwhile is raised when that is done."""
+        interrupt: KeyboardInterrupt | None = None
+        while True:
+            try:
+                self._remove_once()
+                break
+            except KeyboardInterrupt as error:
+                interrupt = error
+        if interrupt is not None:
+            raise interrupt
+
+    def _remove_once(self) -> None:
+        # The namespaces, not these lists, say what belongs to the lab: an interrupt may come before a process is
+        # listed, and programs such as SSH's connection sharing move to sessions of their own.
+        processes.end_all(self._started)
+        if self._run_directory.name:
+            machine.remove(self._run_directory.name)
+        processes.end_all(self._inits, grace=0)
+        for process in [*self._inits, *self._started]:
+            processes.close_pipes(process)
+        self._inits, self._started, self.hosts = [], [], ()
+
+    def _popen(self, argv: Command, env: Mapping[str, str], **arguments: Any) -> subprocess.Popen[str]:
+        defaults = {"stdin": subprocess.DEVNULL, "text": True, "start_new_session": True}
+        process: subprocess.Popen[str] = subprocess.Popen(
+            [str(part) for part in argv], env=env, **{**defaults, **arguments}
+        )
+        self._started.append(process)
+        return process
+
+    def _control_prefix(self) -> list[str]:
+        # Not `ip netns exec`, which hides /sys/fs/cgroup. A test run in a shell's background would pass on that it
+        # ignores SIGINT.
+        return ["nsenter", f"--net={machine.NAMESPACES / self.control}", "--", "env", "--default-signal"]
+
+    @staticmethod
+    def _ip(*arguments: str) -> None:
+        processes.run(["ip", *arguments], timeout=10)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    """Bring a lab up, print its inventory's path and keep it until Ctrl-C or SIGTERM."""
+    parser = argparse.ArgumentParser(prog="python -m tests.lab.lab", description=main.__doc__)
+    parser.add_argument("hosts", nargs="?", type=int, default=3)
+    count = parser.parse_args(arguments).hosts
+
+    def interrupt(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    for number in (signal.SIGINT, signal.SIGTERM):  # SIGINT too: a shell starts background programs with it ignored
+        signal.signal(number, interrupt)
+    try:
+        with tempfile.TemporaryDirectory(prefix="rackproof-lab-") as directory, Lab(Path(directory), count) as lab:
+            print(lab.inventory(), flush=True)
+            print(f"On the control node: nsenter --net={machine.NAMESPACES / lab.control} COMMAND", file=sys.stderr)
+            signal.pause()
+    except KeyboardInterrupt:
+        return 0
+    except LabUnavailable as error:
+        print(error, file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,100 @@
+"""Child processes in process groups of their own, so that ending one ends whatever it started in that group."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import IO, Any
+
+Command = Sequence[str | Path]
+Stream = int | IO[Any] | None
+
+SEARCH_PATH = os.environ.get("PATH", os.defpath) + ":/usr/sbin:/sbin"  # `su` without `-` leaves the last two out
+SHOWN = 4000
+"""Characters of a failed command's output that its exception shows."""
+
+
+def environment(additions: Mapping[str, str] | None = None) -> dict[str, str]:
+    """This process's environment with the system programs on its PATH, and `additions`."""
+    return {**os.environ, "PATH": SEARCH_PATH, **(additions or {})}
+
+
+def run(
+    command: Command,
+    *,
+    check: bool = True,
+    timeout: float = 60,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+    stdin: str | None = None,
+    stdout: Stream = subprocess.PIPE,
+    stderr: Stream = subprocess.PIPE,
+) -> subprocess.CompletedProcess[str]:
+    """`subprocess.run` for text that ends the whole process group at the time limit. `env` is the whole environment."""
+    argv = [str(part) for part in command]
+    with subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+        stdout=stdout,
+        stderr=stderr,
+        text=True,
+        errors="replace",
+        env=environment() if env is None else env,
+        cwd=cwd,
+        start_new_session=True,
+    ) as process:
+        try:
+            output, errors = process.communicate(stdin, timeout)
+        except subprocess.TimeoutExpired as error:
+            kill_group(process, signal.SIGKILL)
+            _show(error, error.output, error.stderr)
+            raise
+        except BaseException:
+            kill_group(process, signal.SIGKILL)
+            raise
+    if check and process.returncode:
+        failure = subprocess.CalledProcessError(process.returncode, argv, output, errors)
+        _show(failure, output, errors)
+        raise failure
+    return subprocess.CompletedProcess(argv, process.returncode, output, errors)
+
+
+def _show(error: Exception, *outputs: str | bytes | None) -> None:
+    """Have a traceback show what the command said."""
+    for output in outputs:
+        text = output.decode(errors="replace") if isinstance(output, bytes) else output
+        if text and text.strip():
+            error.add_note(text.strip()[-SHOWN:])
+
+
+def kill_group(process: subprocess.Popen[str], number: signal.Signals) -> None:
+    """Signal a process that `start_new_session` made the leader of its group, and that group."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(process.pid, number)
+
+
+def end_all(processes: Iterable[subprocess.Popen[str]], grace: float = 2) -> None:
+    """Ask every process group to end, kill those that have not after `grace` seconds, and collect them all."""
+    running = [process for process in processes if process.poll() is None]
+    for process in running:
+        kill_group(process, signal.SIGTERM)
+    deadline = time.monotonic() + grace
+    for process in running:
+        try:
+            process.wait(max(0.0, deadline - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            kill_group(process, signal.SIGKILL)
+            process.wait()
+
+
+def close_pipes(process: subprocess.Popen[str]) -> None:
+    """Close our ends of a process's pipes."""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            with contextlib.suppress(BrokenPipeError):
+                pipe.close()

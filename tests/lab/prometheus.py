@@ -1,0 +1,70 @@
+"""A real Prometheus in the lab's control namespace, asked from there."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from .machine import LabError
+
+Run = Callable[..., subprocess.CompletedProcess[str]]
+READY_SECONDS = 15.0
+POLL_SECONDS = 0.2
+
+
+@dataclass(frozen=True)
+class Prometheus:
+    """A running server: where it answers, and what it has logged."""
+
+    url: str
+    log: Path
+    run: Run
+    """Runs a command where the server can be reached."""
+
+    def query(self, promql: str) -> list[dict[str, Any]]:
+        """An instant vector, a dictionary a series, with `metric` (labels) and `value` (the time; the value as text)."""
+        return self._parsed(self._ask(promql, check=True).stdout)
+
+    def wait_for(self, promql: str, timeout: float = 30, at_least: int = 1) -> list[dict[str, Any]]:
+        """The result of a query as soon as it has `at_least` series."""
+        deadline = time.monotonic() + timeout
+        while len(found := self.query(promql)) < at_least:
+            if time.monotonic() > deadline:
+                raise LabError(f"{promql} has {len(found)} series after {timeout} s, not {at_least}: {found}")
+            time.sleep(POLL_SECONDS)
+        return found
+
+    def wait_ready(self, server: subprocess.Popen[str]) -> None:
+        """Return when the server answers queries."""
+        deadline = time.monotonic() + READY_SECONDS
+        while self._ask("vector(1)", check=False).returncode:
+            if server.poll() is not None or time.monotonic() > deadline:
+                raise LabError(f"Prometheus does not answer at {self.url}; its log:\n{self.log.read_text()[-4000:]}")
+            time.sleep(POLL_SECONDS)
+
+    def _ask(self, promql: str, *, check: bool) -> subprocess.CompletedProcess[str]:
+        return self.run(["promtool", "query", "instant", "--format=json", self.url, promql], check=check, timeout=15)
+
+    @staticmethod
+    def _parsed(answer: str) -> list[dict[str, Any]]:
+        result = json.loads(answer)
+        if not all(isinstance(series, dict) for series in result):
+            raise LabError(f"a query for series was answered with {answer.strip()}: wrap a scalar in vector()")
+        return list(result)
+
+
+def write_config(path: Path, targets_glob: Path, scrape_interval: str) -> None:
+    """A configuration with one job, whose targets and their labels are in the files that `targets_glob` matches."""
+    job = {
+        "job_name": "lab",
+        "file_sd_configs": [{"files": [str(targets_glob.absolute())], "refresh_interval": scrape_interval}],
+    }
+    intervals = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), scrape_interval)
+    path.write_text(yaml.safe_dump({"global": intervals, "scrape_configs": [job]}))
