@@ -59,17 +59,17 @@ def main(arguments: list[str] | None = None) -> int:
 def _told(error: Exception) -> int:
     """Tells what went wrong, and gives the exit code for it."""
     if isinstance(error, documents.DocumentError):
-        print(f"rackproof: {error}", file=sys.stderr)  # noqa: T201
+        print(f"rackproof: {error}", file=sys.stderr)
         return TROUBLE
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return TROUBLE
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        print(f"rackproof: {where}{error.strerror or error}", file=sys.stderr)  # noqa: T201
+        print(f"rackproof: {where}{error.strerror or error}", file=sys.stderr)
         return TROUBLE
     traceback.print_exception(error)
-    print("rackproof: this is a defect in Rackproof; please report it with the lines above", file=sys.stderr)  # noqa: T201
+    print("rackproof: this is a defect in Rackproof; please report it with the lines above", file=sys.stderr)
     return DEFECT
 
 

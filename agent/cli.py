@@ -18,7 +18,6 @@ from agent.record import HostRun, private_directory
 from agent.snapshot import collect, now, take
 from agent.supervise import supervise
 from collectors.base import Absent, scope
-from schemas import documents
 from schemas.records import Launch, Record
 
 USAGE, TROUBLE = 64, 2
@@ -199,7 +198,9 @@ def _export(options: argparse.Namespace) -> int:
     try:
         server, thread = serve(collectors.start(gpus), options.listen, options.port)
     except OSError as error:
-        return _complain(f"cannot listen on {options.listen} port {options.port}: {error.strerror}; choose another --port")
+        return _complain(
+            f"cannot listen on {options.listen} port {options.port}: {error.strerror}; choose another --port"
+        )
     print(f"listening on http://{options.listen}:{options.port}/metrics", file=sys.stderr, flush=True)
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
@@ -220,7 +221,9 @@ def _collectors(run: HostRun) -> list[collectors.base.Collector]:
 
 
 def _told(record: Record, as_json: bool) -> None:
-    launches = [{"stage": launch.stage, "outcome": launch.outcome, "reason": launch.reason} for launch in record.launches]
+    launches = [
+        {"stage": launch.stage, "outcome": launch.outcome, "reason": launch.reason} for launch in record.launches
+    ]
     if as_json:
         print(json.dumps({"host": record.host, "observations": len(record.everything()), "launches": launches}))
         return
@@ -236,5 +239,3 @@ def _progress(line: str) -> None:
 def _complain(message: str) -> int:
     print(f"rackproof: {message}", file=sys.stderr)
     return USAGE
-
-

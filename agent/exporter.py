@@ -14,7 +14,16 @@ from agent.snapshot import collect
 from collectors.base import Absent, Collector, Family, Labels
 
 PREFIX = "rackproof_"
-SUFFIX = {"1": "", "ratio": "_ratio", "Cel": "_celsius", "W": "_watts", "J": "_joules", "Hz": "_hertz", "B": "_bytes", "s": "_seconds"}
+SUFFIX = {
+    "1": "",
+    "ratio": "_ratio",
+    "Cel": "_celsius",
+    "W": "_watts",
+    "J": "_joules",
+    "Hz": "_hertz",
+    "B": "_bytes",
+    "s": "_seconds",
+}
 """SI unit in the record -> Prometheus' base unit in the name."""
 SCRAPE_DEADLINE_S = 8.0
 """Under Prometheus' default scrape time-out of 10 s."""
@@ -76,13 +85,15 @@ def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
 
 
 def _label(name: str) -> str:
-    return re.sub(r"[^a-z0-9_]", "_", name.split(".", 1)[1] if name.startswith(("gpu.", "host.")) else name.replace(".", "_"))
+    return re.sub(
+        r"[^a-z0-9_]", "_", name.split(".", 1)[1] if name.startswith(("gpu.", "host.")) else name.replace(".", "_")
+    )
 
 
 def serve(collectors: Sequence[Collector], address: str, port: int) -> tuple[WSGIServer, threading.Thread]:
     """Serves /metrics in a thread of its own. Raises OSError where the address cannot be listened on."""
     registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Undescribed(Exporter(collectors)))  # type: ignore[arg-type]
+    registry.register(_Undescribed(Exporter(collectors)))
     return start_http_server(port, addr=address, registry=registry)
 
 

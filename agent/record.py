@@ -117,6 +117,8 @@ def private_directory(path: Path) -> None:
     if not stat.S_ISDIR(found.st_mode):
         raise documents.DocumentError(f"{path} is not a directory")
     if found.st_uid != os.geteuid():
-        raise documents.DocumentError(f"{path} belongs to user {found.st_uid}, not to user {os.geteuid()} who runs this")
+        raise documents.DocumentError(
+            f"{path} belongs to user {found.st_uid}, not to user {os.geteuid()} who runs this"
+        )
     if found.st_mode & 0o022:
         raise documents.DocumentError(f"{path} is writable by others: chmod go-w {path}")

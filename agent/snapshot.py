@@ -19,7 +19,9 @@ def now() -> str:
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
-def collect(collectors: Iterable[Collector], deadline_s: float = COLLECT_DEADLINE_S) -> tuple[list[Family], dict[str, float | str]]:
+def collect(
+    collectors: Iterable[Collector], deadline_s: float = COLLECT_DEADLINE_S
+) -> tuple[list[Family], dict[str, float | str]]:
     """Every family of every collector, and a line a collector: seconds it took, or why it failed.
 
     The collectors run side by side, so that one that blocks or breaks costs its own readings only.

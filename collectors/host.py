@@ -27,9 +27,11 @@ class HostCollector:
         yield _one("host.cpu.count", "1", "Processors that this process may use", len(os.sched_getaffinity(0)))
         yield _one("host.load", "1", "Load average over one minute", self._parsed("proc/loadavg", load_average))
         for key, name in (("MemTotal", "total"), ("MemAvailable", "available")):
-            value = self._parsed("proc/meminfo", lambda text, key=key: memory(text, key))  # type: ignore[misc]
+            value = self._parsed("proc/meminfo", lambda text, key=key: memory(text, key))
             yield _one(f"host.memory.{name}", "B", f"/proc/meminfo {key}", value)
-        yield _one("host.uptime", "s", "Time since boot", self._parsed("proc/uptime", lambda text: float(text.split()[0])))
+        yield _one(
+            "host.uptime", "s", "Time since boot", self._parsed("proc/uptime", lambda text: float(text.split()[0]))
+        )
         yield _one("gpu.pci_count", "1", "NVIDIA GPUs on the PCI bus, with or without a driver", self._pci_gpus())
 
     def _text(self, path: str) -> Value | Absent:

@@ -35,9 +35,7 @@ def _ecc(kind: int, counter: int) -> Getter:
 
 
 def _sram(gpu: Any) -> int:
-    return int(
-        nvml.nvmlDeviceGetMemoryErrorCounter(gpu, MEMORY_ERROR[1], AGGREGATE, nvml.NVML_MEMORY_LOCATION_SRAM)
-    )
+    return int(nvml.nvmlDeviceGetMemoryErrorCounter(gpu, MEMORY_ERROR[1], AGGREGATE, nvml.NVML_MEMORY_LOCATION_SRAM))
 
 
 def _clock(kind: int) -> Getter:
@@ -52,6 +50,10 @@ def _remapped(place: int, kind: Callable[[int], Value]) -> Getter:
     return lambda gpu: kind(nvml.nvmlDeviceGetRemappedRows(gpu)[place])
 
 
+def _share(what: str) -> Getter:
+    return lambda gpu: getattr(nvml.nvmlDeviceGetUtilizationRates(gpu), what) / 100
+
+
 # name, unit, is it a counter, help, how to read it from a device handle
 GPU_READINGS: tuple[tuple[str, str, bool, str, Getter], ...] = (
     ("gpu.name", "1", False, "Product name", lambda gpu: _text(nvml.nvmlDeviceGetName(gpu))),
@@ -62,12 +64,12 @@ GPU_READINGS: tuple[tuple[str, str, bool, str, Getter], ...] = (
     ("gpu.temperature", "Cel", False, "GPU temperature", lambda gpu: nvml.nvmlDeviceGetTemperature(gpu, 0)),
     ("gpu.power", "W", False, "Power drawn", _limit(nvml.nvmlDeviceGetPowerUsage)),
     ("gpu.power_limit", "W", False, "Power limit in force", _limit(nvml.nvmlDeviceGetEnforcedPowerLimit)),
-    ("gpu.power_limit_default", "W", False, "Power limit of the part", _limit(nvml.nvmlDeviceGetPowerManagementDefaultLimit)),
+    ("gpu.power_limit_default", "W", False, "The part's power limit", _limit(nvml.nvmlDeviceGetPowerManagementDefaultLimit)),
     ("gpu.energy", "J", True, "Energy since driver load", _limit(nvml.nvmlDeviceGetTotalEnergyConsumption)),
     ("gpu.clock.sm", "Hz", False, "SM clock", _clock(nvml.NVML_CLOCK_SM)),
     ("gpu.clock.memory", "Hz", False, "Memory clock", _clock(nvml.NVML_CLOCK_MEM)),
-    ("gpu.utilization", "ratio", False, "Share of time a kernel ran", lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).gpu / 100),
-    ("gpu.memory.utilization", "ratio", False, "Share of time memory moved", lambda gpu: nvml.nvmlDeviceGetUtilizationRates(gpu).memory / 100),
+    ("gpu.utilization", "ratio", False, "Share of time a kernel ran", _share("gpu")),
+    ("gpu.memory.utilization", "ratio", False, "Share of time memory moved", _share("memory")),
     ("gpu.memory.total", "B", False, "Device memory", lambda gpu: int(nvml.nvmlDeviceGetMemoryInfo(gpu).total)),
     ("gpu.memory.used", "B", False, "Device memory in use", lambda gpu: int(nvml.nvmlDeviceGetMemoryInfo(gpu).used)),
     ("gpu.ecc.enabled", "1", False, "ECC in force", lambda gpu: bool(nvml.nvmlDeviceGetEccMode(gpu)[0])),
@@ -150,7 +152,9 @@ def _throttling(devices: dict[int, Any], labels: dict[int, Labels]) -> Family:
     for index, gpu in devices.items():
         bits = gpu if isinstance(gpu, Absent) else _read(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))  # noqa: B023
         for reason, mask in THROTTLE_REASONS.items():
-            family.add({**labels[index], "reason": reason}, bits if isinstance(bits, Absent) else bool(int(bits) & mask))
+            family.add(
+                {**labels[index], "reason": reason}, bits if isinstance(bits, Absent) else bool(int(bits) & mask)
+            )
     return family
 
 

@@ -31,7 +31,9 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="inventory and profile to the observations that must exist",
         epilog="example: rackproof plan -i inventory/rack12 --profile smoke",
     )
-    plan.add_argument("-i", "--inventory", action="append", required=True, help="as for ansible-playbook; may be repeated")
+    plan.add_argument(
+        "-i", "--inventory", action="append", required=True, help="as for ansible-playbook; may be repeated"
+    )
     plan.add_argument("--profile", help="profile (default: the inventory's rackproof_profile, else standard)")
     plan.add_argument("--run-dir", type=Path, help="begin a run in this directory; its name is the run id")
     plan.add_argument("--json", action="store_true", help="print the whole plan")
@@ -138,7 +140,11 @@ def _report(options: argparse.Namespace) -> int:
     documents.write_text(options.run_dir / "report.md", render_markdown(report))
     documents.write_text(options.run_dir / "report.html", render_html(report))
     if options.json:
-        print(json.dumps({"decision": report.decision, "rehearsal": report.rehearsal, "acceptance": document["acceptance"]}))
+        print(
+            json.dumps(
+                {"decision": report.decision, "rehearsal": report.rehearsal, "acceptance": document["acceptance"]}
+            )
+        )
     else:
         print(render_summary(report))
         print(f"report: {options.run_dir / 'report.html'}")
@@ -148,7 +154,7 @@ def _report(options: argparse.Namespace) -> int:
 def _criteria(options: argparse.Namespace) -> int:
     for name in options.packs or shipped_packs():
         pack = read_pack(name)
-        print(f"{pack.name}: {len(pack.criteria)} criteria, for {', '.join(pack.gpu_names) or 'no GPU model of its own'}")
+        print(
+            f"{pack.name}: {len(pack.criteria)} criteria, for {', '.join(pack.gpu_names) or 'no GPU model of its own'}"
+        )
     return 0
-
-

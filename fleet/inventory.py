@@ -114,5 +114,3 @@ def check_addresses(hosts: Mapping[str, Variables]) -> None:
                 "one machine would be measured twice; correct ansible_host"
             )
         seen[place] = name
-
-

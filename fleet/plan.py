@@ -150,7 +150,9 @@ def _devices(name: str, variables: Variables, profile: Mapping[str, Any]) -> tup
             "(what is found cannot prove what should be there)"
         )
     if chosen is not None and len(chosen) != count:
-        raise UsageError(f"host {name}: rackproof_gpu_devices lists {len(chosen)} GPUs, rackproof_gpu_count says {count}")
+        raise UsageError(
+            f"host {name}: rackproof_gpu_devices lists {len(chosen)} GPUs, rackproof_gpu_count says {count}"
+        )
     return tuple(chosen) if chosen is not None else tuple(range(count))
 
 

@@ -99,6 +99,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         outputs=(
             Output(name="training.throughput", unit="images/s", scope="world", over=_NETWORK),
             Output(name="training.step_time", unit="s", scope="world", over=_NETWORK),
+            Output(name="training.loss", unit="1", scope="world", over=_NETWORK),
             Output(name="training.loss_ratio", unit="1", scope="world", over=_NETWORK),
             Output(name="training.loss_finite", unit="1", scope="world", over=_NETWORK),
             Output(name="training.accuracy", unit="1", scope="world", over=_NETWORK),

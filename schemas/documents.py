@@ -15,7 +15,7 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from jsonschema import Draft202012Validator, ValidationError
 from referencing import Registry, Resource
@@ -146,13 +146,12 @@ def explain(error: ValidationError) -> str:
     """A schema error in a user's words, with the nearest valid name where a name is wrong."""
     where = ".".join(str(step) for step in error.absolute_path) or "the document"
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
-        known = error.schema.get("properties", {})
+        known = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
         unknown = sorted(str(key) for key in error.instance if key not in known)
         return f"{where}: unknown {', '.join(unknown)}{nearest(unknown[0], known)}"
     if error.validator == "enum":
-        return f"{where}: {error.instance!r} is not one of {', '.join(map(str, error.validator_value))}" + nearest(
-            str(error.instance), map(str, error.validator_value)
-        )
+        choices = [str(choice) for choice in cast("list[Any]", error.validator_value)]
+        return f"{where}: {error.instance!r} is not one of {', '.join(choices)}{nearest(str(error.instance), choices)}"
     if error.validator == "const":
         return f"{where}: {error.instance!r} where {error.validator_value!r} is expected"
     return f"{where}: {error.message[:200]}"

@@ -47,7 +47,7 @@ def main() -> int:
     if "--request" not in sys.argv and context.rank == 0:
         for seen in context.observations:
             params = " ".join(f"{key}={value}" for key, value in seen.params.items())
-            print(f"{seen.name} {params}: {seen.value if seen.reason == '' else seen.reason} {seen.unit}")  # noqa: T201
+            print(f"{seen.name} {params}: {seen.value if seen.reason == '' else seen.reason} {seen.unit}")
     return 0
 
 
@@ -61,7 +61,7 @@ def _run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]]) -> None
             RUN[name](context, settings(name, chosen))
         except Exception as error:  # noqa: BLE001 - a benchmark that fails is a result; the next one still runs
             status, reason = failed(error)
-            print(f"{name}: {reason}", file=sys.stderr)  # noqa: T201 - the rank's log
+            print(f"{name}: {reason}", file=sys.stderr)  # the rank's log
             if BENCHMARKS[name].needs_peers or name == "training":
                 broken = name
             _fill(context, name, chosen, status, reason)
@@ -124,6 +124,7 @@ def _context(request: Mapping[str, Any], work: Path) -> Context:
         rank=int(os.environ.get("RANK", "0")),
         world_size=int(os.environ.get("WORLD_SIZE", "1")),
         local_rank=local_rank,
+        local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
         device=torch.device("cuda", local_rank) if request["device"] == "gpu" else torch.device("cpu"),
         stage=request["stage"],
         device_scope=f"{request['device']}={index}",

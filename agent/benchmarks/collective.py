@@ -171,7 +171,12 @@ def _report(context: Context, op: str, size: int, moved: int, seconds: list[floa
 def _absent(context: Context, op: str, size: int, status: str, reason: str) -> None:
     for kind, unit in (("algbw", "B/s"), ("busbw", "B/s"), ("latency", "s"), ("wrong_elements", "1")):
         context.absent(
-            f"collective.{op}.{kind}", unit=unit, scope=context.world_scope, status=status, reason=reason, size_bytes=size
+            f"collective.{op}.{kind}",
+            unit=unit,
+            scope=context.world_scope,
+            status=status,
+            reason=reason,
+            size_bytes=size,
         )
 
 
@@ -204,4 +209,3 @@ def _wrong(receive: torch.Tensor, operation: Operation, rank: int, n: int) -> in
             part = chunk[start : start + CHUNK]
             wrong += (part != _pattern(start, part.numel(), part.device) * factor + addend).sum()
     return int(wrong)
-

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 import time
@@ -25,6 +26,7 @@ class Context:
     rank: int
     world_size: int
     local_rank: int
+    local_world_size: int
     device: torch.device
     stage: str
     device_scope: str
@@ -55,12 +57,26 @@ class Context:
         )
 
     def measured(
-        self, name: str, value: float | str | bool, *, unit: str, scope: str, samples: Samples | None = None, **params: Any
+        self,
+        name: str,
+        value: float | str | bool,
+        *,
+        unit: str,
+        scope: str,
+        samples: Samples | None = None,
+        **params: Any,
     ) -> None:
         """Reports a value."""
         self.observations.append(
             Observation(
-                name=name, scope=scope, stage=self.stage, unit=unit, status=MEASURED, value=value, params=params, samples=samples
+                name=name,
+                scope=scope,
+                stage=self.stage,
+                unit=unit,
+                status=MEASURED,
+                value=value,
+                params=params,
+                samples=samples,
             )
         )
 
@@ -96,16 +112,14 @@ class Context:
         return seconds
 
     def _events(self, work: Callable[[], object], repetitions: int, iterations: int) -> list[float]:
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]
+        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]  # type: ignore[no-untyped-call]
         marks[0].record()
         for mark in marks[1:]:
             for _ in range(iterations):
                 work()
             mark.record()
         self.synchronize()
-        return [
-            earlier.elapsed_time(later) / 1000 / iterations for earlier, later in zip(marks, marks[1:], strict=False)
-        ]
+        return [earlier.elapsed_time(later) / 1000 / iterations for earlier, later in itertools.pairwise(marks)]
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
         """Of each repetition the time of the slowest rank."""
@@ -140,7 +154,7 @@ def summarize(values: Sequence[float]) -> Samples:
 
 def software() -> dict[str, str]:
     """Versions of what the ranks run on."""
-    found = {"torch": torch.__version__}
+    found = {"torch": str(torch.__version__)}
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     if torch.cuda.is_available():

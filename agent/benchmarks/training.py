@@ -20,7 +20,14 @@ from agent.benchmarks.context import Context, failed, summarize
 from agent.benchmarks.datasets import LABELS, Images, load
 from schemas.records import ERROR, UNSUPPORTED
 
-UNITS = {"throughput": "images/s", "step_time": "s", "loss_ratio": "1", "loss_finite": "1", "accuracy": "1"}
+UNITS = {
+    "throughput": "images/s",
+    "step_time": "s",
+    "loss": "1",
+    "loss_ratio": "1",
+    "loss_finite": "1",
+    "accuracy": "1",
+}
 EDGE_SHARE = 10
 """The first and the last tenth of the steps give the loss at the beginning and at the end."""
 
@@ -41,7 +48,7 @@ class ConvNet(nn.Module):
         return scores
 
 
-class CannotMeasure(Exception):
+class CannotMeasureError(Exception):
     """This network cannot be trained here; `status` and the message say why."""
 
     def __init__(self, status: str, reason: str) -> None:
@@ -55,7 +62,7 @@ def run(context: Context, settings: dict[str, Any]) -> None:
         context.phase(f"training {network}")
         try:
             _train(context, network, settings)
-        except CannotMeasure as problem:
+        except CannotMeasureError as problem:
             if context.speaks_for_world:
                 for kind, unit in UNITS.items():
                     context.absent(
@@ -84,7 +91,7 @@ def _train(context: Context, network: str, settings: dict[str, Any]) -> None:
     for epoch in range(int(settings["epochs"])):
         sampler.set_epoch(epoch)
         order = torch.tensor(list(sampler), device=context.device)
-        for number, chosen in enumerate(order.split(batch)):
+        for number, chosen in enumerate(order.split(batch)):  # type: ignore[no-untyped-call]
             if number >= limit or len(chosen) < batch:
                 break
             began = time.perf_counter()
@@ -93,32 +100,33 @@ def _train(context: Context, network: str, settings: dict[str, Any]) -> None:
             seconds.append(time.perf_counter() - began)
         context.phase(f"training {network} epoch {epoch + 1} of {settings['epochs']}")
     if len(losses) < 2:
-        raise CannotMeasure(ERROR, f"{len(losses)} step of {batch} images on {context.world_size} ranks: too few")
+        raise CannotMeasureError(ERROR, f"{len(losses)} step of {batch} images on {context.world_size} ranks: too few")
     _report(context, network, images, losses, seconds, batch, _accuracy(context, ddp, images))
 
 
 def _prepare(context: Context, network: str, settings: dict[str, Any]) -> tuple[nn.Module, Images]:
-    """Model and images on the device, or CannotMeasure on every rank alike where any rank lacks one of them."""
-    problem: CannotMeasure | None = None
+    """Model and images on the device, or CannotMeasureError on every rank alike where any rank lacks one of them."""
+    problem: CannotMeasureError | None = None
     try:
         torch.manual_seed(1)
         model = _network(network).to(context.device)
         images = load(network, settings["data_directories"])
         images = Images(
-            label=images.label, **{key: value.to(context.device) for key, value in vars(images).items() if key != "label"}
+            label=images.label,
+            **{key: value.to(context.device) for key, value in vars(images).items() if key != "label"},
         )
         code = LABELS.index(images.label)
-    except CannotMeasure as caught:
+    except CannotMeasureError as caught:
         problem, code = caught, -1
     except (RuntimeError, ValueError, OSError) as caught:
-        problem, code = CannotMeasure(*failed(caught)), -1
+        problem, code = CannotMeasureError(*failed(caught)), -1
     lowest, highest = context.agree(code)
     if problem:
         raise problem
     if lowest < 0:
-        raise CannotMeasure(ERROR, "another rank could not load the network or its data")
+        raise CannotMeasureError(ERROR, "another rank could not load the network or its data")
     if lowest != highest:
-        raise CannotMeasure(
+        raise CannotMeasureError(
             ERROR, f"the hosts have different data: {images.label} here, {LABELS[lowest]} and {LABELS[highest]} in all"
         )
     return model, images
@@ -132,7 +140,7 @@ def _network(name: str) -> nn.Module:
     except (ImportError, RuntimeError, AttributeError) as error:
         # A torchvision built for another torch fails in one of these ways, and it happens on real clusters.
         reason = f"torchvision does not fit torch {torch.__version__}: {' '.join(str(error).split())[:300]}"
-        raise CannotMeasure(UNSUPPORTED, reason) from None
+        raise CannotMeasureError(UNSUPPORTED, reason) from None
     model: nn.Module = resnet18(num_classes=10)
     return model
 
@@ -159,7 +167,7 @@ def _accuracy(context: Context, ddp: nn.Module, images: Images) -> float:
     right = torch.zeros((), device=context.device)
     ddp.eval()
     with torch.no_grad():
-        for some, wanted in zip(tests.split(1000), classes.split(1000), strict=True):
+        for some, wanted in zip(tests.split(1000), classes.split(1000), strict=True):  # type: ignore[no-untyped-call]
             right += (ddp(normalize(some)).argmax(1) == wanted).sum()
     return context.total(float(right)) / len(images.test)
 
@@ -191,9 +199,10 @@ def _report(
     context.measured("training.step_time", steps.p50, unit="s", samples=steps, **common)
     finite = math.isfinite(first) and math.isfinite(last)
     context.measured("training.loss_finite", finite, unit="1", **common)
-    if finite:
-        context.measured("training.loss_ratio", last / first, unit="1", first=first, last=last, **common)
-    else:
-        reason = f"the loss is not a number: {first} at the beginning, {last} at the end"
-        context.absent("training.loss_ratio", unit="1", status=ERROR, reason=reason, **common)
+    for kind, value in (("loss", last), ("loss_ratio", last / first)):
+        if finite:
+            context.measured(f"training.{kind}", value, unit="1", **common)
+        else:
+            reason = f"the loss is not a number: {first} at the beginning, {last} at the end"
+            context.absent(f"training.{kind}", unit="1", status=ERROR, reason=reason, **common)
     context.measured("training.accuracy", accuracy, unit="1", **common)

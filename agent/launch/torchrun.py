@@ -86,4 +86,4 @@ def _environment(host: PlannedHost, interface: str) -> dict[str, str]:
     if interface:
         # `=` asks NCCL for exactly this name; gloo takes names as they are.
         environment |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
-    return environment | host.environment
+    return {**environment, **host.environment}

@@ -5,9 +5,10 @@ What the plan expects and nobody saw is inconclusive. What was seen is held agai
 
 from __future__ import annotations
 
+import itertools
 import operator
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.criteria import Criterion, Pack
@@ -16,7 +17,13 @@ from schemas.plans import Plan, PlannedHost
 from schemas.records import MEASURED, UNSUPPORTED, Gpu, Launch, Observation, Record, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 
-_HOLDS = {"eq": operator.eq, "ge": operator.ge, "le": operator.le, "gt": operator.gt, "lt": operator.lt}
+_HOLDS: Mapping[str, Callable[[float, float], bool]] = {
+    "eq": operator.eq,
+    "ge": operator.ge,
+    "le": operator.le,
+    "gt": operator.gt,
+    "lt": operator.lt,
+}
 _SIGN = {"eq": "=", "ge": "≥", "le": "≤", "gt": ">", "lt": "<"}
 _BENCHMARK_PREFIXES = tuple(
     {output.name.split("{")[0].split(".")[0] for entry in BENCHMARKS.values() for output in entry.outputs}
@@ -212,7 +219,9 @@ class _HostJudge:
             if len(seen) < 2:
                 reason = "only one snapshot: no change can be told"
                 return self._inconclusive(criterion.name, chosen.scope, reason, chosen.stage, criterion=criterion)
-            steps = [(_number(later.value) - _number(earlier.value), later) for earlier, later in zip(seen, seen[1:], strict=False)]
+            steps = [
+                (_number(later.value) - _number(earlier.value), later) for earlier, later in itertools.pairwise(seen)
+            ]
             value = _number(seen[-1].value) - _number(seen[0].value)
             chosen = max(steps, key=lambda step: step[0])[1]
         else:
@@ -316,12 +325,9 @@ def _number(value: Value) -> float:
 
 def _holds(how: str, value: Value, limit: Value) -> bool:
     """Whether the comparison holds; a value of another kind than its limit never does."""
-    both_numbers = isinstance(value, int | float) and isinstance(limit, int | float)
-    if not both_numbers and type(value) is not type(limit):
-        return False
-    if how == "eq":
-        return value == limit
-    return both_numbers and bool(_HOLDS[how](value, limit))
+    if isinstance(value, int | float) and isinstance(limit, int | float):
+        return isinstance(value, bool) == isinstance(limit, bool) and _HOLDS[how](value, limit)
+    return how == "eq" and value is not None and type(value) is type(limit) and value == limit
 
 
 def _duplicates(evidence: Mapping[str, Evidence]) -> list[Verdict]:
@@ -333,20 +339,24 @@ def _duplicates(evidence: Mapping[str, Evidence]) -> list[Verdict]:
                 if identity:
                     places[(kind, identity)].append((host, gpu))
     return [
-        Verdict(
-            host=host,
-            scope=f"gpu={gpu.index}",
-            serial=gpu.serial,
-            name=kind,
-            verdict=FAIL,
-            criterion="identity-unique",
-            value=identity,
-            reason=f"{identity} is also {' and '.join(f'{other} gpu={its.index}' for other, its in found if (other, its) != (host, gpu))}",
-            action="inspect_hardware",
-            source="a serial names one part",
-            basis="policy",
-        )
+        _duplicate(host, gpu, kind, identity, [place for place in found if place != (host, gpu)])
         for (kind, identity), found in places.items()
         if len(found) > 1
         for host, gpu in found
     ]
+
+
+def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: list[tuple[str, Gpu]]) -> Verdict:
+    return Verdict(
+        host=host,
+        scope=f"gpu={gpu.index}",
+        serial=gpu.serial,
+        name=kind,
+        verdict=FAIL,
+        criterion="identity-unique",
+        value=identity,
+        reason=f"{identity} is also {' and '.join(f'{other} gpu={its.index}' for other, its in others)}",
+        action="inspect_hardware",
+        source="a serial or UUID names one part",
+        basis="policy",
+    )

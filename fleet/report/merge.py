@@ -47,7 +47,9 @@ def merge(
     """
     verdicts = judge(plan, evidence, packs)
     hosts = tuple(
-        _host(plan, host, evidence.get(host.name, Evidence()), verdicts, packs, tuple((events or {}).get(host.name, ())))
+        _host(
+            plan, host, evidence.get(host.name, Evidence()), verdicts, packs, tuple((events or {}).get(host.name, ()))
+        )
         for host in plan.hosts
     )
     strays = tuple(sorted(quarantined, key=lambda item: item.path))
@@ -124,7 +126,9 @@ def _total(coverages: Iterable[Coverage]) -> Coverage:
     total: Counter[str] = Counter()
     for coverage in coverages:
         total.update(vars(coverage))
-    return Coverage(**{key: total[key] for key in ("expected", "measured", "missing", "error", "skipped", "unsupported")})
+    return Coverage(
+        **{key: total[key] for key in ("expected", "measured", "missing", "error", "skipped", "unsupported")}
+    )
 
 
 def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport]) -> Acceptance:
@@ -165,7 +169,9 @@ def reasons(verdicts: Iterable[Verdict]) -> list[str]:
         if verdict.verdict in (FAIL, INCONCLUSIVE):
             failed = verdict.verdict == FAIL
             detail = f"{verdict.criterion} {verdict.reason}" if failed else verdict.reason
-            grouped.setdefault((0 if failed else 1, verdict.host, verdict.name.split(".")[0], detail), []).append(verdict)
+            grouped.setdefault((0 if failed else 1, verdict.host, verdict.name.split(".")[0], detail), []).append(
+                verdict
+            )
     lines = []
     for (rank, host, _, _), group in sorted(grouped.items(), key=lambda item: item[0][0]):
         first = group[0]
@@ -174,9 +180,15 @@ def reasons(verdicts: Iterable[Verdict]) -> list[str]:
         more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
         stage = f" in stage {first.stage}" if first.stage else ""
         action = f"; {first.action.replace('_', ' ')}" if rank == 0 and first.action != "none" else ""
-        params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in ("dtype", "direction", "size_bytes", "network"))
+        params = ", ".join(
+            f"{key}={value}"
+            for key, value in first.params.items()
+            if key in ("dtype", "direction", "size_bytes", "network")
+        )
         named = f"{first.name}[{params}]" if params else first.name
-        lines.append(f"{'FAIL' if rank == 0 else 'INCOMPLETE'}: {host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}")
+        lines.append(
+            f"{'FAIL' if rank == 0 else 'INCOMPLETE'}: {host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}"
+        )
     if len(lines) > _SUMMARY_LINES:
         lines = [*lines[:_SUMMARY_LINES], f"… and {len(lines) - _SUMMARY_LINES} more reasons in the report"]
     return lines

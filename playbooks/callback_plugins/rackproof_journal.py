@@ -80,7 +80,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if result._task.run_once:
             return  # a task of the control node, not of this host
         outcome = result._result
-        said = outcome.get("stderr") or outcome.get("module_stderr") or outcome.get("msg") or outcome.get("stdout") or ""
+        said = next(filter(None, map(outcome.get, ("stderr", "module_stderr", "stdout", "msg"))), "")
         self._write(
             {
                 "what": what,

@@ -11,7 +11,7 @@ import sysconfig
 theirs = subprocess.run(
     [sys.argv[1], "-c", "import site; print(*site.getsitepackages(), sep='\\n')"],
     stdout=subprocess.PIPE,
-    universal_newlines=True,
+    text=True,
     check=True,
 ).stdout
 pathlib.Path(sysconfig.get_path("purelib"), "rackproof_shared.pth").write_text(theirs)

@@ -27,7 +27,7 @@ def problems(options):
     for directory in (options.prefix, options.state):
         free = shutil.disk_usage(existing(directory)).free
         if free < options.free_bytes:
-            yield f"{directory} has {free} bytes free where {options.free_bytes} are needed: make room, or set rackproof_minimum_free_bytes"
+            yield f"{directory} has {free} of {options.free_bytes} bytes free: make room, or lower rackproof_minimum_free_bytes"
         if not os.access(existing(directory), os.W_OK):
             yield f"{directory} cannot be written by this user: set ansible_become, or another directory"
     try:
@@ -42,8 +42,8 @@ def problems(options):
 
 def existing(path):
     """The nearest directory above `path` that is there."""
-    while not os.path.isdir(path):  # noqa: PTH112
-        path = os.path.dirname(path) or "/"  # noqa: PTH120
+    while not os.path.isdir(path):
+        path = os.path.dirname(path) or "/"
     return path
 
 
@@ -52,7 +52,7 @@ def listener(port):
     inodes = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
-            with open(table) as lines:  # noqa: PTH123
+            with open(table) as lines:
                 for fields in (line.split() for line in list(lines)[1:]):
                     if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
                         inodes.add(f"socket:[{fields[9]}]")
@@ -60,11 +60,11 @@ def listener(port):
             continue
     if not inodes:
         return ""
-    for pid in filter(str.isdigit, os.listdir("/proc")):  # noqa: PTH208
+    for pid in filter(str.isdigit, os.listdir("/proc")):
         try:
-            held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}  # noqa: PTH115, PTH208
+            held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
             if inodes & held:
-                with open(f"/proc/{pid}/cmdline") as file:  # noqa: PTH123
+                with open(f"/proc/{pid}/cmdline") as file:
                     return f"process {pid} ({file.read().replace(chr(0), ' ').strip()[:120]})"
         except OSError:
             continue
@@ -79,7 +79,7 @@ def main():
     for name in ("exporter-port", "rendezvous-port"):
         parser.add_argument(f"--{name}", type=int, required=True)
     found = list(problems(parser.parse_args()))
-    print("systemd" if os.path.isdir("/run/systemd/system") else "no systemd")  # noqa: PTH112
+    print("systemd" if os.path.isdir("/run/systemd/system") else "no systemd")
     print("; ".join(found), file=sys.stderr)
     return 1 if found else 0
 
