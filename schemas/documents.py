@@ -136,8 +136,8 @@ def _plain(value: object) -> Json:
 
 
 def validate(value: Json, schema: str, *, source: str) -> None:
-    """Raises DocumentError naming the first place, in reading order, where `value` is not what the schema says."""
-    errors = sorted(validator(schema).iter_errors(value), key=lambda error: [str(step) for step in error.absolute_path])
+    """Raises DocumentError naming the innermost place where `value` is not what the schema says."""
+    errors = sorted(validator(schema).iter_errors(value), key=lambda error: -len(error.absolute_path))
     if errors:
         raise DocumentError(f"{source}: {explain(errors[0])}")
 

@@ -102,5 +102,5 @@ class FleetReport:
     verdicts: tuple[Verdict, ...]
     quarantined: tuple[Quarantined, ...] = ()
     unjudged: tuple[str, ...] = ()
-    """Names that were measured and that no criterion speaks of."""
+    """What was measured and no criterion speaks of: `NAME in stage STAGE`."""
     schema: str = REPORT_SCHEMA

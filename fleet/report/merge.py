@@ -195,12 +195,12 @@ def reasons(verdicts: Iterable[Verdict]) -> list[str]:
 
 
 def _unjudged(evidence: Mapping[str, Evidence], verdicts: Iterable[Verdict]) -> tuple[str, ...]:
-    judged = {verdict.name for verdict in verdicts if verdict.criterion != "plan"}
+    judged = {(verdict.stage, verdict.name) for verdict in verdicts if verdict.criterion != "plan"}
     measured = {
-        seen.name
+        (seen.stage, seen.name)
         for left in evidence.values()
         for record in left.records
         for seen in record.observations
         if seen.status == MEASURED
     }
-    return tuple(sorted(measured - judged))
+    return tuple(f"{name} in stage {stage}" for stage, name in sorted(measured - judged))

@@ -10,7 +10,7 @@ shift 2
 
 read -r pid _ </proc/self/stat # /proc is still the machine's, so this is our PID as the machine sees it
 echo "$pid" >"$lab/$name.pid"
-echo "$name" >/proc/sys/kernel/hostname
+hostname "$name"
 
 # --- files: what a host writes stays in this tmpfs and dies with its mount namespace
 mount -t tmpfs -o size=2g,mode=755 tmpfs "$stage"
@@ -77,6 +77,7 @@ KbdInteractiveAuthentication no
 UsePAM no
 UseDNS no
 MaxStartups 100:30:200
+KexAlgorithms curve25519-sha256
 Subsystem sftp internal-sftp
 C
 

@@ -9,8 +9,8 @@ programs run. A host sees a copy-on-write view of this machine's root file syste
 what it writes goes with it. /root, /run, /tmp and /dev are its own; this interpreter and this checkout stay visible
 wherever they are. overlayfs promises nothing about files that the machine changes while a host runs: use `put`.
 
-Needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), overlayfs, and the Debian packages iproute2, util-linux, openssh-client,
-openssh-server and prometheus. `python -m tests.lab.lab 3` brings a lab up to play with.
+Needs root (CAP_SYS_ADMIN and CAP_NET_ADMIN), overlayfs, and the Debian packages iproute2, util-linux, python3,
+openssh-client, openssh-server and prometheus. `python -m tests.lab.lab 3` brings a lab up to play with.
 """
 
 from __future__ import annotations
@@ -41,9 +41,10 @@ __all__ = ["Host", "Lab", "LabError", "LabUnavailable", "Prometheus", "requireme
 CONTROL_ADDRESS = "10.77.0.2"
 MOST_HOSTS = 200
 READY_SECONDS = 15.0
-# A lab's addresses and host keys mean nothing outside it and come round again in the next one.
+# A lab's addresses and host keys mean nothing outside it and come round again in the next one. The user's own
+# configuration is not for them either.
 SSH_OPTIONS = (
-    "-o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "
+    "-F /dev/null -o StrictHostKeyChecking=no -o UserKnownHostsFile=/dev/null -o LogLevel=ERROR "
     "-o IdentitiesOnly=yes -o BatchMode=yes"
 )
 
@@ -157,8 +158,9 @@ class Lab:
         self, host: str, *command: str, check: bool = True, timeout: float = 30
     ) -> subprocess.CompletedProcess[str]:
         """Run a command on a host as the operator would: from the control node over SSH."""
-        target = ["-i", self.key, f"root@{self.host(host).address}", shlex.join(command)]
-        return self.run(["ssh", *shlex.split(SSH_OPTIONS), *target], check=check, timeout=timeout)
+        target = f"root@{self.host(host).address}"
+        ssh = ["ssh", *shlex.split(SSH_OPTIONS), "-i", str(self.key), target, shlex.join(command)]
+        return self.run(ssh, check=check, timeout=timeout)
 
     def put(self, host: str, path: str, text: str, mode: int = 0o644) -> None:
         """Write a file in a host, with the directories above it."""
@@ -204,13 +206,10 @@ class Lab:
         config, log = directory / "prometheus.yml", directory / "log"
         write_config(config, targets_glob, scrape_interval)
         address = f"{CONTROL_ADDRESS}:{9089 + self._servers}"
-        storage = [f"--storage.tsdb.path={directory / 'data'}"]
+        options = [f"--web.listen-address={address}", f"--storage.tsdb.path={directory / 'data'}"]
         with log.open("w") as stream:
-            server = self.popen(
-                ["prometheus", f"--config.file={config}", f"--web.listen-address={address}", *storage],
-                stdout=stream,
-                stderr=subprocess.STDOUT,
-            )
+            command = ["prometheus", f"--config.file={config}", *options]
+            server = self.popen(command, stdout=stream, stderr=subprocess.STDOUT)
         prometheus = Prometheus(url=f"http://{address}", log=log, run=self.run)
         prometheus.wait_ready(server)
         return prometheus
@@ -300,8 +299,8 @@ class Lab:
         return process
 
     def _control_prefix(self) -> list[str]:
-        # Not `ip netns exec`, which hides /sys/fs/cgroup. A test run in a shell's background would pass on that it
-        # ignores SIGINT.
+        # Not `ip netns exec`, which hides /sys/fs/cgroup. What a shell runs in its background ignores SIGINT, and would
+        # pass that on.
         return ["nsenter", f"--net={machine.NAMESPACES / self.control}", "--", "env", "--default-signal"]
 
     @staticmethod

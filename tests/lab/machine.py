@@ -21,6 +21,7 @@ RUN = Path("/run")
 NAMESPACES = RUN / "netns"
 OWNED = re.compile(r"(?P<lab>rp-(?P<pid>\d+)-(?P<start>\d+)-\d+)(-[a-z0-9]+)?")
 PROGRAMS = {
+    "hostname": "hostname",
     "ip": "iproute2",
     "nsenter": "util-linux",
     "unshare": "util-linux",

@@ -29,7 +29,7 @@ class Prometheus:
     """Runs a command where the server can be reached."""
 
     def query(self, promql: str) -> list[dict[str, Any]]:
-        """An instant vector, a dictionary a series, with `metric` (labels) and `value` (the time; the value as text)."""
+        """An instant vector: a dictionary a series, of `metric` (labels) and `value` (the time, the value as text)."""
         return self._parsed(self._ask(promql, check=True).stdout)
 
     def wait_for(self, promql: str, timeout: float = 30, at_least: int = 1) -> list[dict[str, Any]]:

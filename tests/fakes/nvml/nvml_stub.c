@@ -1,0 +1,350 @@
+/* A libnvidia-ml.so.1 without a GPU: it answers every call from a scenario file.
+ *
+ * RACKPROOF_NVML_SCENARIO names the file. It is read again whenever it changes, so a fault can arrive while a program runs.
+ * One `key=value` a line; the last line that matches wins, so a scenario includes a healthy machine and adds its fault.
+ *
+ *   # text                       a comment
+ *   include=healthy-h100x8.conf  the lines of another file, relative to this one (a change of that one is not noticed)
+ *   PowerUsage=71000             key: the NVML function without nvmlDeviceGet or nvmlSystemGet and without _v2, _v3
+ *   RemappedRows=0 1 1 0         several results: a space between them, in the order of the function's arguments
+ *   ClockInfo.1=1980             arguments that choose follow the key, in their order; here the clock, 1 = SM
+ *   NvLinkState.*=1              shell wildcards: `*`, `?`, `[89]`
+ *   gpu.3.PowerUsage=0           only for that index; without `gpu.` for every GPU
+ *   gpu.3.*=!15                  fails with this NVML return code
+ *   gpu.3.PowerUsage=~5s         takes 5 seconds, then answers what the lines above say
+ *
+ * What no line answers is not supported. A value may hold any byte but a line end. Adding a getter is one line below.
+ */
+#define _GNU_SOURCE
+#include <errno.h>
+#include <fnmatch.h>
+#include <libgen.h>
+#include <limits.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+#include <time.h>
+
+enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+enum { MAX_GPUS = 64, MAX_LINES = 1000, MAX_NUMBERS = 16, TEXT_BYTES = 512, KEY_BYTES = 96 };
+
+typedef const char *Device;
+static const char devices[MAX_GPUS];
+#define SYSTEM ((Device)0)
+
+/* ---- the scenario ---- */
+
+static struct { char *pattern, *value; } lines[MAX_LINES];
+static int line_count;
+static struct stat loaded;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int users; /* nvmlInit less nvmlShutdown */
+
+static void give_up(const char *path, const char *why)
+{
+    fprintf(stderr, "nvml_stub: %s: %s\n", path, why);
+    abort();
+}
+
+static void load(const char *path)
+{
+    FILE *file = fopen(path, "r");
+    char *text = NULL;
+    size_t size = 0;
+    if (!file)
+        give_up(path, strerror(errno));
+    while (getline(&text, &size, file) > 0) {
+        text[strcspn(text, "\r\n")] = 0;
+        char *equals = strchr(text, '=');
+        if (text[0] == '#' || text[0] == 0)
+            continue;
+        if (!equals || line_count == MAX_LINES)
+            give_up(path, equals ? "too many lines" : text);
+        *equals = 0;
+        if (strcmp(text, "include") == 0) {
+            char folder[PATH_MAX], other[2 * PATH_MAX];
+            snprintf(folder, sizeof folder, "%s", path);
+            if (equals[1] == '/')
+                snprintf(other, sizeof other, "%s", equals + 1);
+            else
+                snprintf(other, sizeof other, "%s/%s", dirname(folder), equals + 1);
+            load(other);
+            continue;
+        }
+        lines[line_count].pattern = strdup(text);
+        lines[line_count++].value = strdup(equals + 1);
+    }
+    free(text);
+    fclose(file);
+}
+
+static void load_if_changed(void)
+{
+    const char *path = getenv("RACKPROOF_NVML_SCENARIO");
+    struct stat now;
+    if (!path || stat(path, &now) != 0)
+        give_up(path ? path : "RACKPROOF_NVML_SCENARIO", path ? strerror(errno) : "not set");
+    if (now.st_ino == loaded.st_ino && now.st_dev == loaded.st_dev && now.st_size == loaded.st_size &&
+        now.st_mtim.tv_sec == loaded.st_mtim.tv_sec && now.st_mtim.tv_nsec == loaded.st_mtim.tv_nsec)
+        return;
+    while (line_count > 0) {
+        free(lines[--line_count].pattern);
+        free(lines[line_count].value);
+    }
+    load(path);
+    loaded = now;
+}
+
+static int matches(const char *pattern, Device gpu, const char *key)
+{
+    char full[KEY_BYTES + 16];
+    if (strncmp(pattern, "gpu.", 4) != 0)
+        return fnmatch(pattern, key, 0) == 0;
+    snprintf(full, sizeof full, "gpu.%d.%s", (int)(gpu - devices), key);
+    return gpu != SYSTEM && fnmatch(pattern, full, 0) == 0;
+}
+
+/* The value of the last line that matches, or its return code; a delay is waited for without holding anybody else up. */
+static int answer(Device gpu, const char *key, char value[TEXT_BYTES])
+{
+    double delay = 0;
+    int code = NOT_SUPPORTED;
+    pthread_mutex_lock(&lock);
+    load_if_changed();
+    for (int i = line_count - 1; i >= 0; i--) {
+        if (!matches(lines[i].pattern, gpu, key))
+            continue;
+        if (lines[i].value[0] == '~') {
+            delay += strtod(lines[i].value + 1, NULL);
+            continue;
+        }
+        code = lines[i].value[0] == '!' ? atoi(lines[i].value + 1) : OK;
+        snprintf(value, TEXT_BYTES, "%s", lines[i].value);
+        break;
+    }
+    pthread_mutex_unlock(&lock);
+    struct timespec pause = {(time_t)delay, (long)((delay - (double)(time_t)delay) * 1e9)};
+    nanosleep(&pause, NULL);
+    return code;
+}
+
+static int text(Device gpu, char *out, unsigned size, const char *key)
+{
+    char value[TEXT_BYTES];
+    int code = users ? answer(gpu, key, value) : UNINITIALIZED;
+    if (code != OK)
+        return code;
+    if (strlen(value) >= size)
+        return INSUFFICIENT_SIZE;
+    memcpy(out, value, strlen(value) + 1);
+    return OK;
+}
+
+/* Every number of the answer, the rest zero. `key` is a printf format: the arguments that choose come last. */
+__attribute__((format(printf, 4, 5)))
+static int numbers(Device gpu, unsigned long long found[MAX_NUMBERS], int *count, const char *key, ...)
+{
+    char full[KEY_BYTES], value[TEXT_BYTES], *rest = value, *end;
+    va_list arguments;
+    va_start(arguments, key);
+    vsnprintf(full, sizeof full, key, arguments);
+    va_end(arguments);
+    int code = users ? answer(gpu, full, value) : UNINITIALIZED;
+    if (code != OK)
+        return code;
+    memset(found, 0, MAX_NUMBERS * sizeof *found);
+    for (*count = 0; *count < MAX_NUMBERS; ++*count, rest = end) {
+        unsigned long long number = strtoull(rest, &end, 0);
+        if (end == rest)
+            break;
+        found[*count] = number;
+    }
+    return OK;
+}
+
+/* ---- the shapes that NVML's getters have ---- */
+
+#define READ(gpu, ...)                               \
+    unsigned long long n[MAX_NUMBERS];               \
+    int count;                                       \
+    int code = numbers(gpu, n, &count, __VA_ARGS__); \
+    if (code != OK)                                  \
+        return code;
+
+#define TEXT(Name) \
+    int nvmlDeviceGet##Name(Device gpu, char *out, unsigned size) { return text(gpu, out, size, #Name); }
+
+#define NUMBER(Name, type) \
+    int nvmlDeviceGet##Name(Device gpu, type *out) { READ(gpu, #Name) *out = (type)n[0]; return OK; }
+
+#define PAIR(Name) \
+    int nvmlDeviceGet##Name(Device gpu, unsigned *a, unsigned *b) \
+    { READ(gpu, #Name) *a = (unsigned)n[0]; *b = (unsigned)n[1]; return OK; }
+
+#define CHOSEN(Name, type) \
+    int nvmlDeviceGet##Name(Device gpu, unsigned which, type *out) \
+    { READ(gpu, #Name ".%u", which) *out = (type)n[0]; return OK; }
+
+/* ---- the getters: one line each ---- */
+
+TEXT(Name)
+TEXT(Serial)
+TEXT(UUID)
+TEXT(VbiosVersion)
+TEXT(BoardPartNumber)
+NUMBER(PowerUsage, unsigned)
+NUMBER(EnforcedPowerLimit, unsigned)
+NUMBER(PowerManagementDefaultLimit, unsigned)
+NUMBER(TotalEnergyConsumption, unsigned long long)
+NUMBER(CurrPcieLinkGeneration, unsigned)
+NUMBER(MaxPcieLinkGeneration, unsigned)
+NUMBER(CurrPcieLinkWidth, unsigned)
+NUMBER(MaxPcieLinkWidth, unsigned)
+NUMBER(PcieReplayCounter, unsigned)
+NUMBER(PersistenceMode, unsigned)
+NUMBER(CurrentClocksEventReasons, unsigned long long)
+NUMBER(CurrentClocksThrottleReasons, unsigned long long)
+PAIR(EccMode)
+PAIR(MigMode)
+CHOSEN(Temperature, unsigned)
+CHOSEN(ClockInfo, unsigned)
+CHOSEN(NvLinkState, unsigned)
+
+/* ---- the getters of a shape of their own ---- */
+
+int nvmlDeviceGetTotalEccErrors(Device gpu, unsigned error, unsigned counter, unsigned long long *out)
+{
+    READ(gpu, "TotalEccErrors.%u.%u", error, counter)
+    *out = n[0];
+    return OK;
+}
+
+int nvmlDeviceGetMemoryErrorCounter(Device gpu, unsigned error, unsigned counter, unsigned place, unsigned long long *out)
+{
+    READ(gpu, "MemoryErrorCounter.%u.%u.%u", error, counter, place)
+    *out = n[0];
+    return OK;
+}
+
+int nvmlDeviceGetRemappedRows(Device gpu, unsigned *corrected, unsigned *uncorrected, unsigned *pending, unsigned *failed)
+{
+    READ(gpu, "RemappedRows")
+    *corrected = (unsigned)n[0];
+    *uncorrected = (unsigned)n[1];
+    *pending = (unsigned)n[2];
+    *failed = (unsigned)n[3];
+    return OK;
+}
+
+struct utilization { unsigned gpu, memory; };
+
+int nvmlDeviceGetUtilizationRates(Device gpu, struct utilization *out)
+{
+    READ(gpu, "UtilizationRates")
+    out->gpu = (unsigned)n[0];
+    out->memory = (unsigned)n[1];
+    return OK;
+}
+
+struct memory { unsigned long long total, free, used; };
+
+int nvmlDeviceGetMemoryInfo(Device gpu, struct memory *out) /* MemoryInfo=total used */
+{
+    READ(gpu, "MemoryInfo")
+    *out = (struct memory){n[0], n[0] - n[1], n[1]};
+    return OK;
+}
+
+struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; };
+
+int nvmlDeviceGetPciInfo_v3(Device gpu, struct pci *out) /* PciInfo=00000000:19:00.0 */
+{
+    memset(out, 0, sizeof *out);
+    int code = text(gpu, out->address, sizeof out->address, "PciInfo");
+    if (code != OK)
+        return code;
+    sscanf(out->address, "%x:%x:%x", &out->domain, &out->bus, &out->device);
+    snprintf(out->legacy, sizeof out->legacy, "%04x:%02x:%02x.0", out->domain & 0xffff, out->bus & 0xff, out->device & 0xff);
+    return OK;
+}
+
+struct process { unsigned pid; unsigned long long memory; unsigned gpu_instance, compute_instance; };
+
+int nvmlDeviceGetComputeRunningProcesses_v3(Device gpu, unsigned *size, struct process *out) /* ...=pid pid */
+{
+    READ(gpu, "ComputeRunningProcesses")
+    unsigned room = *size;
+    *size = (unsigned)count;
+    if ((unsigned)count > room)
+        return INSUFFICIENT_SIZE;
+    for (int i = 0; i < count; i++)
+        out[i] = (struct process){(unsigned)n[i], 1 << 20, ~0u, ~0u};
+    return OK;
+}
+
+/* ---- the system ---- */
+
+int nvmlInitWithFlags(unsigned flags)
+{
+    char value[TEXT_BYTES];
+    (void)flags;
+    int code = answer(SYSTEM, "Init", value);
+    if (code == OK)
+        __atomic_add_fetch(&users, 1, __ATOMIC_SEQ_CST);
+    return code;
+}
+
+int nvmlInit_v2(void)
+{
+    return nvmlInitWithFlags(0);
+}
+
+int nvmlShutdown(void)
+{
+    char value[TEXT_BYTES];
+    int code = users ? answer(SYSTEM, "Shutdown", value) : UNINITIALIZED;
+    if (code == OK)
+        __atomic_sub_fetch(&users, 1, __ATOMIC_SEQ_CST);
+    return code;
+}
+
+const char *nvmlErrorString(int code)
+{
+    (void)code;
+    return "An error that only the stub knows";
+}
+
+int nvmlSystemGetDriverVersion(char *out, unsigned size)
+{
+    return text(SYSTEM, out, size, "DriverVersion");
+}
+
+int nvmlSystemGetCudaDriverVersion_v2(int *out)
+{
+    READ(SYSTEM, "CudaDriverVersion")
+    *out = (int)n[0];
+    return OK;
+}
+
+int nvmlDeviceGetCount_v2(unsigned *out)
+{
+    READ(SYSTEM, "Count")
+    *out = (unsigned)n[0];
+    return OK;
+}
+
+int nvmlDeviceGetHandleByIndex_v2(unsigned index, Device *out)
+{
+    unsigned present;
+    int found = nvmlDeviceGetCount_v2(&present);
+    if (found != OK)
+        return found;
+    if (index >= present || index >= MAX_GPUS)
+        return INVALID_ARGUMENT;
+    READ(&devices[index], "HandleByIndex")
+    *out = &devices[index];
+    return OK;
+}

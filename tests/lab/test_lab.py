@@ -1,0 +1,359 @@
+"""The lab does what its users rely on: real hosts, real SSH, private files, real faults, and nothing left behind."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from . import hosts, lab, machine
+from .lab import Lab, LabError, LabUnavailable
+
+METRICS_SERVER = """
+import http.server, socket
+
+class Metrics(http.server.BaseHTTPRequestHandler):
+    def do_GET(self):
+        self.send_response(200)
+        self.send_header("Content-Type", "text/plain; version=0.0.4")
+        self.end_headers()
+        self.wfile.write(f"lab_name_length {len(socket.gethostname())}\\n".encode())
+
+    def log_message(self, *arguments):
+        pass
+
+http.server.ThreadingHTTPServer(("0.0.0.0", 9400), Metrics).serve_forever()
+"""
+
+
+@pytest.fixture(scope="module")
+def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("three"), hosts=3) as running:
+        yield running
+
+
+def until(condition: Callable[[], bool], what: str, timeout: float = 15) -> None:
+    deadline = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < deadline, f"not after {timeout} s: {what}"
+        time.sleep(0.05)
+
+
+def names(lab_name: str) -> list[str]:
+    """The network namespaces and run directory of a lab."""
+    places = [place for place in (machine.NAMESPACES, machine.RUN) if place.is_dir()]
+    return [str(path) for place in places for path in place.iterdir() if path.name.startswith(lab_name)]
+
+
+def own_names() -> set[str]:
+    return set(names(f"rp-{os.getpid()}-"))
+
+
+def processes_of(lab_name: str) -> set[tuple[str, str]]:
+    """The PID and start time of every process in the lab's network namespaces."""
+    places = [Path(path) for path in names(lab_name)]
+    inodes = {path.stat().st_ino for path in places if path.parent == machine.NAMESPACES}
+    found = set()
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if (process / "ns" / "net").stat().st_ino in inodes:
+                found.add((process.name, stat_fields(process.name)[19]))
+    return found
+
+
+def stat_fields(pid: str) -> list[str]:
+    """/proc/PID/stat from the process's state on."""
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+
+
+def alive(processes: set[tuple[str, str]]) -> list[str]:
+    """Those that still run. Not asked by namespace: the kernel soon gives a namespace's number to the next one."""
+    found = []
+    for pid, start in processes:
+        with contextlib.suppress(OSError):
+            fields = stat_fields(pid)
+            if fields[19] == start and fields[0] not in "ZX":
+                found.append(pid)
+    return found
+
+
+def processes_naming(text: str) -> list[str]:
+    """The processes that have this text on their command line."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if text in (process / "cmdline").read_text(errors="replace"):
+                found.append(process.name)
+    return found
+
+
+def reachable(running: Lab, address: str, *, source: str | None = None) -> bool:
+    scan = ["ssh-keyscan", "-T", "1", address]
+    answer = running.on(source, *scan, check=False) if source else running.run(scan, check=False)
+    return bool(answer.stdout)
+
+
+def test_every_host_answers_ssh_as_itself(three: Lab) -> None:
+    assert [(host.name, host.address) for host in three.hosts] == [
+        ("node1", "10.77.0.11"),
+        ("node2", "10.77.0.12"),
+        ("node3", "10.77.0.13"),
+    ]
+    identity = ["cat", "/etc/machine-id", "/proc/sys/kernel/random/boot_id", "/etc/ssh/ssh_host_ed25519_key.pub"]
+    seen = []
+    for host in three.hosts:
+        assert three.ssh(host.name, "hostname").stdout == f"{host.name}\n"
+        seen += three.ssh(host.name, *identity).stdout.splitlines()
+    assert len(set(seen)) == len(seen) == 9
+    assert Path("/etc/machine-id").read_text().strip() not in seen
+    assert three.key.stat().st_mode & 0o777 == 0o600
+
+
+def test_hosts_reach_each_other_by_name_on_both_ports(three: Lab) -> None:
+    for source, target in [("node1", "node2"), ("node2", "node3"), ("node3", "node1"), ("node1", "node1")]:
+        key = three.on(target, "cut", "-d ", "-f2", "/etc/ssh/ssh_host_ed25519_key.pub").stdout.strip()
+        for port in ("22", "2222"):
+            assert key in three.on(source, "ssh-keyscan", "-p", port, target).stdout
+
+
+def test_cut_makes_a_host_unreachable_and_mend_brings_it_back(three: Lab) -> None:
+    address = three.host("node2").address
+    assert reachable(three, address)
+    three.cut("node2")
+    try:
+        assert not reachable(three, address)
+        assert not reachable(three, "node2", source="node1")
+        assert reachable(three, "node3", source="node1")
+        assert three.on("node2", "ip", "-brief", "address", "show", "eth0").stdout.split()[2] == f"{address}/24"
+    finally:
+        three.mend("node2")
+    until(lambda: reachable(three, address), "node2 answers again")
+
+
+def test_a_host_writes_only_its_own_files(three: Lab, tmp_path: Path) -> None:
+    source = Path(__file__)
+    before = source.read_bytes()
+    marker = f"rackproof-{os.getpid()}"
+    places = ["/etc", "/root", "/tmp", "/var/tmp", "/dev/shm", "/run", str(source.parent), sys.prefix]
+    for place in places:
+        three.put("node1", f"{place}/{marker}", "mine")
+        assert three.on("node1", "cat", f"{place}/{marker}").stdout == "mine"
+        assert three.on("node2", "test", "-e", f"{place}/{marker}", check=False).returncode == 1
+        assert not (Path(place) / marker).exists()
+    three.put("node1", str(source), "changed")
+    three.on("node1", "rm", "/etc/debian_version")
+    assert source.read_bytes() == before
+    assert three.on("node2", "cat", source).stdout.encode() == before
+    assert Path("/etc/debian_version").exists()
+    for hidden in (tmp_path, three.directory, three.key):
+        assert three.on("node1", "test", "-e", hidden, check=False).returncode == 1, hidden
+
+
+def test_a_host_sees_its_own_processes_and_this_interpreter(three: Lab) -> None:
+    pids = three.on(
+        "node3", sys.executable, "-c", "import os, pytest; print(*filter(str.isdigit, os.listdir('/proc')))"
+    )
+    assert str(three.host("node3").pid) not in pids.stdout.split()
+    assert three.on("node3", "cat", "/proc/1/cmdline").stdout.startswith("bash\0")
+    refused = three.on("node3", "sh", "-c", "echo 1 >/proc/sys/vm/swappiness", check=False)
+    assert "Read-only" in refused.stderr
+
+
+def test_put_makes_directories_and_sets_the_mode(three: Lab) -> None:
+    three.put("node2", "/srv/deep/hello", "#!/bin/sh\necho hello from $(hostname) in $PWD\n", mode=0o755)
+    assert three.on("node2", "/srv/deep/hello", cwd=Path("/srv")).stdout == "hello from node2 in /srv\n"
+
+
+def test_a_failed_command_raises_and_shows_its_output(three: Lab) -> None:
+    with pytest.raises(subprocess.CalledProcessError) as failure:
+        three.on("node1", "sh", "-c", "echo the reason >&2; exit 3")
+    assert failure.value.returncode == 3
+    assert failure.value.__notes__ == ["the reason"]
+    assert three.run(["false"], check=False).returncode == 1
+    with pytest.raises(LabError, match="no host 'node9'; it has node1, node2, node3"):
+        three.on("node9", "true")
+
+
+@pytest.mark.parametrize("where", ["control", "node1"])
+def test_a_command_past_its_time_limit_is_ended_with_its_children(three: Lab, where: str) -> None:
+    mark = f"77{os.getpid()}.{len(where)}"  # seconds that nothing else sleeps for
+    command = ["sh", "-c", f"echo begun; sleep {mark} & sleep {mark}"]
+    with pytest.raises(subprocess.TimeoutExpired) as failure:
+        _ = three.run(command, timeout=0.3) if where == "control" else three.on(where, *command, timeout=0.3)
+    assert failure.value.__notes__ == ["begun"]
+    until(lambda: not processes_naming(mark), "its children are gone")
+
+
+def test_commands_do_not_inherit_ignored_signals(three: Lab) -> None:
+    ignored = ["sed", "-n", "s/^SigIgn:\\s*//p", "/proc/self/status"]
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        answers = [three.run(ignored), three.on("node1", *ignored), three.ssh("node1", *ignored)]
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert [int(answer.stdout, 16) for answer in answers] == [0, 0, 0]
+
+
+def test_ansible_reaches_every_host_through_the_inventory(three: Lab) -> None:
+    beside = shutil.which("ansible", path=str(Path(sys.executable).parent)) or shutil.which("ansible")
+    assert beside is not None, "the lab's tests need ansible-core"
+    inventory = three.inventory({"node2": {"slot": 7}}, {"rack": "r1"})
+    assert three.inventory(name="plain") != inventory
+    ping = ["-m", "ansible.builtin.ping", "-a", "data='{{ rack }} {{ slot | default(0) }}'"]
+    answer = three.run([beside, "gpu_hosts", "-i", inventory, "--one-line", *ping], cwd=three.directory)
+    pongs = [re.sub(" .*: ", " ", line) for line in answer.stdout.splitlines()]
+    assert sorted(pongs) == ['node1 "r1 0"}', 'node2 "r1 7"}', 'node3 "r1 0"}']
+
+
+def test_prometheus_scrapes_hosts_with_the_labels_of_a_target_file(three: Lab, tmp_path: Path) -> None:
+    targets = [
+        {"targets": [f"{three.host(name).address}:9400"], "labels": {"host": name, "rack": "r1"}}
+        for name in ("node1", "node3")
+    ]
+    (tmp_path / "gpu_hosts.json").write_text(json.dumps(targets))
+    prometheus = three.prometheus(tmp_path / "*.json")
+    for name in ("node1", "node3"):
+        three.put(name, "/srv/metrics.py", METRICS_SERVER)
+        three.start(name, "python3", "/srv/metrics.py")
+    found = prometheus.wait_for('lab_name_length{rack="r1"}', timeout=30, at_least=2)
+    assert {series["metric"]["host"]: series["value"][1] for series in found} == {"node1": "5", "node3": "5"}
+    assert prometheus.query("absent_metric") == []
+    with pytest.raises(LabError, match="has 0 series"):
+        prometheus.wait_for("absent_metric", timeout=0)
+    with pytest.raises(subprocess.CalledProcessError):
+        prometheus.query("not promql")
+
+
+def test_nothing_is_left_after_exit(three: Lab, tmp_path: Path) -> None:
+    before = own_names()
+    with Lab(tmp_path, hosts=2) as other:
+        lab_name = other.control.removesuffix("-control")
+        detach = ["setsid", "--fork", "sh", "-c", "exec sleep 1000 >/dev/null 2>&1"]
+        other.run(detach)
+        other.on("node1", *detach)
+        background = other.popen(["sh", "-c", "trap '' TERM; echo deaf; sleep 1000"], stdout=subprocess.PIPE)
+        assert background.stdout is not None
+        assert background.stdout.readline() == "deaf\n"
+        assert len(names(lab_name)) == 5  # switch, control, two hosts, run directory
+        processes = processes_of(lab_name)
+        assert len(alive(processes)) > 6
+    assert names(lab_name) == []
+    assert alive(processes) == []
+    assert processes_naming(str(tmp_path)) == []
+    assert background.poll() is not None
+    assert other.hosts == ()
+    assert own_names() == before
+    assert reachable(three, three.host("node1").address), "the lab beside it lives on"
+
+
+@pytest.mark.usefixtures("three")
+def test_a_host_that_does_not_start_is_named_and_nothing_is_left(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = own_names()
+    broken = tmp_path / "broken-init.sh"
+    broken.write_text('if [ "$2" = node2 ]; then echo "no sshd on $2"; exit 1; fi\nexec bash "$0".good "$@"\n')
+    shutil.copy(hosts.INIT, f"{broken}.good")
+    monkeypatch.setattr(hosts, "INIT", broken)
+    with pytest.raises(LabError, match="node2 ended; its log:\nno sshd on node2"), Lab(tmp_path / "lab", hosts=3):
+        pass
+    broken.write_text("exec sleep 1000\n")
+    monkeypatch.setattr(lab, "READY_SECONDS", 0.3)
+    with pytest.raises(LabError, match=r"node1 does not answer SSH after 0\.3 s"), Lab(tmp_path / "lab", hosts=1):
+        pass
+    assert own_names() == before
+    assert processes_naming(str(tmp_path)) == []
+
+
+@pytest.mark.usefixtures("three")
+def test_an_interrupt_while_starting_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    before = own_names()
+
+    def interrupt(*arguments: object) -> None:
+        assert own_names() > before
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(Lab, "_wait_for_ssh", interrupt)
+    with pytest.raises(KeyboardInterrupt), Lab(tmp_path, hosts=2):
+        pass
+    assert own_names() == before
+    assert processes_naming(str(tmp_path)) == []
+
+
+@pytest.fixture
+def command(tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], Path, str]]:
+    """`python -m tests.lab.lab 1`, its inventory and its lab's name."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.lab.lab", "1"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd=hosts.CHECKOUT,
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+    )
+    with process:
+        assert process.stdout is not None
+        assert process.stderr is not None
+        try:
+            inventory = Path(process.stdout.readline().strip())
+            hint = process.stderr.readline()
+            yield process, inventory, hint.partition("/run/netns/")[2].partition("-control")[0]
+        finally:
+            process.kill()
+
+
+def test_the_command_serves_until_interrupted(command: tuple[subprocess.Popen[str], Path, str]) -> None:
+    process, inventory, lab_name = command
+    assert "ansible_host: 10.77.0.11" in inventory.read_text()
+    assert len(names(lab_name)) == 4
+    process.send_signal(signal.SIGINT)
+    assert process.wait(15) == 0
+    assert names(lab_name) == []
+    assert not inventory.exists()
+
+
+def test_the_next_lab_sweeps_up_after_a_killed_one(
+    three: Lab, command: tuple[subprocess.Popen[str], Path, str], tmp_path: Path
+) -> None:
+    process, inventory, lab_name = command
+    control = machine.NAMESPACES / f"{lab_name}-control"
+    straggler = ["nsenter", f"--net={control}", "--", "setsid", "--fork", "sh", "-c", "exec sleep 1000 >/dev/null 2>&1"]
+    subprocess.run(straggler, check=True)
+    processes = processes_of(lab_name)
+    assert len(alive(processes)) > 2
+    process.kill()
+    process.wait()
+    # A host does not outlive the process that holds it; names and the control node's programs wait for the sweep.
+    until(lambda: not processes_naming(str(inventory.parent)), "the host is gone")
+    with Lab(tmp_path / "next", hosts=1):
+        assert names(lab_name) == []
+        assert alive(processes) == []
+        assert reachable(three, three.host("node1").address), "a living lab is not swept"
+
+
+def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert machine.requirements_missing() == []
+    monkeypatch.setattr(machine, "SEARCH_PATH", str(tmp_path))
+    with (
+        pytest.raises(LabUnavailable, match=r"sshd \(Debian package openssh-server\).*prometheus \(Debian"),
+        Lab(tmp_path),
+    ):
+        pass
+    monkeypatch.setattr(os, "geteuid", lambda: 1000)
+    assert machine.requirements_missing()[0] == "root (run the tests with sudo)"
+
+
+def test_directories_that_the_private_mounts_cover_stay_visible(tmp_path: Path) -> None:
+    inner = tmp_path / "inner"
+    inner.mkdir()
+    assert hosts.hidden([inner, tmp_path, Path("/usr"), Path("/dev/shm")]) == [Path("/dev/shm"), tmp_path]

@@ -1,0 +1,120 @@
+"""Reading and writing documents: what is ambiguous is refused, what is written is whole."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from schemas import documents
+from schemas.records import record_from_json, to_json
+from tests import builders
+
+RECORD = to_json(builders.records(builders.plan(gpu_count=1), "h1")[0])
+TEXT = json.dumps(RECORD)
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ('{"a": NaN}', "NaN is not JSON"),
+        ('{"a": -Infinity}', "-Infinity is not JSON"),
+        ('{"a": 1e999}', "not finite"),
+        ('{"a": 1, "a": 2}', "'a' stands twice"),
+        ("[" * 20 + "]" * 20, "nested deeper"),
+        ("[" * 100_000, "nested deeper"),
+        ('{"a": ', "not JSON at offset 6 of 6"),
+        ("", "not JSON at offset 0"),
+        ("1" * 5000, "integer"),
+        (b"\xff\xfe{}", "not"),
+    ],
+)
+def test_what_is_ambiguous_is_refused(text: Any, why: str) -> None:
+    with pytest.raises(documents.DocumentError, match="^h1.json: ") as caught:
+        documents.parse(text, source="h1.json")
+    assert why in str(caught.value)
+
+
+def test_what_is_too_large_is_refused() -> None:
+    with pytest.raises(documents.DocumentError, match="12 bytes, more than the 10"):
+        documents.parse('{"a": "bcd"}', source="h1.json", max_bytes=10)
+
+
+def test_a_record_comes_back_as_it_went(tmp_path: Path) -> None:
+    for record in builders.records(builders.plan(), "h1"):
+        documents.write(tmp_path / "r.json", to_json(record))
+        assert record_from_json(documents.read(tmp_path / "r.json", "record")) == record
+
+
+def test_a_record_cut_anywhere_is_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    whole = TEXT.encode()
+    for length in range(0, len(whole) - 1, 97):
+        path.write_bytes(whole[:length])
+        with pytest.raises(documents.DocumentError):
+            documents.read(path, "record")
+
+
+@given(st.integers(0, len(TEXT) - 1), st.characters(codec="ascii"))
+def test_a_record_with_one_wrong_character_is_refused_or_a_record(position: int, character: str) -> None:
+    text = TEXT[:position] + character + TEXT[position + 1 :]
+    try:
+        document = documents.parse(text, source="r")
+        documents.validate(document, "record", source="r")
+        record_from_json(document)
+    except documents.DocumentError:
+        pass
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        ({"schema": "rackproof.record/2"}, "schema: 'rackproof.record/2' where 'rackproof.record/1' is expected"),
+        ({"host": "../../etc/passwd"}, "host: "),
+        ({"nonse": "x"}, "unknown nonse (did you mean nonce?)"),
+        (
+            {"observations": [{"name": "a.b", "scope": "host", "stage": "s", "unit": "1", "status": "measured"}]},
+            "'value' is a required",
+        ),
+        (
+            {
+                "observations": [
+                    {"name": "a.b", "scope": "host", "stage": "s", "unit": "1", "status": "eror", "value": 1}
+                ]
+            },
+            "did you mean error?",
+        ),
+        (
+            {"observations": [{"name": "a.b", "scope": "host", "stage": "s", "unit": "1", "status": "error"}]},
+            "'reason' is a required",
+        ),
+    ],
+)
+def test_schema_errors_name_place_and_remedy(change: dict[str, Any], why: str) -> None:
+    with pytest.raises(documents.DocumentError) as caught:
+        documents.validate({**RECORD, **change}, "record", source="r.json")
+    assert why in str(caught.value)
+
+
+def test_links_pipes_and_directories_are_not_read(tmp_path: Path) -> None:
+    (tmp_path / "real.json").write_text(TEXT)
+    (tmp_path / "link.json").symlink_to(tmp_path / "real.json")
+    os.mkfifo(tmp_path / "pipe.json")
+    (tmp_path / "directory.json").mkdir()
+    for name in ("link", "pipe", "directory", "absent"):
+        with pytest.raises(documents.DocumentError, match=f"{name}.json: "):
+            documents.read(tmp_path / f"{name}.json", "record")
+
+
+def test_a_write_that_fails_leaves_the_old_file_and_no_other(tmp_path: Path) -> None:
+    path = tmp_path / "r.json"
+    documents.write(path, {"a": 1})
+    with pytest.raises(ValueError, match="Out of range"):
+        documents.write(path, {"a": float("nan")})
+    assert json.loads(path.read_text()) == {"a": 1}
+    assert [entry.name for entry in tmp_path.iterdir()] == ["r.json"]

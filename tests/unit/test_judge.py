@@ -1,0 +1,393 @@
+"""The judge: what is healthy passes, one fault gives one finding on one part, and what is absent is never a pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Criterion, Pack, read_packs
+from fleet.judge.verdict import Evidence, judge
+from schemas.records import Metric, Observation, Snapshot
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+
+PACKS = read_packs([])
+
+
+def findings(plan: Any, evidence: dict[str, Evidence]) -> list[Verdict]:
+    return [verdict for verdict in judge(plan, evidence, PACKS) if verdict.verdict != PASS]
+
+
+def test_healthy_fleet_has_no_finding() -> None:
+    plan = builders.plan()
+    verdicts = judge(plan, builders.evidence(plan), PACKS)
+    assert {verdict.verdict for verdict in verdicts} == {PASS}
+    assert {verdict.criterion for verdict in verdicts} >= {
+        "gpu-count",
+        "nvlink-active",
+        "gemm-bf16",
+        "training-loss-falls",
+    }
+
+
+@pytest.mark.parametrize(
+    ("over", "criterion", "action"),
+    [
+        ({"gpu__ecc__enabled": {"gpu=0": True, "gpu=1": False}}, "ecc-enabled", "reset_gpu"),
+        ({"gpu__ecc__uncorrectable_volatile": {"gpu=0": 0, "gpu=1": 1}}, "ecc-uncorrectable-volatile", "reset_gpu"),
+        (
+            {"gpu__ecc__uncorrectable_sram_aggregate": {"gpu=0": 4, "gpu=1": 5}},
+            "ecc-sram-uncorrectable-aggregate",
+            "rma",
+        ),
+        ({"gpu__remapped_rows__pending": {"gpu=0": False, "gpu=1": True}}, "row-remap-pending", "reset_gpu"),
+        ({"gpu__remapped_rows__failed": {"gpu=0": False, "gpu=1": True}}, "row-remap-failed", "rma"),
+        ({"gpu__remapped_rows__uncorrectable": {"gpu=0": 511, "gpu=1": 512}}, "row-remap-uncorrectable", "rma"),
+        ({"gpu__nvlink__active_links": {"gpu=0": 18, "gpu=1": 17}}, "nvlink-active", "inspect_hardware"),
+        ({"gpu__pcie__replays": {"gpu=0": 31, "gpu=1": 32}}, "pcie-replay", "reseat"),
+    ],
+)
+def test_one_fault_is_one_finding_on_one_part(over: dict[str, Any], criterion: str, action: str) -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    evidence["h2"] = builders.with_snapshot(
+        evidence["h2"], builders.snapshot(range(2), stage="gang", phase="after", **over)
+    )
+    found = findings(plan, evidence)
+    assert [(item.host, item.scope, item.serial, item.criterion, item.verdict, item.action) for item in found] == [
+        ("h2", "gpu=1", "h2-1", criterion, FAIL, action)
+    ]
+    assert found[0].source
+    assert found[0].limit is not None
+
+
+@pytest.mark.parametrize(
+    ("name", "criterion"), [("gpu__pcie__generation", "pcie-generation"), ("gpu__pcie__width", "pcie-width")]
+)
+def test_link_is_judged_by_its_best_snapshot(name: str, criterion: str) -> None:
+    """A link that saves power when idle is healthy if it was wide and fast once; one that never was is not."""
+    plan = builders.plan()
+    slow: dict[str, Any] = {name: 4}
+    idle = builders.evidence(plan)
+    idle["h1"] = builders.with_snapshot(idle["h1"], builders.snapshot(range(2), stage="gang", phase="after", **slow))
+    assert findings(plan, idle) == []
+    narrowed = builders.evidence(plan)
+    first = narrowed["h1"].records[0]
+    always = replace(
+        first, snapshots=(builders.snapshot(range(2), **slow), builders.snapshot(range(2), phase="after", **slow))
+    )
+    narrowed["h1"] = replace(narrowed["h1"], records=(always, *narrowed["h1"].records[1:]))
+    assert [(item.scope, item.criterion) for item in findings(plan, narrowed)] == [
+        ("gpu=0", criterion),
+        ("gpu=1", criterion),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "where", "value", "criterion"),
+    [
+        ("gemm.throughput", {"dtype": "bf16"}, 6.9e14, "gemm-bf16"),
+        ("memory_copy.bandwidth", {"direction": "host_to_device"}, 2.6e10, "host-to-device"),
+        ("collective.all_reduce.busbw", {"size_bytes": 8 << 30}, 2.6e11, "all-reduce-4-gpus"),
+        ("collective.broadcast.wrong_elements", {"size_bytes": 8}, 1, "collective-values-broadcast"),
+        ("training.loss_ratio", {"network": "resnet18"}, 1.0, "training-loss-falls"),
+        ("training.loss_finite", {"network": "convnet"}, False, "training-loss-finite"),
+    ],
+)
+def test_slow_or_wrong_benchmark_fails(name: str, where: dict[str, Any], value: Any, criterion: str) -> None:
+    plan = builders.plan(gpu_count=4)
+    evidence = builders.evidence(plan)
+
+    def spoil(seen: Observation) -> Observation:
+        hit = seen.name == name and where.items() <= seen.params.items() and seen.scope in ("gpu=2", "host")
+        return replace(seen, value=value) if hit else seen
+
+    evidence["h1"] = builders.with_observations(evidence["h1"], spoil)
+    assert [(item.host, item.criterion, item.verdict) for item in findings(plan, evidence)] == [("h1", criterion, FAIL)]
+
+
+def test_host_without_record_is_inconclusive_and_alone() -> None:
+    plan = builders.plan("h1", "h2", "h3")
+    evidence = builders.evidence(plan)
+    evidence["h2"] = Evidence(problem="no record: hosts/h2.json is missing")
+    found = findings(plan, evidence)
+    assert [(item.host, item.name, item.verdict, item.reason) for item in found] == [
+        ("h2", "record", INCONCLUSIVE, "no record: hosts/h2.json is missing")
+    ]
+
+
+def test_host_that_nobody_speaks_of_is_inconclusive() -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    del evidence["h1"]
+    assert [(item.host, item.verdict) for item in findings(plan, evidence)] == [("h1", INCONCLUSIVE)]
+
+
+@pytest.mark.parametrize("status", ["error", "skipped", "unsupported"])
+def test_what_was_not_measured_is_inconclusive_with_its_reason(status: str) -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+
+    def spoil(seen: Observation) -> Observation:
+        hit = seen.name == "gemm.throughput" and seen.params["dtype"] == "fp16" and seen.scope == "gpu=1"
+        return replace(seen, status=status, value=None, reason="it said so") if hit else seen
+
+    evidence["h2"] = builders.with_observations(evidence["h2"], spoil)
+    found = findings(plan, evidence)
+    assert [(item.host, item.scope, item.name, item.verdict, item.reason) for item in found] == [
+        ("h2", "gpu=1", "gemm.throughput", INCONCLUSIVE, f"{status}: it said so")
+    ]
+
+
+def test_every_expected_observation_is_missed() -> None:
+    """Whichever single benchmark result is gone, the judge names it."""
+    plan = builders.plan("h1", "h2", gpu_count=1)
+    complete = builders.evidence(plan)
+    for gang in (False, True):
+        record = next(item for item in complete["h1"].records if bool(item.gang) == gang)
+        for gone in record.observations:
+            evidence = complete | {
+                "h1": builders.with_observations(
+                    complete["h1"], lambda seen, gone=gone: None if seen == gone else seen, gang
+                )
+            }
+            found = findings(plan, evidence)
+            assert [(item.host, item.name, item.verdict) for item in found] == [("h1", gone.name, INCONCLUSIVE)], gone
+
+
+def test_every_inspection_is_missed() -> None:
+    """Whichever reading on which a criterion rests is gone from all snapshots, the judge says so for every GPU."""
+    plan = builders.plan("h1", "h2", gpu_count=1)
+    complete = builders.evidence(plan)
+    needed = [*builders.HEALTHY, "gpu.count", "gpu.pci_count", "xid.count"]
+    for name in needed:
+        first, *rest = complete["h1"].records
+        without = tuple(
+            replace(taken, metrics=tuple(metric for metric in taken.metrics if metric.name != name))
+            for taken in first.snapshots
+        )
+        evidence = complete | {"h1": Evidence(records=(replace(first, snapshots=without), *rest))}
+        found = findings(plan, evidence)
+        assert {item.verdict for item in found} == {INCONCLUSIVE}, name
+        assert {item.host for item in found} == {"h1"}
+
+
+def test_stage_that_left_nothing_is_told_once_with_the_reason() -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    alone, together = evidence["h1"].records
+    hung = replace(
+        together, observations=(), launches=(builders.launch("gang", ("h1", "h2"), "deadline", "rank 0 in join"),)
+    )
+    evidence["h1"] = Evidence(records=(alone, hung))
+    assert [(item.name, item.reason) for item in findings(plan, evidence)] == [
+        ("stage.gang", "nothing was observed; rank 0 in join")
+    ]
+
+
+def no_gpu() -> Snapshot:
+    why = "unsupported: NVML: Driver Not Loaded"
+    return Snapshot(
+        stage="preflight",
+        phase="before",
+        at=builders.WHEN,
+        duration_s=0.1,
+        metrics=(
+            Metric(name="gpu.count", unit="1", values={"host": 0}),
+            Metric(name="gpu.pci_count", unit="1", values={"host": 0}),
+            Metric(name="driver.version", unit="1", absent={"host": why}),
+            Metric(name="xid.count", unit="1", values={"host": 0}),
+        ),
+    )
+
+
+def test_no_gpu_where_the_inventory_expects_eight_fails_with_expected_and_found() -> None:
+    plan = builders.plan(gpu_count=8, rackproof_gpu_model="h200-sxm")
+    evidence = builders.evidence(plan)
+    first = evidence["h2"].records[0]
+    evidence["h2"] = Evidence(records=(replace(first, gpus=(), snapshots=(no_gpu(),), observations=(), launches=()),))
+    failed = [item for item in findings(plan, evidence) if item.verdict == FAIL]
+    assert [(item.host, item.criterion, item.value, item.limit) for item in failed] == [
+        ("h2", "gpu-count", 0, 8),
+        ("h2", "gpu-pci-count", 0, 8),
+    ]
+    assert failed[0].reason == "found 0, wanted = 8"
+    unseen = [item for item in findings(plan, evidence) if item.name == "gpu"]
+    assert len(unseen) == 8
+
+
+def test_lost_gpu_fails_by_count_and_its_siblings_pass() -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    gone = {"gpu=1": "error: NVML: GPU is lost"}
+    lost = builders.snapshot(range(2), stage="gang", phase="after")
+    metrics = tuple(
+        Metric(name="gpu.count", unit="1", values={"host": 1})
+        if metric.name == "gpu.count"
+        else replace(
+            metric,
+            values={key: value for key, value in metric.values.items() if not key.startswith("gpu=1")},
+            absent=gone,
+        )
+        for metric in lost.metrics
+    )
+    evidence["h1"] = builders.with_snapshot(evidence["h1"], replace(lost, metrics=metrics))
+    failed = [(item.host, item.scope, item.criterion) for item in findings(plan, evidence) if item.verdict == FAIL]
+    assert ("h1", "host", "gpu-count") in failed
+
+
+def test_unknown_gpu_model_is_inconclusive_and_names_the_remedy() -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    first, *rest = evidence["h1"].records
+    other = replace(first, gpus=tuple(replace(gpu, name="NVIDIA Z900") for gpu in first.gpus))
+    evidence["h1"] = Evidence(records=(other, *(replace(record, gpus=()) for record in rest)))
+    found = findings(plan, evidence)
+    assert [(item.host, item.name, item.verdict) for item in found] == [("h1", "gpu.name", INCONCLUSIVE)]
+    assert "no criteria pack for NVIDIA Z900" in found[0].reason
+
+
+def test_other_model_than_the_inventory_says_fails() -> None:
+    plan = builders.plan(rackproof_gpu_model="h100-sxm")
+    failed = [item for item in findings(plan, builders.evidence(plan)) if item.criterion == "gpu-model"]
+    assert {item.verdict for item in failed} == {FAIL}
+    assert len(failed) == 4
+
+
+def test_same_serial_twice_fails_both_places() -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    twin = builders.gpu("h1", 0)
+    evidence["h2"] = Evidence(
+        records=tuple(
+            replace(record, gpus=(replace(twin, index=0), record.gpus[1])) for record in evidence["h2"].records
+        )
+    )
+    found = [item for item in findings(plan, evidence) if item.name == "gpu.serial"]
+    assert [(item.host, item.scope, item.verdict) for item in found] == [("h1", "gpu=0", FAIL), ("h2", "gpu=0", FAIL)]
+    assert found[0].reason == "h1-0 is also h2 gpu=0"
+
+
+def test_thermal_slowdown_in_any_snapshot_fails_and_power_cap_does_not() -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    hot = builders.snapshot(range(2), stage="benchmark", phase="during")
+    metrics = tuple(
+        replace(metric, values=dict(metric.values) | {"gpu=0,reason=hw_thermal": True, "gpu=1,reason=power_cap": True})
+        if metric.name == "gpu.throttle.active"
+        else metric
+        for metric in hot.metrics
+    )
+    evidence["h1"] = builders.with_snapshot(evidence["h1"], replace(hot, metrics=metrics))
+    found = findings(plan, evidence)
+    assert [(item.scope, item.serial, item.criterion) for item in found] == [
+        ("gpu=0,reason=hw_thermal", "h1-0", "thermal-slowdown")
+    ]
+
+
+def test_xid_before_the_run_is_not_blamed_on_it_but_one_during_is() -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+
+    def with_xids(*counts: int) -> Evidence:
+        first, *rest = evidence["h1"].records
+        taken = tuple(
+            replace(
+                snapshot,
+                metrics=tuple(
+                    replace(metric, values={"host": count}) if metric.name == "xid.count" else metric
+                    for metric in snapshot.metrics
+                ),
+            )
+            for snapshot, count in zip(first.snapshots, counts, strict=True)
+        )
+        return Evidence(records=(replace(first, snapshots=taken), *rest))
+
+    assert findings(plan, evidence | {"h1": with_xids(3, 3)}) == []
+    found = findings(plan, evidence | {"h1": with_xids(3, 4)})
+    assert [(item.criterion, item.value, item.stage) for item in found] == [("xid-during-run", 1.0, "benchmark")]
+
+
+def test_counter_seen_once_cannot_be_judged_by_its_change() -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    first, *rest = evidence["h1"].records
+    evidence["h1"] = Evidence(records=(replace(first, snapshots=first.snapshots[:1]), *rest))
+    assert {item.verdict for item in findings(plan, evidence)} == {INCONCLUSIVE}
+    assert {item.criterion for item in findings(plan, evidence)} == {"pcie-replay", "xid-during-run"}
+
+
+def test_fabric_is_judged_only_where_the_inventory_states_its_rate() -> None:
+    silent = builders.plan(gpu_count=2)
+    assert "fabric-all-reduce" not in {item.criterion for item in judge(silent, builders.evidence(silent), PACKS)}
+    stated = builders.plan(gpu_count=2, rackproof_fabric_gbps=400)
+    verdicts = [
+        item for item in judge(stated, builders.evidence(stated), PACKS) if item.criterion == "fabric-all-reduce"
+    ]
+    assert [(item.verdict, item.limit) for item in verdicts] == [(PASS, 4e10), (PASS, 4e10)]
+
+
+@pytest.mark.parametrize(
+    ("operator", "passes"),
+    [
+        ("eq", lambda value, limit: value == limit),
+        ("ge", lambda value, limit: value >= limit),
+        ("le", lambda value, limit: value <= limit),
+        ("gt", lambda value, limit: value > limit),
+        ("lt", lambda value, limit: value < limit),
+    ],
+)
+@pytest.mark.parametrize("value", [9.0, 10.0, 11.0])
+def test_operators_at_their_limit(operator: str, passes: Callable[[float, float], bool], value: float) -> None:
+    assert _single(operator, 10.0, value) == (PASS if passes(value, 10.0) else FAIL)
+
+
+@pytest.mark.parametrize(("limit", "value"), [(0, False), (True, 1), (10.0, "10"), ("10", 10), ("a", "b"), (1, True)])
+def test_a_value_of_another_kind_than_its_limit_fails(limit: Any, value: Any) -> None:
+    assert _single("eq", limit, value) == FAIL
+
+
+def _single(operator: str, limit: Any, value: Any) -> str:
+    plan = builders.plan("h1", profile="standard", rackproof_gang="none")
+    criterion = Criterion(
+        id="c",
+        name="host.thing",
+        operator=operator,
+        unit="1",
+        action="none",
+        source="a test's own",
+        scope="host",
+        value=limit,
+    )
+    evidence = builders.evidence(plan)
+    taken = Snapshot(
+        stage="preflight",
+        phase="before",
+        at=builders.WHEN,
+        duration_s=0.0,
+        metrics=(Metric(name="host.thing", unit="1", values={"host": value}),),
+    )
+    evidence["h1"] = builders.with_snapshot(evidence["h1"], taken)
+    pack = Pack(name="mine", gpu_names=(), criteria=(criterion,), chosen=True)
+    return next(item.verdict for item in judge(plan, evidence, [*PACKS, pack]) if item.criterion == "c")
+
+
+def test_chosen_criterion_replaces_the_shipped_one_of_the_same_id() -> None:
+    plan = builders.plan()
+    stricter = replace(
+        next(item for pack in PACKS if pack.name == "h200-sxm" for item in pack.criteria if item.id == "gemm-bf16"),
+        expected=1e15,
+    )
+    pack = Pack(name="mine", gpu_names=(), criteria=(stricter,), chosen=True)
+    found = [item for item in judge(plan, builders.evidence(plan), [*PACKS, pack]) if item.verdict == FAIL]
+    assert {item.criterion for item in found} == {"gemm-bf16"}
+    assert len(found) == 4
+
+
+def test_rehearsal_judges_no_gpu() -> None:
+    plan = builders.plan(profile="rehearsal")
+    verdicts = judge(plan, {}, PACKS)
+    assert {item.verdict for item in verdicts} == {INCONCLUSIVE}

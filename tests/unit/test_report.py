@@ -1,0 +1,176 @@
+"""From a run directory to the report: what cannot be believed is quarantined, and the exit code tells the decision."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.report.load import load
+from fleet.report.merge import merge
+from schemas import documents
+from schemas.plans import Plan
+from schemas.records import to_json
+from schemas.reports import FleetReport
+from tests import builders
+from tests.unit.test_plan import rackproof
+
+PACKS = read_packs([])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """The run directory of three hosts that are in order."""
+    directory = tmp_path / "r1"
+    write_run(directory, builders.plan("h1", "h2", "h3"))
+    return directory
+
+
+def write_run(directory: Path, plan: Plan) -> None:
+    documents.write(directory / "plan.json", to_json(plan))
+    for host in plan.hosts:
+        for record in builders.records(plan, host.name):
+            place = f"gangs/{record.gang}" if record.gang else "hosts"
+            documents.write(directory / place / f"{host.name}.json", to_json(record))
+
+
+def report_of(directory: Path) -> FleetReport:
+    loaded = load(directory)
+    return merge(loaded.plan, loaded.evidence, PACKS, events=loaded.events, quarantined=loaded.quarantined)
+
+
+def test_accepted_run_exits_0_and_leaves_its_reports(run: Path) -> None:
+    done = rackproof("report", run)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "FINAL ACCEPTANCE: PASS\n- Hosts: 3 of 3 accepted (6 GPUs)" in done.stdout
+    written = documents.read(run / "report.json", "report", max_bytes=10_000_000)
+    assert written["decision"] == "accepted"
+    assert written["acceptance"]["status"] == "PASS"
+    assert written["coverage"]["expected"] == written["coverage"]["measured"] > 0
+    assert {"report.html", "report.md"} <= {path.name for path in run.iterdir()}
+
+
+def test_json_tells_decision_and_summary(run: Path) -> None:
+    (run / "hosts" / "h2.json").unlink()
+    done = rackproof("report", run, "--json")
+    told = json.loads(done.stdout)
+    assert done.returncode == 2
+    assert (told["decision"], told["acceptance"]["status"]) == ("incomplete", "INCOMPLETE")
+    assert any("h2" in line and "hosts/h2.json is missing" in line for line in told["acceptance"]["summary"])
+
+
+def test_deleted_record_names_that_host_alone_and_keeps_the_others(run: Path) -> None:
+    (run / "hosts" / "h2.json").unlink()
+    report = report_of(run)
+    assert report.decision == "incomplete"
+    assert {verdict.host for verdict in report.verdicts if verdict.verdict != "pass"} == {"h2"}
+    assert {host.name: host.decision for host in report.hosts} == {
+        "h1": "accepted",
+        "h2": "incomplete",
+        "h3": "accepted",
+    }
+    assert all(host.measurements for host in report.hosts if host.name != "h2")
+
+
+def stale(path: Path) -> None:
+    path.write_text(path.read_text().replace('"run_id": "r1"', '"run_id": "r0"'))
+
+
+def other_nonce(path: Path) -> None:
+    path.write_text(path.read_text().replace(builders.NONCE, "f" * 32))
+
+
+def other_host(path: Path) -> None:
+    path.write_text(path.read_text().replace('"host": "h2"', '"host": "h1"'))
+
+
+def other_version(path: Path) -> None:
+    path.write_text(path.read_text().replace("rackproof.record/1", "rackproof.record/9"))
+
+
+def truncated(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:500])
+
+
+def linked(path: Path) -> None:
+    path.rename(path.parent.parent / "elsewhere.json")
+    path.symlink_to(path.parent.parent / "elsewhere.json")
+
+
+def enormous(path: Path) -> None:
+    with path.open("ab") as file:
+        file.truncate(10_000_000_000)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (stale, "run r0, expected r1"),
+        (other_nonce, "nonce"),
+        (other_host, "host h1, expected h2"),
+        (other_version, "rackproof.record/9"),
+        (truncated, "not JSON at offset"),
+        (linked, "symbolic links"),
+        (enormous, "more than the 2000000"),
+    ],
+)
+def test_record_that_cannot_be_believed_is_quarantined(run: Path, spoil: Callable[[Path], None], why: str) -> None:
+    spoil(run / "hosts" / "h2.json")
+    report = report_of(run)
+    assert report.decision == "incomplete"
+    assert [item.path for item in report.quarantined] == ["hosts/h2.json"]
+    assert why in report.quarantined[0].reason
+    bad = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
+    assert [(verdict.host, verdict.verdict) for verdict in bad] == [("h2", "inconclusive")]
+    assert "hosts/h2.json" in bad[0].reason
+
+
+def test_record_of_a_host_that_is_not_in_the_plan_is_quarantined(run: Path) -> None:
+    shutil.copy(run / "hosts" / "h1.json", run / "hosts" / "h9.json")
+    report = report_of(run)
+    assert [(item.path, item.reason) for item in report.quarantined] == [("hosts/h9.json", "the plan has no such host")]
+    assert report.decision == "accepted"
+
+
+def test_events_of_the_control_node_make_a_host_inconclusive_until_the_play_ran_again(run: Path) -> None:
+    begun = {"at": builders.WHEN, "what": "began", "play": "Gang"}
+    gone = {**begun, "what": "unreachable", "host": "h3", "task": "Wait for the gang", "message": "ssh: timed out"}
+    (run / "events.jsonl").write_text(f"{json.dumps(begun)}\n{json.dumps(gone)}\n")
+    report = report_of(run)
+    bad = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
+    assert [(verdict.host, verdict.reason) for verdict in bad] == [
+        ("h3", "unreachable at Gang: Wait for the gang: ssh: timed out")
+    ]
+    with (run / "events.jsonl").open("a") as journal:
+        journal.write(json.dumps(begun) + "\n")
+    assert report_of(run).decision == "accepted"
+
+
+def test_broken_journal_is_quarantined(run: Path) -> None:
+    (run / "events.jsonl").write_text('{"at": "now"}\nnot json\n')
+    assert [item.path for item in report_of(run).quarantined] == ["events.jsonl", "events.jsonl"]
+
+
+def test_rehearsal_never_reads_as_an_accepted_gpu_fleet(tmp_path: Path) -> None:
+    plan = builders.plan(profile="rehearsal")
+    status = merge(plan, {}, PACKS).acceptance.status
+    assert status == "REHEARSAL INCOMPLETE"
+
+
+def test_merge_does_not_depend_on_the_order_of_evidence(run: Path) -> None:
+    loaded = load(run)
+    backwards = dict(reversed(loaded.evidence.items()))
+    assert merge(loaded.plan, loaded.evidence, PACKS) == merge(loaded.plan, backwards, PACKS)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"), [("nowhere", "plan.json: No such file"), (".", "plan.json: No such file")]
+)
+def test_directory_without_a_plan_exits_2(tmp_path: Path, name: str, message: str) -> None:
+    done = rackproof("report", tmp_path / name)
+    assert done.returncode == 2
+    assert message in done.stderr
