@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # The torch of rehearsals and tests. A host with GPUs brings its own, or the wheelhouse does.
-TORCH ?= torch==2.13.0
+TORCH ?= torch==2.13.0 numpy pillow
 GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 ifeq ($(GPUS),0)
 INVENTORY ?= inventory/local/rehearsal.yml
@@ -26,7 +26,8 @@ acceptance: $(STAMP) ## Accept INVENTORY (default: this machine; a rehearsal whe
 dev: $(STAMP) ## Make the virtual environment
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH) numpy
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0
 	touch $@
 
 lint: $(STAMP) ## Style, types, imports, Ansible, YAML, criteria packs

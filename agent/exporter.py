@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import re
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from wsgiref.simple_server import WSGIServer
 
 from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from agent.snapshot import collect
+from agent.snapshot import Reading, collect
 from collectors.base import Absent, Collector, Family, Labels
 
 PREFIX = "rackproof_"
@@ -30,17 +31,19 @@ SCRAPE_DEADLINE_S = 8.0
 
 
 class Exporter:
-    """A prometheus_client collector over ours. A reading that cannot be had is left out, and its collector says so."""
+    """A prometheus_client collector over ours. A reading that cannot be had is left out, and counted as absent."""
 
     def __init__(self, collectors: Sequence[Collector]) -> None:
         self._collectors = collectors
         self._one_at_a_time = threading.Lock()
+        self._stuck: dict[str, Reading] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Every family as Prometheus sees it, and how each collector fared."""
         with self._one_at_a_time:
-            families, outcome = collect(self._collectors, SCRAPE_DEADLINE_S)
+            families, outcome = collect(self._collectors, SCRAPE_DEADLINE_S, self._stuck)
         yield from metrics(families)
+        yield _absences(families)
         success = GaugeMetricFamily(
             f"{PREFIX}collector_success", "1 where the collector answered", labels=["collector"]
         )
@@ -81,6 +84,20 @@ def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
     metric = kind(name, family.help)
     for labels, value in numbers:
         metric.add_sample(name + ("_total" if family.counter else ""), dict(labels), value)
+    return metric
+
+
+def _absences(families: Iterable[Family]) -> Metric:
+    """How many readings of each GPU, or of the host, could not be had: a series that only ends is easily overlooked."""
+    missing = Counter(
+        (labels.get("gpu", ""), value.status)
+        for family in families
+        for labels, value in family.readings
+        if isinstance(value, Absent)
+    )
+    metric = GaugeMetricFamily(f"{PREFIX}readings_absent", "Readings that could not be had", labels=["gpu", "status"])
+    for place, count in sorted(missing.items()):
+        metric.add_metric(place, count)
     return metric
 
 

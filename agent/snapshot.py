@@ -20,19 +20,23 @@ def now() -> str:
 
 
 def collect(
-    collectors: Iterable[Collector], deadline_s: float = COLLECT_DEADLINE_S
+    collectors: Iterable[Collector], deadline_s: float = COLLECT_DEADLINE_S, stuck: dict[str, Reading] | None = None
 ) -> tuple[list[Family], dict[str, float | str]]:
     """Every family of every collector, and a line a collector: seconds it took, or why it failed.
 
-    The collectors run side by side, so that one that blocks or breaks costs its own readings only.
+    The collectors run side by side, so that one that blocks or breaks costs its own readings only. Where the caller keeps
+    `stuck` from call to call, a collector that still blocks is neither started nor waited for again.
     """
     families: list[Family] = []
     outcome: dict[str, float | str] = {}
-    running = [(collector.name, _Reading(collector)) for collector in collectors]
+    stuck = {} if stuck is None else stuck
+    blocked = {name: reading for name, reading in stuck.items() if reading.is_alive()}
+    running = [(collector.name, blocked.get(collector.name) or Reading(collector)) for collector in collectors]
     ends = time.monotonic() + deadline_s
     for name, reading in running:
-        reading.join(max(0.0, ends - time.monotonic()))
+        reading.join(0.0 if name in blocked else max(0.0, ends - time.monotonic()))
         if reading.is_alive():
+            stuck[name] = reading
             outcome[name] = f"no answer within {deadline_s:g} s"
         elif reading.error:
             outcome[name] = reading.error
@@ -42,7 +46,7 @@ def collect(
     return families, outcome
 
 
-class _Reading(threading.Thread):
+class Reading(threading.Thread):
     """One collector at work. A daemon: a call that never returns must not keep the process."""
 
     def __init__(self, collector: Collector) -> None:

@@ -25,6 +25,14 @@ RUN: Mapping[str, Callable[[Context, dict[str, Any]], None]] = {
     "training": training.run,
 }
 
+FOR_A_CPU: Mapping[str, Mapping[str, Any]] = {
+    "gemm": {"size": 512},
+    "memory_copy": {"size_bytes": 1 << 24},
+    "collective": {"sizes_bytes": [8, 1 << 16, 1 << 20]},
+    "training": {"max_steps": 20},
+}
+"""Sizes fit for trying the command line on a machine without GPUs."""
+
 
 def main() -> int:
     """Runs the requested benchmarks on this rank; 0 where it got to the end, whatever the figures."""
@@ -90,16 +98,19 @@ def _request(arguments: argparse.Namespace) -> tuple[dict[str, Any], Path]:
         return json.loads(arguments.request.read_text(encoding="utf-8")), arguments.request.parent
     local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
     names = [name for name in BENCHMARKS if not (arguments.validation_only and name == "training")]
-    benchmarks: dict[str, dict[str, Any]] = {name: {} for name in names if not arguments.only or name in arguments.only}
+    gpu = torch.cuda.is_available()
+    benchmarks = {
+        name: {} if gpu else dict(FOR_A_CPU[name]) for name in names if not arguments.only or name in arguments.only
+    }
     if "training" in benchmarks:
         over = {"epochs": arguments.epochs, "batch_size": arguments.batch_size}
-        benchmarks["training"] = {key: value for key, value in over.items() if value is not None}
+        benchmarks["training"] |= {key: value for key, value in over.items() if value is not None}
     work = Path(arguments.results)
     work.mkdir(parents=True, exist_ok=True)
     return {
         "stage": "benchmark",
         "world_scope": "host",
-        "device": "gpu" if torch.cuda.is_available() else "cpu",
+        "device": "gpu" if gpu else "cpu",
         "devices": list(range(local)),
         "collective_timeout_s": 120,
         "benchmarks": benchmarks,

@@ -201,8 +201,7 @@ class Lab:
     def prometheus(self, targets_glob: Path, scrape_interval: str = "1s") -> Prometheus:
         """Start Prometheus on the control node; it scrapes the targets in the file_sd files matching `targets_glob`."""
         self._servers += 1
-        directory = self.directory / f"prometheus{self._servers}"
-        directory.mkdir()
+        directory = Path(tempfile.mkdtemp(prefix="prometheus-", dir=self.directory))
         config, log = directory / "prometheus.yml", directory / "log"
         write_config(config, targets_glob, scrape_interval)
         address = f"{CONTROL_ADDRESS}:{9089 + self._servers}"

@@ -35,7 +35,7 @@ TEXT = json.dumps(RECORD)
     ],
 )
 def test_what_is_ambiguous_is_refused(text: Any, why: str) -> None:
-    with pytest.raises(documents.DocumentError, match="^h1.json: ") as caught:
+    with pytest.raises(documents.DocumentError, match=r"^h1\.json: ") as caught:
         documents.parse(text, source="h1.json")
     assert why in str(caught.value)
 

@@ -86,7 +86,7 @@ def test_inventory_without_hosts_is_refused(found: dict[str, Any], message: str)
 
 
 def test_two_hosts_at_one_address_are_refused() -> None:
-    with pytest.raises(UsageError, match="hosts a and b have the same address 10.0.0.1 port 22"):
+    with pytest.raises(UsageError, match=r"hosts a and b have the same address 10\.0\.0\.1 port 22"):
         check_addresses({"a": {"ansible_host": "10.0.0.1"}, "b": {"ansible_host": "10.0.0.1"}})
     check_addresses({"a": {"ansible_host": "10.0.0.1"}, "b": {"ansible_host": "10.0.0.1", "ansible_port": 2222}})
 
@@ -155,7 +155,10 @@ def test_plan_is_what_its_schema_says_and_comes_back(profile: str) -> None:
 )
 def test_wrong_profile_is_told_with_the_nearest_name(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mine.yml"
-    head = "schema: rackproof.profile/1\nsummary: mine\ndevice: gpu\nstages:\n  benchmark:\n    deadline_s: 1\n    collective_timeout_s: 1\n"
+    head = (
+        "schema: rackproof.profile/1\nsummary: mine\ndevice: gpu\n"
+        "stages:\n  benchmark:\n    deadline_s: 1\n    collective_timeout_s: 1\n"
+    )
     path.write_text(f"{head}    {text}\n")
     with pytest.raises(UsageError) as caught:
         read_profile(str(path))

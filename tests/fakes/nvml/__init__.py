@@ -1,8 +1,8 @@
 """NVIDIA's management library without a GPU: a real `libnvidia-ml.so.1` that answers from a scenario file.
 
 nvidia-ml-py loads it by name, so what is under test is the code that runs on a GPU host, unpatched. `nvml_stub.c` says how a
-scenario is written; `scenarios/` holds two healthy machines and one file a fault. A program finds the library once, when it
-first loads it, so each scenario gets a process of its own; the scenario itself may change under a running program.
+scenario is written; `scenarios/` holds two healthy machines and one file a fault. The loader reads its path when a program
+starts, so the program under test is a process of its own; its scenario may change while it runs.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
 
 def environment(library: Path, scenario: Path) -> dict[str, str]:
     """What has to be added to a program's environment to have it find the library and its scenario."""
-    return {"LD_LIBRARY_PATH": str(library), "RACKPROOF_NVML_SCENARIO": str(scenario)}
+    return {"LD_LIBRARY_PATH": str(library.absolute()), "RACKPROOF_NVML_SCENARIO": str(scenario.absolute())}
 
 
 def scenario(name: str) -> Path:
@@ -75,8 +75,33 @@ def python(arguments: Iterable[str | Path], library: Path, scenario: Path) -> st
     ).stdout
 
 
-def snapshot(library: Path, scenario: Path, *devices: int) -> dict[str, Any]:
-    """A snapshot as the agent takes it with NVML alone, in a process of its own; see `take.py`."""
-    chosen = [str(index) for index in devices]
-    taken: dict[str, Any] = json.loads(python(["-m", "tests.fakes.nvml.take", *chosen], library, scenario))
-    return taken
+class Reader:
+    """A program that takes a snapshot with NVML alone whenever it is asked, while the scenario under it changes."""
+
+    def __init__(self, library: Path, scenario: Path) -> None:
+        """Starts `take.py` with this library; `scenario` is a path that the reader may write to."""
+        self._scenario = write(scenario, "healthy-h100x8")
+        self._program = subprocess.Popen(
+            [sys.executable, "-m", "tests.fakes.nvml.take"],
+            env={**os.environ, **environment(library, scenario)},
+            cwd=CHECKOUT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def __enter__(self) -> Reader:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._program.communicate(timeout=30)
+
+    def take(self, base: str, *lines: str | bytes, devices: Iterable[int] = ()) -> dict[str, Any]:
+        """The `snapshot`, and the `gpus` that it names, of the scenario `base` with these lines over it."""
+        write(self._scenario, base, *lines)
+        assert self._program.stdin
+        assert self._program.stdout
+        self._program.stdin.write(json.dumps(list(devices)) + "\n")
+        self._program.stdin.flush()
+        taken: dict[str, Any] = json.loads(self._program.stdout.readline())
+        return taken

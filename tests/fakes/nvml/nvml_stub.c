@@ -103,8 +103,10 @@ static int matches(const char *pattern, Device gpu, const char *key)
     char full[KEY_BYTES + 16];
     if (strncmp(pattern, "gpu.", 4) != 0)
         return fnmatch(pattern, key, 0) == 0;
+    if (gpu == SYSTEM)
+        return 0;
     snprintf(full, sizeof full, "gpu.%d.%s", (int)(gpu - devices), key);
-    return gpu != SYSTEM && fnmatch(pattern, full, 0) == 0;
+    return fnmatch(pattern, full, 0) == 0;
 }
 
 /* The value of the last line that matches, or its return code; a delay is waited for without holding anybody else up. */

@@ -1,0 +1,331 @@
+"""What Prometheus sees: a golden scrape of a healthy machine, the rules its names keep, and the server itself."""
+
+from __future__ import annotations
+
+import os
+import re
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+from prometheus_client import CollectorRegistry, Metric, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent import exporter
+from agent.exporter import Exporter, serve
+from collectors.base import Absent, Collector, Family
+from collectors.nvml import GPU_READINGS, THROTTLE_REASONS
+from tests.fakes import host, nvml
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "exporter.txt"
+VARIES = re.compile(r"^(rackproof_host_cpu_count|rackproof_collector_duration_seconds\{.*\}) .*$", re.MULTILINE)
+"""Samples that depend on the machine and the moment."""
+
+LOST_READINGS = 1 + len(GPU_READINGS) + len(THROTTLE_REASONS) + 1
+"""UUID, table, throttle reasons, NVLinks: what a GPU without a handle does not answer."""
+
+SCRAPE = """
+import sys
+from pathlib import Path
+from prometheus_client import CollectorRegistry, generate_latest
+from agent.exporter import Exporter
+from collectors.host import HostCollector
+from collectors.nvml import NvmlCollector
+from collectors.xid import XidCollector
+exporter = Exporter([HostCollector(Path(sys.argv[1])), NvmlCollector([0, 1]), XidCollector(Path(sys.argv[2]))])
+registry = CollectorRegistry()
+registry.register(exporter)
+print(generate_latest(registry).decode(), end="")
+"""
+
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+"""Sample name and sorted labels -> value."""
+
+
+class Fake:
+    """A collector that does what it is told, and counts how often."""
+
+    def __init__(self, name: str, does: Callable[[], Iterable[Family]]) -> None:
+        self.name = name
+        self.calls = 0
+        self._does = does
+
+    def collect(self) -> Iterable[Family]:
+        self.calls += 1
+        return self._does()
+
+
+def family(name: str, value: object, unit: str = "1", *, counter: bool = False, **labels: str) -> Family:
+    return Family(name=name, unit=unit, help="Help", counter=counter, readings=[(labels, value)])  # type: ignore[list-item]
+
+
+def load() -> list[Family]:
+    return [family("host.load", 0.5)]
+
+
+def breaks() -> list[Family]:
+    raise OSError("the source went away")
+
+
+def scrape(*collectors: Collector) -> str:
+    return text_of(Exporter(collectors))
+
+
+def text_of(of: Exporter) -> str:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(of)  # type: ignore[arg-type]
+    return generate_latest(registry).decode()
+
+
+def parsed(text: str) -> list[Metric]:
+    return list(text_string_to_metric_families(text))
+
+
+def series(text: str) -> Series:
+    samples = [sample for metric in parsed(text) for sample in metric.samples]
+    found = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
+    assert len(found) == len(samples), "a series stands twice"
+    return found
+
+
+# ---- a healthy machine ----
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+def scrape_machine(library: Path, directory: Path, scenario: Path) -> str:
+    """What the real collectors give for a scenario, in a process of its own."""
+    root, log = host.tree(directory / "root", gpus=4), nvml.CHECKOUT / "tests/fakes/kmsg/faults.txt"
+    return nvml.python(["-c", SCRAPE, root, log], library, scenario)
+
+
+@pytest.fixture(scope="module")
+def healthy(library: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
+    return scrape_machine(library, tmp_path_factory.mktemp("host"), nvml.scenario("healthy-h200x4"))
+
+
+def test_the_scrape_of_a_healthy_machine_is_as_agreed(healthy: str) -> None:
+    """After an intended change: UPDATE_GOLDEN=1 pytest tests/unit/test_exporter.py, and read the difference."""
+    text = VARIES.sub(r"\1 0.0", healthy)
+    if os.environ.get("UPDATE_GOLDEN"):
+        GOLDEN.write_text(text)
+    assert text == GOLDEN.read_text()
+
+
+def test_the_scrape_parses_back_to_what_was_read(healthy: str) -> None:
+    found = series(healthy)
+    gpu = (("gpu", "0"), ("uuid", "GPU-41b7e0c5-2d93-4f68-ba10-5c8e96f3d702"))
+    assert found[("rackproof_gpu_count", ())] == 2
+    assert found[("rackproof_gpu_power_watts", gpu)] == 78.964
+    assert found[("rackproof_gpu_energy_joules_total", gpu)] == 26991.95
+    assert found[("rackproof_gpu_temperature_celsius", gpu)] == 29
+    assert found[("rackproof_gpu_clock_memory_hertz", gpu)] == 3.201e9
+    assert found[("rackproof_gpu_memory_total_bytes", gpu)] == 150754820096
+    assert found[("rackproof_gpu_ecc_enabled", gpu)] == 1
+    assert found[("rackproof_xid_count_total", (("pci", "0000:5d:00"), ("xid", "79")))] == 1
+    assert found[("rackproof_host_memory_total_bytes", ())] == 2113404636 * 1024
+
+
+def test_names_keep_the_rules_of_prometheus(healthy: str) -> None:
+    for metric in parsed(healthy):
+        assert metric.name.startswith("rackproof_")
+        assert metric.documentation
+        for sample in metric.samples:
+            assert re.fullmatch(r"[a-z][a-z0-9_]*", sample.name)
+            assert sample.name.endswith("_total") == (metric.type == "counter"), sample.name
+            assert all(re.fullmatch(r"[a-z][a-z0-9_]*", label) for label in sample.labels)
+
+
+def test_counters_and_units_are_those_of_the_table(healthy: str) -> None:
+    kinds = {metric.name: metric.type for metric in parsed(healthy)}
+    for name, unit, counter, *_ in GPU_READINGS:
+        exported = exporter.PREFIX + name.replace(".", "_") + exporter.SUFFIX[unit]
+        if exported in kinds:  # a text is in the info series instead
+            assert kinds[exported] == ("counter" if counter else "gauge")
+
+
+def test_identity_is_in_one_info_series_a_scope(healthy: str) -> None:
+    found = {labels: value for (name, labels), value in series(healthy).items() if name.endswith("_info")}
+    assert set(found.values()) == {1.0}
+    assert [dict(labels) for labels in found] == [
+        {
+            "cpu_model": "Intel(R) Xeon(R) Platinum 8480C",
+            "driver_cuda_version": "13.0",
+            "driver_version": "580.159.04",
+            "kernel_version": "6.8.0-45-generic",
+        },
+        {
+            "gpu": "0",
+            "name": "NVIDIA H200",
+            "part_number": "692-2G520-0282-001",
+            "pci_bus_id": "00000000:00:06.0",
+            "serial": "1650000000000",
+            "uuid": "GPU-41b7e0c5-2d93-4f68-ba10-5c8e96f3d702",
+            "vbios_version": "96.00.A5.00.1A",
+        },
+        {
+            "gpu": "1",
+            "name": "NVIDIA H200",
+            "part_number": "692-2G520-0282-001",
+            "pci_bus_id": "00000000:00:07.0",
+            "serial": "1650000000001",
+            "uuid": "GPU-d96f4a38-b05e-4172-8ec4-17a3f2d0695b",
+            "vbios_version": "96.00.A5.00.1A",
+        },
+    ]
+
+
+def test_a_lost_gpu_leaves_the_scrape_and_its_sibling_stays(library: Path, healthy: str, tmp_path: Path) -> None:
+    scenario = nvml.write(tmp_path / "scenario", "healthy-h200x4", "gpu.1.*=!15")
+    before, after = (series(VARIES.sub("", text)) for text in (healthy, scrape_machine(library, tmp_path, scenario)))
+    gone = {labels for _, labels in before.keys() - after.keys()}
+    assert {dict(labels)["gpu"] for labels in gone} == {"1"}
+    changed = {key: value for key, value in after.items() if before.get(key) != value}
+    absences = ("rackproof_readings_absent", (("gpu", "1"), ("status", "error")))
+    assert changed == {("rackproof_gpu_count", ()): 1, absences: LOST_READINGS}
+
+
+# ---- what a collector may do to a scrape ----
+
+
+def test_a_collector_that_raises_is_told_and_the_others_stay() -> None:
+    found = series(scrape(Fake("bad", breaks), Fake("good", load)))
+    assert found[("rackproof_host_load", ())] == 0.5
+    assert found[("rackproof_collector_success", (("collector", "bad"),))] == 0
+    assert found[("rackproof_collector_success", (("collector", "good"),))] == 1
+    assert [labels for name, labels in found if name == "rackproof_collector_duration_seconds"] == [
+        (("collector", "good"),)
+    ]
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What a blocked collector waits for; opened when the test ends, so that no thread is left."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def test_scrapes_stay_fast_while_a_collector_blocks(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
+    def blocks() -> list[Family]:
+        gate.wait()
+        return [family("host.uptime", 7.0, "s")]
+
+    stuck = Fake("stuck", blocks)
+    kept = Exporter([stuck, Fake("good", load)])
+    monkeypatch.setattr(exporter, "SCRAPE_DEADLINE_S", 0.2)
+    text_of(kept)
+    monkeypatch.setattr(exporter, "SCRAPE_DEADLINE_S", 30.0)
+    began = time.monotonic()
+    found = series(text_of(kept))
+    assert time.monotonic() - began < 5
+    assert stuck.calls == 1
+    assert found[("rackproof_collector_success", (("collector", "stuck"),))] == 0
+    assert found[("rackproof_host_load", ())] == 0.5
+
+
+def test_what_is_absent_is_left_out_and_counted() -> None:
+    lost = Absent(status="error", reason="NVML: GPU is lost")
+    families = [
+        family("gpu.power", lost, "W", gpu="3"),
+        family("gpu.name", lost, gpu="3"),
+        family("gpu.serial", Absent(status="unsupported", reason="NVML: Not Supported"), gpu="2"),
+        family("host.load", Absent(status="error", reason="/proc/loadavg: gone")),
+    ]
+    found = series(scrape(Fake("gpus", lambda: families)))
+    assert {key: value for key, value in found.items() if "collector" not in key[0]} == {
+        ("rackproof_readings_absent", (("gpu", ""), ("status", "error"))): 1,
+        ("rackproof_readings_absent", (("gpu", "2"), ("status", "unsupported"))): 1,
+        ("rackproof_readings_absent", (("gpu", "3"), ("status", "error"))): 2,
+    }
+
+
+@pytest.mark.parametrize(
+    "hostile",
+    [
+        '"} 1\nfake 9',
+        'x",y="z',
+        "\\",
+        '\\"',
+        "line\nline",
+        "# TYPE fake gauge",
+        "{}",
+        "",
+        "é\u202e\x1b[31m",
+        "a" * 5000,
+    ],
+)
+@pytest.mark.parametrize("as_text", [True, False], ids=["text", "label"])
+def test_a_hostile_value_stays_inside_its_label(hostile: str, as_text: bool) -> None:
+    reading = family("gpu.name", hostile, gpu="0") if as_text else family("gpu.processes", 3, gpu=hostile)
+    found = series(scrape(Fake("gpus", lambda: [reading])))
+    ours = {name: (dict(labels), value) for (name, labels), value in found.items() if "collector" not in name}
+    if as_text:
+        assert ours == {"rackproof_gpu_info": ({"gpu": "0", "name": hostile}, 1)}
+    else:
+        assert ours == {"rackproof_gpu_processes": ({"gpu": hostile}, 3)}
+
+
+@pytest.mark.parametrize(
+    ("reading", "name", "value"),
+    [
+        (family("host.load", 1.5), "rackproof_host_load", 1.5),
+        (family("host.uptime", 60, "s"), "rackproof_host_uptime_seconds", 60),
+        (family("gpu.energy", 9.5, "J", counter=True), "rackproof_gpu_energy_joules_total", 9.5),
+        (family("gpu.ecc.enabled", True), "rackproof_gpu_ecc_enabled", 1),
+        (family("gpu.utilization", 0.25, "ratio"), "rackproof_gpu_utilization_ratio", 0.25),
+    ],
+)
+def test_a_reading_becomes_one_sample(reading: Family, name: str, value: float) -> None:
+    assert series(scrape(Fake("one", lambda: [reading])))[(name, ())] == value
+
+
+# ---- the server ----
+
+
+@pytest.fixture
+def serving() -> Iterator[Callable[..., str]]:
+    """Starts a server on a free port, and gives its address; stops it when the test ends."""
+    started = []
+
+    def start(*collectors: Collector) -> str:
+        server, thread = serve(collectors, "127.0.0.1", 0)
+        started.append((server, thread))
+        return f"http://127.0.0.1:{server.server_port}/metrics"
+
+    yield start
+    for server, thread in started:
+        server.shutdown()
+        server.server_close()
+        thread.join()
+
+
+def test_the_server_answers_a_scrape(serving: Callable[..., str]) -> None:
+    with urllib.request.urlopen(serving(Fake("good", load), Fake("bad", breaks)), timeout=5) as answer:
+        assert answer.status == 200
+        assert answer.headers["Content-Type"].startswith("text/plain")
+        found = series(answer.read().decode())
+    assert found[("rackproof_host_load", ())] == 0.5
+    assert found[("rackproof_collector_success", (("collector", "bad"),))] == 0
+
+
+def test_nothing_is_read_before_the_first_scrape_and_everything_at_each(serving: Callable[..., str]) -> None:
+    collector = Fake("good", load)
+    url = serving(collector)
+    assert collector.calls == 0
+    for calls in (1, 2):
+        with urllib.request.urlopen(url, timeout=5) as answer:
+            answer.read()
+        assert collector.calls == calls
+
+
+def test_a_taken_port_is_an_error(serving: Callable[..., str]) -> None:
+    port = int(serving(Fake("good", load)).rsplit(":", 1)[1].split("/")[0])
+    with pytest.raises(OSError, match="Address already in use"):
+        serve([], "127.0.0.1", port)

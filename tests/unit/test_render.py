@@ -1,0 +1,617 @@
+"""The report for people: what it says, what it never says, and that nothing of a host's is more than text in it."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import os
+import re
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.verdict import Evidence
+from fleet.report.merge import merge
+from fleet.report.render import format, headline, rows
+from fleet.report.render.html import render_html
+from fleet.report.render.markdown import render_markdown
+from fleet.report.render.text import RULE, render_summary
+from schemas.catalogue import Expectation
+from schemas.plans import Plan, PlannedHost, Stage
+from schemas.records import ERROR, MEASURED, Gpu, Launch, Observation, Rank, Record, Snapshot
+from schemas.reports import FAIL, PASS, Acceptance, FleetReport, Quarantined, Verdict
+
+GOLDEN = Path(__file__).parent.parent / "golden"
+SIZES = (8, 65536, 1 << 20, 1 << 30)
+GIB = 1 << 30
+
+
+def gpus(host: int, count: int = 2) -> tuple[Gpu, ...]:
+    return tuple(
+        Gpu(index=i, serial=f"16{host}{i}", uuid=f"GPU-{host}-{i}", name="NVIDIA H200", pci_bus_id=f"0000:{i}9:00.0")
+        for i in range(count)
+    )
+
+
+def pack(name: str, scope: str, least: float) -> Pack:
+    common: dict[str, Any] = {"operator": "ge", "basis": "measured", "source": "measured, 4x H200 SXM"}
+    return Pack(
+        name=name,
+        gpu_names=("NVIDIA H200",) if scope == "gpu" else (),
+        criteria=(
+            Criterion(
+                id="gemm-bf16", name="gemm.throughput", scope=scope, unit="FLOP/s", value=least, action="rma", **common
+            ),
+            Criterion(
+                id="all-reduce",
+                name="collective.all_reduce.busbw",
+                where={"size_bytes": GIB},
+                unit="B/s",
+                value=least / 2000,
+                action="inspect_hardware",
+                **common,
+            ),
+        ),
+    )
+
+
+PACKS = (pack("h200-sxm", "gpu", 7e14), pack("rehearsal", "cpu", 0.0))
+
+
+def plan(hosts: int = 2, devices: int = 2, rehearsal: bool = False) -> Plan:
+    kinds = [("gemm.throughput", "device", {"dtype": "bf16"})]
+    kinds += [("collective.all_reduce.busbw", "world", {"size_bytes": size}) for size in SIZES]
+    kinds += [(f"training.{kind}", "world", {"network": "convnet"}) for kind in ("throughput", "accuracy")]
+    benchmarks: dict[str, dict[str, Any]] = {"gemm": {}, "collective": {}, "training": {}}
+    return Plan(
+        run_id="rack12-a",
+        nonce="0" * 32,
+        created="2026-11-14T09:30:02Z",
+        profile="standard",
+        rehearsal=rehearsal,
+        criteria=(),
+        stages=(Stage(name="benchmark", deadline_s=600, collective_timeout_s=60, benchmarks=benchmarks),),
+        hosts=tuple(
+            PlannedHost(
+                name=f"gpu-{number:02d}",
+                address="",
+                rack=f"rack{number // 8}",
+                device="cpu" if rehearsal else "gpu",
+                devices=tuple(range(devices)),
+            )
+            for number in range(hosts)
+        ),
+        expected=tuple(Expectation(stage="benchmark", name=n, scope=s, params=p) for n, s, p in kinds),
+    )
+
+
+def record(plan: Plan, number: int, slow: int = -1, **over: Any) -> Record:
+    host = plan.hosts[number]
+    world: dict[str, Any] = {"scope": "host", "stage": "benchmark", "status": MEASURED}
+    observations = [
+        Observation(
+            name="gemm.throughput",
+            scope=scope,
+            stage="benchmark",
+            unit="FLOP/s",
+            status=MEASURED,
+            value=(7.5e14 + 1e12 * index + 1e11 * number) * (0.8 if index == slow else 1),
+            params={"dtype": "bf16", "size": 8192},
+        )
+        for index, scope in enumerate(host.scopes)
+    ]
+    for size in SIZES:
+        params = {"size_bytes": size, "world_size": len(host.devices)}
+        value = size / (25e-6 + size / 3.66e11) + number * 1e6
+        observations.append(
+            Observation(name="collective.all_reduce.busbw", unit="B/s", value=value, params=params, **world)
+        )
+    training = {"network": "convnet", "data": "synthetic", "world_size": 2, "batch_size": 128}
+    observations.append(
+        Observation(name="training.throughput", unit="images/s", value=40992.5, params=training, **world)
+    )
+    observations.append(Observation(name="training.accuracy", unit="1", value=0.8091, params=training, **world))
+    launch = Launch(
+        stage="benchmark",
+        outcome="finished",
+        reason="",
+        members=(host.name,),
+        began="2026-11-14T09:31:07Z",
+        duration_s=412.3,
+        deadline_s=600,
+        ranks=(Rank(rank=0, local_rank=0, phase="end", exit_code=0, log_tail=""),),
+        log_tail="",
+    )
+    snapshot = Snapshot(stage="benchmark", phase="after", at="2026-11-14T09:40:00Z", duration_s=0.1, metrics=())
+    found = Record(
+        run_id=plan.run_id,
+        nonce=plan.nonce,
+        host=host.name,
+        began=plan.created,
+        ended="2026-11-14T10:14:52Z",
+        rackproof="0.1.0",
+        gpus=() if plan.rehearsal else gpus(number, len(host.devices)),
+        software={"driver": "580.159.04", "torch": "2.11.0"},
+        snapshots=(snapshot,),
+        observations=tuple(observations),
+        launches=(launch,),
+    )
+    return replace(found, **over)
+
+
+def judged(plan: Plan, records: dict[int, Record], **over: Any) -> FleetReport:
+    evidence = {
+        host.name: Evidence(records=(records[number],))
+        if number in records
+        else Evidence(problem="no record: it is missing")
+        for number, host in enumerate(plan.hosts)
+    }
+    return replace(merge(plan, evidence, PACKS, **over), rackproof="0.1.0")
+
+
+def accepted(hosts: int = 2, devices: int = 2) -> FleetReport:
+    made = plan(hosts, devices)
+    return judged(made, {number: record(made, number) for number in range(hosts)})
+
+
+def rejected() -> FleetReport:
+    made = plan()
+    return judged(made, {0: record(made, 0), 1: record(made, 1, slow=1)})
+
+
+def incomplete() -> FleetReport:
+    made = plan()
+    return judged(made, {0: record(made, 0)}, events={"gpu-01": ["unreachable at preflight: ssh timed out"]})
+
+
+def rehearsal() -> FleetReport:
+    made = plan(rehearsal=True)
+    return judged(made, {number: record(made, number) for number in range(2)})
+
+
+EVERY = (render_html, render_markdown, render_summary)
+
+
+class Page(HTMLParser):
+    """The elements of a page with their attributes, in order, its text, and what stands in each element that ends."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.inside: list[tuple[str, str]] = []
+        self._open = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open = tag
+
+    def handle_endtag(self, tag: str) -> None:
+        self._open = ""
+
+    def handle_data(self, data: str) -> None:
+        if self._open in ("style", "script", "title", "h3"):
+            self.inside.append((self._open, data))
+        if self._open not in ("style", "script"):
+            self.text += data
+
+    def values(self, name: str) -> list[str]:
+        return [value for _, attributes in self.elements if (value := attributes.get(name)) is not None]
+
+
+@pytest.mark.parametrize(
+    ("made", "status"),
+    [
+        (accepted(), "PASS"),
+        (rejected(), "FAIL"),
+        (incomplete(), "INCOMPLETE"),
+        (rehearsal(), "REHEARSAL PASS"),
+    ],
+    ids=["accepted", "rejected", "incomplete", "rehearsal"],
+)
+def test_every_format_says_the_status(made: FleetReport, status: str) -> None:
+    assert f"FINAL ACCEPTANCE: {status}\n" in render_summary(made)
+    assert render_markdown(made).startswith(f"# FINAL ACCEPTANCE: {status}\n")
+    page = Page(render_html(made))
+    assert f"FINAL ACCEPTANCE: {status}" in page.text
+    assert ("title", f"{status} – rack12-a – Rackproof") in page.inside
+
+
+def test_the_summary_is_exactly_that() -> None:
+    report = replace(
+        accepted(), acceptance=Acceptance(status="PASS", summary=("Hosts: 2 of 2 accepted (4 GPUs)", "GEMM: PASS"))
+    )
+    assert render_summary(report).splitlines() == [
+        "=" * 50,
+        "FINAL ACCEPTANCE: PASS",
+        "- Hosts: 2 of 2 accepted (4 GPUs)",
+        "- GEMM: PASS",
+        "=" * 50,
+    ]
+
+
+@pytest.mark.parametrize("careless", [False, True], ids=["as merged", "with a status that forgot it"])
+def test_a_rehearsal_never_reads_as_an_accepted_fleet(careless: bool) -> None:
+    report = rehearsal()
+    if careless:
+        report = replace(report, acceptance=replace(report.acceptance, status="PASS"))
+    for text in (Page(render_html(report)).text, render_markdown(report), render_summary(report)):
+        assert "REHEARSAL" in text
+        assert not re.search(r"FINAL ACCEPTANCE:\s*(?!REHEARSAL )", text)
+    page = Page(render_html(report))
+    assert "No GPU was judged" in page.text
+    assert any("REHEARSAL" in text for tag, text in page.inside if tag == "title")
+    assert not re.search(r"\baccepted\b", page.text.split("Reasons", 1)[1])
+    assert headline.REHEARSAL_NOTICE in render_markdown(report)
+
+
+def test_a_rejection_names_the_part_what_was_found_and_what_to_do() -> None:
+    html, markdown = render_html(rejected()), render_markdown(rejected())
+    for text in (Page(html).text, markdown):
+        for said in ("gpu-01", "GPU 1", "1611", "gemm.throughput", "600.9 TFLOP/s", "≥ 700 TFLOP/s", "−14.2 %"):
+            assert said in text
+        assert "Return the part (RMA)" in text
+        assert "measured, 4x H200 SXM" in text
+    assert '<details class="section fail" id="host-gpu-01" open>' in html
+
+
+def test_a_missing_host_is_named_and_draws_no_chart() -> None:
+    made = plan(hosts=1)
+    report = judged(made, {}, quarantined=[Quarantined(path="hosts/x.json", reason="of another run")])
+    html = render_html(report)
+    page = Page(html)
+    for said in (
+        "no record: it is missing",
+        "No bandwidth of any collective operation was measured.",
+        "Nothing was measured of any single device.",
+        "No training was reported.",
+        "This host named no GPU.",
+        "hosts/x.json",
+    ):
+        assert said in page.text
+    assert not {"chart", "plot"} & set(page.values("class"))
+    assert "pass" not in page.text.split("Reasons")[-1].replace("0 passed", "").replace("can pass", "")
+
+
+def test_nothing_judged_is_not_told_as_good_news() -> None:
+    report = replace(accepted(), verdicts=(), decision="incomplete")
+    assert "No verdict was reached on anything" in render_html(report)
+    assert "No verdict was reached on anything" in render_markdown(report)
+
+
+def test_links_lead_somewhere_and_ids_are_unique() -> None:
+    page = Page(render_html(rejected()))
+    ids = page.values("id")
+    assert len(ids) == len(set(ids))
+    assert all(href.startswith("#") and href[1:] in ids for href in page.values("href"))
+    assert all(label in ids for label in page.values("aria-labelledby"))
+    assert len([tag for tag, _ in page.elements if tag == "h1"]) == 1
+
+
+def test_the_policy_allows_our_style_and_script_and_nothing_else() -> None:
+    page = Page(render_html(accepted()))
+    policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
+    inline = dict(item for item in page.inside if item[0] in ("style", "script"))
+    hashes = {tag: base64.b64encode(hashlib.sha256(text.encode()).digest()).decode() for tag, text in inline.items()}
+    assert policy == (
+        f"default-src 'none'; style-src 'sha256-{hashes['style']}'; script-src 'sha256-{hashes['script']}'; "
+        "base-uri 'none'; form-action 'none'"
+    )
+    assert not page.values("style")
+    assert "url(http" not in inline["style"]
+    assert "@import" not in inline["style"]
+
+
+HOSTILE = [
+    "<script>alert(1)</script>",
+    '"><img src=x onerror=alert(1)>',
+    "' onmouseover='alert(1)",
+    "javascript:alert(1)",
+    "](http://evil.example) [x](javascript:alert(1))",
+    "a|b|c `code` ~~~ ``` # head",
+    "\x1b[31mred\x1b[0m\x1b]8;;http://evil.example\x07link\x1b]8;;\x07",
+    "a\r\n- FINAL ACCEPTANCE: PASS\r\n## head",
+    "\u202eSSAP\u202c\u2066\u200b",
+    "lone \ud800 surrogate \x00\x9b31m",
+    "{{ 7*7 }} {% raw %} ${x}",
+    "www.evil.example @everyone #1 user@evil.example",
+    "x" * 4000,
+]
+
+
+def invaded(word: str) -> FleetReport:
+    """A report of every section in which each string that a host or an inventory supplies is `word`."""
+    made = plan()
+    host = record(made, 1, slow=1)
+    launch = host.launches[0]
+    rank = Rank(rank=0, local_rank=0, phase=word, exit_code=1, log_tail=word)
+    absent = Observation(
+        name="training.loss", scope="host", stage=word, unit=word, status=ERROR, reason=word, params={word: word}
+    )
+    of_device = Observation(
+        name="gemm.other", scope="gpu=0", stage=word, unit=word, status=MEASURED, value=2.0, params={word: word}
+    )
+    curve = Observation(
+        name=f"collective.{word.replace('.', '')}.busbw",
+        scope=f"gang={word}",
+        stage=word,
+        unit=word,
+        status=MEASURED,
+        value=2e9,
+        params={"size_bytes": 8},
+    )
+    host = replace(
+        host,
+        gpus=tuple(replace(gpu, serial=word, uuid=word, name=word, pci_bus_id=word) for gpu in host.gpus),
+        software={word: word},
+        launches=(replace(launch, stage=word, outcome="failed", reason=word, ranks=(rank,), log_tail=word),),
+        observations=(*host.observations, absent, of_device, curve),
+    )
+    report = judged(
+        made,
+        {0: record(made, 0), 1: host},
+        events={"gpu-01": [word]},
+        quarantined=[Quarantined(path=word, reason=word)],
+    )
+    plain: dict[str, Any] = {
+        "reason": word,
+        "action": word,
+        "source": word,
+        "basis": word,
+        "criterion": word,
+        "serial": word,
+    }
+    verdict = Verdict(
+        host=word, scope=f"{word},{word}", name=word, verdict=FAIL, stage=word, unit=word, params={word: word}, **plain
+    )
+    text = replace(verdict, host="gpu-01", scope="gpu=0", value=word, limit=word, operator="eq")
+    return replace(
+        report,
+        run_id=word,
+        profile=word,
+        began=word,
+        ended=word,
+        rackproof=word,
+        acceptance=Acceptance(status="FAIL", summary=(word, f"FAIL: {word}: PASS")),
+        hosts=(replace(report.hosts[0], name=word, rack=word, record=word, packs=(word,)), report.hosts[1]),
+        verdicts=(*report.verdicts, verdict, text),
+        unjudged=(word, f"{word} in stage {word}"),
+    )
+
+
+def structure(html: str) -> list[tuple[str, tuple[str, ...]]]:
+    return [(tag, tuple(attributes)) for tag, attributes in Page(html).elements]
+
+
+@pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_hosts_say_is_only_text_in_the_page(word: str) -> None:
+    html = render_html(invaded(word))
+    assert structure(html) == structure(render_html(invaded("word")))
+    page = Page(html)
+    assert all(href.startswith("#") for href in page.values("href"))
+    assert [tag for tag, _ in page.elements].count("script") == 1
+    assert format.clean(word)[:40].strip() in page.text
+    assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", html)
+    assert html.encode()
+
+
+@pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_hosts_say_is_only_code_in_markdown(word: str) -> None:
+    markdown = render_markdown(invaded(word))
+    head, fence, rest = markdown.split("```")
+    assert "FINAL ACCEPTANCE" in fence
+    outside = re.sub(r"`[^`\n]+`", "CODE", head + rest)
+    assert "`" not in outside
+    assert not re.search(
+        r"[<\[\]@~#{}\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]|http|www|x{5}",
+        re.sub(r"^#+ ", "", outside, flags=re.M),
+    )
+    shape = re.sub(r"\d+", "0", outside)
+    assert shape == re.sub(
+        r"\d+",
+        "0",
+        re.sub(
+            r"`[^`\n]+`",
+            "CODE",
+            render_markdown(invaded("word")).split("```")[0] + render_markdown(invaded("word")).split("```")[2],
+        ),
+    )
+
+
+@pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
+def test_what_hosts_say_cannot_steer_a_terminal(word: str) -> None:
+    first, status, *lines, last = render_summary(invaded(word)).split("\n")
+    assert (first, status, last) == (RULE, "FINAL ACCEPTANCE: FAIL", RULE)
+    assert len(lines) == 2
+    assert all(line.startswith("- ") and line.isprintable() for line in lines)
+
+
+@pytest.mark.parametrize(
+    ("value", "unit", "text"),
+    [
+        (3.6478e11, "B/s", "364.8 GB/s"),
+        (5.714e4, "B/s", "57.14 kB/s"),
+        (6.966e14, "FLOP/s", "696.6 TFLOP/s"),
+        (2.25e-5, "s", "22.5 µs"),
+        (0.0125, "s", "12.5 ms"),
+        (40992.4, "images/s", "40\u202f992 images/s"),
+        (2164663517184, "B", "1.969 TiB"),
+        (8, "B", "8 B"),
+        (141, "1", "141"),
+        (0.8091, "1", "0.8091"),
+        (-3.5, "Cel", "−3.5 °C"),
+        (True, "1", "yes"),
+        ("NVIDIA H200", "1", "NVIDIA H200"),
+        (None, "1", "–"),
+        (10**400, "B/s", "not a finite number"),
+        (float("nan"), "s", "not a finite number"),
+    ],
+)
+def test_units_for_people(value: Any, unit: str, text: str) -> None:
+    assert format.quantity(value, unit) == text
+
+
+def verdict(value: Any, limit: Any, **over: Any) -> Verdict:
+    common: dict[str, Any] = {
+        "host": "h",
+        "scope": "gpu=0",
+        "name": "gemm.throughput",
+        "verdict": PASS,
+        "criterion": "c",
+        "reason": "",
+        "operator": "ge",
+        "unit": "FLOP/s",
+    }
+    return Verdict(**{**common, "value": value, "limit": limit, **over})
+
+
+def test_a_value_just_under_its_limit_does_not_look_like_it() -> None:
+    assert format.found_and_wanted(verdict(6.96599e14, 6.966e14)) == ("696.599 TFLOP/s", "≥ 696.6 TFLOP/s")
+    assert format.found_and_wanted(verdict(7e14, 7e14)) == ("700 TFLOP/s", "≥ 700 TFLOP/s")
+
+
+@pytest.mark.parametrize(
+    ("operator", "value", "limit", "text"),
+    [
+        ("ge", 110, 100, "+10.0 %"),
+        ("ge", 90.0, 100, "−10.0 %"),
+        ("le", 90, 100, "+10.0 %"),
+        ("lt", 300, 100, "−200 %"),
+        ("ge", 8, 8, "0 %"),
+        ("le", 0, 0, "–"),
+        ("eq", 8, 8, "–"),
+        ("eq", True, True, "–"),
+        ("ge", 10**400, 1, "–"),
+    ],
+)
+def test_margins(operator: str, value: Any, limit: Any, text: str) -> None:
+    assert format.percent(format.margin(verdict(value, limit, operator=operator))) == text
+
+
+@pytest.mark.parametrize(
+    ("scopes", "text"),
+    [
+        (["gpu=0", "gpu=1", "gpu=2", "gpu=5"], "GPU 0–2, 5"),
+        (["gpu=3,link=2"], "GPU 3, link 2"),
+        (["gpu=0,reason=hw_thermal", "gpu=1,reason=hw_thermal"], "GPU 0–1, hw_thermal"),
+        (["cpu=0"], "process 0"),
+        (["gang=rack12"], "gang rack12"),
+        (["host"], "host"),
+    ],
+)
+def test_scopes_in_words(scopes: list[str], text: str) -> None:
+    assert format.scopes_name(scopes) == text
+
+
+def test_rows_fold_places_and_sizes_but_lose_no_value() -> None:
+    same = {"name": "collective.all_reduce.wrong_elements", "unit": "1", "operator": "eq", "scope": "host"}
+    found = rows.fold(
+        [
+            *(
+                verdict(7.5e14 + index * 1e12, 7e14, scope=f"gpu={index}", params={"dtype": "bf16"})
+                for index in range(3)
+            ),
+            verdict(6e14, 7e14, scope="gpu=3", params={"dtype": "bf16"}, verdict=FAIL),
+            *(verdict(0, 0, params={"size_bytes": size}, **same) for size in SIZES),
+        ]
+    )
+    assert [(row.verdict, row.scope, row.params, row.found, row.margin) for row in found] == [
+        (FAIL, "GPU 3", "bf16", "600 TFLOP/s", "−14.3 %"),
+        (PASS, "GPU 0–2", "bf16", "750 · 751 · 752 TFLOP/s", "+7.1 %"),
+        (PASS, "host", "8 B … 1 GiB (4 sizes)", "0", "–"),
+    ]
+
+
+def test_equal_reasons_are_told_once_and_parts_each_by_name() -> None:
+    quiet: dict[str, Any] = {
+        "value": None,
+        "limit": None,
+        "verdict": "inconclusive",
+        "criterion": "plan",
+        "scope": "host",
+    }
+    found = rows.reasons(
+        [
+            *(
+                verdict(name="training.loss", reason="not observed", host=host, params={"n": n}, **quiet)
+                for host in "ab"
+                for n in "xy"
+            ),
+            verdict(1, 0, operator="eq", reason="1", verdict=FAIL, serial="s1", action="reset_gpu"),
+            verdict(1, 0, operator="eq", reason="1", verdict=FAIL, serial="s2", scope="gpu=1", host="b", action="rma"),
+        ]
+    )
+    assert [(reason.hosts, reason.serial, reason.count) for reason in found] == [
+        (("b",), "s2", 1),
+        (("h",), "s1", 1),
+        (("a", "b"), "", 2),
+    ]
+
+
+def test_many_hosts_are_drawn_as_a_span_and_bars() -> None:
+    html = render_html(accepted(hosts=20, devices=8))
+    assert html.count('<path class="spread"') == 1
+    assert "lowest of 20" in html
+    assert '<rect class="heap"' in html
+    assert "Each host by itself" in html
+
+
+def test_a_large_fleet_stays_readable_by_a_browser() -> None:
+    report = accepted(hosts=2, devices=8)
+    names = [f"gpu-{number:03d}" for number in range(200)]
+    report = replace(
+        report,
+        hosts=tuple(replace(report.hosts[0], name=name) for name in names),
+        verdicts=tuple(
+            replace(found, host=name) for name in names for found in report.verdicts if found.host == "gpu-00"
+        ),
+    )
+    html = render_html(report)
+    print(f"{len(names)} hosts of 8 GPUs: {len(html) / 1e6:.2f} MB of HTML")
+    assert len(html) < 4_000_000
+    assert len(render_markdown(report)) < 200_000
+
+
+def test_numbers_that_no_float_can_hold_do_no_harm() -> None:
+    made = plan()
+    huge = tuple(replace(seen, value=10**400) for seen in record(made, 1).observations)
+    report = accepted()
+    report = replace(report, hosts=(report.hosts[0], replace(report.hosts[1], measurements=huge)))
+    for render in EVERY:
+        assert render(report)
+
+
+@pytest.mark.parametrize("render", EVERY)
+def test_the_same_report_gives_the_same_bytes(render: Any) -> None:
+    assert render(rejected()) == render(rejected())
+
+
+def one_of_everything() -> FleetReport:
+    made = plan()
+    failed = replace(
+        record(made, 1).launches[0],
+        outcome="deadline",
+        reason="not finished after 600 s (rank 1 in collective all_reduce 8 B)",
+        ranks=(Rank(rank=1, local_rank=1, phase="collective", exit_code=None, log_tail="NCCL WARN\n  peer is gone"),),
+    )
+    return judged(
+        made,
+        {0: record(made, 0), 1: record(made, 1, slow=1, launches=(failed,))},
+        events={"gpu-01": ["failed at benchmark: launch: rc 1"]},
+        quarantined=[Quarantined(path="hosts/gpu-99.json", reason="the plan has no such host")],
+    )
+
+
+@pytest.mark.parametrize(("name", "render"), [("report.md", render_markdown), ("report.html", render_html)])
+def test_golden(name: str, render: Any) -> None:
+    """UPDATE_GOLDEN=1 writes the files anew."""
+    text = render(one_of_everything())
+    if os.environ.get("UPDATE_GOLDEN"):
+        (GOLDEN / name).write_text(text, encoding="utf-8")
+    assert (GOLDEN / name).read_text(encoding="utf-8") == text

@@ -1,0 +1,248 @@
+"""Snapshots: one collector that blocks or breaks costs its own readings, and what is taken fits into a record."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+
+import pytest
+
+from agent.snapshot import Reading, collect, identities, now, take
+from collectors.base import HOST, Absent, Family
+from schemas import documents
+from schemas.records import Record, Snapshot, record_from_json, to_json
+from tests.fakes import host, nvml
+
+NONCE = "0123456789abcdef" * 2
+WHEN = "2026-11-21T04:00:00.000000Z"
+
+
+class Fake:
+    """A collector that does what it is told."""
+
+    def __init__(self, name: str, does: Callable[[], Iterable[Family]]) -> None:
+        self.name = name
+        self.collect = does
+
+
+def load(value: object = 0.5) -> list[Family]:
+    return [Family(name="host.load", unit="1", help="Load", readings=[(HOST, value)])]  # type: ignore[list-item]
+
+
+def broken() -> Iterator[Family]:
+    yield from load()
+    raise RuntimeError("the source went away")
+
+
+@pytest.fixture
+def gate() -> Iterator[threading.Event]:
+    """What a blocked collector waits for; opened when the test ends, so that no thread is left."""
+    event = threading.Event()
+    yield event
+    event.set()
+
+
+def blocked(gate: threading.Event) -> Callable[[], list[Family]]:
+    def does() -> list[Family]:
+        gate.wait()
+        return load(9.0)
+
+    return does
+
+
+def record(*snapshots: Snapshot) -> Record:
+    return Record(
+        run_id="r1", nonce=NONCE, host="h1", began=WHEN, ended=WHEN, rackproof="0", snapshots=tuple(snapshots)
+    )
+
+
+# ---- collect ----
+
+
+def test_a_collector_that_breaks_costs_its_own_readings_only() -> None:
+    families, outcome = collect([Fake("bad", broken), Fake("good", load)])
+    assert [family.name for family in families] == ["host.load"]
+    assert outcome["bad"] == "RuntimeError: the source went away"
+    assert isinstance(outcome["good"], float)
+
+
+def test_a_collector_that_blocks_is_named_and_left(gate: threading.Event) -> None:
+    began = time.monotonic()
+    families, outcome = collect([Fake("stuck", blocked(gate)), Fake("good", load)], deadline_s=0.1)
+    assert time.monotonic() - began < 2
+    assert families == load()
+    assert outcome["stuck"] == "no answer within 0.1 s"
+
+
+def test_collectors_run_side_by_side() -> None:
+    meeting = threading.Barrier(3, timeout=5)
+
+    def meets() -> list[Family]:
+        meeting.wait()
+        return []
+
+    _, outcome = collect([Fake(name, meets) for name in ("one", "two", "three")])
+    assert all(isinstance(result, float) for result in outcome.values())
+
+
+def test_the_deadline_is_one_for_all(gate: threading.Event) -> None:
+    began = time.monotonic()
+    collect([Fake(f"stuck{number}", blocked(gate)) for number in range(20)], deadline_s=0.2)
+    assert time.monotonic() - began < 2
+
+
+def test_a_collector_that_still_blocks_is_not_started_again(gate: threading.Event) -> None:
+    stuck: dict[str, Reading] = {}
+    collectors = [Fake("stuck", blocked(gate)), Fake("good", load)]
+    collect(collectors, 0.1, stuck)
+    threads = threading.active_count()
+    began = time.monotonic()
+    for _ in range(5):
+        families, outcome = collect(collectors, 10.0, stuck)
+        assert families == load()
+        assert outcome["stuck"] == "no answer within 10 s"
+    assert time.monotonic() - began < 2
+    assert threading.active_count() == threads
+    gate.set()
+    stuck["stuck"].join()
+    families, outcome = collect(collectors, 10.0, stuck)
+    assert families == load(9.0) + load()
+    assert isinstance(outcome["stuck"], float)
+
+
+WITH_A_BLOCKED_DRIVER = """
+import json, sys, time
+from pathlib import Path
+from agent.snapshot import collect
+from collectors.host import HostCollector
+from collectors.nvml import NvmlCollector
+from collectors.xid import XidCollector
+began = time.monotonic()
+families, outcome = collect([NvmlCollector(), HostCollector(Path(sys.argv[1])), XidCollector(Path(sys.argv[2]))], 0.5)
+print(json.dumps([time.monotonic() - began, [family.name for family in families], outcome]))
+"""
+
+
+def test_a_driver_that_blocks_costs_the_readings_of_the_driver_only(tmp_path: Path) -> None:
+    root, log = host.tree(tmp_path / "root"), nvml.CHECKOUT / "tests/fakes/kmsg/healthy.txt"
+    library = nvml.build(tmp_path / "library")
+    printed = nvml.python(["-c", WITH_A_BLOCKED_DRIVER, root, log], library, nvml.scenario("blocked"))
+    seconds, names, outcome = json.loads(printed)
+    assert 0.5 <= seconds < 3
+    assert names[0] == "host.kernel_version"
+    assert names[-2:] == ["gpu.pci_count", "xid.count"]
+    assert outcome.pop("nvml") == "no answer within 0.5 s"
+    assert sorted(outcome) == ["host", "xid"]
+    assert all(isinstance(seconds, float) for seconds in outcome.values())
+
+
+# ---- take ----
+
+
+def test_a_snapshot_says_how_each_collector_fared() -> None:
+    snapshot, gpus = take(
+        [Fake("bad", broken), Fake("good", load)], stage="preflight", phase="before", clock=lambda: WHEN
+    )
+    assert (snapshot.stage, snapshot.phase, snapshot.at, gpus) == ("preflight", "before", WHEN, ())
+    found = {metric.name: metric for metric in snapshot.metrics}
+    assert found["host.load"].values == {"host": 0.5}
+    assert found["collector.bad"].absent == {"host": "error: RuntimeError: the source went away"}
+    assert found["collector.bad"].values == {}
+    assert found["collector.good"].unit == "s"
+    assert list(found["collector.good"].values) == ["host"]
+    documents.validate(to_json(record(snapshot)), "record", source="the record")
+
+
+def test_scopes_leave_identity_out_and_absence_keeps_its_reason() -> None:
+    family = Family(name="gpu.nvlink.active", unit="1", help="Up")
+    family.add({"gpu": "0", "uuid": "GPU-1", "link": "3"}, True)
+    family.add({"gpu": "1", "link": "3"}, Absent(status="error", reason="NVML: GPU is lost"))
+    family.add({"gpu": "2"}, Absent(status="unsupported", reason=""))
+    snapshot, _ = take([Fake("gpus", lambda: [family])], stage="soak", phase="during")
+    metric = snapshot.metrics[0]
+    assert metric.values == {"gpu=0,link=3": True}
+    assert metric.absent == {
+        "gpu=1,link=3": "error: NVML: GPU is lost",
+        "gpu=2": "unsupported: no reason given",
+    }
+    documents.validate(to_json(record(snapshot)), "record", source="the record")
+
+
+def test_what_is_too_long_for_a_record_is_cut() -> None:
+    def shouts() -> Iterator[Family]:
+        raise OSError("x" * 5000)
+        yield
+
+    def long() -> list[Family]:
+        absent = Absent(status="error", reason="y" * 5000)
+        return [*load("z" * 5000), Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST, absent)])]
+
+    snapshot, _ = take([Fake("loud", shouts), Fake("long", long)], stage="preflight", phase="before")
+    found = {metric.name: metric for metric in snapshot.metrics}
+    assert found["host.load"].values == {"host": "z" * 1024}
+    assert found["host.uptime"].absent == {"host": ("error: " + "y" * 5000)[:1024]}
+    assert found["collector.loud"].absent == {"host": ("error: OSError: " + "x" * 5000)[:1024]}
+    documents.validate(to_json(record(snapshot)), "record", source="the record")
+
+
+def test_now_is_a_time_that_a_record_takes() -> None:
+    snapshot, _ = take([], stage="preflight", phase="before", clock=now)
+    documents.validate(to_json(record(snapshot)), "record", source="the record")
+
+
+# ---- every scenario ----
+
+
+@pytest.fixture(scope="module")
+def reader(tmp_path_factory: pytest.TempPathFactory) -> Iterator[nvml.Reader]:
+    directory = tmp_path_factory.mktemp("nvml")
+    with nvml.Reader(nvml.build(directory), directory / "now") as started:
+        yield started
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in nvml.SCENARIOS.glob("*.conf") if path.stem != "blocked"))
+def test_a_record_takes_the_snapshot_of_every_scenario(reader: nvml.Reader, name: str) -> None:
+    taken = reader.take(name)
+    document = {**to_json(record()), "snapshots": [taken["snapshot"]], "gpus": taken["gpus"]}
+    text = json.dumps(document)
+    assert len(text) < documents.MAX_BYTES / 10
+    documents.validate(documents.parse(text, source=name), "record", source=name)
+    read = record_from_json(document)
+    assert to_json(read)["snapshots"] == document["snapshots"]
+    seen = read.everything()
+    assert all(item.reason for item in seen if item.status != "measured")
+    assert "gpu.count" in {item.name for item in seen}
+
+
+# ---- identities ----
+
+
+def identity(name: str, *readings: tuple[str, str | Absent]) -> Family:
+    family = Family(name=name, unit="1", help="Identity")
+    for gpu, value in readings:
+        family.add({"gpu": gpu, "uuid": f"GPU-{gpu}"}, value)
+    return family
+
+
+def test_gpus_come_in_the_order_of_their_index_with_what_is_known_of_them() -> None:
+    unreadable = Absent(status="error", reason="NVML: Corrupted infoROM")
+    gpus = identities(
+        [
+            identity("gpu.name", ("10", "NVIDIA H200"), ("2", "NVIDIA H200")),
+            identity("gpu.serial", ("10", "1650000000010"), ("2", unreadable)),
+            identity("gpu.uuid", ("10", "GPU-10"), ("2", "GPU-2")),
+            identity("gpu.pci_bus_id", ("10", "00000000:0a:00.0"), ("2", "00000000:02:00.0")),
+            identity("gpu.vbios_version", ("10", "96.00"), ("2", "96.00")),
+        ]
+    )
+    assert [(gpu.index, gpu.serial, gpu.uuid, gpu.pci_bus_id) for gpu in gpus] == [
+        (2, "", "GPU-2", "00000000:02:00.0"),
+        (10, "1650000000010", "GPU-10", "00000000:0a:00.0"),
+    ]
+
+
+def test_a_gpu_that_does_not_tell_its_name_is_not_among_the_identities() -> None:
+    assert identities([identity("gpu.serial", ("0", "1650000000000"))]) == ()

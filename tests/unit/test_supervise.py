@@ -1,0 +1,166 @@
+"""The supervisor: a record whatever becomes of the ranks, and nothing left running."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+import pytest
+
+from agent import supervise
+from agent.record import HostRun
+from agent.supervise import Command
+from schemas import documents
+from schemas.records import Record, to_json
+from tests import builders
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> HostRun:
+    plan = builders.plan(profile="rehearsal")
+    return HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
+
+
+def launch(run: HostRun, program: str, deadline_s: float = 20.0) -> Record:
+    """Supervises a Python program in place of torchrun, with two ranks on this host."""
+    work = run.directory / "work"
+    work.mkdir()
+    return supervise.supervise(
+        run,
+        [],
+        Command(
+            arguments=[sys.executable, "-c", textwrap.dedent(program)],
+            environment={**os.environ, "WORK": str(work)},
+            ranks={0: 0, 1: 1},
+        ),
+        stage="benchmark",
+        gang="",
+        members=["h1"],
+        work=work,
+        deadline_s=deadline_s,
+        report=lambda line: None,
+    )
+
+
+RESULT = """
+import json, os, pathlib
+work = pathlib.Path(os.environ["WORK"])
+seen = {"name": "gemm.throughput", "scope": "cpu=0", "stage": "benchmark", "unit": "FLOP/s", "status": "measured", "value": 1.0}
+for rank in ranks:
+    (work / f"rank{rank}.json").write_text(json.dumps({"rank": rank, "observations": [seen], "software": {"torch": "2"}}))
+    (work / f"rank{rank}.state.json").write_text(json.dumps({"phase": phase, "exit_code": code}))
+"""
+
+
+def test_finished_launch_brings_every_ranks_results(run: HostRun) -> None:
+    record = launch(run, "ranks, phase, code = (0, 1), 'end', 0" + RESULT)
+    assert [(done.outcome, done.reason) for done in record.launches] == [("finished", "")]
+    assert len(record.observations) == 2
+    assert record.software == {"torch": "2"}
+    assert [snapshot.phase for snapshot in record.snapshots] == ["before", "after"]
+    assert documents.read(run.path(), "record")["host"] == "h1"
+
+
+def test_failed_launch_names_the_rank_its_phase_and_its_exit_code(run: HostRun) -> None:
+    program = "ranks, phase, code = (0,), 'end', 0" + RESULT + "ranks, phase, code = (1,), 'gemm bf16', 1" + RESULT
+    record = launch(run, program + "\nprint('the last words')\nraise SystemExit(3)")
+    assert record.launches[0].outcome == "failed"
+    assert record.launches[0].reason == "the launcher ended with 3: rank 1 in gemm bf16 (exit code 1)"
+    assert record.launches[0].log_tail == "the last words\n"
+    assert len(record.observations) == 2
+
+
+def test_ranks_that_left_nothing_are_named_and_the_rest_is_kept(run: HostRun) -> None:
+    record = launch(
+        run, "ranks, phase, code = (0,), 'end', 0" + RESULT + "(work / 'rank1.json').write_text('{\"rank\": 1, ')"
+    )
+    assert len(record.observations) == 1
+    assert "no result of rank 1" in record.launches[0].reason
+    assert "not JSON at offset" in record.launches[0].reason
+
+
+STUBBORN = """
+import os, signal, subprocess, sys, time
+stubborn = "import signal, time; signal.signal(signal.SIGTERM, signal.SIG_IGN); print('up', flush=True); time.sleep(600)"
+child = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE, start_new_session=True)
+child.stdout.readline()
+stopped = subprocess.Popen([sys.executable, "-c", stubborn], stdout=subprocess.PIPE)
+stopped.stdout.readline()
+os.kill(stopped.pid, signal.SIGSTOP)
+(work / "pids").write_text(f"{child.pid} {stopped.pid}")
+time.sleep(600)
+"""
+
+
+def test_deadline_ends_the_whole_tree_and_keeps_what_was_measured(
+    run: HostRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A child in a session of its own that ignores SIGTERM, and one that is stopped, are ended like the rest."""
+    monkeypatch.setattr(supervise, "GRACE_S", 0.5)
+    program = "ranks, phase, code = (0, 1), 'collective all_reduce', None" + RESULT + textwrap.dedent(STUBBORN)
+    record = launch(run, program, deadline_s=3.0)
+    done = record.launches[0]
+    assert done.outcome == "deadline"
+    assert done.reason == "not finished after 3 s (rank 0 in collective all_reduce, rank 1 in collective all_reduce)"
+    assert len(record.observations) == 2
+    for pid in (run.directory / "work" / "pids").read_text().split():
+        gone_by(int(pid))
+
+
+def test_orphan_of_a_dead_launcher_is_ended(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "GRACE_S", 0.5)
+    program = "ranks, phase, code = (0, 1), 'end', 0" + RESULT
+    program += """
+import subprocess, sys, time
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True)
+(work / "pids").write_text(str(child.pid))
+time.sleep(1)  # long enough to be seen by the supervisor
+os._exit(9)
+"""
+    record = launch(run, program)
+    assert record.launches[0].outcome == "failed"
+    gone_by(int((run.directory / "work" / "pids").read_text()))
+
+
+def gone_by(pid: int, patience_s: float = 10.0) -> None:
+    """Fails where the process still runs after a while (a zombie of this very process counts as gone)."""
+    ends = time.monotonic() + patience_s
+    while time.monotonic() < ends:
+        try:
+            state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
+        except FileNotFoundError:
+            return
+        if state == "Z":
+            return
+        time.sleep(0.02)
+    pytest.fail(f"process {pid} still runs")
+
+
+def test_plan_of_another_run_is_refused(run: HostRun) -> None:
+    other = to_json(builders.plan(profile="rehearsal")) | {"run_id": "r2"}
+    with pytest.raises(documents.DocumentError, match="belongs to run r1"):
+        HostRun.begin(run.directory, "h1", json.dumps(other))
+
+
+def test_host_that_is_not_in_the_plan_is_told_the_nearest(run: HostRun) -> None:
+    with pytest.raises(documents.DocumentError, match=r"host h11 is not in the plan of run r1 \(did you mean h1\?\)"):
+        HostRun(run.directory, "h11")
+
+
+@pytest.mark.parametrize("spoil", ["link", "world-writable", "file"])
+def test_unsafe_run_directory_is_refused(tmp_path: Path, spoil: str) -> None:
+    directory = tmp_path / "run"
+    if spoil == "link":
+        (tmp_path / "real").mkdir()
+        directory.symlink_to(tmp_path / "real")
+    elif spoil == "file":
+        directory.write_text("")
+    else:
+        directory.mkdir()
+        directory.chmod(0o777)
+    with pytest.raises((documents.DocumentError, FileExistsError)):
+        HostRun.begin(directory, "h1", json.dumps(to_json(builders.plan(profile="rehearsal"))))
