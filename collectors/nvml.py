@@ -6,6 +6,7 @@ A host without a driver, a GPU that has fallen off the bus and a getter that a m
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 from typing import Any
 
 import pynvml as nvml
@@ -83,7 +84,7 @@ GPU_READINGS: tuple[tuple[str, str, bool, str, Getter], ...] = (
     ("gpu.remapped_rows.pending", "1", False, "A remapping waits for a reset", _remapped(2, bool)),
     ("gpu.remapped_rows.failed", "1", False, "A remapping has failed", _remapped(3, bool)),
     ("gpu.pcie.generation", "1", False, "PCIe generation in use", lambda gpu: nvml.nvmlDeviceGetCurrPcieLinkGeneration(gpu)),
-    ("gpu.pcie.generation_max", "1", False, "PCIe generation of part and slot", lambda gpu: nvml.nvmlDeviceGetMaxPcieLinkGeneration(gpu)),
+    ("gpu.pcie.generation_max", "1", False, "PCIe generation of part and slot", nvml.nvmlDeviceGetMaxPcieLinkGeneration),
     ("gpu.pcie.width", "1", False, "PCIe lanes in use", lambda gpu: nvml.nvmlDeviceGetCurrPcieLinkWidth(gpu)),
     ("gpu.pcie.width_max", "1", False, "PCIe lanes of part and slot", lambda gpu: nvml.nvmlDeviceGetMaxPcieLinkWidth(gpu)),
     ("gpu.pcie.replays", "1", True, "PCIe replays", lambda gpu: nvml.nvmlDeviceGetPcieReplayCounter(gpu)),
@@ -118,15 +119,20 @@ class NvmlCollector:
         try:
             driver.add(HOST, _read(lambda: _text(nvml.nvmlSystemGetDriverVersion())))
             cuda.add(HOST, _read(_cuda_version))
-            devices = dict(self._devices())
+            present = _read(nvml.nvmlDeviceGetCount)
+            if isinstance(present, Absent):
+                count.add(HOST, present)
+                return found
+            devices = dict(self._devices(present))
             count.add(HOST, sum(not isinstance(device, Absent) for device in devices.values()))
             found += self._families(devices)
         finally:
-            nvml.nvmlShutdown()
+            with suppress(nvml.NVMLError):
+                nvml.nvmlShutdown()
         return found
 
-    def _devices(self) -> Iterator[tuple[int, Any]]:
-        for index in range(nvml.nvmlDeviceGetCount()):
+    def _devices(self, present: int) -> Iterator[tuple[int, Any]]:
+        for index in range(present):
             if self._chosen is None or index in self._chosen:
                 yield index, _read(lambda index=index: nvml.nvmlDeviceGetHandleByIndex(index))  # type: ignore[misc]
 
@@ -150,12 +156,19 @@ class NvmlCollector:
 def _throttling(devices: dict[int, Any], labels: dict[int, Labels]) -> Family:
     family = Family(name="gpu.throttle.active", unit="1", help="Clocks are held down for this reason")
     for index, gpu in devices.items():
-        bits = gpu if isinstance(gpu, Absent) else _read(lambda: nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))  # noqa: B023
+        bits = gpu if isinstance(gpu, Absent) else _read(lambda: _clock_reasons(gpu))  # noqa: B023
         for reason, mask in THROTTLE_REASONS.items():
             family.add(
                 {**labels[index], "reason": reason}, bits if isinstance(bits, Absent) else bool(int(bits) & mask)
             )
     return family
+
+
+def _clock_reasons(gpu: Any) -> int:
+    try:
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(gpu))
+    except nvml.NVMLError_FunctionNotFound:  # drivers before R535 have it under its old name only
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(gpu))
 
 
 def _nvlink(devices: dict[int, Any], labels: dict[int, Labels]) -> Iterator[Family]:
@@ -188,6 +201,8 @@ def _read(get: Callable[[], Any]) -> Any:
         return get()
     except nvml.NVMLError as error:
         return translate(error)
+    except UnicodeDecodeError as error:  # pynvml decodes; a part with a damaged InfoROM answers with any bytes
+        return Absent(status="error", reason=f"NVML: {error}")
 
 
 _UNSUPPORTED = (

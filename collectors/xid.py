@@ -15,7 +15,7 @@ _RECORD_BYTES = 8192
 
 
 class XidCollector:
-    """Reads the kernel's ring buffer. What has been pushed out of it is not seen: the exporter watches between snapshots."""
+    """Reads the kernel's ring buffer. What has been pushed out of it since the last reading is not seen."""
 
     name = "xid"
 
@@ -23,28 +23,29 @@ class XidCollector:
         self._log = log
 
     def collect(self) -> Iterable[Family]:
-        total = Family(name="xid.count", unit="1", help="XID errors in the kernel log", counter=True)
+        # A count can fall as the buffer rolls over, and hide a new error; the time of the newest one cannot.
+        newest = Family(
+            name="xid.last_seen", unit="s", help="Uptime at the newest XID in the kernel log; 0: there is none"
+        )
+        count = Family(name="xid.count", unit="1", help="XIDs in the kernel log")
         try:
-            seen = Counter(match for line in self._lines() for match in xids(line))
+            found = [(uptime(line), seen) for line in self._lines() for seen in xids(line)]
         except OSError as error:
-            total.add(HOST, Absent(status="error", reason=f"{self._log}: {error.strerror}"))
-            yield total
-            return
-        total.add(HOST, sum(seen.values()))
-        for (address, code), count in sorted(seen.items()):
-            total.add({"pci": address, "xid": code}, count)
-        yield total
+            newest.add(HOST, Absent(status="error", reason=f"{self._log}: {error.strerror}"))
+            return [newest, count]
+        newest.add(HOST, max((when for when, _ in found), default=0.0))
+        for (address, code), times in sorted(Counter(seen for _, seen in found).items()):
+            count.add({"pci": address, "xid": code}, times)
+        return [newest, count]
 
     def _lines(self) -> list[str]:
         """Every record of /dev/kmsg (one a read, EAGAIN at the end), or the lines of a plain file."""
         descriptor = os.open(self._log, os.O_RDONLY | os.O_NONBLOCK)
-        lines: list[str] = []
         try:
-            while chunk := self._read(descriptor):
-                lines += chunk.decode(errors="replace").splitlines()
+            text = b"".join(iter(lambda: self._read(descriptor), b""))
         finally:
             os.close(descriptor)
-        return lines
+        return text.decode(errors="replace").splitlines()
 
     @staticmethod
     def _read(descriptor: int) -> bytes:
@@ -55,6 +56,14 @@ class XidCollector:
                 return b""
             except BrokenPipeError:
                 continue  # the record was overwritten before it was read; the next read goes on behind it
+
+
+def uptime(line: str) -> float:
+    """Seconds since boot at which a line was logged, in the form of /dev/kmsg or of dmesg; 1 where it does not say."""
+    if record := re.match(r"\d+,\d+,(\d+),", line):
+        return int(record.group(1)) / 1e6
+    printed = re.match(r"\[ *(\d+\.\d+)\]", line)
+    return float(printed.group(1)) if printed else 1.0
 
 
 def xids(line: str) -> list[tuple[str, str]]:

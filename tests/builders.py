@@ -80,7 +80,7 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
     metrics += [
         Metric(name="gpu.count", unit="1", values={"host": len(devices)}),
         Metric(name="gpu.pci_count", unit="1", values={"host": len(devices)}),
-        Metric(name="xid.count", unit="1", values={"host": 0}),
+        Metric(name="xid.last_seen", unit="s", values={"host": 0.0}),
         Metric(name="gpu.throttle.active", unit="1", values=throttle),
     ]
     return Snapshot(stage=stage, phase=phase, at=WHEN, duration_s=0.1, metrics=tuple(metrics))

@@ -128,7 +128,7 @@ def test_the_scrape_parses_back_to_what_was_read(healthy: str) -> None:
     assert found[("rackproof_gpu_clock_memory_hertz", gpu)] == 3.201e9
     assert found[("rackproof_gpu_memory_total_bytes", gpu)] == 150754820096
     assert found[("rackproof_gpu_ecc_enabled", gpu)] == 1
-    assert found[("rackproof_xid_count_total", (("pci", "0000:5d:00"), ("xid", "79")))] == 1
+    assert found[("rackproof_xid_count", (("pci", "0000:5d:00"), ("xid", "79")))] == 1
     assert found[("rackproof_host_memory_total_bytes", ())] == 2113404636 * 1024
 
 

@@ -162,7 +162,7 @@ def test_every_inspection_is_missed() -> None:
     """Whichever reading on which a criterion rests is gone from all snapshots, the judge says so for every GPU."""
     plan = builders.plan("h1", "h2", gpu_count=1)
     complete = builders.evidence(plan)
-    needed = [*builders.HEALTHY, "gpu.count", "gpu.pci_count", "xid.count"]
+    needed = [*builders.HEALTHY, "gpu.count", "gpu.pci_count", "xid.last_seen"]
     for name in needed:
         first, *rest = complete["h1"].records
         without = tuple(
@@ -199,7 +199,7 @@ def no_gpu() -> Snapshot:
             Metric(name="gpu.count", unit="1", values={"host": 0}),
             Metric(name="gpu.pci_count", unit="1", values={"host": 0}),
             Metric(name="driver.version", unit="1", absent={"host": why}),
-            Metric(name="xid.count", unit="1", values={"host": 0}),
+            Metric(name="xid.last_seen", unit="s", values={"host": 0.0}),
         ),
     )
 
@@ -292,23 +292,24 @@ def test_xid_before_the_run_is_not_blamed_on_it_but_one_during_is() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
 
-    def with_xids(*counts: int) -> Evidence:
+    def with_xids(*times: float) -> Evidence:
         first, *rest = evidence["h1"].records
         taken = tuple(
             replace(
                 snapshot,
                 metrics=tuple(
-                    replace(metric, values={"host": count}) if metric.name == "xid.count" else metric
+                    replace(metric, values={"host": when}) if metric.name == "xid.last_seen" else metric
                     for metric in snapshot.metrics
                 ),
             )
-            for snapshot, count in zip(first.snapshots, counts, strict=True)
+            for snapshot, when in zip(first.snapshots, times, strict=True)
         )
         return Evidence(records=(replace(first, snapshots=taken), *rest))
 
-    assert findings(plan, evidence | {"h1": with_xids(3, 3)}) == []
-    found = findings(plan, evidence | {"h1": with_xids(3, 4)})
-    assert [(item.criterion, item.value, item.stage) for item in found] == [("xid-during-run", 1.0, "benchmark")]
+    assert findings(plan, evidence | {"h1": with_xids(30.0, 30.0)}) == []
+    assert findings(plan, evidence | {"h1": with_xids(30.0, 0.0)}) == []  # the old one was pushed out of the log
+    found = findings(plan, evidence | {"h1": with_xids(30.0, 31.5)})
+    assert [(item.criterion, item.value, item.stage) for item in found] == [("xid-during-run", 1.5, "benchmark")]
 
 
 def test_counter_seen_once_cannot_be_judged_by_its_change() -> None:

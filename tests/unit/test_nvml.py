@@ -180,11 +180,7 @@ FAULTS: dict[str, Readings] = {
     "older-driver": {
         "driver.version host": "525.147.05",
         "driver.cuda_version host": "12.0",
-        **{
-            f"gpu.throttle.active gpu={gpu},reason={reason}": NOT_FOUND
-            for gpu in range(8)
-            for reason in collector.THROTTLE_REASONS
-        },
+        # the throttle reasons are read under the name that they had then
     },
 }
 

@@ -208,7 +208,8 @@ def test_wrong_command_line_exits_64(arguments: list[str], message: str) -> None
 def test_real_inventory_is_read_through_ansible(tmp_path: Path) -> None:
     path = tmp_path / "hosts.yml"
     path.write_text(
-        "gpu_hosts:\n  children:\n    rack1:\n      hosts:\n        a: {ansible_host: 10.0.0.1}\n      vars: {rackproof_rack: rack1}\n"
+        "gpu_hosts:\n  children:\n    rack1:\n      hosts:\n        a: {ansible_host: 10.0.0.1}\n"
+        "      vars: {rackproof_rack: rack1}\n"
     )
     assert read_inventory([str(path)]) == {"a": {"ansible_host": "10.0.0.1", "rackproof_rack": "rack1"}}
 

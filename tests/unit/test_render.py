@@ -243,7 +243,7 @@ def test_a_rehearsal_never_reads_as_an_accepted_fleet(careless: bool) -> None:
         report = replace(report, acceptance=replace(report.acceptance, status="PASS"))
     for text in (Page(render_html(report)).text, render_markdown(report), render_summary(report)):
         assert "REHEARSAL" in text
-        assert not re.search(r"FINAL ACCEPTANCE:\s*(?!REHEARSAL )", text)
+        assert not re.search(r"FINAL ACCEPTANCE: (?!REHEARSAL )", text)
     page = Page(render_html(report))
     assert "No GPU was judged" in page.text
     assert any("REHEARSAL" in text for tag, text in page.inside if tag == "title")
@@ -403,25 +403,16 @@ def test_what_hosts_say_is_only_text_in_the_page(word: str) -> None:
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
 def test_what_hosts_say_is_only_code_in_markdown(word: str) -> None:
-    markdown = render_markdown(invaded(word))
-    head, fence, rest = markdown.split("```")
-    assert "FINAL ACCEPTANCE" in fence
-    outside = re.sub(r"`[^`\n]+`", "CODE", head + rest)
-    assert "`" not in outside
-    assert not re.search(
-        r"[<\[\]@~#{}\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]|http|www|x{5}",
-        re.sub(r"^#+ ", "", outside, flags=re.M),
-    )
-    shape = re.sub(r"\d+", "0", outside)
-    assert shape == re.sub(
-        r"\d+",
-        "0",
-        re.sub(
-            r"`[^`\n]+`",
-            "CODE",
-            render_markdown(invaded("word")).split("```")[0] + render_markdown(invaded("word")).split("```")[2],
-        ),
-    )
+    outside = outside_code(render_markdown(invaded(word)))
+    assert not re.search(r"[`<\[\]@~{}\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]|http|www|xxxxx", outside)
+    assert outside == outside_code(render_markdown(invaded("word")))
+
+
+def outside_code(markdown: str) -> str:
+    """What Markdown makes something of: all but the fenced summary and the code spans."""
+    head, fenced, rest = markdown.split("```")
+    assert "FINAL ACCEPTANCE" in fenced
+    return re.sub(r"`[^`\n]+`", "CODE", head + rest)
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))

@@ -17,16 +17,16 @@ FALLEN = "4,1203,91827364554,-;NVRM: Xid (PCI:0000:5d:00): 79, pid='<unknown>', 
 
 
 def counts(log: Path) -> dict[str, object]:
-    """The readings of the one family, by scope."""
-    (family,) = XidCollector(log=log).collect()
-    assert family == Family(
-        name="xid.count",
-        unit="1",
-        help="XID errors in the kernel log",
-        counter=True,
-        readings=family.readings,
-    )
-    return {scope(labels): value for labels, value in family.readings}
+    """The readings of both families, by scope; the host's is the time of the newest."""
+    newest, count = XidCollector(log=log).collect()
+    assert (newest.name, newest.unit, count.name, count.unit) == ("xid.last_seen", "s", "xid.count", "1")
+    return {scope(labels): value for labels, value in (*newest.readings, *count.readings)}
+
+
+def test_the_time_of_a_line_is_read_in_both_forms() -> None:
+    assert xid.uptime(FALLEN) == 91827.364554
+    assert xid.uptime("[  12.345678] NVRM: Xid (PCI:0000:4c:00.0): 48") == 12.345678
+    assert xid.uptime("NVRM: Xid (PCI:0000:4c:00.0): 48") > 0
 
 
 @pytest.mark.parametrize(
@@ -55,7 +55,7 @@ def test_the_lines_that_count(line: str, found: list[tuple[str, str]]) -> None:
 
 def test_a_log_with_faults_is_counted_by_address_and_code() -> None:
     assert counts(LOGS / "faults.txt") == {
-        "host": 5,
+        "host": 93100.00009,
         "pci=0000:4c:00,xid=48": 1,
         "pci=0000:4c:00,xid=63": 1,
         "pci=0000:4c:00,xid=94": 2,
@@ -64,20 +64,20 @@ def test_a_log_with_faults_is_counted_by_address_and_code() -> None:
 
 
 def test_a_healthy_log_has_none() -> None:
-    assert counts(LOGS / "healthy.txt") == {"host": 0}
+    assert counts(LOGS / "healthy.txt") == {"host": 0.0}
 
 
 @pytest.mark.parametrize("before", range(8100, 8200, 9))
 def test_a_line_across_two_reads_counts_once(tmp_path: Path, before: int) -> None:
     log = tmp_path / "kern.log"
     log.write_text("x" * (before - 1) + "\n" + FALLEN)
-    assert counts(log) == {"host": 1, "pci=0000:5d:00,xid=79": 1}
+    assert counts(log) == {"host": 91827.364554, "pci=0000:5d:00,xid=79": 1}
 
 
 def test_a_log_that_is_not_utf8_is_still_read(tmp_path: Path) -> None:
     log = tmp_path / "kern.log"
     log.write_bytes(b"\xff\xfe\n" + FALLEN.encode())
-    assert counts(log)["host"] == 1
+    assert counts(log)["host"] == 91827.364554
 
 
 def test_a_log_that_stays_open_ends_where_nothing_is_left(tmp_path: Path) -> None:
@@ -86,7 +86,7 @@ def test_a_log_that_stays_open_ends_where_nothing_is_left(tmp_path: Path) -> Non
     writer = os.open(log, os.O_RDWR)
     try:
         os.write(writer, FALLEN.encode() * 3)
-        assert counts(log)["host"] == 3
+        assert counts(log)["pci=0000:5d:00,xid=79"] == 3
     finally:
         os.close(writer)
 
@@ -104,7 +104,7 @@ def test_a_record_overwritten_before_it_was_read_is_passed_over(monkeypatch: pyt
     closed: list[int] = []
     kernel = SimpleNamespace(O_RDONLY=0, O_NONBLOCK=0, open=lambda *_: 99, read=read, close=closed.append)
     monkeypatch.setattr(xid, "os", kernel)
-    assert counts(Path("/dev/kmsg"))["host"] == 2
+    assert counts(Path("/dev/kmsg"))["pci=0000:5d:00,xid=79"] == 2
     assert closed == [99]
 
 

@@ -7,13 +7,13 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.report.render.format import NONE, number, quantity, scale, scope_name, size
+from fleet.report.render.format import NONE, finite, number, quantity, scale, scope_name, size
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, Verdict
 
-WIDTH, HEIGHT = 360.0, 216.0
-LEFT, RIGHT, TOP, BOTTOM = 40.0, 10.0, 12.0, 26.0
+WIDTH, HEIGHT = 360.0, 224.0
+LEFT, RIGHT, TOP, BOTTOM = 40.0, 10.0, 24.0, 26.0
 MANY_LINES = 12
 
 Key = tuple[str, str, str]
@@ -56,6 +56,7 @@ class Limit:
     x1: float
     x2: float
     y: float
+    text: str
     title: str
 
 
@@ -64,6 +65,8 @@ class Chart:
     """Everything that the template needs to draw one operation."""
 
     op: str
+    kind: str
+    """`host`: within each host; `gang`: between hosts."""
     unit: str
     peak: str
     x_ticks: tuple[Tick, ...]
@@ -77,11 +80,19 @@ class Chart:
 
 
 def charts(report: FleetReport) -> list[Chart]:
-    """A chart for each collective operation of which any bandwidth was measured."""
+    """A chart for each operation of which any bandwidth was measured, first within each host, then between hosts.
+
+    The two have an axis each: a fabric is slower than the links within a host, and would lie flat on the floor beside them.
+    """
     by_op = _series(report)
     order = [str(op) for op in BENCHMARKS["collective"].settings["ops"]]
     named = sorted(by_op, key=lambda op: (order.index(op) if op in order else len(order), op))
-    return [_chart(op, by_op[op], _limits_of(report.verdicts, op)) for op in named]
+    return [
+        _chart(op, kind, lines, _limits_of(report.verdicts, op, kind))
+        for kind in ("host", "gang")
+        for op in named
+        if (lines := [line for line in by_op[op] if line.kind == kind])
+    ]
 
 
 def _series(report: FleetReport) -> dict[str, list[Series]]:
@@ -90,11 +101,10 @@ def _series(report: FleetReport) -> dict[str, list[Series]]:
     for host in report.hosts:
         seen_here = set()
         for seen in host.measurements:
-            op, message = _op(seen), seen.params.get("size_bytes")
-            if not op or isinstance(message, bool) or not isinstance(message, int) or message < 1:
+            op, message, figure = _op(seen), _message(seen), finite(seen.value)
+            if not op or not message or figure is None:
                 continue
             key = ("" if seen.scope.startswith("gang=") else host.name, seen.stage, seen.scope)
-            figure = float(seen.value)  # type: ignore[arg-type]
             values.setdefault(op, {}).setdefault(key, {}).setdefault(message, figure)
             seen_here.add(key)
         for key in seen_here:
@@ -102,7 +112,12 @@ def _series(report: FleetReport) -> dict[str, list[Series]]:
     failed = _failed(report.verdicts)
     return {
         op: [
-            Series(label=_label(key, members[key]), kind=_kind(key), failed=(op, key) in failed, values=dict(sorted(found.items())))
+            Series(
+                label=_label(key, members[key]),
+                kind=_kind(key),
+                failed=(op, key) in failed,
+                values=dict(sorted(found.items())),
+            )
             for key, found in keys.items()
         ]
         for op, keys in values.items()
@@ -113,8 +128,13 @@ def _op(seen: Observation) -> str:
     """The operation whose bus bandwidth this is, or empty."""
     family, _, rest = seen.name.partition(".")
     op, _, kind = rest.partition(".")
-    number_ = isinstance(seen.value, int | float) and not isinstance(seen.value, bool) and math.isfinite(seen.value)
-    return op if family == "collective" and kind == "busbw" and seen.status == MEASURED and number_ else ""
+    return op if family == "collective" and kind == "busbw" and seen.status == MEASURED else ""
+
+
+def _message(seen: Observation | Verdict) -> int:
+    """The message size that a figure is for, or 0."""
+    found = finite(seen.params.get("size_bytes"))
+    return int(found) if found and 1 <= found <= 1 << 60 else 0
 
 
 def _kind(key: Key) -> str:
@@ -138,17 +158,19 @@ def _failed(verdicts: Iterable[Verdict]) -> set[tuple[str, Key]]:
     return found
 
 
-def _limits_of(verdicts: Iterable[Verdict], op: str) -> list[tuple[int, float, str]]:
+def _limits_of(verdicts: Iterable[Verdict], op: str, kind: str) -> list[tuple[int, float, str]]:
     """Size, limit and source of every criterion that judged this operation's bandwidth, once each."""
     found = {}
     for verdict in verdicts:
-        message, limit = verdict.params.get("size_bytes"), verdict.limit
-        if verdict.name == f"collective.{op}.busbw" and isinstance(message, int) and isinstance(limit, int | float) and limit > 0:
-            found[(message, float(limit))] = verdict.criterion
+        if verdict.name != f"collective.{op}.busbw" or verdict.scope.startswith("gang=") != (kind == "gang"):
+            continue
+        message, limit = _message(verdict), finite(verdict.limit)
+        if message and limit and limit > 0:
+            found[(message, limit)] = verdict.criterion
     return [(message, limit, criterion) for (message, limit), criterion in found.items()]
 
 
-def _chart(op: str, series: Sequence[Series], limits: Sequence[tuple[int, float, str]]) -> Chart:
+def _chart(op: str, kind: str, series: Sequence[Series], limits: Sequence[tuple[int, float, str]]) -> Chart:
     sizes = sorted({message for line in series for message in line.values})
     top = max(max(line.values.values()) for line in series)
     top = max([top, *(limit for message, limit, _ in limits if message in sizes)])
@@ -160,11 +182,13 @@ def _chart(op: str, series: Sequence[Series], limits: Sequence[tuple[int, float,
     at = max(peak.values, key=lambda message: peak.values[message])
     return Chart(
         op=op,
+        kind=kind,
         unit=unit,
         peak=f"highest {quantity(peak.values[at], 'B/s')} at {size(at)}",
         x_ticks=tuple(Tick(at=plot.x(message), text=size(message)) for message in _few(sizes)),
         y_ticks=tuple(
-            Tick(at=plot.y(step * index * factor), text=number(step * index)) for index in range(round(ceiling / step) + 1)
+            Tick(at=plot.y(step * index * factor), text=number(step * index))
+            for index in range(round(ceiling / step) + 1)
         ),
         curves=tuple(_curves(series, plot)),
         limits=tuple(_limit(plot, *limit) for limit in limits if limit[0] in sizes),
@@ -187,7 +211,8 @@ class _Plot:
         return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
 
     def y(self, value: float) -> float:
-        return round(HEIGHT - BOTTOM - value / self._top * (HEIGHT - TOP - BOTTOM), 1)
+        share = min(max(value / self._top, 0.0), 1.0)
+        return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
 
     def path(self, values: Mapping[int, float], start: str = "M") -> str:
         points = [f"{self.x(message):g},{self.y(value):g}" for message, value in values.items()]
@@ -195,22 +220,22 @@ class _Plot:
 
 
 def _curves(series: Sequence[Series], plot: _Plot) -> Iterable[Curve]:
-    for kind in ("host", "gang"):
-        lines = [line for line in series if line.kind == kind]
-        if len(lines) <= MANY_LINES:
-            yield from (_line(line, plot) for line in lines)
-            continue
-        spread = _spread(lines)
-        low, middle, high = ({message: three[index] for message, three in spread.items()} for index in range(3))
-        back = dict(reversed(low.items()))
-        yield Curve(path=f"{plot.path(high)}{plot.path(back, 'L')}Z", css=f"band {kind}", title=f"lowest to highest of {len(lines)}")
-        yield Curve(path=plot.path(middle), css=f"line {kind}", title=f"median of {len(lines)}")
-        yield from (_line(line, plot) for line in lines if line.failed)
+    if len(series) <= MANY_LINES:
+        yield from (_line(line, plot) for line in series)
+        return
+    spread = _spread(series)
+    low, middle, high = ({message: three[index] for message, three in spread.items()} for index in range(3))
+    back = dict(reversed(low.items()))
+    yield Curve(
+        path=f"{plot.path(high)}{plot.path(back, 'L')}Z", css="spread", title=f"lowest to highest of {len(series)}"
+    )
+    yield Curve(path=plot.path(middle), css="line", title=f"median of {len(series)}")
+    yield from (_line(line, plot) for line in series if line.failed)
 
 
 def _line(line: Series, plot: _Plot) -> Curve:
     last = max(line.values)
-    css = f"line {line.kind}{' failed' if line.failed else ''}"
+    css = f"line{' failed' if line.failed else ''}"
     title = f"{line.label}: {quantity(line.values[last], 'B/s')} at {size(last)}{', fails' if line.failed else ''}"
     return Curve(path=plot.path(line.values), css=css, title=title, end=(plot.x(last), plot.y(line.values[last])))
 
@@ -225,23 +250,22 @@ def _spread(lines: Sequence[Series]) -> dict[int, tuple[float, float, float]]:
 def _limit(plot: _Plot, message: int, limit: float, criterion: str) -> Limit:
     x = plot.x(message)
     title = f"{criterion}: {quantity(limit, 'B/s')} wanted at {size(message)}"
-    return Limit(x1=max(LEFT, x - 26), x2=min(WIDTH - RIGHT + 6, x + 26), y=plot.y(limit), title=title)
+    text = f"wanted {quantity(limit, 'B/s', 3)}"
+    return Limit(x1=max(LEFT, x - 34), x2=min(WIDTH - RIGHT + 8, x + 34), y=plot.y(limit), text=text, title=title)
 
 
 def _table(
     series: Sequence[Series], sizes: Sequence[int], factor: float
 ) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Columns and rows: a column a line, or lowest, median and highest where there are many lines of a kind."""
-    columns: list[tuple[str, Mapping[int, float]]] = []
-    for kind in ("host", "gang"):
-        lines = [line for line in series if line.kind == kind]
-        if len(lines) <= MANY_LINES:
-            columns += [(line.label, line.values) for line in lines]
-            continue
-        spread = _spread(lines)
+    """Columns and rows: a column a line; lowest, median, highest and what failed where there are many lines."""
+    columns = [(line.label, line.values) for line in series]
+    if len(series) > MANY_LINES:
+        spread = _spread(series)
+        columns = [(line.label, line.values) for line in series if line.failed]
         for index, name in enumerate(("lowest", "median", "highest")):
-            columns.append((f"{name} of {len(lines)} {kind}s", {message: three[index] for message, three in spread.items()}))
-        columns += [(line.label, line.values) for line in lines if line.failed]
+            columns.insert(
+                index, (f"{name} of {len(series)}", {message: three[index] for message, three in spread.items()})
+            )
     rows = tuple(
         (size(message), *(number(values[message] / factor) if message in values else NONE for _, values in columns))
         for message in sizes

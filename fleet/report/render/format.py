@@ -16,7 +16,7 @@ LOG_LIMIT = 6000
 NONE = "–"
 
 SIGNS = {"eq": "=", "ge": "≥", "le": "≤", "gt": ">", "lt": "<"}
-VERDICTS = {PASS: "pass", FAIL: "fail", INCONCLUSIVE: "inconclusive"}
+VERDICTS = (PASS, FAIL, INCONCLUSIVE)
 DECISIONS = {ACCEPTED: "accepted", REJECTED: "rejected", INCOMPLETE: "incomplete"}
 REHEARSED = {ACCEPTED: "rehearsal passed", REJECTED: "rehearsal failed", INCOMPLETE: "rehearsal incomplete"}
 ACTIONS = {
@@ -36,28 +36,44 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
     "s": ((1, "s"), (1e-3, "ms"), (0, "µs")),
     "Hz": ((1e6, "MHz"), (0, "Hz")),
 }
-_FACTORS = {"GB/s": 1e9, "MB/s": 1e6, "kB/s": 1e3, "TFLOP/s": 1e12, "GFLOP/s": 1e9, "MFLOP/s": 1e6, "ms": 1e-3, "µs": 1e-6, "MHz": 1e6}
+_FACTORS = {
+    "GB/s": 1e9,
+    "MB/s": 1e6,
+    "kB/s": 1e3,
+    "TFLOP/s": 1e12,
+    "GFLOP/s": 1e9,
+    "MFLOP/s": 1e6,
+    "ms": 1e-3,
+    "µs": 1e-6,
+    "MHz": 1e6,
+}
 _PLAIN_UNITS = {"1": "", "Cel": "°C", "ratio": ""}
 
-_ESCAPE_SEQUENCE = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|.)", re.DOTALL)
+_ESCAPE_SEQUENCE = re.compile(
+    r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|.)", re.DOTALL
+)
 _SPACES = re.compile(r"[ \u2000-\u200a\u202f\u205f\u3000]{2,}")
 
 
 def clean(text: str, limit: int = TEXT_LIMIT) -> str:
     """`text` on one line without anything that steers a terminal or the direction of writing, cut at `limit`."""
-    return _cut(_SPACES.sub(" ", _harmless(text, keep="")).strip(), limit)
+    return _cut(_SPACES.sub(" ", _harmless(text, keep="")), limit)
 
 
 def clean_log(text: str, limit: int = LOG_LIMIT) -> str:
     """The end of a log, as `clean` but with its lines kept."""
     harmless = _harmless(text.replace("\r\n", "\n").expandtabs(), keep="\n").strip("\n")
-    return harmless if len(harmless) <= limit else f"[{len(harmless) - limit} characters left out] … {harmless[-limit:]}"
+    return (
+        harmless if len(harmless) <= limit else f"[{len(harmless) - limit} characters left out] … {harmless[-limit:]}"
+    )
 
 
 def _harmless(text: str, keep: str) -> str:
     if text.isascii() and text.isprintable():
         return text
-    return "".join(character if character in keep else _replaced(character) for character in _ESCAPE_SEQUENCE.sub("", text))
+    return "".join(
+        character if character in keep else _replaced(character) for character in _ESCAPE_SEQUENCE.sub("", text)
+    )
 
 
 def _replaced(character: str) -> str:
@@ -73,8 +89,6 @@ def _cut(text: str, limit: int) -> str:
 
 def number(value: float, digits: int = 4) -> str:
     """`value` to so many significant digits, without an exponent where it reads well, thousands apart."""
-    if not math.isfinite(value):
-        return "not a number" if math.isnan(value) else ("∞" if value > 0 else "−∞")
     if isinstance(value, int) or abs(value) >= 10 ** (digits - 1):
         text = f"{round(value):,}" if abs(value) >= 10_000 else f"{round(value)}"
         decimals = digits - len(str(abs(round(value))))
@@ -82,6 +96,17 @@ def number(value: float, digits: int = 4) -> str:
     else:
         text = f"{value:.{digits}g}"
     return text.replace(",", "\N{NARROW NO-BREAK SPACE}").replace("-", "−")
+
+
+def finite(value: Value) -> float | None:
+    """The value as a float, or None where it is no number, or one that a float cannot hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
 
 
 def scale(value: float, unit: str) -> tuple[float, str]:
@@ -109,6 +134,8 @@ def quantity(value: Value, unit: str, digits: int = 4) -> str:
         return "yes" if value else "no"
     if isinstance(value, str):
         return value
+    if finite(value) is None:
+        return "not a finite number"
     factor, name = scale(value, unit)
     scaled = value if factor == 1 else value / factor
     if name == "B":
@@ -146,10 +173,8 @@ def is_change(verdict: Verdict) -> bool:
 
 def margin(verdict: Verdict) -> float | None:
     """How far within (positive) or outside its limit a value lies, as a share of the limit."""
-    value, limit = verdict.value, verdict.limit
-    if isinstance(value, bool) or isinstance(limit, bool) or verdict.operator not in ("ge", "gt", "le", "lt"):
-        return None
-    if not isinstance(value, int | float) or not isinstance(limit, int | float) or limit == 0:
+    value, limit = finite(verdict.value), finite(verdict.limit)
+    if value is None or not limit or verdict.operator not in ("ge", "gt", "le", "lt"):
         return None
     within = value - limit if verdict.operator in ("ge", "gt") else limit - value
     return within / abs(limit)
@@ -160,6 +185,8 @@ def percent(share: float | None) -> str:
     if share is None or not math.isfinite(share):
         return NONE
     points = share * 100
+    if points == 0:
+        return "0 %"
     return f"{points:+.{1 if abs(points) < 100 else 0}f} %".replace("-", "−")
 
 
@@ -175,7 +202,9 @@ def scopes_name(scopes: Iterable[str]) -> str:
     for scope in scopes:
         first, *rest = scope.split(",")
         kind, _, index = first.partition("=")
-        tail = "".join(f", {part.partition('=')[2] if part.startswith('reason=') else part.replace('=', ' ')}" for part in rest)
+        tail = "".join(
+            f", {part.partition('=')[2] if part.startswith('reason=') else part.replace('=', ' ')}" for part in rest
+        )
         if kind in ("gpu", "cpu") and index.isascii() and index.isdigit() and len(index) < 6:
             numbers.setdefault(({"gpu": "GPU", "cpu": "process"}[kind], tail), []).append(int(index))
         else:
@@ -200,7 +229,7 @@ def params_text(params: Mapping[str, Value], without: Iterable[str] = ("phase",)
 
 
 def _param(key: str, value: Value) -> str:
-    if key in ("dtype", "direction", "network", "placement", "backend"):
+    if key in ("dtype", "direction", "network", "data", "placement", "backend"):
         return str(value).replace("_", " ")
     if key == "size_bytes":
         return size(value)

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.report.render.format import (
     ACTIONS,
     NONE,
     action_name,
+    finite,
     found_and_wanted,
+    is_change,
     margin,
     number,
     params_text,
@@ -39,8 +41,8 @@ class Row:
     margin: str
     verdict: str
     criterion: str
-    basis: str
-    source: str
+    origin: str
+    """What kind of number the limit is, and where it comes from."""
     reason: str
     count: int
 
@@ -94,8 +96,7 @@ def _row(group: Sequence[Verdict], scopes: Sequence[str], sizes: Sequence[Value]
         margin=percent(min(margins)) if margins else NONE,
         verdict=first.verdict,
         criterion=first.criterion,
-        basis=first.basis,
-        source=first.source,
+        origin=": ".join(text for text in (first.basis, first.source.removeprefix(f"{first.basis}, ")) if text),
         reason=first.reason,
         count=len(group),
     )
@@ -104,13 +105,14 @@ def _row(group: Sequence[Verdict], scopes: Sequence[str], sizes: Sequence[Value]
 def _values(group: Sequence[Verdict]) -> str:
     """The values of a group in the order of its scopes, under one unit where they are numbers."""
     values = [verdict.value for verdict in group]
-    numbers = [float(value) for value in values if isinstance(value, int | float) and not isinstance(value, bool)]
+    changed = "changed by " if is_change(group[0]) else ""
+    numbers = [known for value in values if (known := finite(value)) is not None]
     if len(numbers) < len(values):
-        return " · ".join(quantity(value, group[0].unit) for value in values[:_MANY_VALUES])
+        return changed + " · ".join(quantity(value, group[0].unit) for value in values[:_MANY_VALUES])
     factor, unit = scale(max(numbers, key=abs), group[0].unit)
     if len(numbers) > _MANY_VALUES:
-        return f"{number(min(numbers) / factor)} … {number(max(numbers) / factor)} {unit}".rstrip()
-    return f"{' · '.join(number(value / factor) for value in numbers)} {unit}".rstrip()
+        return f"{changed}{number(min(numbers) / factor)} … {number(max(numbers) / factor)} {unit}".rstrip()
+    return f"{changed}{' · '.join(number(value / factor) for value in numbers)} {unit}".rstrip()
 
 
 def _sizes(sizes: Sequence[Value]) -> str:
@@ -125,8 +127,10 @@ class Reason:
     """Why the fleet, or one host of it, is not accepted."""
 
     verdict: str
-    host: str
+    hosts: tuple[str, ...]
+    """Several where the same thing, of no part in particular, is true of each."""
     scope: str
+    """Empty where the reason holds for several unlike places."""
     serial: str
     stage: str
     name: str
@@ -153,7 +157,12 @@ def reasons(verdicts: Iterable[Verdict]) -> list[Reason]:
             key = (verdict.verdict, verdict.host, verdict.name.partition(".")[0], criterion, verdict.reason)
             groups.setdefault(key, []).append(verdict)
     ordered = sorted(groups.values(), key=lambda group: (group[0].verdict != FAIL, _gravity(group[0].action)))
-    return [_reason(group) for group in ordered]
+    alike: dict[Reason, list[str]] = {}
+    for found in map(_reason, ordered):
+        # A part has a serial and a place of its own to name; what is true of whole hosts is said once for all of them.
+        whole = not found.serial and found.scope in ("", "host")
+        alike.setdefault(replace(found, hosts=()) if whole else found, []).extend(found.hosts)
+    return [replace(found, hosts=tuple(hosts)) for found, hosts in alike.items()]
 
 
 def _gravity(action: str) -> int:
@@ -163,16 +172,18 @@ def _gravity(action: str) -> int:
 
 def _reason(group: Sequence[Verdict]) -> Reason:
     first = group[0]
+    scopes = list(dict.fromkeys(verdict.scope for verdict in group))
+    one_place = len(scopes) == 1 or all(scope.startswith(("gpu=", "cpu=")) for scope in scopes)
     compared = first.value is not None and first.limit is not None and first.operator != ""
     found, limit = found_and_wanted(first) if compared else ("", "")
     alike = len({(verdict.name, params_text(verdict.params)) for verdict in group}) == 1
     return Reason(
         verdict=first.verdict,
-        host=first.host,
-        scope=scopes_name(dict.fromkeys(verdict.scope for verdict in group)),
+        hosts=(first.host,),
+        scope=scopes_name(scopes) if one_place else "",
         serial=first.serial if len({verdict.serial for verdict in group}) == 1 else "",
-        stage=first.stage,
-        name=first.name if len({verdict.name for verdict in group}) == 1 else f"{first.name.partition('.')[0]}.…",
+        stage=first.stage if len({verdict.stage for verdict in group}) == 1 else "",
+        name=first.name if len({verdict.name for verdict in group}) == 1 else f"{first.name.partition('.')[0]}.*",
         params=params_text(first.params) if alike else "",
         found=found,
         wanted=limit,
