@@ -101,7 +101,11 @@ def accepted(site: Site) -> Run:
 def test_rack_is_accepted_as_a_rehearsal(accepted: Run) -> None:
     assert accepted.playbook.returncode == 0
     report = accepted.report
-    assert (report["decision"], report["rehearsal"], report["acceptance"]["status"]) == ("accepted", True, "REHEARSAL PASS")
+    assert (report["decision"], report["rehearsal"], report["acceptance"]["status"]) == (
+        "accepted",
+        True,
+        "REHEARSAL PASS",
+    )
     assert {host["name"]: host["decision"] for host in report["hosts"]} == dict.fromkeys(HOSTS, "accepted")
     assert report["coverage"]["measured"] == report["coverage"]["expected"] > 300
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in accepted.playbook.stdout
@@ -132,7 +136,9 @@ def test_deleted_record_is_named_and_the_rest_is_kept(accepted: Run, tmp_path: P
     directory = tmp_path / "first"
     shutil.copytree(accepted.directory, directory)
     (directory / "hosts" / "node2.json").unlink()
-    done = subprocess.run([sys.executable, ROOT / "rackproof.py", "report", directory], capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, ROOT / "rackproof.py", "report", directory], capture_output=True, text=True, check=False
+    )
     assert done.returncode == 2
     run = Run(directory=directory, playbook=done)
     assert run.findings() == {("node2", "record", "inconclusive")}
@@ -143,7 +149,9 @@ def test_deleted_record_is_named_and_the_rest_is_kept(accepted: Run, tmp_path: P
 def test_settled_hosts_are_left_as_they_are(site: Site, accepted: Run) -> None:
     again = site.accept("again")
     assert again.playbook.returncode == 0
-    installing = [line for line in again.playbook.stdout.splitlines() if line.startswith("TASK [agent") and "nstall" in line]
+    installing = [
+        line for line in again.playbook.stdout.splitlines() if line.startswith("TASK [agent") and "nstall" in line
+    ]
     assert installing == ["TASK [agent : See whether this very agent is installed] ************************"]
     counted = again.playbook.stdout.rsplit("PLAY RECAP", 1)[1]
     print(counted)
@@ -180,7 +188,9 @@ benchmark._buffers = broken
 
 def test_failing_benchmark_is_named_with_its_host_and_reason(site: Site, accepted: Run) -> None:
     """The fault is put beneath the agent, into the Python environment of one host."""
-    places = site.lab.on("node2", "/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    places = site.lab.on(
+        "node2", "/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
+    )
     packages = places.stdout.strip()
     site.lab.put("node2", f"{packages}/fault.py", FAULT)
     site.lab.put("node2", f"{packages}/fault.pth", "import os; 'LOCAL_RANK' in os.environ and __import__('fault')\n")

@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from collectors import xid
-from collectors.base import Absent, Family, scope
+from collectors.base import Absent, scope
 from collectors.xid import XidCollector, xids
 
 LOGS = Path(__file__).parents[1] / "fakes" / "kmsg"

@@ -42,6 +42,8 @@ def sentence(report: FleetReport) -> str:
     """What was decided and on what grounds."""
     failed = [verdict for verdict in report.verdicts if verdict.verdict == FAIL]
     open_ = sum(verdict.verdict == INCONCLUSIVE for verdict in report.verdicts)
+    if not report.verdicts:
+        return "No verdict was reached on anything, so nothing is known of this fleet."
     if report.decision == REJECTED:
         where = len({verdict.host for verdict in failed})
         more = f" {_count(open_, 'more verdict')} could not be reached." if open_ else ""
@@ -50,7 +52,7 @@ def sentence(report: FleetReport) -> str:
     if report.decision == ACCEPTED:
         passed = sum(verdict.verdict == PASS for verdict in report.verdicts)
         return (
-            f"All {report.coverage.expected} expected observations were measured, "
+            f"{report.coverage.measured} of {report.coverage.expected} expected observations were measured, "
             f"and all {passed} verdicts on {_count(len(report.hosts), 'host')} are passes."
         )
     missing = report.coverage.expected - report.coverage.measured

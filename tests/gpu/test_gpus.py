@@ -1,0 +1,82 @@
+"""On a host with NVIDIA GPUs: the collectors, the exporter and the smoke profile, judged. `make test-gpu`."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import collectors
+from agent.exporter import serve
+from agent.snapshot import take
+from fleet.judge.criteria import read_packs
+from fleet.judge.verdict import Evidence
+from fleet.plan import make_plan, read_profile
+from fleet.report.merge import merge
+from schemas import documents
+from schemas.records import record_from_json, to_json
+from tests import builders
+
+pytestmark = pytest.mark.gpu
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture(scope="module")
+def count() -> int:
+    """GPUs of this host; without one these tests fail, they are not skipped."""
+    listed = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, check=True).stdout
+    return len([line for line in listed.splitlines() if line.startswith("GPU ")])
+
+
+def test_snapshot_names_every_gpu_and_gives_a_reason_for_what_is_not_there(count: int) -> None:
+    taken, gpus = take(collectors.start(), stage="test", phase="before")
+    assert [gpu.index for gpu in gpus] == list(range(count))
+    assert len({gpu.serial for gpu in gpus}) == len({gpu.uuid for gpu in gpus}) == count
+    assert all(why.startswith("unsupported: ") for metric in taken.metrics for why in metric.absent.values())
+
+
+@pytest.fixture
+def url() -> Iterator[str]:
+    server, thread = serve(collectors.start(), "127.0.0.1", 0)
+    yield f"http://127.0.0.1:{server.server_port}/metrics"
+    server.shutdown()
+    thread.join()
+
+
+def test_scrape_has_the_power_of_every_gpu(count: int, url: str) -> None:
+    page = urllib.request.urlopen(url, timeout=10).read().decode()
+    assert len([line for line in page.splitlines() if line.startswith("rackproof_gpu_power_watts{")]) == count
+    assert 'rackproof_collector_success{collector="nvml"} 1.0' in page
+
+
+def test_smoke_profile_measures_everything_it_promises(count: int, tmp_path: Path) -> None:
+    variables: dict[str, Any] = {"rackproof_gpu_count": count, "rackproof_gang": "none", "ansible_host": "127.0.0.1"}
+    plan = make_plan(
+        read_profile("smoke"), {"here": variables}, run_id="gpu", nonce=builders.NONCE, created=builders.WHEN
+    )
+    at_run = ("--run-dir", str(tmp_path / "run"), "--host", "here")
+    for arguments, stdin in ((("inspect", "--plan", "-"), json.dumps(to_json(plan))), (("bench",), None)):
+        done = subprocess.run(
+            [sys.executable, str(ROOT / "rackproof.py"), *arguments, *at_run],
+            input=stdin,
+            env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+    record = record_from_json(documents.read(tmp_path / "run" / "record.json", "record"))
+    report = merge(plan, {"here": Evidence(records=(record,))}, read_packs([]))
+    for line in report.acceptance.summary:
+        print(line)
+    assert report.coverage.measured == report.coverage.expected > 0, [item.reason for item in record.launches]
+    assert report.decision in ("accepted", "rejected")
+    wrong = [seen for seen in record.observations if seen.name.endswith("wrong_elements")]
+    assert {seen.value for seen in wrong} == ({0} if count > 1 else set())
