@@ -208,6 +208,7 @@ def _export(options: argparse.Namespace) -> int:
     ended.wait()
     server.shutdown()
     thread.join()
+    server.server_close()
     return 0
 
 

@@ -75,6 +75,8 @@ def refuse_unbounded(value: Json, *, source: str) -> None:
             raise DocumentError(f"{source}: nested deeper than {MAX_DEPTH} levels")
         if isinstance(item, float) and not math.isfinite(item):
             raise DocumentError(f"{source}: holds a number that is not finite")
+        if isinstance(item, int) and abs(item) >= 1 << 64:
+            raise DocumentError(f"{source}: holds a number of more than 64 bits")
         if isinstance(item, dict):
             pending.extend((child, depth + 1) for child in item.values())
         elif isinstance(item, list):

@@ -135,8 +135,10 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
     accepted = sum(host.decision == ACCEPTED for host in hosts)
     gpus = sum(len(host.gpus) for host in hosts)
     what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
-    lines = [f"Hosts: {accepted} of {len(hosts)} accepted ({what})"]
+    lines = [f"Hosts: {accepted} of {len(hosts)} {'passed' if plan.rehearsal else 'accepted'} ({what})"]
     lines += [f"{name}: {state}" for name, state in _stages(plan, verdicts)]
+    if not plan.rehearsal and any(host.gang and not host.fabric_gbps for host in plan.hosts):
+        lines.append("Bandwidth between hosts: NOT JUDGED, as rackproof_fabric_gbps is not set")
     lines += reasons(verdicts)
     return Acceptance(
         status=f"{'REHEARSAL ' if plan.rehearsal else ''}{_STATUS[decision]}",
@@ -149,7 +151,8 @@ def _stages(plan: Plan, verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
     benchmarks = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
     kinds = {"collective": "Collectives", "training": "Training", "gemm": "GEMM", "memory_copy": "Memory copies"}
     found = []
-    for prefix, title in (("", "Host and GPU health"), *kinds.items()):
+    health = "Host health" if plan.rehearsal else "Host and GPU health"
+    for prefix, title in (("", health), *kinds.items()):
         if prefix and prefix not in benchmarks:
             continue
         mine = {

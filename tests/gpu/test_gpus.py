@@ -48,6 +48,7 @@ def url() -> Iterator[str]:
     yield f"http://127.0.0.1:{server.server_port}/metrics"
     server.shutdown()
     thread.join()
+    server.server_close()
 
 
 def test_scrape_has_the_power_of_every_gpu(count: int, url: str) -> None:

@@ -31,6 +31,7 @@ TEXT = json.dumps(RECORD)
         ('{"a": ', "not JSON at offset 6 of 6"),
         ("", "not JSON at offset 0"),
         ("1" * 5000, "integer"),
+        ('{"a": [1' + "0" * 400 + "]}", "more than 64 bits"),
         (b"\xff\xfe{}", "not"),
     ],
 )

@@ -1,7 +1,7 @@
 "use strict";
 // The page is complete without this: it opens the section that a link leads to, and offers to open or close them all.
 function reveal() {
-  const target = location.hash && document.getElementById(decodeURIComponent(location.hash.slice(1)));
+  const target = location.hash && document.getElementById(location.hash.slice(1));
   if (target instanceof HTMLDetailsElement) {
     target.open = true;
     target.scrollIntoView();
