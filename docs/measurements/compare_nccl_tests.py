@@ -50,7 +50,9 @@ def main() -> None:
             large += [ratio] if ratio else []
             rates = f"{mine / 1e9:.1f} | {busbw / 1e9:.1f} | {ratio:.3f}" if ratio else " | | "
             print(f"| {op} | {size:,} | {rates} | {latency:.1f} | {time * 1e6:.1f} |")
-    print(f"\nRatio at 64 MiB and above: worst {min(large):.3f}, median {statistics.median(large):.3f}, {len(large)} figures.")
+    print(
+        f"\nRatio at 64 MiB and above: worst {min(large):.3f}, median {statistics.median(large):.3f}, {len(large)} figures."
+    )
 
 
 if __name__ == "__main__":
