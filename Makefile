@@ -39,7 +39,14 @@ lint: $(STAMP) ## Style, types, imports, Ansible, YAML, criteria packs
 	PATH=$(CURDIR)/$(BIN):$$PATH ANSIBLE_HOME=$(CURDIR)/.ansible $(BIN)/ansible-lint --offline --strict
 	$(BIN)/rackproof criteria lint
 
-test: lint ## Everything that needs no GPU, with its gates
+# What the agent needs, as wheels: lab hosts have no network.
+WHEELHOUSE := build/wheelhouse/.ready
+$(WHEELHOUSE): $(STAMP)
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --wheel-dir $(@D) .
+	rm $(@D)/rackproof-*.whl
+	touch $@
+
+test: lint $(WHEELHOUSE) ## Everything that needs no GPU, with its gates
 	$(BIN)/pytest
 
 test-gpu: $(STAMP) ## What needs GPUs, on a host that has them

@@ -158,7 +158,8 @@ def software() -> dict[str, str]:
     if torch.version.cuda:
         found["cuda"] = torch.version.cuda
     if torch.cuda.is_available():
-        found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))  # type: ignore[no-untyped-call]
+        version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
+        found["nccl"] = ".".join(map(str, version))
         found["cudnn"] = str(torch.backends.cudnn.version())
     return found
 
