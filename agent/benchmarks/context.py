@@ -160,7 +160,7 @@ def software() -> dict[str, str]:
     if torch.cuda.is_available():
         version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
         found["nccl"] = ".".join(map(str, version))
-        found["cudnn"] = str(torch.backends.cudnn.version())
+        found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
     return found
 
 
