@@ -201,7 +201,8 @@ def test_commands_do_not_inherit_ignored_signals(three: Lab) -> None:
         answers = [three.run(ignored), three.on("node1", *ignored), three.ssh("node1", *ignored)]
     finally:
         signal.signal(signal.SIGINT, before)
-    assert [int(answer.stdout, 16) for answer in answers] == [0, 0, 0]
+    standard = (1 << 31) - 1  # the real-time signals above are the C library's own business
+    assert [int(answer.stdout, 16) & standard for answer in answers] == [0, 0, 0]
 
 
 def test_ansible_reaches_every_host_through_the_inventory(three: Lab) -> None:
