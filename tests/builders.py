@@ -22,7 +22,6 @@ HEALTHY: dict[str, tuple[str, Any]] = {
     "gpu.remapped_rows.uncorrectable": ("1", 0),
     "gpu.pcie.generation": ("1", 5),
     "gpu.pcie.width": ("1", 16),
-    "gpu.pcie.width_max": ("1", 16),
     "gpu.pcie.replays": ("1", 0),
     "gpu.nvlink.active_links": ("1", 18),
 }

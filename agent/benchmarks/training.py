@@ -184,6 +184,7 @@ def _report(
     edge = max(1, len(losses) // EDGE_SHARE)
     every = torch.stack(losses).double()
     first, last = (context.total(float(part.mean())) / context.world_size for part in (every[:edge], every[-edge:]))
+    finite = context.total(float((~every.isfinite()).sum())) == 0
     steps = summarize(context.slowest(seconds[1:]))  # the first step builds kernels and buckets
     if not context.speaks_for_world:
         return
@@ -197,7 +198,6 @@ def _report(
     }
     context.measured("training.throughput", batch * context.world_size / steps.p50, unit="images/s", **common)
     context.measured("training.step_time", steps.p50, unit="s", samples=steps, **common)
-    finite = math.isfinite(first) and math.isfinite(last)
     context.measured("training.loss_finite", finite, unit="1", **common)
     for kind, value in (("loss", last), ("loss_ratio", last / first)):
         if finite:

@@ -19,11 +19,10 @@ PACKS = Path(__file__).parent / "packs"
 class Criterion:
     """What an observation must show, what to do when it does not, and where the number comes from.
 
-    Exactly one of `value`, `expected`, `variable` and `other` is set:
+    Exactly one of `value`, `expected` and `variable` is set:
         value: the limit itself.
         expected, fraction: the limit is that fraction of what the part is expected to do.
         variable, fraction: the limit is (that fraction of) what the inventory states.
-        other: the limit is another observation of the same scope.
     """
 
     id: str
@@ -39,7 +38,6 @@ class Criterion:
     expected: float | None = None
     fraction: float = 1.0
     variable: str = ""
-    other: str = ""
     delta: bool = False
     optional: bool = False
     best_of_run: bool = False
@@ -94,11 +92,9 @@ def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
 
 def _criterion(item: Mapping[str, Any]) -> Criterion:
     plain = {key: value for key, value in item.items() if not key.startswith("vs_")}
-    sku, inventory, other = item.get("vs_sku"), item.get("vs_inventory"), item.get("vs_observation")
+    sku, inventory = item.get("vs_sku"), item.get("vs_inventory")
     if sku:
         plain |= {"expected": sku["expected"], "fraction": sku["fraction"]}
     if inventory:
         plain |= {"variable": inventory["variable"], "fraction": inventory.get("fraction", 1.0)}
-    if other:
-        plain |= {"other": other["name"]}
     return Criterion(**plain)

@@ -203,7 +203,7 @@ class _HostJudge:
         """A criterion on what every host or GPU must show, where nothing was read at all."""
         if criterion.scope in ("host", "") and not seen:
             yield self._inconclusive(criterion.name, "host", "not observed", criterion=criterion)
-        if criterion.scope == self.host.device == "gpu" and not criterion.where:
+        if criterion.scope in ("gpu", "reason", "link") and self.host.device == "gpu":
             below = {scope.split(",")[0] for scope in seen}
             for scope in self.host.scopes:
                 if scope not in below:
@@ -212,10 +212,7 @@ class _HostJudge:
     def _held(self, criterion: Criterion, seen: list[Observation]) -> Verdict:
         """The verdict on one series of observations: the worst of them, the best, or the change over the run."""
         chosen = seen[-1]
-        limit = self._limit(criterion, chosen)
-        if limit is None:
-            reason = f"no {criterion.other or criterion.variable} to compare with"
-            return self._inconclusive(criterion.name, chosen.scope, reason, chosen.stage, criterion=criterion)
+        limit = self._limit(criterion)
         value: Value
         if criterion.delta:
             if len(seen) < 2:
@@ -251,16 +248,9 @@ class _HostJudge:
             basis=criterion.basis,
         )
 
-    def _limit(self, criterion: Criterion, seen: Observation) -> Value:
+    def _limit(self, criterion: Criterion) -> Value:
         if criterion.expected is not None:
             return criterion.expected * criterion.fraction
-        if criterion.other:
-            found = [
-                item.value
-                for item in self.observations[criterion.other]
-                if item.scope == seen.scope and item.status == MEASURED
-            ]
-            return max(found, key=_number) if found else None
         if criterion.variable == "gpu_count":
             return len(self.host.devices)
         if criterion.variable == "fabric_bytes_per_second":

@@ -176,6 +176,14 @@ def test_broken_data_is_an_error_on_every_rank_and_never_synthetic(tmp_path: Pat
     assert "train-images-idx3-ubyte.gz" in found[0].reason
 
 
+def test_loss_that_is_not_a_number_is_told_and_never_written(tmp_path: Path) -> None:
+    training = {**BENCHMARKS["training"], "networks": ["convnet"], "learning_rate": 1e30, "max_steps": 4}
+    torchrun(tmp_path, request(training=training), ranks=1)
+    found = {seen.name: (seen.status, seen.value) for seen in observations(tmp_path)}
+    assert found["training.loss_finite"] == ("measured", False)
+    assert found["training.loss"] == found["training.loss_ratio"] == ("error", None)
+
+
 @pytest.mark.parametrize("op", sorted(collective.OPERATIONS))
 def test_one_wrong_element_is_counted(op: str) -> None:
     operation, ranks, rank, count = collective.OPERATIONS[op], 4, 2, 300

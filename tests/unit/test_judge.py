@@ -162,7 +162,7 @@ def test_every_inspection_is_missed() -> None:
     """Whichever reading on which a criterion rests is gone from all snapshots, the judge says so for every GPU."""
     plan = builders.plan("h1", "h2", gpu_count=1)
     complete = builders.evidence(plan)
-    needed = [*builders.HEALTHY, "gpu.count", "gpu.pci_count", "xid.last_seen"]
+    needed = [*builders.HEALTHY, "gpu.count", "gpu.pci_count", "xid.last_seen", "gpu.throttle.active"]
     for name in needed:
         first, *rest = complete["h1"].records
         without = tuple(
