@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -50,6 +51,15 @@ def start(arguments: Sequence[str], directory: Path, name: str, until: str = "")
             raise BackgroundError(None, _log(log_path).strip().removeprefix("rackproof: "))
         time.sleep(0.05)
     return f"{name} started as process {process.pid}"
+
+
+def notify_systemd() -> None:
+    """Tells systemd, where it started this process with Type=notify, that it is ready (sd_notify(3))."""
+    address = os.environ.get("NOTIFY_SOCKET", "")
+    if address:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+            channel.connect("\0" + address[1:] if address.startswith("@") else address)
+            channel.send(b"READY=1")
 
 
 def wait(directory: Path, name: str) -> str:

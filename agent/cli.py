@@ -202,6 +202,7 @@ def _export(options: argparse.Namespace) -> int:
             f"cannot listen on {options.listen} port {options.port}: {error.strerror}; choose another --port"
         )
     print(f"listening on http://{options.listen}:{options.port}/metrics", file=sys.stderr, flush=True)
+    background.notify_systemd()
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
