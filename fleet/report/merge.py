@@ -148,19 +148,20 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
 
 def _stages(plan: Plan, verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
     """The state of each kind of measurement over the fleet, the health snapshots among them."""
-    benchmarks = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
+    planned = {item.name.split(".")[0] for host in plan.hosts for item in plan.expected_of(host)}
     kinds = {"collective": "Collectives", "training": "Training", "gemm": "GEMM", "memory_copy": "Memory copies"}
     found = []
     health = "Host health" if plan.rehearsal else "Host and GPU health"
     for prefix, title in (("", health), *kinds.items()):
-        if prefix and prefix not in benchmarks:
+        if prefix and prefix not in planned:
             continue
         mine = {
             verdict.verdict
             for verdict in verdicts
             if (verdict.name.startswith(f"{prefix}.") if prefix else verdict.name.split(".")[0] not in kinds)
         }
-        state = "FAIL" if FAIL in mine else "INCOMPLETE" if INCONCLUSIVE in mine or not mine else "PASS"
+        worst = next((kind for kind in (FAIL, INCONCLUSIVE, PASS) if kind in mine), "")
+        state = {FAIL: "FAIL", INCONCLUSIVE: "INCOMPLETE", PASS: "PASS"}.get(worst, "NOT JUDGED")
         found.append((title, state))
     return found
 

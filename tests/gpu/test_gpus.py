@@ -78,6 +78,5 @@ def test_smoke_profile_measures_everything_it_promises(count: int, tmp_path: Pat
     for line in report.acceptance.summary:
         print(line)
     assert report.coverage.measured == report.coverage.expected > 0, [item.reason for item in record.launches]
-    assert report.decision in ("accepted", "rejected")
     wrong = [seen for seen in record.observations if seen.name.endswith("wrong_elements")]
     assert {seen.value for seen in wrong} == ({0} if count > 1 else set())
