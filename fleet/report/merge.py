@@ -15,6 +15,7 @@ from schemas.reports import (
     FAIL,
     INCOMPLETE,
     INCONCLUSIVE,
+    PASS,
     REJECTED,
     Acceptance,
     Coverage,
