@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fleet.judge.criteria import Criterion, Pack
 from schemas.catalogue import BENCHMARKS, Expectation
 from schemas.plans import Plan, PlannedHost
-from schemas.records import MEASURED, UNSUPPORTED, Gpu, Launch, Observation, Record, Value
+from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Launch, Observation, Record, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 
 _HOLDS: Mapping[str, Callable[[float, float], bool]] = {
@@ -66,7 +66,8 @@ def judge(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -
         for host in plan.hosts
         for verdict in _HostJudge(plan, host, evidence.get(host.name, Evidence()), packs).verdicts()
     ]
-    return verdicts + _duplicates({host.name: evidence.get(host.name, Evidence()) for host in plan.hosts})
+    left = {host.name: evidence.get(host.name, Evidence()) for host in plan.hosts}
+    return verdicts + _duplicates(left) + _divided(plan, left)
 
 
 def packs_for(plan: Plan, host: PlannedHost, gpus: Sequence[Gpu], packs: Sequence[Pack]) -> tuple[list[Pack], str]:
@@ -79,13 +80,12 @@ def packs_for(plan: Plan, host: PlannedHost, gpus: Sequence[Gpu], packs: Sequenc
     if host.gpu_model:
         model = [pack for pack in packs if pack.name == host.gpu_model]
     else:
-        model = [pack for pack in packs if any(name in pack.gpu_names for name in found)]
+        model = [pack for pack in packs if found and set(found) <= set(pack.gpu_names)]
     common = [pack for pack in packs if pack.name == "common"]
     if len(model) == 1:
         return [*model, *named], ""
     what = host.gpu_model or ", ".join(found) or "a GPU that nobody saw"
-    why = f"no criteria pack for {what}" if not model else f"GPUs of several models: {', '.join(found)}"
-    return [*common, *named], why
+    return [*common, *named], f"no criteria pack for {what}"
 
 
 class _HostJudge:
@@ -98,6 +98,8 @@ class _HostJudge:
         self.observations: dict[str, list[Observation]] = defaultdict(list)
         for seen in evidence.observations():
             self.observations[seen.name].append(seen)
+        taken = [snapshot for record in evidence.records for snapshot in record.snapshots]
+        self.last_snapshot = (taken[-1].stage, taken[-1].phase) if taken else ("", "")
         self.serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
         self.packs, self.no_pack = packs_for(plan, host, evidence.gpus(), packs)
         self.expected = plan.expected_of(host)
@@ -109,6 +111,8 @@ class _HostJudge:
         if self.evidence.problem:
             yield self._inconclusive("host.events", "host", self.evidence.problem)
         yield from self._model()
+        yield from self._constancy()
+        yield from self._collectors()
         yield from self._planned()
         unseen = set()
         for scope in self.host.scopes:
@@ -129,25 +133,57 @@ class _HostJudge:
                 "gpu.name", "host", f"{self.no_pack}: name one by rackproof_gpu_model, or write one (CONTRIBUTING.md)"
             )
         expected = next((pack for pack in self.packs if pack.name == self.host.gpu_model), None)
-        for gpu in self.evidence.gpus() if expected else ():
-            assert expected is not None  # noqa: S101 - for the type checker
-            right = gpu.name in expected.gpu_names
-            yield Verdict(
-                host=self.host.name,
-                scope=f"gpu={gpu.index}",
-                serial=gpu.serial,
-                name="gpu.name",
-                verdict=PASS if right else FAIL,
-                criterion="gpu-model",
-                value=gpu.name,
-                limit=" or ".join(expected.gpu_names),
-                operator="eq",
-                unit="1",
-                reason=f"found {gpu.name}, the inventory says {self.host.gpu_model}",
-                action="none" if right else "inspect_hardware",
-                source="inventory: rackproof_gpu_model",
-                basis="policy",
-            )
+        names = {f"gpu={gpu.index}": gpu.name for gpu in self.evidence.gpus()}
+        for scope in self.host.scopes if self.host.device == "gpu" else ():
+            if scope not in names and self._seen(scope):
+                yield self._inconclusive("gpu.name", scope, "the GPU does not tell its name")
+            elif scope in names and expected:
+                right = names[scope] in expected.gpu_names
+                reason = f"found {names[scope]}, the inventory says {self.host.gpu_model}"
+                yield self._fact(
+                    "gpu.name", scope, "gpu-model", names[scope], reason, right, "inventory: rackproof_gpu_model"
+                )
+
+    def _constancy(self) -> Iterator[Verdict]:
+        """A part that was swapped, or a host that rebooted, in mid-run leaves figures that are not one part's."""
+        for name in ("gpu.serial", "gpu.uuid"):
+            for scope in self.host.scopes:
+                seen = [item for item in self.observations[name] if item.scope == scope and item.status == MEASURED]
+                values = list(dict.fromkeys(item.value for item in seen))
+                if len(values) > 1:
+                    reason = f"changed during the run: {', then '.join(map(str, values))}"
+                    yield self._fact(
+                        name, scope, "identity-constant", values[-1], reason, False, "a serial names one part"
+                    )
+        uptimes = [_number(item.value) for item in self.observations["host.uptime"] if item.status == MEASURED]
+        if any(later < earlier for earlier, later in itertools.pairwise(uptimes)):
+            yield self._inconclusive("host.uptime", "host", "the host rebooted during the run: its counters began anew")
+
+    def _fact(
+        self, name: str, scope: str, criterion: str, value: Value, reason: str, right: bool, source: str
+    ) -> Verdict:
+        return Verdict(
+            host=self.host.name,
+            scope=scope,
+            serial=self.serials.get(scope, ""),
+            name=name,
+            verdict=PASS if right else FAIL,
+            criterion=criterion,
+            value=value,
+            unit="1",
+            reason=reason,
+            action="none" if right else "inspect_hardware",
+            source=source,
+            basis="policy",
+        )
+
+    def _collectors(self) -> Iterator[Verdict]:
+        """A collector that failed in any snapshot took with it what would have been seen then."""
+        for name, items in self.observations.items():
+            for item in items if name.startswith("collector.") else ():
+                if item.status != MEASURED:
+                    when = f"{item.params['phase']} {item.stage}"
+                    yield self._inconclusive(name, item.scope, f"{item.status} {when}: {item.reason}", item.stage)
 
     def _planned(self) -> Iterator[Verdict]:
         """Inconclusive for every observation that the plan expects and that was not measured."""
@@ -169,8 +205,13 @@ class _HostJudge:
             seen_any = any(item.stage == stage.name for items in self.observations.values() for item in items)
             if missing and not seen_any:
                 yield self._inconclusive(f"stage.{stage.name}", "host", f"nothing was observed; {why}", stage.name)
-            else:
-                yield from missing
+                continue
+            yield from missing
+            last = [launch for launch in self.evidence.launches() if launch.stage == stage.name][-1:]
+            if wanted and last and last[0].outcome != "finished":
+                yield self._inconclusive(
+                    f"stage.{stage.name}", "host", f"{last[0].outcome}: {last[0].reason}", stage.name
+                )
 
     def _stage_problem(self, stage: str) -> str:
         launches = [launch for launch in self.evidence.launches() if launch.stage == stage]
@@ -190,8 +231,13 @@ class _HostJudge:
             groups[(seen.scope, *params, seen.stage if from_benchmark else "")].append(seen)
         for group in groups.values():
             measured = [seen for seen in group if seen.status == MEASURED]
-            if measured:
-                yield self._held(criterion, measured)
+            lost = [seen for seen in group if seen.status == ERROR]
+            held = self._held(criterion, measured) if measured else None
+            if held and lost and held.verdict == PASS and not from_benchmark and not criterion.best_of_run:
+                reason = f"{lost[-1].status} {lost[-1].params.get('phase', '')} {lost[-1].stage}: {lost[-1].reason}"
+                yield self._inconclusive(criterion.name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
+            elif held:
+                yield held
             elif not from_benchmark and not (criterion.optional and group[-1].status == UNSUPPORTED):
                 last = group[-1]
                 reason = f"{last.status}: {last.reason}"
@@ -215,8 +261,8 @@ class _HostJudge:
         limit = self._limit(criterion)
         value: Value
         if criterion.delta:
-            if len(seen) < 2:
-                reason = "only one snapshot: no change can be told"
+            if len(seen) < 2 or (seen[-1].stage, seen[-1].params.get("phase")) != self.last_snapshot:
+                reason = "not read both before and after the run: no change can be told"
                 return self._inconclusive(criterion.name, chosen.scope, reason, chosen.stage, criterion=criterion)
             steps = [
                 (_number(later.value) - _number(earlier.value), later) for earlier, later in itertools.pairwise(seen)
@@ -254,7 +300,7 @@ class _HostJudge:
         if criterion.variable == "gpu_count":
             return len(self.host.devices)
         if criterion.variable == "fabric_bytes_per_second":
-            return self.host.fabric_gbps * 1e9 / 8 * criterion.fraction
+            return self.host.fabric_gbps * 1e9 / 8 * len(self.host.devices) * criterion.fraction
         return criterion.value
 
     def _inconclusive(
@@ -336,6 +382,34 @@ def _duplicates(evidence: Mapping[str, Evidence]) -> list[Verdict]:
         if len(found) > 1
         for host, gpu in found
     ]
+
+
+def _divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
+    """Hosts of one gang that were each measured, but not with each other. A host that was not at all is told elsewhere."""
+    members = {
+        host: launch.members
+        for host, left in evidence.items()
+        for launch in left.launches()
+        if launch.stage == "gang" and launch.outcome == "finished"
+    }
+    found = []
+    for gang, planned in plan.gangs().items():
+        for host in planned:
+            apart = [other for other in planned if other in members and host in members and other not in members[host]]
+            if apart:
+                found.append(
+                    Verdict(
+                        host=host,
+                        scope=f"gang={gang}",
+                        name="stage.gang",
+                        stage="gang",
+                        verdict=INCONCLUSIVE,
+                        criterion="plan",
+                        reason=f"launched with {', '.join(members[host])}, and not with {', '.join(apart)}",
+                        source="plan",
+                    )
+                )
+    return found
 
 
 def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: list[tuple[str, Gpu]]) -> Verdict:

@@ -14,7 +14,7 @@ from schemas.records import Record, record_from_json
 from schemas.reports import Quarantined
 
 PLAN_BYTES = 64_000_000
-EVENTS_BYTES = 64_000_000
+JOURNAL = "events.jsonl"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +54,7 @@ def load(directory: Path) -> Run:
                 quarantined.append(Quarantined(path=path, reason=str(error)))
                 problems.append(f"quarantined: {error}")
         problems += events.get(host.name, [])
+        problems += [f"the journal cannot be believed: {item.reason}" for item in quarantined if item.path == JOURNAL]
         evidence[host.name] = Evidence(records=tuple(records), problem="; ".join(problems))
     quarantined += _strays(directory, plan)
     return Run(directory=directory, plan=plan, evidence=evidence, events=events, quarantined=tuple(quarantined))
@@ -91,12 +92,12 @@ def _strays(directory: Path, plan: Plan) -> list[Quarantined]:
 
 
 def _events(directory: Path, quarantined: list[Quarantined]) -> dict[str, list[str]]:
-    """Host -> what befell it, as the playbooks' journal tells; of a play that ran again only the last time counts."""
-    path = directory / "events.jsonl"
+    """Host -> what befell it, as the playbooks' journal tells; void once the host came through the same play."""
+    path = directory / JOURNAL
     try:
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
     except OSError as error:
-        quarantined.append(Quarantined(path="events.jsonl", reason=str(error)))
+        quarantined.append(Quarantined(path=JOURNAL, reason=str(error)))
         return {}
     befell: dict[str, dict[str, list[str]]] = {}
     for number, line in enumerate(lines, 1):
@@ -104,10 +105,11 @@ def _events(directory: Path, quarantined: list[Quarantined]) -> dict[str, list[s
             event = documents.parse(line, source=f"events.jsonl line {number}")
             documents.validate(event, "event", source=f"events.jsonl line {number}")
         except documents.DocumentError as error:
-            quarantined.append(Quarantined(path="events.jsonl", reason=str(error)))
+            quarantined.append(Quarantined(path=JOURNAL, reason=str(error)))
             continue
-        if event["what"] == "began":
-            befell[event["play"]] = {}
+        if event["what"] == "passed":
+            for host in event["hosts"]:
+                befell.get(event["play"], {}).pop(host, None)
         else:
             text = f"{event['what']} at {event['play']}: {event['task']}: {event['message']}"
             befell.setdefault(event["play"], {}).setdefault(event["host"], []).append(text)

@@ -138,8 +138,7 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
     what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
     lines = [f"Hosts: {accepted} of {len(hosts)} {'passed' if plan.rehearsal else 'accepted'} ({what})"]
     lines += [f"{name}: {state}" for name, state in _stages(plan, verdicts)]
-    if not plan.rehearsal and any(host.gang and not host.fabric_gbps for host in plan.hosts):
-        lines.append("Bandwidth between hosts: NOT JUDGED, as rackproof_fabric_gbps is not set")
+    lines += _unjudged_bandwidth(plan, verdicts)
     lines += reasons(verdicts)
     return Acceptance(
         status=f"{'REHEARSAL ' if plan.rehearsal else ''}{_STATUS[decision]}",
@@ -147,10 +146,30 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
     )
 
 
+def _unjudged_bandwidth(plan: Plan, verdicts: Sequence[Verdict]) -> list[str]:
+    """A line for each stage whose collectives were planned and whose bandwidth no criterion spoke of."""
+    lines = []
+    for stage, what in (("benchmark", "within hosts"), ("gang", "between hosts")):
+        names = {item.name for host in plan.hosts for item in plan.expected_of(host) if item.stage == stage}
+        judged = any(
+            item.stage == stage and item.name.endswith(".busbw") and item.limit is not None for item in verdicts
+        )
+        if any(name.endswith(".busbw") for name in names) and not judged and not plan.rehearsal:
+            unset = stage == "gang" and not any(host.fabric_gbps for host in plan.hosts)
+            why = "rackproof_fabric_gbps is not set" if unset else "no criterion for this GPU, count and size"
+            lines.append(f"Bandwidth {what}: NOT JUDGED ({why})")
+    return lines
+
+
 def _stages(plan: Plan, verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
     """The state of each kind of measurement over the fleet, the health snapshots among them."""
     planned = {item.name.split(".")[0] for host in plan.hosts for item in plan.expected_of(host)}
     kinds = {"collective": "Collectives", "training": "Training", "gemm": "GEMM", "memory_copy": "Memory copies"}
+    # What a stage or a host left out as a whole is missing from each kind that it should have measured.
+    whole = {
+        prefix: {"record", *(f"stage.{stage.name}" for stage in plan.stages if prefix in stage.benchmarks)}
+        for prefix in kinds
+    }
     found = []
     health = "Host health" if plan.rehearsal else "Host and GPU health"
     for prefix, title in (("", health), *kinds.items()):
@@ -159,7 +178,11 @@ def _stages(plan: Plan, verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
         mine = {
             verdict.verdict
             for verdict in verdicts
-            if (verdict.name.startswith(f"{prefix}.") if prefix else verdict.name.split(".")[0] not in kinds)
+            if (
+                verdict.name.startswith(f"{prefix}.") or verdict.name in whole[prefix]
+                if prefix
+                else verdict.name.split(".")[0] not in kinds
+            )
         }
         worst = next((kind for kind in (FAIL, INCONCLUSIVE, PASS) if kind in mine), "")
         state = {FAIL: "FAIL", INCONCLUSIVE: "INCOMPLETE", PASS: "PASS"}.get(worst, "NOT JUDGED")

@@ -37,22 +37,36 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def __init__(self) -> None:
         super().__init__()
         self._directory: Path | None = None
-        self._waiting: list[dict[str, str]] = []
+        self._waiting: list[dict[str, Any]] = []
         self._play = ""
         self._owes_report = False
+        self._passed: set[str] = set()
+        self._failed: set[str] = set()
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """An acceptance run owes a report, whatever happens to its plays."""
         self._owes_report = Path(playbook._file_name).name == "acceptance.yml"
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """A play that begins (again) makes what it said before void."""
+        """Notes who came through the play before."""
+        self._finish_play()
         self._play = play.get_name().strip()
         self._owes_report = self._owes_report and self._play != "Report"
-        self._write({"what": "began"})
+
+    def _finish_play(self) -> None:
+        """What was said of a host in an earlier attempt at a play is void once the host has come through it."""
+        passed = sorted(self._passed - self._failed)
+        if passed:
+            self._write({"what": "passed", "hosts": passed})
+        self._passed, self._failed = set(), set()
+
+    def v2_runner_on_skipped(self, result: Any) -> None:
+        """A host that is still there."""
+        self._passed.add(result._host.get_name())
 
     def v2_runner_on_ok(self, result: Any) -> None:
-        """Learns the run directory from the fact that the plan stage sets."""
+        """A host that is still there. Learns the run directory from the fact that the plan role sets."""
+        self._passed.add(result._host.get_name())
         directory = (result._result.get("ansible_facts") or {}).get(RUN_DIR)
         if directory and self._directory is None:
             self._directory = Path(directory)
@@ -71,6 +85,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Where every host has left, Ansible plays nothing more; the report is written all the same."""
+        self._finish_play()
         if self._owes_report and self._directory is not None:
             command = [sys.executable, str(Path(__file__).parents[2] / "rackproof.py"), "report", str(self._directory)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -79,6 +94,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def _host(self, result: Any, what: str) -> None:
         if result._task.run_once:
             return  # a task of the control node, not of this host
+        self._failed.add(result._host.get_name())
         outcome = result._result
         said = next(filter(None, map(outcome.get, ("stderr", "module_stderr", "stdout", "msg"))), "")
         self._write(
@@ -90,7 +106,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             }
         )
 
-    def _write(self, event: dict[str, str]) -> None:
+    def _write(self, event: dict[str, Any]) -> None:
         now = datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
         event = {"at": now, "play": self._play[:200], **event}
         if self._directory is None:
@@ -98,7 +114,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         else:
             self._append(event)
 
-    def _append(self, event: dict[str, str]) -> None:
+    def _append(self, event: dict[str, Any]) -> None:
         assert self._directory is not None  # noqa: S101 - for the type checker
         with (self._directory / "events.jsonl").open("a", encoding="utf-8") as journal:
             journal.write(json.dumps(event) + "\n")

@@ -137,22 +137,31 @@ def test_record_of_a_host_that_is_not_in_the_plan_is_quarantined(run: Path) -> N
 
 
 def test_events_of_the_control_node_make_a_host_inconclusive_until_the_play_ran_again(run: Path) -> None:
-    begun = {"at": builders.WHEN, "what": "began", "play": "Gang"}
-    gone = {**begun, "what": "unreachable", "host": "h3", "task": "Wait for the gang", "message": "ssh: timed out"}
-    (run / "events.jsonl").write_text(f"{json.dumps(begun)}\n{json.dumps(gone)}\n")
+    gone = {
+        "at": builders.WHEN,
+        "play": "Gang",
+        "what": "unreachable",
+        "host": "h3",
+        "task": "Wait for the gang",
+        "message": "ssh: timed out",
+    }
+    (run / "events.jsonl").write_text(f"{json.dumps(gone)}\n")
     report = report_of(run)
     bad = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
     assert [(verdict.host, verdict.reason) for verdict in bad] == [
         ("h3", "unreachable at Gang: Wait for the gang: ssh: timed out")
     ]
-    with (run / "events.jsonl").open("a") as journal:
-        journal.write(json.dumps(begun) + "\n")
-    assert report_of(run).decision == "accepted"
+    passed = {"at": builders.WHEN, "play": "Gang", "what": "passed"}
+    for hosts, decision in ((["h1"], "incomplete"), (["h1", "h3"], "accepted")):
+        with (run / "events.jsonl").open("a") as journal:
+            journal.write(json.dumps({**passed, "hosts": hosts}) + "\n")
+        assert report_of(run).decision == decision
 
 
 def test_broken_journal_is_quarantined(run: Path) -> None:
     (run / "events.jsonl").write_text('{"at": "now"}\nnot json\n')
     assert [item.path for item in report_of(run).quarantined] == ["events.jsonl", "events.jsonl"]
+    assert report_of(run).decision == "incomplete"
 
 
 def test_rehearsal_never_reads_as_an_accepted_gpu_fleet(tmp_path: Path) -> None:
