@@ -5,7 +5,8 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.ready
 # The torch of rehearsals and tests. A host with GPUs brings its own, or the wheelhouse does.
 TORCH ?= torch==2.13.0 numpy pillow
-GPUS := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+# Counted on the PCI bus: a driver that is broken must not turn an acceptance into a rehearsal.
+GPUS := $(shell grep -ls '^PCI_ID=10DE:' /sys/bus/pci/devices/*/uevent | xargs -r grep -lE '^PCI_CLASS=30[02]00$$' | wc -l)
 ifeq ($(GPUS),0)
 INVENTORY ?= inventory/local/rehearsal.yml
 else
@@ -13,15 +14,18 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help acceptance test test-gpu lint dev clean
+.PHONY: help acceptance test test-gpu lint dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
 acceptance: $(STAMP) ## Accept INVENTORY (default: this machine; a rehearsal where it has no GPU)
 	@RACKPROOF_RUN=$(or $(RACKPROOF_RUN),$(RUN_ID)); \
-	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS); \
-	$(BIN)/rackproof report runs/$$RACKPROOF_RUN
+	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS) && played=yes; \
+	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # an older report must not speak for a run that failed
+
+count-gpus: ## Print how many NVIDIA GPUs are on this machine's PCI bus
+	@echo $(GPUS)
 
 dev: $(STAMP) ## Make the virtual environment
 $(STAMP): pyproject.toml

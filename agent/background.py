@@ -62,15 +62,18 @@ def notify_systemd() -> None:
             channel.send(b"READY=1")
 
 
-def wait(directory: Path, name: str) -> str:
-    """Waits until the process has ended, and returns the end of its log.
+def wait(directory: Path, name: str, deadline_s: float) -> str:
+    """Waits until the process has ended, and returns the end of its log; ends it `deadline_s` after it was started.
 
     Raises:
         BackgroundError: none was started there under this name.
     """
     if not (directory / f"{name}.pid").exists():
         raise BackgroundError(None, f"{name} was not started in {directory}")
+    ends = (directory / f"{name}.pid").stat().st_mtime + deadline_s
     while _running(directory, name):
+        if time.time() > ends:
+            stop(directory, name)
         time.sleep(0.2)
     return _log(directory / f"{name}.log")[-LOG_BYTES:]
 
@@ -87,7 +90,6 @@ def stop(directory: Path, name: str) -> str:
             time.sleep(0.05)
         if not _running(directory, name):
             break
-    (directory / f"{name}.pid").unlink(missing_ok=True)
     return f"{name} ended"
 
 

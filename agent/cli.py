@@ -20,7 +20,9 @@ from agent.supervise import supervise
 from collectors.base import Absent, scope
 from schemas.records import Launch, Record
 
-USAGE, TROUBLE = 64, 2
+USAGE, NOT_FINISHED = 64, 3
+AFTER_DEADLINE_S = 90.0
+"""What a supervisor may take, past the deadline of its ranks, to end them and to write the record."""
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -50,10 +52,11 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     launch.set_defaults(call=_launch)
     wait = verbs.add_parser(
         "wait",
-        help="wait for the end of a detached stage",
-        epilog="example: rackproof wait --run-dir /var/lib/rackproof/runs/r1 --stage gang",
+        help="wait for the end of a detached stage; exits 3 where it did not finish well",
+        epilog="example: rackproof wait --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --stage gang",
     )
-    wait.add_argument("--run-dir", type=Path, required=True)
+    wait.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
+    wait.add_argument("--host", required=True, help="this host's name in the plan")
     wait.add_argument("--stage", required=True, choices=["benchmark", "gang"])
     wait.set_defaults(call=_wait)
     export = verbs.add_parser(
@@ -142,7 +145,11 @@ def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
     except KeyError as unknown:
         return _complain(f"{unknown.args[0]!r} is not in the plan of run {run.plan.run_id}")
     gang = run.host.gang if stage == "gang" else ""
-    done = [launch for launch in run.record(gang).launches if launch.stage == stage and launch.outcome == "finished"]
+    done = [
+        launch
+        for launch in run.record(gang).launches
+        if (launch.stage, launch.outcome, launch.members) == (stage, "finished", tuple(members))
+    ]
     if done:
         print(f"stage {stage} was finished at {done[-1].began}; nothing is measured twice")
         return 0
@@ -150,6 +157,7 @@ def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
         arguments = [argument for argument in sys.argv if argument != "--detach"]
         print(background.start(arguments, options.run_dir, stage))
         return 0
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the ranks are ended and not left behind
     work = options.run_dir / "work" / stage
     shutil.rmtree(work, ignore_errors=True)
     private_directory(work)
@@ -157,7 +165,14 @@ def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
     port = getattr(options, "port", 0)
     try:
         command = torchrun(
-            run.plan, run.host, planned, members=members, work=work, port=port, interface=options.interface
+            run.plan,
+            run.host,
+            planned,
+            members=members,
+            work=work,
+            data=options.run_dir.parent.parent / "data",
+            port=port,
+            interface=options.interface,
         )
     except LaunchError as error:
         record = run.add(gang, launches=[_not_started(stage, members, planned.deadline_s, str(error))])
@@ -184,15 +199,18 @@ def _not_started(stage: str, members: list[str], deadline_s: float, reason: str)
 
 
 def _wait(options: argparse.Namespace) -> int:
-    print(background.wait(options.run_dir, options.stage))
-    return 0
+    run = HostRun(options.run_dir, options.host)
+    print(background.wait(options.run_dir, options.stage, run.plan.stage(options.stage).deadline_s + AFTER_DEADLINE_S))
+    gang = run.host.gang if options.stage == "gang" else ""
+    launches = [launch for launch in run.record(gang).launches if launch.stage == options.stage]
+    return 0 if launches and launches[-1].outcome == "finished" else NOT_FINISHED
 
 
 def _export(options: argparse.Namespace) -> int:
     gpus = [int(index) for index in options.gpus.split(",")] if options.gpus else None
     if options.detach:
-        index = sys.argv.index("--detach")
-        arguments = [*sys.argv[:index], *sys.argv[index + 2 :]]
+        arguments = [sys.argv[0], "export", "--listen", options.listen, "--port", str(options.port)]
+        arguments += ["--gpus", options.gpus] if options.gpus else []
         print(background.start(arguments, options.detach, "exporter", until="listening"))
         return 0
     try:

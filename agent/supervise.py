@@ -6,6 +6,7 @@ by session and by parent, and ended; and every rank has left what it measured so
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -23,7 +24,7 @@ from schemas.records import Launch, Observation, Rank, Record, Snapshot, observa
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
-SAMPLE_S = 5.0
+SAMPLE_S = 2.0
 """Between two snapshots while the ranks run."""
 TAIL_BYTES = 4000
 
@@ -81,9 +82,8 @@ def supervise(
         ranks=tuple(ranks),
         log_tail=tail(work / "launcher.log"),
     )
-    snapshots = [during, after] if during else [after]
     return run.add(
-        gang, snapshots=snapshots, gpus=gpus, observations=observations, launches=[launch], software=software
+        gang, snapshots=[*during, after], gpus=gpus, observations=observations, launches=[launch], software=software
     )
 
 
@@ -94,10 +94,10 @@ def _run(
     work: Path,
     deadline_s: float,
     report: Callable[[str], None],
-) -> tuple[int | None, Snapshot | None]:
-    """The exit code, None where the deadline ended it, and the snapshot under the highest load."""
+) -> tuple[int | None, list[Snapshot]]:
+    """The exit code, None where the deadline ended it, and what was seen meanwhile that is worth keeping."""
     ends, sample_at = time.monotonic() + deadline_s, time.monotonic() + SAMPLE_S
-    highest: tuple[float, Snapshot] | None = None
+    watch = Watch()
     with (work / "launcher.log").open("wb") as log:
         process = subprocess.Popen(
             list(command.arguments),
@@ -113,19 +113,55 @@ def _run(
             while process.poll() is None:
                 if time.monotonic() > ends:
                     report(f"stage {stage}: deadline of {deadline_s:g} s passed, ending every process of it")
-                    return None, highest[1] if highest else None
+                    return None, watch.kept()
                 family.look()
                 if time.monotonic() > sample_at:
                     snapshot, _ = take(collectors, stage=stage, phase="during")
-                    load = _power(snapshot)
-                    if highest is None or load >= highest[0]:
-                        highest = (load, snapshot)
+                    watch.see(snapshot)
                     sample_at = time.monotonic() + SAMPLE_S
                 time.sleep(0.2)
-            return process.returncode, highest[1] if highest else None
+            return process.returncode, watch.kept()
         finally:
             family.end()
-            process.wait()
+            with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel cannot be waited for
+                process.wait(timeout=GRACE_S)
+
+
+class Watch:
+    """The snapshots taken while ranks run: kept are the one under the highest load and the first few that alarm.
+
+    A GPU that is throttled draws less than its best, so the highest load alone would hide it.
+    """
+
+    MOST_ALARMS = 3
+
+    def __init__(self) -> None:
+        self._highest: Snapshot | None = None
+        self._alarms: list[Snapshot] = []
+
+    def see(self, snapshot: Snapshot) -> None:
+        """Takes note of one more."""
+        if self._highest is None or _power(snapshot) >= _power(self._highest):
+            self._highest = snapshot
+        if len(self._alarms) < self.MOST_ALARMS and _alarms(snapshot):
+            self._alarms.append(snapshot)
+
+    def kept(self) -> list[Snapshot]:
+        """What the record gets, in the order in which it was seen."""
+        chosen = [*self._alarms, *([self._highest] if self._highest and self._highest not in self._alarms else [])]
+        return sorted(chosen, key=lambda snapshot: snapshot.at)
+
+
+def _alarms(snapshot: Snapshot) -> bool:
+    """Whether clocks are held down for another reason than the power limit, or a reading could not be had."""
+    return any(
+        (
+            metric.name == "gpu.throttle.active"
+            and any(value and "power_cap" not in scope for scope, value in metric.values.items())
+        )
+        or any(why.startswith("error") for why in metric.absent.values())
+        for metric in snapshot.metrics
+    )
 
 
 def _power(snapshot: Snapshot) -> float:

@@ -94,7 +94,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "batch_size": 128,
             "learning_rate": 0.01,
             "max_steps": 0,
-            "data_directories": ["/var/lib/rackproof/data", "/usr/share/datasets"],
+            "data_directories": ["/usr/share/datasets"],
         },
         outputs=(
             Output(name="training.throughput", unit="images/s", scope="world", over=_NETWORK),

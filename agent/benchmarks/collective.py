@@ -118,7 +118,7 @@ def run(context: Context, settings: dict[str, Any]) -> None:
                 _absent(context, op, size, SKIPPED, "one rank has nobody to talk to")
             else:
                 _measure(context, op, int(size), settings)
-        context.save()
+            context.save()
 
 
 def _measure(context: Context, op: str, size: int, settings: dict[str, Any]) -> None:

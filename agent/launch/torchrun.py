@@ -5,10 +5,12 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from agent.supervise import Command, write_request
+from schemas.catalogue import settings
 from schemas.plans import Plan, PlannedHost, Stage
 
 
@@ -23,6 +25,7 @@ def torchrun(
     *,
     members: Sequence[str],
     work: Path,
+    data: Path,
     port: int,
     interface: str,
 ) -> Command:
@@ -31,6 +34,7 @@ def torchrun(
     Args:
         members: the hosts that start together, in rank order; `host` is one of them. One member: this host alone.
         work: where request, results and logs go.
+        data: where the operator's training data was staged, if any was.
         port: the rendezvous on the first member.
         interface: network interface for NCCL and gloo; empty: they choose.
 
@@ -55,7 +59,7 @@ def torchrun(
             "device": host.device,
             "devices": list(host.devices),
             "collective_timeout_s": stage.collective_timeout_s,
-            "benchmarks": {name: dict(settings) for name, settings in stage.benchmarks.items()},
+            "benchmarks": {name: _settings(name, chosen, data) for name, chosen in stage.benchmarks.items()},
         },
     )
     meeting = (
@@ -72,6 +76,14 @@ def torchrun(
         environment=_environment(host, interface),
         ranks={first_rank + local: local for local in range(len(host.devices))},
     )
+
+
+def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str, Any]:
+    """The plan's settings; training looks for staged data first."""
+    values = settings(benchmark, chosen)
+    if benchmark == "training":
+        values["data_directories"] = [str(data), *values["data_directories"]]
+    return values
 
 
 def _environment(host: PlannedHost, interface: str) -> dict[str, str]:

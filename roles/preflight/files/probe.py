@@ -30,14 +30,18 @@ def problems(options):
             yield f"{directory} has {free} of {options.free_bytes} bytes free: make room, or lower rackproof_minimum_free_bytes"
         if not os.access(existing(directory), os.W_OK):
             yield f"{directory} cannot be written by this user: set ansible_become, or another directory"
+    held = os.listdir(options.prefix) if os.path.isdir(options.prefix) else []
+    if held and not any(name == "wheels" or name.startswith("installed-") for name in held):
+        yield f"{options.prefix} holds something that is not the agent: set rackproof_prefix to a directory of its own"
     try:
         socket.getaddrinfo(socket.gethostname(), None)
     except OSError:
         yield f"the host does not resolve its own name {socket.gethostname()}: add it to /etc/hosts"
     for what, port in (("exporter", options.exporter_port), ("rendezvous", options.rendezvous_port)):
         owner = listener(port)
-        if owner and not ("rackproof" in owner and " export" in owner):
-            yield f"port {port} is taken by {owner}: end it, or set rackproof_{what}_port"
+        ours = options.prefix in owner and (" export" in owner or "agent.benchmarks" in owner)
+        if owner and not ours:
+            yield f"port {port} is taken by {owner[:150]}: end it, or set rackproof_{what}_port"
 
 
 def existing(path):
@@ -65,7 +69,7 @@ def listener(port):
             held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
             if inodes & held:
                 with open(f"/proc/{pid}/cmdline") as file:
-                    return f"process {pid} ({file.read().replace(chr(0), ' ').strip()[:120]})"
+                    return f"process {pid} ({file.read().replace(chr(0), ' ').strip()})"
         except OSError:
             continue
     return "a process of another user"
