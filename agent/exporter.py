@@ -79,7 +79,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
 
 
 def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
-    name = PREFIX + family.name.replace(".", "_") + SUFFIX[family.unit]
+    name = PREFIX + family.name.replace(".", "_") + SUFFIX.get(family.unit, f"_{_label(family.unit.lower())}")
     kind = CounterMetricFamily if family.counter else GaugeMetricFamily
     metric = kind(name, family.help)
     for labels, value in numbers:

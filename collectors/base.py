@@ -7,6 +7,7 @@ that cannot be had: the reading says why.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -60,8 +61,13 @@ class Collector(Protocol):
 
 
 def scope(labels: Labels) -> str:
-    """`gpu=0,link=3`, or `host`: how a record spells the labels. Labels of identity are not part of it."""
-    places = [f"{key}={value}" for key, value in labels.items() if key not in IDENTITY]
+    """`gpu=0,link=3`, or `host`: how a record spells the labels. Labels of identity are not part of it.
+
+    A character that a scope cannot have, such as the `/` of a path, becomes `_`.
+    """
+    places = [
+        f"{key}={re.sub(r'[^A-Za-z0-9_.:-]', '_', value)}" for key, value in labels.items() if key not in IDENTITY
+    ]
     return ",".join(places) or "host"
 
 
