@@ -18,6 +18,7 @@ from agent.record import HostRun, private_directory
 from agent.snapshot import collect, now, take
 from agent.supervise import supervise
 from collectors.base import Absent, scope
+from collectors.nvml import obstacles
 from schemas.records import Launch, Record
 
 USAGE, NOT_FINISHED = 64, 3
@@ -156,6 +157,10 @@ def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
     if options.detach:
         arguments = [argument for argument in sys.argv if argument != "--detach"]
         print(background.start(arguments, options.run_dir, stage))
+        return 0
+    if run.host.device == "gpu" and (found := obstacles(run.host.devices, share=run.host.share_gpus)):
+        reason = f"{'; '.join(found)}: end it, or set rackproof_share_gpus to measure beside it"
+        _told(run.add(gang, launches=[_not_started(stage, members, planned.deadline_s, reason)]), options.json)
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the ranks are ended and not left behind
     work = options.run_dir / "work" / stage

@@ -15,9 +15,11 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from agent.record import HostRun
 from agent.snapshot import now, take
+from agent.telemetry import Telemetry
 from collectors.base import Collector
 from schemas import documents
 from schemas.records import Launch, Observation, Rank, Record, Snapshot, observation_from_json
@@ -65,12 +67,17 @@ def supervise(
     before, gpus = take(collectors, stage=stage, phase="before")
     run.add(gang, snapshots=[before], gpus=gpus)
     began, start = now(), time.monotonic()
+    telemetry = Telemetry(run.host.devices) if run.host.device == "gpu" else None
     exit_code, during = _run(command, collectors, stage, work, deadline_s, report)
     duration = time.monotonic() - start
+    if telemetry:
+        telemetry.stop()
     after, gpus = take(collectors, stage=stage, phase="after")
     ranks = [_rank(work, rank, local) for rank, local in sorted(command.ranks.items())]
     outcome, reason = _outcome(exit_code, deadline_s, ranks)
-    observations, software, problems = _results(work, command.ranks)
+    observations, windows, software, problems = _results(work, command.ranks)
+    if telemetry:
+        observations += telemetry.observations(windows, observations, stage)
     launch = Launch(
         stage=stage,
         outcome=outcome,
@@ -254,9 +261,13 @@ def _rank(work: Path, rank: int, local_rank: int) -> Rank:
     )
 
 
-def _results(work: Path, ranks: Mapping[int, int]) -> tuple[list[Observation], dict[str, str], list[str]]:
-    """What the ranks of this host measured, the software they ran on, and which of their files cannot be believed."""
+def _results(
+    work: Path, ranks: Mapping[int, int]
+) -> tuple[list[Observation], list[Mapping[str, Any]], dict[str, str], list[str]]:
+    """What the ranks of this host measured, for which times they want to know what NVML showed, the software they ran
+    on, and which of their files cannot be believed."""
     observations: list[Observation] = []
+    windows: list[Mapping[str, Any]] = []
     software: dict[str, str] = {}
     problems: list[str] = []
     for rank in sorted(ranks):
@@ -267,8 +278,9 @@ def _results(work: Path, ranks: Mapping[int, int]) -> tuple[list[Observation], d
             problems.append(f"no result of rank {rank}: {error}")
             continue
         observations += [observation_from_json(item) for item in document["observations"]]
+        windows += document.get("windows", [])
         software |= document["software"]
-    return observations, software, problems
+    return observations, windows, software, problems
 
 
 def tail(path: Path, size: int = TAIL_BYTES) -> str:

@@ -153,6 +153,56 @@ class NvmlCollector:
         yield from _nvlink(devices, labels)
 
 
+class Pulse:
+    """The few readings of chosen GPUs that are worth taking many times a second: under a millisecond a GPU."""
+
+    def __init__(self, devices: Iterable[int]) -> None:
+        nvml.nvmlInit()
+        self._handles = {index: nvml.nvmlDeviceGetHandleByIndex(index) for index in devices}
+
+    def read(self) -> dict[int, tuple[float, float, float, int]]:
+        """NVML index -> power in W, SM clock in Hz, temperature in °C, mask of clock event reasons. Raises OSError."""
+        try:
+            return {
+                index: (
+                    _power_now(gpu),
+                    nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM) * 1e6,
+                    float(nvml.nvmlDeviceGetTemperature(gpu, 0)),
+                    _clock_reasons(gpu),
+                )
+                for index, gpu in self._handles.items()
+            }
+        except nvml.NVMLError as error:
+            raise OSError(translate(error).reason) from None
+
+
+def _power_now(gpu: Any) -> float:
+    """Power at this moment; what `nvmlDeviceGetPowerUsage` gives is from Ampere on a mean over the last second."""
+    (field,) = nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT])
+    if field.nvmlReturn == nvml.NVML_SUCCESS and field.value.uiVal:
+        return float(field.value.uiVal) / 1000
+    return float(nvml.nvmlDeviceGetPowerUsage(gpu)) / 1000
+
+
+def obstacles(devices: Iterable[int], *, share: bool = False) -> list[str]:
+    """What would spoil figures of these GPUs: MIG, which makes them slices, and, unless they may `share`, the processes of others."""
+    found = []
+    try:
+        nvml.nvmlInit()
+        for index in devices:
+            gpu = nvml.nvmlDeviceGetHandleByIndex(index)
+            if _read(lambda: nvml.nvmlDeviceGetMigMode(gpu)[0]) == nvml.NVML_DEVICE_MIG_ENABLE:  # noqa: B023
+                found.append(f"gpu={index} is divided by MIG: `nvidia-smi -i {index} -mig 0` makes it whole")
+            running = [] if share else _read(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(gpu))  # noqa: B023
+            for process in [] if isinstance(running, Absent) else running:
+                name = _read(lambda: _text(nvml.nvmlSystemGetProcessName(process.pid)))  # noqa: B023
+                who = f" ({name})" if isinstance(name, str) else ""
+                found.append(f"gpu={index} is in use by process {process.pid}{who}")
+    except nvml.NVMLError:
+        return found  # a GPU that does not answer is told by the collector
+    return found
+
+
 def _throttling(devices: dict[int, Any], labels: dict[int, Labels]) -> Family:
     family = Family(name="gpu.throttle.active", unit="1", help="Clocks are held down for this reason")
     for index, gpu in devices.items():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import secrets
 import sys
@@ -13,6 +14,7 @@ from pathlib import Path
 from fleet.errors import RunError, UsageError
 from fleet.inventory import read_inventory
 from fleet.judge.criteria import read_pack, read_packs, shipped_packs
+from fleet.judge.lint import lint
 from fleet.plan import make_plan, read_profile
 from fleet.report.load import PLAN_BYTES, load
 from fleet.report.merge import merge
@@ -25,7 +27,7 @@ EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds plan, report and criteria to the command."""
+    """Adds plan, report, power and criteria to the command."""
     plan = verbs.add_parser(
         "plan",
         help="inventory and profile to the observations that must exist",
@@ -47,11 +49,22 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     report.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
     report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
     report.set_defaults(call=_checked(_report))
-    criteria = verbs.add_parser(
-        "criteria", help="check criteria packs", epilog="example: rackproof criteria lint my-pack.yml"
+    power = verbs.add_parser(
+        "power",
+        help="from several runs of the same hosts: what each floor finds, and how often it fails a healthy part",
+        epilog="example: rackproof power runs/a runs/b runs/c",
     )
-    criteria.add_argument("what", choices=["lint"], help="check packs against their schema")
-    criteria.add_argument("packs", nargs="*", help="packs to check: names or .yml files (default: the shipped ones)")
+    power.add_argument("run_dirs", type=Path, nargs="+", metavar="run_dir", help="directory of a run; three or more")
+    power.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
+    power.add_argument("--json", action="store_true", help="print all of it as JSON")
+    power.set_defaults(call=_checked(_power))
+    criteria = verbs.add_parser(
+        "criteria",
+        help="check criteria packs; exits 0 clean, 1 with findings",
+        epilog="example: rackproof criteria lint my-pack.yml",
+    )
+    criteria.add_argument("what", choices=["lint"], help="check packs against schema, catalogue and physics")
+    criteria.add_argument("packs", nargs="*", help=".yml files to check beside the shipped packs")
     criteria.set_defaults(call=_checked(_criteria))
 
 
@@ -151,10 +164,27 @@ def _report(options: argparse.Namespace) -> int:
     return EXIT[report.decision]
 
 
-def _criteria(options: argparse.Namespace) -> int:
-    for name in options.packs or shipped_packs():
-        pack = read_pack(name)
-        print(
-            f"{pack.name}: {len(pack.criteria)} criteria, for {', '.join(pack.gpu_names) or 'no GPU model of its own'}"
+def _power(options: argparse.Namespace) -> int:
+    from fleet.judge.power import LEAST_RUNS, power
+    from fleet.report.render.power import render_power
+
+    if len(options.run_dirs) < LEAST_RUNS:
+        raise UsageError(
+            f"{len(options.run_dirs)} of at least {LEAST_RUNS} run directories: noise cannot be told from fewer runs"
         )
+    runs = [load(directory) for directory in options.run_dirs]
+    packs = read_packs([*runs[0].plan.criteria, *options.criteria])
+    found = power([(run.plan, run.evidence) for run in runs], packs)
+    print(json.dumps(dataclasses.asdict(found), indent=1) if options.json else render_power(found))
     return 0
+
+
+def _criteria(options: argparse.Namespace) -> int:
+    packs = [read_pack(name) for name in (*shipped_packs(), *options.packs)]
+    findings = dict.fromkeys(finding for pack in packs for finding in lint(pack))
+    for finding in findings:
+        print(finding)
+    checked = len({(item.origin, item.id) for pack in packs for item in pack.criteria})
+    if not findings:
+        print(f"{len(packs)} packs with {checked} criteria: nothing found")
+    return 1 if findings else 0

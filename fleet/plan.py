@@ -56,16 +56,30 @@ def _check_settings(where: str, benchmark: str, chosen: Mapping[str, Any]) -> No
         fits = isinstance(value, float | int) if isinstance(default, float | int) else isinstance(value, type(default))
         if not fits or isinstance(value, bool) or value == []:
             raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected something like {default!r}")
-        unknown = [item for item in value if item not in default] if key in _CLOSED_LISTS else []
+        choices = BENCHMARKS[benchmark].choices.get(key, default)
+        unknown = [item for item in value if item not in choices] if key in _CLOSED_LISTS else []
         if unknown:
             raise UsageError(
-                f"{where}: {benchmark}.{key} has no {unknown[0]}{documents.nearest(str(unknown[0]), default)}: "
-                f"there are {', '.join(default)}"
+                f"{where}: {benchmark}.{key} has no {unknown[0]}{documents.nearest(str(unknown[0]), choices)}: "
+                f"there are {', '.join(choices)}"
             )
 
 
-_CLOSED_LISTS = frozenset({"dtypes", "directions", "ops", "networks"})
-"""Settings whose default lists all there is."""
+_CLOSED_LISTS = frozenset(
+    {
+        "dtypes",
+        "directions",
+        "sharings",
+        "ops",
+        "graph_ops",
+        "placements",
+        "patterns",
+        "workloads",
+        "networks",
+        "variants",
+    }
+)
+"""Settings that list some of what there is: the catalogue's choices, or else its default."""
 
 
 def make_plan(
@@ -137,6 +151,7 @@ def _host(name: str, variables: Variables, profile: Mapping[str, Any]) -> Planne
         gang=gang,
         fabric_gbps=float(variables.get("rackproof_fabric_gbps", 0)),
         environment=dict(variables.get("rackproof_environment", {})),
+        share_gpus=bool(variables.get("rackproof_share_gpus", False)),
     )
 
 
@@ -186,9 +201,10 @@ def _check_gangs(plan: Plan, minimum: int) -> None:
 
 
 def _expected(plan: Plan) -> tuple[Expectation, ...]:
+    device = "cpu" if plan.rehearsal else "gpu"
     return tuple(
         expectation
         for stage in plan.stages
         for benchmark, settings in stage.benchmarks.items()
-        for expectation in expand(stage.name, benchmark, settings)
+        for expectation in expand(stage.name, benchmark, settings, device)
     )

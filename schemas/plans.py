@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -39,6 +40,8 @@ class PlannedHost:
     fabric_gbps: float = 0.0
     """Line rate of the fabric port of one GPU in Gb/s; 0 where the inventory does not say."""
     environment: Mapping[str, str] = field(default_factory=dict)
+    share_gpus: bool = False
+    """Measure although other processes use the GPUs."""
 
     @property
     def scopes(self) -> tuple[str, ...]:
@@ -82,6 +85,11 @@ class Plan:
         """The scopes in which `host` must make that observation."""
         if expectation.scope == "device":
             return host.scopes
+        if expectation.scope == "pair":
+            pairs = itertools.permutations(host.devices, 2)
+            return tuple(f"{host.device}={source},peer={target}" for source, target in pairs)
+        if expectation.scope == "host":
+            return ("host",)
         return (f"gang={host.gang}" if expectation.stage == "gang" else "host",)
 
     def gangs(self) -> dict[str, tuple[str, ...]]:

@@ -27,6 +27,10 @@ class Samples:
     p50: float
     max: float
     cv: float
+    precision: float | None = None
+    """Half the 95 % interval of the median over the median; None for fewer than six repetitions, which give none."""
+    stopped: str = ""
+    """Why no more were taken: `precision` reached, or the `time` for it spent; empty where their number was given."""
 
 
 @dataclass(frozen=True, kw_only=True)

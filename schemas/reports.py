@@ -25,6 +25,8 @@ class Verdict:
     """Id of the criterion; `plan` where the plan alone demands the observation."""
     reason: str
     """One sentence for people: what was found, and what was wanted."""
+    detail: str = ""
+    """What of the reason the found and the wanted value do not say: where a fleet's limit comes from, what explains the value."""
     serial: str = ""
     stage: str = ""
     params: Mapping[str, Value] = field(default_factory=dict)
@@ -67,6 +69,8 @@ class HostReport:
     """What the control node saw happen to the host: unreachable at which stage, which task failed."""
     launches: tuple[Launch, ...] = ()
     measurements: tuple[Observation, ...] = ()
+    links: Mapping[str, str] = field(default_factory=dict)
+    """Scope of a pair of GPUs (`gpu=0,peer=1`) -> what links the two, as the last snapshot saw it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,4 +107,6 @@ class FleetReport:
     quarantined: tuple[Quarantined, ...] = ()
     unjudged: tuple[str, ...] = ()
     """What was measured and no criterion speaks of: `NAME in stage STAGE`."""
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """Name of what was measured -> why the packs of these GPUs hold no figure for it."""
     schema: str = REPORT_SCHEMA

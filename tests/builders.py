@@ -7,6 +7,7 @@ from typing import Any
 
 from fleet.judge.verdict import Evidence
 from fleet.plan import make_plan, read_profile
+from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot
 
@@ -26,9 +27,65 @@ HEALTHY: dict[str, tuple[str, Any]] = {
     "gpu.nvlink.active_links": ("1", 18),
 }
 RATES = {
-    "gemm.throughput": {"bf16": 7.8e14, "fp16": 7.4e14, "tf32": 3.6e14, "fp32": 5.1e13},
-    "memory_copy.bandwidth": {"device_to_device": 4.27e12, "host_to_device": 5.5e10, "device_to_host": 5.5e10},
+    "gemm.throughput": {
+        "bf16": 8.0e14,
+        "fp16": 7.7e14,
+        "tf32": 4.17e14,
+        "fp32": 5.1e13,
+        "fp64": 6.1e13,
+        "fp8": 1.38e15,
+    },
+    "memory.bandwidth": dict.fromkeys(("copy", "read", "write", "triad"), 4.27e12),
+    "host_copy.bandwidth": {"host_to_device": 5.55e10, "device_to_host": 5.54e10, "both_ways": 9.9e10},
+    "peer_copy.bandwidth": {"one_way": 3.9e11, "both_ways": 7.6e11},
+    "stress.throughput": {"bf16": 7.0e14},
 }
+"""What an H200 SXM does, by the parameter that names it."""
+SETTINGS = ("dtype", "op", "direction")
+FIGURES: dict[str, Any] = {
+    "peer_copy.access": True,
+    "peer_copy.latency": 2e-6,
+    "integrity.wrong_words": 0,
+    "integrity.tested_share": 0.98,
+    "stress.wrong_products": 0,
+    "stress.power": 690.0,
+    "stress.efficiency": 1.01e12,
+    "stress.clock": 1.5e9,
+    "stress.temperature": 62,
+    "stress.throttled_share": 0.0,
+    "digest.value": "00c0ffee00c0ffee",
+    "digest.mismatches": 0,
+    "collective.transport": "P2P/CUMEM",
+    "collective.nvls": True,
+    "collective.channels": 24,
+    "training.accuracy": 0.85,
+    "fashion_mnist.accuracy": 0.92,
+    "fashion_mnist.throughput": 1e6,
+    "training.throughput": 4e4,
+    "variants.throughput": 3e4,
+    "transformer.throughput": 5e4,
+    "transformer.flops": 4e14,
+    "transformer.mfu": 0.45,
+    "transformer.memory_peak": 6e10,
+    "overlap.hidden_share": 0.9,
+    "overlap.slowdown": 1.1,
+    "dataloader.throughput": 1e4,
+    "dataloader.sufficiency": 2.0,
+    "benchmark.duration": 10.0,
+}
+KINDS: dict[str, Any] = {
+    "wrong_elements": 0,
+    "busbw": 3.66e11,
+    "algbw": 2.4e11,
+    "latency": 2e-5,
+    "graph_latency": 1e-5,
+    "loss_ratio": 0.5,
+    "loss_finite": True,
+    "identical": True,
+}
+"""By the last part of the name, where the whole of it is not in FIGURES."""
+EXTRA = {"host_copy.bandwidth": {"numa": "local"}}
+"""What benchmarks say of an observation beyond the settings."""
 
 
 def inventory(*names: str, **variables: Any) -> dict[str, dict[str, Any]]:
@@ -103,31 +160,33 @@ def launch(stage: str, members: tuple[str, ...], outcome: str = "finished", reas
 def results(of: Plan, host: str, stage: str) -> list[Observation]:
     """Everything that the plan expects of a stage, with figures of a healthy H200."""
     planned = of.host(host)
-    found = []
-    for item in of.expected_of(planned):
-        if item.stage == stage:
-            for scope in of.scopes_of(planned, item):
-                found.append(
-                    Observation(
-                        name=item.name,
-                        scope=scope,
-                        stage=stage,
-                        unit="B/s" if item.name.endswith(("bw", "bandwidth")) else "1",
-                        status=MEASURED,
-                        value=_value(item.name, item.params),
-                        params={"world_size": 4, **item.params},
-                    )
-                )
-    return found
+    return [
+        Observation(
+            name=item.name,
+            scope=scope,
+            stage=stage,
+            unit=_unit(item.name),
+            status=MEASURED,
+            value=_value(item.name, item.params),
+            params={"world_size": 4, **EXTRA.get(item.name, {}), **item.params},
+        )
+        for item in of.expected_of(planned)
+        if item.stage == stage
+        for scope in of.scopes_of(planned, item)
+    ]
+
+
+def _unit(name: str) -> str:
+    """The unit of an output of the catalogue."""
+    outputs = [output for entry in BENCHMARKS.values() for output in entry.outputs] + [DURATION]
+    op = name.split(".")[1]
+    return next(output.unit for output in outputs if output.name.format(op=op) == name)
 
 
 def _value(name: str, params: Any) -> Any:
     if name in RATES:
-        return RATES[name][params.get("dtype") or params.get("direction")]
-    kind = name.rsplit(".", 1)[-1]
-    return {"wrong_elements": 0, "loss_ratio": 0.5, "loss_finite": True, "latency": 2e-5, "busbw": 3.6e11}.get(
-        kind, 1.0
-    )
+        return RATES[name][next(params[key] for key in SETTINGS if key in params)]
+    return FIGURES.get(name, KINDS.get(name.rsplit(".", 1)[-1], 1.0))
 
 
 def records(of: Plan, host: str) -> tuple[Record, ...]:

@@ -3,145 +3,254 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
+import shutil
 import sys
-from collections.abc import Callable, Mapping
+import tempfile
+import time
+from collections.abc import Mapping
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
+from torch.distributed.rendezvous import rendezvous
 
-from agent.benchmarks import collective, gemm, memory_copy, training
 from agent.benchmarks.context import Context, failed, join
-from schemas.catalogue import BENCHMARKS, expand, settings
-from schemas.records import SKIPPED
-
-RUN: Mapping[str, Callable[[Context, dict[str, Any]], None]] = {
-    "gemm": gemm.run,
-    "memory_copy": memory_copy.run,
-    "collective": collective.run,
-    "training": training.run,
-}
+from schemas.catalogue import BENCHMARKS, DURATION, expand, settings
+from schemas.records import ERROR, SKIPPED
 
 FOR_A_CPU: Mapping[str, Mapping[str, Any]] = {
-    "gemm": {"size": 512},
-    "memory_copy": {"size_bytes": 1 << 24},
+    "gemm": {"dtypes": ["fp32", "bf16"], "size": 512},
+    "memory": {"size_bytes": 1 << 24},
+    "integrity": {"most_bytes": 1 << 26},
+    "stress": {"size": 256, "seconds": 1.0, "settle_seconds": 0.2},
+    "digest": {"size": 256, "seconds": 0.5},
     "collective": {"sizes_bytes": [8, 1 << 16, 1 << 20]},
-    "training": {"max_steps": 20},
+    "training": {"networks": ["convnet"], "max_steps": 20},
+    "fashion_mnist": {"epochs": 1, "max_steps": 20},
+    "variants": {"variants": ["fp32"], "batch_sizes": [16], "compiled_variants": [], "steps": 3},
+    "model_parallel": {"width": 128, "batch_size": 32},
+    "transformer": {"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 2},
+    "overlap": {"size": 256, "size_bytes": 1 << 20},
+    "dataloader": {"workers": [1], "batch_size": 64},
 }
 """Sizes fit for trying the command line on a machine without GPUs."""
+NO_CPU = ("host_copy", "peer_copy")
+"""Between a CPU and itself there is nothing to copy."""
 
 
 def main() -> int:
     """Runs the requested benchmarks on this rank; 0 where it got to the end, whatever the figures."""
-    request, work = _request(_arguments().parse_args())
-    context = _context(request, work)
-    if "--request" in sys.argv:
+    options = _arguments().parse_args()
+    store, rank, world_size = _meeting_place()
+    request, work = _request(options, store, rank)
+    context = _context(request, work, store, rank, world_size)
+    if options.request:
         _own_log(context)
     try:
-        context.phase("join")
-        join(context, float(request["collective_timeout_s"]))
         _run_all(context, request["benchmarks"])
-        context.phase("leave")
-        dist.destroy_process_group()
+        context.save()
+        context.begin("end")
+        context.meet()  # torchrun ends every rank of the host as soon as one has ended badly
     except Exception as error:
         context.phase(f"failed: {failed(error)[1]}"[:500], 1)
-        raise
-    finally:
         context.save()
+        raise
     context.phase("end", 0)
-    if "--request" not in sys.argv and context.rank == 0:
-        for seen in context.observations:
-            params = " ".join(f"{key}={value}" for key, value in seen.params.items())
-            print(f"{seen.name} {params}: {seen.value if seen.reason == '' else seen.reason} {seen.unit}")
+    if not options.request and context.local_rank == 0:
+        _show(work, keep=options.results is not None)
     return 0
 
 
 def _run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]]) -> None:
+    """First what each rank does with its own device, then what all do together: a lost GPU costs only its own figures."""
+    alone = [name for name in benchmarks if not BENCHMARKS[name].needs_group]
+    together = [name for name in benchmarks if BENCHMARKS[name].needs_group]
     broken = ""
-    for name, chosen in benchmarks.items():
+    for name in alone:
         if broken:
-            _fill(context, name, chosen, SKIPPED, f"the process group broke in {broken}")
-            continue
+            context.begin(name)
+            context.leave()
+            _fill(context, name, benchmarks[name], ERROR, broken)
+        elif _run(context, name, benchmarks[name]):
+            broken = _device_lost(context)
+    why = _roll_call(context, broken) if together else ""
+    if together and not why:
+        context.begin("join")
+        join(context)
+    for name in together:
+        if why:
+            _fill(context, name, benchmarks[name], SKIPPED, why)
+        elif error := _run(context, name, benchmarks[name]):
+            why = f"the process group broke in {name}: {error}"
+    if together and not why:
+        context.begin("leave")
+        dist.destroy_process_group()
+
+
+def _run(context: Context, name: str, chosen: dict[str, Any]) -> str:
+    """Runs one benchmark; returns what it broke on, or an empty string."""
+    context.begin(name)
+    print(f"{name} …", file=sys.stderr, flush=True)
+    began, problem = time.monotonic(), ""
+    try:
+        importlib.import_module(f"agent.benchmarks.{name}").run(context, settings(name, chosen))
+    except Exception as error:  # noqa: BLE001 - a benchmark that fails is a result; the next one still runs
+        status, problem = failed(error)
+        print(f"{name}: {problem}", file=sys.stderr, flush=True)  # the rank's log
+        _fill(context, name, chosen, status, problem)
+    finally:
+        context.leave()
+    if context.speaks_for_world:
+        context.measured(DURATION.name, time.monotonic() - began, unit="s", scope="host", benchmark=name)
+    if context.device.type == "cuda" and not problem:
+        torch.cuda.empty_cache()
+    context.save()
+    return problem
+
+
+def _device_lost(context: Context) -> str:
+    """Why the device can do nothing any more, or an empty string: after some errors CUDA refuses all that follows."""
+    try:
+        torch.zeros(1, device=context.device).add_(1).cpu()
+    except RuntimeError as error:
+        return f"the device was lost: {failed(error)[1]}"
+    return ""
+
+
+def _roll_call(context: Context, broken: str) -> str:
+    """Who cannot take part in the process group, by name and reason; an empty string where all can.
+
+    NCCL itself would wait for a rank that is not there, and name nobody.
+    """
+    context.begin("roll call")
+    context.store.set(f"roll/{context.rank}", broken or "here")
+    ends = time.monotonic() + context.timeout_s
+    absent = []
+    for rank in range(context.world_size):
+        key = f"roll/{rank}"
         try:
-            RUN[name](context, settings(name, chosen))
-        except Exception as error:  # noqa: BLE001 - a benchmark that fails is a result; the next one still runs
-            status, reason = failed(error)
-            print(f"{name}: {reason}", file=sys.stderr)  # the rank's log
-            if BENCHMARKS[name].needs_peers or name == "training":
-                broken = name
-            _fill(context, name, chosen, status, reason)
-        context.save()
+            context.store.wait([key], timedelta(seconds=max(0.1, ends - time.monotonic())))
+            said = context.store.get(key).decode()
+        except (RuntimeError, ValueError):  # torch's DistStoreError is the one, its older versions raise the other
+            said = f"did not come within {context.timeout_s:g} s"
+        if said != "here":
+            absent.append(f"rank {rank} cannot take part: {said}")
+    return "; ".join(absent)[:1000]
 
 
 def _fill(context: Context, name: str, chosen: dict[str, Any], status: str, reason: str) -> None:
     """Says why, for every output that the benchmark owes and has not made."""
-    units = {output.name: output.unit for output in BENCHMARKS[name].outputs}
-    for item in expand(context.stage, name, chosen):
-        scope = context.device_scope if item.scope == "device" else context.world_scope
-        if item.scope == "world" and not context.speaks_for_world:
-            continue
-        made = any(
-            seen.name == item.name and seen.scope == scope and item.params.items() <= seen.params.items()
-            for seen in context.observations
-        )
-        if not made:
-            unit = units.get(item.name, "1")
-            context.absent(item.name, unit=unit, scope=scope, status=status, reason=reason, **item.params)
+    for item in expand(context.stage, name, chosen, context.kind):
+        output = next((output for output in BENCHMARKS[name].outputs if output.makes(item.name)), DURATION)
+        for scope in [] if output.sampled or output is DURATION else _scopes(context, item.scope):
+            made = any(
+                seen.name == item.name and seen.scope == scope and item.params.items() <= seen.params.items()
+                for seen in context.observations
+            )
+            if not made:
+                context.absent(item.name, unit=output.unit, scope=scope, status=status, reason=reason, **item.params)
 
 
-def _request(arguments: argparse.Namespace) -> tuple[dict[str, Any], Path]:
+def _scopes(context: Context, kind: str) -> list[str]:
+    """The scopes of that kind for which this rank speaks."""
+    if kind == "device":
+        return [context.device_scope]
+    if kind == "pair":
+        return [context.pair_scope(peer) for peer in range(context.local_world_size) if peer != context.local_rank]
+    return [context.world_scope] if context.speaks_for_world else []
+
+
+def _meeting_place() -> tuple[Store, int, int]:
+    """The store that torchrun keeps for its ranks; without torchrun this process is alone."""
+    if "RANK" not in os.environ:
+        return HashStore(), 0, 1
+    store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=60)))
+    return PrefixStore("rackproof", store), rank, world_size
+
+
+def _request(options: argparse.Namespace, store: Store, rank: int) -> tuple[dict[str, Any], Path]:
     """What to do: the supervisor's request, or the command line's."""
-    if arguments.request:
-        return json.loads(arguments.request.read_text(encoding="utf-8")), arguments.request.parent
-    local = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    names = [name for name in BENCHMARKS if not (arguments.validation_only and name == "training")]
+    if options.request:
+        return json.loads(options.request.read_text(encoding="utf-8")), options.request.parent
     gpu = torch.cuda.is_available()
-    benchmarks = {
-        name: {} if gpu else dict(FOR_A_CPU[name]) for name in names if not arguments.only or name in arguments.only
-    }
-    if "training" in benchmarks:
-        over = {"epochs": arguments.epochs, "batch_size": arguments.batch_size}
-        benchmarks["training"] |= {key: value for key, value in over.items() if value is not None}
-    work = Path(arguments.results)
+    names = [name for name in options.only or BENCHMARKS if not (options.validation_only and name in TRAININGS)]
+    if not gpu:
+        names = [name for name in names if name not in NO_CPU]
+    benchmarks: dict[str, dict[str, Any]] = {name: {} if gpu else dict(FOR_A_CPU.get(name, {})) for name in names}
+    over = {"epochs": options.epochs, "batch_size": options.batch_size}
+    for name in TRAININGS & benchmarks.keys():
+        benchmarks[name] |= {key: value for key, value in over.items() if value is not None}
+    if rank == 0:
+        store.set("work", str(options.results.absolute() if options.results else tempfile.mkdtemp(prefix="rackproof-")))
+    work = Path(store.get("work").decode())
     work.mkdir(parents=True, exist_ok=True)
     return {
         "stage": "benchmark",
         "world_scope": "host",
         "device": "gpu" if gpu else "cpu",
-        "devices": list(range(local)),
+        "devices": list(range(int(os.environ.get("LOCAL_WORLD_SIZE", "1")))),
         "collective_timeout_s": 120,
         "benchmarks": benchmarks,
     }, work
 
 
+TRAININGS = frozenset({"training", "fashion_mnist"})
+"""Benchmarks that train for epochs."""
+
+
 def _arguments() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="torchrun … -m agent.benchmarks", description=__doc__)
     parser.add_argument("--request", type=Path, help="the supervisor's request; leaves the other options out")
-    parser.add_argument("--only", nargs="+", choices=sorted(RUN), help="these benchmarks only")
+    parser.add_argument(
+        "--only", nargs="+", choices=sorted(BENCHMARKS), metavar="BENCHMARK", help="these benchmarks only"
+    )
     parser.add_argument("--validation-only", action="store_true", help="everything but the training")
     parser.add_argument("--epochs", type=int, help="epochs of the training")
     parser.add_argument("--batch-size", type=int, help="images a rank and step in the training")
-    parser.add_argument("--results", default="results", help="directory for rank<N>.json (default: results)")
+    parser.add_argument("--results", type=Path, help="directory to keep rank<N>.json in (default: not kept)")
     return parser
 
 
-def _context(request: Mapping[str, Any], work: Path) -> Context:
+def _context(request: Mapping[str, Any], work: Path, store: Store, rank: int, world_size: int) -> Context:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    index = request["devices"][local_rank]
+    gpu = request["device"] == "gpu"
+    if gpu:
+        torch.cuda.set_device(local_rank)
     return Context(
-        rank=int(os.environ.get("RANK", "0")),
-        world_size=int(os.environ.get("WORLD_SIZE", "1")),
+        rank=rank,
+        world_size=world_size,
         local_rank=local_rank,
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        device=torch.device("cuda", local_rank) if request["device"] == "gpu" else torch.device("cpu"),
+        device=torch.device("cuda", local_rank) if gpu else torch.device("cpu"),
         stage=request["stage"],
-        device_scope=f"{request['device']}={index}",
+        kind=request["device"],
+        devices=tuple(request["devices"]),
         world_scope=request["world_scope"],
         work=work,
+        store=store,
+        node=int(os.environ.get("GROUP_RANK", "0")),
+        timeout_s=float(request["collective_timeout_s"]),
     )
+
+
+def _show(work: Path, *, keep: bool) -> None:
+    """Prints what this host's ranks found, for the one who started them by hand."""
+    paths = sorted(work.glob("rank*.json"), key=lambda path: (len(path.name), path.name))
+    for path in paths:
+        if path.name.endswith(".state.json"):
+            continue
+        for seen in json.loads(path.read_text(encoding="utf-8"))["observations"]:
+            params = " ".join(f"{key}={value}" for key, value in seen.get("params", {}).items())
+            found = f"{seen['value']} {seen['unit']}" if "value" in seen else f"{seen['status']}: {seen['reason']}"
+            print(f"{seen['scope']:<14} {seen['name']:<34} {found:<28} {params}")
+    if not keep:
+        shutil.rmtree(work, ignore_errors=True)
 
 
 def _own_log(context: Context) -> None:

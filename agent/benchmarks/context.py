@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import json
-import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -14,9 +13,19 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
+from agent.benchmarks import nccl_log
+from agent.statistics import Series, interval, summarize
 from schemas import documents
 from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
+
+SPAN_S = 1e-3
+"""What is shorter is timed several calls at once, as the resolution of a GPU's events is half a microsecond."""
+MOST_CALLS = 50
+"""Calls in one timed span."""
+BLOCK = 6
+"""Spans between two looks at how sure the median is; fewer give no 95 % interval."""
 
 
 @dataclass(kw_only=True)
@@ -29,12 +38,35 @@ class Context:
     local_world_size: int
     device: torch.device
     stage: str
-    device_scope: str
-    """`gpu=3` (NVML index), or `cpu=0` in a rehearsal."""
+    kind: str
+    """`gpu`, or `cpu` in a rehearsal."""
+    devices: tuple[int, ...]
+    """NVML indices of this host's GPUs by local rank, or the numbers of a rehearsal's processes."""
     world_scope: str
     """Scope of what all ranks do together: `host` or `gang=…`."""
     work: Path
+    store: Store = field(default_factory=HashStore)
+    """Where the ranks leave each other word, outside the process group, which one lost rank takes down."""
+    node: int = 0
+    """Number of this host among the hosts of the launch."""
+    timeout_s: float = 60.0
+    """Patience with another rank."""
+    benchmark: str = ""
+    """The one that is running."""
+    lost: dict[int, str] = field(default_factory=dict)
+    """Local ranks of this host that are not waited for any more, and why."""
     observations: list[Observation] = field(default_factory=list)
+    windows: list[dict[str, Any]] = field(default_factory=list)
+    _meetings: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def device_scope(self) -> str:
+        """`gpu=3` (NVML index), or `cpu=0` in a rehearsal."""
+        return f"{self.kind}={self.devices[self.local_rank]}"
+
+    def pair_scope(self, peer: int) -> str:
+        """This device and that of local rank `peer`: `gpu=3,peer=0`."""
+        return f"{self.device_scope},peer={self.devices[peer]}"
 
     @property
     def speaks_for_world(self) -> bool:
@@ -53,6 +85,7 @@ class Context:
                 "rank": self.rank,
                 "observations": [to_json(item) for item in self.observations],
                 "software": software() if self.speaks_for_world else {},
+                "windows": self.windows,
             },
         )
 
@@ -88,10 +121,92 @@ class Context:
             )
         )
 
+    def rate(self, name: str, amount: float, series: Series, *, unit: str, scope: str, **params: Any) -> None:
+        """Reports the median rate at which `amount` was done in each of the series' times."""
+        rates = summarize([amount / seconds for seconds in series.seconds], stopped=series.stopped)
+        self.measured(name, rates.p50, unit=unit, scope=scope, samples=rates, **params)
+
+    def begin(self, benchmark: str) -> None:
+        """From here on meetings, windows and phases are this benchmark's."""
+        self.benchmark = benchmark
+        self._meetings = {}
+        self.phase(benchmark)
+
+    def meet(self, what: str = "") -> None:
+        """Waits for the other ranks of this host, so that they begin together; one that does not come is lost, not waited for.
+
+        It goes through the store and not through the process group: a rank whose GPU is gone costs the others nothing more.
+        """
+        self._meetings[what] = number = self._meetings.get(what, 0) + 1
+        place = f"meet/{self.node}/{self.benchmark}/{what}/{number}"
+        self.store.set(f"{place}/{self.local_rank}", "here")
+        ends, left = time.monotonic() + self.timeout_s, f"left/{self.node}/{self.benchmark}"
+        waited = [rank for rank in range(self.local_world_size) if rank not in self.lost]
+        while waited and not self.store.check([f"{place}/{rank}" for rank in waited]):
+            waited = [rank for rank in waited if not self.store.check([f"{left}/{rank}"])]
+            if time.monotonic() > ends:
+                late = [rank for rank in waited if not self.store.check([f"{place}/{rank}"])]
+                self.lost |= dict.fromkeys(late, f"did not come to {self.benchmark} {what} in {self.timeout_s:g} s")
+                return
+            time.sleep(0.0005)
+
+    def leave(self) -> None:
+        """Tells the other ranks of this host that this one is not coming to any further meeting of the benchmark."""
+        self.store.set(f"left/{self.node}/{self.benchmark}/{self.local_rank}", "left")
+
+    def window(self, begin: float, end: float, **params: Any) -> None:
+        """Asks the supervisor what NVML showed of this device between two times of `time.monotonic()`."""
+        self.windows.append(
+            {"benchmark": self.benchmark, "scope": self.device_scope, "begin": begin, "end": end, "params": params}
+        )
+
+    def sample(
+        self,
+        work: Callable[[], object],
+        *,
+        precision: float,
+        seconds: float,
+        warm_up: int = 3,
+        together: bool = False,
+    ) -> Series:
+        """Times `work` until half the 95 % interval of the median is under `precision` of it, or `seconds` are spent.
+
+        Args:
+            together: all ranks do it at once; each time is the slowest rank's, and all ranks stop after as many.
+        """
+
+        def spans(repetitions: int, calls: int, warm_up: int) -> list[float]:
+            times = self.time(work, repetitions, calls, warm_up)
+            return self.slowest(times) if together else times
+
+        one = spans(1, 1, warm_up)[0]
+        calls = max(1, min(MOST_CALLS, int(SPAN_S / one)))
+        found: list[float] = []
+        while True:
+            found += spans(BLOCK, calls, 0)
+            sure = interval(found)
+            if sure is not None and sure <= precision:
+                return Series(seconds=found, stopped="precision")
+            if sum(found) * calls >= seconds:
+                return Series(seconds=found, stopped="time")
+
     def synchronize(self) -> None:
-        """Waits until the device has done what it was told."""
-        if self.device.type == "cuda":
-            torch.cuda.synchronize(self.device)
+        """Waits until the current stream of the device has done what it was told.
+
+        Raises:
+            TimeoutError: it has not in `timeout_s`: a kernel hangs, most of the time in waiting for another rank.
+        """
+        if self.device.type != "cuda":
+            return
+        done = cuda_event()
+        done.record()
+        ends = time.monotonic() + self.timeout_s
+        while not done.query():  # type: ignore[no-untyped-call]
+            if time.monotonic() > ends:
+                raise TimeoutError(
+                    f"the device did not end within {self.timeout_s:g} s: it, or a rank it waits for, hangs"
+                )
+            time.sleep(0.0001)
 
     def time(self, work: Callable[[], object], repetitions: int, iterations: int = 1, warm_up: int = 2) -> list[float]:
         """Seconds for one call of `work`, `repetitions` times over, each the mean of `iterations` calls.
@@ -112,14 +227,14 @@ class Context:
         return seconds
 
     def _events(self, work: Callable[[], object], repetitions: int, iterations: int) -> list[float]:
-        marks = [torch.cuda.Event(enable_timing=True) for _ in range(repetitions + 1)]  # type: ignore[no-untyped-call]
+        marks = [cuda_event() for _ in range(repetitions + 1)]
         marks[0].record()
         for mark in marks[1:]:
             for _ in range(iterations):
                 work()
             mark.record()
         self.synchronize()
-        return [earlier.elapsed_time(later) / 1000 / iterations for earlier, later in itertools.pairwise(marks)]
+        return [elapsed(earlier, later) / iterations for earlier, later in itertools.pairwise(marks)]
 
     def slowest(self, seconds: Sequence[float]) -> list[float]:
         """Of each repetition the time of the slowest rank."""
@@ -140,16 +255,14 @@ class Context:
         return int(ends[0]), -int(ends[1])
 
 
-def summarize(values: Sequence[float]) -> Samples:
-    """Count, extremes, median and coefficient of variation."""
-    mean = statistics.fmean(values)
-    return Samples(
-        n=len(values),
-        min=min(values),
-        p50=statistics.median(values),
-        max=max(values),
-        cv=statistics.pstdev(values) / mean if mean else 0.0,
-    )
+def cuda_stream(device: torch.device) -> torch.cuda.Stream:
+    """A stream beside the current one."""
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+
+
+def cuda_event() -> torch.cuda.Event:
+    """An event of the device's own clock."""
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
 def software() -> dict[str, str]:
@@ -164,15 +277,25 @@ def software() -> dict[str, str]:
     return found
 
 
-def join(context: Context, timeout_s: float) -> None:
+def join(context: Context) -> None:
     """Forms the process group: NCCL on GPUs, gloo on CPUs."""
-    timeout = timedelta(seconds=timeout_s)
+    arguments: dict[str, Any] = {
+        "store": PrefixStore("group", context.store),
+        "rank": context.rank,
+        "world_size": context.world_size,
+        "timeout": timedelta(seconds=context.timeout_s),
+    }
     if context.device.type == "cuda":
-        torch.cuda.set_device(context.device)
-        dist.init_process_group("nccl", timeout=timeout, device_id=context.device)
+        nccl_log.listen(context.work / f"nccl.rank{context.rank}.log")
+        dist.init_process_group("nccl", device_id=context.device, **arguments)
     else:
-        dist.init_process_group("gloo", timeout=timeout)
+        dist.init_process_group("gloo", **arguments)
     context.total(1.0)
+
+
+def elapsed(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+    """Seconds between two events that have happened."""
+    return float(first.elapsed_time(last)) / 1000
 
 
 def failed(error: Exception) -> tuple[str, str]:

@@ -1,50 +1,98 @@
-"""Matrix product rate of each device, in each precision: C = A·B with square random matrices."""
+"""Matrix product rate of each device, in each precision: C = A·B with square random matrices, in a short run.
+
+A short run shows what the part can do before its power limit bites; `stress` shows what it keeps up.
+"""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from agent.benchmarks.context import Context, failed, summarize
+from agent.benchmarks.context import Context, failed
 from schemas.records import UNSUPPORTED
 
-DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "tf32": torch.float32, "fp32": torch.float32}
+DTYPES = {
+    "fp64": torch.float64,
+    "fp32": torch.float32,
+    "tf32": torch.float32,
+    "fp16": torch.float16,
+    "bf16": torch.bfloat16,
+    "fp8": torch.float8_e4m3fn,
+}
+TOLERANCE = {"fp64": 1e-12, "fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "fp8": 2e-2}
+"""Largest relative error (Frobenius norm) against fp64 with the same inputs: a few times the rounding of the output."""
+CHECKED_ROWS = 64
+REST_S = 0.3
+"""Between two precisions, so that the one before leaves the next neither hot nor at its power limit."""
 
 
 def run(context: Context, settings: dict[str, Any]) -> None:
     """Reports `gemm.throughput` in FLOP/s for each dtype; 2·size³ operations a product (McCalpin's and cuBLAS' count)."""
-    size, repetitions = int(settings["size"]), int(settings["repetitions"])
+    size = int(settings["size"])
     for dtype in settings["dtypes"]:
         context.phase(f"gemm {dtype}")
         common: dict[str, Any] = {"unit": "FLOP/s", "scope": context.device_scope, "dtype": dtype, "size": size}
-        if dtype == "tf32" and not _has_tf32(context.device):
-            context.absent("gemm.throughput", status=UNSUPPORTED, reason="no TF32 on this device", **common)
+        if reason := unsupported(dtype, context.device):
+            context.absent("gemm.throughput", status=UNSUPPORTED, reason=reason, **common)
             continue
         try:
-            seconds = _measure(context, dtype, size, repetitions)
+            multiply, check = product(dtype, size, context.device, seed=context.rank)
+            multiply()
+            check()
+            time.sleep(REST_S if context.kind == "gpu" else 0)
+            series = context.sample(
+                multiply, precision=float(settings["precision"]), seconds=float(settings["seconds"])
+            )
+            check()
         except (RuntimeError, ValueError) as error:
             status, reason = failed(error)
             context.absent("gemm.throughput", status=status, reason=reason, **common)
             continue
-        rates = summarize([2 * size**3 / second for second in seconds])
-        context.measured("gemm.throughput", rates.p50, samples=rates, **common)
+        context.rate("gemm.throughput", 2 * size**3, series, **common)
 
 
-def _measure(context: Context, dtype: str, size: int, repetitions: int) -> list[float]:
+def product(
+    dtype: str, size: int, device: torch.device, seed: int
+) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
+    """A product of two random matrices (size, size): what computes it, and what raises ValueError where it is wrong.
+
+    Random, not zeros: zeros draw less power and run faster than any real work.
+    """
     torch.backends.cuda.matmul.allow_tf32 = dtype == "tf32"
-    generator = torch.Generator(context.device).manual_seed(context.rank)
-    left, right = (
-        # Random, not zeros: zeros draw less power and run faster than any real work.
-        torch.randn(size, size, device=context.device, generator=generator).to(DTYPES[dtype])
-        for _ in range(2)
-    )
-    product = torch.empty_like(left)
-    seconds = context.time(lambda: torch.matmul(left, right, out=product), repetitions, warm_up=3)
-    if not torch.isfinite(product).all():
-        raise ValueError("the product of finite matrices holds NaN or an infinity")
-    return seconds
+    generator = torch.Generator(device).manual_seed(seed)
+    left, right = (torch.randn(size, size, device=device, generator=generator).to(DTYPES[dtype]) for _ in range(2))
+    if dtype == "fp8":
+        right = right.t()  # the second factor of an fp8 product lies column by column
+        one = torch.ones((), device=device)
+        last = torch.empty(size, size, dtype=torch.bfloat16, device=device)
+
+        def multiply() -> torch.Tensor:
+            return torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, out=last)
+    else:
+        last = torch.empty_like(left)
+
+        def multiply() -> torch.Tensor:
+            return torch.matmul(left, right, out=last)
+
+    def check() -> None:
+        rows = left[:CHECKED_ROWS].double() @ right.double()
+        error = float((last[:CHECKED_ROWS].double() - rows).norm() / rows.norm())
+        if not error <= TOLERANCE[dtype]:  # NaN is no less wrong
+            raise ValueError(
+                f"the product is wrong: relative error {error:.2e}, at most {TOLERANCE[dtype]:.0e} is rounding"
+            )
+
+    return multiply, check
 
 
-def _has_tf32(device: torch.device) -> bool:
-    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+def unsupported(dtype: str, device: torch.device) -> str:
+    """Why the device has no such product, or an empty string."""
+    needs = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}.get(dtype)
+    if device.type == "cpu":
+        return f"no {dtype} on a CPU" if dtype in ("tf32", "fp8") else ""
+    if needs and torch.cuda.get_device_capability(device) < needs:
+        return f"no {dtype} before compute capability {needs[0]}.{needs[1]}"
+    return ""

@@ -79,9 +79,9 @@ def torchrun(
 
 
 def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str, Any]:
-    """The plan's settings; training looks for staged data first."""
+    """The plan's settings; what trains looks for staged data first."""
     values = settings(benchmark, chosen)
-    if benchmark == "training":
+    if "data_directories" in values:
         values["data_directories"] = [str(data), *values["data_directories"]]
     return values
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -19,10 +20,12 @@ PACKS = Path(__file__).parent / "packs"
 class Criterion:
     """What an observation must show, what to do when it does not, and where the number comes from.
 
-    Exactly one of `value`, `expected` and `variable` is set:
+    Exactly one of `value`, `expected`, `variable` and `fleet_fraction` is set:
         value: the limit itself.
         expected, fraction: the limit is that fraction of what the part is expected to do.
         variable, fraction: the limit is (that fraction of) what the inventory states.
+        fleet_fraction: the limit is that fraction of the median of the same observation (name, params, kind of scope)
+            over the fleet's GPUs, or hosts, of the same GPU model.
     """
 
     id: str
@@ -38,11 +41,19 @@ class Criterion:
     expected: float | None = None
     fraction: float = 1.0
     variable: str = ""
+    fleet_fraction: float | None = None
     delta: bool = False
     optional: bool = False
     best_of_run: bool = False
     basis: str = "policy"
     note: str = ""
+    origin: str = ""
+    """The pack in whose file it stands; a pack that includes that file has it too."""
+
+    def speaks_of(self, name: str) -> bool:
+        """Whether it judges observations of that name: a `*` in its own name stands for any one component."""
+        own, other = self.name.split("."), name.split(".")
+        return len(own) == len(other) and all(map(fnmatch.fnmatchcase, other, own))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,6 +65,11 @@ class Pack:
     criteria: tuple[Criterion, ...]
     chosen: bool = False
     """The operator named it, so it applies to every host; a criterion of it replaces a shipped one of the same id."""
+    datasheet: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    """What the part's maker promises, in SI units: flops, memory_bandwidth, memory_size, pcie, nvlink, power; each with a source.
+    The lint holds the criteria against it; nothing is judged by it."""
+    unknown: Mapping[str, str] = field(default_factory=dict)
+    """Observation name -> why the pack has no figure for it."""
 
 
 def shipped_packs() -> list[str]:
@@ -77,12 +93,18 @@ def read_pack(name: str) -> Pack:
         path = PACKS / f"{name}.yml"
     document = read_yaml(path, "criteria")
     criteria = [criterion for included in document.get("include", ()) for criterion in read_pack(included).criteria]
-    criteria += [_criterion(item) for item in document["criteria"]]
+    criteria += [_criterion(item, path.stem) for item in document["criteria"]]
     ids = [criterion.id for criterion in criteria]
     for criterion_id in ids:
         if ids.count(criterion_id) > 1:
             raise UsageError(f"{path}: the criterion {criterion_id} stands twice")
-    return Pack(name=path.stem, gpu_names=tuple(document.get("gpu_names", ())), criteria=tuple(criteria))
+    return Pack(
+        name=path.stem,
+        gpu_names=tuple(document.get("gpu_names", ())),
+        criteria=tuple(criteria),
+        datasheet=document.get("datasheet", {}),
+        unknown=document.get("unknown", {}),
+    )
 
 
 def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
@@ -90,11 +112,12 @@ def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
     return (*map(read_pack, shipped_packs()), *(replace(read_pack(name), chosen=True) for name in names))
 
 
-def _criterion(item: Mapping[str, Any]) -> Criterion:
-    plain = {key: value for key, value in item.items() if not key.startswith("vs_")}
-    sku, inventory = item.get("vs_sku"), item.get("vs_inventory")
-    if sku:
-        plain |= {"expected": sku["expected"], "fraction": sku["fraction"]}
-    if inventory:
-        plain |= {"variable": inventory["variable"], "fraction": inventory.get("fraction", 1.0)}
-    return Criterion(**plain)
+def _criterion(item: Mapping[str, Any], origin: str) -> Criterion:
+    found = {key: value for key, value in item.items() if not key.startswith("vs_")} | {"origin": origin}
+    if sku := item.get("vs_sku"):
+        found |= {"expected": sku["expected"], "fraction": sku["fraction"]}
+    if inventory := item.get("vs_inventory"):
+        found |= {"variable": inventory["variable"], "fraction": inventory.get("fraction", 1.0)}
+    if fleet := item.get("vs_fleet"):
+        found |= {"fleet_fraction": fleet["fraction"]}
+    return Criterion(**found)

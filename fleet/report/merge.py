@@ -6,8 +6,12 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from fleet.judge.criteria import Pack
-from fleet.judge.verdict import Evidence, find, judge, packs_for
+from fleet.judge.digests import NAME as DIGEST
+from fleet.judge.evidence import Evidence, Index, packs_for
+from fleet.judge.verdict import judge
+from fleet.report.titles import TITLES
 from schemas import VERSION
+from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED
 from schemas.reports import (
@@ -27,6 +31,19 @@ from schemas.reports import (
 
 _STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 _SUMMARY_LINES = 20
+LINK = "gpu.peer.link"
+_TOLD_PARAMS = (
+    "op",
+    "dtype",
+    "direction",
+    "sharing",
+    "workload",
+    "pattern",
+    "size_bytes",
+    "placement",
+    "network",
+    "variant",
+)
 
 
 def merge(
@@ -47,9 +64,17 @@ def merge(
         quarantined: files in the run directory that were not believed.
     """
     verdicts = judge(plan, evidence, packs)
+    of_host: dict[str, list[Verdict]] = {host.name: [] for host in plan.hosts}
+    for verdict in verdicts:
+        of_host[verdict.host].append(verdict)
     hosts = tuple(
         _host(
-            plan, host, evidence.get(host.name, Evidence()), verdicts, packs, tuple((events or {}).get(host.name, ()))
+            plan,
+            host,
+            evidence.get(host.name, Evidence()),
+            of_host[host.name],
+            packs,
+            tuple((events or {}).get(host.name, ())),
         )
         for host in plan.hosts
     )
@@ -69,7 +94,8 @@ def merge(
         hosts=hosts,
         verdicts=tuple(verdicts),
         quarantined=strays,
-        unjudged=_unjudged(evidence, verdicts),
+        unjudged=_unjudged(hosts, verdicts),
+        unknown=_unknown(hosts, packs),
     )
 
 
@@ -94,22 +120,23 @@ def _host(
     return HostReport(
         name=host.name,
         rack=host.rack,
-        decision=decide(verdict for verdict in verdicts if verdict.host == host.name),
+        decision=decide(verdicts),
         record=f"hosts/{host.name}.json",
         coverage=_coverage(plan, host, left),
         gpus=left.gpus(),
-        software={key: value for record in left.records for key, value in record.software.items()},
+        software=left.software(),
         packs=tuple(pack.name for pack in packs_for(plan, host, left.gpus(), packs)[0]),
         events=events,
         launches=left.launches(),
-        measurements=tuple(seen for record in left.records for seen in record.observations),
+        measurements=tuple(left.benchmarks()),
+        links=_links(left),
     )
 
 
 def _coverage(plan: Plan, host: PlannedHost, left: Evidence) -> Coverage:
-    observations = [seen for record in left.records for seen in record.observations]
+    seen = Index(left.benchmarks())
     statuses = Counter(
-        found.status if (found := find((seen for seen in observations if seen.name == item.name), item, scope)) else ""
+        found.status if (found := seen.find(item, scope)) else ""
         for item in plan.expected_of(host)
         for scope in plan.scopes_of(host, item)
     )
@@ -121,6 +148,12 @@ def _coverage(plan: Plan, host: PlannedHost, left: Evidence) -> Coverage:
         skipped=statuses[SKIPPED],
         unsupported=statuses[UNSUPPORTED],
     )
+
+
+def _links(left: Evidence) -> dict[str, str]:
+    """What links each pair of the host's GPUs, as the last snapshot that could read it says."""
+    metrics = [metric for record in left.records for taken in record.snapshots for metric in taken.metrics]
+    return {scope: str(value) for metric in metrics if metric.name == LINK for scope, value in metric.values.items()}
 
 
 def _total(coverages: Iterable[Coverage]) -> Coverage:
@@ -139,6 +172,7 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
     lines = [f"Hosts: {accepted} of {len(hosts)} {'passed' if plan.rehearsal else 'accepted'} ({what})"]
     lines += [f"{name}: {state}" for name, state in _stages(plan, verdicts)]
     lines += _unjudged_bandwidth(plan, verdicts)
+    lines += _unjudged_digests(plan, hosts, verdicts)
     lines += reasons(verdicts)
     return Acceptance(
         status=f"{'REHEARSAL ' if plan.rehearsal else ''}{_STATUS[decision]}",
@@ -161,33 +195,56 @@ def _unjudged_bandwidth(plan: Plan, verdicts: Sequence[Verdict]) -> list[str]:
     return lines
 
 
+def _uncompared_digests(hosts: Sequence[HostReport], verdicts: Iterable[Verdict]) -> list[tuple[str, str, str]]:
+    """Stage, host and scope of each GPU whose digests were compared with no other GPU's."""
+    compared = {
+        (item.stage, item.host, item.scope) for item in verdicts if item.name == DIGEST and item.criterion != "plan"
+    }
+    found = {
+        (seen.stage, host.name, seen.scope): None
+        for host in hosts
+        for seen in host.measurements
+        if seen.name == DIGEST and seen.status == MEASURED
+    }
+    return [place for place in found if place not in compared]
+
+
+def _unjudged_digests(plan: Plan, hosts: Sequence[HostReport], verdicts: Iterable[Verdict]) -> list[str]:
+    left = len({place[1:] for place in _uncompared_digests(hosts, verdicts)})
+    if not left or plan.rehearsal:
+        return []
+    total = sum(len(host.gpus) for host in hosts)
+    return [f"Digests of {left} of {total} GPUs: NOT JUDGED (no GPU of the same model and software to compare with)"]
+
+
+def _kind(verdict: Verdict) -> str:
+    """The benchmark that a verdict is about; empty where it is about the health of host or GPU."""
+    first = verdict.name.split(".")[0]
+    if verdict.name == DURATION.name:
+        first = str(verdict.params.get("benchmark", ""))
+    return first if first in TITLES else ""
+
+
 def _stages(plan: Plan, verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
     """The state of each kind of measurement over the fleet, the health snapshots among them."""
-    planned = {item.name.split(".")[0] for host in plan.hosts for item in plan.expected_of(host)}
-    kinds = {"collective": "Collectives", "training": "Training", "gemm": "GEMM", "memory_copy": "Memory copies"}
-    # What a stage or a host left out as a whole is missing from each kind that it should have measured.
-    whole = {
-        prefix: {"record", *(f"stage.{stage.name}" for stage in plan.stages if prefix in stage.benchmarks)}
-        for prefix in kinds
-    }
-    found = []
+    planned = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
+    planned &= {item.name.split(".")[0] for host in plan.hosts for item in plan.expected_of(host)}
+    seen: dict[str, set[str]] = {}
+    for verdict in verdicts:
+        seen.setdefault(_kind(verdict), set()).add(verdict.verdict)
+        # What a stage or a host left out as a whole is missing from each kind that it should have measured.
+        for stage in plan.stages:
+            if verdict.name in ("record", f"stage.{stage.name}"):
+                for benchmark in stage.benchmarks:
+                    seen.setdefault(benchmark, set()).add(verdict.verdict)
     health = "Host health" if plan.rehearsal else "Host and GPU health"
-    for prefix, title in (("", health), *kinds.items()):
-        if prefix and prefix not in planned:
-            continue
-        mine = {
-            verdict.verdict
-            for verdict in verdicts
-            if (
-                verdict.name.startswith(f"{prefix}.") or verdict.name in whole[prefix]
-                if prefix
-                else verdict.name.split(".")[0] not in kinds
-            )
-        }
-        worst = next((kind for kind in (FAIL, INCONCLUSIVE, PASS) if kind in mine), "")
-        state = {FAIL: "FAIL", INCONCLUSIVE: "INCOMPLETE", PASS: "PASS"}.get(worst, "NOT JUDGED")
-        found.append((title, state))
-    return found
+    titles = {"": health, **{name: title for name, title in TITLES.items() if name in planned}}
+    return [(title, _state(seen.get(kind, set()))) for kind, title in titles.items()]
+
+
+def _state(verdicts: set[str]) -> str:
+    worst = next((kind for kind in (FAIL, INCONCLUSIVE, PASS) if kind in verdicts), "")
+    return {FAIL: "FAIL", INCONCLUSIVE: "INCOMPLETE", PASS: "PASS"}.get(worst, "NOT JUDGED")
 
 
 def reasons(verdicts: Iterable[Verdict]) -> list[str]:
@@ -208,11 +265,7 @@ def reasons(verdicts: Iterable[Verdict]) -> list[str]:
         more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
         stage = f" in stage {first.stage}" if first.stage else ""
         action = f"; {first.action.replace('_', ' ')}" if rank == 0 and first.action != "none" else ""
-        params = ", ".join(
-            f"{key}={value}"
-            for key, value in first.params.items()
-            if key in ("dtype", "direction", "size_bytes", "network")
-        )
+        params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in _TOLD_PARAMS)
         named = f"{first.name}[{params}]" if params else first.name
         lines.append(
             f"{'FAIL' if rank == 0 else 'INCOMPLETE'}: {host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}"
@@ -222,13 +275,20 @@ def reasons(verdicts: Iterable[Verdict]) -> list[str]:
     return lines
 
 
-def _unjudged(evidence: Mapping[str, Evidence], verdicts: Iterable[Verdict]) -> tuple[str, ...]:
+def _unjudged(hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
     judged = {(verdict.stage, verdict.name) for verdict in verdicts if verdict.criterion != "plan"}
-    measured = {
-        (seen.stage, seen.name)
-        for left in evidence.values()
-        for record in left.records
-        for seen in record.observations
-        if seen.status == MEASURED
+    measured = {(seen.stage, seen.name) for host in hosts for seen in host.measurements if seen.status == MEASURED}
+    lonely = {
+        (stage, f"{DIGEST} of {host} {scope}")
+        for stage, host, scope in _uncompared_digests(hosts, verdicts)
+        if (stage, DIGEST) in judged
     }
-    return tuple(f"{name} in stage {stage}" for stage, name in sorted(measured - judged))
+    return tuple(f"{name} in stage {stage}" for stage, name in sorted(measured - judged | lonely))
+
+
+def _unknown(hosts: Sequence[HostReport], packs: Iterable[Pack]) -> dict[str, str]:
+    applied = {name for host in hosts for name in host.packs}
+    measured = {seen.name for host in hosts for seen in host.measurements if seen.status == MEASURED}
+    return {
+        name: why for pack in packs if pack.name in applied for name, why in pack.unknown.items() if name in measured
+    }

@@ -14,23 +14,20 @@ from typing import Any
 import pytest
 import torch
 
-from agent.benchmarks import collective, datasets
-from schemas.catalogue import expand
+from agent.benchmarks import datasets, operations
+from agent.benchmarks.operations import OPERATIONS
+from schemas.catalogue import BENCHMARKS as CATALOGUE
+from schemas.catalogue import DURATION, expand, offers
 from schemas.records import Observation, observation_from_json
 
-ROOT = Path(__file__).parents[2]
+PLACEMENTS = ("out_of_place", "in_place")
 BENCHMARKS: dict[str, dict[str, Any]] = {
-    "gemm": {"dtypes": ["bf16", "fp16", "tf32", "fp32"], "size": 64, "repetitions": 2},
-    "memory_copy": {"size_bytes": 4096, "repetitions": 2},
-    "collective": {"sizes_bytes": [8, 4096], "repetitions": 2, "iterations": 1},
-    "training": {
-        "networks": ["convnet", "resnet18"],
-        "epochs": 1,
-        "batch_size": 16,
-        "learning_rate": 0.05,
-        "max_steps": 12,
-        "data_directories": [],
-    },
+    "gemm": {"size": 64, "seconds": 0.02},
+    "memory": {"size_bytes": 65536, "seconds": 0.02},
+    "integrity": {"most_bytes": 1 << 20},
+    "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 0.6, "settle_seconds": 0.1},
+    "digest": {"size": 64, "seconds": 0.1},
+    "collective": {"sizes_bytes": [8, 4096], "seconds": 0.01},
 }
 
 
@@ -78,15 +75,15 @@ def observations(work: Path) -> list[Observation]:
 
 @pytest.fixture(scope="module")
 def everything(tmp_path_factory: pytest.TempPathFactory) -> list[Observation]:
-    """All benchmarks once, on two ranks, with a torchvision that fits its torch."""
+    """The benchmarks of the hardware once, on two ranks."""
     work = tmp_path_factory.mktemp("ranks")
-    torchrun(work, request(**BENCHMARKS), PYTHONPATH=str(ROOT / "tests" / "fakes" / "torchvision"))
+    torchrun(work, request(**BENCHMARKS))
     return observations(work)
 
 
 def test_every_output_of_the_catalogue_is_made_once_in_its_scope(everything: list[Observation]) -> None:
     for name, settings in BENCHMARKS.items():
-        for item in expand("benchmark", name, settings):
+        for item in expand("benchmark", name, settings, "cpu"):
             scopes = ["cpu=0", "cpu=1"] if item.scope == "device" else ["host"]
             found = [
                 seen.scope
@@ -97,108 +94,97 @@ def test_every_output_of_the_catalogue_is_made_once_in_its_scope(everything: lis
 
 
 def test_units_are_those_of_the_catalogue(everything: list[Observation]) -> None:
-    from schemas.catalogue import BENCHMARKS as CATALOGUE
-
-    units = {
-        output.name.format(op=op): output.unit
-        for benchmark in CATALOGUE.values()
-        for output in benchmark.outputs
-        for op in collective.OPERATIONS
-    }
-    assert {(seen.name, seen.unit) for seen in everything} <= set(units.items())
+    for seen in everything:
+        outputs = [output for entry in CATALOGUE.values() for output in (*entry.outputs, DURATION)]
+        assert seen.unit in {output.unit for output in outputs if output.makes(seen.name)}, seen
 
 
 def test_what_a_cpu_has_not_is_unsupported_and_all_else_is_measured(everything: list[Observation]) -> None:
-    absent = {
-        (seen.name, next(iter(seen.params.values())), seen.status) for seen in everything if seen.status != "measured"
-    }
-    assert absent == {
-        ("gemm.throughput", "tf32", "unsupported"),
-        ("memory_copy.bandwidth", "host_to_device", "unsupported"),
-        ("memory_copy.bandwidth", "device_to_host", "unsupported"),
-    }
+    absent = {(seen.name, seen.params.get("dtype"), seen.status) for seen in everything if seen.status != "measured"}
+    assert absent == {("gemm.throughput", "tf32", "unsupported"), ("gemm.throughput", "fp8", "unsupported")}
+
+
+def test_a_figure_says_how_sure_it_is_and_why_it_was_taken_no_further(everything: list[Observation]) -> None:
+    for name in ("gemm.throughput", "memory.bandwidth", "collective.all_reduce.latency"):
+        for seen in everything:
+            if seen.name == name and seen.status == "measured":
+                assert seen.samples is not None
+                assert seen.samples.n >= 6
+                assert seen.samples.min <= seen.samples.p50 <= seen.samples.max
+                assert seen.samples.precision is not None
+                assert seen.samples.stopped in ("precision", "time")
+
+
+def test_two_equal_devices_have_equal_digests_that_never_change(everything: list[Observation]) -> None:
+    for workload in ("gemm", "reduction", "training_step"):
+        values = [seen for seen in everything if seen.name == "digest.value" and seen.params["workload"] == workload]
+        assert len({seen.value for seen in values}) == 1
+        assert len(str(values[0].value)) == 16
+    changed = [seen for seen in everything if seen.name == "digest.mismatches"]
+    assert {seen.value for seen in changed} == {0}
+    assert all(int(str(seen.params["repetitions"])) >= 4 for seen in changed)
 
 
 def test_all_values_arrive_right(everything: list[Observation]) -> None:
     wrong = [seen for seen in everything if seen.name.endswith("wrong_elements")]
-    assert len(wrong) == len(collective.OPERATIONS) * 2
+    cases = [(op, placement) for op in OPERATIONS for placement in PLACEMENTS if offers(op, placement, "cpu")]
+    assert len(wrong) == len(cases) * 2
     assert {seen.value for seen in wrong} == {0}
 
 
-def test_both_networks_learn(everything: list[Observation]) -> None:
-    ratios = {seen.params["network"]: seen.value for seen in everything if seen.name == "training.loss_ratio"}
-    assert set(ratios) == {"convnet", "resnet18"}
-    assert all(isinstance(ratio, float) and ratio < 1 for ratio in ratios.values())
-    assert {seen.params["data"] for seen in everything if seen.name == "training.accuracy"} == {"synthetic"}
-
-
 def test_busbw_follows_from_algbw_as_nccl_tests_has_it(everything: list[Observation]) -> None:
-    values = {(seen.name, seen.params.get("size_bytes")): seen.value for seen in everything}
-    factors = {
-        "all_reduce": 1.0,
-        "all_gather": 0.5,
-        "reduce_scatter": 0.5,
-        "broadcast": 1.0,
-        "all_to_all": 0.5,
-        "send_recv": 1.0,
+    values = {
+        (seen.name, seen.params.get("size_bytes"), seen.params.get("placement")): seen.value for seen in everything
     }
-    for op, factor in factors.items():
-        algbw, latency = values[(f"collective.{op}.algbw", 4096)], values[(f"collective.{op}.latency", 4096)]
-        assert values[(f"collective.{op}.busbw", 4096)] == pytest.approx(algbw * factor)
+    each, one = 0.5, 1.0  # of two ranks
+    factors = {"all_reduce": one, "broadcast": one, "reduce": one, "send_recv": one}
+    for op in OPERATIONS:
+        placement = "out_of_place" if offers(op, "out_of_place", "cpu") else "in_place"
+        algbw, busbw, latency = (
+            values[(f"collective.{op}.{kind}", 4096, placement)] for kind in ("algbw", "busbw", "latency")
+        )
+        assert busbw == pytest.approx(algbw * factors.get(op, each))
         assert algbw == pytest.approx(4096 / latency)
-
-
-def test_torchvision_that_does_not_fit_is_named_and_the_other_network_runs(tmp_path: Path) -> None:
-    """The published torchvision is built against CUDA; beside a CPU build of torch it does not import."""
-    training = {**BENCHMARKS["training"], "networks": ["resnet18", "convnet"], "max_steps": 3}
-    torchrun(tmp_path, request(training=training))
-    status = {seen.params["network"]: (seen.status, seen.reason) for seen in observations(tmp_path)}
-    assert status["resnet18"][0] == "unsupported"
-    assert "torchvision does not fit torch" in status["resnet18"][1]
-    assert status["convnet"][0] == "measured"
 
 
 def test_command_line_of_the_seeds(tmp_path: Path) -> None:
     printed = torchrun(
-        tmp_path, None, "--only", "training", "collective", "--validation-only", "--results", str(tmp_path)
+        tmp_path, None, "--only", "training", "gemm", "--validation-only", "--results", str(tmp_path / "kept")
     )
-    assert "collective.all_reduce.busbw" in printed
-    assert not any(seen.name.startswith("training.") for seen in observations(tmp_path))
+    assert "cpu=0          gemm.throughput" in printed
+    assert "cpu=1          gemm.throughput" in printed
+    assert not any(seen.name.startswith("training.") for seen in observations(tmp_path / "kept"))
 
 
-def test_broken_data_is_an_error_on_every_rank_and_never_synthetic(tmp_path: Path) -> None:
-    (tmp_path / "fashion-mnist").mkdir()
-    (tmp_path / "fashion-mnist" / "train-images-idx3-ubyte.gz").write_bytes(gzip.compress(b"\x00\x00\x08\x03")[:-4])
-    training = {**BENCHMARKS["training"], "networks": ["convnet"], "data_directories": [str(tmp_path)]}
-    torchrun(tmp_path / "ranks", request(training=training))
-    found = observations(tmp_path / "ranks")
-    assert {seen.status for seen in found} == {"error"}
-    assert "train-images-idx3-ubyte.gz" in found[0].reason
+def test_a_rank_can_be_tried_without_torchrun_and_leaves_nothing(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agent.benchmarks", "--only", "digest", "collective"],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert "digest.value" in done.stdout
+    assert "skipped: one rank has nobody to talk to" in done.stdout
+    assert not list(tmp_path.iterdir())
 
 
-def test_loss_that_is_not_a_number_is_told_and_never_written(tmp_path: Path) -> None:
-    training = {**BENCHMARKS["training"], "networks": ["convnet"], "learning_rate": 1e30, "max_steps": 4}
-    torchrun(tmp_path, request(training=training), ranks=1)
-    found = {seen.name: (seen.status, seen.value) for seen in observations(tmp_path)}
-    assert found["training.loss_finite"] == ("measured", False)
-    assert found["training.loss"] == found["training.loss_ratio"] == ("error", None)
-
-
-@pytest.mark.parametrize("op", sorted(collective.OPERATIONS))
+@pytest.mark.parametrize("op", sorted(OPERATIONS))
 def test_one_wrong_element_is_counted(op: str) -> None:
-    operation, ranks, rank, count = collective.OPERATIONS[op], 4, 2, 300
+    operation, ranks, rank, count = OPERATIONS[op], 4, 2, 300
     chunks = ranks if operation.receives_chunks else 1
     right = torch.cat(
         [
-            collective._pattern(0, count, torch.device("cpu")) * factor + addend
+            operations.pattern(0, count, torch.device("cpu")) * factor + addend
             for factor, addend in (operation.received(rank, chunk, ranks) for chunk in range(chunks))
         ]
     )
-    assert collective._wrong(right, operation, rank, ranks) == 0
+    assert operations.wrong_elements(right, operation, rank, ranks) == 0
     right[-7] += 1
-    assert collective._wrong(right, operation, rank, ranks) == 1
+    assert operations.wrong_elements(right, operation, rank, ranks) == 1
     right[3] = float("nan")
-    assert collective._wrong(right, operation, rank, ranks) == 2
+    assert operations.wrong_elements(right, operation, rank, ranks) == 2
 
 
 def test_idx_file_is_read(tmp_path: Path) -> None:

@@ -90,9 +90,9 @@ def test_link_is_judged_by_its_best_snapshot(name: str, criterion: str) -> None:
     ("name", "where", "value", "criterion"),
     [
         ("gemm.throughput", {"dtype": "bf16"}, 6.9e14, "gemm-bf16"),
-        ("memory_copy.bandwidth", {"direction": "host_to_device"}, 2.6e10, "host-to-device"),
+        ("host_copy.bandwidth", {"direction": "host_to_device", "sharing": "alone"}, 2.6e10, "host-to-device"),
         ("collective.all_reduce.busbw", {"size_bytes": 8 << 30}, 2.6e11, "all-reduce-4-gpus"),
-        ("collective.broadcast.wrong_elements", {"size_bytes": 8}, 1, "collective-values-broadcast"),
+        ("collective.broadcast.wrong_elements", {"size_bytes": 8}, 1, "collective-values"),
         ("training.loss_ratio", {"network": "resnet18"}, 1.0, "training-loss-falls"),
         ("training.loss_finite", {"network": "convnet"}, False, "training-loss-finite"),
     ],
@@ -106,7 +106,9 @@ def test_slow_or_wrong_benchmark_fails(name: str, where: dict[str, Any], value: 
         return replace(seen, value=value) if hit else seen
 
     evidence["h1"] = builders.with_observations(evidence["h1"], spoil)
-    assert [(item.host, item.criterion, item.verdict) for item in findings(plan, evidence)] == [("h1", criterion, FAIL)]
+    found = {(item.host, item.scope, item.criterion, item.verdict) for item in findings(plan, evidence)}
+    scope = "gpu=2" if name.startswith(("gemm", "host_copy")) else "host"
+    assert found == {("h1", scope, criterion, FAIL)}
 
 
 def test_host_without_record_is_inconclusive_and_alone() -> None:
@@ -120,7 +122,7 @@ def test_host_without_record_is_inconclusive_and_alone() -> None:
 
 
 def test_host_that_nobody_speaks_of_is_inconclusive() -> None:
-    plan = builders.plan()
+    plan = builders.plan(gpu_count=3)
     evidence = builders.evidence(plan)
     del evidence["h1"]
     assert [(item.host, item.verdict) for item in findings(plan, evidence)] == [("h1", INCONCLUSIVE)]
@@ -144,7 +146,7 @@ def test_what_was_not_measured_is_inconclusive_with_its_reason(status: str) -> N
 
 def test_every_expected_observation_is_missed() -> None:
     """Whichever single benchmark result is gone, the judge names it."""
-    plan = builders.plan("h1", "h2", gpu_count=1)
+    plan = builders.plan("h1", "h2", profile="smoke")
     complete = builders.evidence(plan)
     for gang in (False, True):
         record = next(item for item in complete["h1"].records if bool(item.gang) == gang)
@@ -160,7 +162,7 @@ def test_every_expected_observation_is_missed() -> None:
 
 def test_every_inspection_is_missed() -> None:
     """Whichever reading on which a criterion rests is gone from all snapshots, the judge says so for every GPU."""
-    plan = builders.plan("h1", "h2", gpu_count=1)
+    plan = builders.plan("h1", "h2", profile="smoke", gpu_count=2)
     complete = builders.evidence(plan)
     needed = [*builders.HEALTHY, "gpu.count", "gpu.pci_count", "xid.last_seen", "gpu.throttle.active"]
     for name in needed:
@@ -240,7 +242,7 @@ def test_lost_gpu_fails_by_count_and_its_siblings_pass() -> None:
 
 
 def test_unknown_gpu_model_is_inconclusive_and_names_the_remedy() -> None:
-    plan = builders.plan()
+    plan = builders.plan(gpu_count=3)
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
     other = replace(first, gpus=tuple(replace(gpu, name="NVIDIA Z900") for gpu in first.gpus))
@@ -328,7 +330,7 @@ def test_fabric_is_judged_only_where_the_inventory_states_its_rate() -> None:
     verdicts = [
         item for item in judge(stated, builders.evidence(stated), PACKS) if item.criterion == "fabric-all-reduce"
     ]
-    assert [(item.verdict, item.limit) for item in verdicts] == [(PASS, 8e10), (PASS, 8e10)]
+    assert {(item.host, item.verdict, item.limit) for item in verdicts} == {("h1", PASS, 8e10), ("h2", PASS, 8e10)}
 
 
 @pytest.mark.parametrize(
@@ -489,9 +491,192 @@ def test_gpu_that_does_not_tell_its_name_is_inconclusive() -> None:
 
 
 def test_gpus_of_two_models_have_no_pack() -> None:
-    plan = builders.plan()
+    plan = builders.plan(gpu_count=3)
     evidence = builders.evidence(plan)
     first, *_ = evidence["h1"].records
-    mixed = replace(first, gpus=(first.gpus[0], replace(first.gpus[1], name="NVIDIA H200 NVL")))
+    mixed = replace(first, gpus=(*first.gpus[:2], replace(first.gpus[2], name="NVIDIA H200 NVL")))
     evidence["h1"] = Evidence(records=(mixed, replace(evidence["h1"].records[1], gpus=())))
     assert [(item.name, item.verdict) for item in findings(plan, evidence)] == [("gpu.name", INCONCLUSIVE)]
+
+
+def relative(fraction: float = 0.95, name: str = "gemm.throughput", scope: str = "gpu") -> Pack:
+    """A pack that the operator named, with one criterion against the fleet."""
+    criterion = Criterion(
+        id="relative",
+        name=name,
+        operator="ge",
+        unit="FLOP/s",
+        action="inspect_hardware",
+        source="a test's own",
+        scope=scope,
+        where={"dtype": "bf16"} if name.startswith("gemm") else {},
+        fleet_fraction=fraction,
+    )
+    return Pack(name="mine", gpu_names=(), criteria=(criterion,), chosen=True)
+
+
+def with_gemm(plan: Any, rates: dict[tuple[str, str], float]) -> dict[str, Evidence]:
+    """Evidence of a healthy fleet, but for these rates of host and scope."""
+    evidence = builders.evidence(plan)
+    for host in evidence:
+
+        def change(seen: Observation, host: str = host) -> Observation:
+            hit = seen.name == "gemm.throughput" and seen.params["dtype"] == "bf16" and (host, seen.scope) in rates
+            return replace(seen, value=rates[(host, seen.scope)]) if hit else seen
+
+        evidence[host] = builders.with_observations(evidence[host], change)
+    return evidence
+
+
+def against_fleet(plan: Any, evidence: dict[str, Evidence], pack: Pack | None = None) -> list[Verdict]:
+    return [item for item in judge(plan, evidence, [*PACKS, pack or relative()]) if item.criterion == "relative"]
+
+
+def test_part_below_the_fleets_median_fails_and_the_sentence_says_of_what() -> None:
+    plan = builders.plan("h1", "h2")
+    evidence = with_gemm(plan, {("h1", "gpu=0"): 7.9e14, ("h2", "gpu=1"): 7.5e14})
+    found = {(item.host, item.scope): item for item in against_fleet(plan, evidence)}
+    assert {place: item.verdict for place, item in found.items()} == {
+        ("h1", "gpu=0"): PASS,
+        ("h1", "gpu=1"): PASS,
+        ("h2", "gpu=0"): PASS,
+        ("h2", "gpu=1"): FAIL,
+    }
+    slow = found[("h2", "gpu=1")]
+    assert (slow.limit, slow.action, slow.serial) == (0.95 * 7.95e14, "inspect_hardware", "h2-1")
+    assert slow.detail == "95 % of the fleet's median 7.95e+14 FLOP/s over 4 GPUs"
+    assert slow.reason == f"found 7.5e+14 FLOP/s, wanted ≥ 7.552e+14 FLOP/s ({slow.detail})"
+
+
+def test_one_part_far_out_does_not_move_what_the_others_are_measured_by() -> None:
+    plan = builders.plan("h1", "h2")
+    evidence = with_gemm(plan, {("h2", "gpu=1"): 1.0})
+    assert [(item.host, item.scope) for item in against_fleet(plan, evidence) if item.verdict == FAIL] == [
+        ("h2", "gpu=1")
+    ]
+
+
+@pytest.mark.parametrize(("hosts", "verdict"), [(("h1", "h2"), INCONCLUSIVE), (("h1", "h2", "h3"), PASS)])
+def test_fleet_of_two_parts_has_no_median_to_go_by(hosts: tuple[str, ...], verdict: str) -> None:
+    plan = builders.plan(*hosts, gpu_count=1)
+    found = against_fleet(plan, builders.evidence(plan))
+    assert [item.verdict for item in found] == [verdict] * len(hosts)
+    assert ("2 GPUs of NVIDIA H200" in found[0].reason) == (verdict == INCONCLUSIVE)
+
+
+def test_parts_of_another_model_are_no_fleet_of_ones_own() -> None:
+    plan = builders.plan("h1", "h2", gpu_count=3)
+    evidence = with_gemm(plan, {("h2", f"gpu={index}"): 4e14 for index in range(3)})
+    other = tuple(
+        replace(record, gpus=tuple(replace(gpu, name="NVIDIA H100 80GB HBM3") for gpu in record.gpus))
+        for record in evidence["h2"].records
+    )
+    evidence["h2"] = Evidence(records=other)
+    assert {item.verdict for item in against_fleet(plan, evidence)} == {PASS}
+
+
+def test_what_a_gang_did_together_counts_once() -> None:
+    plan = builders.plan("h1", "h2", "h3")
+    pack = relative(name="training.throughput", scope="gang")
+    found = against_fleet(plan, builders.evidence(plan), pack)
+    assert {item.verdict for item in found} == {INCONCLUSIVE}
+    assert "the run has 1 gang " in found[0].reason
+
+
+def test_criterion_with_a_star_speaks_of_each_operation() -> None:
+    plan = builders.plan("h1", rackproof_gang="none")
+    pack = relative(name="collective.*.algbw", scope="host")
+    pack = replace(pack, criteria=(replace(pack.criteria[0], fleet_fraction=None, value=1.0, unit="B/s"),))
+    found = against_fleet(plan, builders.evidence(plan), pack)
+    assert {"collective.all_reduce.algbw", "collective.hypercube.algbw"} <= {item.name for item in found}
+    assert not any(item.name.endswith("busbw") for item in found)
+
+
+def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> list[Verdict]:
+    """The failures of a host whose all_reduce is slow while NCCL says that it talked so."""
+    plan = builders.plan("h1", "h2", gpu_count=4, rackproof_fabric_gbps=400)
+    evidence = builders.evidence(plan)
+
+    def spoil(seen: Observation) -> Observation:
+        if seen.name == "collective.all_reduce.busbw" and seen.params["size_bytes"] >= 1 << 30:
+            return replace(seen, value=2e9)
+        values: dict[str, Any] = {"collective.transport": transport, "collective.nvls": nvls}
+        return replace(seen, value=values[seen.name]) if seen.name in values else seen
+
+    evidence["h1"] = builders.with_observations(evidence["h1"], spoil, gang=stage == "gang")
+    failed = [item for item in judge(plan, evidence, [*PACKS, NVLS]) if item.verdict == FAIL]
+    return [item for item in failed if item.name == "collective.all_reduce.busbw"]
+
+
+NVLS = Pack(
+    name="nvls",
+    gpu_names=(),
+    chosen=True,
+    criteria=tuple(
+        Criterion(
+            id=f"nvls-{nvls}",
+            name="collective.all_reduce.busbw",
+            operator="ge",
+            unit="B/s",
+            action="inspect_hardware",
+            source="a test's own",
+            stage="benchmark",
+            where={"nvls": nvls},
+            value=1.0,
+        )
+        for nvls in (True, False)
+    ),
+)
+"""Criteria that know what NVLink SHARP brings."""
+
+
+@pytest.mark.parametrize(
+    ("stage", "transport", "nvls", "clause"),
+    [
+        ("benchmark", "SHM/direct/direct", True, "the ranks talk over SHM/direct/direct, not P2P"),
+        ("benchmark", "NET/Socket", True, "the ranks talk over NET/Socket, not P2P"),
+        ("benchmark", "P2P/CUMEM+SHM", True, "the ranks talk over SHM, not P2P"),
+        ("benchmark", "P2P/CUMEM", False, "NVLS is off"),
+        ("gang", "NET/Socket+P2P/CUMEM", True, "the ranks talk over NET/Socket, not InfiniBand"),
+        ("gang", "NET/IB", True, "the ranks talk over NET/IB without GPUDirect RDMA"),
+    ],
+)
+def test_lost_fast_path_is_named_before_any_hardware(stage: str, transport: str, nvls: bool, clause: str) -> None:
+    found = slow_collectives(transport, nvls, stage)
+    assert found
+    for item in found:
+        assert item.reason.startswith(clause)
+        assert "check NCCL_" in item.detail
+        assert item.reason.endswith(f"wanted ≥ {item.limit:.4g} B/s")
+        assert (item.verdict, item.action) == (FAIL, "none")
+
+
+@pytest.mark.parametrize(
+    ("stage", "transport"), [("benchmark", "P2P/CUMEM"), ("benchmark", "P2P/IPC"), ("gang", "NET/IB/GDRDMA+P2P/CUMEM")]
+)
+def test_slow_collective_on_the_fast_path_blames_the_hardware(stage: str, transport: str) -> None:
+    found = slow_collectives(transport, True, stage)
+    assert {item.action for item in found} == {"inspect_hardware"}
+    assert all(item.reason.startswith("found 2e+09") and not item.detail for item in found)
+
+
+def test_figure_of_an_older_catalogue_is_neither_judged_nor_missed() -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    first, *rest = evidence["h1"].records
+    old = builders.observation("memory_copy.bandwidth", 1.0, scope="gpu=0", unit="B/s", direction="device_to_host")
+    evidence["h1"] = Evidence(records=(replace(first, observations=(*first.observations, old)), *rest))
+    assert findings(plan, evidence) == []
+
+
+def test_copy_from_remote_memory_does_not_make_up_for_one_from_local_memory_that_failed() -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    first, *rest = evidence["h1"].records
+    local = next(seen for seen in first.observations if seen.name == "host_copy.bandwidth")
+    remote = replace(local, params={**local.params, "numa": "remote"}, value=1e10)
+    wrong = replace(local, status="error", value=None, reason="a copy differs from its source")
+    for one, expected in ((local, []), (wrong, [(local.scope, INCONCLUSIVE, "error: a copy differs from its source")])):
+        seen = tuple(one if item is local else item for item in first.observations)
+        evidence["h1"] = Evidence(records=(replace(first, observations=(*seen, remote)), *rest))
+        assert [(item.scope, item.verdict, item.reason) for item in findings(plan, evidence)] == expected

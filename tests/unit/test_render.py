@@ -6,6 +6,7 @@ import base64
 import hashlib
 import os
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
@@ -13,24 +14,25 @@ from typing import Any
 
 import pytest
 
-from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.verdict import Evidence
 from fleet.report.merge import merge
-from fleet.report.render import format, headline, rows
+from fleet.report.render import figure, format, gpus, headline, peers, places, routes, rows, timing, workloads
 from fleet.report.render.html import render_html
 from fleet.report.render.markdown import render_markdown
 from fleet.report.render.text import RULE, render_summary
 from schemas.catalogue import Expectation
 from schemas.plans import Plan, PlannedHost, Stage
-from schemas.records import ERROR, MEASURED, Gpu, Launch, Observation, Rank, Record, Snapshot
+from schemas.records import ERROR, MEASURED, Gpu, Launch, Metric, Observation, Rank, Record, Samples, Snapshot
 from schemas.reports import FAIL, PASS, Acceptance, FleetReport, Quarantined, Verdict
+from tests import builders
 
 GOLDEN = Path(__file__).parent.parent / "golden"
 SIZES = (8, 65536, 1 << 20, 1 << 30)
 GIB = 1 << 30
 
 
-def gpus(host: int, count: int = 2) -> tuple[Gpu, ...]:
+def parts(host: int, count: int = 2) -> tuple[Gpu, ...]:
     return tuple(
         Gpu(index=i, serial=f"16{host}{i}", uuid=f"GPU-{host}-{i}", name="NVIDIA H200", pci_bus_id=f"0000:{i}9:00.0")
         for i in range(count)
@@ -89,7 +91,7 @@ def plan(hosts: int = 2, devices: int = 2, rehearsal: bool = False) -> Plan:
     )
 
 
-def record(plan: Plan, number: int, slow: int = -1, **over: Any) -> Record:
+def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] = (), **over: Any) -> Record:
     host = plan.hosts[number]
     world: dict[str, Any] = {"scope": "host", "stage": "benchmark", "status": MEASURED}
     observations = [
@@ -115,6 +117,7 @@ def record(plan: Plan, number: int, slow: int = -1, **over: Any) -> Record:
         Observation(name="training.throughput", unit="images/s", value=40992.5, params=training, **world)
     )
     observations.append(Observation(name="training.accuracy", unit="1", value=0.8091, params=training, **world))
+    observations += more
     launch = Launch(
         stage="benchmark",
         outcome="finished",
@@ -126,7 +129,9 @@ def record(plan: Plan, number: int, slow: int = -1, **over: Any) -> Record:
         ranks=(Rank(rank=0, local_rank=0, phase="end", exit_code=0, log_tail=""),),
         log_tail="",
     )
-    snapshot = Snapshot(stage="benchmark", phase="after", at="2026-11-14T09:40:00Z", duration_s=0.1, metrics=())
+    linked = Metric(name="gpu.peer.link", unit="1", values={"gpu=0,peer=1": "NV18", "gpu=1,peer=0": "NV18"})
+    metrics = (linked,) if more else ()
+    snapshot = Snapshot(stage="benchmark", phase="after", at="2026-11-14T09:40:00Z", duration_s=0.1, metrics=metrics)
     found = Record(
         run_id=plan.run_id,
         nonce=plan.nonce,
@@ -134,13 +139,77 @@ def record(plan: Plan, number: int, slow: int = -1, **over: Any) -> Record:
         began=plan.created,
         ended="2026-11-14T10:14:52Z",
         rackproof="0.1.0",
-        gpus=() if plan.rehearsal else gpus(number, len(host.devices)),
+        gpus=() if plan.rehearsal else parts(number, len(host.devices)),
         software={"driver": "580.159.04", "torch": "2.11.0"},
         snapshots=(snapshot,),
         observations=tuple(observations),
         launches=(launch,),
     )
     return replace(found, **over)
+
+
+def seen(name: str, value: Any, unit: str = "1", scope: str = "host", **params: Any) -> Observation:
+    """Something measured, with samples where the value is a number that was taken several times."""
+    sampled = unit in ("FLOP/s", "B/s")
+    samples = (
+        Samples(n=42, min=value, p50=value, max=value, cv=0.0, precision=0.0012, stopped="precision")
+        if sampled
+        else None
+    )
+    if name == "memory.bandwidth" and samples:
+        samples = replace(samples, precision=0.004, stopped="time")
+    return Observation(
+        name=name,
+        scope=scope,
+        stage="benchmark",
+        unit=unit,
+        status=MEASURED,
+        value=value,
+        params=params,
+        samples=samples,
+    )
+
+
+def others(number: int = 0) -> list[Observation]:
+    """What the newer benchmarks measure on a host of two GPUs."""
+    found = []
+    for gpu in ("gpu=0", "gpu=1"):
+        off = 1e9 * number
+        found += [
+            seen("memory.bandwidth", 4.27e12 + off, "B/s", gpu, op="copy"),
+            seen("host_copy.bandwidth", 5.55e10 + off, "B/s", gpu, direction="host_to_device", sharing="alone"),
+            seen("integrity.wrong_words", 7 * number if gpu == "gpu=1" else 0, "1", gpu, pattern="zeros"),
+            seen("stress.throughput", 6.9e14 + off, "FLOP/s", gpu, dtype="bf16"),
+            seen("stress.power", 698.2, "W", gpu, dtype="bf16"),
+            seen("stress.efficiency", 9.9e11, "FLOP/J", gpu, dtype="bf16"),
+            seen("stress.clock", 1.485e9, "Hz", gpu, dtype="bf16"),
+            seen("stress.temperature", 63, "Cel", gpu, dtype="bf16"),
+            seen("stress.throttled_share", 0.38, "1", gpu, dtype="bf16", reason="power_cap"),
+            seen("stress.throttled_share", 0.0, "1", gpu, dtype="bf16", reason="hw_thermal"),
+        ]
+    for pair, speed in (("gpu=0,peer=1", 3.9e11), ("gpu=1,peer=0", 1.9e11)):
+        found += [
+            seen("peer_copy.bandwidth", speed, "B/s", pair, direction="one_way"),
+            seen("peer_copy.bandwidth", speed * 2, "B/s", pair, direction="both_ways"),
+            seen("peer_copy.access", speed > 2e11, "1", pair),
+            seen("peer_copy.latency", 2.1e-6, "s", pair),
+        ]
+    chosen = {"placement": "out_of_place", "size_bytes": GIB, "algorithm": "NVLS", "protocol": "SIMPLE"}
+    found += [
+        seen("collective.all_gather.busbw", 3.5e11, "B/s", **chosen),
+        seen("collective.all_gather.busbw", 3.4e11, "B/s", **{**chosen, "placement": "in_place", "algorithm": "RING"}),
+        seen("collective.all_gather.latency", 1.9e-5, "s", placement="out_of_place", size_bytes=8),
+        seen("collective.all_gather.graph_latency", 8.1e-6, "s", size_bytes=8),
+        seen("collective.transport", "P2P/CUMEM"),
+        seen("collective.nvls", True),
+        seen("collective.channels", 24),
+        seen("fashion_mnist.accuracy", 0.9213),
+        seen("variants.throughput", 31234.5, "images/s", variant="bf16_channels_last", batch_size=1024),
+        seen("checkpoint.identical", True),
+        seen("transformer.mfu", 0.4512),
+    ]
+    seconds = {"gemm": 10.0, "collective": 60.0 + number, "training": 30.0}
+    return [*found, *(seen("benchmark.duration", took, "s", benchmark=name) for name, took in seconds.items())]
 
 
 def judged(plan: Plan, records: dict[int, Record], **over: Any) -> FleetReport:
@@ -346,12 +415,28 @@ def invaded(word: str) -> FleetReport:
         value=2e9,
         params={"size_bytes": 8},
     )
+    told = (
+        seen("benchmark.duration", 2.0, word, benchmark=word),
+        seen("collective.transport", word, word),
+        replace(seen("collective.nvls", True), status=ERROR, value=None, reason=word),
+        seen("collective.all_reduce.busbw", 2e9, "B/s", size_bytes=8, placement=word, algorithm=word, protocol=word),
+        seen("collective.all_reduce.graph_latency", 2.0, word, size_bytes=8),
+        seen("peer_copy.bandwidth", 2e9, "B/s", "gpu=0,peer=1", direction="one_way"),
+        seen("variants.throughput", word, word, variant=word, batch_size=word),
+        replace(seen("checkpoint.identical", True), status=ERROR, value=None, reason=word),
+        seen("stress.throughput", 2e9, word, "gpu=0", dtype=word),
+        seen("stress.throttled_share", 0.5, word, "gpu=0", dtype=word, reason=word),
+        seen("integrity.wrong_words", 5, word, "gpu=0", pattern=word),
+        seen("memory.bandwidth", 2e9, word, "gpu=0", op=word),
+    )
+    link = {"gpu=0,peer=1": word}
     host = replace(
         host,
         gpus=tuple(replace(gpu, serial=word, uuid=word, name=word, pci_bus_id=word) for gpu in host.gpus),
         software={word: word},
         launches=(replace(launch, stage=word, outcome="failed", reason=word, ranks=(rank,), log_tail=word),),
-        observations=(*host.observations, absent, of_device, curve),
+        observations=(*host.observations, absent, of_device, curve, *told),
+        snapshots=(replace(host.snapshots[0], metrics=(Metric(name="gpu.peer.link", unit="1", values=link),)),),
     )
     report = judged(
         made,
@@ -361,6 +446,7 @@ def invaded(word: str) -> FleetReport:
     )
     plain: dict[str, Any] = {
         "reason": word,
+        "detail": word,
         "action": word,
         "source": word,
         "basis": word,
@@ -382,6 +468,7 @@ def invaded(word: str) -> FleetReport:
         hosts=(replace(report.hosts[0], name=word, rack=word, record=word, packs=(word,)), report.hosts[1]),
         verdicts=(*report.verdicts, verdict, text),
         unjudged=(word, f"{word} in stage {word}"),
+        unknown={word: word},
     )
 
 
@@ -419,7 +506,7 @@ def outside_code(markdown: str) -> str:
 def test_what_hosts_say_cannot_steer_a_terminal(word: str) -> None:
     first, status, *lines, last = render_summary(invaded(word)).split("\n")
     assert (first, status, last) == (RULE, "FINAL ACCEPTANCE: FAIL", RULE)
-    assert len(lines) == 2
+    assert len(lines) == 3
     assert all(line.startswith("- ") and line.isprintable() for line in lines)
 
 
@@ -494,10 +581,12 @@ def test_margins(operator: str, value: Any, limit: Any, text: str) -> None:
         (["cpu=0"], "process 0"),
         (["gang=rack12"], "gang rack12"),
         (["host"], "host"),
+        (["gpu=0,peer=1", "gpu=2,peer=1"], "GPU 0, 2 to GPU 1"),
+        ([f"gpu={a},peer={b}" for a in range(8) for b in range(8) if a != b], "56 pairs of GPUs"),
     ],
 )
 def test_scopes_in_words(scopes: list[str], text: str) -> None:
-    assert format.scopes_name(scopes) == text
+    assert places.scopes_name(scopes) == text
 
 
 def test_rows_fold_places_and_sizes_but_lose_no_value() -> None:
@@ -569,6 +658,16 @@ def test_a_large_fleet_stays_readable_by_a_browser() -> None:
     assert len(render_markdown(report)) < 200_000
 
 
+def test_a_large_fleet_with_every_benchmark_stays_readable_too() -> None:
+    made = builders.plan(*(f"gpu-{number:02d}" for number in range(30)), gpu_count=8)
+    report = merge(made, builders.evidence(made), read_packs([]))
+    assert report.decision == "accepted"
+    size = len(render_html(report)) / len(report.hosts)
+    print(f"{size / 1e3:.1f} kB of HTML a host of 8 GPUs")
+    assert size < 30_000
+    assert len(render_markdown(report)) < 60_000
+
+
 def test_numbers_that_no_float_can_hold_do_no_harm() -> None:
     made = plan()
     huge = tuple(replace(seen, value=10**400) for seen in record(made, 1).observations)
@@ -583,6 +682,199 @@ def test_the_same_report_gives_the_same_bytes(render: Any) -> None:
     assert render(rejected()) == render(rejected())
 
 
+def full(**over: Any) -> FleetReport:
+    """Two hosts with what the newer benchmarks measure."""
+    made = plan()
+    return judged(made, {number: record(made, number, more=others(number), **over) for number in range(2)})
+
+
+def many(bad: int = 2) -> FleetReport:
+    """More hosts than are told of one by one; one of them is slow."""
+    made = plan(hosts=20)
+    return judged(made, {n: record(made, n, slow=1 if n == bad else -1, more=others(n)) for n in range(20)})
+
+
+def test_time_is_told_for_the_fleet_and_each_host() -> None:
+    found = timing.times(full())
+    assert [(line.name, line.median, line.longest, line.where) for line in found.lines] == [
+        ("GEMM", "10 s", "10 s", "gpu-00"),
+        ("Collectives", "60.5 s", "61 s", "gpu-01"),
+        ("Training", "30 s", "30 s", "gpu-00"),
+        ("start and end", "5 min 12 s", "5 min 12 s", "gpu-00"),
+    ]
+    assert [bar.label for bar in found.bars] == ["median of 2 hosts", "gpu-00", "gpu-01"]
+    for bar in found.bars:
+        assert sum(float(part.width) for part in bar.segments) == pytest.approx(100, abs=0.5)
+    assert timing.line(full()).startswith("6 min 52 s a host: start and end 5 min 12 s, Collectives 60.5 s")
+    assert "- Time: 6 min 52 s a host" in render_summary(full())
+
+
+def test_of_many_hosts_the_slowest_have_a_bar() -> None:
+    report = many()
+    report = replace(report, hosts=tuple(replace(host, launches=()) for host in report.hosts))
+    found = timing.times(report)
+    assert [bar.label for bar in found.bars] == ["median of 20 hosts", *(f"gpu-{n}" for n in (19, 18, 17, 16, 15))]
+
+
+def test_hosts_that_told_no_times_have_no_bars() -> None:
+    assert timing.times(accepted()) == timing.Times(total="")
+    assert "No host told how long" in render_html(accepted())
+    assert "Time:" not in render_summary(accepted())
+
+
+def test_gpu_table_has_a_row_a_gpu_how_sure_each_figure_is_and_which_fails() -> None:
+    made = plan()
+    table = gpus_table(judged(made, {0: record(made, 0, more=others()), 1: record(made, 1, slow=1, more=others(1))}))
+    assert table.groups == (("GEMM, TFLOP/s", 1), ("GPU memory, GB/s", 1), ("Host copies, GB/s", 1))
+    assert table.columns == ("bf16", "copy", "host to device, alone")
+    assert [(row.head, row.note) for row in table.rows] == [
+        ("gpu-00 GPU 0", "1600"),
+        ("gpu-00 GPU 1", "1601"),
+        ("gpu-01 GPU 0", "1610"),
+        ("gpu-01 GPU 1", "1611"),
+    ]
+    assert [row.cells[0].css for row in table.rows] == ["", "", "", "fail"]
+    assert [cell.whole for cell in table.rows[0].cells] == ["750", "4270 (±0.4 %, 42†)", "55.5 (±0.12 %, 42)"]
+
+
+def gpus_table(report: FleetReport) -> figure.Table:
+    table = gpus.speeds(report)
+    assert table
+    return table
+
+
+def test_of_many_hosts_the_span_and_those_with_findings_are_told() -> None:
+    table = gpus_table(many())
+    assert [row.head for row in table.rows] == [
+        "lowest of the fleet",
+        "median of the fleet",
+        "highest of the fleet",
+        "gpu-02 GPU 0",
+        "gpu-02 GPU 1",
+    ]
+    assert table.rows[0].cells[0].text == "601"
+    assert [matrix.host for matrix in peers.peers(many()).matrices] == ["gpu-02"]
+
+
+def test_figure_that_was_not_measured_says_so_in_its_place() -> None:
+    report = full()
+    first = report.hosts[0]
+    gone = tuple(
+        replace(item, status=ERROR, value=None, samples=None, reason="out of memory")
+        if (item.name, item.scope) == ("memory.bandwidth", "gpu=1")
+        else item
+        for item in first.measurements
+    )
+    table = gpus_table(replace(report, hosts=(replace(first, measurements=gone), report.hosts[1])))
+    assert [(row.cells[1].text, row.cells[1].css) for row in table.rows[:2]] == [
+        ("4270", ""),
+        ("error", "inconclusive"),
+    ]
+
+
+def test_stress_table_tells_power_clock_and_why_it_was_throttled() -> None:
+    table = gpus.stress(full())
+    assert table
+    assert table.caption == "Matrix products on all GPUs at once, bf16"
+    assert table.columns == ("TFLOP/s", "W", "TFLOP/s/W", "MHz", "°C", "throttled by")
+    assert [cell.text for cell in table.rows[0].cells] == ["690", "698.2", "0.99", "1485", "63", "power cap 38 %"]
+
+
+def test_counts_that_must_be_nothing_are_told_where_they_are_not() -> None:
+    [check] = gpus.checks(full())
+    assert (check.title, check.looked, check.devices) == ("Memory integrity: wrong words", 4, 4)
+    assert check.wrong == ("gpu-01 GPU 1, zeros: 7",)
+    [clean] = gpus.checks(replace(full(), hosts=full().hosts[:1]))
+    assert clean.wrong == ()
+
+
+def test_matrix_of_peers_has_rate_link_and_lost_access() -> None:
+    found = peers.peers(full())
+    assert (found.pairs, found.span) == (4, "lowest 190 GB/s, median 290 GB/s, highest 390 GB/s")
+    matrix = found.matrices[0]
+    assert (matrix.host, matrix.devices) == ("gpu-00", (0, 1))
+    fast, slow = matrix.rows[0][1], matrix.rows[1][0]
+    assert (fast.text, fast.note, fast.css) == ("390", "NV18, 780 both ways, 2.1 µs", "heat5")
+    assert (slow.text, slow.note, slow.css) == ("190", "NV18, no access, 380 both ways, 2.1 µs", "heat3")
+    assert matrix.rows[0][0].text == ""
+
+
+def test_routes_group_the_hosts_that_talked_alike() -> None:
+    [route] = routes.routes(full())
+    assert (route.where, route.transport, route.nvls, route.channels) == ("gpu-00, gpu-01", "P2P/CUMEM", "yes", "24")
+    assert route.choices == "NVLS/SIMPLE: all_gather; RING/SIMPLE: all_gather"
+    report = full()
+    other = tuple(
+        replace(item, value="SHM/direct") if item.name == "collective.transport" else item
+        for item in report.hosts[1].measurements
+    )
+    report = replace(report, hosts=(report.hosts[0], replace(report.hosts[1], measurements=other)))
+    assert [(item.where, item.transport) for item in routes.routes(report)] == [
+        ("gpu-00", "P2P/CUMEM"),
+        ("gpu-01", "SHM/direct"),
+    ]
+    [table] = routes.latencies(report)
+    assert table.groups == (("8 B", 2),)
+    assert [(row.head, [cell.text for cell in row.cells]) for row in table.rows] == [
+        ("all gather", ["19 µs", "8.1 µs"])
+    ]
+
+
+def test_collectives_in_and_out_of_place_are_charts_of_their_own() -> None:
+    text = Page(render_html(full())).text
+    assert "all gather, in place" in text
+    assert "all gather, out of place" in text
+
+
+def test_workloads_have_a_column_a_host_or_the_span_of_many() -> None:
+    few = workloads.workloads(full())
+    assert few
+    assert few.columns == ("gpu-00", "gpu-01")
+    assert [(row.head, row.note, row.cells[0].text) for row in few.rows] == [
+        ("Fashion-MNIST", "accuracy", "92.1 %"),
+        ("Training variants", "throughput, bf16 channels last, batch size 1024", "31\u202f234 images/s"),
+        ("Checkpoint", "identical", "yes"),
+        ("Transformer", "mfu", "45.1 %"),
+    ]
+    span = workloads.workloads(many())
+    assert span
+    assert span.columns == ("lowest", "median", "highest", "told by")
+    assert [cell.text for cell in span.rows[0].cells] == ["92.1 %", "92.1 %", "92.1 %", "20 of 20"]
+
+
+def test_what_explains_a_finding_stands_beside_it() -> None:
+    report = rejected()
+    lost = "the ranks talk over NET/Socket, not InfiniBand: NCCL's fast path is lost"
+    verdicts = tuple(replace(item, detail=lost) if item.verdict == FAIL else item for item in report.verdicts)
+    report = replace(report, verdicts=verdicts)
+    assert Page(render_html(report)).text.count(lost) == 2
+    assert lost in render_markdown(report)
+
+
+def test_counts_that_are_exactly_right_are_one_row_for_all_settings() -> None:
+    same: dict[str, Any] = {"unit": "1", "operator": "eq", "criterion": "zero"}
+    found = rows.fold(
+        [
+            *(
+                verdict(0, 0, name="integrity.wrong_words", scope=f"gpu={n}", params={"pattern": pattern}, **same)
+                for n in range(2)
+                for pattern in ("zeros", "ones")
+            ),
+            *(
+                verdict(0, 0, name=f"collective.{op}.wrong_elements", scope="host", params={"size_bytes": size}, **same)
+                for op in ("reduce", "gather")
+                for size in SIZES
+            ),
+            verdict(3, 0, name="integrity.wrong_words", params={"pattern": "ones"}, **{**same, "verdict": FAIL}),
+        ]
+    )
+    assert [(row.name, row.verdict, row.scope, row.params, row.count) for row in found] == [
+        ("integrity.wrong_words", FAIL, "GPU 0", "ones", 1),
+        ("integrity.wrong_words", PASS, "GPU 0–1", "2 patterns", 4),
+        ("collective.*.wrong_elements", PASS, "host", "8 B … 1 GiB (4 sizes)", 8),
+    ]
+
+
 def one_of_everything() -> FleetReport:
     made = plan()
     failed = replace(
@@ -593,7 +885,7 @@ def one_of_everything() -> FleetReport:
     )
     return judged(
         made,
-        {0: record(made, 0), 1: record(made, 1, slow=1, launches=(failed,))},
+        {0: record(made, 0, more=others()), 1: record(made, 1, slow=1, more=others(1), launches=(failed,))},
         events={"gpu-01": ["failed at benchmark: launch: rc 1"]},
         quarantined=[Quarantined(path="hosts/gpu-99.json", reason="the plan has no such host")],
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ import pytest
 from fleet.judge.criteria import read_packs
 from fleet.report.load import load
 from fleet.report.merge import merge
+from fleet.report.render.html import render_html
+from fleet.report.render.markdown import render_markdown
 from schemas import documents
 from schemas.plans import Plan
 from schemas.records import to_json
@@ -183,3 +186,40 @@ def test_directory_without_a_plan_exits_2(tmp_path: Path, name: str, message: st
     done = rackproof("report", tmp_path / name)
     assert done.returncode == 2
     assert message in done.stderr
+
+
+def test_links_between_gpus_and_what_is_unknown_of_them_are_in_the_report(run: Path) -> None:
+    path = run / "hosts" / "h1.json"
+    record = json.loads(path.read_text())
+    link = {"name": "gpu.peer.link", "unit": "1", "values": {"gpu=0,peer=1": "NV18"}}
+    record["snapshots"][-1]["metrics"].append(link)
+    path.write_text(json.dumps(record))
+    assert rackproof("report", run).returncode == 0
+    written = documents.read(run / "report.json", "report", max_bytes=10_000_000)
+    assert [host.get("links", {}) for host in written["hosts"]] == [{"gpu=0,peer=1": "NV18"}, {}, {}]
+
+
+def test_why_a_pack_has_no_figure_is_told_for_what_was_measured(run: Path) -> None:
+    loaded = load(run)
+    why = {"gemm.throughput": "nobody published one", "gpu.never_seen": "nor this"}
+    packs = [replace(pack, unknown=why) if pack.name == "h200-sxm" else pack for pack in PACKS]
+    report = merge(loaded.plan, loaded.evidence, packs)
+    assert report.unknown == {"gemm.throughput": "nobody published one"}
+    assert "nobody published one" in render_html(report)
+    assert "nobody published one" in render_markdown(report)
+
+
+def test_state_of_each_benchmark_is_in_the_summary_its_duration_among_it(run: Path) -> None:
+    def without(name: str) -> tuple[str, ...]:
+        loaded = load(run)
+        changed = builders.with_observations(
+            loaded.evidence["h2"],
+            lambda seen: None if seen.name == name and seen.params.get("benchmark", "stress") == "stress" else seen,
+        )
+        return merge(loaded.plan, {**loaded.evidence, "h2": changed}, PACKS).acceptance.summary
+
+    for name in ("stress.power", "benchmark.duration"):
+        summary = without(name)
+        assert "Stress: INCOMPLETE" in summary
+        assert "GEMM: PASS" in summary
+        assert "Host and GPU health: PASS" in summary

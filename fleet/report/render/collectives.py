@@ -7,7 +7,8 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.report.render.format import NONE, finite, number, quantity, scale, scope_name, size
+from fleet.report.render.format import NONE, finite, number, quantity, scale, size
+from fleet.report.render.places import scope_name
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, Verdict
@@ -18,6 +19,8 @@ MANY_LINES = 12
 
 Key = tuple[str, str, str]
 """Host, stage and scope: who measured. A gang's figure is the same on every host, so there the host is empty."""
+Op = tuple[str, str]
+"""Operation and placement (`in_place`, `out_of_place`; empty where the record tells none)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,6 +68,7 @@ class Chart:
     """Everything that the template needs to draw one operation."""
 
     op: str
+    """With its placement: `all gather, in place`."""
     kind: str
     """`host`: within each host; `gang`: between hosts."""
     unit: str
@@ -85,24 +89,25 @@ def charts(report: FleetReport) -> list[Chart]:
     The two have an axis each: a fabric is slower than the links within a host, and would lie flat on the floor beside them.
     """
     by_op = _series(report)
+    verdicts = [verdict for verdict in report.verdicts if _op(verdict)[0]]
     order = [str(op) for op in BENCHMARKS["collective"].settings["ops"]]
-    named = sorted(by_op, key=lambda op: (order.index(op) if op in order else len(order), op))
+    named = sorted(by_op, key=lambda op: (order.index(op[0]) if op[0] in order else len(order), op))
     return [
-        _chart(op, kind, lines, _limits_of(report.verdicts, op, kind))
+        _chart(", ".join(text.replace("_", " ") for text in op if text), kind, lines, _limits_of(verdicts, op, kind))
         for kind in ("host", "gang")
         for op in named
         if (lines := [line for line in by_op[op] if line.kind == kind])
     ]
 
 
-def _series(report: FleetReport) -> dict[str, list[Series]]:
-    values: dict[str, dict[Key, dict[int, float]]] = {}
+def _series(report: FleetReport) -> dict[Op, list[Series]]:
+    values: dict[Op, dict[Key, dict[int, float]]] = {}
     members: dict[Key, int] = {}
     for host in report.hosts:
         seen_here = set()
         for seen in host.measurements:
             op, message, figure = _op(seen), _message(seen), finite(seen.value)
-            if not op or not message or figure is None:
+            if not op[0] or not message or figure is None or seen.status != MEASURED:
                 continue
             key = ("" if seen.scope.startswith("gang=") else host.name, seen.stage, seen.scope)
             values.setdefault(op, {}).setdefault(key, {}).setdefault(message, figure)
@@ -124,11 +129,11 @@ def _series(report: FleetReport) -> dict[str, list[Series]]:
     }
 
 
-def _op(seen: Observation) -> str:
-    """The operation whose bus bandwidth this is, or empty."""
-    family, _, rest = seen.name.partition(".")
+def _op(item: Observation | Verdict) -> Op:
+    """The operation whose bus bandwidth this is, with its placement; or empty."""
+    family, _, rest = item.name.partition(".")
     op, _, kind = rest.partition(".")
-    return op if family == "collective" and kind == "busbw" and seen.status == MEASURED else ""
+    return (op, str(item.params.get("placement", ""))) if family == "collective" and kind == "busbw" else ("", "")
 
 
 def _message(seen: Observation | Verdict) -> int:
@@ -148,21 +153,21 @@ def _label(key: Key, members: int) -> str:
     return f"{scope_name(scope)} ({members} host{'s' if members != 1 else ''})"
 
 
-def _failed(verdicts: Iterable[Verdict]) -> set[tuple[str, Key]]:
+def _failed(verdicts: Iterable[Verdict]) -> set[tuple[Op, Key]]:
     found = set()
     for verdict in verdicts:
-        parts = verdict.name.split(".")
-        if verdict.verdict == FAIL and len(parts) == 3 and parts[0] == "collective" and parts[2] == "busbw":
+        op = _op(verdict)
+        if verdict.verdict == FAIL and op[0]:
             host = "" if verdict.scope.startswith("gang=") else verdict.host
-            found.add((parts[1], (host, verdict.stage, verdict.scope)))
+            found.add((op, (host, verdict.stage, verdict.scope)))
     return found
 
 
-def _limits_of(verdicts: Iterable[Verdict], op: str, kind: str) -> list[tuple[int, float, str]]:
+def _limits_of(verdicts: Iterable[Verdict], op: Op, kind: str) -> list[tuple[int, float, str]]:
     """Size, limit and source of every criterion that judged this operation's bandwidth, once each."""
     found = {}
     for verdict in verdicts:
-        if verdict.name != f"collective.{op}.busbw" or verdict.scope.startswith("gang=") != (kind == "gang"):
+        if _op(verdict) != op or verdict.scope.startswith("gang=") != (kind == "gang"):
             continue
         message, limit = _message(verdict), finite(verdict.limit)
         if message and limit and limit > 0:

@@ -1,4 +1,4 @@
-"""Figures of single devices as strips of dots, the limit drawn in, and the same figures as a table."""
+"""Figures of single devices as strips of dots, the limit drawn in; `gpus` has the same figures as a table."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fleet.report.render.format import finite, number, params_text, quantity, scale, scope_name
-from schemas.records import MEASURED, Observation, Value
+from fleet.report.render.figure import Key, key_of, label
+from fleet.report.render.format import finite, quantity
+from fleet.report.render.gpus import ELSEWHERE
+from fleet.report.render.places import scope_name
+from fleet.report.titles import TITLES, title
+from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict
 
-TITLES = {"gemm.throughput": "Matrix products", "memory_copy.bandwidth": "Memory copies"}
 MANY_DOTS = 96
 _COLUMNS = 64
 _ROWS = 7
 _MIDDLE, _STEP = 24.0, 5.0
 _UNJUDGED = "unjudged"
-
-Key = tuple[str, str, tuple[tuple[str, Value], ...]]
-"""Name, stage and parameters of a figure."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,8 +67,6 @@ class Strip:
     failed: int
     absent: int
     """Devices that should have this figure and have none."""
-    by_host: tuple[tuple[str, str, str], ...]
-    """Host, its figures in the order of its devices, and its lowest."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,9 +95,15 @@ def panels(report: FleetReport) -> list[Panel]:
     for key in figures:
         found.setdefault(key[0], []).append(_strip(key, figures[key], limits.get(key, {}), absent[key]))
     return [
-        Panel(name=name, title=TITLES.get(name, name), strips=tuple(strips))
-        for name, strips in sorted(found.items(), key=lambda item: (item[0] not in TITLES, item[0]))
+        Panel(name=name, title=title(name.partition(".")[0]), strips=tuple(strips))
+        for name, strips in sorted(found.items(), key=lambda item: _place(item[0]))
     ]
+
+
+def _place(name: str) -> tuple[int, str]:
+    benchmarks = list(TITLES)
+    first = name.partition(".")[0]
+    return benchmarks.index(first) if first in benchmarks else len(benchmarks), name
 
 
 def _of_device(item: Observation | Verdict) -> bool:
@@ -107,13 +111,9 @@ def _of_device(item: Observation | Verdict) -> bool:
     return kind in ("gpu", "cpu") and index.isdigit()
 
 
-def _key(item: Observation | Verdict) -> Key:
-    return item.name, item.stage, tuple(sorted(item.params.items()))
-
-
 def _figures(report: FleetReport) -> tuple[dict[Key, list[_Figure]], Counter[Key]]:
     states = {
-        (verdict.host, verdict.scope, _key(verdict)): verdict.verdict
+        (verdict.host, verdict.scope, key_of(verdict)): verdict.verdict
         for verdict in report.verdicts
         if _of_device(verdict)
     }
@@ -121,9 +121,9 @@ def _figures(report: FleetReport) -> tuple[dict[Key, list[_Figure]], Counter[Key
     absent: Counter[Key] = Counter()
     for host in report.hosts:
         for seen in host.measurements:
-            if not _of_device(seen):
+            if not _of_device(seen) or seen.name in ELSEWHERE or isinstance(seen.value, str):
                 continue
-            key, value = _key(seen), finite(seen.value)
+            key, value = key_of(seen), finite(seen.value)
             if seen.status == MEASURED and value is not None:
                 state = states.get((host.name, seen.scope, key), _UNJUDGED)
                 figures.setdefault(key, []).append(
@@ -149,7 +149,7 @@ def _limits(verdicts: Iterable[Verdict]) -> dict[Key, dict[float, str]]:
     for verdict in verdicts:
         limit = finite(verdict.limit)
         if limit is not None and verdict.verdict in (PASS, FAIL) and _of_device(verdict):
-            found.setdefault(_key(verdict), {})[limit] = verdict.operator
+            found.setdefault(key_of(verdict), {})[limit] = verdict.operator
     return found
 
 
@@ -160,7 +160,7 @@ def _strip(key: Key, figures: Sequence[_Figure], limits: dict[float, str], absen
     low, high = _domain([*values, *drawn])
     dots, bars = _marks(figures, low, high)
     return Strip(
-        label=_label(key),
+        label=label(key),
         lowest=quantity(min(values), unit),
         median=quantity(statistics.median(values), unit),
         highest=quantity(max(values), unit),
@@ -172,15 +172,7 @@ def _strip(key: Key, figures: Sequence[_Figure], limits: dict[float, str], absen
         count=len(figures),
         failed=sum(figure.state == FAIL for figure in figures),
         absent=absent,
-        by_host=tuple(_by_host(figures)),
     )
-
-
-def _label(key: Key) -> str:
-    params = dict(key[2])
-    named = [str(params[name]).replace("_", " ") for name in ("dtype", "direction") if name in params]
-    label = ", ".join(named) or params_text(params) or key[0]
-    return label if key[1] == "benchmark" else f"{label} ({key[1]})"
 
 
 _WORDS = {"ge": "at least", "gt": "more than", "le": "at most", "lt": "less than", "eq": "exactly"}
@@ -241,13 +233,3 @@ def _bars(figures: Sequence[_Figure], low: float, high: float) -> list[Bar]:
             Bar(x=round(column * width, 2), width=round(width * 0.86, 2), y=round(42 - height, 1), height=height)
         )
     return bars
-
-
-def _by_host(figures: Sequence[_Figure]) -> Iterable[tuple[str, str, str]]:
-    hosts: dict[str, list[_Figure]] = {}
-    for figure in figures:
-        hosts.setdefault(figure.host, []).append(figure)
-    factor, unit = scale(max((figure.value for figure in figures), key=abs), figures[0].unit)
-    for host, mine in hosts.items():
-        values = " · ".join(number(figure.value / factor) for figure in mine)
-        yield host, f"{values} {unit}", quantity(min(figure.value for figure in mine), mine[0].unit)

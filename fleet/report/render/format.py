@@ -35,6 +35,7 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
     "FLOP/s": ((1e11, "TFLOP/s"), (1e8, "GFLOP/s"), (1e5, "MFLOP/s"), (0, "FLOP/s")),
     "s": ((1, "s"), (1e-3, "ms"), (0, "µs")),
     "Hz": ((1e6, "MHz"), (0, "Hz")),
+    "FLOP/J": ((1e11, "TFLOP/s/W"), (1e8, "GFLOP/s/W"), (0, "FLOP/s/W")),
 }
 _FACTORS = {
     "GB/s": 1e9,
@@ -46,6 +47,8 @@ _FACTORS = {
     "ms": 1e-3,
     "µs": 1e-6,
     "MHz": 1e6,
+    "TFLOP/s/W": 1e12,
+    "GFLOP/s/W": 1e9,
 }
 _PLAIN_UNITS = {"1": "", "Cel": "°C", "ratio": ""}
 
@@ -190,36 +193,9 @@ def percent(share: float | None) -> str:
     return f"{points:+.{1 if abs(points) < 100 else 0}f} %".replace("-", "−")
 
 
-def scope_name(scope: str) -> str:
-    """`gpu=3,reason=hw_thermal` as `GPU 3, hw_thermal`."""
-    return scopes_name([scope])
-
-
-def scopes_name(scopes: Iterable[str]) -> str:
-    """Several scopes in one phrase: `GPU 0–7`."""
-    numbers: dict[tuple[str, str], list[int]] = {}
-    others: dict[str, None] = {}
-    for scope in scopes:
-        first, *rest = scope.split(",")
-        kind, _, index = first.partition("=")
-        tail = "".join(
-            f", {part.partition('=')[2] if part.startswith('reason=') else part.replace('=', ' ')}" for part in rest
-        )
-        if kind in ("gpu", "cpu") and index.isascii() and index.isdigit() and len(index) < 6:
-            numbers.setdefault(({"gpu": "GPU", "cpu": "process"}[kind], tail), []).append(int(index))
-        else:
-            others[f"{first.replace('=', ' ')}{tail}"] = None
-    return "; ".join([*(f"{kind} {_ranges(found)}{tail}" for (kind, tail), found in numbers.items()), *others])
-
-
-def _ranges(numbers: Iterable[int]) -> str:
-    runs: list[list[int]] = []
-    for found in sorted(set(numbers)):
-        if runs and found == runs[-1][-1] + 1:
-            runs[-1].append(found)
-        else:
-            runs.append([found])
-    return ", ".join(f"{run[0]}–{run[-1]}" if len(run) > 1 else f"{run[0]}" for run in runs)
+def percent_of(share: float) -> str:
+    """A share as a percentage: `38 %`, `0.4 %`."""
+    return f"{number(share * 100, 2)} %"
 
 
 def params_text(params: Mapping[str, Value], without: Iterable[str] = ("phase",)) -> str:
@@ -228,8 +204,28 @@ def params_text(params: Mapping[str, Value], without: Iterable[str] = ("phase",)
     return ", ".join(_param(key, value) for key, value in params.items() if key not in left_out)
 
 
+_SPEAKING = frozenset(
+    {
+        "dtype",
+        "direction",
+        "sharing",
+        "network",
+        "data",
+        "placement",
+        "backend",
+        "op",
+        "workload",
+        "pattern",
+        "variant",
+        "reason",
+    }
+    | {"algorithm", "protocol", "transport", "benchmark", "numa"}
+)
+"""Parameters whose value needs no name beside it."""
+
+
 def _param(key: str, value: Value) -> str:
-    if key in ("dtype", "direction", "network", "data", "placement", "backend"):
+    if key in _SPEAKING:
         return str(value).replace("_", " ")
     if key == "size_bytes":
         return size(value)

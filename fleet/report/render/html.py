@@ -11,7 +11,21 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
-from fleet.report.render import collectives, devices, format, headline, hosts, rows, training
+from fleet.report.render import (
+    collectives,
+    devices,
+    figure,
+    format,
+    gpus,
+    headline,
+    hosts,
+    peers,
+    routes,
+    rows,
+    timing,
+    training,
+    workloads,
+)
 from schemas.reports import ACCEPTED, FAIL, FleetReport
 
 _HERE = Path(__file__).parent
@@ -29,11 +43,7 @@ def render_html(report: FleetReport) -> str:
         policy=_policy(css, js),
         **_headline(report),
         **_hosts(report),
-        charts=collectives.charts(report),
-        many_lines=collectives.MANY_LINES,
-        plot=_PLOT,
-        panels=devices.panels(report),
-        trainings=training.table(report),
+        **_measurements(report),
         unjudged=headline.unjudged(report),
     ) + "\n"  # fmt: skip
 
@@ -64,6 +74,26 @@ def _hosts(report: FleetReport) -> dict[str, Any]:
         "racks": hosts.racks(found),
         "versions": hosts.versions(report),
         "accepted": ACCEPTED,
+    }
+
+
+def _measurements(report: FleetReport) -> dict[str, Any]:
+    """What the sections of figures say."""
+    return {
+        "times": timing.times(report),
+        "charts": collectives.charts(report),
+        "many_lines": collectives.MANY_LINES,
+        "plot": _PLOT,
+        "routes": routes.routes(report),
+        "latencies": routes.latencies(report),
+        "panels": devices.panels(report),
+        "gpu_tables": [table for table in (gpus.speeds(report), gpus.stress(report)) if table],
+        "legend": figure.LEGEND,
+        "shown": figure.shown(report),
+        "checks_made": gpus.checks(report),
+        "peers": peers.peers(report),
+        "trainings": training.table(report),
+        "workloads": workloads.workloads(report),
     }
 
 
@@ -121,7 +151,7 @@ def _environment() -> Environment:
         lstrip_blocks=True,
         finalize=_plain_text,
     )
-    names = ("quantity", "scope_name", "action_name", "params_text", "when", "took", "duration")
+    names = ("quantity", "action_name", "params_text", "when", "took", "duration")
     environment.filters.update({name: getattr(format, name) for name in names})
     environment.filters["tone"] = headline.tone
     environment.filters["log"] = escape  # cleaned when it was read, and its lines are kept

@@ -6,9 +6,9 @@ the few characters that could end a span or a table's cell, or that a careless r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from fleet.report.render import collectives, devices, headline, training
+from fleet.report.render import headline
 from fleet.report.render.format import (
     ACTIONS,
     DECISIONS,
@@ -22,50 +22,32 @@ from fleet.report.render.format import (
     when,
 )
 from fleet.report.render.hosts import versions
+from fleet.report.render.markdown_figures import measurements
+from fleet.report.render.markup import FENCED, HARMLESS, code, section, table
 from fleet.report.render.rows import Reason, reasons
 from fleet.report.render.text import render_summary
 from schemas.reports import FleetReport, HostReport
 
-_FENCED = str.maketrans({"`": "ˋ", "<": "‹", ">": "›"})
-_HARMLESS = {**_FENCED, ord("|"): "¦"}
 _SHOWN_REASONS = 50
 _SHOWN_HOSTS = 6
-_CELL_LIMIT = 300
 
 
 def render_markdown(report: FleetReport) -> str:
     """The decision, its reasons and the figures behind it; `report.html` has the rest."""
     parts = [
         _head(report),
-        _section("Reasons", _reasons(report)),
-        _section("Coverage", _coverage(report)),
-        _section("Hosts", _hosts(report)),
-        _section("Collectives", _collectives(report)),
-        _section("Devices", _devices(report)),
-        _section("Training", _training(report)),
-        _section("Software", _software(report)),
-        _section("Provenance", _provenance(report)),
+        section("Reasons", _reasons(report)),
+        section("Coverage", _coverage(report)),
+        section("Hosts", _hosts(report)),
+        *(section(title, body) for title, body in measurements(report)),
+        section("Software", _software(report)),
+        section("Provenance", _provenance(report)),
     ]
     return "\n\n".join(parts) + "\n"
 
 
-def code(text: str, limit: int = _CELL_LIMIT) -> str:
-    """`text` as a code span that nothing in it can leave."""
-    inside = clean(text, limit).translate(_HARMLESS).strip()
-    return f"`{inside}`" if inside else NONE
-
-
-def _section(title: str, body: str) -> str:
-    return f"## {title}\n\n{body}"
-
-
-def _table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
 def _head(report: FleetReport) -> str:
-    summary = render_summary(report).translate(_FENCED)
+    summary = render_summary(report).translate(FENCED)
     facts = [
         f"- Run: {code(report.run_id)}, profile {code(report.profile)}, Rackproof {code(report.rackproof)}",
         f"- Fleet: {headline.hosts_and_gpus(report)}",
@@ -75,7 +57,7 @@ def _head(report: FleetReport) -> str:
     notice = [f"> **REHEARSAL.** {headline.REHEARSAL_NOTICE}"] if report.rehearsal else []
     return "\n\n".join(
         [
-            f"# FINAL ACCEPTANCE: {clean(status(report)).translate(_HARMLESS)}",
+            f"# FINAL ACCEPTANCE: {clean(status(report)).translate(HARMLESS)}",
             *notice,
             headline.sentence(report),
             "\n".join(facts),
@@ -88,12 +70,12 @@ def _reasons(report: FleetReport) -> str:
     why = reasons(report.verdicts)
     if not why:
         return "Nothing failed and nothing was left open." if report.verdicts else "No verdict was reached on anything."
-    table = _table(
+    told = table(
         ("Verdict", "Host", "Part", "Observation", "Found and wanted", "Action", "Source"),
         (_reason(item) for item in why[:_SHOWN_REASONS]),
     )
     more = len(why) - _SHOWN_REASONS
-    return f"{table}\n\n… and {more} more reasons in `report.html`." if more > 0 else table
+    return f"{told}\n\n… and {more} more reasons in `report.html`." if more > 0 else told
 
 
 def _reason(item: Reason) -> tuple[str, ...]:
@@ -106,6 +88,7 @@ def _reason(item: Reason) -> tuple[str, ...]:
     stage = f", stage {code(item.stage)}" if item.stage else ""
     margin = f" ({item.margin})" if item.margin != NONE else ""
     found = f"{code(item.found)}, wanted {code(item.wanted)}{margin}" if item.found else code(item.text)
+    detail = f": {code(item.detail)}" if item.found and item.detail else ""
     count = f" × {item.count}" if item.count > 1 else ""
     source = "plan" if item.criterion == "plan" else f"{code(item.criterion)} {code(item.source)}"
     return (
@@ -113,7 +96,7 @@ def _reason(item: Reason) -> tuple[str, ...]:
         hosts,
         part + serial,
         name + stage + count,
-        found,
+        found + detail,
         _word(item.action, ACTIONS.values()) if item.action else NONE,
         source,
     )
@@ -129,11 +112,11 @@ def _coverage(report: FleetReport) -> str:
     if not found.expected:
         return "The plan expects no observation, so there is nothing that could have been covered."
     names = ("expected", "measured", "missing", "error", "skipped", "unsupported")
-    return _table(names, [[str(getattr(found, name)) for name in names]])
+    return table(names, [[str(getattr(found, name)) for name in names]])
 
 
 def _hosts(report: FleetReport) -> str:
-    return _table(
+    return table(
         ("Host", "Rack", "Decision", "GPUs", "Measured", "What happened to it"),
         (_host(report, host) for host in report.hosts),
     )
@@ -151,51 +134,6 @@ def _host(report: FleetReport, host: HostReport) -> tuple[str, ...]:
     )
 
 
-def _collectives(report: FleetReport) -> str:
-    found = collectives.charts(report)
-    if not found:
-        return "No bandwidth of any collective operation was measured."
-    places = {"host": "within each host", "gang": "between hosts"}
-    rows = [(code(chart.op), places[chart.kind], str(chart.lines), code(chart.peak), _wanted(chart)) for chart in found]
-    return _table(("Operation", "Where", "Measured by", "Bus bandwidth", "Criterion"), rows)
-
-
-def _wanted(chart: collectives.Chart) -> str:
-    return "; ".join(code(limit.title) for limit in chart.limits) or "none"
-
-
-def _devices(report: FleetReport) -> str:
-    rows = [
-        (
-            code(f"{panel.name} {strip.label}"),
-            str(strip.count),
-            *(code(text) for text in (strip.lowest, strip.median, strip.highest)),
-            code(strip.limit_text) if strip.limit_text else "no criterion",
-            f"**{strip.failed}**" if strip.failed else "0",
-            f"**{strip.absent}**" if strip.absent else "0",
-        )
-        for panel in devices.panels(report)
-        for strip in panel.strips
-    ]
-    columns = ("Figure", "Devices", "Lowest", "Median", "Highest", "Wanted", "Failing", "Without a figure")
-    return _table(columns, rows) if rows else "Nothing was measured of any single device."
-
-
-def _training(report: FleetReport) -> str:
-    rows = [
-        (
-            code(row.place) + (" **fail**" if row.failed else ""),
-            code(row.network),
-            "**synthetic**" if row.synthetic else code(row.data),
-            *(code(row.throughput), code(row.step_time), code(row.loss_ratio), code(row.accuracy)),
-            code(row.problem),
-        )
-        for row in training.table(report).rows
-    ]
-    columns = ("Where", "Network", "Data", "Throughput", "Step", "Loss, last to first", "Accuracy", "Why not")
-    return _table(columns, rows) if rows else "No training was reported."
-
-
 def _software(report: FleetReport) -> str:
     rows = [
         (
@@ -205,7 +143,7 @@ def _software(report: FleetReport) -> str:
         )
         for version in versions(report)
     ]
-    return _table(("Component", "Version (hosts)", "Not told by"), rows) if rows else "No host told its versions."
+    return table(("Component", "Version (hosts)", "Not told by"), rows) if rows else "No host told its versions."
 
 
 def _provenance(report: FleetReport) -> str:
@@ -218,6 +156,7 @@ def _provenance(report: FleetReport) -> str:
         [
             *(strays or ["- Files that were not believed: none"]),
             f"- Measured, and judged by no criterion: {names or 'none'}",
+            *(f"- No figure is known of {code(name)}: {code(why)}" for name, why in report.unknown.items()),
             f"- Schema {code(report.schema)}, made by Rackproof {code(report.rackproof)}; "
             "the decision is in `report.json`, the whole of it to look at in `report.html`",
         ]

@@ -18,10 +18,10 @@ from fleet.report.render.format import (
     percent,
     quantity,
     scale,
-    scopes_name,
     size,
     wanted,
 )
+from fleet.report.render.places import scopes_name
 from schemas.records import Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 
@@ -44,6 +44,7 @@ class Row:
     origin: str
     """What kind of number the limit is, and where it comes from."""
     reason: str
+    detail: str
     count: int
 
 
@@ -52,43 +53,55 @@ def fold(verdicts: Iterable[Verdict]) -> list[Row]:
     groups: dict[tuple[object, ...], list[Verdict]] = {}
     for verdict in verdicts:
         why = "" if verdict.verdict == PASS else (verdict.value, verdict.reason)
+        # What is exactly as it must be says the same whatever its settings: it is told once for all of them.
+        exact = verdict.verdict == PASS and verdict.operator == "eq"
         plain = tuple((key, value) for key, value in verdict.params.items() if key not in ("size_bytes", "phase"))
         key = (
-            *(verdict.verdict, verdict.name, verdict.criterion, verdict.stage, verdict.operator, verdict.limit),
-            *(plain, verdict.source, verdict.basis, _tail(verdict.scope), why),
+            *(verdict.verdict, _family(verdict.name) if exact else verdict.name, verdict.criterion, verdict.stage),
+            *(verdict.operator, verdict.limit, () if exact else plain, verdict.source, verdict.basis),
+            *(_tail(verdict.scope), why),
         )
         groups.setdefault(key, []).append(verdict)
     rows = [row for group in groups.values() for row in _rows(group)]
     return sorted(rows, key=lambda row: (row.verdict != FAIL, row.verdict != INCONCLUSIVE))
 
 
+def _family(name: str) -> str:
+    """`collective.*.busbw` for the bus bandwidth of any operation, else the name itself."""
+    parts = name.split(".")
+    return ".".join([parts[0], "*", *parts[2:]]) if len(parts) > 2 and parts[0] == "collective" else name
+
+
 def _tail(scope: str) -> str:
-    return scope.partition(",")[2]
+    """What rows are told apart by, beside the device: a link, a reason. Of pairs of GPUs there are too many."""
+    tail = scope.partition(",")[2]
+    return "" if tail.startswith("peer=") else tail
 
 
 def _rows(group: Sequence[Verdict]) -> list[Row]:
-    """One row where only one thing differs within the group, else one a verdict."""
+    """One row where only one thing differs within the group, or the values are all the same; else one a verdict."""
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))
     sizes = list(dict.fromkeys(verdict.params.get("size_bytes") for verdict in group))
     alike = all(_same(verdict.value, group[0].value) for verdict in group)
-    full = len(group) == len(scopes) * len(sizes)
+    # Passes that are alike say the same of any settings; of a failure every place must be told as it is.
+    full = len(group) == len(scopes) * len(sizes) or (alike and group[0].verdict == PASS)
     if len(group) == 1 or (full and (alike or len(sizes) == 1)):
-        return [_row(group, scopes, sizes, alike)]
-    return [_row([verdict], [verdict.scope], [verdict.params.get("size_bytes")], alike=True) for verdict in group]
+        return [_row(group, scopes, alike)]
+    return [_row([verdict], [verdict.scope], alike=True) for verdict in group]
 
 
 def _same(first: Value, second: Value) -> bool:
     return type(first) is type(second) and first == second
 
 
-def _row(group: Sequence[Verdict], scopes: Sequence[str], sizes: Sequence[Value], alike: bool) -> Row:
+def _row(group: Sequence[Verdict], scopes: Sequence[str], alike: bool) -> Row:
     first = group[0]
     found, limit = found_and_wanted(first)
     margins = [share for verdict in group if (share := margin(verdict)) is not None]
-    params = [text for text in (params_text(first.params, ("phase", "size_bytes")), _sizes(sizes)) if text]
+    names = {verdict.name for verdict in group}
     return Row(
-        name=first.name,
-        params=", ".join(params),
+        name=first.name if len(names) == 1 else _family(first.name),
+        params=_settings(group),
         scope=scopes_name(scopes),
         stage=first.stage,
         found=found if alike else _values(group),
@@ -98,8 +111,23 @@ def _row(group: Sequence[Verdict], scopes: Sequence[str], sizes: Sequence[Value]
         criterion=first.criterion,
         origin=": ".join(text for text in (first.basis, first.source.removeprefix(f"{first.basis}, ")) if text),
         reason=first.reason,
+        detail=first.detail if alike or len(group) == 1 else "",
         count=len(group),
     )
+
+
+def _settings(group: Sequence[Verdict]) -> str:
+    """The parameters that all share, how many values the others have, and the sizes from smallest to largest."""
+    found: dict[str, dict[Value, None]] = {}
+    for verdict in group:
+        for key, value in verdict.params.items():
+            found.setdefault(key, {})[value] = None
+    texts = []
+    for key, values in found.items():
+        if key not in ("phase", "size_bytes"):
+            one = len(values) == 1 and all(key in verdict.params for verdict in group)
+            texts.append(params_text({key: next(iter(values))}) if one else f"{len(values)} {key.replace('_', ' ')}s")
+    return ", ".join(text for text in (*texts, _sizes(list(found.get("size_bytes", ())))) if text)
 
 
 def _values(group: Sequence[Verdict]) -> str:
@@ -140,6 +168,8 @@ class Reason:
     wanted: str
     margin: str
     text: str
+    detail: str
+    """What explains the value or the limit, where something does."""
     action: str
     source: str
     criterion: str
@@ -189,6 +219,7 @@ def _reason(group: Sequence[Verdict]) -> Reason:
         wanted=limit,
         margin=percent(margin(first)) if compared else NONE,
         text=first.reason,
+        detail=first.detail,
         action=action_name(first.action),
         source=first.source,
         criterion=first.criterion,

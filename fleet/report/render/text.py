@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from fleet.report.render import timing
 from fleet.report.render.format import clean, status
 from schemas.reports import FleetReport
 
@@ -12,4 +13,6 @@ LINE_LIMIT = 600
 def render_summary(report: FleetReport) -> str:
     """The final acceptance in a few lines. What hosts say in it can neither steer the terminal nor begin a line."""
     lines = [f"- {clean(line, LINE_LIMIT)}" for line in report.acceptance.summary]
+    time = timing.line(report)
+    lines += [f"- Time: {clean(time, LINE_LIMIT)}"] if time else []
     return "\n".join([RULE, f"FINAL ACCEPTANCE: {clean(status(report))}", *lines, RULE])

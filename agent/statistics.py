@@ -1,0 +1,45 @@
+"""Of repeated times: median, extremes, spread, and how sure the median is."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from schemas.records import Samples
+
+
+@dataclass(frozen=True, kw_only=True)
+class Series:
+    """Seconds of each repetition, and why there were no more: `precision` or `time`."""
+
+    seconds: Sequence[float]
+    stopped: str = ""
+
+
+def interval(values: Sequence[float]) -> float | None:
+    """Half the 95 % confidence interval of the median over the median; None where there are fewer than six values.
+
+    Distribution-free, from the order statistics (Conover, Practical Nonparametric Statistics, 3.2): the times of a GPU
+    are skewed, so that a normal interval would promise too much.
+    """
+    n, ordered = len(values), sorted(values)
+    if n < 6 or not ordered[0] > 0:
+        return None
+    lower = math.floor((n + 1) / 2 - 1.96 / 2 * math.sqrt(n)) - 1
+    return (ordered[n - 1 - lower] - ordered[lower]) / 2 / statistics.median(ordered)
+
+
+def summarize(values: Sequence[float], stopped: str = "") -> Samples:
+    """Count, extremes, median, coefficient of variation and precision of one or more values."""
+    mean = statistics.fmean(values)
+    return Samples(
+        n=len(values),
+        min=min(values),
+        p50=statistics.median(values),
+        max=max(values),
+        cv=statistics.pstdev(values) / mean if mean else 0.0,
+        precision=interval(values),
+        stopped=stopped,
+    )

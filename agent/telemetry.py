@@ -1,0 +1,98 @@
+"""What each GPU drew, and what held its clocks down, while the ranks were at it: sampled many times a second."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from agent.statistics import summarize
+from collectors.nvml import THROTTLE_REASONS, Pulse
+from schemas.catalogue import BENCHMARKS
+from schemas.records import ERROR, MEASURED, Observation
+
+PERIOD_S = 0.05
+KEPT = 72_000
+"""Samples kept, an hour of them."""
+
+Sample = tuple[float, Mapping[int, tuple[float, float, float, int]]]
+
+
+class Telemetry(threading.Thread):
+    """Reads power, SM clock, temperature and clock event reasons of these GPUs until it is told to stop.
+
+    A daemon: a driver that blocks must not keep the supervisor.
+    """
+
+    def __init__(self, devices: Iterable[int]) -> None:
+        super().__init__(daemon=True)
+        self._devices = tuple(devices)
+        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._ended = threading.Event()
+        self._error = ""
+        self.start()
+
+    def run(self) -> None:
+        try:
+            pulse = Pulse(self._devices)
+            while not self._ended.wait(PERIOD_S):
+                self._samples.append((time.monotonic(), pulse.read()))
+        except Exception as error:  # noqa: BLE001 - NVML's own errors are as many as its versions; each costs the samples only
+            self._error = f"{type(error).__name__}: {error}"
+
+    def stop(self) -> None:
+        """No more samples."""
+        self._ended.set()
+
+    def observations(
+        self, windows: Sequence[Mapping[str, Any]], measured: Sequence[Observation], stage: str
+    ) -> list[Observation]:
+        """For each window that a rank asked for, the catalogue's sampled outputs of its benchmark on that device."""
+        samples = list(self._samples)
+        return [found for window in windows for found in self._of(window, samples, measured, stage)]
+
+    def _of(
+        self, window: Mapping[str, Any], samples: Sequence[Sample], measured: Sequence[Observation], stage: str
+    ) -> Iterable[Observation]:
+        benchmark, scope, params = window["benchmark"], window["scope"], window["params"]
+        index = int(scope.partition("=")[2])
+        seen = [read[index] for at, read in samples if window["begin"] <= at <= window["end"]]
+        span = window["end"] - window["begin"]
+        if len(seen) < 2:
+            reason = self._error or f"{len(seen)} samples in {span:.1f} s"
+            for output in BENCHMARKS[benchmark].outputs:
+                if output.sampled:
+                    yield Observation(
+                        name=output.name,
+                        scope=scope,
+                        stage=stage,
+                        unit=output.unit,
+                        status=ERROR,
+                        reason=reason,
+                        params=params,
+                    )
+            return
+        power, clock, temperature, reasons = zip(*seen, strict=True)
+        common: dict[str, Any] = {"scope": scope, "stage": stage, "status": MEASURED}
+        told = {**params, "samples_per_second": round(len(seen) / span, 1)}
+        for name, unit, values in (("power", "W", power), ("clock", "Hz", clock), ("temperature", "Cel", temperature)):
+            figures = summarize(values)
+            value = figures.max if name == "temperature" else figures.p50
+            yield Observation(
+                name=f"{benchmark}.{name}", unit=unit, value=value, samples=figures, params=told, **common
+            )
+        for reason, mask in THROTTLE_REASONS.items():
+            share = sum(bool(seen & mask) for seen in reasons) / len(reasons)
+            yield Observation(
+                name=f"{benchmark}.throttled_share", unit="1", value=share, params={**told, "reason": reason}, **common
+            )
+        for rate in measured:
+            if (rate.name, rate.scope, rate.status) == (f"{benchmark}.throughput", scope, MEASURED) and (
+                params.items() <= rate.params.items()
+            ):
+                efficiency = float(rate.value or 0) / (sum(power) / len(power))
+                yield Observation(
+                    name=f"{benchmark}.efficiency", unit="FLOP/J", value=efficiency, params=told, **common
+                )

@@ -1,0 +1,199 @@
+"""Puts a run's figures beside those of nccl-tests, nvbandwidth and gpu-burn from the same machine, as Markdown tables.
+
+Usage: python docs/measurements/compare.py RUN/hosts/HOST.json REFERENCE
+       REFERENCE holds nccl/OP.txt, nccl/OP_graph.txt, nvbandwidth/{host,peer,local}.json and gpu_burn/smi.csv, as the
+       commands in docs/measurements/README.md leave them; what is not there is left out, and said.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import statistics
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+NAMES = {"all_to_all": "alltoall", "send_recv": "sendrecv"}
+NO_IN_PLACE = ("all_to_all", "send_recv", "hypercube")
+"""nccl-tests times them in place too, but their result there is undefined (it prints N/A for the wrong elements)."""
+LARGE = 64 << 20
+Figures = Mapping[tuple[str, ...], float]
+
+
+def main() -> None:
+    """Prints a table for each reference tool, and the worst and the median ratio of each."""
+    record = json.loads(Path(sys.argv[1]).read_text())
+    reference = Path(sys.argv[2])
+    seen = [item for item in record["observations"] if item["status"] == "measured" and item["stage"] == "benchmark"]
+    for table in (bandwidths, latencies, graphs, copies, burn):
+        table(seen, reference)
+
+
+def report(ratios: list[float], what: str) -> None:
+    """The line under a table."""
+    if ratios:
+        low, middle, high = min(ratios), statistics.median(ratios), max(ratios)
+        print(f"\n{what}: lowest {low:.3f}, median {middle:.3f}, highest {high:.3f}, {len(ratios)} figures.\n")
+    else:
+        print(f"\n{what}: nothing to compare with.\n")
+
+
+def nccl_tests(path: Path, placement: str) -> dict[int, tuple[float, float]]:
+    """Size in bytes -> (time in s, busbw in B/s) out of nccl-tests' table."""
+    found = {}
+    for line in path.read_text().splitlines() if path.exists() else ():
+        cells = line.split()
+        if len(cells) == 13 and re.fullmatch(r"[1-9]\d*", cells[0]):
+            time, _, busbw = (float(cell) for cell in (cells[9:12] if placement == "in_place" else cells[5:8]))
+            found[int(cells[0])] = (time * 1e-6, busbw * 1e9)
+    return found
+
+
+def collectives(seen: list[dict[str, Any]], kind: str) -> Iterator[tuple[str, str, int, float]]:
+    """Operation, placement, size and value of every observation of that kind."""
+    for item in seen:
+        match = re.fullmatch(rf"collective\.(\w+)\.{kind}", item["name"])
+        if match:
+            yield match[1], item["params"]["placement"], item["params"]["size_bytes"], item["value"]
+
+
+def bandwidths(seen: list[dict[str, Any]], reference: Path) -> None:
+    """Bus bandwidth of the large sizes beside nccl-tests."""
+    print("| operation | placement | size, MiB | busbw, GB/s | nccl-tests | ratio |\n|---|---|---:|---:|---:|---:|")
+    ratios = []
+    for op, placement, size, busbw in collectives(seen, "busbw"):
+        theirs = nccl_tests(reference / "nccl" / f"{NAMES.get(op, op)}.txt", placement)
+        if size >= LARGE and size in theirs:
+            ratios.append(busbw / theirs[size][1])
+            print(
+                f"| {op} | {placement} | {size >> 20:,} | {busbw / 1e9:.1f} | {theirs[size][1] / 1e9:.1f} | {ratios[-1]:.3f} |"
+            )
+    report(ratios, "busbw / nccl-tests at 64 MiB and above")
+
+
+def latencies(seen: list[dict[str, Any]], reference: Path) -> None:
+    """Time of the small sizes, launched one by one."""
+    _times(seen, reference, "latency", "")
+
+
+def graphs(seen: list[dict[str, Any]], reference: Path) -> None:
+    """Time of the small sizes in a CUDA graph."""
+    _times(seen, reference, "graph_latency", "_graph")
+
+
+def _times(seen: list[dict[str, Any]], reference: Path, kind: str, suffix: str) -> None:
+    print(f"| operation | placement | size, B | {kind}, µs | nccl-tests | ratio |\n|---|---|---:|---:|---:|---:|")
+    ratios = []
+    for op, placement, size, latency in collectives(seen, kind):
+        theirs = nccl_tests(reference / "nccl" / f"{NAMES.get(op, op)}{suffix}.txt", placement)
+        if size <= 32768 and size in theirs:
+            ratios.append(latency / theirs[size][0])
+            print(
+                f"| {op} | {placement} | {size:,} | {latency * 1e6:.1f} | {theirs[size][0] * 1e6:.1f} | {ratios[-1]:.3f} |"
+            )
+    report(ratios, f"{kind} / nccl-tests up to 32 KiB")
+
+
+def nvbandwidth(path: Path) -> dict[str, list[list[str]]]:
+    """Test case -> its matrix of GB/s, as text."""
+    if not path.exists():
+        return {}
+    cases = json.loads(path.read_text())["nvbandwidth"]["testcases"]
+    return {case["name"]: case["bandwidth_matrix"] for case in cases if "bandwidth_matrix" in case}
+
+
+def copies(seen: list[dict[str, Any]], reference: Path) -> None:
+    """Copies beside nvbandwidth: of host memory, between GPUs, and within one."""
+    print("| copy | GPU | GB/s | nvbandwidth | ratio |\n|---|---|---:|---:|---:|")
+    theirs = {
+        name: matrix
+        for part in ("host", "peer", "local")
+        for name, matrix in nvbandwidth(reference / "nvbandwidth" / f"{part}.json").items()
+    }
+    ratios = []
+    for what, scope, value in _copies(seen):
+        anchor = _anchor(theirs, what, *(int(part.partition("=")[2]) for part in scope.split(",")))
+        if anchor:
+            ratios.append(value / 1e9 / anchor)
+            print(f"| {what} | {scope} | {value / 1e9:.1f} | {anchor:.1f} | {ratios[-1]:.3f} |")
+    report(ratios, "copies / nvbandwidth")
+
+
+def _copies(seen: list[dict[str, Any]]) -> Iterator[tuple[str, str, float]]:
+    for item in seen:
+        params = item["params"]
+        if item["name"] == "host_copy.bandwidth" and (params["sharing"], params["numa"]) == ("alone", "local"):
+            yield f"host {params['direction']}", item["scope"], item["value"]
+        if item["name"] == "peer_copy.bandwidth":
+            yield f"peer {params['direction']}", item["scope"], item["value"]
+        if item["name"] == "memory.bandwidth" and params["op"] == "copy":
+            yield "device copy, read + written", item["scope"], item["value"]
+
+
+def _anchor(theirs: Mapping[str, list[list[str]]], what: str, source: int, target: int = -1) -> float:
+    """The same figure of nvbandwidth in GB/s; 0 where there is none. Both ways at once it gives each way by itself."""
+
+    def cell(case: str, row: int, column: int) -> float:
+        matrix = theirs.get(case, [])
+        return float(matrix[row][column]) if row < len(matrix) else 0.0
+
+    if what == "host both_ways":
+        ways = [cell(f"{way}_bidirectional_memcpy_ce", 0, source) for way in ("host_to_device", "device_to_host")]
+        return sum(ways) if all(ways) else 0.0
+    if what.startswith("device copy"):
+        return 2 * cell("device_local_copy", 0, source)
+    both = "device_to_device_bidirectional_memcpy_write_ce"
+    case, row, column = {
+        "host host_to_device": ("host_to_device_memcpy_ce", 0, source),
+        "host device_to_host": ("device_to_host_memcpy_ce", 0, source),
+        "peer one_way": ("device_to_device_memcpy_write_ce", source, target),
+        # Three matrices one below the other: one way, the other, their sum.
+        "peer both_ways": (both, 2 * len(theirs.get(both, [[]])[0]) + source, target),
+    }[what]
+    return cell(case, row, column)
+
+
+def burn(seen: list[dict[str, Any]], reference: Path) -> None:
+    """Power under stress beside gpu-burn's, both instantaneous, the median of the settled part."""
+    print(
+        "| GPU | stress, W | gpu-burn -tc, W | ratio | SM clock, MHz | gpu-burn | °C | gpu-burn |\n|---|---:|---:|---:|---:|---:|---:|---:|"
+    )
+    ratios = []
+    found = {(item["name"], item["scope"]): item["value"] for item in seen if item["name"].startswith("stress.")}
+    for index, (watts, clock, temperature) in _burned(reference / "gpu_burn" / "smi.csv").items():
+        scope = f"gpu={index}"
+        if ("stress.power", scope) in found:
+            ours, at, heat = (found[(f"stress.{kind}", scope)] for kind in ("power", "clock", "temperature"))
+            ratios.append(ours / watts)
+            print(
+                f"| {index} | {ours:.1f} | {watts:.1f} | {ratios[-1]:.3f} "
+                f"| {at / 1e6:.0f} | {clock:.0f} | {heat:.0f} | {temperature:.0f} |"
+            )
+    report(ratios, "watts / gpu-burn")
+
+
+def _burned(path: Path) -> dict[str, tuple[float, float, float]]:
+    """GPU -> median W, MHz and °C of the last 60 % of the time under load, out of nvidia-smi's samples."""
+    samples: dict[str, list[list[float]]] = {}
+    with path.open() if path.exists() else open("/dev/null") as file:  # noqa: PTH123
+        for row in list(csv.reader(file, skipinitialspace=True))[1:]:
+            try:
+                watts, _, clock, temperature = (float(cell.split()[0]) for cell in row[2:6])
+            except (ValueError, IndexError):
+                continue  # the line that was being written when the sampler ended
+            samples.setdefault(row[1], []).append([watts, clock, temperature])
+    found = {}
+    for index, rows in sorted(samples.items()):
+        loaded = [row for row in rows if row[0] > 0.6 * max(row[0] for row in rows)]
+        watts, clock, temperature = (
+            statistics.median(column) for column in zip(*loaded[len(loaded) * 2 // 5 :], strict=True)
+        )
+        found[index] = (watts, clock, temperature)
+    return found
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,180 @@
+"""What a run left behind, in the form in which the judge asks for it."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet.judge.criteria import Criterion, Pack
+from schemas.catalogue import BENCHMARKS, DURATION, Expectation
+from schemas.plans import Plan, PlannedHost
+from schemas.records import MEASURED, Gpu, Launch, Observation, Record, Value
+from schemas.reports import INCONCLUSIVE, Verdict
+
+_PREFIXES = frozenset(
+    {output.name.split(".")[0] for entry in BENCHMARKS.values() for output in entry.outputs}
+    | {DURATION.name.split(".")[0]}
+)
+APART = ("numa", "world_size")
+"""Parameters that are no setting of a profile and yet make another figure of it: which memory, how many ranks."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Evidence:
+    """What one host of the plan left behind."""
+
+    records: tuple[Record, ...] = ()
+    """Its host record and its gang record, as far as they can be believed."""
+    problem: str = ""
+    """Why there is no host record, or what the control node saw go wrong."""
+
+    def observations(self) -> list[Observation]:
+        """All of them, in the order in which they were made."""
+        return [seen for record in self.records for seen in record.everything()]
+
+    def benchmarks(self) -> list[Observation]:
+        """What the benchmarks observed, without the snapshots."""
+        return [seen for record in self.records for seen in record.observations]
+
+    def gpus(self) -> tuple[Gpu, ...]:
+        """The GPUs that the host named, by index."""
+        found = {gpu.index: gpu for record in self.records for gpu in record.gpus}
+        return tuple(found[index] for index in sorted(found))
+
+    def launches(self) -> tuple[Launch, ...]:
+        """Every launch, whatever its outcome."""
+        return tuple(launch for record in self.records for launch in record.launches)
+
+    def software(self) -> dict[str, str]:
+        """Versions of what the ranks ran on."""
+        return {key: value for record in self.records for key, value in record.software.items()}
+
+
+class Index:
+    """Observations by what an expectation asks for, so that looking one up does not read them all."""
+
+    def __init__(self, observations: Iterable[Observation]) -> None:
+        self._found: dict[tuple[str, str, str], list[Observation]] = defaultdict(list)
+        for seen in observations:
+            self._found[(seen.name, seen.stage, seen.scope)].append(seen)
+
+    def find(self, item: Expectation, scope: str) -> Observation | None:
+        """The observation that an expectation asks for in `scope`; the last one where a stage was run again."""
+        return find(self._found.get((item.name, item.stage, scope), ()), item, scope)
+
+
+class Planned:
+    """Which parameters of an observation are settings of the plan, and which only say how it went."""
+
+    def __init__(self, plan: Plan) -> None:
+        self._keys: dict[tuple[str, str], set[str]] = {}
+        for item in plan.expected:
+            self._keys.setdefault((item.stage, item.name), set()).update(item.params)
+
+    def params(self, seen: Observation | Verdict) -> dict[str, Value]:
+        """The settings that two figures must share to be the same figure."""
+        keys = self._keys.get((seen.stage, seen.name))
+        return {key: value for key, value in sorted(seen.params.items()) if keys is None or key in keys or key in APART}
+
+
+class HostView:
+    """The facts of one host that every step of the judgement asks for."""
+
+    def __init__(self, plan: Plan, host: PlannedHost, evidence: Evidence, packs: Sequence[Pack]) -> None:
+        self.plan = plan
+        self.host = host
+        self.evidence = evidence
+        everything = evidence.observations()
+        self.index = Index(everything)
+        self.observations: dict[str, list[Observation]] = defaultdict(list)
+        for seen in everything:
+            self.observations[seen.name].append(seen)
+        self.stages_seen = {seen.stage for seen in everything}
+        self.scopes_seen = {seen.scope for seen in everything if seen.status == MEASURED}
+        taken = [snapshot for record in evidence.records for snapshot in record.snapshots]
+        self.last_snapshot = (taken[-1].stage, taken[-1].phase) if taken else ("", "")
+        self.serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
+        self.names = {f"gpu={gpu.index}": gpu.name for gpu in evidence.gpus()}
+        self.packs, self.no_pack = packs_for(plan, host, evidence.gpus(), packs)
+        self.expected = plan.expected_of(host)
+
+    @property
+    def has_record(self) -> bool:
+        """The host's own record is there, not only its part in a gang."""
+        return any(not record.gang for record in self.evidence.records)
+
+    def serial(self, scope: str) -> str:
+        """Serial of the GPU that a scope begins with, or empty."""
+        return self.serials.get(scope.split(",")[0], "")
+
+    def unseen(self) -> list[str]:
+        """Scopes of planned GPUs of which nothing at all was measured."""
+        return [scope for scope in self.host.scopes if self.host.device == "gpu" and scope not in self.scopes_seen]
+
+    def criteria(self) -> dict[str, Criterion]:
+        """The criteria that judge this host by their ids; a pack that the operator named comes last and wins."""
+        return {item.id: item for pack in self.packs for item in pack.criteria}
+
+    def inconclusive(
+        self,
+        name: str,
+        scope: str,
+        reason: str,
+        stage: str = "",
+        params: Mapping[str, Value] | None = None,
+        criterion: Criterion | None = None,
+    ) -> Verdict:
+        """A verdict that could not be reached, and why."""
+        return Verdict(
+            host=self.host.name,
+            scope=scope,
+            serial=self.serial(scope),
+            name=name,
+            stage=stage,
+            params=params or {},
+            verdict=INCONCLUSIVE,
+            criterion=criterion.id if criterion else "plan",
+            reason=reason,
+            action="none",
+            source=criterion.source if criterion else "plan",
+        )
+
+
+def packs_for(plan: Plan, host: PlannedHost, gpus: Sequence[Gpu], packs: Sequence[Pack]) -> tuple[list[Pack], str]:
+    """The packs that judge `host`, and why none of them is for its GPU model (empty where one is)."""
+    named = [pack for pack in packs if pack.chosen]
+    packs = [pack for pack in packs if not pack.chosen]
+    if plan.rehearsal:
+        return [*(pack for pack in packs if pack.name == "rehearsal"), *named], ""
+    found = sorted({gpu.name for gpu in gpus})
+    if host.gpu_model:
+        model = [pack for pack in packs if pack.name == host.gpu_model]
+    else:
+        model = [pack for pack in packs if found and set(found) <= set(pack.gpu_names)]
+    common = [pack for pack in packs if pack.name == "common"]
+    if len(model) == 1:
+        return [*model, *named], ""
+    what = host.gpu_model or ", ".join(found) or "a GPU that nobody saw"
+    return [*common, *named], f"no criteria pack for {what}"
+
+
+def find(observations: Iterable[Observation], item: Expectation, scope: str) -> Observation | None:
+    """The observation that an expectation asks for in `scope`; the last one where a stage was run again.
+
+    Where it was made of local and of remote memory, one that is there does not make up for one that failed.
+    """
+    latest: dict[Value, Observation] = {}
+    for seen in observations:
+        if seen.stage == item.stage and seen.scope == scope and item.params.items() <= seen.params.items():
+            kind = seen.params.get("numa")
+            for other in [other for other in latest if kind is None or other is None]:
+                del latest[other]
+            latest[kind] = seen
+    lost = [seen for seen in latest.values() if seen.status != MEASURED]
+    return next(iter(lost or reversed(list(latest.values()))), None)
+
+
+def from_benchmark(name: str) -> bool:
+    """A benchmark makes it, so the plan says where it must be; else a collector does, and the criterion says so."""
+    return name.split(".")[0] in _PREFIXES

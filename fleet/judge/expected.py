@@ -1,0 +1,175 @@
+"""What should be there and is not, and what cannot be true of one host: the verdicts that need no criterion."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping
+
+from fleet.judge.evidence import Evidence, HostView
+from schemas.plans import Plan
+from schemas.records import MEASURED, Gpu, Value
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+
+
+def model(view: HostView) -> Iterator[Verdict]:
+    """Whether a pack is for the host's GPUs, and whether they are what the inventory says."""
+    if view.no_pack:
+        yield view.inconclusive(
+            "gpu.name", "host", f"{view.no_pack}: name one by rackproof_gpu_model, or write one (CONTRIBUTING.md)"
+        )
+    expected = next((pack for pack in view.packs if pack.name == view.host.gpu_model), None)
+    for scope in view.host.scopes if view.host.device == "gpu" else ():
+        if scope not in view.names and scope in view.scopes_seen:
+            yield view.inconclusive("gpu.name", scope, "the GPU does not tell its name")
+        elif scope in view.names and expected:
+            name = view.names[scope]
+            reason = f"found {name}, the inventory says {view.host.gpu_model}"
+            right = name in expected.gpu_names
+            yield _fact(view, "gpu.name", scope, "gpu-model", name, reason, right, "inventory: rackproof_gpu_model")
+
+
+def constancy(view: HostView) -> Iterator[Verdict]:
+    """A part that was swapped, or a host that rebooted, in mid-run leaves figures that are not one part's."""
+    for name in ("gpu.serial", "gpu.uuid"):
+        for scope in view.host.scopes:
+            seen = [item for item in view.observations[name] if item.scope == scope and item.status == MEASURED]
+            values = list(dict.fromkeys(item.value for item in seen))
+            if len(values) > 1:
+                reason = f"changed during the run: {', then '.join(map(str, values))}"
+                yield _fact(
+                    view, name, scope, "identity-constant", values[-1], reason, False, "a serial names one part"
+                )
+    uptimes = [_number(item.value) for item in view.observations["host.uptime"] if item.status == MEASURED]
+    if any(later < earlier for earlier, later in itertools.pairwise(uptimes)):
+        yield view.inconclusive("host.uptime", "host", "the host rebooted during the run: its counters began anew")
+
+
+def _number(value: Value) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _fact(
+    view: HostView, name: str, scope: str, criterion: str, value: Value, reason: str, right: bool, source: str
+) -> Verdict:
+    return Verdict(
+        host=view.host.name,
+        scope=scope,
+        serial=view.serials.get(scope, ""),
+        name=name,
+        verdict=PASS if right else FAIL,
+        criterion=criterion,
+        value=value,
+        unit="1",
+        reason=reason,
+        action="none" if right else "inspect_hardware",
+        source=source,
+        basis="policy",
+    )
+
+
+def collectors(view: HostView) -> Iterator[Verdict]:
+    """A collector that failed in any snapshot took with it what would have been seen then."""
+    for name, items in view.observations.items():
+        for item in items if name.startswith("collector.") else ():
+            if item.status != MEASURED:
+                when = f"{item.params['phase']} {item.stage}"
+                yield view.inconclusive(name, item.scope, f"{item.status} {when}: {item.reason}", item.stage)
+
+
+def planned(view: HostView) -> Iterator[Verdict]:
+    """Inconclusive for every observation that the plan expects and that was not measured."""
+    for stage in view.plan.stages:
+        wanted = [item for item in view.expected if item.stage == stage.name]
+        why = _stage_problem(view, stage.name)
+        missing = []
+        for item in wanted:
+            for scope in view.plan.scopes_of(view.host, item):
+                found = view.index.find(item, scope)
+                if found is None:
+                    missing.append(view.inconclusive(item.name, scope, f"not observed; {why}", stage.name, item.params))
+                elif found.status != MEASURED:
+                    yield view.inconclusive(
+                        item.name, scope, f"{found.status}: {found.reason}", stage.name, item.params
+                    )
+        if missing and stage.name not in view.stages_seen:
+            yield view.inconclusive(f"stage.{stage.name}", "host", f"nothing was observed; {why}", stage.name)
+            continue
+        yield from missing
+        last = [launch for launch in view.evidence.launches() if launch.stage == stage.name][-1:]
+        if wanted and last and last[0].outcome != "finished":
+            yield view.inconclusive(f"stage.{stage.name}", "host", f"{last[0].outcome}: {last[0].reason}", stage.name)
+
+
+def _stage_problem(view: HostView, stage: str) -> str:
+    launches = [launch for launch in view.evidence.launches() if launch.stage == stage]
+    if not launches:
+        return "the stage did not start on this host"
+    reasons = [launch.reason for launch in launches if launch.outcome != "finished"]
+    return reasons[-1] if reasons else "the launch finished without it"
+
+
+def unseen(view: HostView) -> Iterator[Verdict]:
+    """Every planned GPU of which nothing was measured."""
+    for scope in view.unseen():
+        yield view.inconclusive("gpu", scope, "nothing was observed of this GPU")
+
+
+def duplicates(evidence: Mapping[str, Evidence]) -> list[Verdict]:
+    """The same serial or UUID seen twice: each place fails, and names the other."""
+    places: dict[tuple[str, str], list[tuple[str, Gpu]]] = defaultdict(list)
+    for host, left in evidence.items():
+        for gpu in left.gpus():
+            for kind, identity in (("gpu.serial", gpu.serial), ("gpu.uuid", gpu.uuid)):
+                if identity:
+                    places[(kind, identity)].append((host, gpu))
+    return [
+        _duplicate(host, gpu, kind, identity, [place for place in found if place != (host, gpu)])
+        for (kind, identity), found in places.items()
+        if len(found) > 1
+        for host, gpu in found
+    ]
+
+
+def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: list[tuple[str, Gpu]]) -> Verdict:
+    return Verdict(
+        host=host,
+        scope=f"gpu={gpu.index}",
+        serial=gpu.serial,
+        name=kind,
+        verdict=FAIL,
+        criterion="identity-unique",
+        value=identity,
+        reason=f"{identity} is also {' and '.join(f'{other} gpu={its.index}' for other, its in others)}",
+        action="inspect_hardware",
+        source="a serial or UUID names one part",
+        basis="policy",
+    )
+
+
+def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
+    """Hosts of one gang that were each measured, but not with each other. A host that was not at all is told elsewhere."""
+    members = {
+        host: launch.members
+        for host, left in evidence.items()
+        for launch in left.launches()
+        if launch.stage == "gang" and launch.outcome == "finished"
+    }
+    found = []
+    for gang, hosts in plan.gangs().items():
+        for host in hosts:
+            apart = [other for other in hosts if other in members and host in members and other not in members[host]]
+            if apart:
+                found.append(
+                    Verdict(
+                        host=host,
+                        scope=f"gang={gang}",
+                        name="stage.gang",
+                        stage="gang",
+                        verdict=INCONCLUSIVE,
+                        criterion="plan",
+                        reason=f"launched with {', '.join(members[host])}, and not with {', '.join(apart)}",
+                        source="plan",
+                    )
+                )
+    return found

@@ -1,0 +1,182 @@
+"""What was seen, held against the criteria that speak of it."""
+
+from __future__ import annotations
+
+import itertools
+import operator
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+
+from fleet.judge import outliers
+from fleet.judge.criteria import Criterion
+from fleet.judge.evidence import HostView, from_benchmark
+from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
+from schemas.reports import FAIL, PASS, Verdict
+
+_HOLDS: Mapping[str, Callable[[float, float], bool]] = {
+    "eq": operator.eq,
+    "ge": operator.ge,
+    "le": operator.le,
+    "gt": operator.gt,
+    "lt": operator.lt,
+}
+_SIGN = {"eq": "=", "ge": "≥", "le": "≤", "gt": ">", "lt": "<"}
+
+
+def held(view: HostView, criterion: Criterion, fleet: outliers.Fleet) -> Iterator[Verdict]:
+    """Every verdict that one criterion gives on one host."""
+    if criterion.variable == "fabric_bytes_per_second" and not view.host.fabric_gbps:
+        return  # the inventory does not say what to expect; the report lists what went unjudged
+    benchmark = from_benchmark(criterion.name)
+    candidates = [seen for seen in _spoken_of(view, criterion) if _concerns(criterion, seen)]
+    groups: dict[tuple[str, ...], list[Observation]] = defaultdict(list)
+    for seen in candidates:
+        params = sorted(f"{key}={value}" for key, value in seen.params.items() if key != "phase")
+        groups[(seen.name, seen.scope, *params, seen.stage if benchmark else "")].append(seen)
+    for group in groups.values():
+        verdict = _on_series(view, criterion, group, fleet)
+        if verdict:
+            yield verdict
+    if not benchmark:
+        yield from _unobserved(view, criterion, {seen.scope for seen in candidates} | set(view.unseen()))
+
+
+def _spoken_of(view: HostView, criterion: Criterion) -> list[Observation]:
+    if "*" not in criterion.name:
+        return view.observations.get(criterion.name, [])
+    return [seen for name, items in view.observations.items() if criterion.speaks_of(name) for seen in items]
+
+
+def _on_series(
+    view: HostView, criterion: Criterion, group: Sequence[Observation], fleet: outliers.Fleet
+) -> Verdict | None:
+    """The verdict on one series of observations; None where another step of the judgement tells what is missing."""
+    benchmark = from_benchmark(criterion.name)
+    measured = [seen for seen in group if seen.status == MEASURED]
+    lost = [seen for seen in group if seen.status == ERROR]
+    found = _on_measured(view, criterion, measured, fleet) if measured else None
+    if found and lost and found.verdict == PASS and not benchmark and not criterion.best_of_run:
+        reason = f"{lost[-1].status} {lost[-1].params.get('phase', '')} {lost[-1].stage}: {lost[-1].reason}"
+        return view.inconclusive(lost[-1].name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
+    if found or benchmark or (criterion.optional and group[-1].status == UNSUPPORTED):
+        return found
+    last = group[-1]
+    return view.inconclusive(last.name, last.scope, f"{last.status}: {last.reason}", last.stage, criterion=criterion)
+
+
+def _unobserved(view: HostView, criterion: Criterion, seen: set[str]) -> Iterator[Verdict]:
+    """A criterion on what every host or GPU must show, where nothing was read at all."""
+    if criterion.scope in ("host", "") and not seen:
+        yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
+    if criterion.scope in ("gpu", "reason", "link") and view.host.device == "gpu":
+        below = {scope.split(",")[0] for scope in seen}
+        for scope in view.host.scopes:
+            if scope not in below:
+                yield view.inconclusive(criterion.name, scope, "not observed", criterion=criterion)
+
+
+def _on_measured(view: HostView, criterion: Criterion, seen: Sequence[Observation], fleet: outliers.Fleet) -> Verdict:
+    """The verdict on what was measured: the worst of it, the best, or the change over the run."""
+    limit, detail, value = _limit(view, criterion), "", seen[-1].value
+    if criterion.fleet_fraction is not None:
+        crowd = fleet.crowd(view, seen[-1])
+        if not crowd.enough:
+            last, reason = seen[-1], outliers.too_few(crowd)
+            verdict = view.inconclusive(last.name, last.scope, reason, last.stage, last.params, criterion)
+            return replace(verdict, value=last.value, unit=criterion.unit)
+        limit = criterion.fleet_fraction * crowd.median
+        detail = outliers.explained(criterion, crowd, f"{_short(crowd.median)}{_unit(criterion)}")
+    if criterion.delta:
+        if len(seen) < 2 or (seen[-1].stage, seen[-1].params.get("phase")) != view.last_snapshot:
+            reason = "not read both before and after the run: no change can be told"
+            return view.inconclusive(seen[-1].name, seen[-1].scope, reason, seen[-1].stage, criterion=criterion)
+        chosen, value = _change(seen)
+    else:
+        chosen = _chosen(criterion, seen, limit)
+        value = chosen.value
+    return _verdict(view, criterion, chosen, value, limit, detail)
+
+
+def _change(seen: Sequence[Observation]) -> tuple[Observation, float]:
+    """Where most of the change came, and the whole of it."""
+    steps = [(_number(later.value) - _number(earlier.value), later) for earlier, later in itertools.pairwise(seen)]
+    return max(steps, key=lambda step: step[0])[1], _number(seen[-1].value) - _number(seen[0].value)
+
+
+def _chosen(criterion: Criterion, seen: Sequence[Observation], limit: Value) -> Observation:
+    failing = [item for item in seen if not _holds(criterion.operator, item.value, limit)]
+    holding = [item for item in seen if item not in failing]
+    return (holding or failing)[0] if criterion.best_of_run else (failing or holding)[-1]
+
+
+def _verdict(
+    view: HostView, criterion: Criterion, chosen: Observation, value: Value, limit: Value, detail: str
+) -> Verdict:
+    passed = _holds(criterion.operator, value, limit)
+    told = sentence(criterion, value, limit)
+    return Verdict(
+        host=view.host.name,
+        scope=chosen.scope,
+        serial=view.serial(chosen.scope),
+        name=chosen.name,
+        stage=chosen.stage,
+        params=chosen.params,
+        verdict=PASS if passed else FAIL,
+        criterion=criterion.id,
+        value=value,
+        limit=limit,
+        operator=criterion.operator,
+        unit=criterion.unit,
+        reason=f"{told} ({detail})" if detail else told,
+        detail=detail,
+        action="none" if passed else criterion.action,
+        source=criterion.source,
+        basis=criterion.basis,
+    )
+
+
+def _limit(view: HostView, criterion: Criterion) -> Value:
+    if criterion.expected is not None:
+        return criterion.expected * criterion.fraction
+    if criterion.variable == "gpu_count":
+        return len(view.host.devices)
+    if criterion.variable == "fabric_bytes_per_second":
+        return view.host.fabric_gbps * 1e9 / 8 * len(view.host.devices) * criterion.fraction
+    return criterion.value
+
+
+def sentence(criterion: Criterion, value: Value, limit: Value) -> str:
+    """`found 5, wanted = 8`, numbers rounded to four digits and with their unit."""
+    unit = _unit(criterion)
+    change = "changed by" if criterion.delta else "found"
+    return f"{change} {_short(value)}{unit}, wanted {_SIGN[criterion.operator]} {_short(limit)}{unit}"
+
+
+def _unit(criterion: Criterion) -> str:
+    return "" if criterion.unit == "1" else f" {criterion.unit}"
+
+
+def _short(value: Value) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
+
+
+def _concerns(criterion: Criterion, seen: Observation) -> bool:
+    kind = seen.scope.rsplit(",", 1)[-1].split("=")[0]
+    if criterion.scope and criterion.scope != kind:
+        return False
+    if criterion.stage and criterion.stage != seen.stage:
+        return False
+    labels = dict(part.split("=", 1) for part in seen.scope.split(",") if "=" in part)
+    return all(seen.params.get(key, labels.get(key)) == value for key, value in criterion.where.items())
+
+
+def _number(value: Value) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _holds(how: str, value: Value, limit: Value) -> bool:
+    """Whether the comparison holds; a value of another kind than its limit never does."""
+    if isinstance(value, int | float) and isinstance(limit, int | float):
+        return isinstance(value, bool) == isinstance(limit, bool) and _HOLDS[how](value, limit)
+    return how == "eq" and value is not None and type(value) is type(limit) and value == limit

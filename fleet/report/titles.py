@@ -1,0 +1,32 @@
+"""What people call each benchmark, in the order in which a report tells of them."""
+
+from __future__ import annotations
+
+from schemas.catalogue import BENCHMARKS
+
+_TITLES = {
+    "gemm": "GEMM",
+    "memory": "GPU memory",
+    "host_copy": "Host copies",
+    "peer_copy": "Peer copies",
+    "integrity": "Memory integrity",
+    "stress": "Stress",
+    "digest": "Silent corruption",
+    "collective": "Collectives",
+    "training": "Training",
+    "fashion_mnist": "Fashion-MNIST",
+    "variants": "Training variants",
+    "checkpoint": "Checkpoint",
+    "model_parallel": "Model parallel",
+    "transformer": "Transformer",
+    "overlap": "Overlap",
+    "dataloader": "Data loading",
+}
+
+TITLES = _TITLES | {name: name.replace("_", " ").capitalize() for name in BENCHMARKS if name not in _TITLES}
+"""Benchmark -> its title; one that has none yet is called by its name."""
+
+
+def title(benchmark: str) -> str:
+    """The benchmark's title, or its own name where it is none of ours."""
+    return TITLES.get(benchmark, benchmark)

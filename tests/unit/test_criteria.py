@@ -1,0 +1,287 @@
+"""Packs as data, and the lint that holds them against physics and the catalogue."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fleet.errors import UsageError
+from fleet.judge.criteria import Criterion, Pack, read_pack, shipped_packs
+from fleet.judge.lint import lint
+from rackproof import main
+
+H200 = read_pack("h200-sxm")
+
+
+def criterion(**changes: Any) -> Criterion:
+    plain: dict[str, Any] = {
+        "id": "c", "name": "memory.bandwidth", "operator": "ge", "unit": "B/s", "action": "none", "source": "a test's own",
+        "scope": "gpu", "where": {"op": "copy"}, "value": 4.0e12, "origin": "mine",
+    }  # fmt: skip
+    return Criterion(**(plain | changes))
+
+
+def found(**changes: Any) -> list[str]:
+    """What the lint says of one criterion in a pack for the H200."""
+    pack = Pack(name="mine", gpu_names=(), criteria=(criterion(**changes),), datasheet=H200.datasheet)
+    return [str(item) for item in lint(pack)]
+
+
+@pytest.mark.parametrize("name", shipped_packs())
+def test_shipped_packs_are_clean(name: str) -> None:
+    assert lint(read_pack(name)) == []
+
+
+def test_every_gpu_name_leads_to_one_pack() -> None:
+    names = [name for pack in map(read_pack, shipped_packs()) for name in pack.gpu_names]
+    assert len(names) == len(set(names))
+    assert {"NVIDIA H200", "NVIDIA GB200", "NVIDIA B300 SXM6 AC", "NVIDIA A100-SXM4-40GB", "Tesla T4"} <= set(names)
+
+
+def test_a_right_limit_is_let_through() -> None:
+    assert found() == []
+    assert found(value=None, expected=4.276e12, fraction=0.97) == []
+
+
+def test_dcgms_h200_bandwidth_floor_is_caught() -> None:
+    """2 333 MB/s where its own comment says 3 110 GB/s x 0.75: NVIDIA/DCGM nvvs/diag-skus.yaml.in."""
+    (said,) = found(value=2.333e9)
+    assert (
+        "mine: c: 2.333e+09: absurdly low, 0.000486 of the peak, which looks like a figure a thousand times too" in said
+    )
+    assert "the datasheet of mine has 4.8e+12 B/s" in said
+    assert "not the unit of the observation; use B/s" in found(value=2333.0, unit="MB/s")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("gpu.pcie.generation", 3, "3: under the part's own generation; the datasheet of mine has 5"),
+        ("gpu.pcie.generation", 6, "over the part's own generation"),
+        ("gpu.pcie.width", 8, "under the part's own width"),
+        ("gpu.nvlink.active_links", 12, "under the part's own links; the datasheet of mine has 18"),
+    ],
+)
+@pytest.mark.parametrize("operator", ["eq", "ge"])
+def test_links_under_the_parts_own(name: str, value: int, why: str, operator: str) -> None:
+    (said,) = found(name=name, value=value, operator=operator, unit="1", where={})
+    assert why in said
+
+
+def test_pcie_gen3_floor_on_a_gen5_part_is_caught() -> None:
+    """212 of the 226 entries of NVIDIA/DCGM nvvs/diag-skus.yaml.in accept Gen3."""
+    own = {item.id: item for item in H200.criteria}["pcie-generation"]
+    pack = replace(H200, criteria=(replace(own, value=3, operator="ge"),))
+    assert any(item.criterion == "pcie-generation" and item.value == 3 for item in lint(pack))
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        {"value": None, "expected": 4.276e12, "fraction": 0.60},
+        {"value": None, "fleet_fraction": 0.60},
+        {"value": None, "variable": "fabric_bytes_per_second", "fraction": 0.60},
+    ],
+)
+def test_a_floor_forty_percent_under_the_baseline_is_caught(limit: dict[str, Any]) -> None:
+    assert any("0.6: floor 40 % under the expectation; keep within 25 % of it" in said for said in found(**limit))
+
+
+def test_a_ceiling_far_over_the_expectation_and_a_turned_fraction() -> None:
+    latency = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}, "value": None, "operator": "le"}
+    assert "ceiling 40 % over the expectation" in found(**latency, fleet_fraction=1.4)[0]
+    assert "half of the healthy parts miss it" in found(**latency, fleet_fraction=0.95)[0]
+    assert "half of the healthy parts miss it" in found(value=None, fleet_fraction=1.05)[0]
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"value": 5.0e12}, "above the peak, 1.04 of it"),
+        ({"value": None, "expected": 5.0e12, "fraction": 0.9}, "above the peak, 0.938 of it"),
+        ({"value": 3.84e13}, "above the peak, 8 of it, which looks like bits taken for bytes"),
+        ({"value": 5.0e11}, "absurdly low, 0.104 of the peak, which looks like bytes taken for bits"),
+        ({"value": 4276.0}, "absurdly low, 8.91e-10 of the peak, which looks like a figure in giga-units"),
+        ({"value": 4.2e15}, "a thousand times too high"),
+        ({"name": "gemm.throughput", "unit": "FLOP/s", "where": {"dtype": "bf16"}, "value": 1.979e15}, "with sparsity"),
+        (
+            {"name": "gemm.throughput", "unit": "FLOP/s", "where": {"dtype": "fp8"}, "value": 7.0e14},
+            "0.354 of the peak",
+        ),
+        (
+            {"name": "stress.throughput", "unit": "FLOP/s", "where": {"dtype": "bf16"}, "value": 1.0e15},
+            "above the peak",
+        ),
+        ({"name": "stress.power", "unit": "W", "where": {}, "value": 710.0}, "above the peak"),
+        ({"name": "stress.power", "unit": "W", "where": {}, "value": 300.0}, "absurdly low"),
+        ({"name": "host_copy.bandwidth", "where": {"sharing": "alone"}, "value": 6.5e10}, "6.4e+10 B/s over PCIe"),
+        ({"name": "host_copy.bandwidth", "where": {"sharing": "alone"}, "value": 3.0e10}, "absurdly low"),
+        ({"name": "peer_copy.bandwidth", "scope": "peer", "where": {"direction": "one_way"}, "value": 4.6e11}, "above"),
+        ({"name": "peer_copy.bandwidth", "scope": "peer", "where": {"direction": "both_ways"}, "value": 4.4e11}, "low"),
+        ({"name": "collective.all_reduce.busbw", "scope": "", "where": {}, "value": 4.8e11}, "above the peak"),
+        (
+            {"name": "collective.all_reduce.busbw", "scope": "", "where": {}, "value": 3.67e8},
+            "a thousand times too low",
+        ),
+    ],
+)
+def test_floors_that_physics_or_units_refute(changes: dict[str, Any], why: str) -> None:
+    (said,) = found(**changes)
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"name": "host_copy.bandwidth", "where": {"direction": "both_ways", "sharing": "alone"}, "value": 1.0e11},
+        {"name": "host_copy.bandwidth", "where": {"sharing": "all_gpus"}, "value": 2.0e10},
+        {"name": "peer_copy.bandwidth", "scope": "peer", "where": {"direction": "both_ways"}, "value": 7.84e11},
+        {"name": "collective.all_reduce.busbw", "scope": "host", "where": {"nvls": True}, "value": 4.73e11},
+        {"name": "gemm.throughput", "unit": "FLOP/s", "where": {}, "value": None, "fleet_fraction": 0.9},
+    ],
+)
+def test_what_physics_allows(changes: dict[str, Any]) -> None:
+    assert found(**changes) == []
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"name": "memory.bandwith"}, "no observation is called memory.bandwith (did you mean memory.bandwidth?)"),
+        ({"name": "memory_copy.bandwidth"}, "no observation is called memory_copy.bandwidth"),
+        ({"name": "collective.*.bandwidth"}, "no observation is called collective.*.bandwidth"),
+        ({"where": {"opp": "copy"}}, "no such parameter (did you mean op?)"),
+        ({"where": {"op": "cpoy"}}, "no such op (did you mean copy?)"),
+        ({"scope": "gang"}, "not a scope of the observation; use cpu or gpu"),
+        ({"name": "gpu.temperature", "unit": "Cel", "scope": "gpus", "where": {}}, "unknown kind of scope"),
+        ({"unit": "GB/s"}, "not the unit of the observation; use B/s"),
+        ({"value": "4e12"}, "text cannot be compared by ge"),
+        (
+            {"name": "gpu.ecc.enabled", "unit": "1", "where": {}, "value": True},
+            "true and false cannot be compared by ge",
+        ),
+        (
+            {"name": "gpu.power", "unit": "W", "where": {}, "value": "high", "operator": "eq"},
+            "a figure in W is a number",
+        ),
+        ({"value": True, "operator": "eq"}, "the observation is a number"),
+        (
+            {"name": "peer_copy.access", "unit": "1", "scope": "peer", "where": {}, "value": 1, "operator": "eq"},
+            "true or",
+        ),
+        (
+            {"name": "collective.transport", "unit": "1", "scope": "", "where": {}, "value": 1},
+            "the observation is a text",
+        ),
+    ],
+)
+def test_what_the_catalogue_does_not_know(changes: dict[str, Any], why: str) -> None:
+    (said,) = found(**changes)
+    assert why in said
+
+
+def test_a_model_says_what_it_does_not_know() -> None:
+    bare = Pack(name="e100", gpu_names=("NVIDIA E100",), criteria=(), unknown={"stress.powr": "nobody measured it"})
+    said = [str(item) for item in lint(bare)]
+    assert "e100: (pack): NVIDIA E100: a GPU model without a datasheet cannot be checked" in said[1]
+    assert "no observation is called stress.powr (did you mean stress.power?)" in said[0]
+    assert any("gemm.throughput: neither judged nor called unknown" in item for item in said)
+
+
+def test_a_star_stands_for_one_component() -> None:
+    every = criterion(name="collective.*.wrong_elements")
+    assert every.speaks_of("collective.all_reduce.wrong_elements")
+    assert not every.speaks_of("collective.all_reduce.busbw")
+    assert not every.speaks_of("collective.all_reduce.in_place.wrong_elements")
+    assert criterion().speaks_of("memory.bandwidth")
+    assert not criterion().speaks_of("memory.bandwidths")
+
+
+def test_correctness_is_judged_in_a_rehearsal_as_on_gpus() -> None:
+    right = {item.id for item in read_pack("correctness").criteria}
+    for name in ("rehearsal", "common", "h200-sxm", "t4"):
+        assert right <= {item.id for item in read_pack(name).criteria}
+    rates = [item for item in read_pack("rehearsal").criteria if item.unit not in ("1", "B")]
+    assert rates
+    assert all((item.operator, item.value) == ("gt", 0.0) for item in rates)
+
+
+def test_the_power_cap_is_not_judged() -> None:
+    judged = {item.where["reason"] for item in H200.criteria if item.name == "stress.throttled_share"}
+    assert judged == {"hw_thermal", "sw_thermal", "hw_power_brake"}
+
+
+def test_h200s_measured_floors() -> None:
+    floors = {item.id: (item.expected or math.nan) * item.fraction for item in H200.criteria}
+    assert floors["stress-bf16"] == pytest.approx(0.97 * 6.23e14)
+    assert floors["stress-power"] == pytest.approx(665)
+    assert floors["hbm-copy"] == pytest.approx(0.97 * 4.276e12)
+    assert floors["peer-copy"] == pytest.approx(0.97 * 3.94e11)
+    assert floors["send-recv-4-gpus"] == pytest.approx(0.95 * 3.66e11)
+
+
+def document(**changes: Any) -> dict[str, Any]:
+    item = {
+        "id": "c",
+        "name": "gemm.throughput",
+        "operator": "ge",
+        "unit": "FLOP/s",
+        "action": "none",
+        "source": "ours alone",
+    }
+    plain = {"schema": "rackproof.criteria/1", "summary": "a test", "criteria": [item | {"value": 1.0e14} | changes]}
+    return {key: value for key, value in plain.items() if value is not None}
+
+
+def written(path: Path, content: dict[str, Any]) -> str:
+    path.write_text(yaml.safe_dump(content))
+    return str(path)
+
+
+def test_a_pack_is_read_with_all_that_it_says(tmp_path: Path) -> None:
+    content = document() | {
+        "gpu_names": ["NVIDIA E100"],
+        "datasheet": {"power": {"value": 700, "source": "its datasheet"}},
+        "unknown": {"stress.throughput": "nobody measured it"},
+    }
+    content["criteria"][0].pop("value")
+    content["criteria"][0]["vs_fleet"] = {"fraction": 0.95}
+    pack = read_pack(written(tmp_path / "e100.yml", content))
+    assert pack.datasheet["power"]["value"] == 700
+    assert pack.unknown == {"stress.throughput": "nobody measured it"}
+    (only,) = pack.criteria
+    assert (only.fleet_fraction, only.value, only.origin) == (0.95, None, "e100")
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"vs_flet": {"fraction": 1}}, "unknown vs_flet (did you mean vs_fleet?)"),
+        ({"vs_fleet": {"fraction": 0.9}}, "criteria.0"),
+        ({"source": "?"}, "criteria.0.source"),
+        ({"name": "*.throughput"}, "criteria.0.name"),
+    ],
+)
+def test_the_schema_is_strict(tmp_path: Path, changes: dict[str, Any], message: str) -> None:
+    with pytest.raises(UsageError) as raised:
+        read_pack(written(tmp_path / "mine.yml", document(**changes)))
+    assert message in str(raised.value)
+
+
+def test_a_datasheet_figure_needs_a_source(tmp_path: Path) -> None:
+    content = document() | {"datasheet": {"power": {"value": 700}}}
+    with pytest.raises(UsageError, match=r"datasheet\.power: 'source' is a required property"):
+        read_pack(written(tmp_path / "mine.yml", content))
+
+
+def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["criteria", "lint"]) == 0
+    assert f"{len(shipped_packs())} packs with " in capsys.readouterr().out
+    assert main(["criteria", "lint", written(tmp_path / "mine.yml", document(name="gemm.thruput"))]) == 1
+    assert "mine: c: gemm.thruput: no observation is called gemm.thruput" in capsys.readouterr().out
+    assert main(["criteria", "lint", str(tmp_path / "none.yml")]) == 64

@@ -1,0 +1,173 @@
+"""Silent corruption: the part that computes otherwise than the majority is named by serial, and nobody else is."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.verdict import Evidence, judge
+from fleet.report.merge import merge
+from schemas.plans import Plan
+from schemas.records import ERROR, Metric, Observation
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+
+PACKS = read_packs([])
+GOOD, BAD, WORSE = "00c0ffee00c0ffee", "00c0ffee00c0ffef", "1111111111111111"
+WORKLOADS = ("gemm", "reduction", "training_step")
+
+
+def alone(*hosts: str, gpu_count: int) -> Plan:
+    """A plan without gangs, so that one host may be all there is."""
+    return builders.plan(*hosts, gpu_count=gpu_count, rackproof_gang="none")
+
+
+def told(plan: Plan, digests: dict[tuple[str, str], str], workload: str = "gemm") -> dict[str, Evidence]:
+    """Evidence of a healthy fleet in which some devices computed other digests of one workload."""
+    evidence = builders.evidence(plan)
+    for host in evidence:
+
+        def change(seen: Observation, host: str = host) -> Observation:
+            hit = seen.name == "digest.value" and seen.params["workload"] == workload
+            return replace(seen, value=digests.get((host, seen.scope), seen.value)) if hit else seen
+
+        evidence[host] = builders.with_observations(evidence[host], change)
+    return evidence
+
+
+def verdicts(plan: Plan, evidence: dict[str, Evidence]) -> list[Verdict]:
+    return [item for item in judge(plan, evidence, PACKS) if item.criterion == "digest-majority"]
+
+
+def findings(plan: Plan, evidence: dict[str, Evidence]) -> list[Verdict]:
+    return [item for item in verdicts(plan, evidence) if item.verdict != PASS]
+
+
+def test_gpus_that_agree_pass_each_for_each_workload() -> None:
+    plan = alone("h1", gpu_count=4)
+    found = verdicts(plan, builders.evidence(plan))
+    assert Counter(item.verdict for item in found) == {PASS: 4 * len(WORKLOADS)}
+    assert {item.reason for item in found} == {f"found {GOOD}, as on all 4 GPUs of its kind"}
+
+
+def test_the_one_gpu_that_differs_fails_by_serial_and_no_other() -> None:
+    plan = alone("h1", gpu_count=4)
+    [found] = findings(plan, told(plan, {("h1", "gpu=2"): BAD}))
+    assert (found.host, found.scope, found.serial, found.verdict, found.action) == ("h1", "gpu=2", "h1-2", FAIL, "rma")
+    assert (found.value, found.limit, found.params["workload"]) == (BAD, GOOD, "gemm")
+    assert f"3 of 4 GPUs of its model and software agree on {GOOD}" in found.reason
+    assert "the GPU of serial h1-2 does not" in found.reason
+    assert "the 3 other GPUs of its host agree with the majority" in found.reason
+    assert "Silent Data Corruptions" in found.source
+
+
+def test_fleet_of_hosts_with_one_gpu_each_is_compared_across_hosts() -> None:
+    plan = alone("h1", "h2", "h3", gpu_count=1)
+    [found] = findings(plan, told(plan, {("h2", "gpu=0"): BAD}))
+    assert (found.host, found.serial, found.verdict) == ("h2", "h2-0", FAIL)
+    assert "its host has no other GPU to compare with" in found.reason
+
+
+def test_host_of_which_several_gpus_differ_is_suspected_itself() -> None:
+    plan = alone("h1", "h2", "h3", gpu_count=2)
+    found = findings(plan, told(plan, {("h3", "gpu=0"): BAD, ("h3", "gpu=1"): WORSE}))
+    assert [(item.host, item.scope, item.verdict) for item in found] == [("h3", "gpu=0", FAIL), ("h3", "gpu=1", FAIL)]
+    assert all("1 of the 1 other GPUs of its host differ from the majority too" in item.reason for item in found)
+
+
+@pytest.mark.parametrize(
+    ("gpu_count", "digests"),
+    [
+        (2, {("h1", "gpu=1"): BAD}),
+        (4, {("h1", "gpu=2"): BAD, ("h1", "gpu=3"): BAD}),
+        (3, {("h1", "gpu=1"): BAD, ("h1", "gpu=2"): WORSE}),
+        (4, {("h1", "gpu=2"): BAD, ("h1", "gpu=3"): WORSE}),
+    ],
+    ids=["two that differ", "two against two", "three kinds", "half is no majority"],
+)
+def test_without_a_majority_every_one_is_inconclusive(gpu_count: int, digests: dict[Any, str]) -> None:
+    plan = alone("h1", gpu_count=gpu_count)
+    found = findings(plan, told(plan, digests))
+    assert [item.verdict for item in found] == [INCONCLUSIVE] * gpu_count
+    assert all("digests differ and no majority tells which is right" in item.reason for item in found)
+    assert {item.action for item in found} == {"none"}
+
+
+def with_software(left: Evidence, **software: str) -> Evidence:
+    return replace(left, records=tuple(replace(item, software={**item.software, **software}) for item in left.records))
+
+
+def with_driver(left: Evidence, version: str) -> Evidence:
+    taken = builders.snapshot(range(1), stage="benchmark", phase="after")
+    driver = Metric(name="driver.version", unit="1", values={"host": version})
+    return builders.with_snapshot(left, replace(taken, metrics=(*taken.metrics, driver)))
+
+
+@pytest.mark.parametrize("what", ["torch", "cuda", "cudnn", "nccl", "driver"])
+def test_different_software_is_not_compared(what: str) -> None:
+    """Three of one version and three of another, each with digests of its own: all agree with their like."""
+    plan = alone("a", "b", "c", "d", "e", "f", gpu_count=1)
+    evidence = told(plan, {(host, "gpu=0"): BAD for host in "def"})
+    assert {item.host for item in findings(plan, evidence)} == set("abcdef")
+    for host in "def":
+        other = (
+            with_driver(evidence[host], "600.1") if what == "driver" else with_software(evidence[host], **{what: "9"})
+        )
+        evidence[host] = other
+    assert findings(plan, evidence) == []
+    assert len(verdicts(plan, evidence)) == 6 * len(WORKLOADS)
+
+
+def test_different_models_are_not_compared() -> None:
+    plan = alone("h1", "h2", gpu_count=3)
+    evidence = told(plan, {("h2", f"gpu={index}"): BAD for index in range(3)})
+    other = (
+        replace(record, gpus=tuple(replace(gpu, name="NVIDIA H100 80GB HBM3") for gpu in record.gpus))
+        for record in evidence["h2"].records
+    )
+    evidence["h2"] = Evidence(records=tuple(other))
+    assert findings(plan, evidence) == []
+
+
+def test_digest_that_could_not_be_computed_counts_for_nobody() -> None:
+    plan = alone("h1", gpu_count=4)
+    evidence = told(plan, {("h1", "gpu=3"): BAD})
+
+    def spoil(seen: Observation) -> Observation:
+        hit = seen.name == "digest.value" and seen.scope == "gpu=0" and seen.params["workload"] == "gemm"
+        return replace(seen, status=ERROR, value=None, reason="CUDA error") if hit else seen
+
+    evidence["h1"] = builders.with_observations(evidence["h1"], spoil)
+    assert [(item.scope, item.verdict) for item in findings(plan, evidence)] == [("gpu=3", FAIL)]
+    assert "2 of 3 GPUs" in findings(plan, evidence)[0].reason
+
+
+def test_gpu_with_nothing_to_compare_with_is_told_as_not_judged() -> None:
+    plan = alone("h1", gpu_count=1)
+    evidence = builders.evidence(plan)
+    assert verdicts(plan, evidence) == []
+    report = merge(plan, evidence, PACKS)
+    assert "digest.value in stage benchmark" in report.unjudged
+    assert any(line.startswith("Digests of 1 of 1 GPUs: NOT JUDGED") for line in report.acceptance.summary)
+
+
+def test_lonely_gpu_of_a_fleet_that_is_judged_is_told_by_name() -> None:
+    plan = alone("h1", "h2", "h3", gpu_count=1)
+    evidence = builders.evidence(plan)
+    evidence["h3"] = with_software(evidence["h3"], torch="9")
+    report = merge(plan, evidence, PACKS)
+    assert "digest.value of h3 gpu=0 in stage benchmark" in report.unjudged
+    assert not any(item.startswith("digest.value of h1") for item in report.unjudged)
+    assert any(line.startswith("Digests of 1 of 3 GPUs: NOT JUDGED") for line in report.acceptance.summary)
+
+
+def test_report_of_a_fleet_in_which_all_are_compared_says_nothing_of_it() -> None:
+    plan = alone("h1", gpu_count=4)
+    report = merge(plan, builders.evidence(plan), PACKS)
+    assert not any("digest" in item for item in report.unjudged)
+    assert not any("Digests of" in line for line in report.acceptance.summary)
+    assert "Silent corruption: PASS" in report.acceptance.summary

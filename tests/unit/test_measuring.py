@@ -1,0 +1,307 @@
+"""How figures are taken: statistics, ranks that meet or are lost, memory patterns, digests, telemetry, NCCL's log."""
+
+from __future__ import annotations
+
+import threading
+import time
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.distributed as dist
+
+from agent.benchmarks import digest, integrity, nccl_log
+from agent.benchmarks.__main__ import _roll_call, _run_all
+from agent.benchmarks.context import Context
+from agent.statistics import interval, summarize
+from agent.telemetry import Telemetry
+from schemas.catalogue import settings
+from schemas.records import MEASURED, Observation
+
+
+def context(tmp_path: Path, store: dist.Store | None = None, rank: int = 0, ranks: int = 1, **over: Any) -> Context:
+    """One rank of a launch on one host, on the CPU."""
+    return Context(
+        rank=rank,
+        world_size=ranks,
+        local_rank=rank,
+        local_world_size=ranks,
+        device=torch.device("cpu"),
+        stage="benchmark",
+        kind="cpu",
+        devices=tuple(range(ranks)),
+        world_scope="host",
+        work=tmp_path,
+        **{"store": store or dist.HashStore(), "timeout_s": 2.0, **over},
+    )
+
+
+def values(context: Context, name: str) -> list[Any]:
+    return [seen.value for seen in context.observations if seen.name == name]
+
+
+def test_interval_is_that_of_the_order_statistics() -> None:
+    assert interval([1.0] * 5) is None
+    assert interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx((6 - 1) / 2 / 3.5)  # of six only the extremes do
+    hundred = [float(value) for value in range(1, 101)]
+    assert interval(hundred) == pytest.approx((61 - 40) / 2 / 50.5)  # ranks 40 and 61 (Conover, table A3)
+
+
+def test_interval_holds_the_true_median_in_95_of_100_cases() -> None:
+    torch.manual_seed(1)
+    covered = 0
+    for sample in torch.randn(2000, 30).exp():  # skewed, as times are; the median is 1
+        found = summarize(sample.tolist())
+        ordered = sorted(sample.tolist())
+        covered += ordered[9] <= 1.0 <= ordered[20]
+        assert found.precision == pytest.approx((ordered[20] - ordered[9]) / 2 / found.p50)
+    assert 0.93 <= covered / 2000 <= 0.98
+
+
+def test_sampling_stops_when_the_median_is_sure_or_the_time_is_spent(tmp_path: Path) -> None:
+    steady = context(tmp_path).sample(lambda: time.sleep(0.002), precision=10, seconds=10)
+    assert (steady.stopped, len(steady.seconds)) == ("precision", 6)
+    waits = iter([0.001, 0.004] * 1000)
+    wild = context(tmp_path).sample(lambda: time.sleep(next(waits)), precision=0.0001, seconds=0.1)
+    assert wild.stopped == "time"
+    assert sum(wild.seconds) >= 0.1
+
+
+def test_ranks_meet_and_one_that_does_not_come_is_lost_once(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    came, late = (context(tmp_path, store, rank, 2, timeout_s=0.3) for rank in range(2))
+    for rank in (came, late):
+        rank.begin("stress")
+    together = threading.Thread(target=late.meet)
+    together.start()
+    came.meet()
+    together.join()
+    assert not came.lost
+    began = time.monotonic()
+    came.meet()
+    came.meet()
+    assert time.monotonic() - began < 0.6  # waited for once, not twice
+    assert came.lost == {1: "did not come to stress  in 0.3 s"}
+
+
+def test_a_rank_that_left_a_benchmark_is_not_waited_for_and_meets_again_in_the_next(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    here, broken = (context(tmp_path, store, rank, 2, timeout_s=60) for rank in range(2))
+    for rank in (here, broken):
+        rank.begin("memory")
+    broken.leave()
+    here.meet("turn")
+    for rank in (here, broken):
+        rank.begin("stress")
+    together = threading.Thread(target=broken.meet)
+    together.start()
+    here.meet()
+    together.join()
+    assert not here.lost
+
+
+def test_roll_call_names_who_cannot_take_part_and_why(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    store.set("roll/1", "the device was lost: AcceleratorError: uncorrectable ECC error")
+    rank = context(tmp_path, store, 0, 3, timeout_s=0.2)
+    said = _roll_call(rank, "")
+    assert "rank 1 cannot take part: the device was lost: AcceleratorError: uncorrectable ECC error" in said
+    assert "rank 2 cannot take part: did not come within 0.2 s" in said
+    assert "rank 0" not in said
+
+
+def test_a_lost_device_costs_its_own_figures_and_those_of_the_group_with_the_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def gone(*_: Any, **__: Any) -> None:
+        raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
+
+    monkeypatch.setattr("agent.benchmarks.gemm.product", gone)
+    monkeypatch.setattr("agent.benchmarks.memory.run", gone)
+    monkeypatch.setattr("agent.benchmarks.__main__._device_lost", lambda _: "the device was lost: ECC")
+    rank = context(tmp_path)
+    sizes = {"integrity": {"most_bytes": 4096}, "collective": {"ops": ["all_reduce"], "sizes_bytes": [8]}}
+    _run_all(rank, {"gemm": {"dtypes": ["fp32"]}, "memory": {"ops": ["copy"]}, **sizes})
+    said = {(seen.name, seen.status): seen.reason for seen in rank.observations if seen.status != MEASURED}
+    assert "uncorrectable ECC" in said[("gemm.throughput", "error")]
+    assert "uncorrectable ECC" in said[("memory.bandwidth", "error")]
+    assert said[("integrity.wrong_words", "error")] == "the device was lost: ECC"
+    assert "rank 0 cannot take part: the device was lost: ECC" in said[("collective.all_reduce.busbw", "skipped")]
+
+
+PATTERNS = settings("integrity", {})["patterns"]
+
+
+def test_there_are_ten_memory_patterns_and_no_two_are_alike() -> None:
+    written = set()
+    for pattern in PATTERNS:
+        words = torch.empty(1000, dtype=torch.int64)
+        integrity.fill(words, pattern, 12345)
+        written.add(tuple(words.tolist()))
+    assert len(written) == len(PATTERNS) >= 10
+
+
+def test_walking_bits_and_addresses_go_on_from_part_to_part() -> None:
+    for pattern in ("walking_ones", "inverse_address"):
+        whole, half = torch.empty(300, dtype=torch.int64), torch.empty(150, dtype=torch.int64)
+        integrity.fill(whole, pattern, 7)
+        integrity.fill(half, pattern, 7 + 150)
+        assert torch.equal(whole[150:], half)
+    words = torch.empty(64, dtype=torch.int64)
+    integrity.fill(words, "walking_ones", 0)
+    assert sorted(bin(int(word) & (1 << 64) - 1).count("1") for word in words) == [1] * 64
+
+
+@pytest.mark.parametrize("pattern", PATTERNS)
+def test_one_flipped_bit_is_found_with_its_address_and_both_values(
+    pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell that forgets: the bit flips after the pattern was written, before it is read."""
+    read = integrity._each
+
+    def forgetful(chunk: torch.Tensor, part: torch.Tensor, pattern: str, *, write: bool) -> Any:
+        done = read(chunk, part, pattern, write=write)
+        if write:
+            chunk[333] ^= 1 << 17
+        return done
+
+    monkeypatch.setattr(integrity, "_each", forgetful)
+    rank = context(tmp_path)
+    integrity.run(rank, settings("integrity", {"most_bytes": 8192, "patterns": [pattern]}))
+    assert values(rank, "integrity.wrong_words") == [1]
+    (where,) = values(rank, "integrity.first_error")
+    address, _, words = str(where).removeprefix("address ").partition(": ")
+    expected, found = (int(word.split()[-1], 16) for word in words.split(", "))
+    assert int(address, 16) % 8 == 0
+    assert expected ^ found == 1 << 17
+
+
+def test_sound_memory_has_no_wrong_word_and_no_first_error(tmp_path: Path) -> None:
+    rank = context(tmp_path)
+    integrity.run(rank, settings("integrity", {"most_bytes": 8192}))
+    assert values(rank, "integrity.wrong_words") == [0] * len(PATTERNS)
+    assert not values(rank, "integrity.first_error")
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+def test_every_single_flipped_bit_changes_the_digest(dtype: torch.dtype) -> None:
+    torch.manual_seed(3)
+    result = torch.randn(8, 8).to(dtype)
+    factors = digest.weights(result)
+    right, seen = int(digest.digest(result, factors)), set()
+    words = result.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[result.element_size()]).view(-1)
+    for place in range(words.numel()):
+        for bit in range(words.element_size() * 8 - 1):
+            words[place] ^= 1 << bit
+            seen.add(int(digest.digest(result, factors)))
+            words[place] ^= 1 << bit
+    assert right not in seen
+
+
+def test_a_computation_that_errs_once_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    calls = iter(range(10_000))
+
+    def sometimes(size: int, device: torch.device) -> Any:
+        right = torch.ones(size, size)
+        wrong = right.clone()
+        wrong[3, 4] = 1.0000001
+        return lambda: wrong if next(calls) == 4 else right
+
+    monkeypatch.setitem(digest.WORKLOADS, "gemm", sometimes)
+    rank = context(tmp_path)
+    digest.run(rank, {"size": 16, "seconds": 0.01, "workloads": ["gemm"]})
+    assert values(rank, "digest.mismatches") == [1]
+
+
+class Pulse:
+    """A GPU that draws 700 W at its power limit."""
+
+    def __init__(self, devices: Any) -> None:
+        self._devices = devices
+
+    def read(self) -> dict[int, tuple[float, float, float, int]]:
+        return {index: (690.0 + index, 1.5e9, 60.0, 0x4) for index in self._devices}
+
+
+def test_telemetry_gives_what_the_catalogue_wants_of_the_time_that_was_asked_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("agent.telemetry.Pulse", Pulse)
+    telemetry = Telemetry([2, 3])
+    begin = time.monotonic()
+    time.sleep(0.5)
+    telemetry.stop()
+    rate = Observation(
+        name="stress.throughput",
+        scope="gpu=3",
+        stage="benchmark",
+        unit="FLOP/s",
+        status=MEASURED,
+        value=6.93e14,
+        params={"dtype": "bf16", "size": 8192},
+    )
+    window = {
+        "benchmark": "stress",
+        "scope": "gpu=3",
+        "begin": begin,
+        "end": begin + 0.5,
+        "params": {"dtype": "bf16"},
+    }
+    found = telemetry.observations([window], [rate], "benchmark")
+    by_name = {(seen.name, seen.params.get("reason")): seen for seen in found}
+    assert by_name[("stress.power", None)].value == 693.0
+    assert by_name[("stress.efficiency", None)].value == pytest.approx(1e12)
+    assert by_name[("stress.throttled_share", "power_cap")].value == 1.0
+    assert by_name[("stress.throttled_share", "hw_thermal")].value == 0.0
+    assert float(str(by_name[("stress.clock", None)].params["samples_per_second"])) >= 10
+    assert {seen.scope for seen in found} == {"gpu=3"}
+
+
+def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    def dead(_: Any) -> None:
+        raise OSError("NVML: GPU is lost")
+
+    monkeypatch.setattr("agent.telemetry.Pulse", dead)
+    telemetry = Telemetry([0])
+    telemetry.join()
+    window = {"benchmark": "stress", "scope": "gpu=0", "begin": 0.0, "end": 9e9, "params": {"dtype": "bf16"}}
+    found = telemetry.observations([window], [], "benchmark")
+    assert found
+    assert {(seen.status, seen.reason) for seen in found} == {("error", "OSError: NVML: GPU is lost")}
+
+
+NCCL_2_28 = """\
+vm:1659:1659 [0] NCCL INFO NET/IB : No device found.
+vm:1659:1678 [0] NCCL INFO Channel 00/0 : 0[0] -> 1[1] via P2P/CUMEM
+vm:1659:1678 [0] NCCL INFO 24 coll channels, 24 collnet channels, 0 nvls channels, 32 p2p channels, 32 p2p channels per peer
+vm:1659:1659 [0] NCCL INFO AllReduce: 8 Bytes -> Algo RING proto LL channel{Lo..Hi}={0..0}
+"""
+NCCL_2_20 = """\
+h1:9:12 [0] NCCL INFO Channel 07/0 : 3[3] -> 8[0] [send] via NET/IB/3(8)/GDRDMA
+h1:9:12 [0] NCCL INFO Channel 01/0 : 1[1] -> 2[2] via P2P/IPC/read
+h1:9:12 [0] NCCL INFO 16 coll channels, 0 collnet channels, 16 nvls channels, 16 p2p channels, 16 p2p channels per peer
+h1:9:9 [0] NCCL INFO AllReduce: 8589934592 Bytes -> Algo 4 proto 2 time 36000.1
+"""
+
+
+def test_log_of_nccl_tells_transport_channels_and_choice() -> None:
+    assert nccl_log.transport(NCCL_2_28) == "P2P/CUMEM"
+    assert nccl_log.channels(NCCL_2_28) == (24, 0)
+    assert nccl_log.choice(NCCL_2_28) == {"algorithm": "RING", "protocol": "LL"}
+    assert nccl_log.transport(NCCL_2_20) == "NET/IB/GDRDMA+P2P/IPC/read"
+    assert nccl_log.channels(NCCL_2_20) == (16, 16)
+    assert nccl_log.choice(NCCL_2_20) == {"algorithm": "NVLS", "protocol": "SIMPLE"}
+
+
+def test_log_that_tells_nothing_is_not_a_transport() -> None:
+    assert nccl_log.transport("NCCL INFO something new") == ""
+    assert nccl_log.channels("NCCL INFO something new") is None
+    assert nccl_log.choice("NCCL INFO something new") == {}
+
+
+def test_store_waits_no_longer_than_it_is_told(tmp_path: Path) -> None:
+    """What the roll call relies on: torch's store gives up with one of these errors."""
+    with pytest.raises((RuntimeError, ValueError)):
+        dist.HashStore().wait(["nobody"], timedelta(seconds=0.1))

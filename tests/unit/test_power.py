@@ -1,0 +1,254 @@
+"""Detection power: what is told of noise and floors is what the numbers say, and too few runs are refused."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import statistics
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import NormalDist
+
+import pytest
+
+from fleet import cli
+from fleet.errors import UsageError
+from fleet.judge.criteria import Criterion, Pack, read_packs
+from fleet.judge.power import Gate, Power, Run, power, robust_sigma
+from fleet.report.render.power import render_power
+from schemas import documents
+from schemas.plans import Plan
+from schemas.records import Observation, Samples, to_json
+from tests import builders
+
+PACKS = read_packs([])
+FLOOR = 7.0e14
+GATE = Pack(
+    name="mine",
+    gpu_names=(),
+    chosen=True,
+    criteria=(
+        Criterion(
+            id="floor",
+            name="gemm.throughput",
+            operator="ge",
+            unit="FLOP/s",
+            action="rma",
+            source="a test's own",
+            scope="gpu",
+            where={"dtype": "bf16"},
+            value=FLOOR,
+        ),
+    ),
+)
+
+Rate = Callable[[int, str, str], float]
+"""Run, host and scope -> FLOP/s."""
+
+
+def runs(rate: Rate, count: int = 3, hosts: Sequence[str] = ("h1",), gpu_count: int = 4) -> list[Run]:
+    """Runs of a healthy fleet with these rates of bf16."""
+    made = []
+    for number in range(count):
+        plan = builders.plan(*hosts, gpu_count=gpu_count, profile="smoke", rackproof_gang="none")
+        plan = replace(plan, run_id=f"r{number}", nonce=f"{number:032x}")
+        evidence = builders.evidence(plan)
+        for host in evidence:
+            evidence[host] = builders.with_observations(evidence[host], changed(rate, number, host))
+        made.append((plan, evidence))
+    return made
+
+
+def changed(rate: Rate, number: int, host: str) -> Callable[[Observation], Observation]:
+    def change(seen: Observation) -> Observation:
+        hit = seen.name == "gemm.throughput" and seen.params["dtype"] == "bf16"
+        return replace(seen, value=rate(number, host, seen.scope)) if hit else seen
+
+    return change
+
+
+def gate_of(found: Power, criterion: str = "floor") -> Gate:
+    return next(item for item in found.gates if item.criterion == criterion)
+
+
+def test_parts_that_repeat_exactly_have_no_noise_and_every_slowdown_down_to_the_floor_is_hidden() -> None:
+    gate = gate_of(power(runs(lambda number, host, scope: 8e14), [*PACKS, GATE]))
+    assert (gate.n, gate.parts, gate.mean, gate.sigma, gate.limit) == (12, 4, 8e14, 0.0, FLOOR)
+    assert gate.false_alarm == 0.0
+    assert gate.finds == pytest.approx(1 / 8)
+    assert gate.could_find == 0.0
+
+
+def test_noise_from_run_to_run_is_told_with_what_it_costs() -> None:
+    """Runs at 790, 800 and 810: the median absolute deviation is 10, of three values, times 1.4826 x 1.495."""
+    found = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, GATE])
+    gate, sigma = gate_of(found), 1e13 * 1.4826 * 1.495
+    assert (gate.run_sigma, gate.part_sigma) == (pytest.approx(sigma), 0.0)
+    assert gate.false_alarm == pytest.approx(NormalDist(8e14, sigma).cdf(FLOOR))
+    assert gate.finds == pytest.approx(1 - (FLOOR - 2.3263 * sigma) / 8e14, rel=1e-4)
+    assert gate.could_find == pytest.approx((3.0902 + 2.3263) * sigma / 8e14, rel=1e-4)
+
+
+def test_a_slowdown_that_is_told_to_be_found_is_found_99_times_of_100() -> None:
+    gate = gate_of(power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, GATE]))
+    assert gate.finds is not None
+    assert NormalDist(gate.mean * (1 - gate.finds), gate.sigma).cdf(gate.limit) == pytest.approx(0.99)
+    best = gate.mean - NormalDist().inv_cdf(0.999) * gate.sigma
+    assert NormalDist(gate.mean * (1 - gate.could_find), gate.sigma).cdf(best) == pytest.approx(0.99)
+
+
+def test_spread_from_part_to_part_is_in_the_false_alarms() -> None:
+    """Each part repeats exactly, but the four are not alike."""
+    rates = {"gpu=0": 7.6e14, "gpu=1": 7.8e14, "gpu=2": 8.2e14, "gpu=3": 8.4e14}
+    gate = gate_of(power(runs(lambda number, host, scope: rates[scope]), [*PACKS, GATE]))
+    assert gate.run_sigma == 0.0
+    assert gate.part_sigma == pytest.approx(3e13 * 1.4826 * 1.363)
+    assert gate.sigma == gate.part_sigma
+    assert 0.01 < gate.false_alarm < 0.1
+
+
+def test_floor_above_the_parts_fails_all_of_them() -> None:
+    gate = gate_of(power(runs(lambda number, host, scope: 6e14), [*PACKS, GATE]))
+    assert (gate.false_alarm, gate.finds) == (1.0, 0.0)
+
+
+def test_floor_under_the_noise_finds_nothing() -> None:
+    noisy = runs(lambda number, host, scope: (2e14, 8e14, 14e14)[number])
+    low = replace(GATE, criteria=(replace(GATE.criteria[0], value=1e14),))
+    gate = gate_of(power(noisy, [*PACKS, low]))
+    assert gate.finds is None
+    assert "nothing" in render_power(power(noisy, [*PACKS, low]))
+
+
+@pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 20])
+def test_robust_sigma_is_right_on_the_average_and_one_wild_value_does_not_matter(count: int) -> None:
+    dice = random.Random(count)  # noqa: S311 - noise, no secret
+    samples = [[dice.gauss(100, 2) for _ in range(count)] for _ in range(4000)]
+    assert statistics.fmean(map(robust_sigma, samples)) == pytest.approx(2.0, rel=0.06)
+    if count >= 8:
+        assert robust_sigma([*samples[0][1:], 1e9]) < 10
+
+
+def test_median_of_the_samples_is_what_repeats_or_does_not() -> None:
+    made = runs(lambda number, host, scope: 8e14)
+    for number, (_, evidence) in enumerate(made):
+
+        def change(seen: Observation, number: int = number) -> Observation:
+            p50 = (9e11, 1e12, 1.1e12)[number]
+            samples = Samples(n=9, min=p50, p50=p50, max=p50, cv=0.0)
+            hit = seen.name == "memory.bandwidth" and seen.scope == "gpu=1"
+            return replace(seen, samples=samples, value=p50) if hit else seen
+
+        evidence["h1"] = builders.with_observations(evidence["h1"], change)
+    worst = power(made, PACKS).worst["HBM"]
+    assert (worst.worst, worst.where, worst.parts) == (pytest.approx(0.2), "h1 gpu=1 h1-1", 4)
+
+
+def test_groups_that_documents_quote() -> None:
+    found = power(runs(lambda number, host, scope: 8e14), PACKS)
+    assert {item.name for item in found.repeats if item.group == "sustained GEMM"} == {"stress.throughput"}
+    assert {item.name for item in found.repeats if item.group == "HBM"} == {"memory.bandwidth"}
+    copies = [item for item in found.repeats if item.group == "copies"]
+    assert {item.name for item in copies} == {"host_copy.bandwidth", "peer_copy.bandwidth"}
+    assert {item.params.get("sharing", "alone") for item in copies} == {"alone"}
+    large = [item for item in found.repeats if item.group.startswith("collectives")]
+    assert large
+    assert all(item.params["size_bytes"] >= 64 << 20 for item in large)  # type: ignore[operator]
+
+
+def test_what_a_gang_did_together_is_one_part() -> None:
+    made = []
+    for number in range(3):
+        plan = replace(builders.plan(profile="smoke", rackproof_fabric_gbps=400), nonce=f"{number:032x}")
+        made.append((plan, builders.evidence(plan)))
+    gang = [item for item in power(made, PACKS).repeats if item.stage == "gang" and item.name.endswith("busbw")]
+    assert {item.parts for item in gang} == {1}
+
+
+def test_replaced_part_is_another_part() -> None:
+    made = runs(lambda number, host, scope: 8e14)
+    plan, evidence = made[2]
+    swapped = tuple(
+        replace(record, gpus=(replace(record.gpus[0], serial="new"), *record.gpus[1:]))
+        for record in evidence["h1"].records
+    )
+    made[2] = (plan, {"h1": replace(evidence["h1"], records=swapped)})
+    assert gate_of(power(made, [*PACKS, GATE])).parts == 3
+
+
+def test_fewer_than_three_runs_are_refused() -> None:
+    with pytest.raises(UsageError, match="2 runs: noise cannot be told from fewer than 3 runs"):
+        power(runs(lambda number, host, scope: 8e14, count=2), PACKS)
+
+
+def test_same_run_twice_is_refused() -> None:
+    made = runs(lambda number, host, scope: 8e14)
+    with pytest.raises(UsageError, match="run r0 is given twice"):
+        power([made[0], made[0], made[1]], PACKS)
+
+
+def test_runs_of_other_hosts_are_refused() -> None:
+    made = runs(lambda number, host, scope: 8e14)
+    other = runs(lambda number, host, scope: 8e14, hosts=("h2",))
+    with pytest.raises(UsageError, match="runs r0 and r2 are not of the same hosts"):
+        power([*made[:2], other[2]], PACKS)
+
+
+def write(directory: Path, run: Run) -> Path:
+    plan: Plan = run[0]
+    documents.write(directory / "plan.json", to_json(plan))
+    for host, left in run[1].items():
+        documents.write(directory / "hosts" / f"{host}.json", to_json(left.records[0]))
+    return directory
+
+
+def call(*arguments: str | Path) -> int:
+    parser = argparse.ArgumentParser()
+    cli.add_verbs(parser.add_subparsers())
+    options = parser.parse_args(["power", *map(str, arguments)])
+    return int(options.call(options))
+
+
+@pytest.fixture
+def directories(tmp_path: Path) -> list[Path]:
+    dice = random.Random(1)  # noqa: S311 - noise, no secret
+    made = []
+    for number, (plan, evidence) in enumerate(runs(lambda number, host, scope: 8e14 + dice.gauss(0, 5e12))):
+        named = {
+            host: replace(
+                left,
+                records=tuple(replace(item, run_id=plan.run_id, nonce=plan.nonce) for item in left.records),
+            )
+            for host, left in evidence.items()
+        }
+        made.append(write(tmp_path / f"r{number}", (plan, named)))
+    return made
+
+
+def test_command_prints_tables_for_people(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*directories) == 0
+    told = capsys.readouterr().out
+    assert "3 runs: r0, r1, r2" in told
+    lines = [line for line in told.splitlines() if "gemm-bf16" in line]
+    assert len(lines) == 1
+    assert re.match(r"gemm.throughput +bf16", lines[0])
+    assert "TFLOP/s" in lines[0]
+    assert "A normal model is assumed" in told
+    assert "sustained GEMM" in told
+
+
+def test_command_prints_json(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*directories, "--json") == 0
+    told = json.loads(capsys.readouterr().out)
+    gate = next(item for item in told["gates"] if item["criterion"] == "gemm-bf16")
+    assert gate["n"] == 12
+    assert 0 < gate["could_find"] < gate["finds"] < 0.2
+    assert set(told["worst"]) == {"sustained GEMM", "copies", "HBM", "collectives of 64 MiB and more"}
+
+
+def test_command_exits_64_where_runs_are_too_few(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert call(*directories[:2]) == 64
+    assert "2 of at least 3 run directories" in capsys.readouterr().err
