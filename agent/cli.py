@@ -193,7 +193,7 @@ def _not_started(stage: str, members: list[str], deadline_s: float, reason: str)
     return Launch(
         stage=stage,
         outcome="failed",
-        reason=reason,
+        reason=reason[:4096],
         members=tuple(members),
         began=now(),
         duration_s=0.0,

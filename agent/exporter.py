@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
 from agent.snapshot import Reading, collect
-from collectors.base import Absent, Collector, Family, Labels
+from collectors.base import IDENTITY, Absent, Collector, Family, Labels
 
 PREFIX = "rackproof_"
 SUFFIX = {
@@ -72,7 +72,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
             yield _metric(family, numbers)
     kinds: dict[str, InfoMetricFamily] = {}
     for places, names in texts.items():
-        kind = PREFIX + (places[0][0] if places else "host")
+        kind = PREFIX + ("_".join(key for key, _ in places if key not in IDENTITY) or "host")
         info = kinds.setdefault(kind, InfoMetricFamily(kind, "Identity"))
         info.add_sample(f"{kind}_info", {**names, **dict(places)}, 1.0)
     yield from kinds.values()

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from agent.statistics import summarize
-from collectors.nvml import THROTTLE_REASONS, Pulse
+from collectors.base import Absent
+from collectors.nvml import THROTTLE_REASONS, Beat, Pulse
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR, MEASURED, Observation
 
@@ -17,7 +18,7 @@ PERIOD_S = 0.05
 KEPT = 72_000
 """Samples kept, an hour of them."""
 
-Sample = tuple[float, Mapping[int, tuple[float, float, float, int]]]
+Sample = tuple[float, Mapping[int, Beat | Absent]]
 
 
 class Telemetry(threading.Thread):
@@ -58,10 +59,12 @@ class Telemetry(threading.Thread):
     ) -> Iterable[Observation]:
         benchmark, scope, params = window["benchmark"], window["scope"], window["params"]
         index = int(scope.partition("=")[2])
-        seen = [read[index] for at, read in samples if window["begin"] <= at <= window["end"]]
+        read = [beats[index] for at, beats in samples if window["begin"] <= at <= window["end"]]
+        seen = [beat for beat in read if not isinstance(beat, Absent)]
+        lost = [beat.reason for beat in read if isinstance(beat, Absent)]
         span = window["end"] - window["begin"]
         if len(seen) < 2:
-            reason = self._error or f"{len(seen)} samples in {span:.1f} s"
+            reason = self._error or (lost[-1] if lost else f"{len(seen)} samples in {span:.1f} s")
             for output in BENCHMARKS[benchmark].outputs:
                 if output.sampled:
                     yield Observation(
@@ -79,7 +82,8 @@ class Telemetry(threading.Thread):
         told = {**params, "samples_per_second": round(len(seen) / span, 1)}
         for name, unit, values in (("power", "W", power), ("clock", "Hz", clock), ("temperature", "Cel", temperature)):
             figures = summarize(values)
-            value = figures.max if name == "temperature" else figures.p50
+            # At its limit the power swings, so its mean is told; of temperature the highest; of the clock the median.
+            value = {"power": sum(power) / len(power), "temperature": figures.max}.get(name, figures.p50)
             yield Observation(
                 name=f"{benchmark}.{name}", unit=unit, value=value, samples=figures, params=told, **common
             )

@@ -179,9 +179,9 @@ def _stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage
     }
     over = {key: value for key, value in chosen.items() if value is not None}
     benchmarks = {
-        benchmark: {**settings, **(over if benchmark == "training" else {})}
+        benchmark: {**settings, **(over if "epochs" in BENCHMARKS[benchmark].settings else {})}
         for benchmark, settings in content["benchmarks"].items()
-        if not (benchmark == "training" and variables.get("rackproof_validation_only", False))
+        if not (BENCHMARKS[benchmark].trains and variables.get("rackproof_validation_only", False))
     }
     return Stage(
         name=name,

@@ -52,6 +52,8 @@ class Benchmark:
     """It measures between ranks: with one rank there is nothing to measure, and nothing is planned."""
     needs_group: bool = False
     """It uses the process group, even with one rank: a rank that cannot join it cannot run it."""
+    trains: bool = False
+    """It trains a network: left out of a run for validation only."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -157,7 +159,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
     "stress": Benchmark(
         summary="matrix products on all devices of the host at once, long enough for power and temperature to settle",
-        settings={"dtypes": ["bf16"], "size": 8192, "seconds": 15.0, "settle_seconds": 5.0, "reasons": _REASONS},
+        settings={"dtypes": ["bf16"], "size": 8192, "seconds": 10.0, "settle_seconds": 5.0, "reasons": _REASONS},
         choices={"dtypes": _DTYPES},
         outputs=(
             Output(name="stress.throughput", unit="FLOP/s", scope="device", over={"dtype": "dtypes"}),
@@ -233,6 +235,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "data_directories": ["/usr/share/datasets"],
         },
         needs_group=True,
+        trains=True,
         outputs=tuple(
             Output(name=f"training.{kind}", unit=unit, scope="world", over={"network": "networks"})
             for kind, unit in (
@@ -255,6 +258,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "data_directories": ["/usr/share/datasets"],
         },
         needs_group=True,
+        trains=True,
         outputs=(
             Output(name="fashion_mnist.accuracy", unit="1", scope="world"),
             Output(name="fashion_mnist.duration", unit="s", scope="world"),
@@ -271,6 +275,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             "steps": 30,
         },
         needs_group=True,
+        trains=True,
         outputs=(
             *(
                 Output(name=f"variants.{kind}", unit=unit, scope="world", over=over)
@@ -283,6 +288,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="model, optimizer and metadata saved and restored by all ranks, compared to the bit, and training resumed",
         settings={"steps": 5, "batch_size": 32},
         needs_group=True,
+        trains=True,
         outputs=(
             Output(name="checkpoint.identical", unit="1", scope="world"),
             Output(name="checkpoint.save_time", unit="s", scope="world"),
@@ -294,6 +300,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         settings={"steps": 20, "batch_size": 256, "width": 8192},
         needs_peers=True,
         needs_group=True,
+        trains=True,
         outputs=(
             Output(name="model_parallel.step_time", unit="s", scope="world"),
             Output(name="model_parallel.loss_ratio", unit="1", scope="world"),
@@ -303,6 +310,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         summary="transformer blocks sharded by FSDP2 and sized to the GPU: step time, tokens, model FLOP utilization, memory",
         settings={"layers": 8, "width": 4096, "heads": 32, "sequence": 2048, "batch_size": 4, "steps": 8},
         needs_group=True,
+        trains=True,
         outputs=(
             Output(name="transformer.step_time", unit="s", scope="world"),
             Output(name="transformer.throughput", unit="tokens/s", scope="world"),
@@ -324,7 +332,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
     "dataloader": Benchmark(
         summary="images that the host's CPUs prepare for each rank, against images that the device could take",
-        settings={"workers": [1, 2, 4, 8], "batch_size": 256, "seconds": 1.5},
+        settings={"workers": [1, 2, 4, 8], "batch_size": 256, "seconds": 1.0},
         outputs=(
             Output(name="dataloader.throughput", unit="images/s", scope="device", over={"workers": "workers"}),
             Output(name="dataloader.sufficiency", unit="1", scope="device"),

@@ -179,13 +179,14 @@ def _request(options: argparse.Namespace, store: Store, rank: int) -> tuple[dict
     if options.request:
         return json.loads(options.request.read_text(encoding="utf-8")), options.request.parent
     gpu = torch.cuda.is_available()
-    names = [name for name in options.only or BENCHMARKS if not (options.validation_only and name in TRAININGS)]
+    names = [name for name in options.only or BENCHMARKS if not (options.validation_only and BENCHMARKS[name].trains)]
     if not gpu:
         names = [name for name in names if name not in NO_CPU]
     benchmarks: dict[str, dict[str, Any]] = {name: {} if gpu else dict(FOR_A_CPU.get(name, {})) for name in names}
     over = {"epochs": options.epochs, "batch_size": options.batch_size}
-    for name in TRAININGS & benchmarks.keys():
-        benchmarks[name] |= {key: value for key, value in over.items() if value is not None}
+    for name in benchmarks:
+        if "epochs" in BENCHMARKS[name].settings:
+            benchmarks[name] |= {key: value for key, value in over.items() if value is not None}
     if rank == 0:
         store.set("work", str(options.results.absolute() if options.results else tempfile.mkdtemp(prefix="rackproof-")))
     work = Path(store.get("work").decode())
@@ -198,10 +199,6 @@ def _request(options: argparse.Namespace, store: Store, rank: int) -> tuple[dict
         "collective_timeout_s": 120,
         "benchmarks": benchmarks,
     }, work
-
-
-TRAININGS = frozenset({"training", "fashion_mnist"})
-"""Benchmarks that train for epochs."""
 
 
 def _arguments() -> argparse.ArgumentParser:

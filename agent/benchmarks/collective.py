@@ -6,7 +6,7 @@ buffer of a rank, algbw = size / time, busbw = algbw × a factor that makes it c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -16,13 +16,15 @@ from agent.benchmarks import nccl_log
 from agent.benchmarks.context import Context, failed
 from agent.benchmarks.nccl import Communicator
 from agent.benchmarks.operations import OPERATIONS, Buffers
-from agent.statistics import summarize
+from agent.statistics import Series, summarize
 from schemas.catalogue import offers
 from schemas.records import ERROR, SKIPPED
 
 Path = Mapping[str, Any]
 """What NCCL chose for an operation: algorithm, protocol, transport, nvls."""
 KINDS = (("algbw", "B/s"), ("busbw", "B/s"), ("latency", "s"), ("wrong_elements", "1"))
+SPAN_S = 0.02
+"""An event between two operations costs some 40 µs (measured, 4 H200): nccl-tests too looks at the clock after 20 only."""
 GRAPH_CALLS = 50
 
 
@@ -79,9 +81,7 @@ def _measure(
         _absent(context, op, placement, size, ERROR, why)
         return
     before = buffers.check()
-    series = context.sample(
-        buffers.run, precision=float(settings["precision"]), seconds=float(settings["seconds"]), together=True
-    )
+    series = _sample(context, buffers.run, settings)
     wrong = context.total(float(before + buffers.check()))
     if not context.speaks_for_world:
         return
@@ -92,6 +92,16 @@ def _measure(
     context.measured(f"collective.{op}.busbw", algbw * OPERATIONS[op].factor(context.world_size), unit="B/s", **common)
     context.measured(f"collective.{op}.latency", times.p50, unit="s", samples=times, **common)
     context.measured(f"collective.{op}.wrong_elements", int(wrong), unit="1", **common)
+
+
+def _sample(context: Context, work: Callable[[], object], settings: dict[str, Any]) -> Series:
+    return context.sample(
+        work,
+        precision=float(settings["precision"]),
+        seconds=float(settings["seconds"]),
+        span_s=SPAN_S,
+        together=True,
+    )
 
 
 def _buffers(context: Context, case: Case, communicator: Communicator | None) -> tuple[Buffers | None, str]:
@@ -177,9 +187,7 @@ def _graph(context: Context, op: str, size: int, settings: dict[str, Any], commu
     with torch.cuda.graph(graph):
         for _ in range(GRAPH_CALLS):
             buffers.run()
-    series = context.sample(
-        graph.replay, precision=float(settings["precision"]), seconds=float(settings["seconds"]), together=True
-    )
+    series = _sample(context, graph.replay, settings)
     times = summarize([seconds / GRAPH_CALLS for seconds in series.seconds], series.stopped)
     if context.speaks_for_world:
         context.measured(name, times.p50, unit="s", samples=times, placement="out_of_place", **common)

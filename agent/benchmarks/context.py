@@ -21,7 +21,7 @@ from schemas import documents
 from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
 
 SPAN_S = 1e-3
-"""What is shorter is timed several calls at once, as the resolution of a GPU's events is half a microsecond."""
+"""Long beside the resolution of a GPU's events, half a microsecond."""
 MOST_CALLS = 50
 """Calls in one timed span."""
 BLOCK = 6
@@ -167,11 +167,13 @@ class Context:
         precision: float,
         seconds: float,
         warm_up: int = 3,
+        span_s: float = SPAN_S,
         together: bool = False,
     ) -> Series:
         """Times `work` until half the 95 % interval of the median is under `precision` of it, or `seconds` are spent.
 
         Args:
+            span_s: time between two looks at the clock; what is shorter is timed several calls at once.
             together: all ranks do it at once; each time is the slowest rank's, and all ranks stop after as many.
         """
 
@@ -180,7 +182,7 @@ class Context:
             return self.slowest(times) if together else times
 
         one = spans(1, 1, warm_up)[0]
-        calls = max(1, min(MOST_CALLS, int(SPAN_S / one)))
+        calls = max(1, min(MOST_CALLS, int(span_s / one)))
         found: list[float] = []
         while True:
             found += spans(BLOCK, calls, 0)

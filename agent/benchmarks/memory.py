@@ -10,6 +10,8 @@ import torch
 from agent.benchmarks.context import Context, failed
 
 FACTOR = 3.0
+SPAN_S = 0.02
+"""Several passes at once, so that what disturbs one now and then is in the figure and not beside it."""
 
 
 def run(context: Context, settings: dict[str, Any]) -> None:
@@ -20,7 +22,9 @@ def run(context: Context, settings: dict[str, Any]) -> None:
         common: dict[str, Any] = {"unit": "B/s", "scope": context.device_scope, "op": op, "size_bytes": size}
         try:
             work, check, moved = OPERATIONS[op](size // 4, context.device)
-            series = context.sample(work, precision=float(settings["precision"]), seconds=float(settings["seconds"]))
+            series = context.sample(
+                work, precision=float(settings["precision"]), seconds=float(settings["seconds"]), span_s=SPAN_S
+            )
             if not check():
                 raise ValueError(f"{op} left wrong values in memory")
         except (RuntimeError, ValueError) as error:

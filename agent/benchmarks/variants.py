@@ -138,7 +138,7 @@ def run(context: Context, settings: dict[str, Any]) -> None:
     for name, batch in cases:
         context.phase(f"variants {name} {batch}")
         try:
-            with _searching_for_kernels():
+            with _searching_for_kernels(name in settings["compiled_variants"]):
                 _measure(context, name, int(batch), int(settings["steps"]))
         except CannotMeasureError as problem:
             tell_absent(context, "variants", problem, variant=name, batch_size=batch)
@@ -195,10 +195,10 @@ def _ready(context: Context, variant: Variant, batch: int) -> Loop:
 
 
 @contextlib.contextmanager
-def _searching_for_kernels() -> Iterator[None]:
-    """Lets cuDNN try its convolutions in the warm-up and keep the fastest."""
+def _searching_for_kernels(wanted: bool) -> Iterator[None]:
+    """Lets cuDNN try its convolutions in the warm-up and keep the fastest, which takes it seconds."""
     before = torch.backends.cudnn.benchmark
-    torch.backends.cudnn.benchmark = True
+    torch.backends.cudnn.benchmark = wanted
     try:
         yield
     finally:

@@ -124,7 +124,7 @@ def copies(seen: list[dict[str, Any]], reference: Path) -> None:
 
 def _copies(seen: list[dict[str, Any]]) -> Iterator[tuple[str, str, float]]:
     for item in seen:
-        params = item["params"]
+        params = item.get("params", {})
         if item["name"] == "host_copy.bandwidth" and (params["sharing"], params["numa"]) == ("alone", "local"):
             yield f"host {params['direction']}", item["scope"], item["value"]
         if item["name"] == "peer_copy.bandwidth":
@@ -157,10 +157,9 @@ def _anchor(theirs: Mapping[str, list[list[str]]], what: str, source: int, targe
 
 
 def burn(seen: list[dict[str, Any]], reference: Path) -> None:
-    """Power under stress beside gpu-burn's, both instantaneous, the median of the settled part."""
-    print(
-        "| GPU | stress, W | gpu-burn -tc, W | ratio | SM clock, MHz | gpu-burn | °C | gpu-burn |\n|---|---:|---:|---:|---:|---:|---:|---:|"
-    )
+    """Power under stress beside gpu-burn's, both instantaneous, the mean of the settled part."""
+    print("| GPU | stress, W | gpu-burn -tc, W | ratio | SM clock, MHz | gpu-burn | °C | gpu-burn |")
+    print("|---|---:|---:|---:|---:|---:|---:|---:|")
     ratios = []
     found = {(item["name"], item["scope"]): item["value"] for item in seen if item["name"].startswith("stress.")}
     for index, (watts, clock, temperature) in _burned(reference / "gpu_burn" / "smi.csv").items():
@@ -176,7 +175,7 @@ def burn(seen: list[dict[str, Any]], reference: Path) -> None:
 
 
 def _burned(path: Path) -> dict[str, tuple[float, float, float]]:
-    """GPU -> median W, MHz and °C of the last 60 % of the time under load, out of nvidia-smi's samples."""
+    """GPU -> mean W, MHz and °C of the last 60 % of the time under load, out of nvidia-smi's samples."""
     samples: dict[str, list[list[float]]] = {}
     with path.open() if path.exists() else open("/dev/null") as file:  # noqa: PTH123
         for row in list(csv.reader(file, skipinitialspace=True))[1:]:
@@ -189,7 +188,7 @@ def _burned(path: Path) -> dict[str, tuple[float, float, float]]:
     for index, rows in sorted(samples.items()):
         loaded = [row for row in rows if row[0] > 0.6 * max(row[0] for row in rows)]
         watts, clock, temperature = (
-            statistics.median(column) for column in zip(*loaded[len(loaded) * 2 // 5 :], strict=True)
+            statistics.fmean(column) for column in zip(*loaded[len(loaded) * 2 // 5 :], strict=True)
         )
         found[index] = (watts, clock, temperature)
     return found

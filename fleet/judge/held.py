@@ -76,11 +76,18 @@ def _unobserved(view: HostView, criterion: Criterion, seen: set[str]) -> Iterato
                 yield view.inconclusive(criterion.name, scope, "not observed", criterion=criterion)
 
 
-def _on_measured(view: HostView, criterion: Criterion, seen: Sequence[Observation], fleet: outliers.Fleet) -> Verdict:
-    """The verdict on what was measured: the worst of it, the best, or the change over the run."""
+def _on_measured(
+    view: HostView, criterion: Criterion, seen: Sequence[Observation], fleet: outliers.Fleet
+) -> Verdict | None:
+    """The verdict on what was measured: the worst of it, the best, or the change over the run.
+
+    None where it is optional and the fleet too small to compare with; the report lists it as not judged.
+    """
     limit, detail, value = _limit(view, criterion), "", seen[-1].value
     if criterion.fleet_fraction is not None:
         crowd = fleet.crowd(view, seen[-1])
+        if not crowd.enough and criterion.optional:
+            return None
         if not crowd.enough:
             last, reason = seen[-1], outliers.too_few(crowd)
             verdict = view.inconclusive(last.name, last.scope, reason, last.stage, last.params, criterion)

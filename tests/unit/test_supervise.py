@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 import sys
 import textwrap
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -17,6 +19,7 @@ from agent.supervise import Command
 from schemas import documents
 from schemas.records import Record, to_json
 from tests import builders
+from tests.fakes import nvml
 
 
 @pytest.fixture
@@ -164,3 +167,65 @@ def test_unsafe_run_directory_is_refused(tmp_path: Path, spoil: str) -> None:
         directory.chmod(0o777)
     with pytest.raises((documents.DocumentError, FileExistsError)):
         HostRun.begin(directory, "h1", json.dumps(to_json(builders.plan(profile="rehearsal"))))
+
+
+# ---- GPUs that are not ours alone ----
+
+BUSY = ("gpu.1.ComputeRunningProcesses=4711", "ProcessName.4711=/usr/bin/python3")
+
+
+def bench(tmp_path: Path, *lines: str, share: bool) -> Record:
+    """The record after `rackproof bench` on a host whose two GPUs only NVML sees."""
+    library, scenario = nvml.build(tmp_path / "library"), nvml.write(tmp_path / "now", "healthy-h200x4", *lines)
+    plan = builders.plan("h1", rackproof_share_gpus=share, rackproof_gang="none")
+    stage = replace(plan.stage("benchmark"), benchmarks={"gemm": {"size": 64, "seconds": 0.02}}, deadline_s=60.0)
+    hidden = replace(plan.host("h1"), environment={"CUDA_VISIBLE_DEVICES": ""})
+    run = HostRun.begin(
+        tmp_path / "runs" / "r1", "h1", json.dumps(to_json(replace(plan, stages=(stage,), hosts=(hidden,))))
+    )
+    subprocess.run(
+        [sys.executable, "-m", "rackproof", "bench", "--run-dir", run.directory, "--host", "h1"],
+        env={**os.environ, **nvml.environment(library, scenario)},
+        cwd=nvml.CHECKOUT,
+        check=True,
+        timeout=180,
+    )
+    return run.record()
+
+
+@pytest.mark.parametrize(
+    ("share", "lines", "found"),
+    [
+        (False, BUSY, "gpu=1 is in use by process 4711 (/usr/bin/python3)"),
+        (True, ("gpu.0.MigMode=1 1",), "gpu=0 is divided by MIG: `nvidia-smi -i 0 -mig 0` makes it whole"),
+    ],
+    ids=["busy", "MIG"],
+)
+def test_gpu_that_is_not_ours_alone_is_named_and_nothing_is_measured(
+    tmp_path: Path, share: bool, lines: tuple[str, ...], found: str
+) -> None:
+    record = bench(tmp_path, *lines, share=share)
+    assert [(done.stage, done.outcome, done.ranks) for done in record.launches] == [("benchmark", "failed", ())]
+    assert record.launches[0].reason.startswith(found)
+    assert record.observations == ()
+    assert record.snapshots == ()
+    assert not (tmp_path / "runs" / "r1" / "work").exists()
+
+
+@pytest.mark.parametrize(
+    ("share", "lines"),
+    [(True, BUSY), (False, ("gpu.3.ComputeRunningProcesses=4711",))],
+    ids=["shared", "not in the plan"],
+)
+def test_busy_gpu_that_may_be_shared_or_is_not_in_the_plan_is_no_obstacle(
+    tmp_path: Path, share: bool, lines: tuple[str, ...]
+) -> None:
+    """The ranks are started, and fail for want of a GPU."""
+    record = bench(tmp_path, *lines, share=share)
+    (launched,) = record.launches
+    assert launched.outcome == "failed"
+    assert launched.reason.startswith("the launcher ended with 1: rank 0 in start")
+    assert "is in use by" not in launched.reason
+    assert [rank.rank for rank in launched.ranks] == [0, 1]
+    phases = [snapshot.phase for snapshot in record.snapshots]
+    assert (phases[0], phases[-1]) == ("before", "after")

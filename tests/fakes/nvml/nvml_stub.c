@@ -9,6 +9,7 @@
  *   RemappedRows=0 1 1 0         several results: a space between them, in the order of the function's arguments
  *   ClockInfo.1=1980             arguments that choose follow the key, in their order; here the clock, 1 = SM
  *   NvLinkState.*=1              shell wildcards: `*`, `?`, `[89]`
+ *   P2PStatus.5.2=0              another GPU that chooses is its index; here GPU 5, and 2 = NVLink
  *   gpu.3.PowerUsage=0           only for that index; without `gpu.` for every GPU
  *   gpu.3.*=!15                  fails with this NVML return code
  *   gpu.3.PowerUsage=~5s         takes 5 seconds, then answers what the lines above say
@@ -214,6 +215,7 @@ PAIR(MigMode)
 CHOSEN(Temperature, unsigned)
 CHOSEN(ClockInfo, unsigned)
 CHOSEN(NvLinkState, unsigned)
+CHOSEN(NvLinkRemoteDeviceType, unsigned)
 
 /* ---- the getters of a shape of their own ---- */
 
@@ -262,14 +264,54 @@ int nvmlDeviceGetMemoryInfo(Device gpu, struct memory *out) /* MemoryInfo=total 
 
 struct pci { char legacy[16]; unsigned domain, bus, device, id, subsystem; char address[32]; };
 
-int nvmlDeviceGetPciInfo_v3(Device gpu, struct pci *out) /* PciInfo=00000000:19:00.0 */
+static int address(Device gpu, struct pci *out, const char *key) /* ...=00000000:19:00.0 */
 {
     memset(out, 0, sizeof *out);
-    int code = text(gpu, out->address, sizeof out->address, "PciInfo");
+    int code = text(gpu, out->address, sizeof out->address, key);
     if (code != OK)
         return code;
     sscanf(out->address, "%x:%x:%x", &out->domain, &out->bus, &out->device);
     snprintf(out->legacy, sizeof out->legacy, "%04x:%02x:%02x.0", out->domain & 0xffff, out->bus & 0xff, out->device & 0xff);
+    return OK;
+}
+
+int nvmlDeviceGetPciInfo_v3(Device gpu, struct pci *out)
+{
+    return address(gpu, out, "PciInfo");
+}
+
+int nvmlDeviceGetNvLinkRemotePciInfo_v2(Device gpu, unsigned link, struct pci *out)
+{
+    char key[KEY_BYTES];
+    snprintf(key, sizeof key, "NvLinkRemotePciInfo.%u", link);
+    return address(gpu, out, key);
+}
+
+int nvmlDeviceGetP2PStatus(Device gpu, Device peer, unsigned capability, unsigned *out)
+{
+    READ(gpu, "P2PStatus.%d.%u", (int)(peer - devices), capability)
+    *out = (unsigned)n[0];
+    return OK;
+}
+
+int nvmlDeviceGetTopologyCommonAncestor(Device gpu, Device peer, unsigned *out)
+{
+    READ(gpu, "TopologyCommonAncestor.%d", (int)(peer - devices))
+    *out = (unsigned)n[0];
+    return OK;
+}
+
+struct field { unsigned id, scope; long long at, took; unsigned type; int code; union { unsigned number; double room; } value; };
+
+/* FieldValues=0: the call as a whole; FieldValues.186=71000: a field, an unsigned number, or the return code it has there */
+int nvmlDeviceGetFieldValues(Device gpu, int size, struct field *out)
+{
+    READ(gpu, "FieldValues")
+    for (int i = 0; i < size; i++) {
+        out[i].type = 1;
+        out[i].code = numbers(gpu, n, &count, "FieldValues.%u", out[i].id);
+        out[i].value.number = out[i].code == OK ? (unsigned)n[0] : ~0u; /* of a field that failed it means nothing */
+    }
     return OK;
 }
 
@@ -329,6 +371,13 @@ int nvmlSystemGetCudaDriverVersion_v2(int *out)
     READ(SYSTEM, "CudaDriverVersion")
     *out = (int)n[0];
     return OK;
+}
+
+int nvmlSystemGetProcessName(unsigned pid, char *out, unsigned size)
+{
+    char key[KEY_BYTES];
+    snprintf(key, sizeof key, "ProcessName.%u", pid);
+    return text(SYSTEM, out, size, key);
 }
 
 int nvmlDeviceGetCount_v2(unsigned *out)

@@ -1,0 +1,33 @@
+"""Slows one GPU down by a share of its time, to see whether a gate finds it: matrix products of another process.
+
+Usage: python docs/measurements/compete.py GPU SHARE SECONDS      e.g. 2 0.05 60
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import torch
+
+SIZE = 4096
+
+
+def main() -> None:
+    """Computes for SHARE of the time and rests for the remainder, until SECONDS have passed."""
+    device, share, seconds = torch.device("cuda", int(sys.argv[1])), float(sys.argv[2]), float(sys.argv[3])
+    factor = torch.randn(SIZE, SIZE, device=device, dtype=torch.bfloat16)
+    ends, worked = time.monotonic() + seconds, 0.0
+    began = time.monotonic()
+    while time.monotonic() < ends:
+        start = time.monotonic()
+        torch.mm(factor, factor)
+        torch.cuda.synchronize(device)
+        took = time.monotonic() - start
+        worked += took
+        time.sleep(took * (1 - share) / share)
+    print(f"worked {worked / (time.monotonic() - began):.3f} of the time")
+
+
+if __name__ == "__main__":
+    main()
