@@ -195,12 +195,12 @@ def test_unreachable_host_is_named_and_the_others_finish(site: Site, accepted: R
 
 
 FAULT = """
-import agent.benchmarks.memory_copy as benchmark
+import agent.benchmarks.memory as benchmark
 
 def broken(*arguments):
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
-benchmark._buffers = broken
+benchmark.OPERATIONS = dict.fromkeys(benchmark.OPERATIONS, broken)
 """
 
 
@@ -217,8 +217,8 @@ def test_failing_benchmark_is_named_with_its_host_and_reason(site: Site, accepte
     finally:
         site.lab.on("node2", "rm", f"{packages}/fault.pth", f"{packages}/fault.py")
     assert run.report["decision"] == "incomplete"
-    assert run.findings() == {("node2", "memory_copy.bandwidth", "inconclusive")}
+    assert run.findings() == {("node2", "memory.bandwidth", "inconclusive")}
     reasons = [item["reason"] for item in run.report["verdicts"] if item["verdict"] != "pass"]
-    assert reasons == ["error: RuntimeError: CUDA error: uncorrectable ECC error encountered"] * 2
+    assert reasons == ["error: RuntimeError: CUDA error: uncorrectable ECC error encountered"] * 8  # four operations, two devices
     assert run.measured("node1") == accepted.measured("node1")
-    assert run.measured("node2") == accepted.measured("node2") - 2
+    assert run.measured("node2") == accepted.measured("node2") - 8
