@@ -219,6 +219,8 @@ def test_failing_benchmark_is_named_with_its_host_and_reason(site: Site, accepte
     assert run.report["decision"] == "incomplete"
     assert run.findings() == {("node2", "memory.bandwidth", "inconclusive")}
     reasons = [item["reason"] for item in run.report["verdicts"] if item["verdict"] != "pass"]
-    assert reasons == ["error: RuntimeError: CUDA error: uncorrectable ECC error encountered"] * 8  # four operations, two devices
+    four_operations_on_two_devices = 8
+    why = "error: RuntimeError: CUDA error: uncorrectable ECC error encountered"
+    assert reasons == [why] * four_operations_on_two_devices
     assert run.measured("node1") == accepted.measured("node1")
-    assert run.measured("node2") == accepted.measured("node2") - 8
+    assert run.measured("node2") == accepted.measured("node2") - four_operations_on_two_devices
