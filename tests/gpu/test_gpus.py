@@ -21,7 +21,8 @@ from fleet.judge.verdict import Evidence
 from fleet.plan import make_plan, read_profile
 from fleet.report.merge import merge
 from schemas import documents
-from schemas.records import record_from_json, to_json
+from schemas.plans import Plan
+from schemas.records import Record, record_from_json, to_json
 from tests import builders
 
 pytestmark = pytest.mark.gpu
@@ -57,7 +58,8 @@ def test_scrape_has_the_power_of_every_gpu(count: int, url: str) -> None:
     assert 'rackproof_collector_success{collector="nvml"} 1.0' in page
 
 
-def test_smoke_profile_measures_everything_it_promises(count: int, tmp_path: Path) -> None:
+def bench(count: int, tmp_path: Path) -> tuple[Plan, Record]:
+    """The smoke profile on this host, and what it left."""
     variables: dict[str, Any] = {"rackproof_gpu_count": count, "rackproof_gang": "none", "ansible_host": "127.0.0.1"}
     plan = make_plan(
         read_profile("smoke"), {"here": variables}, run_id="gpu", nonce=builders.NONCE, created=builders.WHEN
@@ -73,10 +75,32 @@ def test_smoke_profile_measures_everything_it_promises(count: int, tmp_path: Pat
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-    record = record_from_json(documents.read(tmp_path / "run" / "record.json", "record"))
+    return plan, record_from_json(documents.read(tmp_path / "run" / "record.json", "record"))
+
+
+def test_a_gpu_in_use_is_refused_and_its_user_named(count: int, tmp_path: Path) -> None:
+    user = subprocess.Popen(
+        [sys.executable, "-c", "import torch; torch.zeros(1, device='cuda:0'); print('there', flush=True); input()"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        assert user.stdout is not None
+        user.stdout.readline()
+        _, record = bench(count, tmp_path)
+    finally:
+        user.communicate(b"\n")
+    assert f"gpu=0 is in use by process {user.pid}" in record.launches[-1].reason
+    assert not record.observations
+
+
+def test_smoke_profile_measures_everything_it_promises(count: int, tmp_path: Path) -> None:
+    plan, record = bench(count, tmp_path)
     report = merge(plan, {"here": Evidence(records=(record,))}, read_packs([]))
     for line in report.acceptance.summary:
         print(line)
     assert report.coverage.measured == report.coverage.expected > 0, [item.reason for item in record.launches]
+    digests = {(seen.params["workload"], seen.value) for seen in record.observations if seen.name == "digest.value"}
+    assert len(digests) == 3, digests  # one a workload: the GPUs agree
     wrong = [seen for seen in record.observations if seen.name.endswith("wrong_elements")]
     assert {seen.value for seen in wrong} == ({0} if count > 1 else set())

@@ -147,6 +147,25 @@ def test_busbw_follows_from_algbw_as_nccl_tests_has_it(everything: list[Observat
         assert algbw == pytest.approx(4096 / latency)
 
 
+def test_a_size_that_no_memory_holds_is_an_error_with_its_reason_and_the_others_are_measured(tmp_path: Path) -> None:
+    huge = 1 << 50
+    collective = {
+        "ops": ["all_reduce", "all_gather"],
+        "placements": ["in_place"],
+        "sizes_bytes": [huge, 8],
+        "seconds": 0.01,
+    }
+    torchrun(
+        tmp_path, request(memory={"ops": ["copy"], "size_bytes": huge}, gemm={"size": 1 << 24}, collective=collective)
+    )
+    found = observations(tmp_path)
+    lost = [seen for seen in found if seen.status == "error"]
+    assert {seen.name.split(".")[0] for seen in lost} == {"memory", "gemm", "collective"}
+    assert all("memory" in seen.reason or "alloc" in seen.reason for seen in lost), {seen.reason for seen in lost}
+    sizes = {seen.params["size_bytes"] for seen in found if seen.name == "collective.all_gather.busbw" and seen.value}
+    assert sizes == {8}
+
+
 def test_command_line_of_the_seeds(tmp_path: Path) -> None:
     printed = torchrun(
         tmp_path, None, "--only", "training", "gemm", "--validation-only", "--results", str(tmp_path / "kept")

@@ -285,3 +285,10 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["criteria", "lint", written(tmp_path / "mine.yml", document(name="gemm.thruput"))]) == 1
     assert "mine: c: gemm.thruput: no observation is called gemm.thruput" in capsys.readouterr().out
     assert main(["criteria", "lint", str(tmp_path / "none.yml")]) == 64
+
+
+def test_the_example_of_a_gpu_model_in_contributing_passes(tmp_path: Path) -> None:
+    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
+    example = page.split("## A GPU model")[1].split("```yaml\n")[1].split("```")[0]
+    (tmp_path / "e100.yml").write_text(example)
+    assert main(["criteria", "lint", str(tmp_path / "e100.yml")]) == 0
