@@ -353,6 +353,11 @@ def offers(op: str, placement: str, device: str) -> bool:
     return device == "gpu" or op not in TORCH_ONLY_IN_PLACE
 
 
+def possible(name: str, ranks: int) -> bool:
+    """Whether so many ranks can make the observation: a hypercube has a power of two of corners."""
+    return not name.startswith("collective.hypercube.") or ranks & (ranks - 1) == 0
+
+
 def expand(stage: str, benchmark: str, chosen: Settings, device: str = "gpu") -> Iterator[Expectation]:
     """Every observation that `benchmark` must make with these settings, on a `gpu` or a `cpu`."""
     values = settings(benchmark, chosen)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.catalogue import Expectation
+from schemas.catalogue import Expectation, possible
 
 PLAN_SCHEMA = "rackproof.plan/1"
 
@@ -75,10 +75,13 @@ class Plan:
 
     def expected_of(self, host: PlannedHost) -> list[Expectation]:
         """What `host` must observe."""
+        alone = len(host.devices)
+        together = sum(len(other.devices) for other in self.hosts if host.gang and other.gang == host.gang)
         return [
             item
             for item in self.expected
-            if (host.gang if item.stage == "gang" else not item.peers or len(host.devices) > 1)
+            if (host.gang if item.stage == "gang" else not item.peers or alone > 1)
+            and possible(item.name, together if item.stage == "gang" else alone)
         ]
 
     def scopes_of(self, host: PlannedHost, expectation: Expectation) -> tuple[str, ...]:

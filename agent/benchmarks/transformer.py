@@ -85,6 +85,7 @@ def _measure(context: Context, settings: dict[str, Any]) -> None:
     peak = context.total(_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
     if context.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(context.device)
+    settings = {**settings, "layers": _layers(context, settings)}
     model, flops = attempt(context, lambda: _sharded(context, settings))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True if context.device.type == "cuda" else None)
     tokens = _tokens(context, int(settings["batch_size"]), int(settings["sequence"]))
@@ -141,7 +142,6 @@ def _sharded(context: Context, settings: dict[str, Any]) -> tuple[nn.Module, flo
     fsdp = _fsdp()
     layers, width, sequence = (int(settings[key]) for key in ("layers", "width", "sequence"))
     multiplying = 12 * layers * width**2 + width * VOCABULARY
-    _fits(context, multiplying, settings)
     torch.manual_seed(1)
     with context.device:  # made where it lies: on one CPU core it takes seconds
         model = Transformer(layers, width, int(settings["heads"]))
@@ -164,19 +164,33 @@ def _fsdp() -> Any:
     raise CannotMeasureError(UNSUPPORTED, f"torch {torch.__version__} has no FSDP2")
 
 
-def _fits(context: Context, parameters: int, settings: dict[str, Any]) -> None:
-    """Raises CannotMeasureError where memory is foreseeably short: in the middle of a step the other ranks would hang."""
+def _layers(context: Context, settings: dict[str, Any]) -> int:
+    """As many layers as were asked for, or as fit into the smallest of the devices: in the middle of a step it is too late.
+
+    Raises CannotMeasureError, on all ranks alike, where not one layer fits.
+    """
+    wanted = int(settings["layers"])
     if context.device.type != "cuda":
-        return
-    tokens, layers = int(settings["batch_size"]) * int(settings["sequence"]), int(settings["layers"])
-    kept = ACTIVATION_BYTES * layers * int(settings["width"]) * tokens
-    whole_model = 4 * parameters * (1 + STATE_BYTES / 4 / context.world_size)  # it is made whole, then sharded
+        return wanted
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(context.device)
-    if kept + whole_model > free:
-        needed = (kept + whole_model) / 1e9
-        reason = f"about {needed:.1f} GB are needed, {free / 1e9:.1f} of {total / 1e9:.1f} GB are free"
-        raise CannotMeasureError(ERROR, reason)
+    fitting = next((layers for layers in range(wanted, 0, -1) if _needed(context, settings, layers) < free), 0)
+    layers = context.agree(fitting)[0]
+    if not layers:
+        needed = _needed(context, settings, 1)
+        raise CannotMeasureError(
+            ERROR,
+            f"one layer needs about {needed / 1e9:.1f} GB; {free / 1e9:.1f} of {total / 1e9:.1f} GB are free here",
+        )
+    return layers
+
+
+def _needed(context: Context, settings: dict[str, Any], layers: int) -> float:
+    """About how many bytes of a device the training takes."""
+    width = int(settings["width"])
+    parameters = 12 * layers * width**2 + width * VOCABULARY
+    kept = ACTIVATION_BYTES * layers * width * int(settings["batch_size"]) * int(settings["sequence"])
+    return kept + 4 * parameters * (1 + STATE_BYTES / 4 / context.world_size)  # it is made whole, then sharded
 
 
 def _gemm_rate(context: Context) -> float:

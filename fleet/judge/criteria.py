@@ -70,6 +70,8 @@ class Pack:
     The lint holds the criteria against it; nothing is judged by it."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Observation name -> why the pack has no figure for it."""
+    lacks: Mapping[str, Mapping[str, tuple[Value, ...]]] = field(default_factory=dict)
+    """Observation -> parameter -> values that the part does not have: `unsupported` is then no gap."""
 
 
 def shipped_packs() -> list[str]:
@@ -104,6 +106,7 @@ def read_pack(name: str) -> Pack:
         criteria=tuple(criteria),
         datasheet=document.get("datasheet", {}),
         unknown=document.get("unknown", {}),
+        lacks=document.get("lacks", {}),
     )
 
 

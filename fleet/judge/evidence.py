@@ -112,6 +112,14 @@ class HostView:
         """Scopes of planned GPUs of which nothing at all was measured."""
         return [scope for scope in self.host.scopes if self.host.device == "gpu" and scope not in self.scopes_seen]
 
+    def lacks(self, item: Expectation) -> bool:
+        """Whether the pack of the part says that it has no such thing as this observation asks for."""
+        return any(
+            item.params.get(param) in values
+            for pack in self.packs
+            for param, values in pack.lacks.get(item.name, {}).items()
+        )
+
     def criteria(self) -> dict[str, Criterion]:
         """The criteria that judge this host by their ids; a pack that the operator named comes last and wins."""
         return {item.id: item for pack in self.packs for item in pack.criteria}

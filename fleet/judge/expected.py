@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 from fleet.judge.evidence import Evidence, HostView
 from schemas.plans import Plan
-from schemas.records import MEASURED, Gpu, Value
+from schemas.records import MEASURED, UNSUPPORTED, Gpu, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 
 
@@ -88,7 +88,7 @@ def planned(view: HostView) -> Iterator[Verdict]:
                 found = view.index.find(item, scope)
                 if found is None:
                     missing.append(view.inconclusive(item.name, scope, f"not observed; {why}", stage.name, item.params))
-                elif found.status != MEASURED:
+                elif found.status != MEASURED and not (found.status == UNSUPPORTED and view.lacks(item)):
                     yield view.inconclusive(
                         item.name, scope, f"{found.status}: {found.reason}", stage.name, item.params
                     )

@@ -116,9 +116,10 @@ def _pack(pack: Pack) -> Iterator[Finding]:
     def finding(value: Value, why: str, remedy: str) -> Finding:
         return Finding(pack=pack.name, criterion="(pack)", value=value, why=why, remedy=remedy)
 
-    for name in pack.unknown:
-        if why := _unknown_name(name):
-            yield finding(name, f"unknown: {why}", "name an observation of schemas/catalogue.py")
+    for part, names in (("unknown", pack.unknown), ("lacks", pack.lacks)):
+        for name in names:
+            if why := _unknown_name(name):
+                yield finding(name, f"{part}: {why}", "name an observation of schemas/catalogue.py")
     if not pack.gpu_names:
         return
     if not pack.datasheet:

@@ -680,3 +680,42 @@ def test_copy_from_remote_memory_does_not_make_up_for_one_from_local_memory_that
         seen = tuple(one if item is local else item for item in first.observations)
         evidence["h1"] = Evidence(records=(replace(first, observations=(*seen, remote)), *rest))
         assert [(item.scope, item.verdict, item.reason) for item in findings(plan, evidence)] == expected
+
+
+def _without(evidence: Evidence, name: str, status: str, **params: Any) -> Evidence:
+    """The evidence in which these observations were not measured."""
+
+    def lost(seen: Observation) -> Observation:
+        hit = seen.name == name and params.items() <= seen.params.items()
+        return replace(seen, status=status, value=None, reason="as told", samples=None) if hit else seen
+
+    records = tuple(replace(record, observations=tuple(map(lost, record.observations))) for record in evidence.records)
+    return replace(evidence, records=records)
+
+
+@pytest.mark.parametrize(("status", "gaps"), [("unsupported", 0), ("error", 2), ("skipped", 2)])
+def test_what_the_part_does_not_have_is_no_gap_and_only_that(status: str, gaps: int) -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    evidence["h2"] = _without(evidence["h2"], "gemm.throughput", status, dtype="fp8")
+    packs = [replace(pack, lacks={"gemm.throughput": {"dtype": ("fp8",)}}) for pack in PACKS]
+    lacking = [found for found in judge(plan, evidence, packs) if found.verdict != PASS]
+    assert len(lacking) == gaps
+    having = findings(plan, evidence)
+    assert [(found.name, found.verdict) for found in having] == [("gemm.throughput", INCONCLUSIVE)] * 2
+
+
+def test_ampere_has_no_fp8_and_turing_neither_that_nor_bf16() -> None:
+    lacks = {pack.name: pack.lacks["gemm.throughput"]["dtype"] for pack in PACKS if pack.lacks}
+    assert {"a10", "a100-pcie-40", "a100-pcie-80", "a100-sxm-40", "a100-sxm-80"} == {
+        name for name, dtypes in lacks.items() if list(dtypes) == ["fp8"]
+    }
+    assert set(lacks["t4"]) == {"tf32", "bf16", "fp8"}
+
+
+@pytest.mark.parametrize(("gpus", "planned"), [(2, True), (3, False), (4, True), (6, False), (8, True)])
+def test_a_hypercube_is_planned_where_it_has_its_corners(gpus: int, planned: bool) -> None:
+    plan = builders.plan("h1", gpu_count=gpus, rackproof_gang="none")
+    names = {item.name for item in plan.expected_of(plan.hosts[0])}
+    assert ("collective.hypercube.busbw" in names) == planned
+    assert "collective.all_reduce.busbw" in names
