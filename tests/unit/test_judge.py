@@ -689,8 +689,7 @@ def _without(evidence: Evidence, name: str, status: str, **params: Any) -> Evide
         hit = seen.name == name and params.items() <= seen.params.items()
         return replace(seen, status=status, value=None, reason="as told", samples=None) if hit else seen
 
-    records = tuple(replace(record, observations=tuple(map(lost, record.observations))) for record in evidence.records)
-    return replace(evidence, records=records)
+    return builders.with_observations(evidence, lost)
 
 
 @pytest.mark.parametrize(("status", "gaps"), [("unsupported", 0), ("error", 2), ("skipped", 2)])
