@@ -178,6 +178,7 @@ def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
             data=options.run_dir.parent.parent / "data",
             port=port,
             interface=options.interface,
+            uuids={gpu.index: gpu.uuid for gpu in run.record().gpus},
         )
     except LaunchError as error:
         record = run.add(gang, launches=[_not_started(stage, members, planned.deadline_s, str(error))])

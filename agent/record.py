@@ -87,8 +87,13 @@ class HostRun:
         launches: Iterable[Launch] = (),
         software: dict[str, str] | None = None,
     ) -> Record:
-        """Adds what was seen to the record and writes it in one step."""
-        record = self.record(gang)
+        """Adds what was seen to the record and writes it in one step.
+
+        Observations of a stage that was run before replace those of the earlier attempt; its launch stays.
+        """
+        record, observations = self.record(gang), tuple(observations)
+        again = {seen.stage for seen in observations}
+        before = tuple(seen for seen in record.observations if seen.stage not in again)
         known = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}
         record = replace(
             record,
@@ -96,7 +101,7 @@ class HostRun:
             gpus=tuple(known[index] for index in sorted(known)),
             software={**record.software, **(software or {})},
             snapshots=(*record.snapshots, *snapshots),
-            observations=(*record.observations, *observations),
+            observations=(*before, *observations),
             launches=(*record.launches, *launches),
         )
         document = to_json(record)

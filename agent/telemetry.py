@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 import time
 from collections import deque
@@ -17,6 +18,9 @@ from schemas.records import ERROR, MEASURED, Observation
 PERIOD_S = 0.05
 KEPT = 72_000
 """Samples kept, an hour of them."""
+LEAST_HZ = 10.0
+LONGEST_GAP_S = 1.0
+"""What was sampled more thinly proves nothing: a slowdown would fall between the samples."""
 
 Sample = tuple[float, Mapping[int, Beat | Absent]]
 
@@ -59,12 +63,11 @@ class Telemetry(threading.Thread):
     ) -> Iterable[Observation]:
         benchmark, scope, params = window["benchmark"], window["scope"], window["params"]
         index = int(scope.partition("=")[2])
-        read = [beats[index] for at, beats in samples if window["begin"] <= at <= window["end"]]
-        seen = [beat for beat in read if not isinstance(beat, Absent)]
-        lost = [beat.reason for beat in read if isinstance(beat, Absent)]
         span = window["end"] - window["begin"]
-        if len(seen) < 2:
-            reason = self._error or (lost[-1] if lost else f"{len(seen)} samples in {span:.1f} s")
+        read = [(at, beats[index]) for at, beats in samples if window["begin"] <= at <= window["end"]]
+        seen = [beat for _, beat in read if not isinstance(beat, Absent)]
+        reason = self._error or _too_thin(window, read)
+        if reason:
             for output in BENCHMARKS[benchmark].outputs:
                 if output.sampled:
                     yield Observation(
@@ -100,3 +103,16 @@ class Telemetry(threading.Thread):
                 yield Observation(
                     name=f"{benchmark}.efficiency", unit="FLOP/J", value=efficiency, params=told, **common
                 )
+
+
+def _too_thin(window: Mapping[str, Any], read: Sequence[tuple[float, Beat | Absent]]) -> str:
+    """Why the samples do not tell what went on in the window, or an empty string."""
+    lost = [beat.reason for _, beat in read if isinstance(beat, Absent)]
+    if lost:
+        return f"{len(lost)} of {len(read)} samples could not be had: {lost[-1]}"
+    times = [window["begin"], *(at for at, _ in read), window["end"]]
+    gap = max(later - earlier for earlier, later in itertools.pairwise(times))
+    span = window["end"] - window["begin"]
+    if len(read) < LEAST_HZ * span or gap > LONGEST_GAP_S:
+        return f"{len(read)} samples in {span:.1f} s, {gap:.1f} s without one: fewer than {LEAST_HZ:g} a second"
+    return ""

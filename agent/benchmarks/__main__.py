@@ -20,6 +20,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from agent.benchmarks import nccl_log
 from agent.benchmarks.context import Context, failed, join
 from schemas.catalogue import BENCHMARKS, DURATION, expand, settings
 from schemas.records import ERROR, SKIPPED
@@ -53,7 +54,7 @@ def main() -> int:
     if options.request:
         _own_log(context)
     try:
-        _run_all(context, request["benchmarks"])
+        _run_all(context, request["benchmarks"], _take_device(context, request))
         context.save()
         context.begin("end")
         context.meet()  # torchrun ends every rank of the host as soon as one has ended badly
@@ -67,22 +68,43 @@ def main() -> int:
     return 0
 
 
-def _run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]]) -> None:
+def _take_device(context: Context, request: Mapping[str, Any]) -> str:
+    """Makes this rank's device the current one; returns why it cannot be measured, or an empty string."""
+    if context.kind == "cpu":
+        return ""
+    count = torch.cuda.device_count()
+    if count <= context.local_rank:
+        return f"CUDA shows {count} devices: none is left for {context.device_scope}"
+    try:
+        torch.cuda.set_device(context.device)
+        found = str(getattr(torch.cuda.get_device_properties(context.device), "uuid", ""))
+    except RuntimeError as error:
+        return f"the device cannot be used: {failed(error)[1]}"
+    planned = str(request.get("uuids", {}).get(str(context.devices[context.local_rank]), "")).removeprefix("GPU-")
+    if found and planned and found != planned:
+        # CUDA leaves out a GPU that NVML still counts, and every later one would be measured under another's serial.
+        return f"{context.device} is GPU-{found}, and not GPU-{planned} that NVML has at this index"
+    return _device_lost(context)
+
+
+def _run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:
     """First what each rank does with its own device, then what all do together: a lost GPU costs only its own figures."""
     alone = [name for name in benchmarks if not BENCHMARKS[name].needs_group]
     together = [name for name in benchmarks if BENCHMARKS[name].needs_group]
-    broken = ""
     for name in alone:
         if broken:
             context.begin(name)
             context.leave()
             _fill(context, name, benchmarks[name], ERROR, broken)
-        elif _run(context, name, benchmarks[name]):
+        else:
+            _run(context, name, benchmarks[name])
             broken = _device_lost(context)
     why = _roll_call(context, broken) if together else ""
     if together and not why:
         context.begin("join")
         join(context)
+        if "collective" not in together or context.world_size == 1:
+            nccl_log.hush()  # nobody reads what NCCL has to say
     for name in together:
         if why:
             _fill(context, name, benchmarks[name], SKIPPED, why)
@@ -100,16 +122,23 @@ def _run(context: Context, name: str, chosen: dict[str, Any]) -> str:
     began, problem = time.monotonic(), ""
     try:
         importlib.import_module(f"agent.benchmarks.{name}").run(context, settings(name, chosen))
+        if context.kind == "gpu":
+            torch.cuda.empty_cache()
     except Exception as error:  # noqa: BLE001 - a benchmark that fails is a result; the next one still runs
         status, problem = failed(error)
         print(f"{name}: {problem}", file=sys.stderr, flush=True)  # the rank's log
         _fill(context, name, chosen, status, problem)
     finally:
         context.leave()
-    if context.speaks_for_world:
-        context.measured(DURATION.name, time.monotonic() - began, unit="s", scope="host", benchmark=name)
-    if context.device.type == "cuda" and not problem:
-        torch.cuda.empty_cache()
+    duration: dict[str, Any] = {
+        "unit": "s",
+        "scope": "host" if context.speaks_for_world else context.device_scope,
+        "benchmark": name,
+    }
+    if problem:  # told by every rank, since the figures that it was to bring may all have been made before
+        context.absent(DURATION.name, status=ERROR, reason=problem, **duration)
+    elif context.speaks_for_world:
+        context.measured(DURATION.name, time.monotonic() - began, **duration)
     context.save()
     return problem
 
@@ -130,6 +159,22 @@ def _roll_call(context: Context, broken: str) -> str:
     """
     context.begin("roll call")
     context.store.set(f"roll/{context.rank}", broken or "here")
+    if (
+        context.rank == 0
+    ):  # one rank decides for all: each by itself, a rank that is late would be in for some and out for others
+        context.store.set("roll", _absent_ranks(context))
+    try:
+        context.store.wait(["roll"], timedelta(seconds=2 * context.timeout_s + 10))
+        return context.store.get("roll").decode()
+    except NOT_THERE:
+        return "rank 0 called no roll: it, or its host, is lost"
+
+
+NOT_THERE = (RuntimeError, ValueError)
+"""What torch's stores raise when they have waited long enough, by version."""
+
+
+def _absent_ranks(context: Context) -> str:
     ends = time.monotonic() + context.timeout_s
     absent = []
     for rank in range(context.world_size):
@@ -137,7 +182,7 @@ def _roll_call(context: Context, broken: str) -> str:
         try:
             context.store.wait([key], timedelta(seconds=max(0.1, ends - time.monotonic())))
             said = context.store.get(key).decode()
-        except (RuntimeError, ValueError):  # torch's DistStoreError is the one, its older versions raise the other
+        except NOT_THERE:
             said = f"did not come within {context.timeout_s:g} s"
         if said != "here":
             absent.append(f"rank {rank} cannot take part: {said}")
@@ -216,15 +261,12 @@ def _arguments() -> argparse.ArgumentParser:
 
 def _context(request: Mapping[str, Any], work: Path, store: Store, rank: int, world_size: int) -> Context:
     local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-    gpu = request["device"] == "gpu"
-    if gpu:
-        torch.cuda.set_device(local_rank)
     return Context(
         rank=rank,
         world_size=world_size,
         local_rank=local_rank,
         local_world_size=int(os.environ.get("LOCAL_WORLD_SIZE", "1")),
-        device=torch.device("cuda", local_rank) if gpu else torch.device("cpu"),
+        device=torch.device("cuda", local_rank) if request["device"] == "gpu" else torch.device("cpu"),
         stage=request["stage"],
         kind=request["device"],
         devices=tuple(request["devices"]),

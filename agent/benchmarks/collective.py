@@ -14,7 +14,7 @@ import torch.distributed as dist
 
 from agent.benchmarks import nccl_log
 from agent.benchmarks.context import Context, failed
-from agent.benchmarks.nccl import Communicator
+from agent.benchmarks.nccl import Communicator, NcclError, library
 from agent.benchmarks.operations import OPERATIONS, Buffers
 from agent.statistics import Series, summarize
 from schemas.catalogue import offers
@@ -47,16 +47,29 @@ def run(context: Context, settings: dict[str, Any]) -> None:
     if context.kind == "cpu":
         _run(context, cases, settings, None)
         return
-    communicator = Communicator(context.store, context.rank, context.world_size, context.timeout_s)
+    communicator = _communicator(context)
     try:
         _run(context, cases, settings, communicator)
         for op in settings["graph_ops"]:
             for size in settings["graph_sizes_bytes"]:
                 _graph(context, op, int(size), settings, communicator)
-    except TimeoutError:
-        communicator.abort()
+    except Exception as error:
+        if said := communicator.abort():
+            raise NcclError(f"{error}; {said}") from error
         raise
     communicator.close()
+
+
+def _communicator(context: Context) -> Communicator:
+    """NCCL over all ranks; raises on every rank where one of them cannot call it, for the others would wait for it."""
+    nccl, problem = None, "another rank has no libnccl.so.2"
+    try:
+        nccl = library()
+    except OSError as error:
+        problem = f"{error}: torch holds NCCL within itself; install nvidia-nccl"
+    if not context.agree(int(nccl is not None))[0] or nccl is None:
+        raise NcclError(problem)
+    return Communicator(nccl, context.store, context.rank, context.world_size, context.timeout_s)
 
 
 Case = tuple[str, str, int]
@@ -81,13 +94,18 @@ def _measure(
         _absent(context, op, placement, size, ERROR, why)
         return
     before = buffers.check()
+    context.synchronize()  # waits only so long, which reading the count does not
     series = _sample(context, buffers.run, settings)
-    wrong = context.total(float(before + buffers.check()))
+    after = buffers.check()
+    context.synchronize()
+    wrong = context.total(float(before + after))
     if not context.speaks_for_world:
         return
     times = summarize(series.seconds, series.stopped)
     algbw = buffers.moved / times.p50
-    common = _common(context, size) | {"placement": placement, **path}
+    # Chunks hold one element at least: 8 B over more than two ranks are more than that.
+    more = {} if buffers.moved == size else {"moved_bytes": buffers.moved}
+    common = _common(context, size) | {"placement": placement, **path, **more}
     context.measured(f"collective.{op}.algbw", algbw, unit="B/s", **common)
     context.measured(f"collective.{op}.busbw", algbw * OPERATIONS[op].factor(context.world_size), unit="B/s", **common)
     context.measured(f"collective.{op}.latency", times.p50, unit="s", samples=times, **common)
@@ -155,21 +173,26 @@ def _paths(context: Context, cases: list[Case], communicator: Communicator) -> d
             news = log.news()
             text += news
             chosen[case] = nccl_log.choice(news)
-    nccl_log.hush()
-    way, channels = nccl_log.transport(text), nccl_log.channels(text)
-    common: dict[str, Any] = {"unit": "1", "scope": context.world_scope}
-    if context.speaks_for_world:
-        if way:
-            context.measured("collective.transport", way, **common)
+    hushed = nccl_log.hush()
+    way, channels = _way(context, nccl_log.transport(text)), nccl_log.channels(text)
+    common: dict[str, Any] = {"unit": "1", "scope": context.world_scope, "world_size": context.world_size}
+    facts = {"transport": way or None, "channels": channels and channels[0], "nvls": channels and channels[1] > 0}
+    for name, value in facts.items() if context.speaks_for_world else ():
+        if value is None:
+            context.absent(f"collective.{name}", status=ERROR, reason="NCCL's log does not tell", **common)
         else:
-            context.absent("collective.transport", status=ERROR, reason="NCCL's log names no transport", **common)
-        for name, value in (("channels", channels and channels[0]), ("nvls", channels and channels[1] > 0)):
-            if value is None:
-                context.absent(f"collective.{name}", status=ERROR, reason="NCCL's log does not tell", **common)
-            else:
-                context.measured(f"collective.{name}", value, **common)
-    known = ({"transport": way} if way else {}) | ({"nvls": channels[1] > 0} if channels else {})
-    return {case: known | choice for case, choice in chosen.items()}
+            context.measured(f"collective.{name}", value, **common)
+    known = {key: value for key, value in facts.items() if value is not None and key != "channels"}
+    logged = {} if hushed else {"nccl_log": "open"}  # a line an operation is then in each latency
+    return {case: {**known, **choice, **logged} for case, choice in chosen.items()}
+
+
+def _way(context: Context, mine: str) -> str:
+    """The ways that all ranks talk: one GPU without its NVLinks, or one NIC without GPUDirect, shows in its own log only."""
+    context.store.set(f"transport/{context.rank}", mine)
+    context.agree(1)  # everyone has said it
+    said = {context.store.get(f"transport/{rank}").decode() for rank in range(context.world_size)}
+    return "+".join(sorted({way for ways in said for way in ways.split("+") if way}))
 
 
 def _graph(context: Context, op: str, size: int, settings: dict[str, Any], communicator: Communicator) -> None:

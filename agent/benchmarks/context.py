@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -54,7 +55,7 @@ class Context:
     benchmark: str = ""
     """The one that is running."""
     lost: dict[int, str] = field(default_factory=dict)
-    """Local ranks of this host that are not waited for any more, and why."""
+    """Local ranks of this host that are not waited for, and why."""
     observations: list[Observation] = field(default_factory=list)
     windows: list[dict[str, Any]] = field(default_factory=list)
     _meetings: dict[str, int] = field(default_factory=dict)
@@ -99,7 +100,12 @@ class Context:
         samples: Samples | None = None,
         **params: Any,
     ) -> None:
-        """Reports a value."""
+        """Reports a value; one that is no number (NaN, an infinity) is an error and not a value."""
+        numbers = [value, *((samples.min, samples.p50, samples.max, samples.cv) if samples else ())]
+        if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
+            reason = f"the figure is not a number: {value}"
+            self.absent(name, unit=unit, scope=scope, status=ERROR, reason=reason, **params)
+            return
         self.observations.append(
             Observation(
                 name=name,
@@ -130,6 +136,10 @@ class Context:
         """From here on meetings, windows and phases are this benchmark's."""
         self.benchmark = benchmark
         self._meetings = {}
+        self.store.set(f"begun/{self.node}/{benchmark}/{self.local_rank}", "here")
+        for rank in list(self.lost):  # one that was only slow, and has caught up, is waited for again
+            if self.store.check([f"begun/{self.node}/{benchmark}/{rank}"]):
+                del self.lost[rank]
         self.phase(benchmark)
 
     def meet(self, what: str = "") -> None:
@@ -149,6 +159,12 @@ class Context:
                 self.lost |= dict.fromkeys(late, f"did not come to {self.benchmark} {what} in {self.timeout_s:g} s")
                 return
             time.sleep(0.0005)
+
+    def present(self) -> list[int]:
+        """Local ranks that have neither been lost nor left the benchmark."""
+        left = f"left/{self.node}/{self.benchmark}"
+        others = [rank for rank in range(self.local_world_size) if rank not in self.lost]
+        return [rank for rank in others if not self.store.check([f"{left}/{rank}"])]
 
     def leave(self) -> None:
         """Tells the other ranks of this host that this one is not coming to any further meeting of the benchmark."""

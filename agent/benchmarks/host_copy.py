@@ -24,7 +24,7 @@ def run(context: Context, settings: dict[str, Any]) -> None:
     size = int(settings["size_bytes"])
     buffers = None
     error: Exception | None = None
-    near, far = numa_nodes(context.device)
+    near, far, told = numa_nodes(context.device)
     try:
         with memory_of(near):
             buffers = Buffers(size, context.device)
@@ -36,11 +36,15 @@ def run(context: Context, settings: dict[str, Any]) -> None:
             for turn in range(context.local_world_size if sharing == "alone" else 1):
                 context.meet(f"{direction} {sharing}")
                 if sharing == "all_gpus" or turn == context.local_rank:
-                    _report(context, settings, buffers or error, direction, sharing, "local")
+                    _report(context, settings, buffers or error, direction, sharing, told)
     context.meet("done")
-    if far is not None and buffers:
-        with memory_of(far):
-            remote = Buffers(size, context.device)
+    if far is not None:
+        remote: Buffers | Exception
+        try:
+            with memory_of(far):
+                buffers, remote = None, Buffers(size, context.device)
+        except RuntimeError as caught:
+            remote = caught
         for turn in range(context.local_world_size):
             context.meet("remote")
             for direction in settings["directions"] if turn == context.local_rank else ():
@@ -105,6 +109,7 @@ def _report(
         "direction": direction,
         "sharing": sharing,
         "numa": numa,
+        "devices": len(context.present()) if sharing == "all_gpus" else 1,
         "size_bytes": int(settings["size_bytes"]),
     }
     try:
@@ -122,19 +127,21 @@ def _report(
     context.rate("host_copy.bandwidth", buffers.moved(direction), series, **common)
 
 
-def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, int | None]:
-    """The NUMA node that the GPU hangs on, where the host says, and another one with CPUs, where there is a choice."""
+def numa_nodes(device: torch.device, nodes: Path = NODES) -> tuple[int | None, int | None, str]:
+    """The NUMA node that the GPU hangs on; another one with CPUs, where there is a choice; what to call the first.
+
+    `local`, or `unknown` where the host has several and does not say which one it is.
+    """
     part = torch.cuda.get_device_properties(device)
     domain, bus, slot = (getattr(part, f"pci_{what}_id", 0) for what in ("domain", "bus", "device"))
-    address = f"{domain:04x}:{bus:02x}:{slot:02x}.0"
+    ours = [node for node, cpus in _cpus(nodes) if cpus & os.sched_getaffinity(0)]
     try:
-        near = int(Path("/sys/bus/pci/devices", address, "numa_node").read_text())
+        near = int(Path(f"/sys/bus/pci/devices/{domain:04x}:{bus:02x}:{slot:02x}.0/numa_node").read_text())
     except (OSError, ValueError):
-        return None, None
-    if near < 0:  # a machine of one node, or a hypervisor that does not tell
-        return None, None
-    others = [node for node, cpus in _cpus(nodes) if node != near and cpus & os.sched_getaffinity(0)]
-    return near, others[0] if others else None
+        near = -1
+    if near < 0:  # a hypervisor that does not tell
+        return None, None, "local" if len(ours) <= 1 else "unknown"
+    return near, next((node for node in ours if node != near), None), "local"
 
 
 def _cpus(nodes: Path) -> Iterator[tuple[int, set[int]]]:

@@ -16,9 +16,7 @@ from agent.benchmarks.context import Context
 CHUNK = 1 << 27
 """Words of 8 bytes in one allocation: a free memory in pieces has room for many small ones where one large finds none."""
 PART = 1 << 25
-"""Words that are checked at once, against as many that are made anew."""
-SPARE_BYTES = PART * 8 + PART + (64 << 20)
-"""What the check itself needs."""
+"""Words that are checked at once, against as many that are made anew; fewer where there is little memory."""
 WALK = 64
 
 
@@ -28,12 +26,14 @@ def run(context: Context, settings: dict[str, Any]) -> None:
     An address is the virtual one in this process: NVIDIA gives no way from it to a bank. The word expected and the word
     read stand beside it, so that a stuck bit can be told from a lost row.
     """
+    context.meet("the others' memory is given back")
     free = _free(context.device)
-    wanted = int(free * float(settings["share"]))
+    words = min(PART, free // 2000)  # with what comparing them takes, half a percent of the memory
+    wanted = int(free * float(settings["share"])) - 9 * words
     wanted = min(wanted, int(settings["most_bytes"]) or wanted)
     chunks = list(_allocate(wanted, context.device))
     tested = sum(chunk.numel() for chunk in chunks) * 8
-    part = torch.empty(min(PART, max(chunk.numel() for chunk in chunks)), dtype=torch.int64, device=context.device)
+    part = torch.empty(min(words, max(chunk.numel() for chunk in chunks)), dtype=torch.int64, device=context.device)
     common: dict[str, Any] = {"unit": "1", "scope": context.device_scope}
     for pattern in settings["patterns"]:
         context.phase(f"integrity {pattern}")
@@ -60,9 +60,8 @@ def _free(device: torch.device) -> int:
 
 def _allocate(wanted: int, device: torch.device) -> Iterator[torch.Tensor]:
     """Chunks of memory of `wanted` bytes in all, or as much as there is; raises RuntimeError where there is none."""
-    count, words = CHUNK, max(1, (wanted - SPARE_BYTES) // 8 if wanted > 4 * SPARE_BYTES else wanted // 8)
-    given = 0
-    while words > 0 and count >= 1 << 20:
+    count, words, given = CHUNK, max(1, wanted // 8), 0
+    while words > 0 and count >= 1 << 16:
         try:
             chunk = torch.empty(min(count, words), dtype=torch.int64, device=device)
         except torch.OutOfMemoryError:

@@ -32,6 +32,7 @@ def run(context: Context, settings: dict[str, Any]) -> None:
             context.absent("memory.bandwidth", status=status, reason=reason, **common)
             continue
         context.rate("memory.bandwidth", moved, series, **common)
+        del work, check  # and with them their buffers: the next operation needs the room
 
 
 Operation = tuple[Callable[[], object], Callable[[], bool], int]

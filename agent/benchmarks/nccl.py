@@ -22,6 +22,17 @@ class NcclError(RuntimeError):
     """NCCL refused a call, or did not end one in time."""
 
 
+def library() -> ctypes.CDLL:
+    """NCCL, as torch has loaded it.
+
+    Raises:
+        OSError: there is no libnccl.so.2; some builds of torch hold NCCL within themselves.
+    """
+    found = ctypes.CDLL("libnccl.so.2")
+    found.ncclGetErrorString.restype = ctypes.c_char_p
+    return found
+
+
 class _UniqueId(ctypes.Structure):
     _fields_ = [("internal", ctypes.c_byte * ID_BYTES)]
 
@@ -30,13 +41,11 @@ class Communicator:
     """One rank's NCCL communicator over all ranks of the launch.
 
     Raises:
-        OSError: there is no libnccl.so.2 to load; some builds of torch hold NCCL within themselves.
         NcclError: it cannot be formed.
     """
 
-    def __init__(self, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
-        self._library = ctypes.CDLL("libnccl.so.2")  # the one that torch has loaded
-        self._library.ncclGetErrorString.restype = ctypes.c_char_p
+    def __init__(self, library: ctypes.CDLL, store: Store, rank: int, world_size: int, timeout_s: float) -> None:
+        self._library = library
         self.rank, self.world_size = rank, world_size
         key = "nccl/id"
         unique = _UniqueId()
@@ -57,9 +66,17 @@ class Communicator:
         """Gives the communicator's memory back."""
         self._call("ncclCommDestroy", self._handle)
 
-    def abort(self) -> None:
-        """Ends the communicator where an operation does not end by itself, so that its kernels leave the GPU."""
-        self._call("ncclCommAbort", self._handle)
+    def abort(self) -> str:
+        """Ends the communicator where an operation does not end by itself, so that its kernels leave the GPU.
+
+        Returns what NCCL itself says went wrong, or an empty string.
+        """
+        code = ctypes.c_int()
+        self._library.ncclCommGetAsyncError(self._handle, ctypes.byref(code))
+        self._library.ncclCommAbort(self._handle)
+        if code.value in (0, IN_PROGRESS):
+            return ""
+        return f"NCCL: {self._library.ncclGetErrorString(code.value).decode()}"
 
     def operation(self, op: str, send: torch.Tensor, receive: torch.Tensor) -> Callable[[], None]:
         """What starts the operation between these buffers (fp32) on the current stream; the root is rank 0."""

@@ -198,8 +198,11 @@ class Buffers:
         else:
             self.run = lambda: self._operation.run(self.send, self.receive)
 
-    def check(self) -> int:
-        """Fills the send buffer, runs once, and counts the elements of this rank that are not what arithmetic says."""
+    def check(self) -> torch.Tensor:
+        """Fills the send buffer, runs once, and counts the elements of this rank that are not what arithmetic says.
+
+        The count stays on the device: who reads it waits for the operation, which may hang.
+        """
         self.receive.fill_(float("nan"))  # so that what an earlier run left cannot pass for what this one brings
         for index, chunk in enumerate(self.send.chunk(self._n if self._operation.sends_chunks else 1)):
             for start in range(0, chunk.numel(), CHUNK):
@@ -207,7 +210,7 @@ class Buffers:
                 part.copy_(pattern(start, part.numel(), part.device) + self._operation.sent(self._rank, index, self._n))
         self.run()
         if self._operation.root_only and self._rank != 0:
-            return 0
+            return torch.zeros((), dtype=torch.int64, device=self.receive.device)
         return wrong_elements(self.receive, self._operation, self._rank, self._n)
 
 
@@ -215,7 +218,7 @@ def pattern(start: int, count: int, device: torch.device) -> torch.Tensor:
     return (torch.arange(start, start + count, device=device, dtype=torch.int64) % PERIOD).to(torch.float32)
 
 
-def wrong_elements(receive: torch.Tensor, operation: Operation, rank: int, n: int) -> int:
+def wrong_elements(receive: torch.Tensor, operation: Operation, rank: int, n: int) -> torch.Tensor:
     """How many elements are not what arithmetic says. The values are small integers, so fp32 has them exactly."""
     wrong = torch.zeros((), dtype=torch.int64, device=receive.device)
     for index, chunk in enumerate(receive.chunk(n if operation.receives_chunks else 1)):
@@ -223,4 +226,4 @@ def wrong_elements(receive: torch.Tensor, operation: Operation, rank: int, n: in
         for start in range(0, chunk.numel(), CHUNK):
             part = chunk[start : start + CHUNK]
             wrong += (part != pattern(start, part.numel(), part.device) * factor + addend).sum()
-    return int(wrong)
+    return wrong

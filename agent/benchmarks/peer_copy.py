@@ -9,6 +9,7 @@ import torch
 
 from agent.benchmarks.context import Context, cuda_event, cuda_stream, elapsed, failed
 from agent.statistics import Series, interval, summarize
+from schemas.records import SKIPPED
 
 COPIES = 3
 """Copies in one timed span."""
@@ -25,9 +26,20 @@ def run(context: Context, settings: dict[str, Any]) -> None:
         context.meet("turn")
         if turn == context.local_rank:
             for peer in range(context.local_world_size):
-                if peer != context.local_rank:
+                if peer != context.local_rank and peer in context.present():
                     _pair(context, settings, peer)
+                elif peer != context.local_rank:  # a fault of its GPU could become this process's own
+                    _no_peer(context, settings, peer)
+    torch.cuda.empty_cache()  # the peers' memory too, before they look how much of it is free
     context.meet("done")
+
+
+def _no_peer(context: Context, settings: dict[str, Any], peer: int) -> None:
+    common: dict[str, Any] = {"scope": context.pair_scope(peer), "status": SKIPPED, "reason": "the other GPU was lost"}
+    context.absent("peer_copy.access", unit="1", **common)
+    context.absent("peer_copy.latency", unit="s", **common)
+    for direction in settings["directions"]:
+        context.absent("peer_copy.bandwidth", unit="B/s", direction=direction, **common)
 
 
 def _pair(context: Context, settings: dict[str, Any], peer: int) -> None:
@@ -55,6 +67,7 @@ def _pair(context: Context, settings: dict[str, Any], peer: int) -> None:
             context.absent("peer_copy.bandwidth", status=status, reason=reason, **common)
             continue
         context.rate("peer_copy.bandwidth", size * (2 if direction == "both_ways" else 1), series, **common)
+        del pair
     try:
         seconds = _latencies(context.device, other)
     except (RuntimeError, ValueError) as error:

@@ -68,7 +68,8 @@ def _stress(context: Context, settings: dict[str, Any], dtype: str, common: dict
     check()
     if not seconds:
         raise ValueError(f"one block of {count} products took longer than the {settings['seconds']} s of the test")
-    context.rate("stress.throughput", 2 * size**3, Series(seconds=seconds), unit="FLOP/s", **common)
+    devices = len(context.present())
+    context.rate("stress.throughput", 2 * size**3, Series(seconds=seconds), unit="FLOP/s", devices=devices, **common)
     context.measured("stress.wrong_products", int(wrong), unit="1", **common)
 
 

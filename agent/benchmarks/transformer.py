@@ -98,15 +98,13 @@ def _measure(context: Context, settings: dict[str, Any]) -> None:
         optimizer.step()
         losses.append(loss.detach())
 
-    def train() -> list[float]:
-        try:
-            return context.time(step, int(settings["steps"]), warm_up=WARM_UP)
-        except torch.cuda.OutOfMemoryError:
-            log(torch.cuda.memory_summary(context.device, abbreviated=True))
-            raise
-
     context.phase("transformer steps")
-    _report(context, settings, attempt(context, train), flops, peak)
+    try:  # what goes wrong in here goes wrong between ranks: they cannot agree on it any more
+        times = context.time(step, int(settings["steps"]), warm_up=WARM_UP)
+    except torch.cuda.OutOfMemoryError:
+        log(torch.cuda.memory_summary(context.device, abbreviated=True))
+        raise
+    _report(context, settings, times, flops, peak)
     first, last = context.total(float(losses[0])), context.total(float(losses[-1]))
     if context.speaks_for_world:
         params = _params(context, settings)

@@ -28,6 +28,7 @@ def torchrun(
     data: Path,
     port: int,
     interface: str,
+    uuids: Mapping[int, str],
 ) -> Command:
     """The torchrun of this host's part of a stage.
 
@@ -37,6 +38,7 @@ def torchrun(
         data: where the operator's training data was staged, if any was.
         port: the rendezvous on the first member.
         interface: network interface for NCCL and gloo; empty: they choose.
+        uuids: NVML index -> UUID, where known: a rank that is given another GPU measures nothing.
 
     Raises:
         LaunchError: torch is not there, or `host` is not a member.
@@ -58,6 +60,7 @@ def torchrun(
             "world_scope": f"gang={host.gang}" if stage.name == "gang" else "host",
             "device": host.device,
             "devices": list(host.devices),
+            "uuids": {str(index): uuid for index, uuid in uuids.items()},
             "collective_timeout_s": stage.collective_timeout_s,
             "benchmarks": {name: _settings(name, chosen, data) for name, chosen in stage.benchmarks.items()},
         },
@@ -73,7 +76,7 @@ def torchrun(
             *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0", *meeting),
             *("-m", "agent.benchmarks", "--request", str(request)),
         ],
-        environment=_environment(host, interface),
+        environment=_environment(host, interface, work),
         ranks={first_rank + local: local for local in range(len(host.devices))},
     )
 
@@ -86,10 +89,13 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
     return values
 
 
-def _environment(host: PlannedHost, interface: str) -> dict[str, str]:
+def _environment(host: PlannedHost, interface: str, work: Path) -> dict[str, str]:
     environment = {
         **os.environ,
         "PYTHONUNBUFFERED": "1",
+        # What torch.compile builds is run: it must not lie where others can write, as /tmp is.
+        "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
+        "TRITON_CACHE_DIR": str(work / "triton"),
         # NVML numbers GPUs by PCI address; CUDA must do the same for an index to mean one part.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices)) if host.device == "gpu" else "",

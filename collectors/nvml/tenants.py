@@ -39,6 +39,8 @@ def _of(index: int, share: bool) -> Iterator[str]:
     if read(lambda: nvml.nvmlDeviceGetMigMode(gpu)[0]) == nvml.NVML_DEVICE_MIG_ENABLE:
         yield f"gpu={index} is divided by MIG: `nvidia-smi -i {index} -mig 0` makes it whole"
     running = [] if share else read(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(gpu))
+    if isinstance(running, Absent) and running.status == "error":
+        yield f"gpu={index} does not tell who uses it ({running.reason})"
     for process in [] if isinstance(running, Absent) else running:
         yield f"gpu={index} is in use by process {process.pid}{_name(process.pid)}"
 

@@ -12,11 +12,12 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent.benchmarks import digest, integrity, nccl_log
-from agent.benchmarks.__main__ import _roll_call, _run_all
+from agent.benchmarks import digest, gemm, integrity, nccl_log
+from agent.benchmarks.__main__ import _roll_call, _run_all, _take_device
 from agent.benchmarks.context import Context
 from agent.statistics import interval, summarize
 from agent.telemetry import Telemetry
+from collectors.base import Absent
 from schemas.catalogue import settings
 from schemas.records import MEASURED, Observation
 
@@ -110,6 +111,76 @@ def test_roll_call_names_who_cannot_take_part_and_why(tmp_path: Path) -> None:
     assert "rank 1 cannot take part: the device was lost: AcceleratorError: uncorrectable ECC error" in said
     assert "rank 2 cannot take part: did not come within 0.2 s" in said
     assert "rank 0" not in said
+    late = context(tmp_path, store, 1, 3, timeout_s=0.2)
+    assert _roll_call(late, "") == said  # one rank decides for all
+
+
+def test_a_roll_that_nobody_calls_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def in_vain(*_: Any) -> None:
+        raise RuntimeError("wait timeout")
+
+    rank = context(tmp_path, rank=1, ranks=2)
+    monkeypatch.setattr(dist.HashStore, "wait", in_vain)
+    assert _roll_call(rank, "") == "rank 0 called no roll: it, or its host, is lost"
+
+
+def test_a_rank_that_was_only_slow_is_waited_for_again(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    fast, slow = (context(tmp_path, store, rank, 2, timeout_s=0.1) for rank in range(2))
+    fast.begin("memory")
+    fast.meet()
+    assert 1 in fast.lost
+    slow.begin("stress")
+    fast.begin("stress")
+    assert not fast.lost
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf")])
+def test_a_figure_that_is_no_number_is_an_error_and_can_be_written(tmp_path: Path, value: float) -> None:
+    rank = context(tmp_path)
+    rank.measured("training.loss", value, unit="1", scope="host", network="convnet")
+    rank.save()
+    (seen,) = rank.observations
+    assert (seen.status, seen.value, seen.params) == ("error", None, {"network": "convnet"})
+    assert str(value) in seen.reason
+
+
+def test_an_error_after_the_last_figure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def late(rank: Context, chosen: dict[str, Any]) -> None:
+        rank.measured("memory.bandwidth", 1.0, unit="B/s", scope="cpu=0", op="copy")
+        raise RuntimeError("CUDA out of memory")
+
+    monkeypatch.setattr("agent.benchmarks.memory.run", late)
+    rank = context(tmp_path)
+    _run_all(rank, {"memory": {"ops": ["copy"]}})
+    told = {seen.name: (seen.status, seen.reason) for seen in rank.observations}
+    assert told["memory.bandwidth"] == ("measured", "")
+    assert told["benchmark.duration"] == ("error", "RuntimeError: CUDA out of memory")
+
+
+@pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
+def test_a_product_is_checked_in_every_row(dtype: str) -> None:
+    multiply, check = gemm.product(dtype, 128, torch.device("cpu"), seed=1)
+    last = multiply()
+    check()
+    last[77] = 0
+    with pytest.raises(ValueError, match="row 77"):
+        check()
+    last[77] = float("nan")
+    with pytest.raises(ValueError, match="the product is wrong"):
+        check()
+
+
+def test_a_rank_without_its_device_goes_on_as_one_that_lost_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rank = context(tmp_path)
+    rank.kind, rank.device = "gpu", torch.device("cuda", 5)
+    assert _take_device(rank, {}) == "CUDA shows 0 devices: none is left for gpu=0"
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
+    properties = type("Properties", (), {"uuid": "11111111-2222"})
+    monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+    said = _take_device(rank, {"uuids": {"0": "GPU-33333333-4444"}})
+    assert said == "cuda:5 is GPU-11111111-2222, and not GPU-33333333-4444 that NVML has at this index"
 
 
 def test_a_lost_device_costs_its_own_figures_and_those_of_the_group_with_the_reason(
@@ -119,14 +190,13 @@ def test_a_lost_device_costs_its_own_figures_and_those_of_the_group_with_the_rea
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
     monkeypatch.setattr("agent.benchmarks.gemm.product", gone)
-    monkeypatch.setattr("agent.benchmarks.memory.run", gone)
     monkeypatch.setattr("agent.benchmarks.__main__._device_lost", lambda _: "the device was lost: ECC")
     rank = context(tmp_path)
     sizes = {"integrity": {"most_bytes": 4096}, "collective": {"ops": ["all_reduce"], "sizes_bytes": [8]}}
     _run_all(rank, {"gemm": {"dtypes": ["fp32"]}, "memory": {"ops": ["copy"]}, **sizes})
     said = {(seen.name, seen.status): seen.reason for seen in rank.observations if seen.status != MEASURED}
     assert "uncorrectable ECC" in said[("gemm.throughput", "error")]
-    assert "uncorrectable ECC" in said[("memory.bandwidth", "error")]
+    assert said[("memory.bandwidth", "error")] == "the device was lost: ECC"
     assert said[("integrity.wrong_words", "error")] == "the device was lost: ECC"
     assert "rank 0 cannot take part: the device was lost: ECC" in said[("collective.all_reduce.busbw", "skipped")]
 
@@ -221,7 +291,7 @@ class Pulse:
     def __init__(self, devices: Any) -> None:
         self._devices = devices
 
-    def read(self) -> dict[int, tuple[float, float, float, int]]:
+    def read(self) -> dict[int, Any]:
         return {index: (690.0 + index, 1.5e9, 60.0, 0x4) for index in self._devices}
 
 
@@ -270,6 +340,37 @@ def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     found = telemetry.observations([window], [], "benchmark")
     assert found
     assert {(seen.status, seen.reason) for seen in found} == {("error", "OSError: NVML: GPU is lost")}
+
+
+@pytest.mark.parametrize(
+    ("pause", "lose", "why"),
+    [
+        (0.3, False, "fewer than 10 a second"),
+        (0.05, True, "samples could not be had: NVML: GPU is lost"),
+    ],
+)
+def test_telemetry_that_saw_too_little_proves_nothing(
+    pause: float, lose: bool, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Poor(Pulse):
+        beats = 0
+
+        def read(self) -> dict[int, Any]:
+            self.beats += 1
+            time.sleep(pause)
+            return (
+                {0: Absent(status="error", reason="NVML: GPU is lost")} if lose and self.beats == 3 else super().read()
+            )
+
+    monkeypatch.setattr("agent.telemetry.Pulse", Poor)
+    begin = time.monotonic()
+    telemetry = Telemetry([0])
+    time.sleep(0.6)
+    telemetry.stop()
+    window = {"benchmark": "stress", "scope": "gpu=0", "begin": begin, "end": begin + 0.5, "params": {"dtype": "bf16"}}
+    found = telemetry.observations([window], [], "benchmark")
+    assert {seen.status for seen in found} == {"error"}
+    assert all(why in seen.reason for seen in found)
 
 
 NCCL_2_28 = """\
