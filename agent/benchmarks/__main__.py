@@ -6,6 +6,7 @@ import argparse
 import importlib
 import json
 import os
+import re
 import shutil
 import sys
 import tempfile
@@ -77,14 +78,20 @@ def _take_device(context: Context, request: Mapping[str, Any]) -> str:
         return f"CUDA shows {count} devices: none is left for {context.device_scope}"
     try:
         torch.cuda.set_device(context.device)
-        found = str(getattr(torch.cuda.get_device_properties(context.device), "uuid", ""))
+        found = _uuid(torch.cuda.get_device_properties(context.device))
     except RuntimeError as error:
         return f"the device cannot be used: {failed(error)[1]}"
-    planned = str(request.get("uuids", {}).get(str(context.devices[context.local_rank]), "")).removeprefix("GPU-")
+    planned = request.get("uuids", {}).get(str(context.devices[context.local_rank]), "").lower()
     if found and planned and found != planned:
         # CUDA leaves out a GPU that NVML still counts, and every later one would be measured under another's serial.
-        return f"{context.device} is GPU-{found}, and not GPU-{planned} that NVML has at this index"
+        return f"{context.device} is {found}, and not {planned} that NVML has at this index"
     return _device_lost(context)
+
+
+def _uuid(properties: Any) -> str:
+    """The device's UUID as NVML spells it; empty where this torch does not tell."""
+    found = re.search(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}", str(getattr(properties, "uuid", "")).lower())
+    return f"gpu-{found[0]}" if found else ""
 
 
 def _run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:

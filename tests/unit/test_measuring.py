@@ -176,11 +176,16 @@ def test_a_rank_without_its_device_goes_on_as_one_that_lost_it(tmp_path: Path, m
     rank.kind, rank.device = "gpu", torch.device("cuda", 5)
     assert _take_device(rank, {}) == "CUDA shows 0 devices: none is left for gpu=0"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
-    properties = type("Properties", (), {"uuid": "11111111-2222"})
+    other = "87654321-0000-0000-0000-000000000009"
+    properties = type("Properties", (), {"uuid": other})
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    said = _take_device(rank, {"uuids": {"0": "GPU-33333333-4444"}})
-    assert said == "cuda:5 is GPU-11111111-2222, and not GPU-33333333-4444 that NVML has at this index"
+    said = _take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}})
+    assert said.startswith(f"cuda:5 is gpu-{other}, and not gpu-87654321-0000-0000-0000-000000000000 that NVML")
+    monkeypatch.setattr("agent.benchmarks.__main__._device_lost", lambda _: "")
+    assert _take_device(rank, {"uuids": {"0": f"GPU-{other}"}}) == ""
+    properties.uuid = "<an object that does not tell>"
+    assert _take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}}) == ""
 
 
 def test_a_lost_device_costs_its_own_figures_and_those_of_the_group_with_the_reason(
