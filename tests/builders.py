@@ -84,7 +84,7 @@ KINDS: dict[str, Any] = {
     "identical": True,
 }
 """By the last part of the name, where the whole of it is not in FIGURES."""
-EXTRA = {"host_copy.bandwidth": {"numa": "local"}}
+EXTRA = {"host_copy.bandwidth": {"numa": "local"}, "dataloader.sufficiency": {"network": "resnet18"}}
 """What benchmarks say of an observation beyond the settings."""
 
 

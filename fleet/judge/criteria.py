@@ -94,7 +94,9 @@ def read_pack(name: str) -> Pack:
             )
         path = PACKS / f"{name}.yml"
     document = read_yaml(path, "criteria")
-    criteria = [criterion for included in document.get("include", ()) for criterion in read_pack(included).criteria]
+    # Of two included packs the later one has the last word on an id that both use.
+    included = [criterion for name in document.get("include", ()) for criterion in read_pack(name).criteria]
+    criteria = list({criterion.id: criterion for criterion in included}.values())
     criteria += [_criterion(item, path.stem) for item in document["criteria"]]
     ids = [criterion.id for criterion in criteria]
     for criterion_id in ids:

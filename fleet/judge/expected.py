@@ -7,8 +7,9 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from fleet.judge.evidence import Evidence, HostView
+from schemas.catalogue import Expectation
 from schemas.plans import Plan
-from schemas.records import MEASURED, UNSUPPORTED, Gpu, Value
+from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 
 
@@ -99,6 +100,29 @@ def planned(view: HostView) -> Iterator[Verdict]:
         last = [launch for launch in view.evidence.launches() if launch.stage == stage.name][-1:]
         if wanted and last and last[0].outcome != "finished":
             yield view.inconclusive(f"stage.{stage.name}", "host", f"{last[0].outcome}: {last[0].reason}", stage.name)
+
+
+def reported(view: HostView) -> Iterator[Verdict]:
+    """Inconclusive for every error that a benchmark reported and that the plan does not speak of."""
+    asked: dict[tuple[str, str], list[Expectation]] = defaultdict(list)
+    for item in view.plan.expected:
+        asked[(item.stage, item.name)].append(item)
+    lost: dict[tuple[object, ...], Observation] = {}
+    for seen in view.evidence.benchmarks():
+        place = (seen.stage, seen.name, seen.scope)
+        if seen.status == ERROR:
+            lost[(*place, *sorted(seen.params.items()))] = seen
+        else:  # where a stage was run again, what came of it then
+            for key in [key for key in lost if key[:3] == place and lost[key].params.items() <= seen.params.items()]:
+                del lost[key]
+    for seen in lost.values():
+        if not any(_speaks_of(view, item, seen) for item in asked[(seen.stage, seen.name)]):
+            yield view.inconclusive(seen.name, seen.scope, f"error: {seen.reason}", seen.stage, seen.params)
+
+
+def _speaks_of(view: HostView, item: Expectation, seen: Observation) -> bool:
+    """Whether the plan asks for it: then `planned` judges it, or leaves it out because so many ranks cannot make it."""
+    return item.params.items() <= seen.params.items() and seen.scope in view.plan.scopes_of(view.host, item)
 
 
 def _stage_problem(view: HostView, stage: str) -> str:

@@ -6,47 +6,48 @@ is ever called judges none: none of them shows in a report.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+import fnmatch
+import math
+from collections.abc import Iterator, Mapping
 
 from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.finding import CEILINGS, FLOORS, Finding, about, one_of
+from fleet.judge.lint_physics import physics
+from fleet.judge.lint_sense import sense
+from fleet.judge.lint_where import where
 from schemas.catalogue import BENCHMARKS, DURATION, Benchmark, Output
 from schemas.documents import nearest
 from schemas.records import Value
 
 COLLECTED = frozenset({"gpu", "host", "driver", "xid", "collector"})
-"""First components of what the collectors read. The control node does not know collectors, so the rest is not checked."""
-EXTRA = frozenset(
-    {
-        "algorithm", "backend", "batch_size", "benchmark", "data", "dtype", "epochs", "network", "numa", "nvls", "protocol",
-        "size", "size_bytes", "transport", "world_size",
-    }
+"""First components of what the collectors read. The control node does not import collectors, so their names stand below; of a
+component without a name there, anything goes."""
+READINGS = (
+    "driver.cuda_version", "driver.version", "gpu.clock.memory", "gpu.clock.sm", "gpu.count", "gpu.ecc.corrected_aggregate",
+    "gpu.ecc.corrected_volatile", "gpu.ecc.enabled", "gpu.ecc.uncorrectable_aggregate",
+    "gpu.ecc.uncorrectable_sram_aggregate", "gpu.ecc.uncorrectable_volatile", "gpu.energy", "gpu.memory.total",
+    "gpu.memory.used", "gpu.memory.utilization", "gpu.mig.enabled", "gpu.name", "gpu.nvlink.active",
+    "gpu.nvlink.active_links", "gpu.part_number", "gpu.pci_bus_id", "gpu.pci_count", "gpu.pcie.generation",
+    "gpu.pcie.generation_max", "gpu.pcie.replays", "gpu.pcie.width", "gpu.pcie.width_max", "gpu.peer.link",
+    "gpu.persistence.enabled", "gpu.power", "gpu.power_limit", "gpu.power_limit_default", "gpu.processes",
+    "gpu.remapped_rows.correctable", "gpu.remapped_rows.failed", "gpu.remapped_rows.pending",
+    "gpu.remapped_rows.uncorrectable", "gpu.serial", "gpu.temperature", "gpu.throttle.active", "gpu.utilization", "gpu.uuid",
+    "gpu.vbios_version", "host.cpu.count", "host.cpu.model", "host.kernel_version", "host.load", "host.memory.available",
+    "host.memory.total", "host.uptime", "xid.count", "xid.last_seen",
 )  # fmt: skip
-"""Parameters that benchmarks add to the ones that the catalogue lists."""
+STAGES, MEASURING = frozenset({"preflight", "benchmark", "gang"}), frozenset({"benchmark", "gang"})
 SCOPES: Mapping[str, frozenset[str]] = {
     "device": frozenset({"gpu", "cpu"}),
     "pair": frozenset({"peer"}),
     "host": frozenset({"host"}),
     "world": frozenset({"host", "gang"}),
 }
-COLLECTED_SCOPES = frozenset({"host", "gpu", "reason", "link", "nic", "port"})
+COLLECTED_SCOPES = frozenset({"host", "gpu", "reason", "link", "nic", "port", "peer"})
 TRUTHS = frozenset(
     {"peer_copy.access", "training.loss_finite", "variants.loss_finite", "checkpoint.identical", "collective.nvls"}
 )
 TEXTS = frozenset({"collective.transport", "digest.value"})
-FLOORS, CEILINGS = ("ge", "gt"), ("le", "lt")
 LEAST_OF_EXPECTED = 0.75
-LEAST_OF_COPY, LEAST_OF_PRODUCT, LEAST_OF_COLLECTIVE = 0.5, 0.4, 0.02
-SLIPS = (
-    (1e-12, "a figure in tera-units"),
-    (1e-9, "a figure in giga-units"),
-    (1e-6, "a figure in mega-units, a million times too low"),
-    (1e-3, "a figure a thousand times too low (GB written as MB)"),
-    (1 / 8, "bytes taken for bits"),
-    (8.0, "bits taken for bytes"),
-    (1e3, "a figure a thousand times too high (MB written as GB)"),
-    (1e6, "a figure a million times too high"),
-)
 MUST_SPEAK = (
     "gemm.throughput", "memory.bandwidth", "host_copy.bandwidth", "peer_copy.bandwidth", "stress.throughput", "stress.power",
     "collective.all_reduce.busbw", "gpu.pcie.generation", "gpu.pcie.width",
@@ -54,42 +55,18 @@ MUST_SPEAK = (
 """What the pack of a GPU model judges by a figure of its own, or lists under `unknown`."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Finding:
-    """One thing in a pack that cannot be right."""
-
-    pack: str
-    criterion: str
-    value: Value
-    why: str
-    remedy: str
-
-    def __str__(self) -> str:
-        shown = f"{self.value:g}" if isinstance(self.value, float) else self.value
-        return f"{self.pack}: {self.criterion}: {shown}: {self.why}; {self.remedy}"
-
-
-@dataclass(frozen=True, kw_only=True)
-class _Peak:
-    """The most that the datasheet allows, and the share of it under which a floor guards nothing."""
-
-    value: float
-    of: str
-    least: float
-
-
 def lint(pack: Pack) -> list[Finding]:
     """Everything in `pack`, and in what it includes, that cannot be right; the same finding once."""
     found = [*_pack(pack)]
     for criterion in pack.criteria:
-        for check in (_contract, _type, _expectation):
+        if endless := [*_endless(criterion)]:
+            found += endless
+            continue
+        for check in (_contract, _type, sense, _expectation):
             found += check(criterion)
-        found += _physics(criterion, pack)
+        found += where(criterion, _spoken(criterion))
+        found += physics(criterion, pack)
     return list(dict.fromkeys(found))
-
-
-def _finding(criterion: Criterion, value: Value, why: str, remedy: str) -> Finding:
-    return Finding(pack=criterion.origin, criterion=criterion.id, value=value, why=why, remedy=remedy)
 
 
 def _catalogue() -> Iterator[tuple[str, Output, Benchmark | None]]:
@@ -105,9 +82,24 @@ _KNOWN = tuple(_catalogue())
 
 def _unknown_name(name: str) -> str:
     """Why nothing can be called that; empty where something is."""
-    if name.split(".")[0] in COLLECTED or any(name == known for known, _, _ in _KNOWN):
+    first = name.split(".")[0]
+    if first in COLLECTED:
+        own = [known for known in READINGS if known.startswith(f"{first}.")]
+        if not own or any(fnmatch.fnmatchcase(known, name) for known in own):
+            return ""
+        return f"no collector reads {name}{nearest(name, own)}"
+    if any(name == known for known, _, _ in _KNOWN):
         return ""
     return f"no observation is called {name}{nearest(name, (known for known, _, _ in _KNOWN))}"
+
+
+def _endless(criterion: Criterion) -> Iterator[Finding]:
+    """A limit that is no number, or beyond all numbers."""
+    for part in (criterion.value, criterion.expected, criterion.fraction, criterion.fleet_fraction):
+        if isinstance(part, float) and not math.isfinite(part):
+            yield about(
+                criterion, part, "not a finite number: nothing, or everything, holds against it", "write a number"
+            )
 
 
 def _pack(pack: Pack) -> Iterator[Finding]:
@@ -132,39 +124,33 @@ def _pack(pack: Pack) -> Iterator[Finding]:
             yield finding(name, "neither judged nor called unknown", "add a criterion, or a line under unknown")
 
 
+def _spoken(criterion: Criterion) -> list[tuple[Output, Benchmark | None]]:
+    """The catalogue's outputs that it judges; none where a collector makes what it judges."""
+    return [(output, benchmark) for name, output, benchmark in _KNOWN if criterion.speaks_of(name)]
+
+
 def _contract(criterion: Criterion) -> Iterator[Finding]:
     """Name, unit, scope and parameters, against the catalogue."""
-    spoken = [(output, benchmark) for name, output, benchmark in _KNOWN if criterion.speaks_of(name)]
+    spoken = _spoken(criterion)
+    stages = MEASURING if spoken else STAGES
+    if criterion.stage and criterion.stage not in stages:
+        why = f"no stage in which it is observed{nearest(criterion.stage, stages)}"
+        yield about(criterion, criterion.stage, why, one_of(stages))
     if not spoken and criterion.name.split(".")[0] in COLLECTED:
+        if why := _unknown_name(criterion.name):
+            yield about(criterion, criterion.name, why, "name one of READINGS in fleet/judge/lint.py")
         if criterion.scope and criterion.scope not in COLLECTED_SCOPES:
-            yield _finding(criterion, criterion.scope, "unknown kind of scope", _one_of(COLLECTED_SCOPES))
+            yield about(criterion, criterion.scope, "unknown kind of scope", one_of(COLLECTED_SCOPES))
         return
     if not spoken:
-        yield _finding(criterion, criterion.name, _unknown_name(criterion.name), "name one of schemas/catalogue.py")
+        yield about(criterion, criterion.name, _unknown_name(criterion.name), "name one of schemas/catalogue.py")
         return
     units = {output.unit for output, _ in spoken}
     if criterion.unit not in units:
-        yield _finding(criterion, criterion.unit, "not the unit of the observation", _one_of(units))
+        yield about(criterion, criterion.unit, "not the unit of the observation", one_of(units))
     scopes = frozenset().union(*(SCOPES[output.scope] for output, _ in spoken))
     if criterion.scope and criterion.scope not in scopes:
-        yield _finding(criterion, criterion.scope, "not a scope of the observation", _one_of(scopes))
-    for key, value in criterion.where.items():
-        named = [
-            benchmark.settings[output.over[key]] for output, benchmark in spoken if benchmark and key in output.over
-        ]
-        if not named and key not in EXTRA:
-            known = EXTRA.union(*(output.over for output, _ in spoken))
-            yield _finding(criterion, key, f"no such parameter{nearest(key, known)}", "name one of the observation's")
-        known_values = [item for values in named for item in values]
-        if key == "dtype":  # a profile may choose other precisions for the stress than the catalogue does
-            known_values += BENCHMARKS["gemm"].settings["dtypes"]
-        if named and isinstance(known_values[0], str) and value not in known_values:
-            yield _finding(criterion, value, f"no such {key}{nearest(str(value), known_values)}", _one_of(known_values))
-
-
-def _one_of(values: object) -> str:
-    assert isinstance(values, frozenset | set | list)  # noqa: S101 - for the type checker
-    return f"use {' or '.join(sorted(map(str, values)))}"
+        yield about(criterion, criterion.scope, "not a scope of the observation", one_of(scopes))
 
 
 def _type(criterion: Criterion) -> Iterator[Finding]:
@@ -172,17 +158,17 @@ def _type(criterion: Criterion) -> Iterator[Finding]:
     value, name = criterion.value, criterion.name
     if isinstance(value, str | bool) and criterion.operator != "eq":
         kind = "text" if isinstance(value, str) else "true and false"
-        yield _finding(criterion, value, f"{kind} cannot be compared by {criterion.operator}", "use eq, or a number")
+        yield about(criterion, value, f"{kind} cannot be compared by {criterion.operator}", "use eq, or a number")
         return
     number = value is None or (isinstance(value, int | float) and not isinstance(value, bool))
     if name in TRUTHS and not isinstance(value, bool):
-        yield _finding(criterion, value, "the observation is true or false", "write true or false")
+        yield about(criterion, value, "the observation is true or false", "write true or false")
     elif name in TEXTS and not isinstance(value, str):
-        yield _finding(criterion, value, "the observation is a text", "write the text")
+        yield about(criterion, value, "the observation is a text", "write the text")
     elif name.split(".")[0] not in COLLECTED and name not in TRUTHS | TEXTS and not number:
-        yield _finding(criterion, value, "the observation is a number", "write a number")
+        yield about(criterion, value, "the observation is a number", "write a number")
     elif criterion.unit != "1" and not number:
-        yield _finding(criterion, value, f"a figure in {criterion.unit} is a number", "write a number")
+        yield about(criterion, value, f"a figure in {criterion.unit} is a number", "write a number")
 
 
 def _expectation(criterion: Criterion) -> Iterator[Finding]:
@@ -192,105 +178,8 @@ def _expectation(criterion: Criterion) -> Iterator[Finding]:
         return
     remedy = f"keep within {(1 - LEAST_OF_EXPECTED) * 100:.0f} % of it, or correct the expectation"
     if criterion.operator in FLOORS and fraction < LEAST_OF_EXPECTED:
-        yield _finding(criterion, fraction, f"floor {(1 - fraction) * 100:.0f} % under the expectation", remedy)
+        yield about(criterion, fraction, f"floor {(1 - fraction) * 100:.0f} % under the expectation", remedy)
     if criterion.operator in CEILINGS and fraction > 2 - LEAST_OF_EXPECTED:
-        yield _finding(criterion, fraction, f"ceiling {(fraction - 1) * 100:.0f} % over the expectation", remedy)
+        yield about(criterion, fraction, f"ceiling {(fraction - 1) * 100:.0f} % over the expectation", remedy)
     if (criterion.operator in FLOORS and fraction > 1) or (criterion.operator in CEILINGS and fraction < 1):
-        yield _finding(criterion, fraction, "half of the healthy parts miss it", "turn the fraction or the operator")
-
-
-def _physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
-    """A floor, and the expectation behind it, against the datasheet."""
-    yield from _links(criterion, pack)
-    limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
-    if criterion.operator not in FLOORS or not isinstance(limit, int | float) or isinstance(limit, bool):
-        return
-    peak = _peak(criterion, pack)
-    if peak is None:
-        return
-    ratio, slip = limit / peak.value, _slip(limit / peak.value)
-    remedy = f"the datasheet of {pack.name} has {peak.value:g} {criterion.unit} {peak.of}"
-    if max(limit, criterion.expected or 0.0) > peak.value:
-        yield _finding(criterion, float(limit), f"above the peak, {ratio:.3g} of it{slip}", remedy)
-    elif ratio < peak.least:
-        yield _finding(criterion, float(limit), f"absurdly low, {ratio:.3g} of the peak{slip}", remedy)
-
-
-def _slip(ratio: float) -> str:
-    """Which slip of the unit a limit looks like: real floors are between 0.3 and 1 of the peak."""
-    if 1.8 <= ratio <= 2.2:
-        return ", which looks like the figure with sparsity"
-    return next((f", which looks like {text}" for factor, text in SLIPS if 0.3 <= ratio / factor <= 1.1), "")
-
-
-def _links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
-    """Generation, width and number of links, which have one right value a part."""
-    for name, part, key in (
-        ("gpu.pcie.generation", "pcie", "generation"),
-        ("gpu.pcie.width", "pcie", "width"),
-        ("gpu.nvlink.active_links", "nvlink", "links"),
-    ):
-        own, value = pack.datasheet.get(part, {}).get(key), criterion.value
-        if own is None or not criterion.speaks_of(name) or not isinstance(value, int | float):
-            continue
-        if criterion.operator in ("eq", "ge") and value != own:
-            why = f"{'under' if value < own else 'over'} the part's own {key}"
-            yield _finding(criterion, value, why, f"the datasheet of {pack.name} has {own}")
-
-
-def _peak(criterion: Criterion, pack: Pack) -> _Peak | None:
-    """The peak that bounds what the criterion speaks of; None where the datasheet bounds nothing of it."""
-    if criterion.stage == "gang":
-        return None  # the fabric's rate is the inventory's to say
-    first, _, rest = criterion.name.partition(".")
-    bound = _PEAKS.get((first, rest.rpartition(".")[2]))
-    return bound(criterion.where, pack) if bound else None
-
-
-def _flops(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
-    peaks = {key: value for key, value in pack.datasheet.get("flops", {}).items() if key != "source"}
-    dtype = where.get("dtype")
-    if not peaks or (dtype and dtype not in peaks):
-        return None
-    value = peaks[dtype] if isinstance(dtype, str) else min(peaks.values())
-    return _Peak(value=value, of=f"in {dtype or 'its slowest precision'}, dense", least=LEAST_OF_PRODUCT)
-
-
-def _figure(part: str, of: str) -> Callable[[Mapping[str, Value], Pack], _Peak | None]:
-    def peak(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
-        value = pack.datasheet.get(part, {}).get("value")
-        return _Peak(value=value, of=of, least=LEAST_OF_COPY) if value else None
-
-    return peak
-
-
-def _pcie(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
-    value = pack.datasheet.get("pcie", {}).get("bandwidth")
-    ways = 2 if where.get("direction") == "both_ways" else 1
-    # All GPUs at once share what the host has: how little that may be is not the part's to say.
-    least = LEAST_OF_COPY if where.get("sharing") == "alone" else 0.0
-    return _Peak(value=value * ways, of="over PCIe", least=least) if value else None
-
-
-def _nvlink(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
-    value = pack.datasheet.get("nvlink", {}).get("bandwidth")
-    ways = 2 if where.get("direction") == "both_ways" else 1
-    return _Peak(value=value / 2 * ways, of="over NVLink", least=LEAST_OF_COPY) if value else None
-
-
-def _busbw(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
-    """With NVLS the switch adds, and busbw goes past one way's rate; it never reaches both ways'."""
-    value = pack.datasheet.get("nvlink", {}).get("bandwidth")
-    ways = 2 if where.get("nvls") else 1
-    return _Peak(value=value / 2 * ways, of="over NVLink", least=LEAST_OF_COLLECTIVE) if value else None
-
-
-_PEAKS: Mapping[tuple[str, str], Callable[[Mapping[str, Value], Pack], _Peak | None]] = {
-    ("gemm", "throughput"): _flops,
-    ("stress", "throughput"): _flops,
-    ("stress", "power"): _figure("power", "at most"),
-    ("memory", "bandwidth"): _figure("memory_bandwidth", "of memory bandwidth"),
-    ("host_copy", "bandwidth"): _pcie,
-    ("peer_copy", "bandwidth"): _nvlink,
-    ("collective", "busbw"): _busbw,
-}
+        yield about(criterion, fraction, "half of the healthy parts miss it", "turn the fraction or the operator")

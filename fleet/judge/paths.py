@@ -1,13 +1,18 @@
-"""Slow collectives that talk over a slow path: software is named before any hardware is blamed for them."""
+"""Slow collectives that talk over a slow path: software is named before any hardware is blamed for them.
+
+Only where the path is not the one that such ranks talk by when all is well, and no link is known to be bad: else a bad link
+would pass for a setting.
+"""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from fleet.judge.evidence import HostView
 from schemas.records import MEASURED, Value
-from schemas.reports import FAIL, Verdict
+from schemas.reports import FAIL, PASS, Verdict
 
 CHECK_WITHIN = (
     "check NCCL_P2P_* and NCCL_SHM_* in the environment, and peer access between the GPUs (nvidia-smi topo -p2p r)"
@@ -17,18 +22,54 @@ CHECK_BETWEEN = (
     "nvidia_peermem or DMA-BUF"
 )
 CHECK_NVLS = "check NCCL_NVLS_ENABLE in the environment, and that the fabric manager runs"
+LINKS = ("peer_copy.", "gpu.nvlink.")
+"""What a failure of shows that the way between two GPUs is bad, whatever NCCL made of it."""
+
+Path = tuple[str, str, str, Value, Value]
+"""Criterion, observation, stage, size in bytes, transport."""
 
 
-def with_lost_path(view: HostView, verdict: Verdict) -> Verdict:
-    """The verdict, where it fails a bandwidth and NCCL's path explains it: with the path in front, and no part to act on."""
-    parts = verdict.name.split(".")
-    if verdict.verdict != FAIL or parts[0] != "collective" or parts[-1] != "busbw":
+def normal_paths(found: Iterable[tuple[HostView, Sequence[Verdict]]]) -> set[Path]:
+    """The transports over which some ranks reach what a criterion wants: they explain no failure of others."""
+    return {
+        _path(view, verdict)
+        for view, verdicts in found
+        for verdict in verdicts
+        if verdict.verdict == PASS and _is_bandwidth(verdict)
+    }
+
+
+def with_lost_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: set[Path]) -> Verdict:
+    """The verdict; where it fails a bandwidth and NCCL's path explains it, with the path in front, and no part to act on.
+
+    The action stays where a link of the host fails by itself. A missing NVLS gets the remedy.
+
+    Args:
+        view: the host.
+        verdict: on that host.
+        of_host: every verdict on it.
+        normal: as `normal_paths` has it.
+    """
+    if verdict.verdict != FAIL:
         return verdict
-    lost = _transport(view, verdict) or _nvls(view, verdict)
+    if verdict.name == "collective.nvls" and verdict.value is False:
+        return replace(verdict, reason=f"{verdict.reason}; {CHECK_NVLS}", detail=CHECK_NVLS)
+    lost = _transport(view, verdict) if _is_bandwidth(verdict) and _path(view, verdict) not in normal else ""
     if not lost:
         return verdict
     detail = "; ".join(text for text in (lost, verdict.detail) if text)
-    return replace(verdict, reason=f"{lost}; {verdict.reason}", detail=detail, action="none")
+    bad_link = any(other.verdict == FAIL and other.name.startswith(LINKS) for other in of_host)
+    action = verdict.action if bad_link else "none"
+    return replace(verdict, reason=f"{lost}; {verdict.reason}", detail=detail, action=action)
+
+
+def _is_bandwidth(verdict: Verdict) -> bool:
+    return verdict.name.startswith("collective.") and verdict.name.endswith(".busbw")
+
+
+def _path(view: HostView, verdict: Verdict) -> Path:
+    size = verdict.params.get("size_bytes")
+    return verdict.criterion, verdict.name, verdict.stage, size, _told(view, verdict, "transport")
 
 
 def _transport(view: HostView, verdict: Verdict) -> str:
@@ -45,22 +86,19 @@ def _transport(view: HostView, verdict: Verdict) -> str:
             else ""
         )
     slow = next((name for name in names if name.upper().startswith(("SHM", "NET"))), "")
-    return f"the ranks talk over {slow}, not P2P: NCCL's fast path is lost; {CHECK_WITHIN}" if slow else ""
+    if not slow or not _has_peers(view):
+        return ""
+    return f"the ranks talk over {slow}, not P2P: NCCL's fast path is lost; {CHECK_WITHIN}"
+
+
+def _has_peers(view: HostView) -> bool:
+    """Whether GPUs of the model reach each other's memory: where they do not, NCCL goes through the host's."""
+    return any(item.speaks_of("peer_copy.access") and item.value is True for item in view.criteria().values())
 
 
 def _slow_between(name: str) -> bool:
     upper = name.upper()
     return upper.startswith("NET/SOCKET") or (upper.startswith("NET/IB") and "GDRDMA" not in upper)
-
-
-def _nvls(view: HostView, verdict: Verdict) -> str:
-    """NVLS is off where the model's criteria know what it brings, and the one that failed was not made for its absence."""
-    criteria = view.criteria()
-    failed = criteria.get(verdict.criterion)
-    if _told(view, verdict, "nvls") is not False or (failed and failed.where.get("nvls") is False):
-        return ""
-    expected = any(item.where.get("nvls") is True and item.stage in ("", verdict.stage) for item in criteria.values())
-    return f"NVLS is off; {CHECK_NVLS}" if expected else ""
 
 
 def _told(view: HostView, verdict: Verdict, kind: str) -> Value:

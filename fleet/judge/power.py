@@ -31,6 +31,10 @@ _FOUND_SIGMAS = NormalDist().inv_cdf(FOUND)
 _ALARM_SIGMAS = NormalDist().inv_cdf(1 - ALARM)
 _SMALL = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 9: 1.107}
 """By what the median absolute deviation of so few values falls short: Croux & Rousseeuw, COMPSTAT 1992."""
+FEW = 6
+"""Values of which fewer are too few to call any an outlier."""
+_UNBIASED = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
+"""Mean of the standard deviation of so many normal values over sigma (c4)."""
 LARGE_MESSAGE = 64 << 20
 GROUPS = ("sustained GEMM", "copies", "HBM", "collectives of 64 MiB and more")
 
@@ -71,9 +75,9 @@ class Gate:
     mean: float
     """Of the parts' medians."""
     run_sigma: float
-    """From run to run, robust, in the unit."""
+    """From run to run, as `careful_sigma` has it, in the unit."""
     part_sigma: float
-    """From part to part, robust, in the unit; 0 for one part, of which nothing can be said."""
+    """From part to part, likewise; 0 for one part, of which nothing can be said."""
     sigma: float
     """Both together."""
     limit: float
@@ -155,7 +159,7 @@ def _figures(host: str, left: Evidence, planned: Planned) -> dict[tuple[Figure, 
     names = {f"gpu={gpu.index}": gpu.serial for gpu in left.gpus()}
     found = {}
     for seen in left.benchmarks():
-        value = _typical(seen)
+        value = _number(seen)
         if value is not None and value > 0:
             figure = (seen.name, seen.stage, tuple(planned.params(seen).items()))
             # A part that was replaced between two runs is another part, wherever it sits.
@@ -165,9 +169,9 @@ def _figures(host: str, left: Evidence, planned: Planned) -> dict[tuple[Figure, 
     return found
 
 
-def _typical(seen: Observation) -> float | None:
-    """The median of the samples, or the value where it is but one."""
-    value = seen.samples.p50 if seen.samples else seen.value
+def _number(seen: Observation) -> float | None:
+    """The value, which is what is judged: a median of the samples, or, for the power, their mean."""
+    value = seen.value
     if seen.status != MEASURED or isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
@@ -184,8 +188,8 @@ def _gate(
 ) -> Gate:
     medians = [statistics.median(values) for values in parts.values()]
     mean = statistics.fmean(medians)
-    run_sigma = statistics.fmean(robust_sigma(values) for values in parts.values())
-    part_sigma = robust_sigma(medians)
+    run_sigma = statistics.fmean(careful_sigma(values) for values in parts.values())
+    part_sigma = careful_sigma(medians)
     sigma, limit = math.hypot(run_sigma, part_sigma), statistics.median(limits)
     finds = 1 - (limit - _FOUND_SIGMAS * sigma) / mean
     return Gate(
@@ -205,6 +209,18 @@ def _gate(
         finds=max(0.0, finds) if finds < 1 else None,
         could_find=(_ALARM_SIGMAS + _FOUND_SIGMAS) * sigma / mean,
     )
+
+
+def careful_sigma(values: Sequence[float]) -> float:
+    """`robust_sigma`; of fewer than FEW values the larger of that and the standard deviation.
+
+    A median absolute deviation does not see the one of three runs that was 20 % slower, which with so few is no outlier but
+    a third of all that is known. The larger of two estimates is on the average too large: it errs towards noise.
+    """
+    robust = robust_sigma(values)
+    if not 2 <= len(values) < FEW:
+        return robust
+    return max(robust, statistics.stdev(values) / _UNBIASED[len(values)])
 
 
 def robust_sigma(values: Sequence[float]) -> float:

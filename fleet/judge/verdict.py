@@ -14,7 +14,7 @@ from fleet.judge.digests import judge_digests
 from fleet.judge.evidence import Evidence, HostView, Planned, find, packs_for
 from fleet.judge.held import held, sentence
 from fleet.judge.outliers import Fleet
-from fleet.judge.paths import with_lost_path
+from fleet.judge.paths import normal_paths, with_lost_path
 from schemas.plans import Plan
 from schemas.reports import Verdict
 
@@ -33,7 +33,9 @@ def judge(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -
     views = [HostView(plan, host, left[host.name], packs) for host in plan.hosts]
     planned = Planned(plan)
     fleet = Fleet(planned, views)
-    verdicts = [with_lost_path(view, verdict) for view in views for verdict in _of_host(view, fleet)]
+    found = [(view, list(_of_host(view, fleet))) for view in views]
+    normal = normal_paths(found)
+    verdicts = [with_lost_path(view, verdict, of_host, normal) for view, of_host in found for verdict in of_host]
     believed = [view for view in views if view.has_record]
     return [
         *verdicts,
@@ -54,6 +56,7 @@ def _of_host(view: HostView, fleet: Fleet) -> Iterator[Verdict]:
     yield from expected.constancy(view)
     yield from expected.collectors(view)
     yield from expected.planned(view)
+    yield from expected.reported(view)
     yield from expected.unseen(view)
     for criterion in view.criteria().values():
         yield from held(view, criterion, fleet)

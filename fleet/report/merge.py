@@ -6,10 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from fleet.judge.criteria import Pack
-from fleet.judge.digests import NAME as DIGEST
 from fleet.judge.evidence import Evidence, Index, packs_for
 from fleet.judge.verdict import judge
-from fleet.report.titles import TITLES
+from fleet.report.titles import TITLES, VALUES_ONLY
+from fleet.report.unjudged import speed_unjudged, unjudged, unjudged_bandwidth, unjudged_digests
 from schemas import VERSION
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
@@ -94,7 +94,7 @@ def merge(
         hosts=hosts,
         verdicts=tuple(verdicts),
         quarantined=strays,
-        unjudged=_unjudged(hosts, verdicts),
+        unjudged=unjudged(hosts, verdicts),
         unknown=_unknown(hosts, packs),
     )
 
@@ -170,51 +170,14 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
     gpus = sum(len(host.gpus) for host in hosts)
     what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
     lines = [f"Hosts: {accepted} of {len(hosts)} {'passed' if plan.rehearsal else 'accepted'} ({what})"]
-    lines += [f"{name}: {state}" for name, state in _stages(plan, verdicts)]
-    lines += _unjudged_bandwidth(plan, verdicts)
-    lines += _unjudged_digests(plan, hosts, verdicts)
+    lines += [f"{name}: {state}" for name, state in _stages(plan, hosts, verdicts)]
+    lines += unjudged_bandwidth(plan, hosts, verdicts)
+    lines += unjudged_digests(plan, hosts, verdicts)
     lines += reasons(verdicts)
     return Acceptance(
         status=f"{'REHEARSAL ' if plan.rehearsal else ''}{_STATUS[decision]}",
         summary=tuple(lines),
     )
-
-
-def _unjudged_bandwidth(plan: Plan, verdicts: Sequence[Verdict]) -> list[str]:
-    """A line for each stage whose collectives were planned and whose bandwidth no criterion spoke of."""
-    lines = []
-    for stage, what in (("benchmark", "within hosts"), ("gang", "between hosts")):
-        names = {item.name for host in plan.hosts for item in plan.expected_of(host) if item.stage == stage}
-        judged = any(
-            item.stage == stage and item.name.endswith(".busbw") and item.limit is not None for item in verdicts
-        )
-        if any(name.endswith(".busbw") for name in names) and not judged and not plan.rehearsal:
-            unset = stage == "gang" and not any(host.fabric_gbps for host in plan.hosts)
-            why = "rackproof_fabric_gbps is not set" if unset else "no criterion for this GPU, count and size"
-            lines.append(f"Bandwidth {what}: NOT JUDGED ({why})")
-    return lines
-
-
-def _uncompared_digests(hosts: Sequence[HostReport], verdicts: Iterable[Verdict]) -> list[tuple[str, str, str]]:
-    """Stage, host and scope of each GPU whose digests were compared with no other GPU's."""
-    compared = {
-        (item.stage, item.host, item.scope) for item in verdicts if item.name == DIGEST and item.criterion != "plan"
-    }
-    found = {
-        (seen.stage, host.name, seen.scope): None
-        for host in hosts
-        for seen in host.measurements
-        if seen.name == DIGEST and seen.status == MEASURED
-    }
-    return [place for place in found if place not in compared]
-
-
-def _unjudged_digests(plan: Plan, hosts: Sequence[HostReport], verdicts: Iterable[Verdict]) -> list[str]:
-    left = len({place[1:] for place in _uncompared_digests(hosts, verdicts)})
-    if not left or plan.rehearsal:
-        return []
-    total = sum(len(host.gpus) for host in hosts)
-    return [f"Digests of {left} of {total} GPUs: NOT JUDGED (no GPU of the same model and software to compare with)"]
 
 
 def _kind(verdict: Verdict) -> str:
@@ -225,7 +188,7 @@ def _kind(verdict: Verdict) -> str:
     return first if first in TITLES else ""
 
 
-def _stages(plan: Plan, verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+def _stages(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
     """The state of each kind of measurement over the fleet, the health snapshots among them."""
     planned = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
     planned &= {item.name.split(".")[0] for host in plan.hosts for item in plan.expected_of(host)}
@@ -239,7 +202,12 @@ def _stages(plan: Plan, verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
                     seen.setdefault(benchmark, set()).add(verdict.verdict)
     health = "Host health" if plan.rehearsal else "Host and GPU health"
     titles = {"": health, **{name: title for name, title in TITLES.items() if name in planned}}
-    return [(title, _state(seen.get(kind, set()))) for kind, title in titles.items()]
+    slow = speed_unjudged(hosts, verdicts)
+    states = {kind: _state(seen.get(kind, set())) for kind in titles}
+    return [
+        (title, VALUES_ONLY if states[kind] == "PASS" and kind in slow else states[kind])
+        for kind, title in titles.items()
+    ]
 
 
 def _state(verdicts: set[str]) -> str:
@@ -273,17 +241,6 @@ def reasons(verdicts: Iterable[Verdict]) -> list[str]:
     if len(lines) > _SUMMARY_LINES:
         lines = [*lines[:_SUMMARY_LINES], f"… and {len(lines) - _SUMMARY_LINES} more reasons in the report"]
     return lines
-
-
-def _unjudged(hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    judged = {(verdict.stage, verdict.name) for verdict in verdicts if verdict.criterion != "plan"}
-    measured = {(seen.stage, seen.name) for host in hosts for seen in host.measurements if seen.status == MEASURED}
-    lonely = {
-        (stage, f"{DIGEST} of {host} {scope}")
-        for stage, host, scope in _uncompared_digests(hosts, verdicts)
-        if (stage, DIGEST) in judged
-    }
-    return tuple(f"{name} in stage {stage}" for stage, name in sorted(measured - judged | lonely))
 
 
 def _unknown(hosts: Sequence[HostReport], packs: Iterable[Pack]) -> dict[str, str]:

@@ -26,6 +26,9 @@ _TITLES = {
 TITLES = _TITLES | {name: name.replace("_", " ").capitalize() for name in BENCHMARKS if name not in _TITLES}
 """Benchmark -> its title; one that has none yet is called by its name."""
 
+VALUES_ONLY = "PASS (values; speed not judged)"
+"""The state of a benchmark whose values are right and whose rates no criterion speaks of."""
+
 
 def title(benchmark: str) -> str:
     """The benchmark's title, or its own name where it is none of ours."""

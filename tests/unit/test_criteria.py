@@ -12,8 +12,10 @@ import yaml
 
 from fleet.errors import UsageError
 from fleet.judge.criteria import Criterion, Pack, read_pack, shipped_packs
-from fleet.judge.lint import lint
+from fleet.judge.lint import COLLECTED, lint
+from fleet.plan import read_profile
 from rackproof import main
+from schemas.catalogue import settings
 
 H200 = read_pack("h200-sxm")
 
@@ -158,7 +160,16 @@ def test_what_physics_allows(changes: dict[str, Any]) -> None:
         ({"where": {"opp": "copy"}}, "no such parameter (did you mean op?)"),
         ({"where": {"op": "cpoy"}}, "no such op (did you mean copy?)"),
         ({"scope": "gang"}, "not a scope of the observation; use cpu or gpu"),
-        ({"name": "gpu.temperature", "unit": "Cel", "scope": "gpus", "where": {}}, "unknown kind of scope"),
+        (
+            {"name": "gpu.temperature", "unit": "Cel", "scope": "gpus", "where": {}, "operator": "le"},
+            "unknown kind of scope",
+        ),
+        ({"name": "gpu.pcie.generatoin", "unit": "1", "where": {}, "value": 5}, "did you mean gpu.pcie.generation"),
+        ({"name": "gpu.fan", "unit": "1", "where": {}}, "no collector reads gpu.fan"),
+        ({"name": "xid.last", "unit": "s", "scope": "host", "where": {}}, "did you mean xid.last_seen?"),
+        ({"stage": "benchmrk"}, "no stage in which it is observed (did you mean benchmark?); use benchmark or gang"),
+        ({"stage": "preflight"}, "no stage in which it is observed; use benchmark or gang"),
+        ({"name": "gpu.power", "unit": "W", "where": {}, "stage": "before"}, "no stage in which it is observed"),
         ({"unit": "GB/s"}, "not the unit of the observation; use B/s"),
         ({"value": "4e12"}, "text cannot be compared by ge"),
         (
@@ -183,6 +194,164 @@ def test_what_physics_allows(changes: dict[str, Any]) -> None:
 def test_what_the_catalogue_does_not_know(changes: dict[str, Any], why: str) -> None:
     (said,) = found(**changes)
     assert why in said
+
+
+BUSBW = {"name": "collective.all_reduce.busbw", "scope": "host", "value": None, "fleet_fraction": 0.9}
+COPY = {"name": "host_copy.bandwidth", "value": 4.8e10}
+
+
+@pytest.mark.parametrize(
+    ("changes", "where", "why"),
+    [
+        ({}, {"workers": 4}, "workers: no such parameter"),
+        ({}, {"dtype": "bf16"}, "dtype: no such parameter"),
+        (COPY, {"nvls": True}, "nvls: no such parameter"),
+        (BUSBW, {"algoritm": "RING"}, "no such parameter (did you mean algorithm?)"),
+        (BUSBW, {"network": "resnet18"}, "network: no such parameter"),
+        ({**BUSBW, "name": "collective.channels", "unit": "1"}, {"size_bytes": 8}, "size_bytes: no such parameter"),
+        (BUSBW, {"size_bytes": "8589934592"}, "'8589934592': size_bytes is a whole number, so this is never met"),
+        (BUSBW, {"size_bytes": 8589934592.0}, "size_bytes is a whole number"),
+        (BUSBW, {"size_bytes": 8000000000}, "no size of any profile: sizes are powers of two"),
+        (BUSBW, {"size_bytes": 0}, "size_bytes is never that"),
+        (BUSBW, {"nvls": "true"}, "'true': nvls is true or false"),
+        (BUSBW, {"nvls": 1}, "nvls is true or false"),
+        (BUSBW, {"world_size": "8"}, "'8': world_size is a whole number"),
+        (BUSBW, {"world_size": True}, "world_size is a whole number"),
+        (BUSBW, {"protocol": "Simple"}, "no such protocol"),
+        (BUSBW, {"placement": "inplace"}, "no such placement (did you mean in_place?)"),
+        (COPY, {"numa": "near"}, "near: no such numa; use local or remote or unknown"),
+        (COPY, {"sharing": True}, "sharing is a text"),
+        (COPY, {"gpu": 0}, "gpu is a text"),
+        ({"name": "gpu.throttle.active", "scope": "reason", "unit": "1", "operator": "eq", "value": False},
+         {"reason": "hw_termal"}, "no such reason (did you mean hw_thermal?)"),
+        ({"name": "gpu.throttle.active", "scope": "reason", "unit": "1", "operator": "eq", "value": False},
+         {"reson": "hw_thermal"}, "no such parameter (did you mean reason?)"),
+        ({"name": "benchmark.duration", "scope": "host", "unit": "s", "operator": "le", "value": 60.0},
+         {"benchmark": "gem"}, "no such benchmark (did you mean gemm?)"),
+        ({"name": "overlap.hidden_share", "scope": "host", "unit": "1", "value": 0.5},
+         {"dtype": "bf16"}, "no such dtype"),
+    ],
+)  # fmt: skip
+def test_parameters_that_no_observation_has(changes: dict[str, Any], where: dict[str, Any], why: str) -> None:
+    (said,) = found(**changes, where=where)
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    ("changes", "where"),
+    [
+        (BUSBW, {"size_bytes": 1 << 28, "placement": "in_place", "nvls": False, "algorithm": "RING", "world_size": 72}),
+        ({**BUSBW, "name": "collective.*.busbw"}, {"transport": "P2P/CUMEM", "backend": "nccl", "dtype": "fp32"}),
+        (COPY, {"numa": "remote", "sharing": "alone", "direction": "host_to_device", "gpu": "0"}),
+        ({"name": "fan.speed", "unit": "1"}, {"chip": "a"}),
+    ],
+)
+def test_parameters_that_observations_have(
+    changes: dict[str, Any], where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.judge.lint.COLLECTED", COLLECTED | {"fan"})
+    assert found(**changes, where=where) == []
+
+
+SHARE = {"name": "integrity.tested_share", "unit": "1", "where": {}}
+LATENCY = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}}
+WRONG = {"name": "collective.*.wrong_elements", "unit": "1", "scope": "", "where": {}}
+WORSE, BETTER = "more of it is better", "less of it is better"
+
+
+@pytest.mark.parametrize(
+    ("changes", "why"),
+    [
+        ({"operator": "le"}, WORSE),
+        ({"operator": "lt", "value": None, "fleet_fraction": 1.1}, WORSE),
+        ({"operator": "eq"}, "no two measurements give the same rate"),
+        ({"name": "stress.efficiency", "unit": "FLOP/J", "where": {}, "operator": "le"}, WORSE),
+        ({"name": "training.throughput", "unit": "images/s", "scope": "", "where": {}, "operator": "le"}, WORSE),
+        ({"name": "training.accuracy", "unit": "1", "scope": "", "where": {}, "value": 0.8, "operator": "le"}, WORSE),
+        ({"name": "transformer.mfu", "unit": "1", "scope": "", "where": {}, "value": 0.3, "operator": "lt"}, WORSE),
+        ({"name": "overlap.hidden_share", "unit": "1", "scope": "", "where": {}, "value": 0.3, "operator": "lt"}, WORSE),
+        ({"name": "dataloader.sufficiency", "unit": "1", "where": {}, "value": 0.5, "operator": "le"}, WORSE),
+        ({"name": "gpu.pcie.generation", "unit": "1", "where": {}, "value": 5, "operator": "le"}, WORSE),
+        ({"name": "gpu.pcie.width", "unit": "1", "where": {}, "value": 16, "operator": "lt"}, WORSE),
+        ({**SHARE, "value": 0.97, "operator": "le"}, WORSE),
+        ({**SHARE, "value": 0.5}, "0.5: memory that was not tested may be bad; ask for 0.9 and more"),
+        ({**SHARE, "value": None, "expected": 0.98, "fraction": 0.8}, "memory that was not tested may be bad"),
+        ({**LATENCY, "value": 1e-5}, BETTER),
+        ({**LATENCY, "value": 20.0, "operator": "le"}, "20: no message between GPUs takes that long"),
+        ({"name": "overlap.slowdown", "unit": "1", "scope": "", "where": {}, "value": 1.2}, BETTER),
+        ({"name": "checkpoint.save_time", "unit": "s", "scope": "", "where": {}, "value": 9.0, "operator": "gt"}, BETTER),
+        ({**WRONG, "value": 0}, BETTER),
+        ({**WRONG, "value": 3, "operator": "le"}, "3: a count of wrong things must be 0; write eq and 0"),
+        ({**WRONG, "value": 2, "operator": "lt"}, "a count of wrong things must be 0"),
+        ({**WRONG, "value": 1, "operator": "eq"}, "a count of wrong things must be 0"),
+        ({**WRONG, "value": None, "fleet_fraction": 1.0, "operator": "le"}, "has one limit, whatever others show"),
+        ({"name": "digest.mismatches", "unit": "1", "where": {}, "value": 1, "operator": "le"}, "must be 0"),
+        ({"name": "checkpoint.identical", "unit": "1", "scope": "", "where": {}, "value": False, "operator": "eq"},
+         "this asks for the fault"),
+        ({"value": math.inf, "operator": "ge"}, "inf: not a finite number"),
+        ({"value": math.nan}, "not a finite number"),
+        ({"value": None, "expected": math.inf, "fraction": 0.9}, "not a finite number"),
+        ({"value": None, "fleet_fraction": math.nan}, "not a finite number"),
+    ],
+)  # fmt: skip
+def test_limits_that_let_what_is_bad_through(changes: dict[str, Any], why: str) -> None:
+    (said,) = found(**changes)
+    assert why in said
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {**LATENCY, "value": 1e-5, "operator": "le"},
+        {**WRONG, "value": 0, "operator": "le"},
+        {**WRONG, "value": 1, "operator": "lt"},
+        {**SHARE, "value": 0.9},
+    ],
+)
+def test_limits_at_the_edge_of_sense(changes: dict[str, Any]) -> None:
+    assert found(**changes) == []
+
+
+@pytest.mark.parametrize("name", [name for name in shipped_packs() if read_pack(name).gpu_names])
+def test_every_precision_that_standard_asks_for_can_be_judged_on_the_part(name: str) -> None:
+    """A precision is the part's by its datasheet, or said to be unknown or lacking; what is lacking is not in the datasheet."""
+    pack = read_pack(name)
+    planned = {"gemm": set(), "stress": set()}
+    for stage in read_profile("standard")["stages"].values():
+        for benchmark in planned.keys() & stage["benchmarks"].keys():
+            planned[benchmark] |= set(settings(benchmark, stage["benchmarks"][benchmark])["dtypes"])
+    assert "fp8" in planned["gemm"]
+    for benchmark, dtypes in planned.items():
+        output = f"{benchmark}.throughput"
+        lacks = set(pack.lacks.get(output, {}).get("dtype", ()))
+        has = set(pack.datasheet["flops"])
+        assert not lacks & has
+        assert dtypes <= has | lacks or output in pack.unknown, (output, dtypes - has - lacks)
+        if "fp8" in lacks or "fp8" not in has:
+            asked = {item.where.get("dtype") for item in pack.criteria if item.name == output}
+            assert "fp8" not in asked
+
+
+@pytest.mark.parametrize("name", ["a10", "a100-sxm-40", "a100-sxm-80", "a100-pcie-40", "a100-pcie-80", "t4"])
+def test_parts_without_fp8_say_that_they_lack_it(name: str) -> None:
+    assert "fp8" in read_pack(name).lacks["gemm.throughput"]["dtype"]
+
+
+def test_nvls_is_asked_for_wherever_a_pack_has_a_figure_with_it() -> None:
+    packs = [read_pack(name) for name in shipped_packs()]
+    with_figure = {pack.name for pack in packs if any(item.where.get("nvls") is True for item in pack.criteria)}
+    asked = {pack.name: item for pack in packs for item in pack.criteria if item.name == "collective.nvls"}
+    assert set(asked) == with_figure == {"h100-sxm", "h200-sxm", "b200"}
+    for item in asked.values():
+        assert (item.operator, item.value, item.where, item.stage) == ("eq", True, {"world_size": 8}, "benchmark")
+        assert "NCCL_NVLS_ENABLE" in item.note
+        assert "fabric manager" in item.note
+
+
+def test_of_two_included_packs_the_later_one_has_the_last_word() -> None:
+    for name, optional in (("h200-sxm", True), ("gb200", False)):
+        (own,) = [item for item in read_pack(name).criteria if item.id == "busbw-vs-fleet"]
+        assert own.optional == optional
 
 
 def test_a_model_says_what_it_does_not_know() -> None:

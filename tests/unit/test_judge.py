@@ -10,6 +10,7 @@ import pytest
 
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.verdict import Evidence, judge
+from schemas.catalogue import BENCHMARKS
 from schemas.records import Metric, Observation, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
@@ -89,9 +90,10 @@ def test_link_is_judged_by_its_best_snapshot(name: str, criterion: str) -> None:
 @pytest.mark.parametrize(
     ("name", "where", "value", "criterion"),
     [
+        ("collective.gather.busbw", {"size_bytes": 8 << 30}, 3.1e11, "busbw-4-gpus"),
         ("gemm.throughput", {"dtype": "bf16"}, 6.9e14, "gemm-bf16"),
         ("host_copy.bandwidth", {"direction": "host_to_device", "sharing": "alone"}, 2.6e10, "host-to-device"),
-        ("collective.all_reduce.busbw", {"size_bytes": 8 << 30}, 2.6e11, "all-reduce-4-gpus"),
+        ("collective.all_reduce.busbw", {"size_bytes": 8 << 30}, 3.4e11, "all-reduce-4-gpus"),
         ("collective.broadcast.wrong_elements", {"size_bytes": 8}, 1, "collective-values"),
         ("training.loss_ratio", {"network": "resnet18"}, 1.0, "training-loss-falls"),
         ("training.loss_finite", {"network": "convnet"}, False, "training-loss-finite"),
@@ -604,30 +606,8 @@ def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> li
         return replace(seen, value=values[seen.name]) if seen.name in values else seen
 
     evidence["h1"] = builders.with_observations(evidence["h1"], spoil, gang=stage == "gang")
-    failed = [item for item in judge(plan, evidence, [*PACKS, NVLS]) if item.verdict == FAIL]
+    failed = [item for item in judge(plan, evidence, PACKS) if item.verdict == FAIL]
     return [item for item in failed if item.name == "collective.all_reduce.busbw"]
-
-
-NVLS = Pack(
-    name="nvls",
-    gpu_names=(),
-    chosen=True,
-    criteria=tuple(
-        Criterion(
-            id=f"nvls-{nvls}",
-            name="collective.all_reduce.busbw",
-            operator="ge",
-            unit="B/s",
-            action="inspect_hardware",
-            source="a test's own",
-            stage="benchmark",
-            where={"nvls": nvls},
-            value=1.0,
-        )
-        for nvls in (True, False)
-    ),
-)
-"""Criteria that know what NVLink SHARP brings."""
 
 
 @pytest.mark.parametrize(
@@ -636,7 +616,6 @@ NVLS = Pack(
         ("benchmark", "SHM/direct/direct", True, "the ranks talk over SHM/direct/direct, not P2P"),
         ("benchmark", "NET/Socket", True, "the ranks talk over NET/Socket, not P2P"),
         ("benchmark", "P2P/CUMEM+SHM", True, "the ranks talk over SHM, not P2P"),
-        ("benchmark", "P2P/CUMEM", False, "NVLS is off"),
         ("gang", "NET/Socket+P2P/CUMEM", True, "the ranks talk over NET/Socket, not InfiniBand"),
         ("gang", "NET/IB", True, "the ranks talk over NET/IB without GPUDirect RDMA"),
     ],
@@ -654,8 +633,11 @@ def test_lost_fast_path_is_named_before_any_hardware(stage: str, transport: str,
 @pytest.mark.parametrize(
     ("stage", "transport"), [("benchmark", "P2P/CUMEM"), ("benchmark", "P2P/IPC"), ("gang", "NET/IB/GDRDMA+P2P/CUMEM")]
 )
-def test_slow_collective_on_the_fast_path_blames_the_hardware(stage: str, transport: str) -> None:
-    found = slow_collectives(transport, True, stage)
+@pytest.mark.parametrize("nvls", [True, False])
+def test_slow_collective_on_the_fast_path_blames_the_hardware(stage: str, transport: str, nvls: bool) -> None:
+    """With NVLS or without: the ring's floors hold for both, and a bad NVLink is not excused by a setting."""
+    found = slow_collectives(transport, nvls, stage)
+    assert found
     assert {item.action for item in found} == {"inspect_hardware"}
     assert all(item.reason.startswith("found 2e+09") and not item.detail for item in found)
 
@@ -718,3 +700,193 @@ def test_a_hypercube_is_planned_where_it_has_its_corners(gpus: int, planned: boo
     names = {item.name for item in plan.expected_of(plan.hosts[0])}
     assert ("collective.hypercube.busbw" in names) == planned
     assert "collective.all_reduce.busbw" in names
+
+
+def of_eight(change: Callable[[Observation], Observation]) -> list[Verdict]:
+    """What is found on one host of eight healthy H200 with NVLS, changed so."""
+    plan = builders.plan("h1", gpu_count=8, rackproof_gang="none")
+
+    def eight(seen: Observation) -> Observation:
+        if seen.name.startswith("collective."):
+            seen = replace(seen, params={**seen.params, "world_size": 8, "nvls": True})
+        with_nvls = seen.name == "collective.all_reduce.busbw"
+        return change(replace(seen, value=4.73e11) if with_nvls else seen)
+
+    left = builders.with_observations(builders.evidence(plan)["h1"], eight)
+    return findings(plan, {"h1": left})
+
+
+def test_eight_gpus_in_order_have_no_finding() -> None:
+    assert of_eight(lambda seen: seen) == []
+
+
+def test_eight_gpus_without_nvls_fail_and_the_remedy_is_told() -> None:
+    def ring(seen: Observation) -> Observation:
+        params = {**seen.params, "nvls": False} if "nvls" in seen.params else seen.params
+        values = {"collective.nvls": False, "collective.all_reduce.busbw": 3.5e11}
+        return replace(seen, params=params, value=values.get(seen.name, seen.value))
+
+    (found,) = of_eight(ring)
+    assert (found.verdict, found.criterion, found.action, found.value) == (FAIL, "nvls-8-gpus", "none", False)
+    assert found.reason.startswith("found False, wanted = True; check NCCL_NVLS_ENABLE")
+    assert "fabric manager" in found.reason
+
+
+@pytest.mark.parametrize("op", BENCHMARKS["collective"].settings["ops"])
+def test_no_operation_may_crawl_on_eight_gpus(op: str) -> None:
+    def slow(seen: Observation) -> Observation:
+        return replace(seen, value=1e9) if seen.name == f"collective.{op}.busbw" else seen
+
+    found = of_eight(slow)
+    assert {item.verdict for item in found} == {FAIL}
+    assert "busbw-8-gpus" in {item.criterion for item in found}
+    assert {item.name for item in found} == {f"collective.{op}.busbw"}
+
+
+@pytest.mark.parametrize(("hosts", "fails"), [(2, False), (3, True)])
+@pytest.mark.parametrize(
+    ("name", "value", "criterion"),
+    [
+        ("collective.broadcast.busbw", 3.2e11, "busbw-vs-fleet"),
+        ("training.throughput", 3.1e4, "training-vs-fleet"),
+        ("variants.throughput", 2.3e4, "variants-vs-fleet"),
+        ("transformer.throughput", 3.9e4, "transformer-vs-fleet"),
+    ],
+)
+def test_host_that_is_slower_than_the_fleets_others_is_found_where_there_are_three(
+    name: str, value: float, criterion: str, hosts: int, fails: bool
+) -> None:
+    plan = builders.plan(*(f"h{number}" for number in range(hosts)), rackproof_gang="none")
+    evidence = builders.evidence(plan)
+    evidence["h1"] = builders.with_observations(
+        evidence["h1"],
+        lambda seen: (
+            replace(seen, value=value) if seen.name == name and seen.params.get("size_bytes") != 8 << 30 else seen
+        ),
+    )
+    found = findings(plan, evidence)
+    assert {(item.host, item.criterion, item.verdict) for item in found} == (
+        {("h1", criterion, FAIL)} if fails else set()
+    )
+
+
+def slow_over(
+    transport: str, change: Callable[[str, Observation], Observation], model: str, *site: Pack
+) -> list[Verdict]:
+    """Failed bandwidths of three hosts of that model whose ranks talk so."""
+    plan = builders.plan("h1", "h2", "h3", gpu_count=4, rackproof_gang="none", rackproof_gpu_model=model)
+    evidence = builders.evidence(plan)
+    for host in evidence:
+
+        def over(seen: Observation, host: str = host) -> Observation:
+            return change(host, replace(seen, value=transport) if seen.name == "collective.transport" else seen)
+
+        evidence[host] = builders.with_observations(evidence[host], over)
+    verdicts = judge(plan, evidence, [*PACKS, *site])
+    return [item for item in verdicts if item.verdict == FAIL and item.name.endswith("busbw")]
+
+
+def slow_h2(host: str, seen: Observation) -> Observation:
+    return replace(seen, value=1e10) if host == "h2" and seen.name == "collective.all_reduce.busbw" else seen
+
+
+def test_transport_over_which_others_are_fast_explains_nothing() -> None:
+    found = slow_over("SHM/direct/direct", slow_h2, "h200-sxm")
+    assert {(item.host, item.action) for item in found} == {("h2", "inspect_hardware")}
+    assert all(item.reason.startswith("found") for item in found)
+
+
+@pytest.mark.parametrize(("model", "action"), [("l40s", "inspect_hardware"), ("h200-sxm", "none")])
+def test_transport_through_the_host_is_normal_where_the_part_has_no_peer_access(model: str, action: str) -> None:
+    def slow(_: str, seen: Observation) -> Observation:
+        return replace(seen, value=1e10) if seen.name == "collective.all_reduce.busbw" else seen
+
+    floor = Criterion(
+        id="floor",
+        name="collective.all_reduce.busbw",
+        operator="ge",
+        unit="B/s",
+        action="inspect_hardware",
+        source="a test's own",
+        value=2e10,
+    )
+    site = Pack(name="site", gpu_names=(), criteria=(floor,), chosen=True)
+    found = [item for item in slow_over("SHM/direct/direct", slow, model, site) if item.criterion == "floor"]
+    assert {item.action for item in found} == {action}
+    assert all(item.reason.startswith("found") == (model == "l40s") for item in found)
+
+
+@pytest.mark.parametrize(("access", "action"), [(True, "none"), (False, "inspect_hardware")])
+def test_lost_path_does_not_excuse_a_bad_link(access: bool, action: str) -> None:
+    """Where two GPUs do not reach each other, NCCL goes round: the path is lost to the link."""
+
+    def slow(host: str, seen: Observation) -> Observation:
+        if seen.name == "collective.all_reduce.busbw":
+            return replace(seen, value=1e10)
+        lost = seen.name == "peer_copy.access" and seen.scope == "gpu=0,peer=1"
+        return replace(seen, value=access) if lost else seen
+
+    found = slow_over("SHM/direct/direct", slow, "h200-sxm")
+    assert {item.action for item in found} == {action}
+    assert all(item.reason.startswith("the ranks talk over SHM/direct/direct") for item in found)
+
+
+def stray(name: str, scope: str, status: str = "error", **params: Any) -> Observation:
+    """Something that was not measured."""
+    return Observation(
+        name=name, scope=scope, stage="benchmark", unit="1", status=status, reason="it said so", params=params
+    )
+
+
+def with_more(plan: Any, *more: Observation) -> list[tuple[str, str, str, str]]:
+    evidence = builders.evidence(plan)
+    first, *rest = evidence["h1"].records
+    evidence["h1"] = Evidence(records=(replace(first, observations=(*first.observations, *more)), *rest))
+    return [(item.host, item.name, item.scope, item.reason) for item in findings(plan, evidence)]
+
+
+@pytest.mark.parametrize(
+    "lost",
+    [
+        stray("benchmark.duration", "gpu=2", benchmark="gemm"),
+        stray("host_copy.bandwidth", "gpu=0", numa="remote"),
+        stray("gemm.throughput", "gpu=0", dtype="fp4"),
+        stray("gemm.throughput", "host", dtype="bf16"),
+        stray("teapot.temperature", "host"),
+    ],
+)
+def test_error_that_no_plan_speaks_of_is_told(lost: Observation) -> None:
+    assert with_more(builders.plan(), lost) == [("h1", lost.name, lost.scope, "error: it said so")]
+
+
+@pytest.mark.parametrize("status", ["skipped", "unsupported"])
+def test_what_nobody_asked_for_and_was_not_tried_is_no_gap(status: str) -> None:
+    assert with_more(builders.plan(), stray("gemm.throughput", "gpu=0", status, dtype="fp4")) == []
+
+
+def test_error_that_is_planned_is_told_once_and_one_that_was_made_good_never() -> None:
+    plan = builders.plan()
+    planned = stray("gemm.throughput", "gpu=0", dtype="bf16")
+    assert with_more(plan, planned) == [("h1", "gemm.throughput", "gpu=0", "error: it said so")]
+    lost = stray("gemm.throughput", "gpu=0", dtype="fp4")
+    good = builders.observation("gemm.throughput", 1e15, scope="gpu=0", unit="FLOP/s", dtype="fp4", size=8192)
+    assert with_more(plan, lost, good) == []
+    assert with_more(plan, good, lost) == [("h1", "gemm.throughput", "gpu=0", "error: it said so")]
+
+
+def test_hypercube_of_three_ranks_is_no_error_of_theirs() -> None:
+    plan = builders.plan(gpu_count=3, rackproof_gang="none")
+    why = stray("collective.hypercube.busbw", "host", size_bytes=8, placement="out_of_place")
+    assert with_more(plan, why) == []
+
+
+@pytest.mark.parametrize(("network", "judged"), [("resnet18", True), ("convnet", False)])
+def test_data_loading_is_judged_for_the_network_that_the_line_was_drawn_for(network: str, judged: bool) -> None:
+    plan = builders.plan("h1", gpu_count=4, rackproof_gang="none")
+
+    def other(seen: Observation) -> Observation:
+        hit = seen.name == "dataloader.sufficiency"
+        return replace(seen, value=0.1, params={**seen.params, "network": network}) if hit else seen
+
+    evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], other)}
+    assert {item.criterion for item in findings(plan, evidence)} == ({"dataloader-sufficiency"} if judged else set())

@@ -17,7 +17,7 @@ import pytest
 from fleet import cli
 from fleet.errors import UsageError
 from fleet.judge.criteria import Criterion, Pack, read_packs
-from fleet.judge.power import Gate, Power, Run, power, robust_sigma
+from fleet.judge.power import Gate, Power, Run, careful_sigma, power, robust_sigma
 from fleet.report.render.power import render_power
 from schemas import documents
 from schemas.plans import Plan
@@ -132,19 +132,47 @@ def test_robust_sigma_is_right_on_the_average_and_one_wild_value_does_not_matter
         assert robust_sigma([*samples[0][1:], 1e9]) < 10
 
 
-def test_median_of_the_samples_is_what_repeats_or_does_not() -> None:
+def test_what_is_judged_is_what_repeats_or_does_not() -> None:
+    """The value, and not the median of the samples: that of the power is a mean."""
     made = runs(lambda number, host, scope: 8e14)
     for number, (_, evidence) in enumerate(made):
 
         def change(seen: Observation, number: int = number) -> Observation:
-            p50 = (9e11, 1e12, 1.1e12)[number]
-            samples = Samples(n=9, min=p50, p50=p50, max=p50, cv=0.0)
+            samples = Samples(n=9, min=5e11, p50=5e11 * (1 + number), max=9e12, cv=0.0)
             hit = seen.name == "memory.bandwidth" and seen.scope == "gpu=1"
-            return replace(seen, samples=samples, value=p50) if hit else seen
+            return replace(seen, samples=samples, value=(9e11, 1e12, 1.1e12)[number]) if hit else seen
 
         evidence["h1"] = builders.with_observations(evidence["h1"], change)
     worst = power(made, PACKS).worst["HBM"]
     assert (worst.worst, worst.where, worst.parts) == (pytest.approx(0.2), "h1 gpu=1 h1-1", 4)
+
+
+@pytest.mark.parametrize(
+    ("values", "sigma"),
+    [
+        ([100.0, 100.1, 80.0], 13.0),  # one run of three was slow, of which the median deviation says 0.22
+        ([100.0, 100.0, 100.0, 90.0], 5.4),
+        ([79.0, 80.0, 81.0], 2.2),  # here it is the median deviation that is larger
+        ([100.0, 100.0], 0.0),
+        ([100.0], 0.0),
+    ],
+)
+def test_few_values_hide_nothing(values: list[float], sigma: float) -> None:
+    assert careful_sigma(values) == pytest.approx(sigma, rel=0.02)
+    assert careful_sigma(values) >= robust_sigma(values)
+
+
+def test_slow_run_of_three_is_in_the_false_alarms() -> None:
+    found = power(runs(lambda number, host, scope: (8.0e14, 8.01e14, 6.4e14)[number]), [*PACKS, GATE])
+    gate = gate_of(found)
+    assert gate.run_sigma > 9e13
+    assert gate.false_alarm > 0.05
+    assert "the\nlarger of that and the standard deviation" in render_power(found)
+
+
+def test_one_wild_value_of_many_still_does_not_matter() -> None:
+    values = [100.0, 100.1, 99.9, 100.2, 99.8, 50.0]
+    assert careful_sigma(values) == robust_sigma(values) < 1
 
 
 def test_groups_that_documents_quote() -> None:

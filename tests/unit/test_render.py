@@ -658,6 +658,28 @@ def test_a_large_fleet_stays_readable_by_a_browser() -> None:
     assert len(render_markdown(report)) < 200_000
 
 
+def test_floor_that_every_operation_is_held_to_is_told_once() -> None:
+    made = builders.plan("h1", "h2", "h3", gpu_count=4, rackproof_gang="none")
+    evidence = builders.evidence(made)
+
+    def slower(seen: Observation) -> Observation:
+        return replace(seen, value=3.3e11) if seen.name == "collective.gather.busbw" else seen
+
+    evidence["h1"] = builders.with_observations(evidence["h1"], slower)
+    verdicts = merge(made, evidence, read_packs([])).verdicts
+    told = {
+        row.criterion: row for row in rows.fold(item for item in verdicts if item.host == "h1" and item.verdict == PASS)
+    }
+    own, fleet = told["busbw-4-gpus"], told["busbw-vs-fleet-8gib"]
+    assert (own.name, own.scope, own.count, own.margin) == ("collective.*.busbw", "host", 17, "+3.2 %")
+    assert (own.found, own.wanted) == ("330 … 366 GB/s", "≥ 319.9 GB/s")
+    assert (fleet.count, fleet.wanted) == (17, "≥ 329.4 GB/s")
+    gather = replace(next(item for item in verdicts if item.criterion == "busbw-vs-fleet-8gib"), limit=3.0e11)
+    same = [item for item in verdicts if item.criterion == "busbw-vs-fleet-8gib" and item.host == "h1"]
+    (row,) = rows.fold([*same, gather])
+    assert row.wanted == "≥ 300 … 329.4 GB/s"
+
+
 def test_a_large_fleet_with_every_benchmark_stays_readable_too() -> None:
     made = builders.plan(*(f"gpu-{number:02d}" for number in range(30)), gpu_count=8)
     report = merge(made, builders.evidence(made), read_packs([]))

@@ -13,11 +13,13 @@ import pytest
 from fleet.judge.criteria import read_packs
 from fleet.report.load import load
 from fleet.report.merge import merge
+from fleet.report.render.headline import checks
 from fleet.report.render.html import render_html
 from fleet.report.render.markdown import render_markdown
 from schemas import documents
+from schemas.catalogue import BENCHMARKS
 from schemas.plans import Plan
-from schemas.records import to_json
+from schemas.records import Observation, to_json
 from schemas.reports import FleetReport
 from tests import builders
 from tests.unit.test_plan import rackproof
@@ -118,7 +120,7 @@ def enormous(path: Path) -> None:
         (other_version, "rackproof.record/9"),
         (truncated, "not JSON at offset"),
         (linked, "symbolic links"),
-        (enormous, "more than the 2000000"),
+        (enormous, f"more than the {documents.MAX_BYTES}"),
     ],
 )
 def test_record_that_cannot_be_believed_is_quarantined(run: Path, spoil: Callable[[Path], None], why: str) -> None:
@@ -223,3 +225,62 @@ def test_state_of_each_benchmark_is_in_the_summary_its_duration_among_it(run: Pa
         assert "Stress: INCOMPLETE" in summary
         assert "GEMM: PASS" in summary
         assert "Host and GPU health: PASS" in summary
+
+
+def changed(run: Path, change: Callable[[Observation], Observation | None]) -> tuple[str, ...]:
+    """The summary after the same was done to every host's record."""
+    loaded = load(run)
+    evidence = {host: builders.with_observations(left, change) for host, left in loaded.evidence.items()}
+    return merge(loaded.plan, evidence, PACKS).acceptance.summary
+
+
+def test_speed_that_nothing_judges_is_no_plain_pass(tmp_path: Path) -> None:
+    """Of one host, whose rates of training no criterion has a figure for, and whose host copies one has."""
+    write_run(tmp_path / "r1", builders.plan("h1", gpu_count=4, rackproof_gang="none"))
+    report = report_of(tmp_path / "r1")
+    summary = report.acceptance.summary
+    assert report.acceptance.status == "PASS"
+    for title in ("Training", "Training variants", "Transformer"):
+        assert f"{title}: PASS (values; speed not judged)" in summary
+    for title in ("GEMM", "Host copies", "Collectives", "Checkpoint", "Data loading"):
+        assert f"{title}: PASS" in summary
+    words = {check.title: (check.word, check.state) for check in checks(report)}
+    assert words["Training"] == ("PASS (values; speed not judged)", "pass")
+    assert "PASS (values; speed not judged)" in render_html(report)
+
+
+def test_speed_is_judged_where_the_fleet_is_large_enough(run: Path) -> None:
+    assert {"Training: PASS", "Training variants: PASS", "Transformer: PASS"} <= set(report_of(run).acceptance.summary)
+
+
+def test_each_operation_that_no_criterion_judges_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
+    unknown = {"broadcast", "gather"}
+
+    def elsewhere(seen: Observation) -> Observation:
+        hit = seen.name.startswith("collective.") and seen.name.split(".")[1] in unknown
+        return replace(seen, params={**seen.params, "world_size": 3}) if hit else seen
+
+    line = "Bandwidth within hosts: NOT JUDGED"
+    why = "(no criterion for this GPU, count and size)"
+    assert not any(item.startswith(line) for item in report_of(tmp_path / "r1").acceptance.summary)
+    assert f"{line} for broadcast, gather {why}" in changed(tmp_path / "r1", elsewhere)
+    unknown |= {"reduce", "scatter"}
+    assert f"{line} for 4 of 10 operations {why}" in changed(tmp_path / "r1", elsewhere)
+    unknown |= {name.split(".")[1] for name in BUSBW}
+    assert f"{line} {why}" in changed(tmp_path / "r1", elsewhere)
+
+
+def test_operation_that_is_judged_on_some_hosts_only_is_named(tmp_path: Path) -> None:
+    write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
+    loaded = load(tmp_path / "r1")
+
+    def elsewhere(seen: Observation) -> Observation:
+        return replace(seen, params={**seen.params, "world_size": 3}) if seen.name in BUSBW else seen
+
+    evidence = {**loaded.evidence, "h2": builders.with_observations(loaded.evidence["h2"], elsewhere)}
+    summary = merge(loaded.plan, evidence, PACKS).acceptance.summary
+    assert "Bandwidth within hosts: NOT JUDGED on 1 of 2 hosts (no criterion for this GPU, count and size)" in summary
+
+
+BUSBW = tuple(f"collective.{op}.busbw" for op in BENCHMARKS["collective"].settings["ops"])

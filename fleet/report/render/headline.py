@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fleet.report.titles import VALUES_ONLY
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport
 
 REHEARSAL_NOTICE = (
     "This run rehearsed the pipeline on CPUs. No GPU was looked at and none was judged: it accepts no hardware."
 )
 
-_STATES = {"PASS": PASS, "FAIL": FAIL, "INCOMPLETE": INCONCLUSIVE}
+_STATES = {"PASS": PASS, VALUES_ONLY: PASS, "FAIL": FAIL, "INCOMPLETE": INCONCLUSIVE}
 _TONES = {ACCEPTED: PASS, REJECTED: FAIL, INCOMPLETE: INCONCLUSIVE}
 
 

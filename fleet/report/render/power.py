@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fleet.judge.power import ALARM, FOUND, Gate, Power, Repeat
+from fleet.judge.power import ALARM, FEW, FOUND, Gate, Power, Repeat
 from fleet.report.render.format import clean, number, params_text, quantity
 
 NONE = "nothing"
@@ -20,9 +20,10 @@ def render_power(found: Power) -> str:
         )
         if found.gates
         else "No criterion with a numeric floor judged these runs.",
-        f"n: parts x runs. sigma: from run to run and from part to part together, robust. false alarm: probability that a "
-        f"healthy part\nfails. finds: smallest slowdown that this floor finds with {FOUND:.0%} probability. could find: the "
-        f"same for the best floor\nwith at most {ALARM:.1%} false alarms. A normal model is assumed: so few runs show no tails.",
+        f"n: parts x runs. sigma: from run to run and from part to part together, robust; of fewer than {FEW} values the\n"
+        "larger of that and the standard deviation. false alarm: probability that a healthy part fails. finds: smallest\n"
+        f"slowdown that this floor finds with {FOUND:.0%} probability. could find: the same for the best floor with at most\n"
+        f"{ALARM:.1%} false alarms. A normal model is assumed: so few runs show no tails.",
         _table(
             ("figure", "settings", "parts", "(max - min) / median, worst part", "which"),
             [_repeat(item) for item in found.repeats if item.group],

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.report.render.format import (
@@ -26,6 +26,7 @@ from schemas.records import Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 
 _MANY_VALUES = 16
+_ALL = object()
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,8 +51,15 @@ class Row:
 
 def fold(verdicts: Iterable[Verdict]) -> list[Row]:
     """Every verdict as a row, failures first; rows that say the same of several parts or sizes are one."""
+    verdicts = list(verdicts)
+    names: dict[tuple[str, str], set[str]] = {}
+    for verdict in verdicts:
+        names.setdefault((verdict.criterion, verdict.stage), set()).add(verdict.name)
     groups: dict[tuple[object, ...], list[Verdict]] = {}
     for verdict in verdicts:
+        if _is_one_of_many(verdict, names[(verdict.criterion, verdict.stage)]):
+            groups.setdefault((_ALL, verdict.criterion, verdict.stage, _family(verdict.name)), []).append(verdict)
+            continue
         why = "" if verdict.verdict == PASS else (verdict.value, verdict.reason)
         # What is exactly as it must be says the same whatever its settings: it is told once for all of them.
         exact = verdict.verdict == PASS and verdict.operator == "eq"
@@ -62,8 +70,13 @@ def fold(verdicts: Iterable[Verdict]) -> list[Row]:
             *(_tail(verdict.scope), why),
         )
         groups.setdefault(key, []).append(verdict)
-    rows = [row for group in groups.values() for row in _rows(group)]
+    rows = [row for key, group in groups.items() for row in _rows(group, one=key[0] is _ALL)]
     return sorted(rows, key=lambda row: (row.verdict != FAIL, row.verdict != INCONCLUSIVE))
+
+
+def _is_one_of_many(verdict: Verdict, names: Collection[str]) -> bool:
+    """A floor that holds for every operation of a collective is told once, where it holds: which is fast is told elsewhere."""
+    return verdict.verdict == PASS and verdict.operator in ("ge", "gt") and len(set(map(_family, names))) < len(names)
 
 
 def _family(name: str) -> str:
@@ -78,9 +91,11 @@ def _tail(scope: str) -> str:
     return "" if tail.startswith("peer=") else tail
 
 
-def _rows(group: Sequence[Verdict]) -> list[Row]:
+def _rows(group: Sequence[Verdict], one: bool) -> list[Row]:
     """One row where only one thing differs within the group, or the values are all the same; else one a verdict."""
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))
+    if one:
+        return [_row(group, scopes, alike=False)]
     sizes = list(dict.fromkeys(verdict.params.get("size_bytes") for verdict in group))
     alike = all(_same(verdict.value, group[0].value) for verdict in group)
     # Passes that are alike say the same of any settings; of a failure every place must be told as it is.
@@ -105,7 +120,7 @@ def _row(group: Sequence[Verdict], scopes: Sequence[str], alike: bool) -> Row:
         scope=scopes_name(scopes),
         stage=first.stage,
         found=found if alike else _values(group),
-        wanted=limit if alike else wanted(first),
+        wanted=limit if alike else _wanted(group),
         margin=percent(min(margins)) if margins else NONE,
         verdict=first.verdict,
         criterion=first.criterion,
@@ -141,6 +156,15 @@ def _values(group: Sequence[Verdict]) -> str:
     if len(numbers) > _MANY_VALUES:
         return f"{changed}{number(min(numbers) / factor)} … {number(max(numbers) / factor)} {unit}".rstrip()
     return f"{changed}{' · '.join(number(value / factor) for value in numbers)} {unit}".rstrip()
+
+
+def _wanted(group: Sequence[Verdict]) -> str:
+    """What was wanted of a group, from the lowest to the highest where the fleet's medians differ."""
+    limits = sorted({known for verdict in group if (known := finite(verdict.limit)) is not None})
+    if len(limits) < 2:
+        return wanted(group[0])
+    factor, unit = scale(limits[-1], group[0].unit)
+    return f"≥ {number(limits[0] / factor)} … {number(limits[-1] / factor)} {unit}".rstrip()
 
 
 def _sizes(sizes: Sequence[Value]) -> str:

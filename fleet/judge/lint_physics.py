@@ -1,0 +1,128 @@
+"""Floors against the datasheet: above the peak they reject every host, far under it they accept every host."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.finding import FLOORS, Finding, about
+from schemas.records import Value
+
+LEAST_OF_COPY, LEAST_OF_PRODUCT, LEAST_OF_COLLECTIVE = 0.5, 0.4, 0.02
+SLIPS = (
+    (1e-12, "a figure in tera-units"),
+    (1e-9, "a figure in giga-units"),
+    (1e-6, "a figure in mega-units, a million times too low"),
+    (1e-3, "a figure a thousand times too low (GB written as MB)"),
+    (1 / 8, "bytes taken for bits"),
+    (8.0, "bits taken for bytes"),
+    (1e3, "a figure a thousand times too high (MB written as GB)"),
+    (1e6, "a figure a million times too high"),
+)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Peak:
+    """The most that the datasheet allows, and the share of it under which a floor guards nothing."""
+
+    value: float
+    of: str
+    least: float
+
+
+def physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
+    """A floor, and the expectation behind it, against the datasheet."""
+    yield from _links(criterion, pack)
+    limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
+    if criterion.operator not in FLOORS or not isinstance(limit, int | float) or isinstance(limit, bool):
+        return
+    peak = _peak(criterion, pack)
+    if peak is None:
+        return
+    ratio, slip = limit / peak.value, _slip(limit / peak.value)
+    remedy = f"the datasheet of {pack.name} has {peak.value:g} {criterion.unit} {peak.of}"
+    if max(limit, criterion.expected or 0.0) > peak.value:
+        yield about(criterion, float(limit), f"above the peak, {ratio:.3g} of it{slip}", remedy)
+    elif ratio < peak.least:
+        yield about(criterion, float(limit), f"absurdly low, {ratio:.3g} of the peak{slip}", remedy)
+
+
+def _slip(ratio: float) -> str:
+    """Which slip of the unit a limit looks like: real floors are between 0.3 and 1 of the peak."""
+    if 1.8 <= ratio <= 2.2:
+        return ", which looks like the figure with sparsity"
+    return next((f", which looks like {text}" for factor, text in SLIPS if 0.3 <= ratio / factor <= 1.1), "")
+
+
+def _links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
+    """Generation, width and number of links, which have one right value a part."""
+    for name, part, key in (
+        ("gpu.pcie.generation", "pcie", "generation"),
+        ("gpu.pcie.width", "pcie", "width"),
+        ("gpu.nvlink.active_links", "nvlink", "links"),
+    ):
+        own, value = pack.datasheet.get(part, {}).get(key), criterion.value
+        if own is None or not criterion.speaks_of(name) or not isinstance(value, int | float):
+            continue
+        if criterion.operator in ("eq", "ge") and value != own:
+            why = f"{'under' if value < own else 'over'} the part's own {key}"
+            yield about(criterion, value, why, f"the datasheet of {pack.name} has {own}")
+
+
+def _peak(criterion: Criterion, pack: Pack) -> _Peak | None:
+    """The peak that bounds what the criterion speaks of; None where the datasheet bounds nothing of it."""
+    if criterion.stage == "gang":
+        return None  # the fabric's rate is the inventory's to say
+    first, _, rest = criterion.name.partition(".")
+    bound = _PEAKS.get((first, rest.rpartition(".")[2]))
+    return bound(criterion.where, pack) if bound else None
+
+
+def _flops(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
+    peaks = {key: value for key, value in pack.datasheet.get("flops", {}).items() if key != "source"}
+    dtype = where.get("dtype")
+    if not peaks or (dtype and dtype not in peaks):
+        return None
+    value = peaks[dtype] if isinstance(dtype, str) else min(peaks.values())
+    return _Peak(value=value, of=f"in {dtype or 'its slowest precision'}, dense", least=LEAST_OF_PRODUCT)
+
+
+def _figure(part: str, of: str) -> Callable[[Mapping[str, Value], Pack], _Peak | None]:
+    def peak(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
+        value = pack.datasheet.get(part, {}).get("value")
+        return _Peak(value=value, of=of, least=LEAST_OF_COPY) if value else None
+
+    return peak
+
+
+def _pcie(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
+    value = pack.datasheet.get("pcie", {}).get("bandwidth")
+    ways = 2 if where.get("direction") == "both_ways" else 1
+    # All GPUs at once share what the host has: how little that may be is not the part's to say.
+    least = LEAST_OF_COPY if where.get("sharing") == "alone" else 0.0
+    return _Peak(value=value * ways, of="over PCIe", least=least) if value else None
+
+
+def _nvlink(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
+    value = pack.datasheet.get("nvlink", {}).get("bandwidth")
+    ways = 2 if where.get("direction") == "both_ways" else 1
+    return _Peak(value=value / 2 * ways, of="over NVLink", least=LEAST_OF_COPY) if value else None
+
+
+def _busbw(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
+    """With NVLS the switch adds, and busbw goes past one way's rate; it never reaches both ways'."""
+    value = pack.datasheet.get("nvlink", {}).get("bandwidth")
+    ways = 2 if where.get("nvls") else 1
+    return _Peak(value=value / 2 * ways, of="over NVLink", least=LEAST_OF_COLLECTIVE) if value else None
+
+
+_PEAKS: Mapping[tuple[str, str], Callable[[Mapping[str, Value], Pack], _Peak | None]] = {
+    ("gemm", "throughput"): _flops,
+    ("stress", "throughput"): _flops,
+    ("stress", "power"): _figure("power", "at most"),
+    ("memory", "bandwidth"): _figure("memory_bandwidth", "of memory bandwidth"),
+    ("host_copy", "bandwidth"): _pcie,
+    ("peer_copy", "bandwidth"): _nvlink,
+    ("collective", "busbw"): _busbw,
+}
