@@ -22,6 +22,7 @@ help: ## Show the targets
 acceptance: $(STAMP) ## Accept INVENTORY (default: this machine; a rehearsal where it has no GPU)
 	@RACKPROOF_RUN=$(or $(RACKPROOF_RUN),$(RUN_ID)); \
 	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS) && played=yes; \
+	if [ ! -e runs/$$RACKPROOF_RUN/plan.json ]; then echo "no run was begun: the cause stands above" >&2; exit 2; fi; \
 	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # an older report must not speak for a run that failed
 
 count-gpus: ## Print how many NVIDIA GPUs are on this machine's PCI bus

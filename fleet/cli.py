@@ -7,13 +7,13 @@ import dataclasses
 import json
 import secrets
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.errors import RunError, UsageError
 from fleet.inventory import read_inventory
-from fleet.judge.criteria import read_pack, read_packs, shipped_packs
+from fleet.judge.criteria import Pack, read_pack, read_packs, shipped_packs
 from fleet.judge.lint import lint
 from fleet.plan import make_plan, read_profile
 from fleet.report.load import PLAN_BYTES, load
@@ -84,11 +84,21 @@ def _checked(call: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
     return checked
 
 
+def _packs(names: Sequence[str]) -> tuple[Pack, ...]:
+    """The shipped packs and the named ones; raises UsageError where one of those would judge something else than it says."""
+    packs = read_packs(names)
+    wrong = [str(finding) for pack in packs if pack.chosen for finding in lint(pack)]
+    if wrong:
+        more = f"\n({len(wrong) - 5} more: rackproof criteria lint)" if len(wrong) > 5 else ""
+        raise UsageError("criteria that cannot judge:\n" + "\n".join(wrong[:5]) + more)
+    return packs
+
+
 def _plan(options: argparse.Namespace) -> int:
     hosts = read_inventory(options.inventory)
     first = next(iter(hosts.values()))
     profile = read_profile(options.profile or str(first.get("rackproof_profile", "standard")))
-    read_packs(first.get("rackproof_criteria", ()))
+    _packs(first.get("rackproof_criteria", ()))
     for name, variables in hosts.items():
         model = variables.get("rackproof_gpu_model", "")
         if model and model not in shipped_packs():
@@ -145,7 +155,7 @@ def _report(options: argparse.Namespace) -> int:
     from fleet.report.render.text import render_summary
 
     run = load(options.run_dir)
-    packs = read_packs([*run.plan.criteria, *options.criteria])
+    packs = _packs([*run.plan.criteria, *options.criteria])
     report = merge(run.plan, run.evidence, packs, events=run.events, quarantined=run.quarantined)
     document = json.loads(json.dumps(to_json(report)))
     documents.validate(document, "report", source="our own report")
@@ -173,7 +183,7 @@ def _power(options: argparse.Namespace) -> int:
             f"{len(options.run_dirs)} of at least {LEAST_RUNS} run directories: noise cannot be told from fewer runs"
         )
     runs = [load(directory) for directory in options.run_dirs]
-    packs = read_packs([*runs[0].plan.criteria, *options.criteria])
+    packs = _packs([*runs[0].plan.criteria, *options.criteria])
     found = power([(run.plan, run.evidence) for run in runs], packs)
     print(json.dumps(dataclasses.asdict(found), indent=1) if options.json else render_power(found))
     return 0

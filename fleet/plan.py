@@ -56,6 +56,11 @@ def _check_settings(where: str, benchmark: str, chosen: Mapping[str, Any]) -> No
         fits = isinstance(value, float | int) if isinstance(default, float | int) else isinstance(value, type(default))
         if not fits or isinstance(value, bool) or value == []:
             raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected something like {default!r}")
+        numbers = [item for item in (value if isinstance(value, list) else [value]) if isinstance(item, int | float)]
+        least = 0 if default == 0 else 1 if isinstance(default, int) else None
+        if any(number < least if least is not None else not number > 0 for number in numbers):
+            wanted = f"at least {least}" if least is not None else "more than 0"
+            raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected {wanted}")
         choices = BENCHMARKS[benchmark].choices.get(key, default)
         unknown = [item for item in value if item not in choices] if key in _CLOSED_LISTS else []
         if unknown:

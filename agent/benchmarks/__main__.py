@@ -47,7 +47,10 @@ NO_CPU = ("host_copy", "peer_copy")
 
 
 def main() -> int:
-    """Runs the requested benchmarks on this rank; 0 where it got to the end, whatever the figures."""
+    """Runs the requested benchmarks on this rank.
+
+    Returns 0 where it got to the end, whatever the figures; started by hand, 1 where one of them is an error.
+    """
     options = _arguments().parse_args()
     store, rank, world_size = _meeting_place()
     request, work = _request(options, store, rank)
@@ -64,9 +67,11 @@ def main() -> int:
         context.save()
         raise
     context.phase("end", 0)
-    if not options.request and context.local_rank == 0:
+    if options.request:
+        return 0
+    if context.local_rank == 0:
         _show(work, keep=options.results is not None)
-    return 0
+    return 1 if any(seen.status == ERROR for seen in context.observations) else 0
 
 
 def _take_device(context: Context, request: Mapping[str, Any]) -> str:
@@ -234,6 +239,9 @@ def _request(options: argparse.Namespace, store: Store, rank: int) -> tuple[dict
     names = [name for name in options.only or BENCHMARKS if not (options.validation_only and BENCHMARKS[name].trains)]
     if not gpu:
         names = [name for name in names if name not in NO_CPU]
+    left_out = [name for name in options.only or () if name not in names]
+    if left_out and rank == 0:
+        print(f"left out: {', '.join(left_out)} (it needs a GPU, or trains)", file=sys.stderr)
     benchmarks: dict[str, dict[str, Any]] = {name: {} if gpu else dict(FOR_A_CPU.get(name, {})) for name in names}
     over = {"epochs": options.epochs, "batch_size": options.batch_size}
     for name in benchmarks:
@@ -260,10 +268,16 @@ def _arguments() -> argparse.ArgumentParser:
         "--only", nargs="+", choices=sorted(BENCHMARKS), metavar="BENCHMARK", help="these benchmarks only"
     )
     parser.add_argument("--validation-only", action="store_true", help="everything but the training")
-    parser.add_argument("--epochs", type=int, help="epochs of the training")
-    parser.add_argument("--batch-size", type=int, help="images a rank and step in the training")
+    parser.add_argument("--epochs", type=_positive, help="epochs of the training")
+    parser.add_argument("--batch-size", type=_positive, help="images a rank and step in the training")
     parser.add_argument("--results", type=Path, help="directory to keep rank<N>.json in (default: not kept)")
     return parser
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number of at least 1")
+    return int(text)
 
 
 def _context(request: Mapping[str, Any], work: Path, store: Store, rank: int, world_size: int) -> Context:

@@ -82,7 +82,9 @@ def _train(context: Context, name: str, settings: dict[str, Any]) -> None:
     batch, epochs = int(settings["batch_size"]), int(settings["epochs"])
     steps = min(len(sampler) // batch, int(settings["max_steps"]) or sys.maxsize)
     if steps * epochs < 2:
-        raise CannotMeasureError(ERROR, f"{steps} step of {batch} images on {context.world_size} ranks: too few")
+        raise CannotMeasureError(
+            ERROR, f"{steps} steps of {batch} images on each of {context.world_size} ranks: too few"
+        )
     optimizer = torch.optim.SGD(ddp.parameters(), lr=float(settings["learning_rate"]), momentum=0.5)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=steps * epochs)
     losses, seconds = [], []

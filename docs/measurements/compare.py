@@ -25,6 +25,8 @@ Figures = Mapping[tuple[str, ...], float]
 
 def main() -> None:
     """Prints a table for each reference tool, and the worst and the median ratio of each."""
+    if len(sys.argv) != 3:
+        sys.exit(__doc__)
     record = json.loads(Path(sys.argv[1]).read_text())
     reference = Path(sys.argv[2])
     seen = [item for item in record["observations"] if item["status"] == "measured" and item["stage"] == "benchmark"]
@@ -45,9 +47,9 @@ def nccl_tests(path: Path, placement: str) -> dict[int, tuple[float, float]]:
     """Size in bytes -> (time in s, busbw in B/s) out of nccl-tests' table."""
     found = {}
     for line in path.read_text().splitlines() if path.exists() else ():
-        cells = line.split()
-        if len(cells) == 13 and re.fullmatch(r"[1-9]\d*", cells[0]):
-            time, _, busbw = (float(cell) for cell in (cells[9:12] if placement == "in_place" else cells[5:8]))
+        cells = line.split()  # hypercube has no cell for the reduction
+        if len(cells) in (12, 13) and re.fullmatch(r"[1-9]\d*", cells[0]):
+            time, _, busbw = (float(cell) for cell in (cells[-4:-1] if placement == "in_place" else cells[-8:-5]))
             found[int(cells[0])] = (time * 1e-6, busbw * 1e9)
     return found
 

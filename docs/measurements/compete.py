@@ -15,6 +15,8 @@ SIZE = 4096
 
 def main() -> None:
     """Computes for SHARE of the time and rests for the remainder, until SECONDS have passed."""
+    if len(sys.argv) != 4:
+        sys.exit(__doc__)
     device, share, seconds = torch.device("cuda", int(sys.argv[1])), float(sys.argv[2]), float(sys.argv[3])
     factor = torch.randn(SIZE, SIZE, device=device, dtype=torch.bfloat16)
     ends, worked = time.monotonic() + seconds, 0.0

@@ -97,6 +97,9 @@ class HostView:
         self.serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
         self.names = {f"gpu={gpu.index}": gpu.name for gpu in evidence.gpus()}
         self.packs, self.no_pack = packs_for(plan, host, evidence.gpus(), packs)
+        shipped = {pack.name for pack in packs if not pack.chosen}
+        self.operators = {pack.name for pack in packs if pack.chosen} - shipped
+        """Packs that the operator wrote: a criterion of theirs that speaks of nothing is a mistake, and no pass."""
         self.expected = plan.expected_of(host)
 
     @property

@@ -59,4 +59,9 @@ def _of_host(view: HostView, fleet: Fleet) -> Iterator[Verdict]:
     yield from expected.reported(view)
     yield from expected.unseen(view)
     for criterion in view.criteria().values():
-        yield from held(view, criterion, fleet)
+        verdicts = [*held(view, criterion, fleet)]
+        yield from verdicts
+        asked = criterion.origin in view.operators and not criterion.optional and not view.plan.rehearsal
+        if asked and not verdicts:
+            reason = "nothing was observed that this criterion speaks of"
+            yield view.inconclusive(criterion.name, "host", reason, criterion.stage, criterion=criterion)

@@ -174,6 +174,7 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
     lines += unjudged_bandwidth(plan, hosts, verdicts)
     lines += unjudged_digests(plan, hosts, verdicts)
     lines += reasons(verdicts)
+    lines.append(f"Criteria: {', '.join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or 'none'}")
     return Acceptance(
         status=f"{'REHEARSAL ' if plan.rehearsal else ''}{_STATUS[decision]}",
         summary=tuple(lines),

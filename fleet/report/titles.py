@@ -6,7 +6,7 @@ from schemas.catalogue import BENCHMARKS
 
 _TITLES = {
     "gemm": "GEMM",
-    "memory": "GPU memory",
+    "memory": "Memory bandwidth",
     "host_copy": "Host copies",
     "peer_copy": "Peer copies",
     "integrity": "Memory integrity",

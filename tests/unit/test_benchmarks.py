@@ -206,6 +206,27 @@ def test_one_wrong_element_is_counted(op: str) -> None:
     assert operations.wrong_elements(right, operation, rank, ranks) == 2
 
 
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["--only", "training", "--epochs", "0"], 2, "0 is no whole number of at least 1"),
+        (["--only", "training", "--batch-size", "1000000"], 1, "images on each of 1 ranks: too few"),
+        (["--only", "host_copy", "digest"], 0, "left out: host_copy"),
+    ],
+)
+def test_what_goes_wrong_by_hand_is_in_the_exit_code(arguments: list[str], code: int, said: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "agent.benchmarks", *arguments],
+        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+    )
+    assert done.returncode == code, done.stdout + done.stderr
+    assert said in done.stdout + done.stderr
+
+
 def test_idx_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "x.gz"
     path.write_bytes(gzip.compress(b"\x00\x00\x08\x02" + struct.pack(">2I", 2, 3) + bytes(range(6))))

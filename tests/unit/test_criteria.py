@@ -456,8 +456,11 @@ def test_the_verb(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["criteria", "lint", str(tmp_path / "none.yml")]) == 64
 
 
-def test_the_example_of_a_gpu_model_in_contributing_passes(tmp_path: Path) -> None:
-    page = (Path(__file__).parents[2] / "CONTRIBUTING.md").read_text()
-    example = page.split("## A GPU model")[1].split("```yaml\n")[1].split("```")[0]
+@pytest.mark.parametrize(
+    ("page", "heading"), [("CONTRIBUTING.md", "## A GPU model"), ("docs/criteria.md", "## A pack")]
+)
+def test_the_example_packs_of_the_documentation_pass(page: str, heading: str, tmp_path: Path) -> None:
+    text = (Path(__file__).parents[2] / page).read_text()
+    example = text.split(heading)[1].split("```yaml\n")[1].split("```")[0]
     (tmp_path / "e100.yml").write_text(example)
     assert main(["criteria", "lint", str(tmp_path / "e100.yml")]) == 0

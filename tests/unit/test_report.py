@@ -284,3 +284,49 @@ def test_operation_that_is_judged_on_some_hosts_only_is_named(tmp_path: Path) ->
 
 
 BUSBW = tuple(f"collective.{op}.busbw" for op in BENCHMARKS["collective"].settings["ops"])
+
+
+PACK = """\
+---
+schema: rackproof.criteria/1
+summary: ours
+criteria:
+  - id: ours
+    name: memory.bandwidth
+    where: {{op: copy}}
+    operator: ge
+    value: {value}
+    unit: {unit}
+    action: rma
+    basis: policy
+    source: "the contract, annex 3"
+{more}
+"""
+
+
+def criteria(path: Path, value: str = "4.0e+12", unit: str = "B/s", more: str = "") -> Path:
+    path.write_text(PACK.format(value=value, unit=unit, more=more))
+    return path
+
+
+def test_criteria_of_the_operator_judge_and_are_named(run: Path, tmp_path: Path) -> None:
+    done = rackproof("report", run, "--criteria", criteria(tmp_path / "ours.yml"))
+    assert done.returncode == 0
+    assert "- Criteria: h200-sxm, ours" in done.stdout
+    assert rackproof("report", run, "--criteria", criteria(tmp_path / "ours.yml", "9.0e+12")).returncode == 1
+
+
+def test_criteria_that_would_judge_something_else_than_they_say_are_refused(run: Path, tmp_path: Path) -> None:
+    done = rackproof("report", run, "--criteria", criteria(tmp_path / "slip.yml", "9500", "GB/s"))
+    assert done.returncode == 64
+    assert "slip: ours: GB/s: not the unit of the observation; use B/s" in done.stderr
+    assert not (run / "report.json").exists()
+
+
+def test_criterion_of_the_operator_that_speaks_of_nothing_is_no_pass(run: Path, tmp_path: Path) -> None:
+    elsewhere = criteria(tmp_path / "gang.yml", more="    stage: gang")
+    done = rackproof("report", run, "--criteria", elsewhere)
+    assert done.returncode == 2
+    assert "nothing was observed that this criterion speaks of" in done.stdout
+    may = criteria(tmp_path / "may.yml", more="    stage: gang\n    optional: true")
+    assert rackproof("report", run, "--criteria", may).returncode == 0
