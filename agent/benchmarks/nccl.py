@@ -83,6 +83,8 @@ class Communicator:
         here, there, n = Buffer(send), Buffer(receive), self.world_size
         everyone, root = range(n), range(1)
         mine = everyone if self.rank == 0 else range(0)
+        if op == "hypercube":
+            return self._hypercube(here, there)
         return {
             "all_reduce": lambda: self._collective("ncclAllReduce", here, there, here.count, SUM),
             "all_gather": lambda: self._collective("ncclAllGather", here, there, here.count),
@@ -93,7 +95,6 @@ class Communicator:
             "gather": lambda: self._exchange("ncclGather", here, there, here.count, root, mine, 0),
             "scatter": lambda: self._exchange("ncclScatter", here, there, there.count, mine, root, 0),
             "send_recv": lambda: self._swap(here, there, (self.rank + 1) % n, (self.rank - 1) % n),
-            "hypercube": lambda: self._hypercube(here, there),
         }[op]
 
     def _collective(self, name: str, here: Buffer, there: Buffer, count: int, *last: int) -> None:
@@ -126,17 +127,25 @@ class Communicator:
         self._receive(there, 0, there.count, source)
         self._call("ncclGroupEnd")
 
-    def _hypercube(self, here: Buffer, there: Buffer) -> None:
+    def _hypercube(self, here: Buffer, there: Buffer) -> Callable[[], None]:
         """An all_gather in log2(n) steps: in each a rank swaps all it has with its neighbour in one more dimension."""
-        there.tensor[self.rank * here.count : (self.rank + 1) * here.count].copy_(here.tensor)
+        own = there.tensor[self.rank * here.count : (self.rank + 1) * here.count]
+        steps = []
         mask = 1
         while mask < self.world_size:
             mine, count, neighbour = self.rank & ~(mask - 1), mask * here.count, self.rank ^ mask
-            self._call("ncclGroupStart")
-            self._send(there, mine * here.count, count, neighbour)
-            self._receive(there, (mine ^ mask) * here.count, count, neighbour)
-            self._call("ncclGroupEnd")
+            steps.append((mine * here.count, (mine ^ mask) * here.count, count, neighbour))
             mask <<= 1
+
+        def run() -> None:
+            own.copy_(here.tensor)
+            for sent, received, count, neighbour in steps:
+                self._call("ncclGroupStart")
+                self._send(there, sent, count, neighbour)
+                self._receive(there, received, count, neighbour)
+                self._call("ncclGroupEnd")
+
+        return run
 
 
 class Buffer:

@@ -747,7 +747,7 @@ def test_hosts_that_told_no_times_have_no_bars() -> None:
 def test_gpu_table_has_a_row_a_gpu_how_sure_each_figure_is_and_which_fails() -> None:
     made = plan()
     table = gpus_table(judged(made, {0: record(made, 0, more=others()), 1: record(made, 1, slow=1, more=others(1))}))
-    assert table.groups == (("GEMM, TFLOP/s", 1), ("GPU memory, GB/s", 1), ("Host copies, GB/s", 1))
+    assert table.groups == (("GEMM, TFLOP/s", 1), ("Memory bandwidth, GB/s", 1), ("Host copies, GB/s", 1))
     assert table.columns == ("bf16", "copy", "host to device, alone")
     assert [(row.head, row.note) for row in table.rows] == [
         ("gpu-00 GPU 0", "1600"),
