@@ -62,7 +62,7 @@ def main() -> int:
         context.save()
         context.begin("end")
         context.meet()  # torchrun ends every rank of the host as soon as one has ended badly
-    except Exception as error:
+    except Exception as error:  # told, then raised again
         context.phase(f"failed: {failed(error)[1]}"[:500], 1)
         context.save()
         raise

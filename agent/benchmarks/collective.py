@@ -53,7 +53,7 @@ def run(context: Context, settings: dict[str, Any]) -> None:
         for op in settings["graph_ops"]:
             for size in settings["graph_sizes_bytes"]:
                 _graph(context, op, int(size), settings, communicator)
-    except Exception as error:
+    except Exception as error:  # whatever it was, the others may hang in an operation
         if said := communicator.abort():
             raise NcclError(f"{error}; {said}") from error
         raise
