@@ -158,8 +158,9 @@ def _run(context: Context, name: str, chosen: dict[str, Any]) -> str:
 def _device_lost(context: Context) -> str:
     """Why the device can do nothing any more, or an empty string: after some errors CUDA refuses all that follows."""
     try:
-        torch.zeros(1, device=context.device).add_(1).cpu()
-    except RuntimeError as error:
+        torch.zeros(1, device=context.device).add_(1)
+        context.synchronize()  # waits only so long: a kernel that hangs would hold up whoever reads the result
+    except (RuntimeError, TimeoutError) as error:
         return f"the device was lost: {failed(error)[1]}"
     return ""
 
@@ -171,9 +172,8 @@ def _roll_call(context: Context, broken: str) -> str:
     """
     context.begin("roll call")
     context.store.set(f"roll/{context.rank}", broken or "here")
-    if (
-        context.rank == 0
-    ):  # one rank decides for all: each by itself, a rank that is late would be in for some and out for others
+    # One rank decides for all: each by itself, a rank that is late would be in for some and out for others.
+    if context.rank == 0:
         context.store.set("roll", _absent_ranks(context))
     try:
         context.store.wait(["roll"], timedelta(seconds=2 * context.timeout_s + 10))

@@ -188,11 +188,16 @@ def _paths(context: Context, cases: list[Case], communicator: Communicator) -> d
 
 
 def _way(context: Context, mine: str) -> str:
-    """The ways that all ranks talk: one GPU without its NVLinks, or one NIC without GPUDirect, shows in its own log only."""
+    """The ways that all ranks talk: one GPU without its NVLinks, or one NIC without GPUDirect, shows in its own log only.
+
+    `unknown` stands for a rank whose log tells none; empty where none of them tells.
+    """
     context.store.set(f"transport/{context.rank}", mine)
     context.agree(1)  # everyone has said it
     said = {context.store.get(f"transport/{rank}").decode() for rank in range(context.world_size)}
-    return "+".join(sorted({way for ways in said for way in ways.split("+") if way}))
+    if said == {""}:
+        return ""
+    return "+".join(sorted({way or "unknown" for ways in said for way in ways.split("+")}))
 
 
 def _graph(context: Context, op: str, size: int, settings: dict[str, Any], communicator: Communicator) -> None:

@@ -112,7 +112,7 @@ def reported(view: HostView) -> Iterator[Verdict]:
         place = (seen.stage, seen.name, seen.scope)
         if seen.status == ERROR:
             lost[(*place, *sorted(seen.params.items()))] = seen
-        else:  # where a stage was run again, what came of it then
+        elif seen.status == MEASURED:  # where a stage was run again, what came of it then
             for key in [key for key in lost if key[:3] == place and lost[key].params.items() <= seen.params.items()]:
                 del lost[key]
     for seen in lost.values():

@@ -173,6 +173,9 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
     lines += [f"{name}: {state}" for name, state in _stages(plan, hosts, verdicts)]
     lines += unjudged_bandwidth(plan, hosts, verdicts)
     lines += unjudged_digests(plan, hosts, verdicts)
+    shared = [host.name for host in plan.hosts if host.share_gpus]
+    if shared:
+        lines.append(f"GPUs were measured beside other processes, if there were any, on {', '.join(shared[:5])}"[:200])
     lines += reasons(verdicts)
     lines.append(f"Criteria: {', '.join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or 'none'}")
     return Acceptance(
