@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 import threading
 import time
 from collections import deque
@@ -85,8 +86,8 @@ class Telemetry(threading.Thread):
         told = {**params, "samples_per_second": round(len(seen) / span, 1)}
         for name, unit, values in (("power", "W", power), ("clock", "Hz", clock), ("temperature", "Cel", temperature)):
             figures = summarize(values)
-            # At its limit the power swings, so its mean is told; of temperature the highest; of the clock the median.
-            value = {"power": sum(power) / len(power), "temperature": figures.max}.get(name, figures.p50)
+            # At its limit power and clock swing, and NVML gives the clock in steps of 1 %: their means; the highest temperature.
+            value = figures.max if name == "temperature" else statistics.fmean(values)
             yield Observation(
                 name=f"{benchmark}.{name}", unit=unit, value=value, samples=figures, params=told, **common
             )
@@ -99,10 +100,9 @@ class Telemetry(threading.Thread):
             if (rate.name, rate.scope, rate.status) == (f"{benchmark}.throughput", scope, MEASURED) and (
                 params.items() <= rate.params.items()
             ):
-                efficiency = float(rate.value or 0) / (sum(power) / len(power))
-                yield Observation(
-                    name=f"{benchmark}.efficiency", unit="FLOP/J", value=efficiency, params=told, **common
-                )
+                for name, unit, values in (("efficiency", "FLOP/J", power), ("flop_per_cycle", "FLOP/cycle", clock)):
+                    value = float(rate.value or 0) / statistics.fmean(values)
+                    yield Observation(name=f"{benchmark}.{name}", unit=unit, value=value, params=told, **common)
 
 
 def _too_thin(window: Mapping[str, Any], read: Sequence[tuple[float, Beat | Absent]]) -> str:

@@ -173,7 +173,13 @@ BENCHMARKS: Mapping[str, Benchmark] = {
                     gpu_only=True,
                     sampled=True,
                 )
-                for kind, unit in (("power", "W"), ("efficiency", "FLOP/J"), ("clock", "Hz"), ("temperature", "Cel"))
+                for kind, unit in (
+                    ("power", "W"),
+                    ("efficiency", "FLOP/J"),
+                    ("flop_per_cycle", "FLOP/cycle"),
+                    ("clock", "Hz"),
+                    ("temperature", "Cel"),
+                )
             ),
             Output(
                 name="stress.throttled_share",

@@ -50,6 +50,7 @@ FIGURES: dict[str, Any] = {
     "stress.wrong_products": 0,
     "stress.power": 690.0,
     "stress.efficiency": 1.01e12,
+    "stress.flop_per_cycle": 4.67e5,
     "stress.clock": 1.5e9,
     "stress.temperature": 62,
     "stress.throttled_share": 0.0,

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from agent.benchmarks import nccl_log
-from agent.benchmarks.context import Context, failed
+from agent.benchmarks.context import Context, cuda_stream, failed
 from agent.benchmarks.nccl import Communicator, NcclError, library
 from agent.benchmarks.operations import OPERATIONS, Buffers
 from agent.statistics import Series, summarize
@@ -25,7 +25,7 @@ Path = Mapping[str, Any]
 KINDS = (("algbw", "B/s"), ("busbw", "B/s"), ("latency", "s"), ("wrong_elements", "1"))
 SPAN_S = 0.02
 """An event between two operations costs some 40 µs (measured, 4 H200): nccl-tests too looks at the clock after 20 only."""
-GRAPH_CALLS = 50
+GRAPH_CALLS = 100
 
 
 def run(context: Context, settings: dict[str, Any]) -> None:
@@ -204,15 +204,18 @@ def _graph(context: Context, op: str, size: int, settings: dict[str, Any], commu
     """Latency where the host launches nothing: many operations in one CUDA graph."""
     context.phase(f"collective {op} {size} B in a graph")
     name, common = f"collective.{op}.graph_latency", _common(context, size)
-    buffers, why = _buffers(context, (op, "out_of_place", size), communicator)
+    stream = cuda_stream(context.device)
+    with torch.cuda.stream(stream):
+        buffers, why = _buffers(context, (op, "out_of_place", size), communicator)
     if buffers is None:
         if context.speaks_for_world:
             context.absent(name, unit="s", status=ERROR, reason=why, **common)
         return
-    buffers.run()
-    context.synchronize()
+    with torch.cuda.stream(stream):
+        buffers.run()
+        context.synchronize()
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
+    with torch.cuda.graph(graph, stream=stream):
         for _ in range(GRAPH_CALLS):
             buffers.run()
     series = _sample(context, graph.replay, settings)

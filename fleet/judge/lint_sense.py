@@ -8,7 +8,7 @@ from fleet.judge.criteria import Criterion
 from fleet.judge.finding import CEILINGS, FLOORS, Finding, about
 from schemas.records import Value
 
-RATES = frozenset({"B/s", "FLOP/s", "FLOP/J", "images/s", "tokens/s"})
+RATES = frozenset({"B/s", "FLOP/s", "FLOP/J", "FLOP/cycle", "images/s", "tokens/s"})
 """Units of which more is better."""
 HIGH = frozenset(
     {"accuracy", "mfu", "tested_share", "hidden_share", "sufficiency", "generation", "width", "active_links"}

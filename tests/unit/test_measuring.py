@@ -328,6 +328,7 @@ def test_telemetry_gives_what_the_catalogue_wants_of_the_time_that_was_asked_for
     by_name = {(seen.name, seen.params.get("reason")): seen for seen in found}
     assert by_name[("stress.power", None)].value == 693.0
     assert by_name[("stress.efficiency", None)].value == pytest.approx(1e12)
+    assert by_name[("stress.flop_per_cycle", None)].value == pytest.approx(6.93e14 / 1.5e9)
     assert by_name[("stress.throttled_share", "power_cap")].value == 1.0
     assert by_name[("stress.throttled_share", "hw_thermal")].value == 0.0
     assert float(str(by_name[("stress.clock", None)].params["samples_per_second"])) >= 10

@@ -182,6 +182,7 @@ def others(number: int = 0) -> list[Observation]:
             seen("stress.throughput", 6.9e14 + off, "FLOP/s", gpu, dtype="bf16"),
             seen("stress.power", 698.2, "W", gpu, dtype="bf16"),
             seen("stress.efficiency", 9.9e11, "FLOP/J", gpu, dtype="bf16"),
+            seen("stress.flop_per_cycle", 4.66e5, "FLOP/cycle", gpu, dtype="bf16"),
             seen("stress.clock", 1.485e9, "Hz", gpu, dtype="bf16"),
             seen("stress.temperature", 63, "Cel", gpu, dtype="bf16"),
             seen("stress.throttled_share", 0.38, "1", gpu, dtype="bf16", reason="power_cap"),
@@ -798,8 +799,16 @@ def test_stress_table_tells_power_clock_and_why_it_was_throttled() -> None:
     table = gpus.stress(full())
     assert table
     assert table.caption == "Matrix products on all GPUs at once, bf16"
-    assert table.columns == ("TFLOP/s", "W", "TFLOP/s/W", "MHz", "°C", "throttled by")
-    assert [cell.text for cell in table.rows[0].cells] == ["690", "698.2", "0.99", "1485", "63", "power cap 38 %"]
+    assert table.columns == ("TFLOP/s", "W", "TFLOP/s/W", "kFLOP/cycle", "MHz", "°C", "throttled by")
+    assert [cell.text for cell in table.rows[0].cells] == [
+        "690",
+        "698.2",
+        "0.99",
+        "466",
+        "1485",
+        "63",
+        "power cap 38 %",
+    ]
 
 
 def test_counts_that_must_be_nothing_are_told_where_they_are_not() -> None:

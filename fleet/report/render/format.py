@@ -36,6 +36,7 @@ _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
     "s": ((1, "s"), (1e-3, "ms"), (0, "µs")),
     "Hz": ((1e6, "MHz"), (0, "Hz")),
     "FLOP/J": ((1e11, "TFLOP/s/W"), (1e8, "GFLOP/s/W"), (0, "FLOP/s/W")),
+    "FLOP/cycle": ((1e3, "kFLOP/cycle"), (0, "FLOP/cycle")),
 }
 _FACTORS = {
     "GB/s": 1e9,
@@ -49,6 +50,7 @@ _FACTORS = {
     "MHz": 1e6,
     "TFLOP/s/W": 1e12,
     "GFLOP/s/W": 1e9,
+    "kFLOP/cycle": 1e3,
 }
 _PLAIN_UNITS = {"1": "", "Cel": "°C", "ratio": ""}
 

@@ -14,7 +14,14 @@ from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, HostReport
 
 SPEEDS = ("gemm.throughput", "memory.bandwidth", "host_copy.bandwidth")
-STRESS = ("stress.throughput", "stress.power", "stress.efficiency", "stress.clock", "stress.temperature")
+STRESS = (
+    "stress.throughput",
+    "stress.power",
+    "stress.efficiency",
+    "stress.flop_per_cycle",
+    "stress.clock",
+    "stress.temperature",
+)
 THROTTLED = "stress.throttled_share"
 CHECKS = ("integrity.wrong_words", "stress.wrong_products", "digest.mismatches")
 ELSEWHERE = frozenset({*STRESS[1:], THROTTLED, *CHECKS, "integrity.tested_share"})
