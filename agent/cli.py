@@ -109,7 +109,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _show(as_json: bool) -> int:
-    families, outcome = collect(collectors.start())
+    families, outcome = collect(collectors.start(thorough=True))
     readings = [
         {"name": family.name, "unit": family.unit, "scope": scope(labels)}
         | ({"status": value.status, "reason": value.reason} if isinstance(value, Absent) else {"value": value})
@@ -243,7 +243,7 @@ def _stop(options: argparse.Namespace) -> int:
 
 
 def _collectors(run: HostRun) -> list[collectors.base.Collector]:
-    return collectors.start(run.host.devices if run.host.device == "gpu" else None)
+    return collectors.start(run.host.devices if run.host.device == "gpu" else None, thorough=True)
 
 
 def _told(record: Record, as_json: bool) -> None:

@@ -16,7 +16,12 @@ ALL: tuple[Callable[[], Collector], ...] = (
 )
 
 
-def start(gpu_devices: Iterable[int] | None = None) -> list[Collector]:
-    """Every collector; those that look at GPUs look only at these NVML indices, where any are given."""
+def start(gpu_devices: Iterable[int] | None = None, *, thorough: bool = False) -> list[Collector]:
+    """Every collector.
+
+    Args:
+        gpu_devices: those that look at GPUs look only at these NVML indices, where any are given.
+        thorough: for a snapshot, what is too slow for a scrape is read too.
+    """
     devices = None if gpu_devices is None else tuple(gpu_devices)
-    return [NvmlCollector(devices) if kind is NvmlCollector else kind() for kind in ALL]
+    return [NvmlCollector(devices, thorough) if kind is NvmlCollector else kind() for kind in ALL]

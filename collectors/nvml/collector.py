@@ -20,8 +20,9 @@ class NvmlCollector:
 
     name = "nvml"
 
-    def __init__(self, devices: Iterable[int] | None = None) -> None:
+    def __init__(self, devices: Iterable[int] | None = None, thorough: bool = False) -> None:
         self._chosen = None if devices is None else frozenset(devices)
+        self._thorough = thorough
 
     def collect(self) -> Iterable[Family]:
         count = Family(name="gpu.count", unit="1", help="GPUs that the driver answers for")

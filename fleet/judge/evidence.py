@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.judge.criteria import Criterion, Pack
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation
@@ -30,8 +30,12 @@ class Evidence:
     """Why there is no host record, or what the control node saw go wrong."""
 
     def observations(self) -> list[Observation]:
-        """All of them, in the order in which they were made."""
-        return [seen for record in self.records for seen in record.everything()]
+        """All of them, in the order in which they were made.
+
+        What the kernel and the bus say of a GPU by its PCI address (`pci=0000:1b:00.0`) is told of that GPU (`gpu=0`).
+        """
+        places = {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in self.gpus() if gpu.pci_bus_id}
+        return [_placed(seen, places) for record in self.records for seen in record.everything()]
 
     def benchmarks(self) -> list[Observation]:
         """What the benchmarks observed, without the snapshots."""
@@ -49,6 +53,17 @@ class Evidence:
     def software(self) -> dict[str, str]:
         """Versions of what the ranks ran on."""
         return {key: value for record in self.records for key, value in record.software.items()}
+
+
+def pci_address(bus_id: str) -> str:
+    """A PCI address as sysfs spells it, `0000:1b:00.0`: NVML writes `00000000:1B:00.0`."""
+    domain, _, rest = bus_id.lower().partition(":")
+    return f"{domain[-4:]}:{rest}"
+
+
+def _placed(seen: Observation, places: Mapping[str, str]) -> Observation:
+    first, comma, rest = seen.scope.partition(",")
+    return replace(seen, scope=f"{places[first]}{comma}{rest}") if first in places else seen
 
 
 class Index:
