@@ -10,7 +10,7 @@ import traceback
 
 from schemas import VERSION, documents
 
-HOST_VERBS = ("inspect", "bench", "launch", "wait", "export", "stop")
+HOST_VERBS = ("inspect", "doctor", "bench", "launch", "wait", "export", "stop")
 FLEET_VERBS = ("plan", "report", "power", "criteria")
 USAGE, TROUBLE, DEFECT = 64, 2, 70
 

@@ -6,29 +6,35 @@ import argparse
 import json
 import shutil
 import signal
+import socket
 import sys
-import threading
 from pathlib import Path
 
 import collectors
-from agent import background
-from agent.exporter import serve
+from agent import background, cli_export
+from agent.doctor import examine, table
+from agent.exchange import Exchange
 from agent.launch.torchrun import LaunchError, torchrun
 from agent.record import HostRun, private_directory
 from agent.snapshot import collect, now, take
-from agent.supervise import supervise
+from agent.supervise import set_aside, supervise
+from agent.wire import ExchangeError, Gang
 from collectors.base import Absent, scope
 from collectors.nvml import obstacles
-from schemas.records import Launch, Record
+from fleet.errors import UsageError
+from fleet.judge.criteria import read_packs
+from schemas.records import Launch, Record, to_json
 
 USAGE, NOT_FINISHED = 64, 3
+MOST_GPUS, MOST_SECONDS = 128, 3600.0
 AFTER_DEADLINE_S = 90.0
 """What a supervisor may take, past the deadline of its ranks, to end them and to write the record."""
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds inspect, bench, launch, wait and export to the command."""
+    """Adds inspect, doctor, bench, launch, wait and export to the command."""
     _inspect_options(verbs)
+    _doctor_options(verbs)
     run = argparse.ArgumentParser(add_help=False)
     run.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
     run.add_argument("--host", required=True, help="this host's name in the plan")
@@ -49,7 +55,12 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         epilog="example: rackproof launch --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --members r12-h01,r12-h02",
     )
     launch.add_argument("--members", required=True, help="hosts that start together, in rank order, comma between them")
-    launch.add_argument("--port", type=int, default=29500, help="rendezvous port on the first member (default: 29500)")
+    launch.add_argument(
+        "--port",
+        type=int,
+        default=29500,
+        help="rendezvous port on the first member; heartbeats take the next two (default: 29500)",
+    )
     launch.set_defaults(call=_launch)
     wait = verbs.add_parser(
         "wait",
@@ -60,23 +71,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     wait.add_argument("--host", required=True, help="this host's name in the plan")
     wait.add_argument("--stage", required=True, choices=["benchmark", "gang"])
     wait.set_defaults(call=_wait)
-    export = verbs.add_parser(
-        "export",
-        help="serve the collectors to Prometheus",
-        epilog="example: rackproof export --listen 10.0.12.1 --port 9836",
-    )
-    export.add_argument("--listen", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
-    export.add_argument("--port", type=int, default=9836, help="port to listen on (default: 9836)")
-    export.add_argument("--gpus", help="NVML indices to look at, comma between them (default: all)")
-    export.add_argument("--detach", type=Path, metavar="DIRECTORY", help="return at once; process id and log go there")
-    export.set_defaults(call=_export)
-    stop = verbs.add_parser(
-        "stop",
-        help="end what `export --detach` started",
-        epilog="example: rackproof stop /var/lib/rackproof/exporter",
-    )
-    stop.add_argument("directory", type=Path, help="directory that was given to --detach")
-    stop.set_defaults(call=_stop)
+    cli_export.add_verbs(verbs)
 
 
 def _inspect_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -91,6 +86,40 @@ def _inspect_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser])
     inspect.add_argument("--stage", default="preflight", help="stage that the snapshot belongs to (default: preflight)")
     inspect.add_argument("--json", action="store_true", help="print the readings as JSON")
     inspect.set_defaults(call=_inspect)
+
+
+def _doctor_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    doctor = verbs.add_parser(
+        "doctor",
+        help="look at this host and judge it at once, without a plan; exits 1 where something failed",
+        epilog="example: sudo rackproof doctor --gpus 8. Exit codes: 0 nothing found, 1 something failed, "
+        "2 nothing failed, but something could not be told.",
+    )
+    doctor.add_argument("--gpus", type=int, help="GPUs that this host should have (default: those on its PCI bus)")
+    doctor.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
+    doctor.add_argument("--seconds", type=float, default=2.0, help="between two looks at the counters (default: 2)")
+    doctor.add_argument("--json", action="store_true", help="print the findings as JSON")
+    doctor.set_defaults(call=_doctor)
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    if options.gpus is not None and not 1 <= options.gpus <= MOST_GPUS:
+        return _complain(f"--gpus {options.gpus}: give the number of GPUs, 1 to {MOST_GPUS}")
+    if not 0 <= options.seconds <= MOST_SECONDS:
+        return _complain(f"--seconds {options.seconds:g}: give 0 to {MOST_SECONDS:g} seconds")
+    try:
+        packs = read_packs(options.criteria)
+    except UsageError as error:
+        return _complain(str(error))
+    found = examine(
+        collectors.start(thorough=True),
+        packs,
+        host=socket.gethostname(),
+        gpu_count=options.gpus,
+        wait_s=options.seconds,
+    )
+    print(json.dumps(to_json(found), indent=1) if options.json else table(found))
+    return found.exit_code
 
 
 def _inspect(options: argparse.Namespace) -> int:
@@ -164,6 +193,7 @@ def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
         return 0
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the ranks are ended and not left behind
     work = options.run_dir / "work" / stage
+    set_aside(work, options.run_dir / "logs")
     shutil.rmtree(work, ignore_errors=True)
     private_directory(work)
     arrangements = {"stage": stage, "gang": gang, "members": members, "work": work}
@@ -180,14 +210,37 @@ def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
             interface=options.interface,
             uuids={gpu.index: gpu.uuid for gpu in run.record().gpus},
         )
-    except LaunchError as error:
+        exchange = _exchange(run, stage, members, port) if len(members) > 1 else None
+    except (LaunchError, ExchangeError) as error:
         record = run.add(gang, launches=[_not_started(stage, members, planned.deadline_s, str(error))])
     else:
         record = supervise(
-            run, _collectors(run), command, deadline_s=planned.deadline_s, report=_progress, **arrangements
+            run,
+            _collectors(run),
+            command,
+            deadline_s=planned.deadline_s,
+            report=_progress,
+            meanwhile=_collectors(run, thorough=False),
+            exchange=exchange,
+            patience_s=planned.collective_timeout_s,
+            **arrangements,
         )
     _told(record, options.json)
     return 0
+
+
+def _exchange(run: HostRun, stage: str, members: list[str], port: int) -> Exchange:
+    """Heartbeats go beside the rendezvous: the first two members listen, on the next two ports."""
+    return Exchange(
+        Gang(
+            me=run.host.name,
+            members=tuple(members),
+            addresses={name: run.plan.host(name).address for name in members},
+            port=port + 1,
+            nonce=run.plan.nonce,
+            about=f"{run.plan.run_id} {stage} {run.host.gang}",
+        )
+    )
 
 
 def _not_started(stage: str, members: list[str], deadline_s: float, reason: str) -> Launch:
@@ -212,38 +265,8 @@ def _wait(options: argparse.Namespace) -> int:
     return 0 if launches and launches[-1].outcome == "finished" else NOT_FINISHED
 
 
-def _export(options: argparse.Namespace) -> int:
-    gpus = [int(index) for index in options.gpus.split(",")] if options.gpus else None
-    if options.detach:
-        arguments = [sys.argv[0], "export", "--listen", options.listen, "--port", str(options.port)]
-        arguments += ["--gpus", options.gpus] if options.gpus else []
-        print(background.start(arguments, options.detach, "exporter", until="listening"))
-        return 0
-    try:
-        server, thread = serve(collectors.start(gpus), options.listen, options.port)
-    except OSError as error:
-        return _complain(
-            f"cannot listen on {options.listen} port {options.port}: {error.strerror}; choose another --port"
-        )
-    print(f"listening on http://{options.listen}:{options.port}/metrics", file=sys.stderr, flush=True)
-    background.notify_systemd()
-    ended = threading.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: ended.set())
-    ended.wait()
-    server.shutdown()
-    thread.join()
-    server.server_close()
-    return 0
-
-
-def _stop(options: argparse.Namespace) -> int:
-    print(background.stop(options.directory, "exporter"))
-    return 0
-
-
-def _collectors(run: HostRun) -> list[collectors.base.Collector]:
-    return collectors.start(run.host.devices if run.host.device == "gpu" else None, thorough=True)
+def _collectors(run: HostRun, *, thorough: bool = True) -> list[collectors.base.Collector]:
+    return collectors.start(run.host.devices if run.host.device == "gpu" else None, thorough=thorough)
 
 
 def _told(record: Record, as_json: bool) -> None:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from wsgiref.simple_server import WSGIServer
 
-from prometheus_client import CollectorRegistry, start_http_server
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
+from agent.dcgm_names import renamed
 from agent.snapshot import Reading, collect
+from agent.web import Server
+from agent.web_config import WebConfig
 from collectors.base import IDENTITY, Absent, Collector, Family, Labels
 
 PREFIX = "rackproof_"
@@ -23,9 +26,12 @@ SUFFIX = {
     "J": "_joules",
     "Hz": "_hertz",
     "B": "_bytes",
+    "B/s": "_bytes_per_second",
     "s": "_seconds",
 }
 """SI unit in the record -> Prometheus' base unit in the name."""
+NAMES = {"dcgm": renamed}
+"""Exporters whose names are given beside our own where asked for."""
 SCRAPE_DEADLINE_S = 8.0
 """Under Prometheus' default scrape time-out of 10 s."""
 
@@ -33,16 +39,21 @@ SCRAPE_DEADLINE_S = 8.0
 class Exporter:
     """A prometheus_client collector over ours. A reading that cannot be had is left out, and counted as absent."""
 
-    def __init__(self, collectors: Sequence[Collector]) -> None:
+    def __init__(self, collectors: Sequence[Collector], compat: str | None = None) -> None:
+        """`compat` adds the names of another exporter, one of NAMES."""
         self._collectors = collectors
+        self._compat = NAMES.get(compat or "")
         self._one_at_a_time = threading.Lock()
         self._stuck: dict[str, Reading] = {}
+        self._answered: dict[str, float] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Every family as Prometheus sees it, and how each collector fared."""
         with self._one_at_a_time:
             families, outcome = collect(self._collectors, SCRAPE_DEADLINE_S, self._stuck)
         yield from metrics(families)
+        if self._compat:
+            yield from self._compat(families)
         yield _absences(families)
         success = GaugeMetricFamily(
             f"{PREFIX}collector_success", "1 where the collector answered", labels=["collector"]
@@ -55,7 +66,15 @@ class Exporter:
             success.add_metric([name], float(answered))
             if answered:
                 duration.add_metric([name], float(result))
-        yield from (success, duration)
+                self._answered[name] = time.time()
+        last = GaugeMetricFamily(
+            f"{PREFIX}collector_last_success_timestamp_seconds",
+            "When the collector last answered",
+            labels=["collector"],
+        )
+        for name, when in self._answered.items():
+            last.add_metric([name], when)
+        yield from (success, duration, last)
 
 
 def metrics(families: Iterable[Family]) -> Iterator[Metric]:
@@ -107,11 +126,23 @@ def _label(name: str) -> str:
     )
 
 
-def serve(collectors: Sequence[Collector], address: str, port: int) -> tuple[WSGIServer, threading.Thread]:
-    """Serves /metrics in a thread of its own. Raises OSError where the address cannot be listened on."""
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(_Undescribed(Exporter(collectors)))
-    return start_http_server(port, addr=address, registry=registry)
+def registry(collectors: Sequence[Collector], compat: str | None = None) -> CollectorRegistry:
+    """What is served, or written: the collectors as Prometheus sees them."""
+    found = CollectorRegistry(auto_describe=False)
+    found.register(_Undescribed(Exporter(collectors, compat)))
+    return found
+
+
+def serve(
+    collectors: Sequence[Collector], address: str, port: int, web: WebConfig | None = None, compat: str | None = None
+) -> Server:
+    """Serves /metrics in a thread of its own.
+
+    Raises:
+        OSError: the address cannot be listened on.
+        WebConfigError: the certificates of `web` cannot be used.
+    """
+    return Server(registry(collectors, compat), address, port, web)
 
 
 class _Undescribed:

@@ -1,7 +1,9 @@
 """Runs the ranks of one stage under a deadline, and writes a record whatever becomes of them.
 
 torchrun itself can hang (seen for 330 s behind a cut link), and its ranks outlive it: so the whole process tree is found,
-by session and by parent, and ended; and every rank has left what it measured so far in a file of its own.
+by session and by parent, and ended; and every rank has left what it measured so far in a file of its own. Meanwhile the
+ranks' heartbeats are watched, here and, in a gang, with the other supervisors: who stops the others is named and the gang
+is ended, long before torch gives up.
 """
 
 from __future__ import annotations
@@ -9,26 +11,41 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import shutil
 import signal
 import subprocess
+import sys
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from agent.culprit import BY_REQUEST, RankState
+from agent.exchange import Exchange
+from agent.heartbeat import ADDRESS, SUPERVISOR, Beats, identity
 from agent.record import HostRun
 from agent.snapshot import now, take
 from agent.telemetry import Telemetry
+from agent.vigil import FLIGHT, Vigil, dump_flights, flight_recorder
 from collectors.base import Collector
 from schemas import documents
-from schemas.records import Launch, Observation, Rank, Record, Snapshot, observation_from_json
+from schemas.records import Culprit, Launch, Observation, Rank, Record, Snapshot, observation_from_json
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
+CULPRIT_GRACE_S = 1.0
+"""The same where somebody was named: torchrun may wait for a lost host where no SIGTERM reaches it."""
 SAMPLE_S = 2.0
 """Between two snapshots while the ranks run."""
+LOOK_S = 0.2
+FAMILY_S = 0.4
 TAIL_BYTES = 4000
+MOST_LOG_BYTES = 16 << 20
+"""Of one log or dump that is kept."""
+MOST_ATTEMPTS = 8
+"""Whose logs are kept."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,32 +69,49 @@ def supervise(
     work: Path,
     deadline_s: float,
     report: Callable[[str], None],
+    meanwhile: Sequence[Collector] | None = None,
+    exchange: Exchange | None = None,
+    patience_s: float = 60.0,
 ) -> Record:
     """Runs the command and returns the record, to which the outcome, the results and three snapshots were added.
 
     Args:
         run: the host's run.
-        collectors: asked before, during and after.
+        collectors: asked before and after.
+        meanwhile: asked while the ranks run, which slow readings would disturb; None: the same.
         command: what to run.
         stage, gang, members: which stage this is, and who takes part, in rank order.
         work: directory in which the ranks leave results and logs; made here.
         deadline_s: seconds after which the process tree is killed.
         report: told one line at a time what goes on.
+        exchange: how the other supervisors of the gang are heard of; None: there are none.
+        patience_s: the process group's time-out.
     """
     before, gpus = take(collectors, stage=stage, phase="before")
     run.add(gang, snapshots=[before], gpus=gpus)
     began, start = now(), time.monotonic()
     telemetry = Telemetry(run.host.devices) if run.host.device == "gpu" else None
-    exit_code, during = _run(command, collectors, stage, work, deadline_s, report)
+    sampler = Sampler(collectors if meanwhile is None else meanwhile, stage)
+    beats = Beats(work, {rank: run.host.scopes[local] for rank, local in command.ranks.items()})
+    vigil = Vigil(run.host.name, beats, exchange, patience_s)
+    try:
+        exit_code, culprit = _run(command, vigil, stage, work, deadline_s, report)
+        states = vigil.states()
+    finally:
+        vigil.part()
     duration = time.monotonic() - start
+    during = sampler.stop()
     if telemetry:
         telemetry.stop()
     after, gpus = take(collectors, stage=stage, phase="after")
-    ranks = [_rank(work, rank, local) for rank, local in sorted(command.ranks.items())]
+    ranks = [_rank(work, rank, local, states[rank]) for rank, local in sorted(command.ranks.items())]
     outcome, reason = _outcome(exit_code, deadline_s, ranks)
     observations, windows, software, problems = _results(work, command.ranks)
+    if culprit:  # the same words on every host
+        outcome, reason, problems = "failed", culprit.text, []
     if telemetry:
         observations += telemetry.observations(windows, observations, stage)
+    cap_logs(work)
     launch = Launch(
         stage=stage,
         outcome=outcome,
@@ -88,6 +122,7 @@ def supervise(
         deadline_s=deadline_s,
         ranks=tuple(ranks),
         log_tail=tail(work / "launcher.log"),
+        culprit=culprit,
     )
     return run.add(
         gang, snapshots=[*during, after], gpus=gpus, observations=observations, launches=[launch], software=software
@@ -95,20 +130,19 @@ def supervise(
 
 
 def _run(
-    command: Command,
-    collectors: Sequence[Collector],
-    stage: str,
-    work: Path,
-    deadline_s: float,
-    report: Callable[[str], None],
-) -> tuple[int | None, list[Snapshot]]:
-    """The exit code, None where the deadline ended it, and what was seen meanwhile that is worth keeping."""
-    ends, sample_at = time.monotonic() + deadline_s, time.monotonic() + SAMPLE_S
-    watch = Watch()
+    command: Command, vigil: Vigil, stage: str, work: Path, deadline_s: float, report: Callable[[str], None]
+) -> tuple[int | None, Culprit | None]:
+    """The launcher's exit code, None where we ended it, and for whom it was ended."""
+    ends = time.monotonic() + deadline_s
     with (work / "launcher.log").open("wb") as log:
         process = subprocess.Popen(
-            list(command.arguments),
-            env=dict(command.environment),
+            [sys.executable, "-m", "agent.guard", "--leash", str(os.getpid()), *command.arguments],
+            env={
+                **flight_recorder(work),
+                **command.environment,
+                ADDRESS: str(work),
+                SUPERVISOR: identity(os.getpid()),
+            },
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
@@ -116,22 +150,79 @@ def _run(
             start_new_session=True,
         )
         family = ProcessTree(process.pid)
+        look_at, culprit = 0.0, None
         try:
             while process.poll() is None:
                 if time.monotonic() > ends:
                     report(f"stage {stage}: deadline of {deadline_s:g} s passed, ending every process of it")
-                    return None, watch.kept()
-                family.look()
-                if time.monotonic() > sample_at:
-                    snapshot, _ = take(collectors, stage=stage, phase="during")
-                    watch.see(snapshot)
-                    sample_at = time.monotonic() + SAMPLE_S
-                time.sleep(0.2)
-            return process.returncode, watch.kept()
+                    return None, None
+                if time.monotonic() > look_at:
+                    family.look()
+                    look_at = time.monotonic() + FAMILY_S
+                if culprit := vigil.look(LOOK_S):
+                    return _give_up(culprit, stage, work, sorted(command.ranks), report)
+            culprit = vigil.settle(process.returncode)
+            return process.returncode, culprit
         finally:
-            family.end()
+            family.end(CULPRIT_GRACE_S if culprit else None)
             with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel cannot be waited for
                 process.wait(timeout=GRACE_S)
+
+
+def _give_up(
+    culprit: Culprit, stage: str, work: Path, ranks: Sequence[int], report: Callable[[str], None]
+) -> tuple[None, Culprit]:
+    report(f"stage {stage}: {culprit.text}; ending every process of it")
+    if culprit.kind != "rank_ended":  # the others know nothing that its end does not tell
+        dump_flights(work, ranks)
+    return None, culprit
+
+
+def cap_logs(work: Path) -> None:
+    """Cuts what the ranks wrote without measure, and removes what is of no more use."""
+    for path in [*work.glob("*.log"), *work.glob(f"{FLIGHT}*")]:
+        with contextlib.suppress(OSError):
+            if path.is_fifo():
+                path.unlink()
+            elif not path.is_symlink() and path.stat().st_size > MOST_LOG_BYTES:
+                os.truncate(path, MOST_LOG_BYTES)
+
+
+def set_aside(work: Path, logs: Path) -> None:
+    """Keeps the logs and dumps of the attempt before, of which a few are enough."""
+    if not any(work.glob("*.log")):
+        return
+    kept = sorted(
+        (path for path in logs.glob(f"{work.name}.*") if path.is_dir()), key=lambda path: path.stat().st_mtime
+    )
+    for old in kept[: -(MOST_ATTEMPTS - 1)]:
+        shutil.rmtree(old, ignore_errors=True)
+    place = logs / f"{work.name}.{time.time_ns()}"
+    place.mkdir(parents=True)
+    for path in [*work.glob("*.log"), *work.glob(f"{FLIGHT}*")]:
+        path.rename(place / path.name)
+
+
+class Sampler(threading.Thread):
+    """Takes a snapshot every SAMPLE_S while the ranks run. A thread: a driver that blocks must not hold up the watch."""
+
+    def __init__(self, collectors: Sequence[Collector], stage: str) -> None:
+        super().__init__(name="sampler", daemon=True)
+        self._collectors, self._stage = collectors, stage
+        self._watch = Watch()
+        self._ended = threading.Event()
+        self.start()
+
+    def run(self) -> None:
+        while not self._ended.wait(SAMPLE_S):
+            snapshot, _ = take(self._collectors, stage=self._stage, phase="during")
+            self._watch.see(snapshot)
+
+    def stop(self) -> list[Snapshot]:
+        """What is worth keeping."""
+        self._ended.set()
+        self.join(timeout=GRACE_S)
+        return self._watch.kept()
 
 
 class Watch:
@@ -200,10 +291,10 @@ class ProcessTree:
         table = {pid: born for pid, _, born in _processes()}
         return [pid for pid, born in self._seen.items() if table.get(pid) == born]
 
-    def end(self) -> None:
-        """SIGTERM, then SIGKILL after GRACE_S, to whatever is left."""
+    def end(self, grace_s: float | None = None) -> None:
+        """SIGTERM, then SIGKILL after `grace_s` (GRACE_S where not given), to whatever is left."""
         self.look()
-        for number, patience in ((signal.SIGTERM, GRACE_S), (signal.SIGKILL, GRACE_S)):
+        for number, patience in ((signal.SIGTERM, GRACE_S if grace_s is None else grace_s), (signal.SIGKILL, GRACE_S)):
             for pid in self.alive():
                 try:
                     os.kill(pid, number)
@@ -245,18 +336,21 @@ def _how(exit_code: int | None) -> str:
     return "no exit of its own" if exit_code is None else f"exit code {exit_code}"
 
 
-def _rank(work: Path, rank: int, local_rank: int) -> Rank:
-    """How a rank ended, by what it wrote itself: its last phase, and its exit code if it came so far."""
+def _rank(work: Path, rank: int, local_rank: int, seen: RankState) -> Rank:
+    """How a rank ended, by what it wrote itself, its last phase and its exit code, and by what its guard saw."""
     try:
         state = documents.parse((work / f"rank{rank}.state.json").read_bytes(), source="state")
         phase, exit_code = str(state["phase"]), state["exit_code"]
     except (OSError, documents.DocumentError, KeyError, TypeError):
-        phase, exit_code = "", None
+        phase, exit_code = seen.phase, None
+    if not isinstance(exit_code, int):
+        asked = seen.told or (seen.exit_code is not None and -seen.exit_code in BY_REQUEST)
+        exit_code = None if asked else seen.exit_code
     return Rank(
         rank=rank,
         local_rank=local_rank,
         phase=phase[:512],
-        exit_code=exit_code if isinstance(exit_code, int) else None,
+        exit_code=exit_code,
         log_tail=tail(work / f"rank{rank}.log"),
     )
 

@@ -15,9 +15,11 @@ from fleet.errors import RunError, UsageError
 from fleet.inventory import read_inventory
 from fleet.judge.criteria import Pack, read_pack, read_packs, shipped_packs
 from fleet.judge.lint import lint
+from fleet.manifest import read_manifest
 from fleet.plan import make_plan, read_profile
 from fleet.report.load import PLAN_BYTES, load
 from fleet.report.merge import merge
+from fleet.report.render.checks import checks
 from schemas import documents
 from schemas.records import to_json
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
@@ -60,11 +62,15 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     power.set_defaults(call=_checked(_power))
     criteria = verbs.add_parser(
         "criteria",
-        help="check criteria packs; exits 0 clean, 1 with findings",
-        epilog="example: rackproof criteria lint my-pack.yml",
+        help="check criteria packs (exits 0 clean, 1 with findings), or list what they ask",
+        epilog="examples: rackproof criteria lint my-pack.yml; rackproof criteria list h200-sxm",
     )
-    criteria.add_argument("what", choices=["lint"], help="check packs against schema, catalogue and physics")
-    criteria.add_argument("packs", nargs="*", help=".yml files to check beside the shipped packs")
+    criteria.add_argument(
+        "what", choices=["lint", "list"], help="check packs against schema, catalogue and physics; or print them"
+    )
+    criteria.add_argument(
+        "packs", nargs="*", help="lint: .yml files to check beside the shipped packs; list: names or .yml files"
+    )
     criteria.set_defaults(call=_checked(_criteria))
 
 
@@ -106,10 +112,17 @@ def _plan(options: argparse.Namespace) -> int:
                 f"host {name}: rackproof_gpu_model {model} is unknown{documents.nearest(model, shipped_packs())}: "
                 f"there are {', '.join(shipped_packs())}"
             )
+    named = first.get("rackproof_manifest")
+    manifest = read_manifest(named, hosts) if named else ()
     now = datetime.now(UTC)
     run_id = options.run_dir.name if options.run_dir else now.strftime("%Y%m%dT%H%M%SZ")
     plan = make_plan(
-        profile, hosts, run_id=run_id, nonce=secrets.token_hex(16), created=now.strftime("%Y-%m-%dT%H:%M:%SZ")
+        profile,
+        hosts,
+        run_id=run_id,
+        nonce=secrets.token_hex(16),
+        created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+        manifest=manifest,
     )
     document = to_json(plan)
     if options.run_dir:
@@ -121,6 +134,7 @@ def _plan(options: argparse.Namespace) -> int:
     print(
         f"run {document['run_id']}: profile {plan.profile}, {len(plan.hosts)} hosts, "
         f"{sum(len(host.devices) for host in plan.hosts)} {plan.hosts[0].device} devices, {expected} observations expected"
+        + (f", {len(plan.manifest)} parts ordered" if plan.manifest else "")
     )
     return 0
 
@@ -137,8 +151,8 @@ def _begin(directory: Path, document: dict[str, object]) -> dict[str, object]:
             there = documents.read(path, "plan", max_bytes=PLAN_BYTES)
         except documents.DocumentError as error:
             raise RunError(f"{error}: remove {directory}, or choose another run id") from None
-        same = {key for key in document if key not in ("nonce", "created")}
-        differs = sorted(key for key in same if there.get(key) != document[key])
+        same = {*document, *there} - {"nonce", "created"}
+        differs = sorted(key for key in same if there.get(key) != document.get(key))
         if differs:
             raise UsageError(
                 f"run {document['run_id']} was begun with another {', '.join(differs)}: "
@@ -190,6 +204,9 @@ def _power(options: argparse.Namespace) -> int:
 
 
 def _criteria(options: argparse.Namespace) -> int:
+    if options.what == "list":
+        print(checks([read_pack(name) for name in options.packs or ["common"]]), end="")
+        return 0
     packs = [read_pack(name) for name in (*shipped_packs(), *options.packs)]
     findings = dict.fromkeys(finding for pack in packs for finding in lint(pack))
     for finding in findings:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from fleet.inventory import Variables
 from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.catalogue import BENCHMARKS, Expectation, expand
-from schemas.plans import Plan, PlannedHost, Stage
+from schemas.plans import GPU, Part, Plan, PlannedHost, Stage
 
 PROFILES = Path(__file__).parent / "profiles"
 
@@ -88,7 +89,13 @@ _CLOSED_LISTS = frozenset(
 
 
 def make_plan(
-    profile: Mapping[str, Any], hosts: Mapping[str, Variables], *, run_id: str, nonce: str, created: str
+    profile: Mapping[str, Any],
+    hosts: Mapping[str, Variables],
+    *,
+    run_id: str,
+    nonce: str,
+    created: str,
+    manifest: Sequence[Part] = (),
 ) -> Plan:
     """The plan of one run.
 
@@ -97,6 +104,7 @@ def make_plan(
         hosts: as `read_inventory` gives it.
         run_id, nonce: every record of the run must carry both.
         created: UTC time, ISO 8601 with `Z`.
+        manifest: what was ordered, as `read_manifest` gives it.
 
     Raises:
         UsageError: the inventory lacks what the profile needs; the message names host and variable.
@@ -114,13 +122,16 @@ def make_plan(
         stages=tuple(stage for stage in stages if stage.name != "gang" or any(host.gang for host in planned)),
         hosts=planned,
         expected=(),
+        manifest=tuple(manifest),
     )
+    _check_manifest(plan)
     _check_gangs(plan, int(first.get("rackproof_gang_minimum", 2)))
     return Plan(**{**vars(plan), "expected": _expected(plan)})
 
 
 _RUN_WIDE = (
     "rackproof_profile",
+    "rackproof_manifest",
     "rackproof_criteria",
     "rackproof_gang_minimum",
     "rackproof_validation_only",
@@ -194,6 +205,17 @@ def _stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage
         collective_timeout_s=float(content["collective_timeout_s"]),
         benchmarks=benchmarks,
     )
+
+
+def _check_manifest(plan: Plan) -> None:
+    """Raises UsageError where the manifest and the inventory were not ordered together."""
+    listed = Counter(part.host for part in plan.manifest if part.kind == GPU)
+    for host in plan.hosts if listed and not plan.rehearsal else ():
+        if listed[host.name] != len(host.devices):
+            raise UsageError(
+                f"host {host.name}: the manifest lists {listed[host.name]} GPUs, rackproof_gpu_count says "
+                f"{len(host.devices)}: correct one of them"
+            )
 
 
 def _check_gangs(plan: Plan, minimum: int) -> None:

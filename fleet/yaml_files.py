@@ -11,15 +11,15 @@ from fleet.errors import UsageError
 from schemas import documents
 
 
-class _UniqueKeys(yaml.SafeLoader):
-    """SafeLoader takes the last of two equal keys without a word."""
+class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]
+    """SafeLoader, in C where PyYAML has it, takes the last of two equal keys without a word."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for index, key in enumerate(keys):
             if key in keys[:index]:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
-        return super().construct_mapping(node, deep)
+        return dict(super().construct_mapping(node, deep))
 
 
 def read_yaml(path: Path, schema: str) -> Any:

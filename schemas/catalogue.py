@@ -26,7 +26,8 @@ class Output:
     """SI base unit; `1` for a ratio or a count."""
     scope: str
     """`device`: one a GPU (or a process, on a CPU); `pair`: one an ordered pair of the host's devices; `host`: one a host;
-    `world`: one for all the ranks together."""
+    `world`: one for all the ranks together; `peers`: one a device and host that it meets in the tournament of its gang's hosts
+    (`schemas/tournament.py`), with the device of the same number there: `gpu=3,partner=r12-h02`."""
     over: Mapping[str, str] = field(default_factory=dict)
     """Parameter of the observation -> the list among the benchmark's settings that it runs through."""
     gpu_only: bool = False
@@ -228,6 +229,20 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             Output(name="collective.transport", unit="1", scope="world", gpu_only=True),
             Output(name="collective.nvls", unit="1", scope="world", gpu_only=True),
             Output(name="collective.channels", unit="1", scope="world", gpu_only=True),
+        ),
+    ),
+    "pairs": Benchmark(
+        summary="bandwidth and latency of every two hosts of a gang, GPU to GPU of one number, in rounds of disjoint pairs",
+        settings={
+            "rounds": 0,  # no more than these, in each of which every host meets another one; 0: all, one fewer than hosts
+            "size_bytes": 1 << 26,  # less where a pair is too slow for it
+            "seconds": 0.4,  # for one round
+        },
+        needs_peers=True,
+        needs_group=True,
+        outputs=(
+            Output(name="pairs.bandwidth", unit="B/s", scope="peers"),
+            Output(name="pairs.latency", unit="s", scope="peers"),
         ),
     ),
     "training": Benchmark(

@@ -10,6 +10,8 @@ from typing import Any
 from schemas.catalogue import Expectation, possible
 
 PLAN_SCHEMA = "rackproof.plan/1"
+GPU, NIC = "gpu", "nic"
+"""Kinds of parts that a manifest lists."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,6 +52,21 @@ class PlannedHost:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Part:
+    """A part that was ordered, as one line of the manifest has it."""
+
+    host: str
+    kind: str
+    """`gpu` or `nic`."""
+    serial: str
+    """Serial of a GPU; node GUID or MAC address of a NIC; as it is written."""
+    slot: str = ""
+    """PCI address as sysfs spells it, NVML index of a GPU or name of a NIC; empty: anywhere in the host."""
+    origin: str = ""
+    """File and line, for people."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What must be observed, by whom, and how long it may take."""
 
@@ -63,6 +80,8 @@ class Plan:
     stages: tuple[Stage, ...]
     hosts: tuple[PlannedHost, ...]
     expected: tuple[Expectation, ...]
+    manifest: tuple[Part, ...] = ()
+    """The parts that were ordered; empty where the inventory names no manifest."""
     schema: str = PLAN_SCHEMA
 
     def host(self, name: str) -> PlannedHost:
@@ -115,5 +134,6 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
         "stages": tuple(Stage(**stage) for stage in document["stages"]),
         "hosts": tuple(PlannedHost(**{**host, "devices": tuple(host["devices"])}) for host in document["hosts"]),
         "expected": tuple(Expectation(**item) for item in document["expected"]),
+        "manifest": tuple(Part(**item) for item in document.get("manifest", ())),
     }
     return Plan(**{**document, **parts})

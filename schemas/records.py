@@ -118,6 +118,23 @@ class Rank:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Culprit:
+    """Whom a gang was ended for. `text` is the same on every host that was told."""
+
+    kind: str
+    """`rank_silent`, `rank_ended`, `rank_behind`, `rank_absent`, `host_silent`, `host_absent`, or `cut_off`: a host that lost
+    all the others, and says so of itself."""
+    hosts: tuple[str, ...]
+    """More than one where several fell silent at once, or where two lost each other and nobody can tell which is at fault."""
+    text: str
+    scope: str = ""
+    """The device of the rank: `gpu=3`."""
+    rank: int | None = None
+    phase: str = ""
+    """What the rank was at."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Launch:
     """One supervised start of ranks on this host."""
 
@@ -132,6 +149,8 @@ class Launch:
     deadline_s: float
     ranks: tuple[Rank, ...]
     log_tail: str
+    culprit: Culprit | None = None
+    """Named by the heartbeats while the ranks still waited."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -187,14 +206,23 @@ def record_from_json(document: Mapping[str, Any]) -> Record:
             for snapshot in document.get("snapshots", ())
         ],
         "observations": [observation_from_json(item) for item in document.get("observations", ())],
-        "launches": [
-            Launch(
-                **{**item, "members": tuple(item["members"]), "ranks": tuple(Rank(**rank) for rank in item["ranks"])}
-            )
-            for item in document.get("launches", ())
-        ],
+        "launches": [_launch(item) for item in document.get("launches", ())],
     }
     return Record(**{**document, **{key: tuple(value) for key, value in parts.items()}})
+
+
+def _launch(document: Mapping[str, Any]) -> Launch:
+    parts: dict[str, Any] = {
+        "members": tuple(document["members"]),
+        "ranks": tuple(Rank(**rank) for rank in document["ranks"]),
+        "culprit": culprit_from_json(document["culprit"]) if "culprit" in document else None,
+    }
+    return Launch(**{**document, **parts})
+
+
+def culprit_from_json(document: Mapping[str, Any]) -> Culprit:
+    """A culprit from its JSON."""
+    return Culprit(**{**document, "hosts": tuple(document["hosts"])})
 
 
 def observation_from_json(document: Mapping[str, Any]) -> Observation:

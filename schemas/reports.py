@@ -11,6 +11,8 @@ REPORT_SCHEMA = "rackproof.report/1"
 
 PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
 ACCEPTED, REJECTED, INCOMPLETE = "accepted", "rejected", "incomplete"
+ACTIONS = ("rma", "inspect_hardware", "reseat", "reset_gpu", "reboot", "monitor", "none")
+"""What a failed criterion asks for, the gravest first."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,10 +5,12 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+from fleet.judge.criteria import read_pack
 from fleet.judge.verdict import Evidence
 from fleet.plan import make_plan, read_profile
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan
+from schemas.readings import READINGS
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot
 
 NONCE = "0123456789abcdef" * 2
@@ -26,6 +28,8 @@ HEALTHY: dict[str, tuple[str, Any]] = {
     "gpu.pcie.replays": ("1", 0),
     "gpu.nvlink.active_links": ("1", 18),
 }
+NEVER_ABSENT: dict[str, Any] = {"host.module.nouveau": False, "storage.state.read_only": False, "storage.disk.count": 2}
+"""What criteria ask of every host."""
 RATES = {
     "gemm.throughput": {
         "bf16": 8.0e14,
@@ -140,7 +144,27 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
         Metric(name="xid.last_seen", unit="s", values={"host": 0.0}),
         Metric(name="gpu.throttle.active", unit="1", values=throttle),
     ]
+    metrics += quiet(devices, {metric.name for metric in metrics})
     return Snapshot(stage=stage, phase=phase, at=WHEN, duration_s=0.1, metrics=tuple(metrics))
+
+
+def quiet(devices: range, told: set[str]) -> list[Metric]:
+    """What else the criteria ask for: told as right, or as something that this host does not have."""
+    metrics: dict[str, Metric] = {}
+    for item in read_pack("h200-sxm").criteria:
+        if item.name not in READINGS or item.name in told or not (item.optional or item.name in NEVER_ABSENT):
+            continue
+        within = "".join(f",{key}={value}" for key, value in item.where.items() if item.scope == "reason")
+        below = item.scope in ("gpu", "reason", "link")
+        places = [f"gpu={index}{within}" for index in devices] if below else ["host"]
+        metric = metrics.get(item.name, Metric(name=item.name, unit=item.unit, values={}, absent={}))
+        if item.name in NEVER_ABSENT:
+            metric = replace(metric, values=dict.fromkeys(places, NEVER_ABSENT[item.name]))
+        else:
+            why = dict.fromkeys(places, "unsupported: not on this host")
+            metric = replace(metric, absent={**metric.absent, **why})
+        metrics[item.name] = metric
+    return list(metrics.values())
 
 
 def launch(stage: str, members: tuple[str, ...], outcome: str = "finished", reason: str = "") -> Launch:

@@ -23,6 +23,7 @@ from torch.distributed.rendezvous import rendezvous
 
 from agent.benchmarks import nccl_log
 from agent.benchmarks.context import Context, failed, join
+from agent.heartbeat import heart
 from schemas.catalogue import BENCHMARKS, DURATION, expand, settings
 from schemas.records import ERROR, SKIPPED
 
@@ -63,6 +64,7 @@ def main() -> int:
         context.begin("end")
         context.meet()  # torchrun ends every rank of the host as soon as one has ended badly
     except Exception as error:  # told, then raised again
+        context.heart.fail(str(error))
         context.phase(f"failed: {failed(error)[1]}"[:500], 1)
         context.save()
         raise
@@ -139,6 +141,8 @@ def _run(context: Context, name: str, chosen: dict[str, Any]) -> str:
     except Exception as error:  # noqa: BLE001 - a benchmark that fails is a result; the next one still runs
         status, problem = failed(error)
         print(f"{name}: {problem}", file=sys.stderr, flush=True)  # the rank's log
+        if BENCHMARKS[name].needs_group:
+            context.heart.fail(problem)
         _fill(context, name, chosen, status, problem)
     finally:
         context.leave()
@@ -170,6 +174,7 @@ def _roll_call(context: Context, broken: str) -> str:
 
     NCCL itself would wait for a rank that is not there, and name nobody.
     """
+    context.heart.grouped = True
     context.begin("roll call")
     context.store.set(f"roll/{context.rank}", broken or "here")
     # One rank decides for all: each by itself, a rank that is late would be in for some and out for others.
@@ -296,6 +301,7 @@ def _context(request: Mapping[str, Any], work: Path, store: Store, rank: int, wo
         store=store,
         node=int(os.environ.get("GROUP_RANK", "0")),
         timeout_s=float(request["collective_timeout_s"]),
+        heart=heart(),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import json
 import math
@@ -18,6 +19,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 
 from agent.benchmarks import nccl_log
+from agent.heartbeat import Heart
 from agent.statistics import Series, interval, summarize
 from schemas import documents
 from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
@@ -28,6 +30,8 @@ MOST_CALLS = 50
 """Calls in one timed span."""
 BLOCK = 6
 """Spans between two looks at how sure the median is; fewer give no 95 % interval."""
+SAVE_S = 2.0
+"""Nothing that was measured longer ago is lost where the gang is ended."""
 
 
 @dataclass(kw_only=True)
@@ -53,6 +57,8 @@ class Context:
     """Number of this host among the hosts of the launch."""
     timeout_s: float = 60.0
     """Patience with another rank."""
+    heart: Heart = field(default_factory=Heart)
+    """Tells the supervisor how far this rank is."""
     benchmark: str = ""
     """The one that is running."""
     lost: dict[int, str] = field(default_factory=dict)
@@ -60,6 +66,7 @@ class Context:
     observations: list[Observation] = field(default_factory=list)
     windows: list[dict[str, Any]] = field(default_factory=list)
     _meetings: dict[str, int] = field(default_factory=dict)
+    _saved: float = field(default_factory=time.monotonic)
 
     @property
     def device_scope(self) -> str:
@@ -77,10 +84,15 @@ class Context:
 
     def phase(self, what: str, exit_code: int | None = None) -> None:
         """Tells the supervisor what this rank is at, and at the end how it ended."""
+        self.heart.phase = what
+        self.heart.step()
         _write(self.work / f"rank{self.rank}.state.json", {"phase": what, "exit_code": exit_code})
+        if self.observations and time.monotonic() - self._saved > SAVE_S:
+            self.save()
 
     def save(self) -> None:
         """Leaves everything measured so far where the supervisor finds it, whatever happens next."""
+        self._saved = time.monotonic()
         _write(
             self.work / f"rank{self.rank}.json",
             {
@@ -149,6 +161,7 @@ class Context:
         It goes through the store and not through the process group: a rank whose GPU is gone costs the others nothing more.
         """
         self._meetings[what] = number = self._meetings.get(what, 0) + 1
+        self.heart.step()
         place = f"meet/{self.node}/{self.benchmark}/{what}/{number}"
         self.store.set(f"{place}/{self.local_rank}", "here")
         ends, left = time.monotonic() + self.timeout_s, f"left/{self.node}/{self.benchmark}"
@@ -195,7 +208,8 @@ class Context:
         """
 
         def spans(repetitions: int, calls: int, warm_up: int) -> list[float]:
-            times = self.time(work, repetitions, calls, warm_up)
+            with self.heart.together() if together else contextlib.nullcontext():
+                times = self.time(work, repetitions, calls, warm_up)
             return self.slowest(times) if together else times
 
         one = spans(1, 1, warm_up)[0]
@@ -215,6 +229,7 @@ class Context:
         Raises:
             TimeoutError: it has not in `timeout_s`: a kernel hangs, most of the time in waiting for another rank.
         """
+        self.heart.step()
         if self.device.type != "cuda":
             return
         done = cuda_event()
@@ -258,20 +273,23 @@ class Context:
     def slowest(self, seconds: Sequence[float]) -> list[float]:
         """Of each repetition the time of the slowest rank."""
         times = torch.tensor(seconds, dtype=torch.float64, device=self.device)
-        dist.all_reduce(times, dist.ReduceOp.MAX)
-        return [float(value) for value in times]
+        with self.heart.together():
+            dist.all_reduce(times, dist.ReduceOp.MAX)
+            return [float(value) for value in times]
 
     def total(self, value: float) -> float:
         """The sum over all ranks."""
         number = torch.tensor([value], dtype=torch.float64, device=self.device)
-        dist.all_reduce(number)
-        return float(number)
+        with self.heart.together():
+            dist.all_reduce(number)
+            return float(number)
 
     def agree(self, code: int) -> tuple[int, int]:
         """Smallest and largest `code` over all ranks: equal where every rank said the same."""
         ends = torch.tensor([code, -code], dtype=torch.int64, device=self.device)
-        dist.all_reduce(ends, dist.ReduceOp.MIN)
-        return int(ends[0]), -int(ends[1])
+        with self.heart.together():
+            dist.all_reduce(ends, dist.ReduceOp.MIN)
+            return int(ends[0]), -int(ends[1])
 
 
 def cuda_stream(device: torch.device) -> torch.cuda.Stream:

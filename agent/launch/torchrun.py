@@ -74,7 +74,7 @@ def torchrun(
         arguments=[
             *(sys.executable, "-m", "torch.distributed.run"),
             *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0", *meeting),
-            *("-m", "agent.benchmarks", "--request", str(request)),
+            *("-m", "agent.guard", "agent.benchmarks", "--request", str(request)),
         ],
         environment=_environment(host, interface, work),
         ranks={first_rank + local: local for local in range(len(host.devices))},

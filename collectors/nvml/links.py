@@ -1,95 +1,156 @@
-"""NVLinks, and what lies between two GPUs."""
+"""NVLinks: which are up, how fast they are, what went wrong on them."""
 
 from __future__ import annotations
 
-import itertools
-from collections.abc import Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import pynvml as nvml
 
-from collectors.base import Absent, Family, Labels
-from collectors.nvml.calls import read
+from collectors.base import Absent, Labels, Value
+from collectors.nvml.calls import UnreadError, read, unsupported
+from collectors.nvml.gpu import Gpu, value
+from collectors.nvml.rows import ONCE, Row, name_of
 
-# What lies between two GPUs that have no NVLink, as `nvidia-smi topo -m` spells it.
-_PATHS = {
-    nvml.NVML_TOPOLOGY_INTERNAL: "X",
-    nvml.NVML_TOPOLOGY_SINGLE: "PIX",
-    nvml.NVML_TOPOLOGY_MULTIPLE: "PXB",
-    nvml.NVML_TOPOLOGY_HOSTBRIDGE: "PHB",
-    nvml.NVML_TOPOLOGY_NODE: "NODE",
-    nvml.NVML_TOPOLOGY_SYSTEM: "SYS",
-}
-_NO_NVLINK = Absent(status="unsupported", reason="the part has no NVLink")
+_NO_NVLINK = "the part has no NVLink"
+_VERSIONS = {1: "1.0", 2: "2.0", 3: "2.2", 4: "3.0", 5: "3.1", 6: "4.0", 7: "5.0"}
+_SWITCH = nvml.NVML_NVLINK_DEVICE_TYPE_SWITCH
 
-Address = tuple[int, int, int]
-"""PCI domain, bus and device: in a virtual machine all GPUs may be on one bus."""
 States = dict[int, bool | Absent]
 """NVLink -> is it up?"""
 
 
-def links(devices: dict[int, Any], labels: dict[int, Labels]) -> Iterator[Family]:
-    """The families of NVLinks and of pairs of GPUs. Each link is read once, however many pairs there are."""
-    whole = {index: gpu for index, gpu in devices.items() if not isinstance(gpu, Absent)}
-    states = {index: _states(gpu) for index, gpu in whole.items()}
-    state = Family(name="gpu.nvlink.active", unit="1", help="The NVLink is up")
-    active = Family(name="gpu.nvlink.active_links", unit="1", help="NVLinks that are up")
-    for index, gpu in devices.items():
-        if isinstance(gpu, Absent):
-            active.add(labels[index], gpu)
+class LinkKind(NamedTuple):
+    """A reading that each NVLink has one of: the first of `fields` that the part has, or the sum of the older `counters`."""
+
+    name: str
+    unit: str
+    counter: bool
+    help: str
+    fields: tuple[int, ...] = ()
+    counters: tuple[int, ...] = ()
+    of: Callable[[Any], Value] = int
+
+
+def _bit_error_ratio(code: int) -> float:
+    """Mantissa and exponent, as NVML packs them."""
+    return float(code >> 8 & 0xF) * 10.0 ** -(code & 0xFF)
+
+
+ACTIVE = LinkKind("gpu.nvlink.active", "1", False, "The NVLink is up")
+LINK_KINDS = (
+    LinkKind("gpu.nvlink.speed", "B/s", False, "Speed of the NVLink, one way", (164, 90),
+             of=lambda speed: speed * 1_000_000),
+    LinkKind("gpu.nvlink.replays", "1", True, "Replays on the NVLink", (161,), (nvml.NVML_NVLINK_ERROR_DL_REPLAY,)),
+    LinkKind("gpu.nvlink.recoveries", "1", True, "Recoveries of the NVLink", (162, 215),
+             (nvml.NVML_NVLINK_ERROR_DL_RECOVERY,)),
+    LinkKind("gpu.nvlink.crc_errors", "1", True, "CRC errors on the NVLink", (163,),
+             (nvml.NVML_NVLINK_ERROR_DL_CRC_FLIT, nvml.NVML_NVLINK_ERROR_DL_CRC_DATA)),
+    LinkKind("gpu.nvlink.failed_recoveries", "1", True, "Recoveries of the NVLink that failed (NVLink 5)", (214,)),
+    LinkKind("gpu.nvlink.receive_errors", "1", True, "Packets received with errors (NVLink 5)", (208,)),
+    LinkKind("gpu.nvlink.symbol_errors", "1", True, "Symbol errors on the NVLink (NVLink 5)", (221,)),
+    LinkKind("gpu.nvlink.effective_errors", "1", True, "Errors left after error correction (NVLink 5)", (219,)),
+    LinkKind("gpu.nvlink.effective_error_ratio", "ratio", False, "Bit errors left after error correction (NVLink 5)",
+             (220,), of=_bit_error_ratio),
+)  # fmt: skip
+
+
+def states(gpu: Gpu) -> States:
+    """Every NVLink of the part. Raises UnreadError where it has none, or does not say of any whether it is up."""
+
+    def ask() -> States:
+        found: States = {}
+        for link in range(nvml.NVML_NVLINK_MAX_LINKS):
+            up = read(lambda: bool(gpu.ask("NvLinkState", link)))  # noqa: B023
+            if isinstance(up, Absent) and up.status == "unsupported":
+                break  # links are numbered from 0; the first that the part does not have ends the list
+            found[link] = up
+        if not found:
+            raise unsupported(_NO_NVLINK)
+        first = next(iter(found.values()))
+        if isinstance(first, Absent) and all(up == first for up in found.values()):
+            raise UnreadError(first)
+        return found
+
+    return gpu.once("nvlink", ask)
+
+
+def all_known(gpu: Gpu) -> dict[int, bool]:
+    """As `states`. Raises UnreadError where one link does not say whether it is up."""
+    found = states(gpu)
+    for up in found.values():
+        if isinstance(up, Absent):
+            raise UnreadError(up)
+    return {link: bool(up) for link, up in found.items()}
+
+
+def _missing(gpu: Gpu) -> int:
+    """Links that are down though others are up. Only behind a switch is it certain that all of them should be."""
+    found = all_known(gpu)
+    up = [link for link in found if found[link]]
+    if not up:
+        raise unsupported("no NVLink is up: without bridge or switch none can be")
+    if gpu.ask("NvLinkRemoteDeviceType", up[0]) != _SWITCH:
+        raise unsupported("the NVLinks end at other GPUs: how many there should be is up to the board")
+    return len(found) - len(up)
+
+
+LINK_ROWS = (
+    Row("gpu.nvlink.link_count", "1", False, "NVLinks of the part", lambda gpu: len(states(gpu))),
+    Row("gpu.nvlink.active_links", "1", False, "NVLinks that are up", lambda gpu: sum(all_known(gpu).values())),
+    Row("gpu.nvlink.missing_links", "1", False, "NVLinks to a switch that are down", _missing),
+    Row("gpu.nvlink.version", "1", False, "NVLink version",
+        lambda gpu: name_of(gpu.ask("NvLinkVersion", next(iter(states(gpu)))), _VERSIONS), ONCE),
+)  # fmt: skip
+
+
+def links(gpu: Gpu) -> Iterator[tuple[str, Labels, Value | Absent]]:
+    """The readings of each NVLink; where there are none of a kind, one of the GPU that says why."""
+    found = read(lambda: states(gpu))
+    if isinstance(found, Absent):
+        for kind in (ACTIVE, *LINK_KINDS):
+            yield kind.name, {}, found
+        return
+    for link, up in found.items():
+        yield ACTIVE.name, {"link": str(link)}, up
+    for kind in LINK_KINDS:
+        told = read(lambda: _told(gpu, kind, list(found)))  # noqa: B023
+        if isinstance(told, Absent):
+            yield kind.name, {}, told
             continue
-        for link, up in states[index].items():
-            state.add({**labels[index], "link": str(link)}, up)
-        active.add(labels[index], _unknown(states[index]) or sum(up is True for up in states[index].values()))
-    yield from (state, active, _peers(whole, states, labels))
+        for link, seen in told.items():
+            yield kind.name, {"link": str(link)}, seen
 
 
-def _states(gpu: Any) -> States:
-    found: States = {}
-    for link in range(nvml.NVML_NVLINK_MAX_LINKS):
-        up = read(lambda: bool(nvml.nvmlDeviceGetNvLinkState(gpu, link)))  # noqa: B023
-        if isinstance(up, Absent) and up.status == "unsupported":
-            break  # links are numbered from 0; the first that the part does not have ends the list
-        found[link] = up
+def _told(gpu: Gpu, kind: LinkKind, every: Sequence[int]) -> Mapping[int, Value | Absent]:
+    """What each link tells of this kind. Raises UnreadError where the part has no such thing."""
+    for number in kind.fields:
+        if number in gpu.never:
+            continue
+        given = gpu.fields((number, link) for link in every)
+        told = {link: read(lambda: kind.of(value(field))) for (_, link), field in given.items()}  # noqa: B023
+        if any(not isinstance(seen, Absent) or seen.status == "error" for seen in told.values()):
+            return told
+        if any(up is True for up in states(gpu).values()):
+            gpu.never.add(number)
+    sums = [_counted(gpu, counter, every) for counter in kind.counters]
+    sums = [told for told in sums if told]
+    if not sums:
+        raise unsupported("NVML: Not Supported")
+    return {link: _sum([told[link] for told in sums]) for link in every}
+
+
+def _counted(gpu: Gpu, counter: int, every: Sequence[int]) -> dict[int, Value | Absent]:
+    """The counters that parts before Hopper have; empty where this part does not have this one."""
+    found: dict[int, Value | Absent] = {}
+    for link in every:
+        found[link] = read(lambda: int(gpu.ask("NvLinkErrorCounter", link, counter)))  # noqa: B023
+        seen = found[link]
+        if link == every[0] and isinstance(seen, Absent) and seen.status == "unsupported":
+            return {}
     return found
 
 
-def _unknown(states: States) -> Absent | None:
-    """Why the links that are up cannot be counted, where they cannot."""
-    return next((up for up in states.values() if isinstance(up, Absent)), None) if states else _NO_NVLINK
-
-
-def _peers(whole: dict[int, Any], states: dict[int, States], labels: dict[int, Labels]) -> Family:
-    """How each GPU reaches each other one: `NV18` for 18 NVLinks, or what of PCIe lies between."""
-    family = Family(name="gpu.peer.link", unit="1", help="What lies between two GPUs")
-    addresses = {index: read(lambda: _address(nvml.nvmlDeviceGetPciInfo(gpu))) for index, gpu in whole.items()}  # noqa: B023
-    ends = {index: read(lambda: _ends(gpu, states[index])) for index, gpu in whole.items()}  # noqa: B023
-    for (here, gpu), (there, peer) in itertools.permutations(whole.items(), 2):
-        between = read(lambda: _between(gpu, peer, ends[here], addresses[there]))  # noqa: B023
-        family.add({**labels[here], "peer": str(there)}, between)
-    return family
-
-
-def _address(pci: Any) -> Address:
-    return pci.domain, pci.bus, pci.device
-
-
-def _ends(gpu: Any, states: States) -> list[Address | None] | Absent:
-    """Where each link that is up ends: at that GPU, or (None) at a switch, behind which are all the others."""
-    if unknown := _unknown(states):
-        return unknown
-    found: list[Address | None] = []
-    for link in (link for link, up in states.items() if up):
-        direct = read(lambda: nvml.nvmlDeviceGetNvLinkRemoteDeviceType(gpu, link)) == nvml.NVML_NVLINK_DEVICE_TYPE_GPU  # noqa: B023
-        found.append(_address(nvml.nvmlDeviceGetNvLinkRemotePciInfo(gpu, link)) if direct else None)
-    return found
-
-
-def _between(gpu: Any, peer: Any, ends: list[Address | None] | Absent, address: Address | Absent) -> str | Absent:
-    if nvml.nvmlDeviceGetP2PStatus(gpu, peer, nvml.NVML_P2P_CAPS_INDEX_NVLINK) != nvml.NVML_P2P_STATUS_OK:
-        return _PATHS.get(nvml.nvmlDeviceGetTopologyCommonAncestor(gpu, peer), "unknown")
-    if isinstance(ends, Absent):
-        return ends
-    if isinstance(address, Absent) and any(ends):
-        return address
-    return f"NV{sum(end in (None, address) for end in ends)}"
+def _sum(parts: Sequence[Value | Absent]) -> Value | Absent:
+    lost = next((part for part in parts if isinstance(part, Absent)), None)
+    return lost or sum(int(part) for part in parts if not isinstance(part, Absent))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,14 @@ PACKS = Path(__file__).parent / "packs"
 class Criterion:
     """What an observation must show, what to do when it does not, and where the number comes from.
 
-    Exactly one of `value`, `expected`, `variable` and `fleet_fraction` is set:
+    Exactly one of `value`, `expected`, `variable`, `fleet_fraction` and `same_as_fleet` is set:
         value: the limit itself.
         expected, fraction: the limit is that fraction of what the part is expected to do.
         variable, fraction: the limit is (that fraction of) what the inventory states.
         fleet_fraction: the limit is that fraction of the median of the same observation (name, params, kind of scope)
             over the fleet's GPUs, or hosts, of the same GPU model.
+        same_as_fleet: True: the value must be the one that most of the group's GPUs, or hosts, show (`uniform`); False: it
+            may be any, which switches off a shipped criterion of the same id.
     """
 
     id: str
@@ -42,6 +45,7 @@ class Criterion:
     fraction: float = 1.0
     variable: str = ""
     fleet_fraction: float | None = None
+    same_as_fleet: bool | None = None
     delta: bool = False
     optional: bool = False
     best_of_run: bool = False
@@ -85,14 +89,23 @@ def read_pack(name: str) -> Pack:
     Raises:
         UsageError: no such pack (the nearest is named), or a pack that is not what criteria.schema.json says.
     """
-    path = Path(name)
-    if not name.endswith((".yml", ".yaml")):
-        if name not in shipped_packs():
-            raise UsageError(
-                f"unknown criteria pack {name}{documents.nearest(name, shipped_packs())}: choose one of "
-                f"{', '.join(shipped_packs())}, or give the path of a .yml file"
-            )
-        path = PACKS / f"{name}.yml"
+    if name.endswith((".yml", ".yaml")):
+        return _read(Path(name))
+    if name not in shipped_packs():
+        raise UsageError(
+            f"unknown criteria pack {name}{documents.nearest(name, shipped_packs())}: choose one of "
+            f"{', '.join(shipped_packs())}, or give the path of a .yml file"
+        )
+    return _shipped(name)
+
+
+@cache
+def _shipped(name: str) -> Pack:
+    """Read once: every model's pack includes the same others."""
+    return _read(PACKS / f"{name}.yml")
+
+
+def _read(path: Path) -> Pack:
     document = read_yaml(path, "criteria")
     # Of two included packs the later one has the last word on an id that both use.
     included = [criterion for name in document.get("include", ()) for criterion in read_pack(name).criteria]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import heapq
+import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -9,13 +11,15 @@ from dataclasses import dataclass, replace
 from fleet.judge.criteria import Criterion, Pack
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation
 from schemas.plans import Plan, PlannedHost
-from schemas.records import MEASURED, Gpu, Launch, Observation, Record, Value
+from schemas.records import MEASURED, Gpu, Launch, Observation, Record, Snapshot, Value
 from schemas.reports import INCONCLUSIVE, Verdict
 
 _PREFIXES = frozenset(
     {output.name.split(".")[0] for entry in BENCHMARKS.values() for output in entry.outputs}
     | {DURATION.name.split(".")[0]}
 )
+LAUNCH = "launch"
+"""First component of the names by which the versions that the ranks told are judged: `launch.torch`."""
 APART = ("numa", "world_size")
 """Parameters that are no setting of a profile and yet make another figure of it: which memory, how many ranks."""
 
@@ -35,7 +39,12 @@ class Evidence:
         What the kernel and the bus say of a GPU by its PCI address (`pci=0000:1b:00.0`) is told of that GPU (`gpu=0`).
         """
         places = {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in self.gpus() if gpu.pci_bus_id}
-        return [_placed(seen, places) for record in self.records for seen in record.everything()]
+        taken = [seen for snapshot in self.snapshots() for seen in snapshot.observations()]
+        return [_placed(seen, places) for seen in (*taken, *self.benchmarks())]
+
+    def snapshots(self) -> list[Snapshot]:
+        """Those of all its records, in the order in which they were taken: a stage that was run again may have come last."""
+        return list(heapq.merge(*(record.snapshots for record in self.records), key=lambda taken: taken.at))
 
     def benchmarks(self) -> list[Observation]:
         """What the benchmarks observed, without the snapshots."""
@@ -53,6 +62,20 @@ class Evidence:
     def software(self) -> dict[str, str]:
         """Versions of what the ranks ran on."""
         return {key: value for record in self.records for key, value in record.software.items()}
+
+    def versions(self) -> list[Observation]:
+        """The same as observations: `launch.torch`, `launch.nccl`."""
+        return [
+            Observation(
+                name=f"{LAUNCH}.{re.sub('[^a-z0-9_]', '_', key.lower())}",
+                scope="host",
+                stage="",
+                unit="1",
+                status=MEASURED,
+                value=version,
+            )
+            for key, version in self.software().items()
+        ]
 
 
 def pci_address(bus_id: str) -> str:
@@ -103,12 +126,12 @@ class HostView:
         everything = evidence.observations()
         self.index = Index(everything)
         self.observations: dict[str, list[Observation]] = defaultdict(list)
-        for seen in everything:
+        for seen in (*everything, *evidence.versions()):
             self.observations[seen.name].append(seen)
         self.stages_seen = {seen.stage for seen in everything}
         self.scopes_seen = {seen.scope for seen in everything if seen.status == MEASURED}
-        taken = [snapshot for record in evidence.records for snapshot in record.snapshots]
-        self.last_snapshot = (taken[-1].stage, taken[-1].phase) if taken else ("", "")
+        taken = [(snapshot.stage, snapshot.phase) for snapshot in evidence.snapshots()]
+        self.first_snapshot, self.last_snapshot = (taken[0], taken[-1]) if taken else (("", ""), ("", ""))
         self.serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
         self.names = {f"gpu={gpu.index}": gpu.name for gpu in evidence.gpus()}
         self.packs, self.no_pack = packs_for(plan, host, evidence.gpus(), packs)

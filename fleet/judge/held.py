@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import itertools
 import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge import outliers
+from fleet.judge.change import change, net
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import HostView, from_benchmark
+from fleet.judge.finding import FLOORS
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict
 
@@ -29,7 +30,7 @@ def held(view: HostView, criterion: Criterion, fleet: outliers.Fleet) -> Iterato
     if criterion.variable == "fabric_bytes_per_second" and not view.host.fabric_gbps:
         return  # the inventory does not say what to expect; the report lists what went unjudged
     benchmark = from_benchmark(criterion.name)
-    candidates = [seen for seen in _spoken_of(view, criterion) if _concerns(criterion, seen)]
+    candidates = [seen for seen in spoken_of(view, criterion) if concerns(criterion, seen)]
     groups: dict[tuple[str, ...], list[Observation]] = defaultdict(list)
     for seen in candidates:
         params = sorted(f"{key}={value}" for key, value in seen.params.items() if key != "phase")
@@ -42,7 +43,8 @@ def held(view: HostView, criterion: Criterion, fleet: outliers.Fleet) -> Iterato
         yield from _unobserved(view, criterion, {seen.scope for seen in candidates} | set(view.unseen()))
 
 
-def _spoken_of(view: HostView, criterion: Criterion) -> list[Observation]:
+def spoken_of(view: HostView, criterion: Criterion) -> list[Observation]:
+    """What the host observed under the names that a criterion is for, whatever its scope and parameters."""
     if "*" not in criterion.name:
         return view.observations.get(criterion.name, [])
     return [seen for name, items in view.observations.items() if criterion.speaks_of(name) for seen in items]
@@ -83,7 +85,7 @@ def _on_measured(
 
     None where it is optional and the fleet too small to compare with; the report lists it as not judged.
     """
-    limit, detail, value = _limit(view, criterion), "", seen[-1].value
+    limit, detail = _limit(view, criterion), ""
     if criterion.fleet_fraction is not None:
         crowd = fleet.crowd(view, seen[-1])
         if not crowd.enough and criterion.optional:
@@ -95,20 +97,29 @@ def _on_measured(
         limit = criterion.fleet_fraction * crowd.median
         detail = outliers.explained(criterion, crowd, f"{_short(crowd.median)}{_unit(criterion)}")
     if criterion.delta:
-        if len(seen) < 2 or (seen[-1].stage, seen[-1].params.get("phase")) != view.last_snapshot:
-            reason = "not read both before and after the run: no change can be told"
-            return view.inconclusive(seen[-1].name, seen[-1].scope, reason, seen[-1].stage, criterion=criterion)
-        chosen, value = _change(seen)
-    else:
-        chosen = _chosen(criterion, seen, limit)
-        value = chosen.value
-    return _verdict(view, criterion, chosen, value, limit, detail)
+        return _on_change(view, criterion, seen, limit)
+    chosen = _chosen(criterion, seen, limit)
+    return _verdict(view, criterion, chosen, chosen.value, limit, detail)
 
 
-def _change(seen: Sequence[Observation]) -> tuple[Observation, float]:
-    """Where most of the change came, and the whole of it."""
-    steps = [(_number(later.value) - _number(earlier.value), later) for earlier, later in itertools.pairwise(seen)]
-    return max(steps, key=lambda step: step[0])[1], _number(seen[-1].value) - _number(seen[0].value)
+def _on_change(view: HostView, criterion: Criterion, seen: Sequence[Observation], limit: Value) -> Verdict:
+    """The verdict on what a counter rose by; a failure names the stage in which most of it came."""
+    last = seen[-1]
+    taken = [(item.stage, item.params.get("phase")) for item in (seen[0], last)]
+    if len(seen) < 2 or taken != [view.first_snapshot, view.last_snapshot]:
+        reason = "not read both before and after the run: no change can be told"
+        return view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
+    if criterion.operator in FLOORS:
+        return _verdict(view, criterion, last, net(seen), limit, "")
+    found = change(seen)
+    chosen = replace(found.seen, stage=found.stage)
+    if not _holds(criterion.operator, found.total, limit):
+        detail = "; ".join(text for text in (found.where, found.fell) if text)
+        return _verdict(view, criterion, chosen, found.total, limit, detail)
+    if found.fell:
+        reason = f"{found.fell}: the counter began anew, and what it counted just before is lost"
+        return view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
+    return _verdict(view, criterion, chosen, found.total, limit, "")
 
 
 def _chosen(criterion: Criterion, seen: Sequence[Observation], limit: Value) -> Observation:
@@ -155,9 +166,13 @@ def _limit(view: HostView, criterion: Criterion) -> Value:
 
 def sentence(criterion: Criterion, value: Value, limit: Value) -> str:
     """`found 5, wanted = 8`, numbers rounded to four digits and with their unit."""
-    unit = _unit(criterion)
     change = "changed by" if criterion.delta else "found"
-    return f"{change} {_short(value)}{unit}, wanted {_SIGN[criterion.operator]} {_short(limit)}{unit}"
+    return f"{change} {shown(criterion, value)}, wanted {_SIGN[criterion.operator]} {shown(criterion, limit)}"
+
+
+def shown(criterion: Criterion, value: Value) -> str:
+    """A value in the criterion's unit."""
+    return f"{_short(value)}{_unit(criterion)}"
 
 
 def _unit(criterion: Criterion) -> str:
@@ -168,7 +183,8 @@ def _short(value: Value) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def _concerns(criterion: Criterion, seen: Observation) -> bool:
+def concerns(criterion: Criterion, seen: Observation) -> bool:
+    """Whether the criterion is for an observation of that scope, stage and parameters."""
     kind = seen.scope.rsplit(",", 1)[-1].split("=")[0]
     if criterion.scope and criterion.scope != kind:
         return False
@@ -176,10 +192,6 @@ def _concerns(criterion: Criterion, seen: Observation) -> bool:
         return False
     labels = dict(part.split("=", 1) for part in seen.scope.split(",") if "=" in part)
     return all(seen.params.get(key, labels.get(key)) == value for key, value in criterion.where.items())
-
-
-def _number(value: Value) -> float:
-    return float(value) if isinstance(value, int | float) else float("nan")
 
 
 def _holds(how: str, value: Value, limit: Value) -> bool:

@@ -17,24 +17,11 @@ from fleet.judge.lint_sense import sense
 from fleet.judge.lint_where import where
 from schemas.catalogue import BENCHMARKS, DURATION, Benchmark, Output
 from schemas.documents import nearest
+from schemas.readings import READINGS
 from schemas.records import Value
 
-COLLECTED = frozenset({"gpu", "host", "driver", "xid", "collector"})
-"""First components of what the collectors read. The control node does not import collectors, so their names stand below; of a
-component without a name there, anything goes."""
-READINGS = (
-    "driver.cuda_version", "driver.version", "gpu.clock.memory", "gpu.clock.sm", "gpu.count", "gpu.ecc.corrected_aggregate",
-    "gpu.ecc.corrected_volatile", "gpu.ecc.enabled", "gpu.ecc.uncorrectable_aggregate",
-    "gpu.ecc.uncorrectable_sram_aggregate", "gpu.ecc.uncorrectable_volatile", "gpu.energy", "gpu.memory.total",
-    "gpu.memory.used", "gpu.memory.utilization", "gpu.mig.enabled", "gpu.name", "gpu.nvlink.active",
-    "gpu.nvlink.active_links", "gpu.part_number", "gpu.pci_bus_id", "gpu.pci_count", "gpu.pcie.generation",
-    "gpu.pcie.generation_max", "gpu.pcie.replays", "gpu.pcie.width", "gpu.pcie.width_max", "gpu.peer.link",
-    "gpu.persistence.enabled", "gpu.power", "gpu.power_limit", "gpu.power_limit_default", "gpu.processes",
-    "gpu.remapped_rows.correctable", "gpu.remapped_rows.failed", "gpu.remapped_rows.pending",
-    "gpu.remapped_rows.uncorrectable", "gpu.serial", "gpu.temperature", "gpu.throttle.active", "gpu.utilization", "gpu.uuid",
-    "gpu.vbios_version", "host.cpu.count", "host.cpu.model", "host.kernel_version", "host.load", "host.memory.available",
-    "host.memory.total", "host.uptime", "xid.count", "xid.last_seen",
-)  # fmt: skip
+COLLECTED = frozenset({name.split(".")[0] for name in READINGS} | {"launch", "collector"})
+"""First components of what the collectors read, of what the ranks ran on, and of how a collector fared."""
 STAGES, MEASURING = frozenset({"preflight", "benchmark", "gang"}), frozenset({"benchmark", "gang"})
 SCOPES: Mapping[str, frozenset[str]] = {
     "device": frozenset({"gpu", "cpu"}),
@@ -42,7 +29,7 @@ SCOPES: Mapping[str, frozenset[str]] = {
     "host": frozenset({"host"}),
     "world": frozenset({"host", "gang"}),
 }
-COLLECTED_SCOPES = frozenset({"host", "gpu", "reason", "link", "nic", "port", "peer"})
+COLLECTED_SCOPES = frozenset({"host"} | {label for reading in READINGS.values() for label in reading.labels})
 TRUTHS = frozenset(
     {"peer_copy.access", "training.loss_finite", "variants.loss_finite", "checkpoint.identical", "collective.nvls"}
 )
@@ -119,7 +106,11 @@ def _pack(pack: Pack) -> Iterator[Finding]:
             pack.gpu_names[0], "a GPU model without a datasheet cannot be checked", "add the datasheet's peaks"
         )
     for name in MUST_SPEAK:
-        own = (item for item in pack.criteria if item.speaks_of(name) and item.fleet_fraction is None)
+        own = (
+            item
+            for item in pack.criteria
+            if item.speaks_of(name) and item.fleet_fraction is None and item.same_as_fleet is None
+        )
         if name not in pack.unknown and not any(item.stage != "gang" for item in own):
             yield finding(name, "neither judged nor called unknown", "add a criterion, or a line under unknown")
 
@@ -138,9 +129,12 @@ def _contract(criterion: Criterion) -> Iterator[Finding]:
         yield about(criterion, criterion.stage, why, one_of(stages))
     if not spoken and criterion.name.split(".")[0] in COLLECTED:
         if why := _unknown_name(criterion.name):
-            yield about(criterion, criterion.name, why, "name one of READINGS in fleet/judge/lint.py")
+            yield about(criterion, criterion.name, why, "name one of schemas/readings.json")
         if criterion.scope and criterion.scope not in COLLECTED_SCOPES:
             yield about(criterion, criterion.scope, "unknown kind of scope", one_of(COLLECTED_SCOPES))
+        units = {reading.unit for name, reading in READINGS.items() if criterion.speaks_of(name)}
+        if units and criterion.unit not in units:
+            yield about(criterion, criterion.unit, "not the unit of the reading", one_of(units))
         return
     if not spoken:
         yield about(criterion, criterion.name, _unknown_name(criterion.name), "name one of schemas/catalogue.py")

@@ -8,6 +8,7 @@ from fleet.judge.criteria import Criterion
 from fleet.judge.finding import Finding, about, one_of
 from schemas.catalogue import BENCHMARKS, DURATION, Benchmark, Output
 from schemas.documents import nearest
+from schemas.readings import READINGS
 from schemas.records import Value
 
 _WHOLE, _TRUTH, _NUMBER, _TEXT = "a whole number", "true or false", "a number", "a text"
@@ -60,11 +61,13 @@ VALUES: Mapping[str, Sequence[str]] = {
     "reason": BENCHMARKS["stress"].settings["reasons"],
 }
 """Parameter, or parameter of one benchmark -> the texts that it can be, where no list of the benchmark says."""
-LABELS = frozenset({"gpu", "cpu", "peer", "gang", "host", "reason", "link", "nic", "port", "chip", "fan"})
-"""Labels of scopes, which are texts."""
-COLLECTED_LABELS = frozenset({"gpu", "peer", "reason", "link", "phase"})
+COLLECTED_LABELS = frozenset({"phase"} | {label for reading in READINGS.values() for label in reading.labels})
 """What our own collectors and snapshots say of a reading."""
-OURS = ("gpu.", "host.", "driver.", "xid.")
+LABELS = frozenset({"gpu", "cpu", "peer", "gang", "host", "reason", "link", "chip", "fan"}) | COLLECTED_LABELS - {
+    "phase"
+}
+"""Labels of scopes, which are texts."""
+OURS = tuple({f"{name.split('.')[0]}." for name in READINGS})
 
 Spoken = Sequence[tuple[Output, Benchmark | None]]
 
@@ -105,6 +108,8 @@ def _listed(name: str, key: str, spoken: Spoken) -> list[str]:
         if isinstance(item, str)
     ]
     own = f"{name.split('.')[0]}.{key}"
+    if not spoken and key in COLLECTED_LABELS:  # whatever the driver and the kernel call it
+        return []
     return known or list(VALUES.get(own, VALUES.get(key, ())))
 
 

@@ -1,7 +1,8 @@
 """judge(plan, evidence, packs) -> verdicts. A pure function: the same input, the same verdicts, today or in a year.
 
 What the plan expects and nobody saw is inconclusive (`expected`). What was seen is held against every criterion that speaks
-of it (`held`), where need be against the fleet's other parts (`outliers`, `digests`).
+of it (`held`), where need be against the fleet's other parts (`outliers`, `uniform`, `digests`), and against what was
+ordered (`manifest`).
 """
 
 from __future__ import annotations
@@ -13,8 +14,10 @@ from fleet.judge.criteria import Pack
 from fleet.judge.digests import judge_digests
 from fleet.judge.evidence import Evidence, HostView, Planned, find, packs_for
 from fleet.judge.held import held, sentence
+from fleet.judge.manifest import judge_manifest
 from fleet.judge.outliers import Fleet
 from fleet.judge.paths import normal_paths, with_lost_path
+from fleet.judge.uniform import Groups, observed, uniform
 from schemas.plans import Plan
 from schemas.reports import Verdict
 
@@ -32,8 +35,8 @@ def judge(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -
     left = {host.name: evidence.get(host.name, Evidence()) for host in plan.hosts}
     views = [HostView(plan, host, left[host.name], packs) for host in plan.hosts]
     planned = Planned(plan)
-    fleet = Fleet(planned, views)
-    found = [(view, list(_of_host(view, fleet))) for view in views]
+    fleet, groups = Fleet(planned, views), Groups(views)
+    found = [(view, list(_of_host(view, fleet, groups))) for view in views]
     normal = normal_paths(found)
     verdicts = [with_lost_path(view, verdict, of_host, normal) for view, of_host in found for verdict in of_host]
     believed = [view for view in views if view.has_record]
@@ -42,11 +45,12 @@ def judge(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -
         *judge_digests(believed, planned),
         *expected.duplicates(left),
         *expected.divided(plan, left),
+        *judge_manifest(plan, views),
     ]
 
 
-def _of_host(view: HostView, fleet: Fleet) -> Iterator[Verdict]:
-    """The verdicts on one host; `fleet` is what its figures may be compared with."""
+def _of_host(view: HostView, fleet: Fleet, groups: Groups) -> Iterator[Verdict]:
+    """The verdicts on one host; `fleet` and `groups` are what its figures and its versions may be compared with."""
     if not view.has_record:
         yield view.inconclusive("record", "host", view.evidence.problem or "the host left no record")
         return
@@ -59,9 +63,14 @@ def _of_host(view: HostView, fleet: Fleet) -> Iterator[Verdict]:
     yield from expected.reported(view)
     yield from expected.unseen(view)
     for criterion in view.criteria().values():
-        verdicts = [*held(view, criterion, fleet)]
+        if criterion.same_as_fleet is None:
+            verdicts = [*held(view, criterion, fleet)]
+            silent = not verdicts
+        else:
+            verdicts = [*uniform(view, criterion, groups)]
+            silent = criterion.same_as_fleet and not verdicts and not observed(view, criterion)
         yield from verdicts
         asked = criterion.origin in view.operators and not criterion.optional and not view.plan.rehearsal
-        if asked and not verdicts:
+        if asked and silent:
             reason = "nothing was observed that this criterion speaks of"
             yield view.inconclusive(criterion.name, "host", reason, criterion.stage, criterion=criterion)

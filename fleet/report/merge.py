@@ -7,9 +7,11 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Index, packs_for
+from fleet.judge.manifest import as_ordered
 from fleet.judge.verdict import judge
-from fleet.report.titles import TITLES, VALUES_ONLY
+from fleet.report.titles import MANIFEST, TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, unjudged, unjudged_bandwidth, unjudged_digests
+from fleet.report.versions import versions
 from schemas import VERSION
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
@@ -117,6 +119,7 @@ def _host(
     packs: Sequence[Pack],
     events: tuple[str, ...],
 ) -> HostReport:
+    applied = packs_for(plan, host, left.gpus(), packs)[0]
     return HostReport(
         name=host.name,
         rack=host.rack,
@@ -124,8 +127,8 @@ def _host(
         record=f"hosts/{host.name}.json",
         coverage=_coverage(plan, host, left),
         gpus=left.gpus(),
-        software=left.software(),
-        packs=tuple(pack.name for pack in packs_for(plan, host, left.gpus(), packs)[0]),
+        software=versions(left, {item.id: item for pack in applied for item in pack.criteria}.values()),
+        packs=tuple(pack.name for pack in applied),
         events=events,
         launches=left.launches(),
         measurements=tuple(left.benchmarks()),
@@ -171,6 +174,8 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
     what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
     lines = [f"Hosts: {accepted} of {len(hosts)} {'passed' if plan.rehearsal else 'accepted'} ({what})"]
     lines += [f"{name}: {state}" for name, state in _stages(plan, hosts, verdicts)]
+    if ordered := as_ordered(plan, verdicts):
+        lines.append(f"{MANIFEST}{ordered}")
     lines += unjudged_bandwidth(plan, hosts, verdicts)
     lines += unjudged_digests(plan, hosts, verdicts)
     shared = [host.name for host in plan.hosts if host.share_gpus]

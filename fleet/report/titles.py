@@ -13,6 +13,7 @@ _TITLES = {
     "stress": "Stress",
     "digest": "Silent corruption",
     "collective": "Collectives",
+    "pairs": "Pairs of hosts",
     "training": "Training",
     "fashion_mnist": "Fashion-MNIST",
     "variants": "Training variants",
@@ -28,6 +29,9 @@ TITLES = _TITLES | {name: name.replace("_", " ").capitalize() for name in BENCHM
 
 VALUES_ONLY = "PASS (values; speed not judged)"
 """The state of a benchmark whose values are right and whose rates no criterion speaks of."""
+
+MANIFEST = "Manifest: "
+"""Begins the line of the summary that tells how many of the ordered parts are where they were ordered for."""
 
 
 def title(benchmark: str) -> str:

@@ -45,11 +45,8 @@ def test_snapshot_names_every_gpu_and_gives_a_reason_for_what_is_not_there(count
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    server, thread = serve(collectors.start(), "127.0.0.1", 0)
-    yield f"http://127.0.0.1:{server.server_port}/metrics"
-    server.shutdown()
-    thread.join()
-    server.server_close()
+    with serve(collectors.start(), "127.0.0.1", 0) as server:
+        yield f"http://127.0.0.1:{server.port}/metrics"
 
 
 def test_scrape_has_the_power_of_every_gpu(count: int, url: str) -> None:

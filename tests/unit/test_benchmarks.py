@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import json
 import os
+import socket
 import struct
 import subprocess
 import sys
@@ -187,6 +188,64 @@ def test_a_rank_can_be_tried_without_torchrun_and_leaves_nothing(tmp_path: Path)
     assert "digest.value" in done.stdout
     assert "skipped: one rank has nobody to talk to" in done.stdout
     assert not list(tmp_path.iterdir())
+
+
+def hosts_together(work: Path, gang: list[str], members: list[str], **pairs: Any) -> dict[str, list[Observation]]:
+    """Runs `pairs` on hosts of two ranks each, one torchrun a host; host -> what it observed."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    running = []
+    for number, host in enumerate(members):
+        (work / host).mkdir()
+        together = {"stage": "gang", "world_scope": "gang=r1", "members": members, "gang": gang}
+        path = work / host / "request.json"
+        path.write_text(json.dumps({**request(pairs=pairs), **together}))
+        running.append(
+            subprocess.Popen(
+                [
+                    *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(members)}", "--nproc-per-node=2"),
+                    *(f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}"),
+                    *("-m", "agent.benchmarks", "--request", str(path)),
+                ],
+                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
+                cwd=work / host,
+            )
+        )
+    assert [process.wait(timeout=120) for process in running] == [0] * len(members)
+    return {
+        host: [
+            observation_from_json(item)
+            for path in sorted((work / host).glob("rank[0-9].json"))
+            for item in json.loads(path.read_text())["observations"]
+        ]
+        for host in members
+    }
+
+
+def test_pairs_are_measured_by_both_ends_on_every_rail_and_a_host_that_is_not_there_is_no_success(
+    tmp_path: Path,
+) -> None:
+    gang, members = ["h1", "h2", "h3"], ["h1", "h3"]  # h2 was lost before
+    found = hosts_together(tmp_path, gang, members, size_bytes=1 << 18, seconds=0.1)
+    for host, other in (("h1", "h3"), ("h3", "h1")):
+        for name, unit in (("pairs.bandwidth", "B/s"), ("pairs.latency", "s")):
+            seen = {item.scope: item for item in found[host] if item.name == name}
+            assert set(seen) == {f"cpu={rail},partner={partner}" for rail in (0, 1) for partner in (other, "h2")}
+            for rail in (0, 1):
+                measured, lost = seen[f"cpu={rail},partner={other}"], seen[f"cpu={rail},partner=h2"]
+                assert (measured.status, measured.unit, measured.params["rail"]) == ("measured", unit, rail)
+                assert float(str(measured.value)) > 0
+                assert (lost.status, lost.value) == ("skipped", None)
+        (duration,) = (item.value for item in found[host] if item.name == "benchmark.duration")
+        assert float(str(duration)) < 3.0
+
+
+def test_a_host_alone_has_no_pairs(tmp_path: Path) -> None:
+    torchrun(tmp_path, request(pairs={}))
+    seen = [item for item in observations(tmp_path) if item.name.startswith("pairs.")]
+    assert {(item.status, item.reason) for item in seen} == {("skipped", "one host has no other to exchange with")}
+    assert {item.name for item in seen} == {"pairs.bandwidth", "pairs.latency"}
 
 
 @pytest.mark.parametrize("op", sorted(OPERATIONS))

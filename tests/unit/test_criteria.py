@@ -249,7 +249,7 @@ def test_parameters_that_no_observation_has(changes: dict[str, Any], where: dict
 def test_parameters_that_observations_have(
     changes: dict[str, Any], where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet.judge.lint.COLLECTED", COLLECTED | {"fan"})
+    monkeypatch.setattr("fleet.judge.lint.COLLECTED", COLLECTED | {"fan"})  # an operator's own collector
     assert found(**changes, where=where) == []
 
 
@@ -360,6 +360,20 @@ def test_a_model_says_what_it_does_not_know() -> None:
     assert "e100: (pack): NVIDIA E100: a GPU model without a datasheet cannot be checked" in said[1]
     assert "no observation is called stress.powr (did you mean stress.power?)" in said[0]
     assert any("gemm.throughput: neither judged nor called unknown" in item for item in said)
+
+
+def test_a_figure_that_is_only_compared_over_the_fleet_is_not_judged_by_the_model() -> None:
+    own = criterion(name="gpu.pcie.width", unit="1", operator="eq", where={}, value=None, same_as_fleet=True)
+    said = [str(item) for item in lint(replace(H200, unknown={}, criteria=(own,)))]
+    assert any("gpu.pcie.width: neither judged nor called unknown" in item for item in said)
+
+
+def test_versions_are_compared_and_rates_are_not() -> None:
+    same: dict[str, Any] = {"value": None, "same_as_fleet": True, "operator": "eq", "where": {}}
+    assert found(**same, name="gpu.vbios_version", unit="1") == []
+    assert found(**same, name="launch.nccl", scope="host", unit="1") == []
+    assert "no two measurements give the same rate" in found(**same)[0]
+    assert "did you mean gpu.vbios_version?" in found(**same, name="gpu.vbios_versions", unit="1")[0]
 
 
 def test_a_star_stands_for_one_component() -> None:

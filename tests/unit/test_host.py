@@ -3,22 +3,50 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
-from collectors.base import HOST, Absent, Family, Value
+from collectors.base import Absent, Value, scope
 from collectors.host import HostCollector, cpu_model, load_average, memory
+from collectors.host.files import MissingError
+from collectors.host.parsing import (
+    chosen,
+    command_line,
+    field,
+    hypervisor,
+    interrupts,
+    iommu_options,
+    part_of_firmware,
+    process,
+    soft_limit,
+    stalled,
+)  # fmt: skip
 from tests.fakes import host
 
 GIB = 1 << 30
+Seen = dict[str, Value | Absent]
+MC0, DIMM0 = "sys/devices/system/edac/mc/mc0", "sys/devices/system/edac/mc/mc0/dimm0"
 
 
-def readings(root: Path) -> dict[str, Value | Absent]:
-    """The one reading of each family."""
-    families: list[Family] = list(HostCollector(root=root).collect())
-    assert all([labels for labels, _ in family.readings] == [HOST] for family in families)
-    return {family.name: family.readings[0][1] for family in families}
+def readings(root: Path, *, thorough: bool = False) -> Seen:
+    """`name` of a reading of the whole host, or `name scope` -> the reading."""
+    return {
+        family.name + (f" {scope(labels)}" if labels else ""): value
+        for family in HostCollector(root, thorough).collect()
+        for labels, value in family.readings
+    }
+
+
+def changed(before: Seen, after: Seen) -> Seen:
+    """What reads otherwise than before."""
+    return {name: value for name, value in after.items() if before.get(name) != value}
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return readings(host.tree(tmp_path_factory.mktemp("host")), thorough=True)
 
 
 def test_a_host_reads_in_full(tmp_path: Path) -> None:
@@ -26,12 +54,109 @@ def test_a_host_reads_in_full(tmp_path: Path) -> None:
         "host.kernel_version": "6.8.0-45-generic",
         "host.cpu.model": "Intel(R) Xeon(R) Platinum 8480C",
         "host.cpu.count": len(os.sched_getaffinity(0)),
+        "host.virtual_machine": False,
         "host.load": 1.52,
-        "host.memory.total": 2113404636 * 1024,
-        "host.memory.available": 2078127008 * 1024,
         "host.uptime": 864213.57,
+        "host.memory.total": 2113404636 * 1024,
+        "host.memory.available": 2128002056192,
+        "host.memory.poisoned": 0,
+        "host.memory.transparent_hugepages": "madvise",
+        "host.memory.ecc_corrected mc=mc0": 0,
+        "host.memory.ecc_corrected mc=mc1": 0,
+        "host.memory.ecc_uncorrected mc=mc0": 0,
+        "host.memory.ecc_uncorrected mc=mc1": 0,
+        "host.swap.total": 8388604 * 1024,
+        "host.swap.used": 4096,
+        "host.hugepages.count": 1024,
+        "host.hugepages.free": 1000,
+        "host.numa.count": 2,
+        "host.numa.memory_total numa=0": 1056702318 * 1024,
+        "host.numa.memory_total numa=1": 1056702318 * 1024,
+        "host.numa.memory_free numa=0": 1025931202 * 1024,
+        "host.numa.memory_free numa=1": 1025931202 * 1024,
+        "host.numa.balancing": 0,
+        "host.numa.zone_reclaim": 0,
+        "host.kernel.tainted": 12289,
+        "host.kernel.machine_check": False,
+        "host.kernel.bad_page": False,
+        "host.kernel.oops": False,
+        "host.kernel.soft_lockup": False,
+        "host.kernel.command_line": "ro intel_iommu=on iommu=pt pci=realloc=off",
+        "host.iommu.options": "intel_iommu=on iommu=pt",
+        "host.oom_kills": 3,
+        "host.pressure.cpu": 0.015,
+        "host.pressure.memory": 0.0,
+        "host.pressure.io": 0.0025,
+        "host.module.nouveau": False,
+        "host.module.nvidia": True,
+        "host.module.peermem": True,
+        "host.module.gdrdrv": True,
+        "host.cpu.smt": True,
+        "host.ulimit.memlock_unlimited": True,
+        "host.ulimit.memlock": Absent(status="unsupported", reason="unlimited"),
+        "host.ulimit.nofile_unlimited": False,
+        "host.ulimit.nofile": 1048576,
         "gpu.pci_count": 8,
     }
+
+
+def test_a_snapshot_reads_what_a_scrape_has_no_time_for(tmp_path: Path, healthy: Seen) -> None:
+    seen = changed(readings(host.tree(tmp_path)), healthy)
+    assert {name: value for name, value in seen.items() if "dimm" not in name} == {
+        "host.cpu.sockets": 2,
+        "host.cpu.cores": 2,
+        "host.cpu.threads": 4,
+        "host.cpu.governor": "performance",
+        "host.cpu.clock_allowed": 3800000000,
+        "host.cpu.clock_max": 3800000000,
+        "host.cpu.clock_now_min": 800000000,
+        "host.cpu.clock_now_median": 2900000000,
+        "host.system.vendor": "Supermicro",
+        "host.system.product": "SYS-821GE-TNHR",
+        "host.system.serial": "S411795X4A12345",
+        "host.bios.version": "2.3",
+        "host.machine_checks": 0,
+        "host.process.count": 4,
+        "host.process.zombie": 1,
+        "host.process.uninterruptible": 1,
+        "host.persistence_daemon": True,
+    }
+    assert seen["host.dimm.label mc=mc1,dimm=dimm0"] == "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
+    assert len([name for name in seen if name.startswith("host.dimm.")]) == 3 * 4
+
+
+@pytest.mark.parametrize(
+    ("files", "change"),
+    [
+        ({f"{MC0}/ce_count": "7\n", f"{DIMM0}/dimm_ce_count": "7\n"},
+         {"host.memory.ecc_corrected mc=mc0": 7, "host.dimm.corrected mc=mc0,dimm=dimm0": 7}),
+        ({f"{MC0}/ue_count": "1\n"}, {"host.memory.ecc_uncorrected mc=mc0": 1}),
+        ({"proc/sys/kernel/tainted": str(12289 | 1 << 4)},
+         {"host.kernel.tainted": 12305, "host.kernel.machine_check": True}),
+        ({"proc/sys/kernel/tainted": str(1 << 5)}, {"host.kernel.tainted": 32, "host.kernel.bad_page": True}),
+        ({"proc/sys/kernel/tainted": str(1 << 7)}, {"host.kernel.tainted": 128, "host.kernel.oops": True}),
+        ({"proc/sys/kernel/tainted": str(1 << 14)}, {"host.kernel.tainted": 16384, "host.kernel.soft_lockup": True}),
+        ({"sys/module/nouveau/refcnt": "1\n"}, {"host.module.nouveau": True}),
+        ({"sys/module/nvidia_peermem/refcnt": None}, {"host.module.peermem": False}),
+        ({"sys/module/nvidia_peermem/refcnt": None, "sys/module/nv_peer_mem/refcnt": "0"}, {}),
+        ({"proc/vmstat": "oom_kill 9\n"}, {"host.oom_kills": 9}),
+        ({"proc/801/stat": None}, {"host.process.count": 3, "host.persistence_daemon": False}),
+        ({"sys/devices/system/cpu/cpufreq/policy3/scaling_governor": "powersave\n"},
+         {"host.cpu.governor": "performance,powersave"}),
+        ({"sys/devices/system/cpu/cpufreq/policy1/scaling_max_freq": "1200000\n"}, {"host.cpu.clock_allowed": 1200000000}),
+        ({"sys/devices/system/cpu/cpu3/topology/thread_siblings_list": None,
+          "sys/devices/system/cpu/cpu3/topology/physical_package_id": None}, {"host.cpu.threads": 3}),
+        ({"proc/interrupts": " MCE:   1   1  1 1  Machine check exceptions\n"}, {"host.machine_checks": 4}),
+        ({"sys/class/dmi/id/product_serial": "To Be Filled By O.E.M.\n"},
+         {"host.system.serial": Absent(
+             status="unsupported",
+             reason="/sys/class/dmi/id/product_serial: the firmware says 'To Be Filled By O.E.M.'")}),
+    ],
+)  # fmt: skip
+def test_one_difference_changes_its_own_readings_only(
+    tmp_path: Path, healthy: Seen, files: Mapping[str, str | None], change: Seen
+) -> None:
+    assert changed(healthy, readings(host.tree(tmp_path, files=files), thorough=True)) == change
 
 
 @pytest.mark.parametrize(
@@ -45,22 +170,42 @@ def test_a_host_reads_in_full(tmp_path: Path) -> None:
                 "host.memory.available": "/proc/meminfo: no MemAvailable",
             },
         ),
-        ("meminfo", "MemTotal: 1048576 kB\n", {"host.memory.available": "/proc/meminfo: no MemAvailable"}),
         ("cpuinfo", "processor\t: 0\n", {"host.cpu.model": "/proc/cpuinfo: no processor model"}),
         ("loadavg", "", {"host.load": "/proc/loadavg: list index out of range"}),
         ("loadavg", "busy\n", {"host.load": "/proc/loadavg: could not convert string to float: 'busy'"}),
         ("uptime", "\n", {"host.uptime": "/proc/uptime: list index out of range"}),
-        ("osrelease", None, {"host.kernel_version": "/proc/sys/kernel/osrelease: [Errno 2] No such file or directory"}),
+        ("osrelease", None, {"host.kernel_version": "/proc/sys/kernel/osrelease: No such file or directory"}),
     ],
 )
 def test_a_broken_file_costs_its_own_readings_only(
     tmp_path: Path, file: str, text: str | None, reasons: dict[str, str]
 ) -> None:
     seen = readings(host.tree(tmp_path, **{file: text}))
-    absent = {name: value for name, value in seen.items() if isinstance(value, Absent)}
-    assert {name: value.status for name, value in absent.items()} == dict.fromkeys(reasons, "error")
-    for name, reason in reasons.items():
-        assert absent[name].reason.startswith(reason)
+    wrong = {
+        name: value.reason for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"
+    }
+    assert wrong == reasons
+
+
+@pytest.mark.parametrize("text", ["", "many\n"])
+def test_a_count_that_is_no_number_is_an_error(tmp_path: Path, healthy: Seen, text: str) -> None:
+    seen = changed(healthy, readings(host.tree(tmp_path, files={f"{MC0}/ue_count": text}), thorough=True))
+    assert list(seen) == ["host.memory.ecc_uncorrected mc=mc0"]
+    absent = seen["host.memory.ecc_uncorrected mc=mc0"]
+    assert isinstance(absent, Absent)
+    assert absent.status == "error"
+
+
+def test_what_a_small_machine_does_not_have_is_no_error(tmp_path: Path) -> None:
+    seen = readings(host.bare(tmp_path), thorough=True)
+    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
+    for name in (
+        "host.memory.ecc_uncorrected", "host.dimm.corrected", "host.numa.count", "host.cpu.governor", "host.cpu.sockets",
+        "host.system.serial", "host.oom_kills", "host.kernel.machine_check", "host.persistence_daemon", "host.cpu.smt",
+    ):  # fmt: skip
+        value = seen[name]
+        assert isinstance(value, Absent), name
+        assert value.reason, name
 
 
 def test_bytes_that_are_not_text_do_no_harm(tmp_path: Path) -> None:
@@ -74,15 +219,42 @@ def test_only_nvidia_gpus_count(tmp_path: Path, gpus: int) -> None:
     assert readings(host.tree(tmp_path, gpus=gpus))["gpu.pci_count"] == gpus
 
 
-def test_a_host_without_sys_and_proc_gives_reasons_only(tmp_path: Path) -> None:
-    seen = readings(tmp_path)
+def test_a_host_without_sys_and_proc_gives_errors_only(tmp_path: Path) -> None:
+    seen = readings(tmp_path, thorough=True)
     assert [name for name, value in seen.items() if not isinstance(value, Absent)] == ["host.cpu.count"]
-    assert str(seen["gpu.pci_count"]).find("/sys/bus/pci/devices: ") > 0
+    unsupported = {name for name, value in seen.items() if isinstance(value, Absent) and value.status == "unsupported"}
+    assert unsupported == {"host.persistence_daemon"}  # no driver is loaded
 
 
-def test_this_machine_reads_in_full() -> None:
-    seen = readings(Path("/"))
-    assert [value for name, value in seen.items() if isinstance(value, Absent) and name != "gpu.pci_count"] == []
+def test_the_processor_is_asked_once(tmp_path: Path) -> None:
+    collector = HostCollector(host.tree(tmp_path))
+    first = list(collector.collect())
+    (tmp_path / "proc/cpuinfo").unlink()
+    assert list(collector.collect()) == first
+
+
+def test_this_machine_reads_without_an_error() -> None:
+    seen = readings(Path("/"), thorough=True)
+    wrong = {name: value for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"}
+    wrong.pop("gpu.pci_count", None)  # a container may have no PCI bus
+    if os.geteuid():
+        wrong.pop("host.system.serial", None)
+    assert wrong == {}
+
+
+@pytest.mark.parametrize(
+    ("flags", "product", "virtual"),
+    [
+        ("flags\t: fpu hypervisor mce\n", "Standard PC\n", True),
+        ("flags\t: fpu mce\n", "KVM Virtual Machine\n", False),
+        ("Features\t: fp asimd\n", "KVM Virtual Machine\n", True),
+        ("Features\t: fp asimd\n", "GB200 NVL\n", None),
+    ],
+)
+def test_a_virtual_machine(tmp_path: Path, flags: str, product: str, virtual: bool | None) -> None:
+    files = {"proc/cpuinfo": f"model name\t: A CPU\n{flags}", "sys/class/dmi/id/product_name": product}
+    seen = readings(host.tree(tmp_path, files=files))["host.virtual_machine"]
+    assert seen == virtual if virtual is not None else isinstance(seen, Absent) and seen.status == "unsupported"
 
 
 # ---- parsers ----
@@ -119,3 +291,75 @@ def test_memory(key: str, value: int) -> None:
 def test_no_memory(text: str) -> None:
     with pytest.raises(ValueError, match="no MemTotal"):
         memory(text, "MemTotal")
+
+
+def test_fields_with_and_without_a_unit_and_a_node() -> None:
+    assert field("HugePages_Total:    12\n", "HugePages_Total") == 12
+    assert field("Node 3 MemFree:  2 kB\n", "MemFree") == 2048
+
+
+@pytest.mark.parametrize(
+    ("text", "shared"),
+    [
+        ("BOOT_IMAGE=/vmlinuz root=UUID=1 ro quiet", "ro quiet"),
+        ("rd.luks.uuid=5 rd.lvm.lv=vg/root resume=/dev/sda2 ip=10.0.0.7::::host7 nomodeset", "nomodeset"),
+        ("ro systemd.machine_id=77 my.password=hunter2 API_TOKEN=x pci=nocrs", "ro pci=nocrs"),
+        ("quiet -- --listen 10.0.0.1", "quiet"),
+    ],
+)
+def test_options_of_one_host_and_secrets_stay_there(text: str, shared: str) -> None:
+    assert command_line(text) == shared
+
+
+@pytest.mark.parametrize(
+    ("text", "options"),
+    [
+        ("ro amd_iommu=off quiet", "amd_iommu=off"),
+        ("iommu.passthrough=1 arm-smmu-v3.disable_bypass=0", "iommu.passthrough=1 arm-smmu-v3.disable_bypass=0"),
+        ("ro iommufoo quiet", "default"),
+    ],
+)
+def test_iommu_options(text: str, options: str) -> None:
+    assert iommu_options(text) == options
+
+
+def test_limits() -> None:
+    text = "Max locked memory  8388608  unlimited  bytes\nMax open files   unlimited  unlimited files\n"
+    assert soft_limit(text, "Max locked memory") == 8388608
+    assert soft_limit(text, "Max open files") is None
+
+
+def test_interrupts_of_all_processors() -> None:
+    text = "   CPU0 CPU1\n MCE:    2    1   Machine check exceptions\nXMCE:  5 5\n"
+    assert interrupts(text, "MCE") == 3
+
+
+def test_pressure() -> None:
+    assert stalled("some avg10=12.50 avg60=0 avg300=0 total=1\nfull avg10=99.00 avg60=0 avg300=0 total=1\n") == 0.125
+
+
+def test_the_chosen_of_several() -> None:
+    assert chosen("always madvise [never]\n") == "never"
+
+
+@pytest.mark.parametrize(
+    ("text", "seen"),
+    [("1 (systemd) S 0 1", ("systemd", "S")), ("7 (a) b (c)) D 1 7", ("a) b (c)", "D"))],
+)
+def test_a_process_may_be_called_anything(text: str, seen: tuple[str, str]) -> None:
+    assert process(text) == seen
+
+
+@pytest.mark.parametrize(
+    "text", ["Default string", "Not Specified", "None", "0000000", "System Serial Number", " ", "N/A"]
+)
+def test_firmware_that_was_never_filled_in(text: str) -> None:
+    with pytest.raises(MissingError):
+        part_of_firmware(f"{text}\n")
+
+
+def test_a_processor_without_flags_does_not_tell() -> None:
+    assert hypervisor("flags\t: vme hypervisor lm\n")
+    assert not hypervisor("flags\t: vme no_hypervisor_guard lm\n")
+    with pytest.raises(MissingError):
+        hypervisor("Features\t: hypervisor\n")

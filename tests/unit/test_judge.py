@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -323,6 +323,114 @@ def test_counter_seen_once_cannot_be_judged_by_its_change() -> None:
     evidence["h1"] = Evidence(records=(replace(first, snapshots=first.snapshots[:1]), *rest))
     assert {item.verdict for item in findings(plan, evidence)} == {INCONCLUSIVE}
     assert {item.criterion for item in findings(plan, evidence)} == {"pcie-replay", "xid-during-run"}
+
+
+RUN = (
+    ("preflight", "before"),
+    ("benchmark", "before"),
+    ("benchmark", "during"),
+    ("benchmark", "after"),
+    ("gang", "before"),
+    ("gang", "after"),
+)
+"""The snapshots of a run, in the order in which they are taken."""
+
+
+def counted(*values: Any, name: str = "gpu.pcie.replays", limit: float = 0, at: Sequence[int] = range(10)) -> Verdict:
+    """The verdict on a counter that showed those values in the snapshots of a run; the records are of the host and its gang."""
+    plan = builders.plan("h1", profile="smoke", gpu_count=1, rackproof_gang="none")
+    made = [
+        Snapshot(
+            stage=stage,
+            phase=phase,
+            at=f"2026-11-21T04:00:0{second}Z",
+            duration_s=0.1,
+            metrics=(Metric(name=name, unit="1", values={} if value is None else {"gpu=0": value}),),
+        )
+        for (stage, phase), value, second in zip(RUN, values, at, strict=False)
+    ]
+    alone, *_ = builders.records(plan, "h1")
+    taken = {gang: tuple(item for item in made if (item.stage == "gang") == bool(gang)) for gang in ("", "r1")}
+    records = tuple(
+        replace(alone, gang=gang, snapshots=taken[gang], observations=() if gang else alone.observations)
+        for gang in taken
+    )
+    criterion = Criterion(
+        id="count", name=name, operator="le", value=limit, delta=True, unit="1", action="reseat", source="a test"
+    )
+    pack = Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=(criterion,))
+    (found,) = [item for item in judge(plan, {"h1": Evidence(records=records)}, (pack,)) if item.criterion == "count"]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("values", "stage", "reason"),
+    [
+        ((5, 5, 5, 5, 5, 8), "gang", "changed by 3, wanted ≤ 0 (3 in stage gang, 0 in stage benchmark)"),
+        (
+            (0, 0, 4, 5, 5, 6),
+            "benchmark",
+            "changed by 6, wanted ≤ 0 (5 in stage benchmark between its snapshots before and during, 1 in stage gang)",
+        ),
+        (
+            (0, 0, 0, 2, 2, 2),
+            "benchmark",
+            "changed by 2, wanted ≤ 0 (2 in stage benchmark between its snapshots during and after, 0 in stage gang)",
+        ),
+        (
+            (0, 0, 0, 0, 7, 7),
+            "",
+            "changed by 7, wanted ≤ 0 (7 before stage gang, 0 in stage benchmark, 0 in stage gang)",
+        ),
+    ],
+)
+def test_change_is_told_of_the_stage_in_which_it_came(values: Sequence[int], stage: str, reason: str) -> None:
+    found = counted(*values)
+    assert (found.verdict, found.stage, found.reason) == (FAIL, stage, reason)
+
+
+def test_change_is_summed_over_the_stages() -> None:
+    found = counted(0, 0, 2, 2, 2, 3, limit=2)
+    assert (found.verdict, found.value, found.stage) == (FAIL, 3, "benchmark")
+    assert counted(0, 0, 2, 2, 2, 3, limit=3).verdict == PASS
+
+
+@pytest.mark.parametrize("values", [(5, 5, 5, 0, 0, 4), (5, 5, 5, 5, 0, 4), (9, 9, 2, 9, 9, 9), (5, 5, 5, 5, 5, 3)])
+def test_counter_that_began_anew_hides_no_rise(values: Sequence[int]) -> None:
+    """Last less first would be nothing, or less than nothing."""
+    found = counted(*values)
+    assert found.verdict == FAIL
+    assert found.value == {4: 4, 9: 9, 3: 3}[values[-1]]
+    assert "; fell from " in found.reason
+
+
+def test_counter_that_fell_to_nothing_may_have_counted_before() -> None:
+    found = counted(5, 5, 5, 0, 0, 0)
+    assert (found.verdict, found.reason) == (
+        INCONCLUSIVE,
+        "fell from 5 to 0 in stage benchmark: the counter began anew, and what it counted just before is lost",
+    )
+    assert counted(5, 5, 5, 5, 5, 5).verdict == PASS
+
+
+def test_time_of_the_newest_event_falls_when_the_log_forgets_it() -> None:
+    assert counted(30, 30, 30, 0, 0, 0, name="gpu.event.last_seen").verdict == PASS
+    assert counted(30, 30, 30, 0, 0, 44, name="gpu.event.last_seen").value == 44
+
+
+def test_counter_that_was_not_there_before_the_run_cannot_be_judged_by_its_change() -> None:
+    found = counted(None, 100, 100, 100, 100, 100)
+    assert (found.verdict, found.reason) == (
+        INCONCLUSIVE,
+        "not read both before and after the run: no change can be told",
+    )
+
+
+def test_stage_that_was_run_again_after_the_gang_is_read_in_the_order_of_time() -> None:
+    """The record of the host comes before that of its gang, whichever was written last."""
+    found = counted(0, 3, 3, 3, 0, 0, at=(0, 3, 4, 5, 1, 2))
+    assert (found.verdict, found.value, found.stage) == (FAIL, 3, "")
+    assert found.reason == "changed by 3, wanted ≤ 0 (3 before stage benchmark, 0 in stage gang, 0 in stage benchmark)"
 
 
 def test_fabric_is_judged_only_where_the_inventory_states_its_rate() -> None:

@@ -67,8 +67,8 @@ def changes(before: Readings, after: Readings) -> Readings:
 HEALTHY = {
     "healthy-h100x8": {
         "gpu.count host": 8,
-        "driver.version host": "550.90.07",
-        "driver.cuda_version host": "12.4",
+        "driver.version host": "580.95.05",
+        "driver.cuda_version host": "13.0",
         "gpu.name gpu=7": "NVIDIA H100 80GB HBM3",
         "gpu.serial gpu=7": "1654922006045",
         "gpu.uuid gpu=7": "GPU-c05a7e93-f8d2-4169-a604-b72d18e5390f",
@@ -112,11 +112,87 @@ HEALTHY = {
         "gpu.persistence.enabled gpu=0": True,
         "gpu.processes gpu=0": 0,
         "gpu.throttle.active gpu=0,reason=hw_thermal": False,
+        "gpu.throttle.time gpu=0,reason=power_cap": 0.960194,
+        "gpu.throttle.time gpu=0,reason=hw_thermal": 0.0,
+        "gpu.brand gpu=0": "nvidia",
+        "gpu.architecture gpu=0": "hopper",
+        "gpu.compute_capability gpu=0": "9.0",
+        "gpu.core_count gpu=0": 16896,
+        "gpu.module_id gpu=0": 2,
+        "gpu.board_id gpu=0": 6,
+        "gpu.minor_number gpu=3": 3,
+        "gpu.virtualization gpu=0": "passthrough",
+        "gpu.addressing_mode gpu=0": "none",
+        "gpu.gsp.version gpu=0": "580.159.04",
+        "gpu.gsp.enabled gpu=0": True,
+        "gpu.inforom.version gpu=0": "G520.0282.02.02",
+        "gpu.inforom.valid gpu=0": True,
+        "gpu.inforom.checksum gpu=0": "0x00000000",
+        "gpu.memory.bus_width gpu=0": 6016,
+        "gpu.memory.temperature gpu=0": 36,
+        "gpu.bar1.total gpu=0": 274877906944,
+        "gpu.bar1.used gpu=0": 1048576,
+        "gpu.temperature_margin gpu=0": 53,
+        "gpu.temperature_margin_slowdown gpu=0": -2,
+        "gpu.temperature_margin_shutdown gpu=0": -8,
+        "gpu.power_limit_set gpu=0": 700.0,
+        "gpu.power_limit_min gpu=0": 200.0,
+        "gpu.power_limit_max gpu=0": 700.0,
+        "gpu.power_limit_lowered gpu=0": False,
+        "gpu.performance_state gpu=0": 0,
+        "gpu.clock.sm_max gpu=0": 1980e6,
+        "gpu.clock.memory_max gpu=0": 3201e6,
+        "gpu.clock.application gpu=0": 1980e6,
+        "gpu.clock.lowered gpu=0": False,
+        "gpu.ecc.change_pending gpu=0": False,
+        "gpu.ecc.sram_threshold_exceeded gpu=0": False,
+        "gpu.remapped_rows.banks_max gpu=0": 3072,
+        "gpu.remapped_rows.banks_none gpu=0": 0,
+        "gpu.memory.unrepairable gpu=0": False,
+        "gpu.repair.channel_pending gpu=0": False,
+        "gpu.compute_mode gpu=0": "default",
+        "gpu.accounting.enabled gpu=0": False,
+        "gpu.recovery_action gpu=0": "none",
+        "gpu.pcie.generation_part gpu=0": 5,
+        "gpu.fabric.state gpu=0": "completed",
+        "gpu.fabric.clique_id gpu=0": 0,
+        "gpu.fabric.cluster_uuid gpu=0": "00000000-0000-0000-0000-000000000000",
+        "gpu.c2c.enabled gpu=0": False,
+        "driver.confidential_compute host": False,
+        "gpu.nvlink.version gpu=0": "4.0",
+        "gpu.nvlink.link_count gpu=0": 18,
+        "gpu.nvlink.missing_links gpu=0": 0,
+        "gpu.nvlink.speed gpu=0,link=17": 26_562_000_000,
+        "gpu.nvlink.replays gpu=0,link=17": 0,
         "gpu.nvlink.active gpu=0,link=17": True,
         "gpu.nvlink.active_links gpu=0": 18,
         "gpu.peer.link gpu=0,peer=3": "NV18",
     },
 }
+
+
+NVLINK5 = {
+    f"gpu.nvlink.{name}"
+    for name in ("failed_recoveries", "receive_errors", "symbol_errors", "effective_errors", "effective_error_ratio")
+}
+HEALTH = {
+    f"gpu.fabric.{name}"
+    for name in (
+        "degraded_bandwidth", "route_recovery", "route_unhealthy", "access_timeout_recovery", "incorrect_configuration",
+    )
+}  # fmt: skip
+HOPPER_LACKS = NVLINK5 | {
+    "gpu.numa_node",
+    "gpu.fan.speed",
+    "gpu.temperature_slowdown",  # told as margins instead
+    "gpu.temperature_shutdown",
+    "gpu.retired_pages.count",  # rows are remapped instead
+    "gpu.retired_pages.pending",
+    "gpu.c2c.link_count",
+    "gpu.c2c.missing_links",
+    "gpu.throttle.time",  # of any thermal reason: told apart instead
+}
+LACKS = {"healthy-h100x8": HOPPER_LACKS, "healthy-h200x4": HOPPER_LACKS | HEALTH}
 
 
 @pytest.mark.parametrize("name", HEALTHY)
@@ -125,7 +201,14 @@ def test_a_healthy_machine_reads_in_full(reader: nvml.Reader, name: str) -> None
     assert {key: seen[key] for key in HEALTHY[name]} == HEALTHY[name]
     assert "gpu.nvlink.active gpu=0,link=18" not in seen
     absent = {key: value for key, value in seen.items() if re.match(r"(error|unsupported): ", str(value))}
-    assert absent == {}, "a getter that is missing here needs its line in nvml_stub.c and in the scenario"
+    assert {key.split()[0] for key in absent} == LACKS[name], (
+        "another needs its line in nvml_stub.c and in the scenario"
+    )
+    assert all(str(value).startswith("unsupported: ") for value in absent.values())
+    assert {key.split()[1] for key in absent if "throttle" in key} == {
+        f"gpu={index},reason=thermal"
+        for index in range(HEALTHY[name]["gpu.count host"])  # type: ignore[call-overload]
+    }
 
 
 def test_every_gpu_has_an_identity_of_its_own(reader: nvml.Reader) -> None:
@@ -136,6 +219,13 @@ def test_every_gpu_has_an_identity_of_its_own(reader: nvml.Reader) -> None:
 
 
 # ---- faults: scenario -> all that it changes ----
+
+ECC_COUNTS = [
+    f"{kind}_{place}{counter}"
+    for kind in ("corrected", "uncorrectable")
+    for place in ("", "sram_", "dram_")
+    for counter in ("volatile", "aggregate")
+]
 
 FAULTS: dict[str, Readings] = {
     "gpu-missing": {"gpu.count host": 7},  # and nothing of gpu=7, below
@@ -159,6 +249,7 @@ FAULTS: dict[str, Readings] = {
     "nvlink-down": {
         "gpu.nvlink.active gpu=5,link=11": False,
         "gpu.nvlink.active_links gpu=5": 17,
+        "gpu.nvlink.missing_links gpu=5": 1,
         **{f"gpu.peer.link gpu=5,peer={peer}": "NV17" for peer in (0, 1, 2, 3, 4, 6, 7)},
     },
     "thermal-slowdown": {
@@ -166,19 +257,20 @@ FAULTS: dict[str, Readings] = {
         "gpu.clock.sm gpu=4": 1155e6,
         "gpu.throttle.active gpu=4,reason=hw_slowdown": True,
         "gpu.throttle.active gpu=4,reason=hw_thermal": True,
+        "gpu.temperature_margin gpu=4": -4,
     },
     "power-brake": {
         "gpu.clock.sm gpu=7": 990e6,
         "gpu.throttle.active gpu=7,reason=hw_slowdown": True,
         "gpu.throttle.active gpu=7,reason=hw_power_brake": True,
     },
+    "thermal-slowdown-before": {"gpu.throttle.time gpu=4,reason=hw_thermal": 12.5},
+    "power-brake-before": {"gpu.throttle.time gpu=7,reason=hw_power_brake": 3.0},
+    "nvlink-errors": {"gpu.nvlink.replays gpu=5,link=11": 40},
     "ecc-off": {
         "gpu.ecc.enabled gpu=3": False,
-        "gpu.ecc.corrected_volatile gpu=3": NOT_SUPPORTED,
-        "gpu.ecc.uncorrectable_volatile gpu=3": NOT_SUPPORTED,
-        "gpu.ecc.corrected_aggregate gpu=3": NOT_SUPPORTED,
-        "gpu.ecc.uncorrectable_aggregate gpu=3": NOT_SUPPORTED,
-        "gpu.ecc.uncorrectable_sram_aggregate gpu=3": NOT_SUPPORTED,
+        **{f"gpu.ecc.{name} gpu=3": NOT_SUPPORTED for name in ECC_COUNTS},
+        "gpu.ecc.sram_threshold_exceeded gpu=3": NOT_SUPPORTED,
     },
     "mig-on": {
         "gpu.mig.enabled gpu=2": True,
@@ -188,7 +280,65 @@ FAULTS: dict[str, Readings] = {
     "older-driver": {
         "driver.version host": "525.147.05",
         "driver.cuda_version host": "12.0",
+        "driver.confidential_compute host": NOT_FOUND,
+        **{
+            f"{name} gpu={index}": NOT_FOUND
+            for index in range(8)
+            for name in (
+                "gpu.temperature_margin",
+                "gpu.ecc.sram_threshold_exceeded",
+                "gpu.memory.unrepairable",
+                "gpu.repair.channel_pending",
+                "gpu.repair.tpc_pending",
+                "gpu.addressing_mode",
+                "gpu.c2c.enabled",
+                "gpu.fabric.state",
+                "gpu.fabric.clique_id",
+                "gpu.fabric.cluster_uuid",
+                *HEALTH,
+            )
+        },
+        **{
+            f"{name} gpu={index}": NOT_SUPPORTED
+            for index in range(8)
+            for name in ("gpu.temperature_margin_slowdown", "gpu.temperature_margin_shutdown", "gpu.recovery_action")
+        },
+        **{
+            f"gpu.throttle.time gpu={index},reason={reason}": NOT_SUPPORTED
+            for index in range(8)
+            for reason in ("sw_thermal", "hw_thermal", "hw_power_brake")
+        },
+        **{f"gpu.throttle.time gpu={index},reason=thermal": 0.0 for index in range(8)},
         # the throttle reasons are read under the name that they had then
+    },
+    "power-limit-lowered": {
+        "gpu.power_limit gpu=3": 500.0,
+        "gpu.power_limit_set gpu=3": 500.0,
+        "gpu.power_limit_lowered gpu=3": True,
+    },
+    "inforom-corrupt": {
+        "gpu.inforom.valid gpu=0": False,
+        "gpu.inforom.checksum gpu=0": "error: NVML: Corrupted infoROM",
+    },
+    "sram-threshold": {
+        "gpu.ecc.sram_threshold_exceeded gpu=4": True,
+        "gpu.ecc.uncorrectable_sram_aggregate gpu=4": 3,
+        "gpu.ecc.uncorrectable_aggregate gpu=4": 3,
+    },
+    "bank-full": {
+        "gpu.remapped_rows.uncorrectable gpu=1": 8,
+        "gpu.remapped_rows.banks_max gpu=1": 2559,
+        "gpu.remapped_rows.banks_none gpu=1": 1,
+    },
+    "fabric-degraded": {"gpu.fabric.degraded_bandwidth gpu=6": True},
+    "fabric-waiting": {
+        **{f"gpu.fabric.state gpu={index}": "in_progress" for index in range(8)},
+        **{f"{name} gpu={index}": "unsupported: the fabric does not tell" for index in range(8) for name in HEALTH},
+        **{
+            f"gpu.fabric.{name} gpu={index}": "error: the registration with the fabric is in_progress"
+            for index in range(8)
+            for name in ("clique_id", "cluster_uuid")
+        },
     },
 }
 
@@ -203,6 +353,14 @@ def test_a_fault_changes_its_own_readings_only(reader: nvml.Reader, healthy: Rea
 
 UNKNOWN = "error: NVML: Unknown Error"
 NO_NVLINK = "unsupported: the part has no NVLink"
+OF_LINKS = (
+    "gpu.nvlink.active",
+    "gpu.nvlink.speed",
+    "gpu.nvlink.replays",
+    "gpu.nvlink.recoveries",
+    "gpu.nvlink.crc_errors",
+)
+"""What a Hopper tells of each link."""
 OTHERS = (0, 2, 3, 4, 5, 6, 7)
 """The peers of GPU 1."""
 
@@ -214,6 +372,68 @@ ANSWERS: dict[str, Readings] = {
     "gpu.1.MaxPcieLinkWidth=8": {"gpu.pcie.width_max gpu=1": 8},
     "gpu.1.EnforcedPowerLimit=500000": {"gpu.power_limit gpu=1": 500.0},
     "gpu.1.PowerManagementDefaultLimit=650000": {"gpu.power_limit_default gpu=1": 650.0},
+    "gpu.1.PowerManagementLimit=699000": {"gpu.power_limit_set gpu=1": 699.0, "gpu.power_limit_lowered gpu=1": True},
+    "gpu.1.PowerManagementLimitConstraints=100000 750000": {
+        "gpu.power_limit_min gpu=1": 100.0,
+        "gpu.power_limit_max gpu=1": 750.0,
+    },
+    "gpu.1.ApplicationsClock.0=1200": {"gpu.clock.application gpu=1": 1200e6, "gpu.clock.lowered gpu=1": True},
+    "gpu.1.ApplicationsClock.2=1593": {"gpu.clock.memory_application gpu=1": 1593e6, "gpu.clock.lowered gpu=1": True},
+    "gpu.1.ApplicationsClock.?=!26": {
+        f"gpu.clock.{name} gpu=1": "unsupported: NVML: An error that only the stub knows"
+        for name in ("application", "memory_application", "lowered")
+    },
+    "gpu.1.EccMode=1 0": {"gpu.ecc.change_pending gpu=1": True},
+    "gpu.1.MigMode=0 1": {"gpu.mig.change_pending gpu=1": True},
+    "gpu.1.ComputeMode=3": {"gpu.compute_mode gpu=1": "exclusive_process"},
+    "gpu.1.ComputeMode=9": {"gpu.compute_mode gpu=1": "unknown (9)"},
+    "gpu.1.AccountingMode=1": {"gpu.accounting.enabled gpu=1": True},
+    "gpu.1.FanSpeed=45": {"gpu.fan.speed gpu=1": 0.45},
+    "gpu.1.PerformanceState=8": {"gpu.performance_state gpu=1": 8},
+    "gpu.1.PerformanceState=32": {"gpu.performance_state gpu=1": "error: NVML: performance state unknown"},
+    "gpu.1.NumaNodeId=1": {"gpu.numa_node gpu=1": 1},
+    "gpu.1.ModuleId=!999": {"gpu.module_id gpu=1": UNKNOWN},
+    "gpu.1.TemperatureThreshold.1=87": {"gpu.temperature_slowdown gpu=1": 87},
+    "gpu.1.MemoryErrorCounter.0.0.2=7": {"gpu.ecc.corrected_dram_volatile gpu=1": 7},
+    "gpu.1.MemoryErrorCounter.0.1.7=8": {"gpu.ecc.corrected_sram_aggregate gpu=1": 8},
+    "gpu.1.UnrepairableMemoryFlag_v1=1": {"gpu.memory.unrepairable gpu=1": True},
+    "gpu.1.UnrepairableMemoryFlag_v1=1 1": {"gpu.memory.unrepairable gpu=1": True},
+    "gpu.1.UnrepairableMemoryFlag_v1=0 1": {},
+    "gpu.1.RepairStatus=1 0": {"gpu.repair.channel_pending gpu=1": True},
+    "gpu.1.RepairStatus=0 1": {"gpu.repair.tpc_pending gpu=1": True},
+    "gpu.1.RetiredPagesPendingStatus=1": {"gpu.retired_pages.pending gpu=1": True},
+    "gpu.1.RetiredPages.*=0x1000 0x2000 0x3000": {"gpu.retired_pages.count gpu=1": 6},
+    "gpu.1.GpuFabricInfoV=0 0 0 0": {
+        f"gpu.fabric.{name} gpu=1": "unsupported: the part belongs to no NVLink fabric"
+        for name in ("state", "clique_id", "cluster_uuid", *(each.removeprefix("gpu.fabric.") for each in HEALTH))
+    },
+    "gpu.1.GpuFabricInfoV=3 999 0 0x11aa": {
+        "gpu.fabric.state gpu=1": "failed: Unknown Error",
+        **{
+            f"gpu.fabric.{name} gpu=1": "error: the registration with the fabric is failed: Unknown Error"
+            for name in ("clique_id", "cluster_uuid")
+        },
+    },
+    "gpu.1.GpuFabricInfoV=3 0 7 0x11aa": {"gpu.fabric.clique_id gpu=1": 7},
+    "gpu.1.GpuFabricInfoV=3 0 0 0x11a6": {"gpu.fabric.route_recovery gpu=1": True},
+    "gpu.1.GpuFabricInfoV=3 0 0 0x119a": {"gpu.fabric.route_unhealthy gpu=1": True},
+    "gpu.1.GpuFabricInfoV=3 0 0 0x116a": {"gpu.fabric.access_timeout_recovery gpu=1": True},
+    "gpu.1.GpuFabricInfoV=3 0 0 0x15aa": {"gpu.fabric.incorrect_configuration gpu=1": True},
+    "gpu.1.GpuFabricInfoV=!25": {
+        f"gpu.fabric.{name} gpu=1": "unsupported: NVML: An error that only the stub knows"
+        for name in ("state", "clique_id", "cluster_uuid", *(each.removeprefix("gpu.fabric.") for each in HEALTH))
+    },
+    "gpu.1.FieldValues.230=1": {"gpu.recovery_action gpu=1": "gpu_reset"},
+    "gpu.1.FieldValues.82=!3": {"gpu.memory.temperature gpu=1": NOT_SUPPORTED},
+    "gpu.1.FieldValues.270=2000000000 3": {"gpu.throttle.time gpu=1,reason=hw_thermal": 2.0},
+    "gpu.1.FieldValues.270=2": {"gpu.throttle.time gpu=1,reason=hw_thermal": NOT_SUPPORTED},
+    "gpu.1.FieldValues.270=!999": {"gpu.throttle.time gpu=1,reason=hw_thermal": UNKNOWN},
+    "gpu.1.FieldValues.161.11=3 3": {"gpu.nvlink.replays gpu=1,link=11": 3},
+    "gpu.1.FieldValues.162.0=1 3": {"gpu.nvlink.recoveries gpu=1,link=0": 1},
+    "gpu.1.FieldValues.163.17=9 3": {"gpu.nvlink.crc_errors gpu=1,link=17": 9},
+    "gpu.1.FieldValues.163.17=!3": {"gpu.nvlink.crc_errors gpu=1,link=17": NOT_SUPPORTED},
+    "gpu.1.FieldValues.164.5=25000": {"gpu.nvlink.speed gpu=1,link=5": 25_000_000_000},
+    "gpu.1.NvLinkVersion.0=7": {"gpu.nvlink.version gpu=1": "5.0"},
     "gpu.1.UtilizationRates=97 41": {"gpu.utilization gpu=1": 0.97, "gpu.memory.utilization gpu=1": 0.41},
     "gpu.1.MemoryInfo=85520809984 80000000000": {"gpu.memory.used gpu=1": 80000000000},
     "gpu.1.TotalEccErrors.0.0=5": {"gpu.ecc.corrected_volatile gpu=1": 5},
@@ -223,15 +443,19 @@ ANSWERS: dict[str, Readings] = {
     "gpu.1.NvLinkState.4=!999": {
         "gpu.nvlink.active gpu=1,link=4": UNKNOWN,
         "gpu.nvlink.active_links gpu=1": UNKNOWN,
+        "gpu.nvlink.missing_links gpu=1": UNKNOWN,
         **{f"gpu.peer.link gpu=1,peer={peer}": UNKNOWN for peer in OTHERS},
     },
     "gpu.1.NvLinkState.*=!3": {
-        **{f"gpu.nvlink.active gpu=1,link={link}": None for link in range(18)},
-        "gpu.nvlink.active_links gpu=1": NO_NVLINK,
+        **{f"{name} gpu=1,link={link}": None for name in OF_LINKS for link in range(18)},
+        **{f"{name} gpu=1": NO_NVLINK for name in (*OF_LINKS, *NVLINK5)},
+        **{
+            f"gpu.nvlink.{name} gpu=1": NO_NVLINK for name in ("link_count", "active_links", "missing_links", "version")
+        },
         **{f"gpu.peer.link gpu=1,peer={peer}": NO_NVLINK for peer in OTHERS},
     },
     "gpu.1.P2PStatus.6.2=!999": {"gpu.peer.link gpu=1,peer=6": UNKNOWN},
-    "gpu.1.NvLinkRemoteDeviceType.*=!3": {},
+    "gpu.1.NvLinkRemoteDeviceType.*=!3": {"gpu.nvlink.missing_links gpu=1": NOT_SUPPORTED},
     "gpu.1.PciInfo=!999": {"gpu.pci_bus_id gpu=1": UNKNOWN},
     "gpu.1.Serial=!14": {"gpu.serial gpu=1": "error: NVML: Corrupted infoROM"},
     "gpu.1.PowerUsage=!98": {"gpu.power gpu=1": "error: NVML: An error that only the stub knows"},
@@ -325,10 +549,11 @@ def test_a_lost_gpu_is_in_no_pair(reader: nvml.Reader) -> None:
 # ---- a GPU that is lost ----
 
 
-def lost(healthy: Readings, gpu: int) -> Readings:
-    """What changes when this GPU falls off the bus: all of its readings, its pairs, and the count."""
-    own = {key: None if "link=" in key or "peer=" in key else LOST for key in healthy if of(key, [gpu])}
-    return {**own, **{key: None for key in healthy if key.endswith(f"peer={gpu}")}, "gpu.count host": 7}
+def lost(healthy: Readings, gpu: int, why: str = LOST) -> Readings:
+    """What changes when nothing is heard of this GPU: all of its readings and its pairs."""
+    own: Readings = {key: None if "link=" in key or "peer=" in key else why for key in healthy if of(key, [gpu])}
+    pairs: Readings = {key: None for key in healthy if key.endswith(f"peer={gpu}")}
+    return {**own, **pairs, **{f"{name} gpu={gpu}": why for name in OF_LINKS}}
 
 
 def of(key: str, gpus: Iterable[int]) -> bool:
@@ -338,22 +563,20 @@ def of(key: str, gpus: Iterable[int]) -> bool:
 
 def test_a_lost_gpu_costs_its_own_readings_only(reader: nvml.Reader, healthy: Readings) -> None:
     taken = reader.take("gpu-lost")
-    assert changes(healthy, flat(taken["snapshot"])) == lost(healthy, 3)
+    assert changes(healthy, flat(taken["snapshot"])) == {**lost(healthy, 3), "gpu.count host": 7}
     assert [gpu["index"] for gpu in taken["gpus"]] == [0, 1, 2, 4, 5, 6, 7]
 
 
 def test_a_lost_gpu_that_still_has_a_handle_gives_no_value(reader: nvml.Reader, healthy: Readings) -> None:
     seen = changes(healthy, readings(reader, "gpu-lost", "gpu.3.HandleByIndex=0"))
-    own = {key for key in healthy if of(key, [3]) or key.endswith("peer=3")}
-    assert own <= set(seen)
-    assert {key for key in set(seen) - own if not of(key, [3])} == set()
-    assert set(seen.values()) == {LOST}
+    pairs = {key: LOST for key in healthy if "peer=" in key and (of(key, [3]) or key.endswith("peer=3"))}
+    assert seen == {**lost(healthy, 3), **pairs}
 
 
 def test_a_gpu_lost_and_back_while_the_collector_runs(reader: nvml.Reader, healthy: Readings) -> None:
     before, during, after = (readings(reader, name) for name in ("healthy-h100x8", "gpu-lost", "healthy-h100x8"))
     assert before == healthy
-    assert changes(before, during) == lost(healthy, 3)
+    assert changes(before, during) == {**lost(healthy, 3), "gpu.count host": 7}
     assert after == healthy
 
 
@@ -365,7 +588,8 @@ def test_what_is_not_supported_says_so(reader: nvml.Reader, healthy: Readings) -
     seen = flat(taken["snapshot"])
     assert seen.pop("gpu.count host") == 8
     of_gpus = {key: value for key, value in seen.items() if of(key, range(8))}
-    assert set(of_gpus) == {key for key in healthy if of(key, range(8)) and "link=" not in key}
+    expected = {key for key in healthy if of(key, range(8)) and "link=" not in key}
+    assert set(of_gpus) == expected | {f"{name} gpu={index}" for name in OF_LINKS for index in range(8)}
     assert set(of_gpus.values()) == {NOT_SUPPORTED, NO_NVLINK}
     assert taken["gpus"] == []
 
@@ -373,7 +597,9 @@ def test_what_is_not_supported_says_so(reader: nvml.Reader, healthy: Readings) -
 def test_functions_that_an_older_library_does_not_have(healthy: Readings, tmp_path: Path) -> None:
     older = nvml.build(tmp_path, without=nvml.TOO_NEW_FOR_R525)
     with nvml.Reader(older, tmp_path / "now") as reader:
-        seen = readings(reader, "healthy-h100x8", "DriverVersion=525.147.05", "CudaDriverVersion=12000")
+        fields = [f"FieldValues.{number}=!3" for number in (193, 194, 230, 269, 270, 271)]
+        versions = ("DriverVersion=525.147.05", "CudaDriverVersion=12000")
+        seen = readings(reader, "healthy-h100x8", *versions, *fields)
     assert changes(healthy, seen) == FAULTS["older-driver"]
 
 
@@ -395,6 +621,7 @@ def test_only_a_driver_that_is_not_there_proves_that_no_gpu_is(
         "gpu.count host": why if count is None else count,
         "driver.version host": why,
         "driver.cuda_version host": why,
+        "driver.confidential_compute host": why,
     }
     assert taken["gpus"] == []
 
@@ -402,8 +629,9 @@ def test_only_a_driver_that_is_not_there_proves_that_no_gpu_is(
 def test_a_count_that_fails_is_told_as_such(reader: nvml.Reader) -> None:
     assert readings(reader, "healthy-h100x8", "Count=!999") == {
         "gpu.count host": UNKNOWN,
-        "driver.version host": "550.90.07",
-        "driver.cuda_version host": "12.4",
+        "driver.version host": "580.95.05",
+        "driver.cuda_version host": "13.0",
+        "driver.confidential_compute host": False,
     }
 
 
@@ -416,7 +644,10 @@ def test_a_host_without_a_driver_has_no_gpu(tmp_path: Path, there: str) -> None:
     with nvml.Reader(tmp_path, tmp_path / "now") as reader:
         seen = readings(reader, "healthy-h100x8")
     not_found = "unsupported: NVML: NVML Shared Library Not Found"
-    assert seen == {"gpu.count host": 0, "driver.version host": not_found, "driver.cuda_version host": not_found}
+    assert seen.pop("gpu.count host") == 0
+    assert seen == dict.fromkeys(
+        ("driver.version host", "driver.cuda_version host", "driver.confidential_compute host"), not_found
+    )
 
 
 def has_driver() -> bool:
@@ -425,6 +656,290 @@ def has_driver() -> bool:
     except OSError:
         return False
     return True
+
+
+# ---- a GPU that does not answer ----
+
+BLOCKED = """
+import json, sys, time
+import pynvml
+from agent.snapshot import take
+from collectors.nvml import NvmlCollector
+from schemas.records import to_json
+collector, taken = NvmlCollector(thorough=True, deadline_s=float(sys.argv[1])), []
+for line in ("", *sys.argv[3:]):
+    with open(sys.argv[2], "a") as scenario:
+        scenario.write(line + "\\n")
+    began = time.monotonic()
+    snapshot, _ = take([collector], stage="preflight", phase="before")
+    taken.append([time.monotonic() - began, to_json(snapshot)])
+try:
+    pynvml.nvmlDeviceGetCount()
+    held = True
+except pynvml.NVMLError_Uninitialized:
+    held = False
+print(json.dumps([taken, held]))
+"""
+NO_ANSWER = "error: no answer within 0.5 s"
+
+
+def taken_again(library: Path, scenario: Path, *later: str, held: bool = True) -> list[tuple[float, Readings]]:
+    """Seconds and readings: at once, and after each further line of the scenario, by the same collector.
+
+    `held`: whether the library is expected to be held on to in the end, as one that waits in it still needs it.
+    """
+    taken, still = json.loads(nvml.python(["-c", BLOCKED, "0.5", scenario, *later], library, scenario))
+    assert still == held
+    return [(seconds, flat(snapshot)) for seconds, snapshot in taken]
+
+
+def test_a_gpu_that_blocks_costs_itself_and_half_a_second_once(
+    library: Path, healthy: Readings, tmp_path: Path
+) -> None:
+    scenario = nvml.write(tmp_path / "now", "blocked")
+    (first, seen), (second, again) = taken_again(library, scenario, "# nothing new")
+    assert changes(healthy, seen) == changes(healthy, again) == lost(healthy, 2, NO_ANSWER)
+    assert 0.5 <= first < 3
+    assert second < 0.5, "who has not answered yet is not waited for again"
+
+
+def test_a_handle_that_blocks_costs_its_gpu_only(library: Path, healthy: Readings, tmp_path: Path) -> None:
+    scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.2.HandleByIndex=~600s")
+    ((_, seen),) = taken_again(library, scenario)
+    assert changes(healthy, seen) == lost(healthy, 2, NO_ANSWER)
+
+
+def test_a_gpu_that_answers_late_is_read_again_afterwards(library: Path, healthy: Readings, tmp_path: Path) -> None:
+    scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.2.Serial=~0.7s")
+    time_goes_by, at_once = "gpu.5.Serial=~0.4s", "gpu.2.Serial=1654922006102"
+    (_, first), (_, second), (_, third) = taken_again(library, scenario, time_goes_by, at_once, held=False)
+    assert changes(healthy, first) == changes(healthy, second) == lost(healthy, 2, NO_ANSWER)
+    assert third == healthy
+
+
+def test_a_question_about_a_pair_that_blocks_costs_the_pairs_of_who_was_asked(
+    library: Path, healthy: Readings, tmp_path: Path
+) -> None:
+    scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.1.P2PStatus.6.2=~600s")
+    ((seconds, seen),) = taken_again(library, scenario)
+    assert changes(healthy, seen) == {
+        f"gpu.peer.link gpu=1,peer={peer}": "error: no answer within 2 s" for peer in OTHERS
+    }
+    assert 2 <= seconds < 5
+
+
+# ---- older versions of nvidia-ml-py ----
+
+NEWER_THAN_12_560 = (
+    "nvmlDeviceGetAddressingMode",
+    "nvmlDeviceGetMarginTemperature",
+    "nvmlDeviceGetRepairStatus",
+)
+WITHOUT = """
+import json, sys
+import pynvml
+for name in sys.argv[1:]:
+    delattr(pynvml, name)
+from agent.snapshot import take
+from collectors.nvml import NvmlCollector
+from schemas.records import to_json
+snapshot, _ = take([NvmlCollector(thorough=True)], stage="preflight", phase="before")
+print(json.dumps(to_json(snapshot)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("gone", "lacks"),
+    [
+        (
+            NEWER_THAN_12_560,
+            {
+                "gpu.addressing_mode": "nvmlDeviceGetAddressingMode",
+                "gpu.temperature_margin": "nvmlDeviceGetMarginTemperature",
+                "gpu.repair.channel_pending": "nvmlDeviceGetRepairStatus",
+                "gpu.repair.tpc_pending": "nvmlDeviceGetRepairStatus",
+            },
+        ),
+        (
+            ("c_nvmlEccSramErrorStatus_v1_t", "nvmlDeviceValidateInforom"),
+            {
+                "gpu.ecc.sram_threshold_exceeded": "c_nvmlEccSramErrorStatus_v1_t",
+                "gpu.inforom.valid": "nvmlDeviceValidateInforom",
+            },
+        ),
+    ],
+)
+def test_what_the_installed_binding_lacks_is_unsupported(
+    library: Path, healthy: Readings, gone: tuple[str, ...], lacks: dict[str, str]
+) -> None:
+    printed = nvml.python(["-c", WITHOUT, *gone], library, nvml.scenario("healthy-h100x8"))
+    assert changes(healthy, flat(json.loads(printed))) == {
+        f"{name} gpu={index}": f"unsupported: the installed nvidia-ml-py has no {function}"
+        for name, function in lacks.items()
+        for index in range(8)
+    }
+
+
+# ---- parts of other kinds ----
+
+
+def test_a_grace_part_tells_its_chip_to_chip_links(reader: nvml.Reader) -> None:
+    grace = ("C2cModeInfoV=1", "FieldValues.170=10", "FieldValues.171=1", "NumaNodeId=8", "AddressingMode=2")
+    whole, broken = (readings(reader, "healthy-h100x8", *grace, *line) for line in ([], ["gpu.0.FieldValues.171.4=0"]))
+    assert whole["gpu.c2c.enabled gpu=0"] is True
+    assert whole["gpu.c2c.link_count gpu=0"] == 10
+    assert whole["gpu.c2c.missing_links gpu=0"] == 0
+    assert whole["gpu.addressing_mode gpu=0"] == "ats"
+    assert changes(whole, broken) == {"gpu.c2c.missing_links gpu=0": 1}
+
+
+def test_links_of_the_fifth_generation_have_other_counters(reader: nvml.Reader) -> None:
+    seen = readings(
+        reader,
+        "healthy-h100x8",
+        "FieldValues.16[123]=!3",
+        "FieldValues.21[45]=2 3",
+        "FieldValues.208=3 3",
+        "FieldValues.219=4 3",
+        "FieldValues.22[1]=5 3",
+        "FieldValues.220=0x50c",
+    )
+    of_link = {key.split()[0]: value for key, value in seen.items() if key.endswith(" gpu=3,link=17")}
+    assert of_link == {
+        "gpu.nvlink.active": True,
+        "gpu.nvlink.speed": 26_562_000_000,
+        "gpu.nvlink.recoveries": 2,
+        "gpu.nvlink.failed_recoveries": 2,
+        "gpu.nvlink.receive_errors": 3,
+        "gpu.nvlink.effective_errors": 4,
+        "gpu.nvlink.symbol_errors": 5,
+        "gpu.nvlink.effective_error_ratio": pytest.approx(5e-12),
+    }
+    assert seen["gpu.nvlink.replays gpu=3"] == seen["gpu.nvlink.crc_errors gpu=3"] == NOT_SUPPORTED
+
+
+def test_links_before_hopper_have_their_counters_elsewhere(reader: nvml.Reader) -> None:
+    older = ("FieldValues.16?=!3", "FieldValues.90=25000", "NvLinkErrorCounter.*.[0-3]=0")
+    errors = [f"gpu.1.NvLinkErrorCounter.3.{counter}={counter + 1}" for counter in range(4)]
+    before, after = (readings(reader, "direct-a100x4", *older, *lines) for lines in ([], errors))
+    assert before["gpu.nvlink.speed gpu=1,link=3"] == 25e9
+    assert changes(before, after) == {
+        "gpu.nvlink.replays gpu=1,link=3": 1,
+        "gpu.nvlink.recoveries gpu=1,link=3": 2,
+        "gpu.nvlink.crc_errors gpu=1,link=3": 7,
+    }
+
+
+@pytest.mark.parametrize(
+    ("base", "lines", "missing"),
+    [
+        (
+            "direct-a100x4",
+            [],
+            "unsupported: the NVLinks end at other GPUs: how many there should be is up to the board",
+        ),
+        ("healthy-h100x8", ["NvLinkState.*=0"], "unsupported: no NVLink is up: without bridge or switch none can be"),
+        ("healthy-h100x8", ["gpu.0.NvLinkState.[0-3]=0"], 4),
+        ("pcie-only", [], NO_NVLINK),
+    ],
+)
+def test_links_are_missed_only_where_they_must_be(
+    reader: nvml.Reader, base: str, lines: list[str], missing: object
+) -> None:
+    assert readings(reader, base, *lines)["gpu.nvlink.missing_links gpu=0"] == missing
+
+
+def test_throttle_times_under_the_numbers_of_the_first_r575_drivers(reader: nvml.Reader) -> None:
+    moved = ("FieldValues.269=!2", "FieldValues.27?=7", "FieldValues.25[123]=1500000000 3")
+    seen = readings(reader, "healthy-h100x8", *moved)
+    assert {key: seen[key] for key in seen if key.startswith("gpu.throttle.time gpu=0,")} == {
+        **{f"gpu.throttle.time gpu=0,reason={reason}": 0.0 for reason in ("sync_boost", "board_limit", "reliability")},
+        **{
+            f"gpu.throttle.time gpu=0,reason={reason}": 1.5 for reason in ("sw_thermal", "hw_thermal", "hw_power_brake")
+        },
+        "gpu.throttle.time gpu=0,reason=power_cap": 41.207,
+        "gpu.throttle.time gpu=0,reason=thermal": "unsupported: told apart as sw_thermal and hw_thermal",
+    }
+
+
+# ---- what a scrape costs ----
+
+RECORDED = """
+import ctypes, functools, json, sys
+import pynvml
+calls = []
+def recorded(name, function):
+    @functools.wraps(function)
+    def call(*arguments):
+        told = [getattr(each, "value", each) if not hasattr(each, "contents") else ctypes.addressof(each.contents)
+                for each in arguments]
+        calls.append([name, *(each if isinstance(each, (int, list)) else "place" for each in told)])
+        return function(*arguments)
+    return call
+for name in dir(pynvml):
+    if name.startswith(("nvmlDevice", "nvmlSystem")) and callable(getattr(pynvml, name)):
+        setattr(pynvml, name, recorded(name, getattr(pynvml, name)))
+from collectors.nvml import NvmlCollector
+collector, taken = NvmlCollector(thorough=len(sys.argv) > 1), []
+for _ in range(2):
+    calls.clear()
+    list(collector.collect())
+    taken.append(list(calls))
+print(json.dumps(taken))
+"""
+SLOW = {"nvmlDeviceGetInforomConfigurationChecksum", "nvmlDeviceValidateInforom", "nvmlDeviceGetMarginTemperature"}
+CONSTANT = {"nvmlDeviceGetName", "nvmlDeviceGetSerial", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetBrand"}
+
+
+def recorded(library: Path, *thorough: str) -> list[list[tuple[object, ...]]]:
+    """The calls of two collections."""
+    printed = nvml.python(["-c", RECORDED, *thorough], library, nvml.scenario("healthy-h200x4"))
+    return [[tuple(map(str, call)) for call in calls] for calls in json.loads(printed)]
+
+
+@pytest.mark.parametrize("thorough", [(), ("thorough",)])
+def test_nothing_is_asked_twice(library: Path, thorough: tuple[str, ...]) -> None:
+    for calls in recorded(library, *thorough):
+        assert [call for call in set(calls) if calls.count(call) > 1] == []
+
+
+def test_a_scrape_asks_for_nothing_slow_and_for_constants_once(library: Path) -> None:
+    first, second = ({str(call[0]) for call in calls} for calls in recorded(library))
+    assert not first & SLOW
+    assert first >= CONSTANT
+    assert not second & CONSTANT
+    whole, again = ({str(call[0]) for call in calls} for calls in recorded(library, "thorough"))
+    assert whole == again
+    assert whole >= SLOW | CONSTANT
+
+
+def test_a_scrape_asks_each_gpu_little(library: Path) -> None:
+    _, later = recorded(library)
+    assert len(later) / 4 < 85, "a call costs tens of microseconds on a real GPU: ask for fields together"
+
+
+def test_a_scrape_tells_what_a_snapshot_tells_but_for_what_is_slow(reader: nvml.Reader, healthy: Readings) -> None:
+    first, second = (flat(reader.take("healthy-h100x8", thorough=False)["snapshot"]) for _ in range(2))
+    assert first == second
+    thorough = {row.name for row in collector.GPU_READINGS if row.pace == "thorough"}
+    assert changes(healthy, first) == {key: None for key in healthy if key.split()[0] in thorough}
+
+
+def test_what_an_exporter_keeps_belongs_to_the_part(reader: nvml.Reader) -> None:
+    swapped = ("gpu.2.UUID=GPU-00000000-1111-2222-3333-444444444444", "gpu.2.Serial=1650000000099")
+    before, after = (flat(reader.take("healthy-h200x4", *lines, thorough=False)["snapshot"]) for lines in ((), swapped))
+    assert changes(before, after) == {
+        "gpu.uuid gpu=2": "GPU-00000000-1111-2222-3333-444444444444",
+        "gpu.serial gpu=2": "1650000000099",
+    }
+
+
+def test_what_could_not_be_read_once_is_asked_for_again(reader: nvml.Reader) -> None:
+    broken, whole = (
+        flat(reader.take("healthy-h200x4", *lines, devices=[1], thorough=False)["snapshot"])
+        for lines in (["gpu.1.VbiosVersion=!999"], [])
+    )
+    assert changes(broken, whole) == {"gpu.vbios_version gpu=1": "96.00.A5.00.1A"}
 
 
 # ---- which GPUs ----
@@ -568,17 +1083,19 @@ def test_without_a_library_there_is_no_obstacle(tmp_path: Path) -> None:
 # ---- what holds of every reading ----
 
 
-@pytest.mark.parametrize(("name", "unit", "help"), [(row[0], row[1], row[3]) for row in collector.GPU_READINGS])
+@pytest.mark.parametrize(
+    ("name", "unit", "help"), [(kind.name, kind.unit, kind.help) for kind in collector.kinds(True)]
+)
 def test_a_reading_has_a_valid_name_a_known_unit_and_a_help(name: str, unit: str, help: str) -> None:
     valid = documents.validator("observation").schema["$defs"]["name"]["pattern"]
     assert re.fullmatch(valid, name)
     assert name.startswith("gpu.")
-    assert unit in SUFFIX
+    assert unit in SUFFIX or unit == "B/s"
     assert help
 
 
 def test_no_reading_stands_twice() -> None:
-    names = [row[0] for row in collector.GPU_READINGS]
+    names = [kind.name for kind in collector.kinds(True)]
     assert len(names) == len(set(names))
 
 

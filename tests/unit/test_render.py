@@ -22,7 +22,7 @@ from fleet.report.render.html import render_html
 from fleet.report.render.markdown import render_markdown
 from fleet.report.render.text import RULE, render_summary
 from schemas.catalogue import Expectation
-from schemas.plans import Plan, PlannedHost, Stage
+from schemas.plans import Part, Plan, PlannedHost, Stage
 from schemas.records import ERROR, MEASURED, Gpu, Launch, Metric, Observation, Rank, Record, Samples, Snapshot
 from schemas.reports import FAIL, PASS, Acceptance, FleetReport, Quarantined, Verdict
 from tests import builders
@@ -914,9 +914,20 @@ def one_of_everything() -> FleetReport:
         reason="not finished after 600 s (rank 1 in collective all_reduce 8 B)",
         ranks=(Rank(rank=1, local_rank=1, phase="collective", exit_code=None, log_tail="NCCL WARN\n  peer is gone"),),
     )
+    older = {"driver": "550.90.07", "torch": "2.11.0"}
+    ordered = tuple(
+        Part(host=host.name, kind="gpu", serial=gpu.serial, origin=f"order.csv line {line}")
+        for line, (host, gpu) in enumerate(
+            ((host, gpu) for host in made.hosts for gpu in parts(made.hosts.index(host))), 2
+        )
+    )
+    made = replace(made, manifest=(*ordered[:-1], replace(ordered[-1], serial="1699")))
     return judged(
         made,
-        {0: record(made, 0, more=others()), 1: record(made, 1, slow=1, more=others(1), launches=(failed,))},
+        {
+            0: record(made, 0, more=others()),
+            1: record(made, 1, slow=1, more=others(1), launches=(failed,), software=older),
+        },
         events={"gpu-01": ["failed at benchmark: launch: rc 1"]},
         quarantined=[Quarantined(path="hosts/gpu-99.json", reason="the plan has no such host")],
     )

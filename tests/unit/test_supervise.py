@@ -7,15 +7,18 @@ import os
 import subprocess
 import sys
 import textwrap
+import threading
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from agent import supervise
+from agent import culprit, supervise
 from agent.record import HostRun
 from agent.supervise import Command
+from collectors.base import Collector, Family
 from schemas import documents
 from schemas.records import Record, to_json
 from tests import builders
@@ -28,13 +31,19 @@ def run(tmp_path: Path) -> HostRun:
     return HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
 
 
-def launch(run: HostRun, program: str, deadline_s: float = 20.0) -> Record:
+def launch(
+    run: HostRun,
+    program: str,
+    collectors: Sequence[Collector] = (),
+    meanwhile: Sequence[Collector] | None = None,
+    deadline_s: float = 20.0,
+) -> Record:
     """Supervises a Python program in place of torchrun, with two ranks on this host."""
     work = run.directory / "work"
     work.mkdir()
     return supervise.supervise(
         run,
-        [],
+        collectors,
         Command(
             arguments=[sys.executable, "-c", textwrap.dedent(program)],
             environment={**os.environ, "WORK": str(work)},
@@ -46,6 +55,7 @@ def launch(run: HostRun, program: str, deadline_s: float = 20.0) -> Record:
         work=work,
         deadline_s=deadline_s,
         report=lambda line: None,
+        meanwhile=meanwhile,
     )
 
 
@@ -127,6 +137,72 @@ os._exit(9)
     record = launch(run, program)
     assert record.launches[0].outcome == "failed"
     gone_by(int((run.directory / "work" / "pids").read_text()))
+
+
+LAUNCHER = """
+import os, pathlib, subprocess, sys
+work = os.environ["WORK"]
+command = [sys.executable, "-m", "agent.guard", "rank_program"]
+ranks = [subprocess.Popen(command, env={**os.environ, "PYTHONPATH": work, "RANK": str(rank)}) for rank in (0, 1)]
+sys.exit(max(abs(rank.wait()) for rank in ranks))
+"""
+RANK_PROGRAM = """
+import os, pathlib, signal, time
+from agent.heartbeat import heart
+heart().phase, heart().grouped = "collective all_reduce 8 B", True
+pathlib.Path(os.environ["WORK"], f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
+time.sleep(1)
+if os.environ["RANK"] == "1":
+    os.kill(os.getpid(), signal.NUMBER)
+time.sleep(60)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "kind", "why"),
+    [
+        ("SIGSTOP", "rank_silent", "silent for 3 s: its process is stopped"),
+        ("SIGKILL", "rank_ended", "killed by SIGKILL"),
+    ],
+)
+def test_rank_that_holds_up_the_others_is_named_and_all_are_ended(
+    run: HostRun, monkeypatch: pytest.MonkeyPatch, number: str, kind: str, why: str
+) -> None:
+    monkeypatch.setattr(culprit, "RANK_SILENT_S", 3.0)
+    work = run.directory / "work"
+    program = (
+        f"open({str(work / 'rank_program.py')!r}, 'w').write({RANK_PROGRAM.replace('NUMBER', number)!r})\n{LAUNCHER}"
+    )
+    launched = launch(run, program).launches[0]
+    assert launched.outcome == "failed"
+    assert launched.reason == f'host h1 cpu=1 rank 1 in phase "collective all_reduce 8 B": {why}'
+    assert launched.culprit is not None
+    assert (launched.culprit.kind, launched.culprit.scope, launched.culprit.rank) == (kind, "cpu=1", 1)
+    assert run.record().launches[0] == launched
+    for rank in (0, 1):
+        gone_by(int((work / f"pid{rank}").read_text()))
+
+
+def test_driver_that_blocks_does_not_hold_up_the_watch(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A snapshot may take its whole deadline; the ranks' end is seen at once."""
+    monkeypatch.setattr(supervise, "SAMPLE_S", 0.1)
+    monkeypatch.setattr(supervise, "GRACE_S", 0.2)
+    ended = threading.Event()
+
+    class Blocking:
+        name = "blocking"
+
+        def collect(self) -> Iterator[Family]:
+            ended.wait(20)
+            yield from ()
+
+    began = time.monotonic()
+    record = launch(
+        run, "import time; ranks, phase, code = (0, 1), 'end', 0" + RESULT + "time.sleep(1)", [], [Blocking()]
+    )
+    ended.set()
+    assert record.launches[0].outcome == "finished"
+    assert time.monotonic() - began < 10
 
 
 def gone_by(pid: int, patience_s: float = 10.0) -> None:

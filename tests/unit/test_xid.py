@@ -1,98 +1,194 @@
-"""XID errors out of kernel logs: which lines count, and how the log is read."""
+"""XIDs and SXids out of kernel logs: which lines count, how the log is read, and what the judge makes of a code."""
 
 from __future__ import annotations
 
+import errno
 import os
+import re
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from collectors import xid
+from collectors import kernel_log
 from collectors.base import Absent, scope
-from collectors.xid import XidCollector, xids
+from collectors.kernel_log import message
+from collectors.xid import XidCollector, address, sxid, xid
+from fleet.judge.criteria import Criterion, read_pack, read_packs
+from fleet.judge.verdict import Evidence, judge
+from schemas.records import Metric
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
 
 LOGS = Path(__file__).parents[1] / "fakes" / "kmsg"
 FALLEN = "4,1203,91827364554,-;NVRM: Xid (PCI:0000:5d:00): 79, pid='<unknown>', name=<unknown>, GPU has fallen off the bus.\n"
+BOOT = "5,0,0,-;Linux version 6.8.0-45-generic\n"
+LATE = "6,7001,93000000000,-;eth0: link up\n"
 
 
-def counts(log: Path) -> dict[str, object]:
-    """The readings of both families, by scope; the host's is the time of the newest."""
-    newest, count = XidCollector(log=log).collect()
-    assert (newest.name, newest.unit, count.name, count.unit) == ("xid.last_seen", "s", "xid.count", "1")
-    return {scope(labels): value for labels, value in (*newest.readings, *count.readings)}
+def readings(collector: XidCollector) -> dict[str, dict[str, object]]:
+    """Family -> scope -> value."""
+    return {family.name: {scope(labels): value for labels, value in family.readings} for family in collector.collect()}
 
 
-def test_the_time_of_a_line_is_read_in_both_forms() -> None:
-    assert xid.uptime(FALLEN) == 91827.364554
-    assert xid.uptime("[  12.345678] NVRM: Xid (PCI:0000:4c:00.0): 48") == 12.345678
-    assert xid.uptime("NVRM: Xid (PCI:0000:4c:00.0): 48") > 0
+def read(log: Path, *commands: Sequence[str], thorough: bool = False) -> dict[str, dict[str, object]]:
+    return readings(XidCollector(log, thorough, commands))
+
+
+def told(tmp_path: Path, *lines: str) -> Sequence[str]:
+    """A command that prints what a journal would."""
+    kept = tmp_path / "kept.txt"
+    kept.write_text("\n".join(lines))
+    return (sys.executable, "-c", f"print(open({str(kept)!r}).read())")
+
+
+# ---- lines ----
+
+
+def test_the_time_of_a_line_is_read_in_every_form() -> None:
+    assert kernel_log.uptime(FALLEN) == 91827.364554
+    assert kernel_log.uptime("[  12.345678] NVRM: Xid (PCI:0000:4c:00.0): 48") == 12.345678
+    assert kernel_log.uptime("[91827.364554] gpu-7 kernel: NVRM: Xid (PCI:0000:4c:00.0): 48") == 91827.364554
+    assert kernel_log.uptime("NVRM: Xid (PCI:0000:4c:00.0): 48") > 0
 
 
 @pytest.mark.parametrize(
     ("line", "found"),
     [
-        (FALLEN, [("0000:5d:00", "79")]),
-        ("NVRM: Xid (PCI:0000:5D:00): 79, pid=1, GPU has fallen off the bus.", [("0000:5d:00", "79")]),
-        (
-            "[  12.3] NVRM: Xid (PCI:0000:4c:00.0): 48, pid=1, An uncorrectable double bit error",
-            [("0000:4c:00.0", "48")],
-        ),
-        ("NVRM: Xid (PCI:0000:4c:00): 63, Row Remapper: New row marked for remapping", [("0000:4c:00", "63")]),
-        ("NVRM: Xid (PCI:0000:4c:00): 94, pid=2, Contained: SM (0x1). RST: No, D-RST: No", [("0000:4c:00", "94")]),
-        ("NVRM: Xid (PCI:0009:01:00): 119, Timeout after 6s of waiting for RPC response", [("0009:01:00", "119")]),
-        ("NVRM: GPU 0000:5d:00.0: GPU has fallen off the bus.", []),
-        ("NVRM: GPU at PCI:0000:5d:00: GPU-e3406b9a-17dc-4f82-b5e3-2c90a87fd461", []),
-        ("nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 12028, Non-fatal, Link 32", []),
-        ("systemd[1]: Started Xid 79 watcher.", []),
-        ("NVRM: Xid (PCI:0000:5d:00): , pid=1", []),
-        ("", []),
+        (FALLEN, ("0000:5d:00.0", "79")),
+        ("NVRM: Xid (PCI:0000:5D:00): 79, pid=1, GPU has fallen off the bus.", ("0000:5d:00.0", "79")),
+        ("[  12.3] NVRM: Xid (PCI:0000:4c:00.0): 48, pid=1, An uncorrectable", ("0000:4c:00.0", "48")),
+        ("[  12.3][ T1234] NVRM: Xid (PCI:0000:4c:00): 48, pid=1", ("0000:4c:00.0", "48")),
+        ("[91827.364554] gpu-7 kernel: NVRM: Xid (PCI:0000:4c:00): 63, Row Remapper", ("0000:4c:00.0", "63")),
+        ("[91827.364554] kernel: NVRM: Xid (PCI:0000:4c:00): 63, Row Remapper", ("0000:4c:00.0", "63")),
+        ("NVRM: Xid (PCI:0009:01:00): 119, Timeout after 6s of waiting for RPC response", ("0009:01:00.0", "119")),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:05): 94, pid=7194, Contained: CE User Channel", ("0000:01:00.0", "94")),
+        ("NVRM: Xid (PCI:0000:01:00 GPU-I:05 GPU-CI:00): 94, pid=7194, Contained", ("0000:01:00.0", "94")),
+        ("NVRM: Xid (0000:03:00): 14, Channel 00000001", ("0000:03:00.0", "14")),
+        ("NVRM: GPU 0000:5d:00.0: GPU has fallen off the bus.", None),
+        ("NVRM: GPU at PCI:0000:5d:00: GPU-e3406b9a-17dc-4f82-b5e3-2c90a87fd461", None),
+        ("nvidia-nvswitch2: SXid (PCI:0000:07:00.0): 12028, Non-fatal, Link 32", None),
+        ("systemd[1]: Started Xid 79 watcher.", None),
+        ("NVRM: Xid (PCI:0000:5d:00): , pid=1", None),
+        ("NVRM: Xid (PCI:../../etc): 79, pid=1", None),
+        # A process may call itself what it likes.
+        ("4,12,9,-;NVRM: Xid (PCI:0000:5d:00): 13, name=NVRM: Xid (PCI:0000:4c:00): 79, x", ("0000:5d:00.0", "13")),
+        ("4,12,9,-;traps: NVRM: Xid (PCI:0000:4c:00): 79[8123] general protection fault", None),
+        ("", None),
     ],
 )
-def test_the_lines_that_count(line: str, found: list[tuple[str, str]]) -> None:
-    assert xids(line) == found
+def test_the_lines_that_are_an_xid(line: str, found: tuple[str, str] | None) -> None:
+    assert xid(message(line)) == found
+
+
+@pytest.mark.parametrize(
+    ("said", "found"),
+    [
+        ("20034, Fatal, Link 30 LTSSM Fault Up", ("yes", "20034")),
+        ("12028, Non-fatal, Link 32 egress non-posted PRIV error (First)", ("no", "12028")),
+        ("12021, Correctable, Link 08 egress nxbar hdr ECC limit", ("no", "12021")),
+        ("10003, Fatal, unhandled interrupt in _nvswitch_service(12)", ("yes", "10003")),
+        ("26006, SOE HALTED", ("unsaid", "26006")),
+        ("20034, Severity 1 Engine instance 30 Sub-engine instance 00", None),
+        ("20034, Data {0x50610002, 0x10100030}", None),
+        ("xyz, Fatal error", None),
+    ],
+)
+def test_an_sxid_counts_once_with_what_the_driver_calls_it(said: str, found: tuple[str, str] | None) -> None:
+    line = f"[131453.740743] nvidia-nvswitch0: SXid (PCI:0000:C1:00.0): {said}"
+    assert sxid(message(line)) == (found and ("0000:c1:00.0", *found))
+
+
+def test_addresses_are_spelt_as_sysfs_spells_them() -> None:
+    assert address("0000:5D:00") == "0000:5d:00.0"
+    assert address("0000:C1:00.0") == "0000:c1:00.0"
+
+
+# ---- the log ----
 
 
 def test_a_log_with_faults_is_counted_by_address_and_code() -> None:
-    assert counts(LOGS / "faults.txt") == {
-        "host": 93100.00009,
-        "pci=0000:4c:00,xid=48": 1,
-        "pci=0000:4c:00,xid=63": 1,
-        "pci=0000:4c:00,xid=94": 2,
-        "pci=0000:5d:00,xid=79": 1,
+    found = read(LOGS / "faults.txt")
+    assert found["xid.last_seen"] == {"host": 93100.00009}
+    assert found["xid.count"] == {
+        "pci=0000:4c:00.0,xid=48": 1,
+        "pci=0000:4c:00.0,xid=63": 1,
+        "pci=0000:4c:00.0,xid=94": 2,
+        "pci=0000:5d:00.0,xid=79": 1,
     }
+    assert found["xid.message"] == {"pci=0000:5d:00.0,message=fallen_off_the_bus": 1}
+    assert found["sxid.last_seen"] == {"host": 94000.0}
+    assert found["sxid.count"] == {"pci=0000:07:00.0,fatal=no,sxid=12028": 1}
+    assert found["xid.log_complete"] == {"host": False}  # its first record is number 812
 
 
 def test_a_healthy_log_has_none() -> None:
-    assert counts(LOGS / "healthy.txt") == {"host": 0.0}
+    assert {name: values for name, values in read(LOGS / "healthy.txt").items() if values} == {
+        "xid.last_seen": {"host": 0.0},
+        "xid.log_complete": {"host": False},
+        "sxid.last_seen": {"host": 0.0},
+    }
+
+
+def test_three_lines_of_a_switch_are_one_error() -> None:
+    found = read(LOGS / "switch.txt")
+    assert found["sxid.count"] == {
+        "pci=0000:c1:00.0,fatal=yes,sxid=20034": 1,
+        "pci=0000:c2:00.0,fatal=no,sxid=12021": 1,
+        "pci=0000:c2:00.0,fatal=unsaid,sxid=10004": 1,
+        "pci=0000:c4:00.0,fatal=no,sxid=22013": 1,
+    }
+    assert found["sxid.last_seen"] == {"host": 94000.0002}
+    assert found["xid.log_complete"] == {"host": True}
+
+
+def test_of_nvlink_5_the_fatal_ones_are_counted_apart(tmp_path: Path) -> None:
+    log = tmp_path / "kern.log"
+    log.write_text(
+        f"{BOOT}4,9,1,-;NVRM: Xid (PCI:0000:1b:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00000013 0x0)\n"
+        "4,10,2,-;NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x0)\n"
+        "4,11,3,-;NVRM: Xid (PCI:0000:1c:00): 31, pid=7, name=a Fatal flaw, MMU Fault\n"
+    )
+    found = read(log)
+    assert found["xid.count"] == {"pci=0000:1b:00.0,xid=149": 2, "pci=0000:1c:00.0,xid=31": 1}
+    assert found["xid.fatal"] == {"pci=0000:1b:00.0,xid=149": 1}
 
 
 @pytest.mark.parametrize("before", range(8100, 8200, 9))
 def test_a_line_across_two_reads_counts_once(tmp_path: Path, before: int) -> None:
     log = tmp_path / "kern.log"
     log.write_text("x" * (before - 1) + "\n" + FALLEN)
-    assert counts(log) == {"host": 91827.364554, "pci=0000:5d:00,xid=79": 1}
+    assert read(log)["xid.count"] == {"pci=0000:5d:00.0,xid=79": 1}
 
 
 def test_a_log_that_is_not_utf8_is_still_read(tmp_path: Path) -> None:
     log = tmp_path / "kern.log"
     log.write_bytes(b"\xff\xfe\n" + FALLEN.encode())
-    assert counts(log)["host"] == 91827.364554
+    assert read(log)["xid.last_seen"] == {"host": 91827.364554}
 
 
-def test_a_log_that_stays_open_ends_where_nothing_is_left(tmp_path: Path) -> None:
+def test_a_scrape_reads_on_and_what_was_counted_stays_counted(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     os.mkfifo(log)
     writer = os.open(log, os.O_RDWR)
     try:
-        os.write(writer, FALLEN.encode() * 3)
-        assert counts(log)["pci=0000:5d:00,xid=79"] == 3
+        os.write(writer, BOOT.encode() + FALLEN.encode() * 3)
+        collector = XidCollector(log)
+        first = readings(collector)
+        assert (first["xid.count"], first["xid.log_complete"]) == ({"pci=0000:5d:00.0,xid=79": 3}, {"host": True})
+        assert readings(collector) == first
+        os.write(writer, FALLEN.replace("91827", "91900").encode())
+        assert readings(collector)["xid.count"] == {"pci=0000:5d:00.0,xid=79": 4}
+        assert readings(collector)["xid.last_seen"] == {"host": 91900.364554}
     finally:
         os.close(writer)
 
 
-def test_a_record_overwritten_before_it_was_read_is_passed_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    answers = [FALLEN.encode(), BrokenPipeError(), FALLEN.encode(), BlockingIOError()]
+def kernel(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | OSError]) -> list[int]:
+    """A /dev/kmsg that answers so to each read; what is closed comes back."""
 
     def read(descriptor: int, size: int) -> bytes:
         assert (descriptor, size) == (99, 8192)
@@ -102,13 +198,205 @@ def test_a_record_overwritten_before_it_was_read_is_passed_over(monkeypatch: pyt
         return answer
 
     closed: list[int] = []
-    kernel = SimpleNamespace(O_RDONLY=0, O_NONBLOCK=0, open=lambda *_: 99, read=read, close=closed.append)
-    monkeypatch.setattr(xid, "os", kernel)
-    assert counts(Path("/dev/kmsg"))["pci=0000:5d:00,xid=79"] == 2
-    assert closed == [99]
+    fake = SimpleNamespace(O_RDONLY=0, O_NONBLOCK=0, open=lambda *_: 99, read=read, close=closed.append, environ={})
+    monkeypatch.setattr(kernel_log, "os", fake)
+    return closed
 
 
-def test_a_log_that_cannot_be_read_is_an_error_not_a_zero(tmp_path: Path) -> None:
-    missing = tmp_path / "kmsg"
-    assert counts(missing) == {"host": Absent(status="error", reason=f"{missing}: No such file or directory")}
-    assert counts(tmp_path) == {"host": Absent(status="error", reason=f"{tmp_path}: Is a directory")}
+@pytest.mark.parametrize("thorough", [False, True])
+def test_records_overwritten_before_they_were_read_are_passed_over_and_told(
+    monkeypatch: pytest.MonkeyPatch, thorough: bool
+) -> None:
+    answers = [BOOT.encode(), FALLEN.encode(), BrokenPipeError(), FALLEN.encode(), BlockingIOError()]
+    closed = kernel(monkeypatch, answers)
+    found = read(Path("/dev/kmsg"), thorough=thorough)
+    assert found["xid.count"] == {"pci=0000:5d:00.0,xid=79": 2}
+    assert found["xid.log_complete"] == {"host": False}
+    assert closed == ([99] if thorough else [])
+
+
+def test_a_scrape_that_fails_begins_again_without_counting_twice(monkeypatch: pytest.MonkeyPatch) -> None:
+    again = [FALLEN.encode(), BlockingIOError()]
+    closed = kernel(monkeypatch, [*again, OSError(errno.EIO, "Input/output error"), *again])
+    collector = XidCollector()
+    assert readings(collector)["xid.count"] == {"pci=0000:5d:00.0,xid=79": 1}
+    lost = readings(collector)
+    assert lost["xid.last_seen"] == {"host": Absent(status="error", reason="/dev/kmsg: Input/output error")}
+    assert (lost["xid.count"], closed) == ({}, [99])
+    assert readings(collector)["xid.count"] == {"pci=0000:5d:00.0,xid=79": 1}
+
+
+@pytest.mark.parametrize("thorough", [False, True])
+def test_a_log_that_cannot_be_read_is_an_error_not_a_zero(tmp_path: Path, thorough: bool) -> None:
+    for log, why in (
+        (tmp_path / "kmsg", "No such file or directory"),
+        (tmp_path, "Is a directory"),
+        (Path(os.devnull), "it holds nothing, not even the boot: no log of the kernel"),
+    ):
+        absent = {"host": Absent(status="error", reason=f"{log}: {why}")}
+        found = {name: values for name, values in read(log, thorough=thorough).items() if values}
+        assert found == dict.fromkeys(("xid.last_seen", "xid.log_complete", "sxid.last_seen"), absent)
+
+
+def test_a_refused_log_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    def refused(*_: object) -> int:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
+
+    monkeypatch.setattr(kernel_log.os, "open", refused)
+    (why,) = read(Path("/dev/kmsg"))["xid.last_seen"].values()
+    assert isinstance(why, Absent)
+    assert why.reason == (
+        "/dev/kmsg: Operation not permitted: run as root, or with CAP_SYSLOG where kernel.dmesg_restrict is 1"
+    )
+
+
+# ---- what the journal kept ----
+
+JOURNAL = (
+    "[    0.000000] kernel: Linux version 6.8.0-45-generic",
+    "[91827.364554] kernel: NVRM: Xid (PCI:0000:5d:00): 79, GPU has fallen off the bus.",
+    "[93000.000000] kernel: eth0: link up",
+    "[93000.500000] kernel: NVRM: Xid (PCI:0000:4c:00): 48, pid=1",
+)
+
+
+def test_a_snapshot_asks_the_journal_for_what_the_buffer_lost_and_counts_nothing_twice(tmp_path: Path) -> None:
+    log = tmp_path / "kmsg"
+    log.write_text(LATE + "4,7002,93000500000,-;NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")
+    found = read(log, told(tmp_path, *JOURNAL), thorough=True)
+    assert found["xid.count"] == {"pci=0000:4c:00.0,xid=48": 1, "pci=0000:5d:00.0,xid=79": 1}
+    assert found["xid.log_complete"] == {"host": True}
+
+
+def test_a_scrape_starts_no_process(tmp_path: Path) -> None:
+    log, trace = tmp_path / "kmsg", tmp_path / "started"
+    log.write_text(LATE)
+    assert read(log, ("touch", str(trace)))["xid.log_complete"] == {"host": False}
+    assert not trace.exists()
+
+
+def test_a_buffer_that_reaches_back_to_the_boot_is_enough(tmp_path: Path) -> None:
+    log, trace = tmp_path / "kmsg", tmp_path / "started"
+    log.write_text(BOOT + LATE)
+    assert read(log, ("touch", str(trace)), thorough=True)["xid.log_complete"] == {"host": True}
+    assert not trace.exists()
+
+
+def test_where_the_buffer_is_refused_the_first_command_that_tells_anything_is_believed(tmp_path: Path) -> None:
+    none, fails = (sys.executable, "-c", ""), (sys.executable, "-c", "raise SystemExit('not permitted')")
+    commands = (("no-such-program",), none, fails, told(tmp_path, *JOURNAL[1:]))
+    found = read(tmp_path / "kmsg", *commands, thorough=True)
+    assert found["xid.count"] == {"pci=0000:4c:00.0,xid=48": 1, "pci=0000:5d:00.0,xid=79": 1}
+    assert found["xid.last_seen"] == {"host": 93000.5}
+    assert found["xid.log_complete"] == {"host": False}
+
+
+def test_where_nothing_tells_the_log_the_error_says_what_was_tried(tmp_path: Path) -> None:
+    (why,) = read(tmp_path / "kmsg", ("no-such-program",), ("true",), thorough=True)["xid.last_seen"].values()
+    assert isinstance(why, Absent)
+    assert why.reason.endswith(
+        "kmsg: No such file or directory; neither no-such-program nor true told the kernel's log"
+    )
+
+
+# ---- the judge ----
+
+PACKS = read_packs(())
+OURS = ("xid-", "sxid-")
+
+
+def judged(
+    counts: Mapping[str, object], *, seen: Sequence[float | str] = (0.0, 0.0), name: str = "xid.count"
+) -> list[Verdict]:
+    """What is said of XIDs and SXids where both snapshots of h1 have these counts, and these times of the newest XID."""
+    plan = builders.plan(profile="smoke")
+    evidence = builders.evidence(plan)
+    first, *rest = evidence["h1"].records
+    taken = tuple(
+        replace(snapshot, metrics=(*filter(lambda metric: metric.name != "xid.last_seen", snapshot.metrics), *extra))
+        for snapshot, when in zip(first.snapshots, seen, strict=True)
+        for extra in [
+            (
+                Metric(name=name, unit="1", values=counts),
+                Metric(name="xid.last_seen", unit="s", absent={"host": when})
+                if isinstance(when, str)
+                else Metric(name="xid.last_seen", unit="s", values={"host": when}),
+            )
+        ]
+    )
+    verdicts = judge(plan, evidence | {"h1": Evidence(records=(replace(first, snapshots=taken), *rest))}, PACKS)
+    return [item for item in verdicts if item.host == "h1" and item.criterion.startswith(OURS)]
+
+
+def bad(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
+    """Of what is no pass: criterion, verdict, scope and serial."""
+    return [(item.criterion, item.verdict, item.scope, item.serial) for item in verdicts if item.verdict != PASS]
+
+
+def test_a_gpu_that_fell_off_the_bus_fails_by_its_serial_with_the_action_of_the_catalogue() -> None:
+    verdicts = judged({"pci=0000:01:00.0,xid=79": 1}, seen=(30.0, 30.0))
+    assert bad(verdicts) == [("xid-79", FAIL, "gpu=1,xid=79", "h1-1")]
+    (failed,) = (item for item in verdicts if item.verdict == FAIL)
+    assert (failed.action, failed.value, failed.reason) == ("reboot", 1, "found 1, wanted = 0")
+    assert "GPU has fallen off the bus" in failed.source
+
+
+def test_a_gpu_that_the_record_does_not_know_fails_by_its_address() -> None:
+    assert bad(judged({"pci=0000:5d:00.0,xid=79": 1})) == [("xid-79", FAIL, "pci=0000:5d:00.0,xid=79", "")]
+
+
+@pytest.mark.parametrize(
+    "code", ["13", "31", "43", "45", "63", "68", "92", "93", "94", "121", "137", "149", "154", "999"]
+)
+def test_a_code_from_before_the_run_that_needs_no_repair_is_no_fault(code: str) -> None:
+    assert bad(judged({f"pci=0000:01:00.0,xid={code}": 3}, seen=(30.0, 30.0))) == []
+
+
+@pytest.mark.parametrize("code", ["13", "43", "63", "999"])
+def test_any_code_during_the_run_is(code: str) -> None:
+    verdicts = judged({f"pci=0000:01:00.0,xid={code}": 1}, seen=(0.0, 91827.4))
+    assert bad(verdicts) == [("xid-during-run", FAIL, "host", "")]
+
+
+def test_a_log_without_errors_passes_because_it_was_read() -> None:
+    assert [(item.criterion, item.verdict) for item in judged({})] == [("xid-during-run", PASS)]
+
+
+@pytest.mark.parametrize(
+    "seen", [("error: refused", "error: refused"), (0.0, "error: refused"), ("error: refused", 0.0)]
+)
+def test_a_log_that_could_not_be_read_is_no_pass(seen: Sequence[float | str]) -> None:
+    assert bad(judged({}, seen=seen)) == [("xid-during-run", INCONCLUSIVE, "host", "")]
+
+
+def test_fatal_errors_of_nvlink_5_fail_and_others_do_not() -> None:
+    counts = {"pci=0000:01:00.0,xid=149": 1}
+    assert bad(judged(counts, name="xid.fatal")) == [("xid-149-fatal", FAIL, "gpu=1,xid=149", "h1-1")]
+
+
+@pytest.mark.parametrize(
+    ("fatal", "code", "criterion"),
+    [
+        ("yes", "20034", "sxid-fatal"),
+        ("yes", "99999", "sxid-fatal"),
+        ("no", "20034", ""),
+        ("no", "22013", ""),
+        ("unsaid", "10004", "sxid-10004"),
+        ("unsaid", "10005", ""),
+        ("unsaid", "99999", ""),
+    ],
+)
+def test_of_a_switch_what_is_fatal_fails(fatal: str, code: str, criterion: str) -> None:
+    place = f"pci=0000:c1:00.0,fatal={fatal},sxid={code}"
+    expected = [(criterion, FAIL, place, "")] if criterion else []
+    assert bad(judged({place: 2}, name="sxid.count")) == expected
+
+
+@pytest.mark.parametrize(
+    "item", [item for item in read_pack("xid").criteria if item.where and "xid" in item.where], ids=lambda item: item.id
+)
+def test_each_code_is_judged_by_its_own_criterion_alone(item: Criterion) -> None:
+    code = str(item.where["xid"])
+    verdicts = judged({f"pci=0000:01:00.0,xid={code}": 1}, name=item.name)
+    assert [found[0] for found in bad(verdicts)] == [item.id]
+    assert re.search(rf"\b{code}\b", item.source)

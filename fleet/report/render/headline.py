@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet.report.titles import VALUES_ONLY
+from fleet.report.titles import MANIFEST, VALUES_ONLY
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport
 
 REHEARSAL_NOTICE = (
@@ -32,6 +32,11 @@ def checks(report: FleetReport) -> list[Check]:
         if colon and word in _STATES and title not in _STATES and ":" not in title:
             found.append(Check(title=title, word=word, state=_STATES[word]))
     return found
+
+
+def manifest(report: FleetReport) -> str:
+    """`64 of 64 parts as ordered`; empty where the run had no manifest."""
+    return next((line.removeprefix(MANIFEST) for line in report.acceptance.summary if line.startswith(MANIFEST)), "")
 
 
 def tone(decision: str) -> str:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 
 from fleet.report.render.format import clean_log, decision_name, duration, when
 from fleet.report.render.rows import Row, fold, worst
+from fleet.report.render.versions import version_order
 from schemas.records import Gpu, Launch
 from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, PASS, Coverage, FleetReport, HostReport, Verdict
 
 FEW_HOSTS = 4
 _SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
-_VERSION_ORDER = ("driver", "cuda", "nccl", "torch")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,17 +71,6 @@ class Rack:
     hosts: tuple[Host, ...]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Version:
-    """One software component over the fleet."""
-
-    name: str
-    values: tuple[tuple[str, int], ...]
-    """Version and how many hosts have it, the commonest first."""
-    unknown: int
-    """Hosts that did not say."""
-
-
 def hosts(report: FleetReport) -> list[Host]:
     """Every host of the plan, in its order."""
     verdicts: dict[str, list[Verdict]] = {}
@@ -106,22 +95,6 @@ def racks(found: Sequence[Host]) -> list[Rack]:
     return [Rack(name=name, hosts=tuple(host for host in found if host.rack == name)) for name in names]
 
 
-def versions(report: FleetReport) -> list[Version]:
-    """Each software component with the versions found, so that a host that differs stands out."""
-    found: dict[str, Counter[str]] = {}
-    for host in report.hosts:
-        for name, version in host.software.items():
-            found.setdefault(name, Counter())[version] += 1
-    return [
-        Version(name=name, values=tuple(found[name].most_common()), unknown=len(report.hosts) - found[name].total())
-        for name in sorted(found, key=_version_order)
-    ]
-
-
-def _version_order(name: str) -> tuple[int, str]:
-    return (_VERSION_ORDER.index(name) if name in _VERSION_ORDER else len(_VERSION_ORDER), name)
-
-
 def _host(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict], anchor: str, few: bool) -> Host:
     counts = Counter(verdict.verdict for verdict in verdicts)
     return Host(
@@ -134,7 +107,7 @@ def _host(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict], an
         record=host.record,
         coverage=host.coverage,
         parts=tuple(Part(gpu=gpu, state=_state(gpu, verdicts)) for gpu in host.gpus),
-        software=tuple((name, host.software[name]) for name in sorted(host.software, key=_version_order)),
+        software=tuple((name, host.software[name]) for name in sorted(host.software, key=version_order)),
         packs=host.packs,
         events=host.events,
         starts=tuple(_start(launch) for launch in host.launches),

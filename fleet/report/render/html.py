@@ -24,6 +24,7 @@ from fleet.report.render import (
     rows,
     timing,
     training,
+    versions,
     workloads,
 )
 from schemas.reports import ACCEPTED, FAIL, FleetReport
@@ -58,6 +59,7 @@ def _headline(report: FleetReport) -> dict[str, Any]:
         "notice": headline.REHEARSAL_NOTICE,
         "size": headline.hosts_and_gpus(report),
         "checks": headline.checks(report),
+        "manifest": headline.manifest(report),
         "first_reasons": why[:_SHOWN_REASONS],
         "other_reasons": why[_SHOWN_REASONS:],
         "failures": sum(reason.verdict == FAIL for reason in why),
@@ -72,7 +74,7 @@ def _hosts(report: FleetReport) -> dict[str, Any]:
         "hosts": found,
         "anchors": hosts.anchors_of(report),
         "racks": hosts.racks(found),
-        "versions": hosts.versions(report),
+        "versions": versions.versions(report),
         "accepted": ACCEPTED,
     }
 

@@ -21,11 +21,11 @@ from fleet.report.render.format import (
     took,
     when,
 )
-from fleet.report.render.hosts import versions
 from fleet.report.render.markdown_figures import measurements
 from fleet.report.render.markup import FENCED, HARMLESS, code, section, table
 from fleet.report.render.rows import Reason, reasons
 from fleet.report.render.text import render_summary
+from fleet.report.render.versions import versions
 from schemas.reports import FleetReport, HostReport
 
 _SHOWN_REASONS = 50
@@ -135,15 +135,28 @@ def _host(report: FleetReport, host: HostReport) -> tuple[str, ...]:
 
 
 def _software(report: FleetReport) -> str:
+    found = versions(report)
     rows = [
         (
-            code(version.name),
-            ", ".join(f"{code(text)} ({count})" for text, count in version.values),
+            code(version.name) + (f" and {version.left_out} more values" if version.left_out else ""),
+            code(value.text),
+            str(value.hosts),
+            code(value.where) if value.where else "the others",
             str(version.unknown),
         )
-        for version in versions(report)
+        for version in found
+        if version.differs
+        for value in version.values
     ]
-    return table(("Component", "Version (hosts)", "Not told by"), rows) if rows else "No host told its versions."
+    alike = [
+        code(f"{version.name} {version.values[0].text}")
+        + (f" (not told by {version.unknown})" if version.unknown else "")
+        for version in found
+        if not version.differs
+    ]
+    parts = [table(("Component", "Version", "Hosts", "Which", "Not told by"), rows)] if rows else []
+    parts += [f"The same on every host that told it: {', '.join(alike)}."] if alike else []
+    return "\n\n".join(parts) or "No host told its versions."
 
 
 def _provenance(report: FleetReport) -> str:

@@ -20,8 +20,18 @@ SOURCE = Path(__file__).with_name("nvml_stub.c")
 SCENARIOS = Path(__file__).with_name("scenarios")
 CHECKOUT = Path(__file__).absolute().parents[3]
 
-TOO_NEW_FOR_R525 = ("nvmlDeviceGetCurrentClocksEventReasons",)
-"""Functions that pynvml asks for and that a driver of the R525 branch does not have yet."""
+TOO_NEW_FOR_R525 = (
+    "nvmlDeviceGetCurrentClocksEventReasons",
+    "nvmlDeviceGetSramEccErrorStatus",
+    "nvmlDeviceGetMarginTemperature",
+    "nvmlDeviceGetRepairStatus",
+    "nvmlDeviceGetUnrepairableMemoryFlag_v1",
+    "nvmlDeviceGetAddressingMode",
+    "nvmlDeviceGetGpuFabricInfoV",
+    "nvmlDeviceGetC2cModeInfoV",
+    "nvmlSystemGetConfComputeState",
+)
+"""Functions that we ask for and that a driver of the R525 branch does not have yet."""
 
 
 def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
@@ -96,12 +106,14 @@ class Reader:
     def __exit__(self, *_: object) -> None:
         self._program.communicate(timeout=30)
 
-    def take(self, base: str, *lines: str | bytes, devices: Iterable[int] = ()) -> dict[str, Any]:
+    def take(
+        self, base: str, *lines: str | bytes, devices: Iterable[int] = (), thorough: bool = True
+    ) -> dict[str, Any]:
         """The `snapshot`, and the `gpus` that it names, of the scenario `base` with these lines over it."""
         write(self._scenario, base, *lines)
         assert self._program.stdin
         assert self._program.stdout
-        self._program.stdin.write(json.dumps(list(devices)) + "\n")
+        self._program.stdin.write(json.dumps([list(devices), thorough]) + "\n")
         self._program.stdin.flush()
         taken: dict[str, Any] = json.loads(self._program.stdout.readline())
         return taken

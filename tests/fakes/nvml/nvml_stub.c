@@ -13,6 +13,8 @@
  *   gpu.3.PowerUsage=0           only for that index; without `gpu.` for every GPU
  *   gpu.3.*=!15                  fails with this NVML return code
  *   gpu.3.PowerUsage=~5s         takes 5 seconds, then answers what the lines above say
+ *   FieldValues.161.5=0          a field and its scope, here a link; FieldValues.161 is for all scopes
+ *   FieldValues.74=960194000 3   a field whose value is of another type than unsigned int: 3 is unsigned long long
  *
  * What no line answers is not supported. A value may hold any byte but a line end. Adding a getter is one line below.
  */
@@ -29,7 +31,8 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7 };
+enum { NO_LINE = -1, OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, INSUFFICIENT_SIZE = 7,
+       ARGUMENT_VERSION_MISMATCH = 25 };
 enum { MAX_GPUS = 64, MAX_LINES = 1000, MAX_NUMBERS = 16, TEXT_BYTES = 512, KEY_BYTES = 96 };
 
 typedef const char *Device;
@@ -99,26 +102,25 @@ static void load_if_changed(void)
     loaded = now;
 }
 
-static int matches(const char *pattern, Device gpu, const char *key)
+/* Most patterns differ in a letter that is no wildcard: those need no fnmatch. */
+static int fits(const char *pattern, const char *key)
 {
-    char full[KEY_BYTES + 16];
-    if (strncmp(pattern, "gpu.", 4) != 0)
-        return fnmatch(pattern, key, 0) == 0;
-    if (gpu == SYSTEM)
-        return 0;
-    snprintf(full, sizeof full, "gpu.%d.%s", (int)(gpu - devices), key);
-    return fnmatch(pattern, full, 0) == 0;
+    size_t same = strcspn(pattern, "*?[");
+    return strncmp(pattern, key, same) == 0 && fnmatch(pattern, key, 0) == 0;
 }
 
-/* The value of the last line that matches, or its return code; a delay is waited for without holding anybody else up. */
+/* The value of the last line that matches, its return code, or NO_LINE; a delay is waited for without holding anybody else up. */
 static int answer(Device gpu, const char *key, char value[TEXT_BYTES])
 {
     double delay = 0;
-    int code = NOT_SUPPORTED;
+    int code = NO_LINE;
+    char full[KEY_BYTES + 16] = "";
+    if (gpu != SYSTEM)
+        snprintf(full, sizeof full, "gpu.%d.%s", (int)(gpu - devices), key);
     pthread_mutex_lock(&lock);
     load_if_changed();
     for (int i = line_count - 1; i >= 0; i--) {
-        if (!matches(lines[i].pattern, gpu, key))
+        if (!fits(lines[i].pattern, strncmp(lines[i].pattern, "gpu.", 4) == 0 ? full : key))
             continue;
         if (lines[i].value[0] == '~') {
             delay += strtod(lines[i].value + 1, NULL);
@@ -130,7 +132,8 @@ static int answer(Device gpu, const char *key, char value[TEXT_BYTES])
     }
     pthread_mutex_unlock(&lock);
     struct timespec pause = {(time_t)delay, (long)((delay - (double)(time_t)delay) * 1e9)};
-    nanosleep(&pause, NULL);
+    if (delay > 0)
+        nanosleep(&pause, NULL);
     return code;
 }
 
@@ -139,7 +142,7 @@ static int text(Device gpu, char *out, unsigned size, const char *key)
     char value[TEXT_BYTES];
     int code = users ? answer(gpu, key, value) : UNINITIALIZED;
     if (code != OK)
-        return code;
+        return code == NO_LINE ? NOT_SUPPORTED : code;
     if (strlen(value) >= size)
         return INSUFFICIENT_SIZE;
     memcpy(out, value, strlen(value) + 1);
@@ -175,7 +178,7 @@ static int numbers(Device gpu, unsigned long long found[MAX_NUMBERS], int *count
     int count;                                       \
     int code = numbers(gpu, n, &count, __VA_ARGS__); \
     if (code != OK)                                  \
-        return code;
+        return code == NO_LINE ? NOT_SUPPORTED : code;
 
 #define TEXT(Name) \
     int nvmlDeviceGet##Name(Device gpu, char *out, unsigned size) { return text(gpu, out, size, #Name); }
@@ -187,9 +190,14 @@ static int numbers(Device gpu, unsigned long long found[MAX_NUMBERS], int *count
     int nvmlDeviceGet##Name(Device gpu, unsigned *a, unsigned *b) \
     { READ(gpu, #Name) *a = (unsigned)n[0]; *b = (unsigned)n[1]; return OK; }
 
+#define VERSIONED(Name) \
+    int nvmlDeviceGet##Name(Device gpu, struct versioned *out) { READ(gpu, #Name) out->value = (unsigned)n[0]; return OK; }
+
 #define CHOSEN(Name, type) \
     int nvmlDeviceGet##Name(Device gpu, unsigned which, type *out) \
     { READ(gpu, #Name ".%u", which) *out = (type)n[0]; return OK; }
+
+struct versioned { unsigned version, value; };
 
 /* ---- the getters: one line each ---- */
 
@@ -198,6 +206,25 @@ TEXT(Serial)
 TEXT(UUID)
 TEXT(VbiosVersion)
 TEXT(BoardPartNumber)
+TEXT(InforomImageVersion)
+NUMBER(InforomConfigurationChecksum, unsigned)
+NUMBER(Brand, unsigned)
+NUMBER(Architecture, unsigned)
+NUMBER(NumGpuCores, unsigned)
+NUMBER(MemoryBusWidth, unsigned)
+NUMBER(MinorNumber, unsigned)
+NUMBER(ModuleId, unsigned)
+NUMBER(BoardId, unsigned)
+NUMBER(NumaNodeId, unsigned)
+NUMBER(VirtualizationMode, unsigned)
+NUMBER(ComputeMode, unsigned)
+NUMBER(AccountingMode, unsigned)
+NUMBER(PerformanceState, unsigned)
+NUMBER(FanSpeed, unsigned)
+NUMBER(PowerManagementLimit, unsigned)
+NUMBER(GpuMaxPcieLinkGeneration, unsigned)
+NUMBER(RetiredPagesPendingStatus, unsigned)
+NUMBER(C2cModeInfoV, unsigned)
 NUMBER(PowerUsage, unsigned)
 NUMBER(EnforcedPowerLimit, unsigned)
 NUMBER(PowerManagementDefaultLimit, unsigned)
@@ -212,6 +239,16 @@ NUMBER(CurrentClocksEventReasons, unsigned long long)
 NUMBER(CurrentClocksThrottleReasons, unsigned long long)
 PAIR(EccMode)
 PAIR(MigMode)
+PAIR(GspFirmwareMode)
+PAIR(CudaComputeCapability)
+PAIR(PowerManagementLimitConstraints)
+VERSIONED(AddressingMode)
+VERSIONED(MarginTemperature)
+CHOSEN(TemperatureThreshold, unsigned)
+CHOSEN(MaxClockInfo, unsigned)
+CHOSEN(ApplicationsClock, unsigned)
+CHOSEN(DefaultApplicationsClock, unsigned)
+CHOSEN(NvLinkVersion, unsigned)
 CHOSEN(Temperature, unsigned)
 CHOSEN(ClockInfo, unsigned)
 CHOSEN(NvLinkState, unsigned)
@@ -230,6 +267,88 @@ int nvmlDeviceGetMemoryErrorCounter(Device gpu, unsigned error, unsigned counter
 {
     READ(gpu, "MemoryErrorCounter.%u.%u.%u", error, counter, place)
     *out = n[0];
+    return OK;
+}
+
+int nvmlDeviceGetNvLinkErrorCounter(Device gpu, unsigned link, unsigned counter, unsigned long long *out)
+{
+    READ(gpu, "NvLinkErrorCounter.%u.%u", link, counter)
+    *out = n[0];
+    return OK;
+}
+
+struct sram { unsigned version; unsigned long long counts[11]; unsigned exceeded; };
+
+int nvmlDeviceGetSramEccErrorStatus(Device gpu, struct sram *out) /* SramEccErrorStatus=threshold exceeded; the counts are 0 */
+{
+    READ(gpu, "SramEccErrorStatus")
+    memset(out->counts, 0, sizeof out->counts);
+    out->exceeded = (unsigned)n[0];
+    return OK;
+}
+
+int nvmlDeviceGetUnrepairableMemoryFlag_v1(Device gpu, unsigned out[2]) /* ...=flag, and in which word: 0 where left out */
+{
+    READ(gpu, "UnrepairableMemoryFlag_v1")
+    out[n[1] & 1] = (unsigned)n[0];
+    return OK;
+}
+
+int nvmlDeviceGetRepairStatus(Device gpu, unsigned out[3]) /* RepairStatus=channel TPC */
+{
+    READ(gpu, "RepairStatus")
+    out[1] = (unsigned)n[0];
+    out[2] = (unsigned)n[1];
+    return OK;
+}
+
+int nvmlDeviceGetRowRemapperHistogram(Device gpu, unsigned out[5]) /* ...=max high partial low none */
+{
+    READ(gpu, "RowRemapperHistogram")
+    for (int i = 0; i < 5; i++)
+        out[i] = (unsigned)n[i];
+    return OK;
+}
+
+int nvmlDeviceGetRetiredPages(Device gpu, unsigned cause, unsigned *size, unsigned long long *out) /* ...=address address */
+{
+    READ(gpu, "RetiredPages.%u", cause)
+    unsigned room = *size;
+    *size = (unsigned)count;
+    if ((unsigned)count > room)
+        return INSUFFICIENT_SIZE;
+    memcpy(out, n, (size_t)count * sizeof *out);
+    return OK;
+}
+
+int nvmlDeviceValidateInforom(Device gpu)
+{
+    READ(gpu, "ValidateInforom")
+    return OK;
+}
+
+int nvmlDeviceGetGspFirmwareVersion(Device gpu, char *out)
+{
+    return text(gpu, out, 64, "GspFirmwareVersion");
+}
+
+struct bar1 { unsigned long long total, free, used; };
+
+int nvmlDeviceGetBAR1MemoryInfo(Device gpu, struct bar1 *out) /* BAR1MemoryInfo=total used */
+{
+    READ(gpu, "BAR1MemoryInfo")
+    *out = (struct bar1){n[0], n[0] - n[1], n[1]};
+    return OK;
+}
+
+struct fabric { unsigned version; unsigned char cluster[16]; unsigned status, clique, state, health; };
+
+int nvmlDeviceGetGpuFabricInfoV(Device gpu, struct fabric *out) /* GpuFabricInfoV=state status clique health */
+{
+    READ(gpu, "GpuFabricInfoV")
+    if (out->version != (sizeof *out | 2 << 24))
+        return ARGUMENT_VERSION_MISMATCH;
+    *out = (struct fabric){out->version, {0}, (unsigned)n[1], (unsigned)n[2], (unsigned)n[0], (unsigned)n[3]};
     return OK;
 }
 
@@ -301,16 +420,36 @@ int nvmlDeviceGetTopologyCommonAncestor(Device gpu, Device peer, unsigned *out)
     return OK;
 }
 
-struct field { unsigned id, scope; long long at, took; unsigned type; int code; union { unsigned number; double room; } value; };
+struct field {
+    unsigned id, scope;
+    long long at, took;
+    unsigned type;
+    int code;
+    union { unsigned number; unsigned long long wide; int small; double real; } value;
+};
 
-/* FieldValues=0: the call as a whole; FieldValues.186=71000: a field, an unsigned number, or the return code it has there */
+enum { UNSIGNED_INT = 1, SIGNED_INT = 5 };
+
+/* FieldValues=0: the call as a whole; FieldValues.186=71000: a field, its type (left out: unsigned int), or its return code */
 int nvmlDeviceGetFieldValues(Device gpu, int size, struct field *out)
 {
     READ(gpu, "FieldValues")
     for (int i = 0; i < size; i++) {
-        out[i].type = 1;
-        out[i].code = numbers(gpu, n, &count, "FieldValues.%u", out[i].id);
-        out[i].value.number = out[i].code == OK ? (unsigned)n[0] : ~0u; /* of a field that failed it means nothing */
+        out[i].code = numbers(gpu, n, &count, "FieldValues.%u.%u", out[i].id, out[i].scope);
+        if (out[i].code == NO_LINE)
+            out[i].code = numbers(gpu, n, &count, "FieldValues.%u", out[i].id);
+        out[i].value.wide = ~0ull; /* of a field that failed it means nothing */
+        if (out[i].code == NO_LINE)
+            out[i].code = NOT_SUPPORTED;
+        if (out[i].code != OK)
+            continue;
+        out[i].type = count > 1 ? (unsigned)n[1] : UNSIGNED_INT;
+        if (out[i].type == UNSIGNED_INT)
+            out[i].value.number = (unsigned)n[0];
+        else if (out[i].type == SIGNED_INT)
+            out[i].value.small = (int)(long long)n[0];
+        else
+            out[i].value.wide = n[0];
     }
     return OK;
 }
@@ -336,6 +475,8 @@ int nvmlInitWithFlags(unsigned flags)
     char value[TEXT_BYTES];
     (void)flags;
     int code = answer(SYSTEM, "Init", value);
+    if (code == NO_LINE)
+        return NOT_SUPPORTED;
     if (code == OK)
         __atomic_add_fetch(&users, 1, __ATOMIC_SEQ_CST);
     return code;
@@ -370,6 +511,15 @@ int nvmlSystemGetCudaDriverVersion_v2(int *out)
 {
     READ(SYSTEM, "CudaDriverVersion")
     *out = (int)n[0];
+    return OK;
+}
+
+struct confidential { unsigned environment, feature, tools; };
+
+int nvmlSystemGetConfComputeState(struct confidential *out) /* ConfComputeState=feature */
+{
+    READ(SYSTEM, "ConfComputeState")
+    *out = (struct confidential){0, (unsigned)n[0], 0};
     return OK;
 }
 

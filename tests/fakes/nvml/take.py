@@ -1,6 +1,7 @@
-"""Takes a snapshot of NVML for each line on standard input, a JSON list of NVML indices, and prints it as a line of JSON.
+"""Takes a snapshot of NVML for each line on standard input, and prints it as a line of JSON.
 
-The collector and the library stay the same from line to line, as they do in the exporter.
+A line is JSON: the NVML indices, and whether slow getters are read too. The collector and the library stay the same from line to
+line, as they do in the exporter.
 """
 
 from __future__ import annotations
@@ -15,11 +16,12 @@ from schemas.records import to_json
 
 
 @cache
-def collector(*devices: int) -> NvmlCollector:
+def collector(thorough: bool, *devices: int) -> NvmlCollector:
     """One collector for each choice of devices; none chosen: all."""
-    return NvmlCollector(devices or None)
+    return NvmlCollector(devices or None, thorough)
 
 
 for line in sys.stdin:
-    snapshot, gpus = take([collector(*json.loads(line))], stage="preflight", phase="before")
+    devices, thorough = json.loads(line)
+    snapshot, gpus = take([collector(thorough, *devices)], stage="preflight", phase="before")
     print(json.dumps({"snapshot": to_json(snapshot), "gpus": [to_json(gpu) for gpu in gpus]}), flush=True)

@@ -1,0 +1,133 @@
+"""The verbs with which a GPU host is watched: export and stop."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry, write_to_textfile
+
+import collectors
+from agent import background
+from agent.exporter import NAMES, registry, serve
+from agent.web_config import WebConfig, WebConfigError, read_web_config
+
+USAGE = 64
+MOST_PORT = 65535
+
+
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds export and stop to the command."""
+    export = verbs.add_parser(
+        "export",
+        help="serve the collectors to Prometheus, or write them for node_exporter",
+        epilog="example: rackproof export --listen 10.0.12.1 --port 9836 --web-config /etc/rackproof/web.config.yml",
+    )
+    export.add_argument("--listen", default="127.0.0.1", help="address to listen on (default: 127.0.0.1)")
+    export.add_argument("--port", type=int, default=9836, help="port to listen on (default: 9836)")
+    export.add_argument("--web-config", type=Path, metavar="FILE", help="TLS and users, as Prometheus' web.config.yml")
+    export.add_argument("--gpus", default="", help="NVML indices to look at, comma between them (default: all)")
+    export.add_argument(
+        "--compat", choices=sorted(NAMES), help="add the names of another exporter: dcgm, for dashboards made for it"
+    )
+    export.add_argument(
+        "--textfile", type=Path, metavar="FILE.prom", help="write this file for node_exporter instead of listening"
+    )
+    export.add_argument("--every", type=float, default=15.0, help="seconds between two --textfile writes (default: 15)")
+    export.add_argument("--detach", type=Path, metavar="DIRECTORY", help="return at once; process id and log go there")
+    export.set_defaults(call=_export)
+    stop = verbs.add_parser(
+        "stop",
+        help="end what `export --detach` started",
+        epilog="example: rackproof stop /var/lib/rackproof/exporter",
+    )
+    stop.add_argument("directory", type=Path, help="directory that was given to --detach")
+    stop.set_defaults(call=_stop)
+
+
+def _export(options: argparse.Namespace) -> int:
+    wrong = _wrong(options)
+    if wrong:
+        return _complain(wrong)
+    gpus = [int(index) for index in options.gpus.split(",")] if options.gpus else None
+    try:
+        web = read_web_config(options.web_config) if options.web_config else WebConfig()
+        web.context()  # a wrong certificate is told here, and not in the log of a process in the background
+    except WebConfigError as error:
+        return _complain(str(error))
+    if options.detach:
+        arguments = _without_detach(sys.argv)
+        until = "writing" if options.textfile else "listening"
+        print(background.start(arguments, options.detach, "exporter", until=until))
+        return 0
+    ended = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: ended.set())
+    watched = collectors.start(gpus)
+    if options.textfile:
+        return _write(registry(watched, options.compat), options.textfile, options.every, ended)
+    try:
+        server = serve(watched, options.listen, options.port, web, options.compat)
+    except OSError as error:
+        return _complain(
+            f"cannot listen on {options.listen} port {options.port}: {os.strerror(error.errno or 0)}; choose another --port"
+        )
+    with server:
+        print(f"listening on {server.scheme}://{options.listen}:{server.port}/metrics", file=sys.stderr, flush=True)
+        background.notify_systemd()
+        ended.wait()
+    return 0
+
+
+def _wrong(options: argparse.Namespace) -> str:
+    """What is wrong with the command line, or nothing."""
+    if not 0 <= options.port <= MOST_PORT:
+        return f"--port {options.port}: a port is 0 to {MOST_PORT}; 0 lets the system choose"
+    unknown = [part for part in options.gpus.split(",") if options.gpus and not part.isdigit()]
+    if unknown:
+        return (
+            f"--gpus {options.gpus}: {unknown[0]!r} is no NVML index; give numbers with commas between them, e.g. 0,1"
+        )
+    if options.textfile and options.textfile.suffix != ".prom":
+        return f"--textfile {options.textfile}: node_exporter reads files that end in .prom"
+    if options.textfile and not options.textfile.absolute().parent.is_dir():
+        return f"--textfile {options.textfile}: its directory does not exist; make it, or name node_exporter's own"
+    if not options.every >= 1:
+        return f"--every {options.every:g}: give 1 second or more"
+    return ""
+
+
+def _without_detach(arguments: list[str]) -> list[str]:
+    kept, skip = [], False
+    for argument in arguments:
+        if not skip and argument != "--detach" and not argument.startswith("--detach="):
+            kept.append(argument)
+        skip = argument == "--detach"
+    return kept
+
+
+def _write(readings: CollectorRegistry, path: Path, every_s: float, ended: threading.Event) -> int:
+    """Writes the file, whole or not at all, until it is ended; then removes it: what it says would no longer be true."""
+    print(f"writing {path} every {every_s:g} s", file=sys.stderr, flush=True)
+    background.notify_systemd()
+    try:
+        while True:
+            write_to_textfile(str(path), readings)
+            if ended.wait(every_s):
+                return 0
+    finally:
+        path.unlink(missing_ok=True)
+
+
+def _stop(options: argparse.Namespace) -> int:
+    print(background.stop(options.directory, "exporter"))
+    return 0
+
+
+def _complain(message: str) -> int:
+    print(f"rackproof: {message}", file=sys.stderr)
+    return USAGE

@@ -1,0 +1,153 @@
+"""A supervisor's watch over its ranks and its gang: who is heard of, and whether the gang is to end because of somebody."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from agent.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, RankState, View, Word, decide
+from agent.exchange import Exchange
+from agent.heartbeat import Beats
+from schemas.records import Culprit
+
+PAUSE_S = 2.0
+"""A supervisor that did not run for so long was stopped itself, and cannot say who was silent meanwhile."""
+THINK_S = 0.2
+"""The head of a large gang hears hundreds of words a second, and need not think after each."""
+PARTING_S = 3.0
+"""For the last words to be heard."""
+FLIGHT = "flight.rank"
+"""Begins the names of the flight recorder's files."""
+DUMP_S = 2.0
+
+
+class Vigil:
+    """Watches from the start of the ranks to the end of the launch."""
+
+    def __init__(self, me: str, beats: Beats, exchange: Exchange | None, patience_s: float) -> None:
+        """`exchange`: None where this host is alone; `patience_s`: the process group's time-out."""
+        self._me, self._beats, self._exchange, self._patience_s = me, beats, exchange, patience_s
+        self._began = self._looked = time.monotonic()
+        self._think_at = 0.0
+        self._decided: Culprit | None = None
+        if exchange:
+            exchange.also(beats.socket)
+
+    def look(self, seconds: float) -> Culprit | None:
+        """Waits up to `seconds` for news; returns for whom the gang is to end, once somebody is named."""
+        if self._exchange:
+            self._exchange.step(seconds)
+        else:
+            select.select([self._beats.socket], [], [], seconds)
+        now = time.monotonic()
+        if now - self._looked > PAUSE_S + seconds:
+            self._forgive(now - self._looked)
+        self._looked = now
+        news = self._beats.read()
+        if now < self._think_at and not news and not (self._exchange and self._exchange.verdict):
+            return self._decided
+        self._think_at = now + THINK_S
+        states = self._beats.states()
+        if self._exchange:
+            self._exchange.say(states, at_once=news)
+        verdict = self._verdict(states, now)
+        if verdict and not self._decided:
+            self._decided = verdict
+            if self._exchange:
+                self._exchange.end(verdict)
+        return self._decided
+
+    def _verdict(self, states: Sequence[RankState], now: float) -> Culprit | None:
+        exchange = self._exchange
+        if exchange and (exchange.verdict or not exchange.decides(now)):
+            return exchange.verdict
+        words = dict(exchange.words) if exchange else {}
+        words[self._me] = Word(at=now, ranks=tuple(states))
+        return decide(
+            View(
+                me=self._me,
+                members=exchange.gang.members if exchange else (self._me,),
+                words=words,
+                awaited=exchange.gang.awaited if exchange else (),
+                began=self._began,
+                now=now,
+                patience_s=self._patience_s,
+            )
+        )
+
+    def _forgive(self, seconds: float) -> None:
+        self._beats.forgive(seconds)
+        if self._exchange:
+            self._exchange.forgive(seconds)
+
+    def states(self) -> Mapping[int, RankState]:
+        """How each rank is, or was."""
+        self._beats.read()
+        return {state.rank: state for state in self._beats.states()}
+
+    def settle(self, exit_code: int | None) -> Culprit | None:
+        """After the launcher's end: waits for the verdict where something went wrong, and takes leave of the others."""
+        wrong = exit_code != 0 or any(state.broken or state.exit_code for state in self.states().values())
+        began = time.monotonic()
+        while wrong and exit_code is not None and not self._decided and not self._settled(time.monotonic() - began):
+            self.look(0.1)
+        return self._decided
+
+    def _settled(self, seconds: float) -> bool:
+        """Whether nobody is going to be named any more: a host that is lost is known as such after a time only."""
+        if seconds < 2 * SETTLE_S or not self._exchange:
+            return seconds >= 2 * SETTLE_S
+        now, words = time.monotonic(), self._exchange.words
+        heard = [words.get(host) for host in self._exchange.gang.awaited]
+        fresh = all(word is not None and (word.finished or now - word.at <= UNSURE_S) for word in heard)
+        return (fresh and self._exchange.decides(now)) or seconds > HOST_SILENT_S + 2 * SETTLE_S
+
+    def part(self) -> None:
+        """Says that this host has come to its end, and hangs up once that was heard."""
+        if self._exchange:
+            self._exchange.finished = True
+            self._exchange.say(self._beats.states(), at_once=True)
+            ends = time.monotonic() + PARTING_S
+            while not self._exchange.heard_out() and time.monotonic() < ends:
+                self._exchange.step(0.1)
+            self._exchange.close()
+        self._beats.close()
+
+
+def flight_recorder(work: Path) -> dict[str, str]:
+    """Has torch keep what each process group did last, for a dump into `work`. By the old names and by those since torch 2.9.
+
+    The files are pickles: kept as data, and never read by us.
+    """
+    files, entries = str(work / FLIGHT), "1000"
+    return {
+        "TORCH_NCCL_TRACE_BUFFER_SIZE": entries,
+        "TORCH_FR_BUFFER_SIZE": entries,
+        "TORCH_NCCL_DUMP_ON_TIMEOUT": "1",
+        "TORCH_NCCL_DEBUG_INFO_TEMP_FILE": files,
+        "TORCH_FR_DUMP_TEMP_FILE": files,
+        "TORCH_NCCL_DEBUG_INFO_PIPE_FILE": files,
+    }
+
+
+def dump_flights(work: Path, ranks: Sequence[int]) -> None:
+    """Asks each rank's watchdog to write down what the process group did last, and waits a moment for it."""
+    asked = [rank for rank in ranks if _ask(work / f"{FLIGHT}{rank}.pipe")]
+    ends = time.monotonic() + DUMP_S
+    while time.monotonic() < ends and not all((work / f"{FLIGHT}{rank}").exists() for rank in asked):
+        time.sleep(0.05)
+
+
+def _ask(pipe: Path) -> bool:
+    """Whether somebody reads there."""
+    with contextlib.suppress(OSError):
+        descriptor = os.open(pipe, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW)
+        try:
+            return os.write(descriptor, b"1") == 1
+        finally:
+            os.close(descriptor)
+    return False

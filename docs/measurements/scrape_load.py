@@ -1,0 +1,135 @@
+"""The exporter's server under load beside prometheus_client's own, in one run: many scrapers, then half-open clients.
+
+Usage: python docs/measurements/scrape_load.py [SCRAPERS] [HALF_OPEN]      default: 100 and 1000
+The page is that of a host with sixteen GPUs, made up; each server runs in a process of its own, which tells its memory.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import socket
+import statistics
+import subprocess
+import sys
+import threading
+import time
+import urllib.request
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[2]))
+
+from prometheus_client import CollectorRegistry, start_http_server
+
+from agent.exporter import registry
+from agent.web import Server
+from collectors.base import Family
+
+GPUS, FAMILIES, LINKS = 16, 60, 18
+
+
+class Made:
+    """As many readings as a host with sixteen GPUs has."""
+
+    name = "made"
+
+    def collect(self) -> list[Family]:
+        """A gauge for each GPU in each family, and five counters for each of its links."""
+        time.sleep(0.02)
+        found = [Family(name=f"gpu.reading{number}", unit="1", help="Help") for number in range(FAMILIES)]
+        found += [
+            Family(name=f"gpu.nvlink.counter{number}", unit="1", help="Help", counter=True) for number in range(5)
+        ]
+        for gpu in range(GPUS):
+            labels = {"gpu": str(gpu), "uuid": f"GPU-00000000-0000-0000-0000-{gpu:012d}"}
+            for number, family in enumerate(found):
+                for link in range(LINKS if number >= FAMILIES else 1):
+                    family.add(labels | ({"link": str(link)} if number >= FAMILIES else {}), gpu * 1.5)
+        return found
+
+
+def serve(kind: str) -> None:
+    """Serves until standard input ends, then tells the most memory it had."""
+    found: CollectorRegistry = registry([Made()])
+    if kind == "ours":
+        print(Server(found, "127.0.0.1", 0).port, flush=True)
+    else:
+        server, _ = start_http_server(0, addr="127.0.0.1", registry=found)
+        print(server.server_port, flush=True)
+    sys.stdin.read()
+    status = Path("/proc/self/status").read_text()
+    print(re.search(r"VmHWM:\s+(\d+) kB", status)[1], flush=True)  # type: ignore[index]
+    os._exit(0)
+
+
+def scrape(port: int, times: list[float], begin: threading.Event) -> None:
+    """One scraper, as it sees the time."""
+    begin.wait()
+    began = time.monotonic()
+    try:
+        with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=30) as answer:  # noqa: S310
+            answer.read()
+        times.append(time.monotonic() - began)
+    except OSError:
+        times.append(float("inf"))
+
+
+def measure(kind: str, scrapers: int, half_open: int) -> tuple[float, float, float, int]:
+    """p95 of the scrapers in s, seconds until the half-open clients were closed, RSS in MiB, scrapes that failed."""
+    with subprocess.Popen(
+        [sys.executable, __file__, "--serve", kind], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as server:
+        port = int(server.stdout.readline())  # type: ignore[union-attr]
+        times: list[float] = []
+        begin = threading.Event()
+        threads = [threading.Thread(target=scrape, args=(port, times, begin)) for _ in range(scrapers)]
+        for thread in threads:
+            thread.start()
+        begin.set()
+        for thread in threads:
+            thread.join()
+        closed = idle(port, half_open)
+        told, _ = server.communicate("")
+    failed = sum(one == float("inf") for one in times)
+    p95 = statistics.quantiles(times, n=20)[-1] if not failed else float("inf")
+    return p95, closed, int(told) / 1024, failed
+
+
+def idle(port: int, count: int, patience_s: float = 20.0) -> float:
+    """Seconds until every one of so many clients that say nothing was closed; infinite where some are still open."""
+    clients = []
+    for _ in range(count):
+        with contextlib.suppress(OSError):
+            clients.append(socket.create_connection(("127.0.0.1", port), timeout=5))
+    began = time.monotonic()
+    for client in clients:
+        client.settimeout(max(0.01, patience_s - (time.monotonic() - began)))
+        try:
+            client.recv(1)
+        except TimeoutError:
+            return float("inf")
+        except OSError:
+            continue
+        finally:
+            client.close()
+    return time.monotonic() - began
+
+
+def main() -> None:
+    """Prints both servers and their ratio."""
+    if sys.argv[1:2] == ["--serve"]:
+        serve(sys.argv[2])
+    scrapers, half_open = (int(word) for word in (*sys.argv[1:], *("100", "1000")[len(sys.argv) - 1 :]))
+    found = {kind: measure(kind, scrapers, half_open) for kind in ("ours", "stock")}
+    for kind, (p95, closed, memory, failed) in found.items():
+        left = f"closed in {closed:.1f} s" if closed < float("inf") else "still open after 20 s"
+        print(
+            f"{kind:<6} {scrapers} scrapers p95 {p95:.3f} s ({failed} failed), {half_open} half-open clients {left}, "
+            f"at most {memory:.0f} MiB"
+        )
+    print(f"stock / ours: {found['stock'][0] / found['ours'][0]:.1f}")
+
+
+if __name__ == "__main__":
+    main()

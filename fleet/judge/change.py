@@ -1,0 +1,97 @@
+"""What a counter rose by over the run, and in which stage it did.
+
+A counter that is found lower than before began anew (the driver was loaded again, the part was reset): what it shows since
+then came on top of what it had shown, and what it counted between the last look and that moment nobody knows.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from schemas.records import Observation, Value
+
+NEWEST = ".last_seen"
+"""Ends the names of what is no count but the time of the newest event: it falls when the log forgets, nothing began anew."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """What became of one counter from the first snapshot to the last."""
+
+    total: float
+    """What it rose by."""
+    seen: Observation
+    """The reading by which most of that had come."""
+    stage: str
+    """The stage in which most of it came; empty where that was before a stage began, or never."""
+    where: str
+    """`3 in stage gang, 0 in stage benchmark`."""
+    fell: str
+    """Where it was found lower than before, and by how much; empty where it was not."""
+
+
+def change(seen: Sequence[Observation]) -> Change:
+    """The change over readings of one counter, at least two, in the order in which they were made."""
+    steps = [(_rise(earlier, later), earlier, later) for earlier, later in itertools.pairwise(seen)]
+    places: dict[str, float] = {}
+    for rise, _, later in steps:
+        places[_place(later)] = places.get(_place(later), 0) + rise
+    most = max(places, key=lambda place: places[place])
+    _, earlier, chosen = max((step for step in steps if _place(step[2]) == most), key=lambda step: step[0])
+    total = sum(rise for rise, _, _ in steps)
+    return Change(
+        total=total,
+        seen=chosen,
+        stage="" if _is_before(chosen) or not total else chosen.stage,
+        where=_where(places, most, earlier, chosen),
+        fell=next((_fell(earlier, later) for _, earlier, later in steps if _began_anew(earlier, later)), ""),
+    )
+
+
+def net(seen: Sequence[Observation]) -> float:
+    """The last reading less the first."""
+    return number(seen[-1].value) - number(seen[0].value)
+
+
+def number(value: Value) -> float:
+    """The value as a float; NaN, against which nothing holds, where it is none."""
+    return float(value) if isinstance(value, int | float) else math.nan
+
+
+def _rise(earlier: Observation, later: Observation) -> float:
+    before, after = number(earlier.value), number(later.value)
+    if after >= before:
+        return after - before
+    if math.isnan(after) or math.isnan(before):
+        return math.nan
+    return max(after, 0.0) if _began_anew(earlier, later) else 0.0
+
+
+def _began_anew(earlier: Observation, later: Observation) -> bool:
+    return number(later.value) < number(earlier.value) and not later.name.endswith(NEWEST)
+
+
+def _is_before(later: Observation) -> bool:
+    """What came by a stage's first snapshot came before the stage."""
+    return later.params.get("phase") == "before"
+
+
+def _place(later: Observation) -> str:
+    return f"{'before' if _is_before(later) else 'in'} stage {later.stage}"
+
+
+def _where(places: Mapping[str, float], most: str, earlier: Observation, chosen: Observation) -> str:
+    phases = earlier.params.get("phase"), chosen.params.get("phase")
+    within = earlier.stage == chosen.stage and phases not in (("before", "after"), ("after", "before"))
+    between = f" between its snapshots {phases[0]} and {phases[1]}" if within else ""
+    others = [
+        f"{rise:g} {place}" for place, rise in places.items() if place != most and (rise or place.startswith("in"))
+    ]
+    return ", ".join([f"{places[most]:g} {most}{between}", *others])
+
+
+def _fell(earlier: Observation, later: Observation) -> str:
+    return f"fell from {number(earlier.value):g} to {number(later.value):g} {_place(later)}"

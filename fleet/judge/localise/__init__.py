@@ -1,0 +1,21 @@
+"""Name the culprit behind a slow or failed collective: from the pairs that were measured, or from which launches work."""
+
+from __future__ import annotations
+
+from fleet.judge.localise.bisection import Bisection, Conclusion, History, Outcome, confirm
+from fleet.judge.localise.explain import explain
+from fleet.judge.localise.matrix import Pair, Suspect, Tolerance
+from fleet.judge.localise.verdicts import judge_pairs
+
+__all__ = [
+    "Bisection",
+    "Conclusion",
+    "History",
+    "Outcome",
+    "Pair",
+    "Suspect",
+    "Tolerance",
+    "confirm",
+    "explain",
+    "judge_pairs",
+]

@@ -1,0 +1,247 @@
+"""What the pair matrix of each gang says of its hosts: verdicts on `pairs.bandwidth` and `pairs.latency`.
+
+A part that is slow with everybody fails its host. What lies between hosts fails nobody by its slowness alone, as two paths that
+a switch lays over one wire look the same: it is inconclusive on both ends, and told again where it is measured again.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fleet.judge.evidence import HostView
+from fleet.judge.localise.explain import explain
+from fleet.judge.localise.matrix import (
+    BANDWIDTH,
+    FABRIC,
+    HOST,
+    LATENCY,
+    LINK,
+    RAIL,
+    End,
+    Pair,
+    Suspect,
+    Tolerance,
+)
+from fleet.judge.localise.slow import LEAST_HOSTS
+from schemas.records import ERROR, MEASURED, Observation
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+
+CRITERION = "localise"
+STAGE = "gang"
+UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
+SOURCE = "ours: equal hosts on one fabric are equally fast with each other (docs/localisation.md)"
+FOR_A_CPU = Tolerance(bandwidth=0.75, latency=0.9)
+"""In a rehearsal only a gross fault is told: a quarter of the bandwidth, ten times the latency."""
+SLOW_RAIL = 0.75
+"""Rails may differ by design, all hosts alike: what is left of the speed must be less than this."""
+
+
+def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[Verdict]:
+    """The verdicts on each host of each gang that measured its pairs.
+
+    Args:
+        views: the hosts whose records are believed.
+        verdicts: those reached so far: which GPUs fail by themselves, and whether a gang's collectives are too slow.
+    """
+    gangs: dict[str, dict[str, HostView]] = defaultdict(dict)
+    for view in views:
+        if view.host.gang:
+            gangs[view.host.gang][view.host.name] = view
+    return [verdict for gang, members in gangs.items() for verdict in _Gang(gang, members, verdicts).verdicts()]
+
+
+@dataclass
+class _Told:
+    """What the two ends say of one pair: on one rail, or of a rehearsal's processes together."""
+
+    values: dict[str, list[float]] = field(default_factory=lambda: {BANDWIDTH: [], LATENCY: []})
+    failed: str = ""
+
+    def value(self, quantity: str, rehearsal: bool) -> float | None:
+        """The mean; in a rehearsal the best, since what is slower shared a processor."""
+        values = self.values[quantity]
+        if not values or self.failed:
+            return None
+        best = max if quantity == BANDWIDTH else min
+        return best(values) if rehearsal else statistics.fmean(values)
+
+
+class _Gang:
+    """One gang, its pairs and who is suspected."""
+
+    def __init__(self, gang: str, members: Mapping[str, HostView], verdicts: Sequence[Verdict]) -> None:
+        self._scope = f"gang={gang}"
+        self._members = members
+        self._slow = any(_slow_collective(verdict, self._scope) for verdict in verdicts)
+        self._rehearsal = any(view.plan.rehearsal for view in members.values())
+        self._tolerance = FOR_A_CPU if self._rehearsal else Tolerance()
+        self._pairs = self._matrix()
+        self._alone = set() if self._rehearsal else set(_failed_alone(members, verdicts))
+
+    def _matrix(self) -> list[Pair]:
+        told: dict[tuple[str, str, int], _Told] = defaultdict(_Told)
+        for view in self._members.values():
+            for quantity in UNITS:
+                latest = {seen.scope: seen for seen in view.observations.get(f"pairs.{quantity}", ())}
+                for seen in latest.values():
+                    place = self._place(view, seen)
+                    if place:
+                        _add(told[place], quantity, seen)
+        return [
+            Pair(
+                a=a,
+                b=b,
+                rail=rail,
+                bandwidth=both.value(BANDWIDTH, self._rehearsal),
+                latency=both.value(LATENCY, self._rehearsal),
+                failed=both.failed,
+                kind=self._kind(a, b),
+            )
+            for (a, b, rail), both in sorted(told.items())
+            if both.failed or any(both.values.values())
+        ]
+
+    def _place(self, view: HostView, seen: Observation) -> tuple[str, str, int] | None:
+        """The two hosts in alphabetical order and the rail; None for what the gang has not.
+
+        The processes of a rehearsal share one link: it has one rail.
+        """
+        labels = dict(part.split("=", 1) for part in seen.scope.split(",") if "=" in part)
+        device, other = labels.get(view.host.device, ""), labels.get("partner", "")
+        rails = [str(index) for index in view.host.devices]
+        if seen.stage != STAGE or device not in rails or other not in self._members or other == view.host.name:
+            return None
+        a, b = sorted((view.host.name, other))
+        return a, b, 0 if self._rehearsal else rails.index(device)
+
+    def _kind(self, a: str, b: str) -> str:
+        """Pairs within a rack and pairs across, and those with a slower port by the inventory, are not compared."""
+        first, second = (self._members[name].host for name in (a, b))
+        where = "within a rack" if first.rack == second.rack else "across racks"
+        return f"{where}, {min(first.fabric_gbps, second.fabric_gbps):g} Gb/s"
+
+    def verdicts(self) -> Iterator[Verdict]:
+        """Against the suspects, and for those that are none."""
+        if not self._pairs:
+            return
+        suspects = explain(self._pairs, failed_alone=self._alone, collective_slow=self._slow, tolerance=self._tolerance)
+        found = [verdict for suspect in suspects for verdict in self._against(suspect)]
+        yield from found
+        named = {verdict.host for verdict in found}
+        hosts = dict.fromkeys(host for pair in self._pairs for host in (pair.a, pair.b))
+        for host in hosts if len(hosts) >= LEAST_HOSTS else ():
+            if host not in named:
+                yield from self._well(host)
+
+    def _against(self, suspect: Suspect) -> Iterator[Verdict]:
+        if suspect.kind == RAIL and not self._slow and not _much(suspect):
+            return
+        hosts = suspect.hosts or tuple(self._members)
+        for host in hosts:
+            yield self._verdict(host, suspect)
+
+    def _verdict(self, host: str, suspect: Suspect) -> Verdict:
+        view = self._members[host]
+        scope = self._scope
+        if suspect.kind == HOST:
+            scope = "host"
+        elif len(suspect.hosts) == 1:
+            scope = view.host.scopes[suspect.rails[0]]
+        fails = self._fails(suspect)
+        again = "" if fails or suspect.kind != LINK else "; measure again: paths that share a wire look the same"
+        sure = f"{suspect.kind} {suspect.where}".strip()
+        quantity = suspect.quantity
+        return Verdict(
+            host=host,
+            scope=scope,
+            serial=view.serial(scope),
+            name=f"pairs.{quantity}",
+            stage=STAGE,
+            verdict=FAIL if fails else INCONCLUSIVE,
+            criterion=CRITERION,
+            value=suspect.found,
+            limit=suspect.limit,
+            operator=("ge" if quantity == BANDWIDTH else "le") if suspect.limit is not None else "",
+            unit=UNITS[quantity],
+            reason=f"suspect {sure} (confidence {suspect.confidence:.2f}): {suspect.evidence}{again}",
+            detail=suspect.evidence,
+            action="inspect_hardware" if fails else "none",
+            source=SOURCE,
+            basis="policy",
+        )
+
+    def _fails(self, suspect: Suspect) -> bool:
+        """Whether a part is known to be bad, and not only something somewhere."""
+        if suspect.kind == LINK:
+            return suspect.found is None and suspect.confidence > 0.5  # it failed, and both ends are well with others
+        return suspect.kind not in (RAIL, FABRIC) or self._slow
+
+    def _well(self, host: str) -> Iterator[Verdict]:
+        for quantity, unit in UNITS.items():
+            every = [value for pair in self._pairs if (value := _value(pair, quantity)) is not None]
+            own = [
+                value
+                for pair in self._pairs
+                if host in (pair.a, pair.b) and (value := _value(pair, quantity)) is not None
+            ]
+            if not own:
+                continue
+            value, usual = statistics.median(own), statistics.median(every)
+            limit = usual * (1 - self._tolerance.bandwidth)
+            if quantity == LATENCY:
+                limit = usual / (1 - self._tolerance.latency)
+            within = value >= limit if quantity == BANDWIDTH else value <= limit
+            yield Verdict(
+                host=host,
+                scope=self._scope,
+                name=f"pairs.{quantity}",
+                stage=STAGE,
+                verdict=PASS,
+                criterion=CRITERION,
+                value=value,
+                limit=limit if within else None,
+                operator=("ge" if quantity == BANDWIDTH else "le") if within else "",
+                unit=unit,
+                reason=f"median of its {len(own)} pairs {value:.4g} {unit}, of the gang's {usual:.4g} {unit}: "
+                "no part of it is out of line",
+                source=SOURCE,
+                basis="policy",
+            )
+
+
+def _value(pair: Pair, quantity: str) -> float | None:
+    return pair.bandwidth if quantity == BANDWIDTH else pair.latency
+
+
+def _add(told: _Told, quantity: str, seen: Observation) -> None:
+    value = seen.value
+    if seen.status == MEASURED and isinstance(value, int | float) and math.isfinite(value) and value > 0:
+        told.values[quantity].append(float(value))
+    elif seen.status == ERROR:
+        told.failed = told.failed or seen.reason
+
+
+def _much(suspect: Suspect) -> bool:
+    if suspect.found is None or suspect.usual is None:
+        return True
+    left = suspect.found / suspect.usual if suspect.quantity == BANDWIDTH else suspect.usual / suspect.found
+    return left < SLOW_RAIL
+
+
+def _slow_collective(verdict: Verdict, scope: str) -> bool:
+    """Whether it fails the speed of what the gang did together."""
+    timed = verdict.name.endswith((".busbw", ".algbw", ".latency"))
+    return verdict.verdict == FAIL and verdict.scope == scope and verdict.name.startswith("collective.") and timed
+
+
+def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) -> Iterator[End]:
+    """The GPUs that fail anything that was not measured between hosts."""
+    for verdict in verdicts:
+        view = members.get(verdict.host)
+        scope = verdict.scope.split(",")[0]
+        if view and verdict.verdict == FAIL and verdict.stage != STAGE and scope in view.host.scopes:
+            yield verdict.host, view.host.scopes.index(scope)

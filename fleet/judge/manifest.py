@@ -1,0 +1,215 @@
+"""What was ordered against what was found: each part of the manifest in its place, elsewhere or nowhere, and what nobody ordered.
+
+A part is known by what is written on it: the serial of a GPU, the GUID of an InfiniBand adapter (or of a RoCE one), the
+address of an Ethernet port.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet.judge.evidence import HostView, pci_address
+from schemas.plans import GPU, NIC, Part, Plan
+from schemas.records import MEASURED, Observation
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+
+CRITERION, EXTRA = "manifest", "manifest-extra"
+SERIAL, GUID, MAC = "gpu.serial", "infiniband.hca.node_guid", "network.address"
+_GUID_DIGITS = 16
+_WHAT = {GUID: "GUID", MAC: "address"}
+
+
+def identity(kind: str, serial: str) -> str:
+    """A serial, GUID or MAC address in the form in which two of them are compared.
+
+    Spreadsheets drop the zeros in front of a serial, and GUIDs are written with colons, hyphens, `0x` or none of them.
+    """
+    if kind == GPU:
+        return serial.strip().upper().lstrip("0")
+    return serial.strip().lower().removeprefix("0x").translate(str.maketrans("", "", ":-. "))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Found:
+    """A part and where it is."""
+
+    view: HostView
+    name: str
+    """Of the observation that tells its serial."""
+    scope: str
+    serial: str
+    slots: frozenset[str]
+    """Everything that its place is called: index, PCI address, name of the adapter."""
+
+    @property
+    def place(self) -> str:
+        """`r12-h02 gpu=3`."""
+        return f"{self.view.host.name} {self.scope}"
+
+
+def judge_manifest(plan: Plan, views: Sequence[HostView]) -> list[Verdict]:
+    """A verdict on each part that was ordered, on each one in the wrong host, and on each that nobody ordered."""
+    if plan.rehearsal or not plan.manifest:
+        return []
+    found = [part for view in views for part in _found(view)]
+    places: dict[tuple[str, str], list[Found]] = defaultdict(list)
+    for part in found:
+        for key in _keys(part):
+            places[key].append(part)
+    of_host = {view.host.name: view for view in views}
+    verdicts = [
+        verdict
+        for part in plan.manifest
+        for verdict in _on_part(part, places[(_name(part), identity(part.kind, part.serial))], of_host)
+    ]
+    return [*verdicts, *_extra(plan.manifest, found)]
+
+
+def as_ordered(plan: Plan, verdicts: Iterable[Verdict]) -> str:
+    """`64 of 64 parts as ordered`; empty where there is no manifest."""
+    if plan.rehearsal or not plan.manifest:
+        return ""
+    told = [(item.criterion, item.verdict) for item in verdicts]
+    extra = told.count((EXTRA, FAIL))
+    more = f", {extra} found that nobody ordered" if extra else ""
+    return f"{told.count((CRITERION, PASS))} of {len(plan.manifest)} parts as ordered{more}"
+
+
+def _found(view: HostView) -> Iterator[Found]:
+    """Every part of a host that tells what it is."""
+    for gpu in view.evidence.gpus():
+        if gpu.serial:
+            slots = frozenset({str(gpu.index), pci_address(gpu.pci_bus_id)})
+            yield Found(view=view, name=SERIAL, scope=f"gpu={gpu.index}", serial=gpu.serial, slots=slots)
+    for name in (GUID, MAC):
+        addresses = _latest(view, f"{name.rpartition('.')[0]}.pci_address")
+        for scope, seen in _latest(view, name).items():
+            if seen.status == MEASURED and identity(NIC, str(seen.value)).strip("0"):
+                slots = frozenset({label.partition("=")[2] for label in scope.split(",")})
+                where = addresses.get(scope)
+                known = frozenset({pci_address(str(where.value))} if where and where.status == MEASURED else ())
+                yield Found(view=view, name=name, scope=scope, serial=str(seen.value), slots=slots | known)
+
+
+def _latest(view: HostView, name: str) -> dict[str, Observation]:
+    return {seen.scope: seen for seen in view.observations.get(name, ())}
+
+
+def _keys(part: Found) -> Iterator[tuple[str, str]]:
+    """What a line of the manifest may name the part by."""
+    own = identity(GPU if part.name == SERIAL else NIC, part.serial)
+    yield part.name, own
+    if (
+        part.name == GUID and own[6:10] == "0300"
+    ):  # made of the port's MAC address: 0c42:a103:0065:8b2e of 0c:42:a1:65:8b:2e
+        yield MAC, own[:6] + own[10:]
+
+
+def _name(part: Part) -> str:
+    """The observation that tells the serial of such a part."""
+    if part.kind == GPU:
+        return SERIAL
+    return GUID if len(identity(NIC, part.serial)) == _GUID_DIGITS else MAC
+
+
+def _on_part(part: Part, places: Sequence[Found], views: Mapping[str, HostView]) -> Iterator[Verdict]:
+    at_home = [place for place in places if place.view.host.name == part.host]
+    if at_home:
+        right = [place for place in at_home if not part.slot or part.slot in place.slots]
+        yield _in_host(part, (right or at_home)[0], bool(right))
+    elif places:
+        reason = f"ordered for {_ordered(part)}, found in {places[0].place}"
+        yield _verdict(part, FAIL, reason)
+        yield _verdict(part, FAIL, reason, host=places[0].view.host.name, scope=places[0].scope)
+    elif unknown := _unknown(part, views[part.host]):
+        yield _verdict(part, INCONCLUSIVE, f"ordered for {_ordered(part)}: {unknown}")
+    else:
+        yield _verdict(part, FAIL, f"ordered for {_ordered(part)}, found on no host")
+
+
+def _in_host(part: Part, place: Found, right: bool) -> Verdict:
+    if right:
+        return _verdict(part, PASS, f"found where it was ordered for: {_ordered(part)}", scope=place.scope)
+    if ":" in part.slot and not any(":" in slot for slot in place.slots):
+        reason = f"ordered for {_ordered(part)}, found in that host; which slot {place.scope} is in was not told"
+        return _verdict(part, INCONCLUSIVE, reason, scope=place.scope)
+    slots = ", ".join(sorted(place.slots, key=lambda slot: (":" not in slot, slot)))
+    return _verdict(part, FAIL, f"ordered for {_ordered(part)}, found in slot {slots}", scope=place.scope)
+
+
+def _ordered(part: Part) -> str:
+    return f"{part.host} slot {part.slot}" if part.slot else part.host
+
+
+def _unknown(part: Part, view: HostView) -> str:
+    """Why nobody can say that the part is missing from its host; empty where it is."""
+    if not view.has_record:
+        return "the host left no record"
+    name = _name(part)
+    if part.kind == GPU:
+        told = sum(bool(gpu.serial) for gpu in view.evidence.gpus())
+        silent = _gpus(view) - told
+        what = "1 GPU of the host does" if silent == 1 else f"{silent} GPUs of the host do"
+        return f"{what} not tell the serial" if silent > 0 else ""
+    seen = _latest(view, name)
+    if not seen:
+        return f"the host told no NIC's {_WHAT[name]}"
+    lost = [scope for scope, item in seen.items() if item.status != MEASURED]
+    return f"{lost[0]} does not tell its {_WHAT[name]}" if lost else ""
+
+
+def _gpus(view: HostView) -> int:
+    """GPUs that are there, whether they tell their names or not."""
+    counts = [_latest(view, name).get("host") for name in ("gpu.count", "gpu.pci_count")]
+    told = [int(seen.value) for seen in counts if seen and isinstance(seen.value, int | float)]
+    return max([*told, len(view.evidence.gpus()), 0 if told else 1])
+
+
+def _extra(ordered: Sequence[Part], found: Sequence[Found]) -> Iterator[Verdict]:
+    """Parts that no line names. Ethernet ports that nobody ordered are on every board, so only adapters with a GUID count."""
+    names = {_name(part) for part in ordered} & {SERIAL, GUID}
+    listed = {(_name(part), identity(part.kind, part.serial)) for part in ordered}
+    for part in found:
+        if part.name in names and not listed & set(_keys(part)):
+            ghost = Part(host=part.view.host.name, kind="", serial=part.serial, origin=_file(ordered[0]))
+            yield _verdict(
+                ghost,
+                FAIL,
+                "found, and no line of the manifest names it",
+                scope=part.scope,
+                name=part.name,
+                criterion=EXTRA,
+            )
+
+
+def _file(part: Part) -> str:
+    return part.origin.rpartition(" line ")[0]
+
+
+def _verdict(
+    part: Part,
+    verdict: str,
+    reason: str,
+    *,
+    host: str = "",
+    scope: str = "host",
+    name: str = "",
+    criterion: str = CRITERION,
+) -> Verdict:
+    return Verdict(
+        host=host or part.host,
+        scope=scope,
+        serial=part.serial,
+        name=name or _name(part),
+        verdict=verdict,
+        criterion=criterion,
+        value=part.serial,
+        unit="1",
+        reason=reason,
+        action="inspect_hardware" if verdict == FAIL else "none",
+        # Passes that name no line are told in one row a host.
+        source=f"manifest: {_file(part) if verdict == PASS else part.origin}",
+        basis="policy",
+    )

@@ -1,0 +1,211 @@
+"""The manifest: the parts that were ordered, from the CSV or YAML file that came with the order. Read when the plan is made."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+import yaml
+
+from fleet.errors import UsageError
+from fleet.judge.manifest import identity
+from schemas import documents
+from schemas.plans import GPU, NIC, Part
+
+COLUMNS = ("host", "kind", "slot", "serial")
+NEEDED = ("host", "kind", "serial")
+MAX_BYTES = 16_000_000
+
+Row = tuple[int, Mapping[str, str]]
+"""Number of the line, and what it says by column."""
+
+_ROUNDED = re.compile(r"\d+(?:[.,]\d+)?[eE]\+?\d+")
+_WRITTEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_PCI = re.compile(r"(?:([0-9a-f]{4,8}):)?([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-7]))?")
+_INDEX = re.compile(r"(?:gpu\s*=?\s*)?(\d{1,3})")
+_DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}")
+
+
+def read_manifest(name: str, hosts: Iterable[str]) -> tuple[Part, ...]:
+    """The parts in the file of that path, which belong to these hosts.
+
+    Raises:
+        UsageError: unreadable, no manifest, or a line that cannot be right; the message names file, line, value and remedy.
+    """
+    path, known = Path(name), list(hosts)
+    text = _text(path)
+    rows = _yaml_rows(path, text) if name.endswith((".yml", ".yaml")) else _csv_rows(path, text)
+    parts = tuple(_part(f"{path.name} line {line}", row, known) for line, row in rows)
+    if not parts:
+        raise UsageError(f"{path}: lists no part: give a line for each, with {', '.join(NEEDED)}")
+    _refuse_twice(parts)
+    return parts
+
+
+def _text(path: Path) -> str:
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"rackproof_manifest {path}: {error.strerror} in {Path.cwd()}: give the whole path, or "
+            '"{{ inventory_dir }}/NAME" in an inventory that a playbook reads'
+        ) from None
+    if len(content) > MAX_BYTES:
+        raise UsageError(f"{path}: {len(content)} bytes, more than the {MAX_BYTES} that a manifest may have")
+    try:
+        return content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UsageError(f"{path}: not UTF-8 at offset {error.start}: save it as `CSV UTF-8`") from None
+
+
+def _csv_rows(path: Path, text: str) -> list[Row]:
+    """The lines of a CSV file; a spreadsheet may have put semicolons or tabs between the columns."""
+    if "\0" in text:
+        raise UsageError(f"{path}: holds a NUL: save it as `CSV UTF-8`")
+    head = next((line for line in text.splitlines() if line.strip()), "")
+    between = max(",;\t", key=head.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)
+    names: list[str] = []
+    rows: list[Row] = []
+    try:
+        for cells in reader:
+            values = [cell.strip() for cell in cells]
+            if not any(values):
+                continue
+            if not names:
+                names = [value.lower() for value in values]
+                _check_columns(f"{path.name} line {reader.line_num}", names)
+                continue
+            _check_cells(f"{path.name} line {reader.line_num}", values, names)
+            rows.append((reader.line_num, {name: value for name, value in zip(names, values, strict=False) if name}))
+    except csv.Error as error:
+        raise UsageError(f"{path.name} line {reader.line_num}: not CSV: {error}") from None
+    return rows
+
+
+def _check_columns(where: str, names: list[str]) -> None:
+    found = [name for name in names if name]
+    for name in found:
+        if name not in COLUMNS:
+            raise UsageError(
+                f"{where}: unknown column {name}{documents.nearest(name, COLUMNS)}: there are {', '.join(COLUMNS)}"
+            )
+        if found.count(name) > 1:
+            raise UsageError(f"{where}: the column {name} stands twice")
+    missing = [name for name in NEEDED if name not in found]
+    if missing:
+        raise UsageError(
+            f"{where}: no column {', '.join(missing)}: the first line names the columns {', '.join(COLUMNS)}"
+        )
+
+
+def _check_cells(where: str, values: list[str], names: list[str]) -> None:
+    beyond = [value for value in values[len(names) :] if value]
+    unnamed = [value for name, value in zip(names, values, strict=False) if value and not name]
+    if extra := [*beyond, *unnamed]:
+        raise UsageError(f"{where}: {extra[0]!r} stands in no column: quote a value that holds the separator")
+
+
+def _yaml_rows(path: Path, text: str) -> list[Row]:
+    """The items of a YAML list, every value as it is written: YAML makes other numbers of serials and addresses."""
+    try:
+        document = yaml.compose(text, Loader=yaml.BaseLoader)
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())[:300]}") from None
+    if not isinstance(document, yaml.SequenceNode):
+        raise UsageError(f"{path}: not a list of parts: begin each with `- host:`")
+    return [(item.start_mark.line + 1, _yaml_row(path, item)) for item in document.value]
+
+
+def _yaml_row(path: Path, item: yaml.Node) -> dict[str, str]:
+    where = f"{path.name} line {item.start_mark.line + 1}"
+    if not isinstance(item, yaml.MappingNode):
+        raise UsageError(f"{where}: no part: give it as {{host: NAME, kind: gpu, serial: NUMBER}}")
+    row: dict[str, str] = {}
+    for key, value in item.value:
+        if not isinstance(key, yaml.ScalarNode) or not isinstance(value, yaml.ScalarNode):
+            raise UsageError(
+                f"{path.name} line {key.start_mark.line + 1}: expected one value for each of {', '.join(COLUMNS)}"
+            )
+        if key.value in row:
+            raise UsageError(f"{path.name} line {key.start_mark.line + 1}: the key {key.value!r} stands twice")
+        row[key.value] = value.value.strip()
+    _check_columns(where, list(row))
+    return row
+
+
+def _part(where: str, row: Mapping[str, str], hosts: list[str]) -> Part:
+    for name in NEEDED:
+        if not row.get(name):
+            raise UsageError(f"{where}: {name} is empty: every part needs {', '.join(NEEDED)}")
+    host, kind = row["host"], row["kind"].lower()
+    if host not in hosts:
+        raise UsageError(
+            f"{where}: host {host} is not in the inventory{documents.nearest(host, hosts)}: "
+            "correct the name, or leave out the parts of other racks"
+        )
+    if kind not in (GPU, NIC):
+        raise UsageError(f"{where}: kind {row['kind']}{documents.nearest(kind, (GPU, NIC))}: there are {GPU} and {NIC}")
+    return Part(
+        host=host,
+        kind=kind,
+        serial=_serial(where, kind, row["serial"]),
+        slot=_slot(where, kind, row.get("slot", "")),
+        origin=where,
+    )
+
+
+def _serial(where: str, kind: str, serial: str) -> str:
+    if _ROUNDED.fullmatch(serial) and (kind == GPU or "+" in serial):
+        raise UsageError(
+            f"{where}: serial {serial} was rounded by a spreadsheet, and its digits are lost: "
+            "format the column as text, enter the serials again, and export anew"
+        )
+    if kind == GPU:
+        if not _WRITTEN.fullmatch(serial) or not identity(kind, serial):
+            raise UsageError(
+                f"{where}: serial {serial!r} is none of a GPU: letters and digits, as nvidia-smi -q has it"
+            )
+        return serial
+    if not re.fullmatch(r"[0-9a-f]{12}|[0-9a-f]{16}", identity(kind, serial)):
+        raise UsageError(
+            f"{where}: serial {serial!r} is none of a NIC: its node GUID (16 hexadecimal digits) or MAC address (12)"
+        )
+    return serial
+
+
+def _slot(where: str, kind: str, slot: str) -> str:
+    """The slot as the judge knows it: a PCI address as sysfs spells it, an index, or a NIC's name."""
+    if not slot:
+        return ""
+    if pci := _PCI.fullmatch(slot.lower()):
+        domain, bus, device, function = pci.groups()
+        return f"{(domain or '0000')[-4:]}:{bus}:{device}.{function or '0'}"
+    index = _INDEX.fullmatch(slot.lower())
+    if kind == GPU and index:
+        return str(int(index.group(1)))
+    if kind == NIC and _DEVICE.fullmatch(slot):
+        return slot
+    other = "the index of the GPU" if kind == GPU else "the name of the NIC"
+    raise UsageError(f"{where}: slot {slot!r}: give a PCI address (0000:1b:00.0), {other}, or nothing")
+
+
+def _refuse_twice(parts: Iterable[Part]) -> None:
+    """Raises UsageError where two lines name one part, or one place."""
+    serials: dict[tuple[str, str], Part] = {}
+    places: dict[tuple[str, str, str], Part] = {}
+    for part in parts:
+        first = serials.setdefault((part.kind, identity(part.kind, part.serial)), part)
+        if first is not part:
+            raise UsageError(
+                f"{part.origin}: serial {part.serial} is listed twice ({first.origin}, for {first.host}): "
+                "one part is in one place"
+            )
+        there = places.setdefault((part.host, part.kind, part.slot), part) if part.slot else part
+        if there is not part:
+            raise UsageError(
+                f"{part.origin}: slot {part.slot} of {part.host} holds {there.serial} already ({there.origin})"
+            )

@@ -1,0 +1,289 @@
+"""A /sys of an HGX host, as far as its links go: what the `pcie`, `infiniband` and `network` collectors read.
+
+Eight PCIe switches, each with a GPU, a ConnectX-7 for InfiniBand and an NVMe drive; a switch with four NVSwitches; a
+ConnectX-6 Dx (Ethernet, RoCE) and a Broadcom NIC. A test writes over one file, by the functions below.
+"""
+
+from __future__ import annotations
+
+import struct
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+GPUS = tuple(f"0000:{0x18 + 0x10 * number:02x}:00.0" for number in range(8))
+HCAS = tuple(f"0000:{0x19 + 0x10 * number:02x}:00.0" for number in range(8))
+DRIVES = tuple(f"0000:{0x1A + 0x10 * number:02x}:00.0" for number in range(8))
+NVSWITCHES = tuple(f"0000:{bus:02x}:00.0" for bus in (0x05, 0x06, 0x07, 0x08))
+ROCE_NIC, PLAIN_NIC = "0000:a1:00.0", "0000:a2:00.0"
+ROOT_PORTS = tuple(f"0000:{0x15 + 0x10 * number:02x}:01.0" for number in range(8))
+GPU_PORTS = tuple(f"0000:{0x17 + 0x10 * number:02x}:00.0" for number in range(8))
+"""The port of the switch above each GPU."""
+HCA_PORTS = tuple(f"0000:{0x17 + 0x10 * number:02x}:01.0" for number in range(8))
+IB, ROCE = tuple(f"mlx5_{number}" for number in range(8)), "mlx5_8"
+ROCE_INTERFACE, PLAIN_INTERFACE = "enp161s0np0", "enp162s0"
+ACS_OFF, ACS_KERNEL = 0x00, 0x1D
+"""ACS control as NCCL wants it, and as Linux sets it while an IOMMU isolates."""
+GIB = 1 << 30
+
+ERRORS = (
+    "symbol_error", "link_error_recovery", "link_downed", "port_rcv_errors", "port_rcv_remote_physical_errors",
+    "port_rcv_switch_relay_errors", "port_xmit_discards", "local_link_integrity_errors", "excessive_buffer_overrun_errors",
+    "VL15_dropped", "port_xmit_wait",
+)  # fmt: skip
+HARDWARE = (
+    "packet_seq_err", "out_of_sequence", "local_ack_timeout_err", "rnr_nak_retry_err", "roce_adp_retrans", "np_cnp_sent",
+    "rp_cnp_handled",
+)  # fmt: skip
+STATISTICS = (
+    "rx_bytes", "tx_bytes", "rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_missed_errors",
+)  # fmt: skip
+AER = {
+    "correctable": "RxErr 0\nBadTLP 0\nBadDLLP 0\nRollover 0\nTimeout 0\nNonFatalErr 0\nTOTAL_ERR_COR {}\n",
+    "nonfatal": "Undefined 0\nDLP 0\nTLP 0\nCmpltTO 0\nUnsupReq 0\nTOTAL_ERR_NONFATAL {}\n",
+    "fatal": "Undefined 0\nDLP 0\nSDES 0\nTLP 0\nCmpltTO 0\nTOTAL_ERR_FATAL {}\n",
+}
+
+
+def tree(root: Path, gpus: int = 8) -> Path:
+    """The host in order, or the same with fewer GPUs, adapters and drives. Returns `root`, to be given to collectors."""
+    for number in range(gpus):
+        up, down = f"0000:{0x16 + 0x10 * number:02x}:00.0", f"0000:{0x17 + 0x10 * number:02x}"
+        numa, switch = number // 4, (ROOT_PORTS[number], up)
+        _bridge(root, (), ROOT_PORTS[number], numa)
+        _bridge(root, switch[:1], up, numa)
+        below = ((GPUS, _gpu), (HCAS, _hca), (DRIVES, _drive))
+        for port, (addresses, make) in enumerate(below):
+            _bridge(root, switch, f"{down}:{port:02x}.0", numa, acs=ACS_OFF, width=4 if make is _drive else 16)
+            make(root, (*switch, f"{down}:{port:02x}.0"), addresses[number], numa)
+        _infiniband(root, IB[number], HCAS[number], number)
+    _bridge(root, (), "0000:01:01.0", 0)
+    for number, address in enumerate(NVSWITCHES[: (gpus + 1) // 2]):
+        above = f"0000:01:02.{number}"
+        _bridge(root, (), above, 0, speed="16.0", width=4)
+        _endpoint(root, (above,), address, 0, ids=("0x10de", "0x22a3", "0x068000"), speed="5.0", width=2)
+    for above, address, vendor in (("0000:a0:01.0", ROCE_NIC, "0x15b3"), ("0000:a0:02.0", PLAIN_NIC, "0x14e4")):
+        _bridge(root, (), above, 1, speed="16.0")
+        _endpoint(root, (above,), address, 1, ids=(vendor, "0x101d", "0x020000"), speed="16.0", width=16)
+    _network(root, ROCE_INTERFACE, ROCE_NIC, "mlx5_core", 100_000)
+    _network(root, PLAIN_INTERFACE, PLAIN_NIC, "bnxt_en", 25_000)
+    _roce(root)
+    _virtual_interface(root, "lo", kind="772")
+    _virtual_interface(root, "docker0")
+    (root / "sys/class/iommu").mkdir(parents=True)
+    write(root, "proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vme vmx\n")
+    return root
+
+
+@contextmanager
+def host(gpus: int = 8) -> Iterator[Path]:
+    """The same, gone afterwards; in memory where there is such a place, for it is a thousand small files."""
+    memory = Path("/dev/shm")
+    with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
+        yield tree(Path(folder), gpus)
+
+
+# ---- what tests change ----
+
+
+def write(root: Path, path: str, text: str) -> None:
+    """One file, with the directories above it."""
+    (root / path).parent.mkdir(parents=True, exist_ok=True)
+    (root / path).write_text(text)
+
+
+def pci(root: Path, address: str) -> Path:
+    """The directory of a device of the PCI bus."""
+    return root / "sys/bus/pci/devices" / address
+
+
+def port(root: Path, hca: str) -> Path:
+    """The directory of an adapter's port."""
+    return root / "sys/class/infiniband" / hca / "ports/1"
+
+
+def interface(root: Path, name: str) -> Path:
+    """The directory of a network interface."""
+    return root / "sys/class/net" / name
+
+
+def set_link(root: Path, address: str, which: str, *, speed: str = "", width: int | None = None) -> None:
+    """Speed in GT/s, or lanes, of a link: `current` or `max`."""
+    if speed:
+        (pci(root, address) / f"{which}_link_speed").write_text(f"{speed} GT/s PCIe\n")
+    if width is not None:
+        (pci(root, address) / f"{which}_link_width").write_text(f"{width}\n")
+
+
+def set_aer(root: Path, address: str, severity: str, total: int) -> None:
+    """Errors that a device or a port reported since boot."""
+    (pci(root, address) / f"aer_dev_{severity}").write_text(AER[severity].format(total))
+
+
+def set_acs(root: Path, address: str, control: int) -> None:
+    """The ACS control register of a bridge."""
+    (pci(root, address) / "config").write_bytes(config_space(port_type=6, acs=control))
+
+
+def set_counter(root: Path, hca: str, name: str, value: int) -> None:
+    """A counter of an adapter's port."""
+    folder = "counters" if (port(root, hca) / "counters" / name).exists() else "hw_counters"
+    (port(root, hca) / folder / name).write_text(f"{value}\n")
+
+
+def as_unprivileged(root: Path) -> None:
+    """What is not root sees 64 bytes of each configuration space."""
+    for config in root.glob("sys/devices/**/config"):
+        config.write_bytes(config.read_bytes()[:64])
+
+
+def as_virtual_machine(root: Path) -> None:
+    """Two GPUs and an adapter passed through to a machine that shows neither links, ports nor AER."""
+    write(root, "proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vme hypervisor\n")
+    for number, ids in enumerate((_GPU_IDS, _GPU_IDS, _HCA_IDS)):
+        folder = _device(root, (), f"0000:00:0{number + 4}.0", -1, ids)
+        (folder / "config").write_bytes(config_space()[:256])
+        (folder / "resource").write_text(_RESOURCE)
+
+
+def add_bond(root: Path, name: str, states: dict[str, str]) -> None:
+    """A bond of interfaces, and what it says of each: up or down."""
+    _virtual_interface(root, name)
+    write(root, f"sys/class/net/{name}/bonding/slaves", " ".join(states) + "\n")
+    for slave, state in states.items():
+        write(root, f"sys/class/net/{slave}/bonding_slave/mii_status", f"{state}\n")
+
+
+def config_space(*, port_type: int = 0, payload: int = 1, read: int = 5, acs: int | None = None) -> bytes:
+    """4096 bytes: power management, PCI Express and, as extended capabilities, AER and ACS.
+
+    Args:
+        port_type: 0 an endpoint, 4 a root port, 6 a switch's downstream port.
+        payload, read: exponents over 128 of the payload and of a read request that are set.
+        acs: the ACS control register; None: no ACS.
+    """
+    space = bytearray(4096)
+    struct.pack_into("<HHHH", space, 0, 0x10DE, 0x2330, 0x0146, 0x0010)
+    space[0x34] = 0x40
+    struct.pack_into("<BB", space, 0x40, 0x01, 0x60)
+    struct.pack_into(
+        "<BBHIH", space, 0x60, 0x10, 0, 0x0002 | port_type << 4, 0x8001, 0x0010 | payload << 5 | read << 12
+    )
+    struct.pack_into("<I", space, 0x100, 0x0001 | 2 << 16 | (0x148 << 20 if acs is not None else 0))
+    if acs is not None:
+        struct.pack_into("<IHH", space, 0x148, 0x000D | 1 << 16, 0x005F, acs)
+    return bytes(space)
+
+
+# ---- how it is made ----
+
+_GPU_IDS, _HCA_IDS = ("0x10de", "0x2330", "0x030200"), ("0x15b3", "0x1021", "0x020700")
+_RESOURCE = "\n".join(
+    (
+        "0x0000382042000000 0x0000382042ffffff 0x000000000014220c",
+        "0x0000000000000000 0x0000000000000000 0x0000000000000000",
+        "0x0000380000000000 0x0000381fffffffff 0x000000000014220c",
+        "0x0000000000000000 0x0000000000000000 0x0000000000000000",
+        "0x0000382040000000 0x0000382041ffffff 0x000000000014220c",
+        *["0x0000000000000000 0x0000000000000000 0x0000000000000000"] * 8,
+    )
+)
+
+
+def _device(root: Path, above: tuple[str, ...], address: str, numa: int, ids: tuple[str, str, str]) -> Path:
+    place = "/".join((f"sys/devices/pci{(*above, address)[0][:7]}", *above, address))
+    folder, known = root / place, root / "sys/bus/pci/devices"
+    folder.mkdir(parents=True)
+    known.mkdir(parents=True, exist_ok=True)
+    (known / address).symlink_to(f"../../../{place.removeprefix('sys/')}")
+    for name, text in zip(("vendor", "device", "class", "numa_node", "power_state"), (*ids, numa, "D0"), strict=True):
+        (folder / name).write_text(f"{text}\n")
+    (folder / "subsystem").symlink_to(Path("../" * (len(above) + 3)) / "bus/pci")
+    return folder
+
+
+def _endpoint(
+    root: Path, above: tuple[str, ...], address: str, numa: int, *, ids: tuple[str, str, str], speed: str, width: int
+) -> None:
+    folder = _device(root, above, address, numa, ids)
+    for which in ("current", "max"):
+        set_link(root, address, which, speed=speed, width=width)
+    for severity in AER:
+        set_aer(root, address, severity, 0)
+    (folder / "config").write_bytes(config_space())
+    (folder / "resource").write_text(_RESOURCE)
+
+
+def _bridge(
+    root: Path, above: tuple[str, ...], address: str, numa: int, *, speed: str = "32.0", width: int = 16, acs: int = 0
+) -> None:
+    _endpoint(root, above, address, numa, ids=("0x1000", "0xc030", "0x060400"), speed=speed, width=width)
+    set_acs(root, address, acs)
+
+
+def _gpu(root: Path, above: tuple[str, ...], address: str, numa: int) -> None:
+    _endpoint(root, above, address, numa, ids=_GPU_IDS, speed="32.0", width=16)
+
+
+def _hca(root: Path, above: tuple[str, ...], address: str, numa: int) -> None:
+    _endpoint(root, above, address, numa, ids=_HCA_IDS, speed="32.0", width=16)
+
+
+def _drive(root: Path, above: tuple[str, ...], address: str, numa: int) -> None:
+    _endpoint(root, above, address, numa, ids=("0x144d", "0xa824", "0x010802"), speed="16.0", width=4)
+
+
+def _class_device(root: Path, kind: str, name: str, address: str) -> Path:
+    """A directory below a PCI device, the link of /sys/class to it, and its own link back."""
+    below = pci(root, address).resolve() / kind / name
+    below.mkdir(parents=True)
+    (below / "device").symlink_to("../..")
+    links = root / "sys/class" / kind
+    links.mkdir(parents=True, exist_ok=True)
+    (links / name).symlink_to(Path("../..") / below.relative_to((root / "sys").resolve()))
+    return below
+
+
+def _infiniband(root: Path, hca: str, address: str, number: int) -> Path:
+    folder = _class_device(root, "infiniband", hca, address)
+    files = {
+        "fw_ver": "28.39.1002", "board_id": "MT_0000000838", "hca_type": "MT4129",
+        "node_guid": f"a088:c203:0012:340{number}", "ports/1/link_layer": "InfiniBand", "ports/1/state": "4: ACTIVE",
+        "ports/1/phys_state": "5: LinkUp", "ports/1/rate": "400 Gb/sec (4X NDR)", "ports/1/lid": f"0x{number + 17:x}",
+        "ports/1/sm_lid": "0x1", "ports/1/counters/port_rcv_data": "1000", "ports/1/counters/port_xmit_data": "2000",
+        **{f"ports/1/counters/{name}": "0" for name in ERRORS},
+        **{f"ports/1/hw_counters/{name}": "0" for name in HARDWARE},
+    }  # fmt: skip
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"{text}\n")
+    return folder
+
+
+def _roce(root: Path) -> None:
+    ports = _infiniband(root, ROCE, ROCE_NIC, 8) / "ports/1"
+    for name, text in {
+        "link_layer": "Ethernet", "rate": "100 Gb/sec (4X EDR)", "lid": "0x0", "sm_lid": "0x0",
+        "gid_attrs/ndevs/0": ROCE_INTERFACE,
+        **{f"gid_attrs/types/{index}": ("IB/RoCE v1", "RoCE v2")[index % 2] for index in range(4)},
+    }.items():  # fmt: skip
+        write(ports, name, f"{text}\n")
+
+
+def _network(root: Path, name: str, address: str, driver: str, megabits: int) -> None:
+    folder = _class_device(root, "net", name, address)
+    files = {
+        "type": "1", "operstate": "up", "carrier": "1", "carrier_changes": "2", "speed": megabits, "duplex": "full",
+        "mtu": "9000", "address": f"b8:3f:d2:00:00:{address[5:7]}", "phys_port_name": "p0",
+        **{f"statistics/{statistic}": "0" for statistic in STATISTICS},
+    }  # fmt: skip
+    for file, text in files.items():
+        write(folder, file, f"{text}\n")
+    (pci(root, address) / "driver").symlink_to(f"../../../bus/pci/drivers/{driver}")
+
+
+def _virtual_interface(root: Path, name: str, kind: str = "1") -> None:
+    place = f"devices/virtual/net/{name}"
+    write(root, f"sys/{place}/type", f"{kind}\n")
+    (root / "sys/class/net" / name).symlink_to(f"../../{place}")

@@ -1,0 +1,98 @@
+"""A whole GPU host without one: /proc, /sys, /dev and programs under a root, and NVML through its stub.
+
+Run as a program, it takes a thorough snapshot by every collector for each line on standard input; the root is its argument. With
+`readings` after it, it tells once what there is to be read.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import collectors
+from agent.snapshot import take
+from collectors.base import IDENTITY, Collector
+from collectors.clock import ClockCollector, Discipline
+from collectors.storage import StorageCollector
+from schemas.records import to_json
+from tests.fakes import host, links
+
+KEPT = Discipline(offset=0.0, error_max=0.004, error_estimated=0.0001)
+SMART = "smart.bin"
+"""Under the root: the health log that every NVMe disk answers with."""
+CLOCK = "clock.json"
+"""Under the root, where a test says how far off the clock may be: seconds."""
+HEALTHY_LOG = bytes([0, 0x2E, 0x01, 100, 10, 3]) + bytes(506)
+"""No warning, 302 K, all of the spare, 3 % used, and no errors."""
+NVML = (
+    f"DriverVersion={host.DRIVER}",
+    *(f"gpu.{number}.PciInfo=0000{address}" for number, address in enumerate(links.GPUS)),
+)
+"""What fits the stub's H100 host to this one."""
+
+
+def tree(root: Path) -> Path:
+    """Eight GPUs, four NVSwitches, eight adapters, two disks: all in order."""
+    links.tree(root)
+    host.tree(root, gpus=None)
+    links.write(root, "proc/1/comm", "systemd\n")
+    links.write(root, "proc/900/comm", "nv-fabricmanage\n")
+    for address in links.NVSWITCHES:
+        links.write(
+            root, f"proc/driver/nvidia-nvswitch/devices/{address}/information", "BIOS Version: 96.10.57.00.01\n"
+        )
+    links.write(root, "dev/kmsg", "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n")
+    (root / SMART).write_bytes(HEALTHY_LOG)
+    return root
+
+
+def log(root: Path, *messages: str) -> None:
+    """Lines that the kernel has written."""
+    path = root / "dev/kmsg"
+    known = path.read_text().splitlines()
+    lines = [f"4,{len(known) + number},{5_000_000 + number},-;{text}" for number, text in enumerate(messages)]
+    path.write_text("\n".join([*known, *lines]) + "\n")
+
+
+def everything(root: Path) -> Iterator[Collector]:
+    """The collectors of a snapshot, with an NVMe disk and a kernel's clock that answer from the root."""
+
+    def ask() -> Discipline:
+        told = root / CLOCK
+        return Discipline(offset=0.0, error_max=float(told.read_text()), error_estimated=0.0) if told.exists() else KEPT
+
+    for collector in collectors.start(thorough=True, root=root):
+        if collector.name == "storage":
+            yield StorageCollector(root, True, read_log=lambda _: (root / SMART).read_bytes())
+        elif collector.name == "clock":
+            yield ClockCollector(root, ask)
+        else:
+            yield collector
+
+
+def readings(root: Path) -> dict[str, dict[str, Any]]:
+    """Name -> unit, help, whether it is a counter, and the labels of its scopes."""
+    found: dict[str, dict[str, Any]] = {}
+    for family in (family for collector in everything(root) for family in collector.collect()):
+        labels = dict.fromkeys(key for scope, _ in family.readings for key in scope if key not in IDENTITY)
+        found[family.name] = {"unit": family.unit, "help": family.help}
+        found[family.name] |= {"labels": list(labels)} if labels else {}
+        found[family.name] |= {"counter": True} if family.counter else {}
+    return dict(sorted(found.items()))
+
+
+def main(root: Path) -> None:
+    """Answers each line with the snapshot of that moment, and the GPUs that it names."""
+    for line in sys.stdin:
+        snapshot, gpus = take(everything(root), stage="doctor", phase=line.strip())
+        print(json.dumps({"snapshot": to_json(snapshot), "gpus": [to_json(gpu) for gpu in gpus]}), flush=True)
+
+
+if __name__ == "__main__":
+    if sys.argv[2:] == ["readings"]:
+        print(json.dumps(readings(Path(sys.argv[1])), indent=1, ensure_ascii=False))
+    else:
+        main(Path(sys.argv[1]))

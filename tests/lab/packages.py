@@ -1,0 +1,224 @@
+"""Signed repositories of tiny packages for apt and dnf, made from tests/data/packages.yml, as an air-gapped site mirrors them."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import shutil
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.lab import processes
+
+RECORD = Path(__file__).parents[1] / "data" / "packages.yml"
+MAINTAINER = "Rackproof's tests <nobody@example.org>"
+PROGRAMS = {
+    "nvidia-smi": """#!/bin/sh
+case "$*" in
+*driver_version,index,persistence_mode*) echo "VERSION, 0, Enabled" ;;
+*driver_version*) echo VERSION ;;
+*) echo GPU-00000000-0000-0000-0000-000000000000 ;;
+esac
+""",
+    "nv-fabricmanager": '#!/bin/sh\necho "Fabric Manager version is : VERSION"\n',
+    "nvidia-ctk": """#!/bin/sh
+case "$*" in
+--version) echo "NVIDIA Container Toolkit CLI version VERSION" ;;
+"cdi generate --output="*) out=${3#--output=}; mkdir -p "${out%/*}"
+  printf 'kind: nvidia.com/gpu\\nhostPath: /usr/lib/libcuda.so.%s\\n' "$(nvidia-smi --query-gpu=driver_version)" >"$out" ;;
+*) echo "nvidia-ctk: $*" >&2; exit 2 ;;
+esac
+""",
+}
+"""Stand-ins for the hardware's programs: they answer what the roles ask."""
+
+
+@dataclass(frozen=True)
+class Package:
+    """One version of one package."""
+
+    name: str
+    version: str
+    source: str = ""
+    depends: Mapping[str, str] = field(default_factory=dict)
+    """The other package: = for the same version, >= for that or a newer one."""
+    conflicts: tuple[str, ...] = ()
+    programs: tuple[str, ...] = ()
+
+    @property
+    def upstream(self) -> str:
+        """The version without the packager's release."""
+        return self.version.rpartition("-")[0]
+
+    def install(self, root: Path) -> None:
+        """Writes the package's programs under `root`."""
+        for program in self.programs:
+            path = root / "usr" / "bin" / program
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(PROGRAMS[program].replace("VERSION", self.upstream))
+            path.chmod(0o755)
+
+
+def recorded(name: str) -> Iterator[Package]:
+    """Every version of every package that is recorded for a distribution, or for the container toolkit."""
+    record: dict[str, Any] = yaml.safe_load(RECORD.read_text())[name]
+    for version in record["versions"]:
+        branch = int(version.split(".")[0])
+        for package, says in record["packages"].items():
+            if says.get("from", 0) <= branch and says.get("only", branch) == branch:
+                fields = {key: value for key, value in says.items() if key not in ("from", "only")}
+                yield Package(name=package, version=version, **fields)
+
+
+def headers(prefix: str) -> Package:
+    """The headers of this machine's kernel, as a distribution names them."""
+    return Package(name=prefix + platform.release(), version="1-1")
+
+
+class Key:
+    """A key that signs repositories, made in a directory of its own."""
+
+    def __init__(self, home: Path) -> None:
+        home.mkdir(mode=0o700)
+        self._home = home
+        self._gpg("--quick-generate-key", MAINTAINER, "rsa2048", "sign", "never")
+        self.public = home / "key.asc"
+        self._gpg("--armor", "--output", self.public, "--export")
+
+    def clearsign(self, file: Path, signed: Path) -> None:
+        """Writes a file with its signature around it, as apt wants its index."""
+        self._gpg("--clearsign", "--output", signed, file)
+
+    def detach(self, file: Path) -> None:
+        """Writes a signature beside a file, as dnf wants it for its index."""
+        self._gpg("--armor", "--detach-sign", "--output", file.with_name(file.name + ".asc"), file)
+
+    def sign_packages(self, files: Iterable[Path]) -> None:
+        """Signs rpm packages."""
+        gpg = shutil.which("gpg")
+        defines = [f"--define=_gpg_name {MAINTAINER}", f"--define=_gpg_path {self._home}", f"--define=__gpg {gpg}"]
+        _run("rpmsign", "--addsign", *defines, *files)
+
+    def close(self) -> None:
+        """Ends gpg's agent."""
+        _run("gpgconf", "--homedir", self._home, "--kill", "all")
+
+    def _gpg(self, *arguments: str | Path) -> None:
+        _run("gpg", "--batch", "--quiet", "--homedir", self._home, "--passphrase=", *arguments)
+
+
+def _run(*command: str | Path) -> None:
+    environment = {**os.environ, "LC_ALL": "C"}
+    processes.run(command, env=environment)
+
+
+def apt_repository(directory: Path, packages: Iterable[Package], key: Key, architecture: str = "amd64") -> None:
+    """Makes a flat apt repository, as NVIDIA's are, with its key in `key.asc`."""
+    directory.mkdir(parents=True)
+    (directory / "Packages").write_text("\n".join(_deb(directory, package, architecture) for package in packages))
+    text = (directory / "Packages").read_bytes()
+    release = f"Origin: NVIDIA\nSHA256:\n {hashlib.sha256(text).hexdigest()} {len(text)} Packages\n"
+    (directory / "Release").write_text(release)
+    key.clearsign(directory / "Release", directory / "InRelease")
+    shutil.copy(key.public, directory)
+
+
+def _deb(directory: Path, package: Package, architecture: str) -> str:
+    """Builds a package; returns its entry in the index."""
+    exact = {"=": package.version, ">=": package.upstream}
+    fields = {
+        "Package": package.name,
+        "Version": package.version,
+        "Architecture": architecture,
+        "Maintainer": MAINTAINER,
+        "Source": package.source,
+        "Depends": ", ".join(f"{name} ({relation} {exact[relation]})" for name, relation in package.depends.items()),
+        "Conflicts": ", ".join(package.conflicts),
+        "Description": "A stand-in of Rackproof's tests",
+    }
+    control = "".join(f"{name}: {value}\n" for name, value in fields.items() if value)
+    file = directory / f"{package.name}_{package.version}_{architecture}.deb"
+    with tempfile.TemporaryDirectory() as build:
+        root = Path(build)
+        root.chmod(0o755)
+        (root / "DEBIAN").mkdir()
+        (root / "DEBIAN" / "control").write_text(control)
+        package.install(root)
+        _run("dpkg-deb", "--root-owner-group", "-Znone", "--build", root, file)
+    content = file.read_bytes()
+    return f"{control}Filename: ./{file.name}\nSize: {len(content)}\nSHA256: {hashlib.sha256(content).hexdigest()}\n"
+
+
+def dnf_repository(directory: Path, packages: Iterable[Package], key: Key, streams: Mapping[str, str]) -> None:
+    """Makes a dnf repository with its key in `key.asc`.
+
+    `streams` are those of the module nvidia-driver, with the beginning of the versions in each; without any, packages are not
+    signed, only their index is: so are the container toolkit's.
+    """
+    directory.mkdir(parents=True)
+    packages = list(packages)
+    for version in sorted({package.version for package in packages}):
+        _rpms(directory, [package for package in packages if package.version == version])
+    if streams:
+        key.sign_packages(directory.rglob("*.rpm"))
+    _run("createrepo_c", "--quiet", directory)
+    if streams:
+        _modules(directory, packages, streams)
+    key.detach(directory / "repodata" / "repomd.xml")
+    shutil.copy(key.public, directory)
+
+
+def _rpms(directory: Path, packages: list[Package]) -> None:
+    """Builds the packages of one version out of one specification."""
+    version, release = packages[0].version.split("-")
+    spec = f"Name: stand-ins\nVersion: {version}\nRelease: {release}\nSummary: Stand-ins\nLicense: MIT\nBuildArch: noarch\n"
+    spec += "%description\nOf Rackproof's tests\n"
+    with tempfile.TemporaryDirectory() as build:
+        for package in packages:
+            spec += f"%package -n {package.name}\nSummary: A stand-in\nAutoReqProv: no\n"
+            spec += "".join(f"Requires: {name} {relation} {version}\n" for name, relation in package.depends.items())
+            spec += "".join(f"Conflicts: {name}\n" for name in package.conflicts)
+            spec += f"%description -n {package.name}\nA stand-in\n%files -n {package.name}\n"
+            spec += "".join(f"%attr(755,root,root) /usr/bin/{program}\n" for program in package.programs)
+            package.install(Path(build) / "programs")
+        (Path(build) / "programs").mkdir(exist_ok=True)
+        spec += f"%install\nmkdir -p %{{buildroot}}\ncp -r {build}/programs/. %{{buildroot}}\n"
+        (Path(build) / "stand-ins.spec").write_text(spec)
+        defines = [f"--define=_topdir {build}", f"--define=_rpmdir {directory}"]
+        _run("rpmbuild", "-bb", "--quiet", *defines, Path(build) / "stand-ins.spec")
+
+
+def _modules(directory: Path, packages: list[Package], streams: Mapping[str, str]) -> None:
+    documents = [
+        {
+            "document": "modulemd",
+            "version": 2,
+            "data": {
+                "name": "nvidia-driver",
+                "stream": stream,
+                "version": 1,
+                "context": "rackproof",
+                "arch": platform.machine(),
+                "summary": "NVIDIA driver",
+                "description": "NVIDIA driver",
+                "license": {"module": ["MIT"]},
+                "artifacts": {
+                    "rpms": [
+                        f"{each.name}-0:{each.version}.noarch"
+                        for each in packages
+                        if each.version.startswith(beginning)
+                    ]
+                },
+            },
+        }
+        for stream, beginning in streams.items()
+    ]
+    file = directory / "modules.yaml"
+    file.write_text(yaml.safe_dump_all(documents, explicit_start=True, explicit_end=True))
+    _run("modifyrepo_c", "--mdtype=modules", file, directory / "repodata")

@@ -1,0 +1,153 @@
+"""One host that boots systemd: systemd-nspawn on this machine's files, copy-on-write, its own network, sshd on 127.0.0.1.
+
+    with SystemdHost(tmp_path) as host:
+        host.on("systemctl", "is-system-running")
+
+Needs what the lab needs, and the Debian package systemd-container.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import TracebackType
+from typing import Any
+
+import yaml
+
+from . import machine, processes
+from .hosts import CHECKOUT, hidden
+from .lab import SSH_OPTIONS
+
+READY_SECONDS = 30.0
+# In a mount namespace of its own, and in control groups of its own below which the host's are made and removed.
+START = """
+set -e
+mount --make-rprivate /
+mkdir -p "$1/root"
+mount --bind / "$1/root"
+for group in $2; do mkdir "$group"; echo $$ >"$group/cgroup.procs"; done
+shift 2
+exec systemd-nspawn "$@"
+"""
+CGROUPS = Path("/sys/fs/cgroup")
+HIERARCHIES = [path for path in (CGROUPS / "systemd", CGROUPS / "unified") if path.is_dir()] or [CGROUPS]
+"""Those in which systemd keeps its units: two where the kernel has both versions of control groups."""
+
+
+class SystemdHost:
+    """A host with systemd, from entering the context until leaving it."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory.absolute()
+        self._claim = Path()
+        self._namespace = ""
+        self._groups: list[Path] = []
+        self._process: subprocess.Popen[str] | None = None
+        self._payload = 0
+
+    def __enter__(self) -> SystemdHost:
+        machine.sweep()
+        self.directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._start()
+        except BaseException:
+            self._remove()
+            raise
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._remove()
+
+    def on(self, *command: str, check: bool = True, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        """Runs a command inside the host, without SSH."""
+        enter = ["nsenter", f"--target={self._payload}", "--all", "--"]
+        return processes.run([*enter, *command], check=check, timeout=timeout)
+
+    def control(self, command: processes.Command, **arguments: Any) -> subprocess.CompletedProcess[str]:
+        """Runs a command of the control node, which reaches the host at 127.0.0.1."""
+        enter = ["nsenter", f"--net={machine.NAMESPACES / self._namespace}", "--", "env", "--default-signal"]
+        return processes.run([*enter, *command], **arguments)
+
+    def inventory(self, **variables: Any) -> Path:
+        """Writes an inventory of the host, `node1`; returns its path."""
+        common = {
+            "ansible_host": "127.0.0.1",
+            "ansible_user": "root",
+            "ansible_ssh_private_key_file": str(self.directory / "key"),
+            "ansible_ssh_common_args": SSH_OPTIONS,
+            "ansible_control_path_dir": str(self._claim),
+            "ansible_python_interpreter": "/usr/bin/python3",
+        }
+        path = self.directory / "inventory.yml"
+        group = {"hosts": {"node1": {}}, "vars": {**common, **variables}}
+        path.write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": group}}}, sort_keys=False))
+        return path
+
+    def _start(self) -> None:
+        self._claim = machine.claim()
+        self._namespace = f"{self._claim.name}-systemd"
+        self._groups = [hierarchy / self._claim.name for hierarchy in HIERARCHIES]
+        processes.run(["ip", "netns", "add", self._namespace])
+        processes.run(["ip", "-n", self._namespace, "link", "set", "lo", "up"])
+        key = self.directory / "key"
+        key.unlink(missing_ok=True)
+        processes.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", key])
+        shown = hidden([CHECKOUT, Path(sys.prefix), Path(sys.base_prefix)])
+        nspawn = [
+            *("--quiet", "--boot", "--register=no", "--keep-unit", "--volatile=overlay", "--console=pipe"),
+            f"--network-namespace-path={machine.NAMESPACES / self._namespace}",
+            f"--directory={self.directory / 'root'}",
+            f"--bind-ro={key}.pub:/root/.ssh/authorized_keys",
+            # The kernel log, and what opening it takes.
+            *("--bind=/dev/kmsg", "--capability=CAP_SYSLOG"),
+            *(f"--bind-ro={path}" for path in shown),
+            *("--hostname=node1", "systemd.unit=ssh.service"),
+        ]
+        groups = " ".join(map(str, self._groups))
+        with (self.directory / "log").open("w") as log:
+            self._process = subprocess.Popen(
+                ["unshare", "--mount", "--", "bash", "-c", START, "bash", self.directory, groups, *nspawn],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                text=True,
+                start_new_session=True,
+            )
+        self._wait_for_ssh()
+
+    def _wait_for_ssh(self) -> None:
+        assert self._process is not None
+        deadline = time.monotonic() + READY_SECONDS
+        banner = ["bash", "-c", 'read -r line <"/dev/tcp/127.0.0.1/22" && [[ $line == SSH-* ]]']
+        while self.control(banner, check=False, timeout=5).returncode:
+            if self._process.poll() is not None or time.monotonic() > deadline:
+                log = (self.directory / "log").read_text(errors="replace")[-processes.SHOWN :]
+                raise machine.LabError(f"the host with systemd does not answer SSH; its log:\n{log}")
+            time.sleep(0.05)
+        children = processes.run(["pgrep", "--parent", str(self._process.pid)]).stdout.split()
+        self._payload = int(children[0])
+        # A real user's shell start-up files would be paid for on every SSH command.
+        self.on(
+            "sh",
+            "-c",
+            "for file in /root/.bashrc /root/.profile /root/.bash_profile /etc/bash.bashrc; do : >$file; done",
+        )
+
+    def _remove(self) -> None:
+        if self._process is not None:
+            processes.end_all([self._process], grace=0)  # systemd-nspawn takes all of its processes with it
+        if self._claim.name:
+            machine.remove(self._claim.name)
+        deadline = time.monotonic() + 5  # what is killed takes a moment to be gone
+        while any(group.is_dir() for group in self._groups) and time.monotonic() < deadline:
+            for group in self._groups:
+                for inner in sorted([group, *group.rglob("*/")], reverse=True):
+                    with contextlib.suppress(OSError):
+                        inner.rmdir()
+            time.sleep(0.01)

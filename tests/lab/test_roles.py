@@ -1,0 +1,655 @@
+"""The roles on lab hosts: driver and toolkit checked, and installed from a mirror; the exporter's service and its removal."""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.lab import packages
+from tests.lab.lab import CONTROL_ADDRESS, Lab
+from tests.lab.systemd_host import SystemdHost
+
+ROOT = Path(__file__).parents[2]
+ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
+MIRROR = f"http://{CONTROL_ADDRESS}:8000"
+RELEASES = {
+    "node1": "ID=debian\nVERSION_ID='12'\n",
+    "node2": "ID=ubuntu\nVERSION_ID='24.04'\n",
+    "node3": "ID='rocky'\nID_LIKE='rhel centos fedora'\nVERSION_ID='9.6'\nPLATFORM_ID='platform:el9'\n",
+}
+"""What each host says it is. Only node1 is what it says; the package managers and their repositories are real on all three."""
+# What this machine may have and a bare host has not; nouveau's and the initramfs' places, which a container may lack.
+BARE = """
+rm -rf /etc/apt/sources.list /etc/apt/sources.list.d /etc/docker /etc/cdi
+for program in docker podman containerd nerdctl nvidia-smi nvidia-ctk; do rm -f /usr/local/bin/$program /usr/bin/$program; done
+mkdir -p /etc/modprobe.d /etc/yum.repos.d /etc/apt/sources.list.d
+for program in update-initramfs dracut; do
+  printf '#!/bin/sh\\necho "${0##*/} $*" >>/var/log/initramfs\\n' >/usr/local/sbin/$program
+  chmod 755 /usr/local/sbin/$program
+done
+"""
+
+
+@dataclass(frozen=True)
+class Site:
+    """A control node with three hosts, and a mirror of NVIDIA's repositories that they reach."""
+
+    lab: Lab
+    directory: Path
+
+    def play(self, playbook: Path, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+        """Runs a playbook with these variables on all hosts."""
+        group = {
+            "rackproof_profile": "smoke",
+            "rackproof_gpu_count": 1,
+            "rackproof_python": "/usr/bin/python3",
+            "rackproof_runs_directory": str(self.directory),
+            **variables,
+        }
+        mirrors = {"node1": ("debian12", "deb"), "node2": ("ubuntu2404", "deb"), "node3": ("rhel9", "rpm")}
+        hosts = {
+            host: {
+                "nvidia_driver_repository": f"{MIRROR}/{driver}/",
+                "nvidia_driver_repository_key": f"{MIRROR}/{driver}/key.asc",
+                "container_toolkit_repository": f"{MIRROR}/{toolkit}",
+            }
+            for host, (driver, toolkit) in mirrors.items()
+        }
+        inventory = self.lab.inventory(hostvars=hosts, groupvars=group)
+        command = [ANSIBLE, "-i", inventory, playbook, *options]
+        played = self.lab.run(command, cwd=ROOT, check=False, timeout=120)
+        print(played.stdout[-9000:], played.stderr[-2000:])
+        return played
+
+    def install(self, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+        """Has driver 580 and toolkit 1.18.1 installed."""
+        wanted = {
+            "nvidia_driver_state": "installed",
+            "nvidia_driver_version": "580",
+            "nvidia_driver_serial": "100%",
+            "container_toolkit_state": "installed",
+            "container_toolkit_version": "1.18.1",
+            "container_toolkit_runtime": "podman",
+            "container_toolkit_repository_key": f"{MIRROR}/deb/amd64/key.asc",
+        }
+        return self.play(ROOT / "playbooks" / "drivers.yml", *options, **{**wanted, **variables})
+
+    def versions(self, host: str) -> dict[str, str]:
+        """The NVIDIA packages on a host."""
+        query = "dpkg-query -W -f '${Package} ${Version}\\n'; rpm -qa --qf '%{NAME} %{VERSION}-%{RELEASE}\\n'"
+        lines = self.lab.on(host, "sh", "-c", query).stdout.splitlines()
+        return dict(line.split() for line in lines if re.search("nvidia|cuda", line))
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    directory = tmp_path_factory.mktemp("roles")
+    mirror(directory / "mirror", packages.Key(directory / "gnupg"))
+    with Lab(directory / "lab") as lab:
+        serve = [
+            sys.executable,
+            "-m",
+            "http.server",
+            "8000",
+            "--bind",
+            CONTROL_ADDRESS,
+            "--directory",
+            directory / "mirror",
+        ]
+        lab.popen(serve, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        for host, release in RELEASES.items():
+            lab.on(host, "sh", "-c", BARE)
+            lab.on(host, "rm", "/etc/os-release")  # a link into /usr
+            lab.put(host, "/etc/os-release", release)
+        yield Site(lab=lab, directory=directory / "runs")
+
+
+def mirror(directory: Path, key: packages.Key) -> None:
+    """What an air-gapped site has of NVIDIA's repositories."""
+    for name in ("debian12", "ubuntu2404"):
+        drivers = [*packages.recorded(name), packages.headers("linux-headers-")]
+        packages.apt_repository(directory / name, drivers, key)
+    drivers = [*packages.recorded("rhel9"), packages.headers("kernel-devel-")]
+    streams = {"580-open": "580.", "580-dkms": "580.", "open-dkms": "5"}
+    packages.dnf_repository(directory / "rhel9", drivers, key, streams)
+    packages.apt_repository(directory / "deb" / "amd64", packages.recorded("container_toolkit"), key)
+    packages.dnf_repository(directory / "rpm" / "x86_64", packages.recorded("container_toolkit"), key, {})
+    key.close()
+
+
+# --- checked: one fault at a time, to the programs of the role
+
+
+UUIDS = ("GPU-0", "GPU-1")
+DOCKER = '{"nvidia":{},"runc":{}}'
+
+
+def smi(version: str = "580.126.20", persistence: tuple[str, str] = ("Enabled", "Enabled")) -> str:
+    """A stand-in for nvidia-smi on a host with two GPUs."""
+    rows = "".join(f"{version}, {index}, {mode}\\n" for index, mode in enumerate(persistence))
+    return f"""#!/bin/sh
+case $1 in
+*driver_version,index,persistence_mode) printf '{rows}' ;;
+*driver_version) printf '{version}\\n{version}\\n' ;;
+*uuid) printf '{UUIDS[0]}\\n{UUIDS[1]}\\n' ;;
+esac
+"""
+
+
+def docker(runtimes: str = DOCKER, uuids: tuple[str, ...] = UUIDS) -> str:
+    """A stand-in for docker with these runtimes, whose containers see these GPUs."""
+    return f"""#!/bin/sh
+case $1 in
+info) echo '{runtimes}' ;;
+run) printf '%s\\n' {" ".join(uuids)} ;;
+esac
+"""
+
+
+FM = "#!/bin/sh\necho Fabric Manager version is : {}\n"
+CTK = "#!/bin/sh\necho NVIDIA Container Toolkit CLI version {}\necho commit: 0123\n"
+CDI = "kind: nvidia.com/gpu\npath: /dev/nvidia0\npath: /dev/nvidia1\nhostPath: /usr/lib/libcuda.so.{}\n"
+BIN = "/usr/local/bin"
+WELL = {
+    f"{BIN}/nvidia-smi": smi(),
+    f"{BIN}/nv-fabricmanager": FM.format("580.126.20"),
+    f"{BIN}/nvidia-ctk": CTK.format("1.18.1"),
+    f"{BIN}/docker": docker(),
+    "/tmp/pci/0000:07:00.0/vendor": "0x10de\n",
+    "/tmp/pci/0000:07:00.0/class": "0x068000\n",
+    "/tmp/module/nvidia/refcnt": "0\n",
+}
+"""The files of a host with two GPUs behind an NVSwitch, in which all is well."""
+Files = dict[str, str | None]
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a probe says of a host."""
+
+    facts: dict[str, Any]
+    problems: list[str]
+
+
+class Bench:
+    """node1 with files of one's own; takes them away again."""
+
+    def __init__(self, lab: Lab) -> None:
+        self._lab = lab
+
+    def look(self, role: str, files: Files, *options: str, running: tuple[str, ...] = ("nv-fabricmanager",)) -> Look:
+        """Runs a role's probe beside these files (None: not there) and these processes."""
+        wanted = {path: text for path, text in {**WELL, **files}.items() if text is not None}
+        script = ["trap 'kill $(jobs -p); cd /; rm -rf $made /tmp/pci /tmp/module' EXIT"]
+        script += ["mkdir -p /tmp/pci /tmp/module", f"made='{' '.join(wanted)}'"]
+        for path, text in wanted.items():
+            script += [f"mkdir -p {Path(path).parent}", f"cat >{path} <<'END'\n{text}END\n", f"chmod 755 {path}"]
+        script += [f"(exec -a {name} sleep 60 >/dev/null) &" for name in running]
+        script += ["mount --bind /tmp/pci /sys/bus/pci/devices", "mount --bind /tmp/module /sys/module"]
+        script += [f"python3 - {' '.join(options)} <{ROOT}/roles/{role}/files/probe.py"]
+        done = self._lab.on("node1", "unshare", "--mount", "bash", "-c", "\n".join(script), check=False)
+        print(done.stdout, done.stderr)
+        problems = done.stderr.strip().split("; wanted: ") if done.stderr.strip() else []
+        assert done.returncode == (1 if problems else 0)
+        return Look(json.loads(done.stdout), problems)
+
+
+@pytest.fixture
+def bench(site: Site) -> Bench:
+    return Bench(site.lab)
+
+
+def test_driver_that_is_as_wanted_has_no_problem(bench: Bench) -> None:
+    for version in ("", "580", "580.", "580.126", "580.126.20"):
+        look = bench.look("nvidia_driver", {}, f"--version={version}")
+        assert look.problems == []
+    assert look.facts["version"] == "580.126.20"
+    assert (look.facts["nvswitches"], look.facts["in_use"], look.facts["systemd"]) == (1, [], False)
+
+
+SWITCHLESS: Files = {"/tmp/pci/0000:07:00.0/vendor": None, "/tmp/pci/0000:07:00.0/class": None}
+FAILING = "#!/bin/sh\necho 'Failed to initialize NVML: {}'\nexit 18\n"
+DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
+    "no driver": (
+        {f"{BIN}/nvidia-smi": None},
+        (),
+        r"a driver that answers; found: nvidia-smi is not installed; set nvidia",
+    ),
+    "another branch": ({}, ("--version=570",), r"driver 570; found: 580.126.20; correct nvidia_driver_version"),
+    "only the digits": (
+        {f"{BIN}/nvidia-smi": smi("5801.10.02"), **SWITCHLESS},
+        ("--version=580",),
+        r"found: 5801.10.02;",
+    ),
+    "another release": ({}, ("--version=580.126.2",), r"driver 580.126.2; found: 580.126.20;"),
+    "libraries upgraded": (
+        {f"{BIN}/nvidia-smi": FAILING.format("Driver/library version mismatch"), **SWITCHLESS},
+        (),
+        r"nvidia-smi ends with 18: .* mismatch; the loaded kernel module is older or newer .*: reboot the host",
+    ),
+    "module not loaded": (
+        {f"{BIN}/nvidia-smi": FAILING.format("Unknown Error"), "/tmp/module/nvidia/refcnt": None, **SWITCHLESS},
+        (),
+        r"the kernel module nvidia is not loaded: reboot, then see `modprobe nvidia`",
+    ),
+    "no GPU in the answer": ({f"{BIN}/nvidia-smi": "#!/bin/sh\n", **SWITCHLESS}, (), r"nvidia-smi answers ''"),
+    "nouveau loaded": (
+        {"/tmp/module/nouveau/refcnt": "1\n"},
+        (),
+        r"nouveau not loaded; found: it is loaded; blacklist it",
+    ),
+    "persistence off": (
+        {f"{BIN}/nvidia-smi": smi(persistence=("Enabled", "Disabled"))},
+        (),
+        r"persistence mode Enabled; found: Disabled on GPU 1; start it with",
+    ),
+    "no fabric manager": (
+        {f"{BIN}/nv-fabricmanager": None},
+        (),
+        r"fabric manager 580.126.20 running, since 1 NVSwitches are .*; found: nv-fabricmanager is not installed",
+    ),
+    "fabric manager of another release": (
+        {f"{BIN}/nv-fabricmanager": FM.format("580.105.08")},
+        (),
+        r"found: fabric manager 580.105.08, which refuses another driver; set nvidia_driver_state: installed",
+    ),
+    "fabric manager asked for": (
+        {**SWITCHLESS, f"{BIN}/nv-fabricmanager": None},
+        ("--fabric-manager=required",),
+        r"since nvidia_driver_fabric_manager asks for it; found: nv-fabricmanager is not installed",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", DRIVER_FAULTS)
+def test_fault_of_the_driver_is_told_with_its_remedy_and_nothing_else_is(bench: Bench, fault: str) -> None:
+    files, options, message = DRIVER_FAULTS[fault]
+    (problem,) = bench.look("nvidia_driver", files, *options).problems
+    assert re.search(message, problem)
+
+
+def test_fabric_manager_must_run(bench: Bench) -> None:
+    (problem,) = bench.look("nvidia_driver", {}, running=()).problems
+    assert re.search(r"found: it does not run; start it with `systemctl enable --now nvidia-fabricmanager`", problem)
+
+
+def test_what_a_host_does_not_need_is_not_asked_for(bench: Bench) -> None:
+    without = {f"{BIN}/nv-fabricmanager": None}
+    assert bench.look("nvidia_driver", without, "--fabric-manager=ignored").problems == []
+    assert bench.look("nvidia_driver", {**without, **SWITCHLESS}).problems == []
+    daemon = ("nv-fabricmanager", "nvidia-persistenced")
+    off = {f"{BIN}/nvidia-smi": smi(persistence=("Disabled", "Disabled"))}
+    assert bench.look("nvidia_driver", off, running=daemon).problems == []
+
+
+def test_process_that_computes_is_named(site: Site, bench: Bench) -> None:
+    site.lab.on("node1", "touch", "/dev/nvidia-uvm")
+    user = site.lab.start("node1", "bash", "-c", "exec 9</dev/nvidia-uvm; exec -a trainer sleep 60")
+    try:
+        (found,) = bench.look("nvidia_driver", {}).facts["in_use"]
+    finally:
+        user.kill()
+        site.lab.on("node1", "rm", "/dev/nvidia-uvm")
+    assert re.fullmatch(r"trainer \(process \d+\)", found)
+
+
+PODMAN: Files = {f"{BIN}/docker": None, f"{BIN}/podman": docker(), "/etc/cdi/nvidia.yaml": CDI.format("580.126.20")}
+CONTAINERD: Files = {
+    f"{BIN}/docker": None,
+    f"{BIN}/containerd": "#!/bin/sh\necho '[plugins.\"cri\".containerd.runtimes.nvidia]'\n",
+}
+SMOKE = "--smoke-image=registry/cuda:13"
+
+
+@pytest.mark.parametrize("files", [{}, PODMAN, CONTAINERD], ids=["docker", "podman", "containerd"])
+def test_toolkit_that_is_as_wanted_has_no_problem(bench: Bench, files: Files) -> None:
+    assert bench.look("container_toolkit", files, "--runtime=auto", "--version=1.18").problems == []
+
+
+def test_container_with_the_hosts_gpus_has_no_problem(bench: Bench) -> None:
+    assert bench.look("container_toolkit", {}, "--runtime=docker", SMOKE).problems == []
+    assert bench.look("container_toolkit", PODMAN, "--runtime=podman", SMOKE).problems == []
+
+
+TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
+    "no toolkit": (
+        {f"{BIN}/nvidia-ctk": None},
+        (),
+        r"NVIDIA container toolkit; found: nvidia-ctk is not installed; set",
+    ),
+    "another version": ({}, ("--version=1.1",), r"toolkit 1.1; found: 1.18.1; correct container_toolkit_version"),
+    "docker without the runtime": (
+        {f"{BIN}/docker": docker('{"runc":{}}')},
+        (),
+        r"the runtime nvidia in docker; found: only runc; run `nvidia-ctk runtime configure --runtime=docker`",
+    ),
+    "docker not restarted": (
+        {f"{BIN}/docker": docker('{"runc":{}}'), "/etc/docker/daemon.json": '{"runtimes": {"nvidia": {}}}\n'},
+        (),
+        r"found: it is in /etc/docker/daemon.json, which docker has not read; restart docker",
+    ),
+    "docker does not run": (
+        {f"{BIN}/docker": FAILING.format("no daemon")},
+        (),
+        r"found: docker ends with 18: .*; start docker",
+    ),
+    "containerd without the runtime": (
+        {**CONTAINERD, f"{BIN}/containerd": "#!/bin/sh\necho '[plugins]'\n"},
+        (),
+        r"the runtime nvidia in containerd; found: its configuration has none;",
+    ),
+    "no CDI specification": (
+        {**PODMAN, "/etc/cdi/nvidia.yaml": None},
+        (),
+        r"found: none in /etc/cdi or /var/run/cdi; run",
+    ),
+    "CDI specification of the driver before": (
+        {**PODMAN, "/etc/cdi/nvidia.yaml": CDI.format("570.195.03")},
+        (),
+        r"/etc/cdi/nvidia.yaml of driver 570.195.03 beside driver 580.126.20; run `nvidia-ctk cdi generate",
+    ),
+    "CDI specification in /run wins": (
+        {**PODMAN, "/var/run/cdi/nvidia.yaml": CDI.format("570.195.03")},
+        (),
+        r"/var/run/cdi/nvidia.yaml of driver 570.195.03",
+    ),
+    "CDI specification lacks a GPU": (
+        {**PODMAN, "/dev/nvidia2": ""},
+        (),
+        r"/etc/cdi/nvidia.yaml without /dev/nvidia2;",
+    ),
+    "no runtime": ({f"{BIN}/docker": None}, (), r"one of docker, podman, containerd; found: none; install one"),
+    "GPU missing in the container": (
+        {f"{BIN}/docker": docker(uuids=UUIDS[:1])},
+        (SMOKE,),
+        r"a container of registry/cuda:13 has the host's 2 GPUs; found: 1, missing: GPU-1, not the host's: none;",
+    ),
+    "another GPU in the container": (
+        {f"{BIN}/docker": docker(uuids=("GPU-0", "GPU-9"))},
+        (SMOKE,),
+        r"found: 2, missing: GPU-1, not the host's: GPU-9; look for",
+    ),
+    "container does not start": (
+        {f"{BIN}/docker": docker().replace("printf '%s", "exit 125; printf '%s")},
+        (SMOKE,),
+        r"found: docker ends with 125: ; run the command by hand: docker run .*--gpus=all registry/cuda:13 nvidia-smi -L",
+    ),
+    "nothing to start it": (
+        {},
+        ("--runtime=none", SMOKE),
+        r"found: container_toolkit_runtime is none; name the runtime",
+    ),
+}
+
+
+@pytest.mark.parametrize("fault", TOOLKIT_FAULTS)
+def test_fault_of_the_toolkit_is_told_with_its_remedy_and_nothing_else_is(bench: Bench, fault: str) -> None:
+    files, options, message = TOOLKIT_FAULTS[fault]
+    (problem,) = bench.look("container_toolkit", files, "--runtime=auto", *options).problems
+    assert re.search(message, problem)
+
+
+def test_kernel_modules_of_the_other_kind_are_told(site: Site) -> None:
+    """Which kind is loaded stands in /proc, where nothing can be added: a /proc of its own has nothing else."""
+    says = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.20  Release Build\n"
+    probe = ROOT / "roles" / "nvidia_driver" / "files" / "probe.py"
+    script = f"""
+    export PATH=/tmp/kind:$PATH; mkdir -p /tmp/kind /tmp/proc/driver/nvidia; echo '{says}' >/tmp/proc/driver/nvidia/version
+    cat >/tmp/kind/nvidia-smi; chmod 755 /tmp/kind/nvidia-smi; mount --bind /tmp/proc /proc
+    for kind in open proprietary; do python3 {probe} --modules=$kind >/dev/null; echo $?; done
+    """
+    done = site.lab.on("node1", "unshare", "--mount", "bash", "-c", script, stdin=smi())
+    assert done.stdout.split() == ["0", "1"]
+    assert "wanted: proprietary kernel modules; found: open ones" in done.stderr
+
+
+# --- checked and installed: the playbooks
+
+
+CHECK = """
+- hosts: gpu_hosts
+  gather_facts: false
+  roles: [nvidia_driver, container_toolkit]
+"""
+
+
+def tasks(played: subprocess.CompletedProcess[str]) -> list[str]:
+    """The tasks that ran on hosts, in order."""
+    names = re.findall(r"^(?:TASK|RUNNING HANDLER) \[(.*?)\]", played.stdout, re.MULTILINE)
+    return [name for name in names if "Validating arguments" not in name and not name.startswith("plan : ")]
+
+
+def outcome(played: subprocess.CompletedProcess[str], what: str) -> dict[str, int]:
+    """Host -> how many of its tasks changed something, failed …"""
+    recap = played.stdout.rpartition("PLAY RECAP")[2]
+    return {host: int(count) for host, count in re.findall(rf"^(\w+) .*\b{what}=(\d+)", recap, re.MULTILINE)}
+
+
+NONE = {"node1": 0, "node2": 0, "node3": 0}
+
+
+def test_check_mode_fails_nothing_on_bare_hosts_and_changes_nothing(site: Site) -> None:
+    played = site.install("--check")
+    assert played.returncode == 0
+    assert outcome(played, "failed") == NONE
+    assert min(outcome(played, "changed").values()) >= 3
+    for host in NONE:
+        assert site.versions(host) == {}
+        written = site.lab.on(
+            host, "find", "/etc/apt", "/etc/yum.repos.d", "/etc/modprobe.d", "-newer", "/etc/os-release"
+        )
+        assert not re.search("nvidia|cuda|rackproof", written.stdout)
+
+
+@pytest.fixture(scope="module")
+def installed(site: Site) -> subprocess.CompletedProcess[str]:
+    return site.install()
+
+
+def test_drivers_and_toolkit_are_installed_in_the_wanted_version(
+    site: Site, installed: subprocess.CompletedProcess[str]
+) -> None:
+    assert installed.returncode == 0
+    toolkit = dict.fromkeys(
+        (
+            "nvidia-container-toolkit",
+            "nvidia-container-toolkit-base",
+            "libnvidia-container-tools",
+            "libnvidia-container1",
+        ),
+        "1.18.1-1",
+    )
+    assert site.versions("node1") == {
+        **toolkit,
+        **dict.fromkeys(
+            ("nvidia-driver-cuda", "libcuda1", "nvidia-persistenced", "nvidia-kernel-open-dkms"), "580.126.20-1"
+        ),
+    }
+    assert site.versions("node2") == {
+        **toolkit,
+        **dict.fromkeys(("nvidia-open", "libnvidia-compute"), "580.126.20-1ubuntu1"),
+    }
+    assert site.versions("node3") == {
+        **toolkit,
+        **dict.fromkeys(("nvidia-driver-cuda", "nvidia-persistenced", "kmod-nvidia-open-dkms"), "580.126.20-1"),
+    }
+    calls = {host: site.lab.on(host, "cat", "/var/log/initramfs").stdout for host in NONE}
+    assert calls == {"node1": "update-initramfs -u\n", "node2": "update-initramfs -u\n", "node3": "dracut --force\n"}
+    for host in NONE:
+        assert site.lab.on(host, "cat", "/etc/modprobe.d/rackproof-nouveau.conf").stdout.startswith(
+            "blacklist nouveau\n"
+        )
+        assert "libcuda.so.580.126.20" in site.lab.on(host, "cat", "/etc/cdi/nvidia.yaml").stdout
+
+
+def test_second_run_changes_nothing_on_as_many_hosts_at_a_time_as_the_inventory_says(
+    site: Site, installed: subprocess.CompletedProcess[str]
+) -> None:
+    again = site.install(nvidia_driver_serial=2)
+    assert again.returncode == 0
+    assert outcome(again, "changed") == NONE
+    assert set(tasks(again)) == {
+        "nvidia_driver : Look at the driver",
+        "container_toolkit : Look at the container toolkit",
+    }
+    assert again.stdout.count("PLAY [Install drivers]") == again.stdout.count("PLAY [Install container toolkits]") == 2
+    assert installed.stdout.count("PLAY [Install drivers]") == 1
+
+
+def test_settled_host_is_checked_in_one_task_a_role(
+    site: Site, installed: subprocess.CompletedProcess[str], tmp_path: Path
+) -> None:
+    playbook = tmp_path / "check.yml"
+    playbook.write_text(CHECK)
+    site.lab.on("node2", "mv", "/usr/bin/nvidia-smi", "/root")
+    try:
+        played = site.play(
+            playbook,
+            *("-e", "_rackproof_run_dir=/nowhere"),
+            container_toolkit_state="checked",
+            container_toolkit_version="1.18.1",
+            container_toolkit_runtime="podman",
+            nvidia_driver_version="580",
+        )
+    finally:
+        site.lab.on("node2", "mv", "/root/nvidia-smi", "/usr/bin")
+    assert tasks(played) == ["nvidia_driver : Look at the driver", "container_toolkit : Look at the container toolkit"]
+    assert outcome(played, "failed") == {"node1": 0, "node2": 1, "node3": 0}
+    assert "wanted: driver 580; found: nvidia-smi is not installed; set nvidia_driver_state" in played.stdout
+
+
+def test_driver_is_not_changed_under_who_uses_it_and_takes_its_fabric_manager_along(
+    site: Site, installed: subprocess.CompletedProcess[str]
+) -> None:
+    """node1 and node3 go back a release; node2 is in use."""
+    before = site.versions("node2")
+    site.lab.on("node2", "touch", "/dev/nvidia-uvm")
+    user = site.lab.start("node2", "bash", "-c", "exec 9</dev/nvidia-uvm; exec -a trainer sleep 100")
+    managers = [site.lab.start(host, "bash", "-c", "exec -a nv-fabricmanager sleep 100") for host in ("node1", "node3")]
+    try:
+        played = site.install(
+            nvidia_driver_version="580.105.08",
+            nvidia_driver_fabric_manager="required",
+            container_toolkit_state="ignored",
+        )
+    finally:
+        for process in (user, *managers):
+            process.kill()
+        site.lab.on("node2", "rm", "/dev/nvidia-uvm")
+    assert outcome(played, "failed") == {"node1": 0, "node2": 1, "node3": 0}
+    assert re.search(
+        r"the driver is not changed while processes use the GPUs: end trainer \(process \d+\)", played.stdout
+    )
+    assert site.versions("node2") == before
+    for host in ("node1", "node3"):
+        drivers = {name: version for name, version in site.versions(host).items() if "container" not in name}
+        assert "nvidia-fabricmanager" in drivers
+        assert set(drivers.values()) == {"580.105.08-1"}
+
+
+# --- the exporter as a service, under systemd
+
+
+UNIT = "/etc/systemd/system/rackproof-exporter.service"
+PLACES = ("/etc", "/home", "/opt", "/root", "/srv", "/usr/local", "/var")
+# What belongs to systemd's and Ansible's own life, not to us.
+LIFE = re.compile(r"/root/\.ansible|/var/(log|tmp|lib/systemd|lib/private|cache/private|log/private)\b")
+EACH = ("(", "-type", "d", "-printf", "%p %y %m %u\\n", ")", "-o", "-printf", "%p %y %m %u %s\\n")
+
+
+@dataclass(frozen=True)
+class Service:
+    """A host with systemd and what its files were before anything was done to it."""
+
+    host: SystemdHost
+    directory: Path
+    before: set[str]
+
+    def play(self, name: str, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+        """Runs a playbook of ours."""
+        group = {
+            "rackproof_profile": "rehearsal",
+            "rackproof_gang": "none",
+            "rackproof_python": "/usr/bin/python3",
+            "rackproof_system_torch": True,
+            "rackproof_wheelhouse": str(ROOT / "build" / "wheelhouse"),
+            "rackproof_minimum_free_bytes": 1_000_000,
+            "rackproof_runs_directory": str(self.directory),
+            **variables,
+        }
+        playbook = ROOT / "playbooks" / f"{name}.yml"
+        command = [ANSIBLE, "-i", self.host.inventory(**group), playbook, *options]
+        played = self.host.control(command, cwd=ROOT, check=False, timeout=180)
+        print(played.stdout[-6000:], played.stderr[-2000:])
+        return played
+
+    def process(self) -> str:
+        """The exporter's process id."""
+        return self.host.on("systemctl", "show", "--property=MainPID", "--value", "rackproof-exporter").stdout.strip()
+
+
+def files(host: SystemdHost) -> set[str]:
+    """Every directory and file, with its kind, mode, owner and the length of what is in it."""
+    found = host.on("find", *PLACES, "-xdev", *EACH)
+    return {line for line in found.stdout.splitlines() if not LIFE.match(line)}
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    directory = tmp_path_factory.mktemp("service")
+    with SystemdHost(directory / "host") as host:
+        found = Service(host, directory / "runs", files(host))
+        assert found.play("deploy").returncode == 0
+        yield found
+
+
+def test_exporter_runs_as_nobody_in_particular_and_reads_what_it_must(service: Service) -> None:
+    process = service.process()
+    status = service.host.on("cat", f"/proc/{process}/status").stdout
+    says = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
+    assert 61184 <= int(says["Uid"].split()[0]) <= 65519  # systemd's range for accounts that it makes
+    assert {says[key] for key in ("CapPrm", "CapEff", "CapBnd", "CapAmb")} == {"0" * 16}
+    assert (says["NoNewPrivs"], says["Seccomp"]) == ("1", "2")
+    assert service.host.on("readlink", f"/proc/{process}/fd/0").stdout == "/dev/kmsg\n"
+    scraped = service.host.control(["curl", "--silent", "http://127.0.0.1:9836/metrics"]).stdout
+    assert re.search(r"^rackproof_host_memory_total_bytes [1-9]", scraped, re.MULTILINE)
+    assert 'rackproof_collector_success{collector="host"} 1.0' in scraped
+
+
+def test_unit_is_sound_and_exposed_to_little(service: Service) -> None:
+    assert service.host.on("systemd-analyze", "verify", UNIT).stderr == ""
+    gate = ("security", "--offline=yes", "--threshold=15", "--no-pager", UNIT)
+    security = service.host.on("systemd-analyze", *gate, check=False)
+    print(security.stdout)
+    assert security.returncode == 0
+    assert "DeviceAllow=char-nvidia* rw\n" in service.host.on("cat", UNIT).stdout
+
+
+def test_service_goes_on_until_the_agent_is_another(service: Service) -> None:
+    before = service.process()
+    again = service.play("deploy")
+    assert outcome(again, "changed") == {"node1": 1}  # the targets of another run
+    assert service.process() == before
+    wheelhouse = service.directory / "wheelhouse"
+    wheelhouse.symlink_to(ROOT / "build" / "wheelhouse")
+    upgraded = service.play("deploy", rackproof_wheelhouse=str(wheelhouse))
+    assert upgraded.returncode == 0
+    assert service.process() not in ("0", before)
+
+
+def test_teardown_leaves_nothing_behind(service: Service) -> None:
+    service.host.on("mkdir", f"{UNIT}.d")  # as an operator adds to a unit
+    assert service.play("teardown").returncode == 0
+    assert files(service.host) == service.before
+    for listing in ("list-units", "list-unit-files"):
+        assert "0 " in service.host.on("systemctl", listing, "--all", "rackproof*", check=False).stdout
+    assert service.host.on("id", "rackproof", check=False).returncode != 0
+    assert service.host.on("pgrep", "-f", "rackproof", check=False).stdout == ""

@@ -1,0 +1,199 @@
+"""Who stops a gang is named while torch still waits: real supervisors, torchrun and gloo on three lab hosts."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas.records import to_json
+from tests import builders
+from tests.lab.lab import Lab
+
+ROOT = Path(__file__).parents[2]
+HOSTS = ("node1", "node2", "node3")
+RANKS = {"node1": (0,), "node2": (1, 2), "node3": (3,)}
+"""Of each host."""
+TIMEOUT_S = 60.0
+"""Of the process group: far longer than it may take to name somebody."""
+STAGE = {
+    "gemm": {"dtypes": ["fp32"], "size": 64, "seconds": 0.02},
+    "collective": {
+        "ops": ["all_reduce"],
+        "placements": ["in_place"],
+        "sizes_bytes": [8, 1 << 16, 1 << 20],
+        "seconds": 100.0,  # the test ends it long before
+    },
+}
+DURING = "collective all_reduce in_place 8 B"
+STATE = "/var/lib/rackproof/runs"
+
+
+class Gang:
+    """One launch over the three hosts."""
+
+    def __init__(self, lab: Lab, run_id: str, timeout_s: float = TIMEOUT_S) -> None:
+        self.lab, self.run_id, self.directory = lab, run_id, f"{STATE}/{run_id}"
+        plan = builders.plan(*HOSTS, profile="rehearsal")
+        stage = replace(plan.stage("gang"), benchmarks=STAGE, deadline_s=120.0, collective_timeout_s=timeout_s)
+        hosts = tuple(
+            replace(
+                host, address=lab.host(host.name).address, gang="rack1", devices=tuple(range(len(RANKS[host.name])))
+            )
+            for host in plan.hosts
+        )
+        self._plan = json.dumps(to_json(replace(plan, run_id=run_id, stages=(stage,), hosts=hosts)))
+
+    def _ours(self, host: str, *arguments: str, stdin: str | None = None) -> str:
+        command = [sys.executable, "-m", "rackproof", *arguments, "--run-dir", self.directory, "--host", host]
+        return self.lab.on(host, *command, stdin=stdin, cwd=ROOT).stdout
+
+    def start(self, hosts: tuple[str, ...] = HOSTS) -> None:
+        """Over SSH, in the background, as the role does."""
+        for host in hosts:
+            self._ours(host, "inspect", "--plan", "-", stdin=self._plan)
+        for host in hosts:
+            launch = f"launch --run-dir {self.directory} --host {host} --members {','.join(HOSTS)} --interface eth0"
+            self.lab.ssh(host, "sh", "-c", f"cd {ROOT} && {sys.executable} -m rackproof {launch} --detach")
+
+    def read(self, host: str, path: str) -> Any:
+        """A JSON file of the run on a host; None where there is none yet."""
+        found = self.lab.on(host, "cat", f"{self.directory}/{path}", check=False)
+        return json.loads(found.stdout) if found.returncode == 0 else None
+
+    def measuring(self) -> None:
+        """Returns once every rank is in the midst of an operation."""
+        for host in HOSTS:
+            for rank in RANKS[host]:
+                wait(lambda: (self.read(host, f"work/gang/rank{rank}.state.json") or {}).get("phase") == DURING, 60)  # noqa: B023
+        time.sleep(1.0)
+
+    def ended(self, host: str) -> dict[str, Any] | None:
+        """The launch in the host's record, once it is there."""
+        launches = (self.read(host, "gangs/rack1.json") or {}).get("launches", [])
+        return launches[-1] if launches else None
+
+    def kept(self, host: str) -> set[str]:
+        """What the host's record has of the time before."""
+        return {seen["scope"] for seen in self.read(host, "gangs/rack1.json")["observations"] if "value" in seen}
+
+    def verdicts(self, hosts: tuple[str, ...], since: float, patience_s: float) -> dict[str, dict[str, Any]]:
+        """The launch of each host, and prints how long after `since` its record had it."""
+        found: dict[str, dict[str, Any]] = {}
+        while len(found) < len(hosts) and time.monotonic() - since < patience_s:
+            for host in hosts:
+                if host not in found and (launch := self.ended(host)):
+                    found[host] = launch
+                    print(f"{self.run_id}: {host} after {time.monotonic() - since:.1f} s: {launch['reason']}")
+            time.sleep(0.1)
+        for host in hosts:
+            log = self.lab.on(host, "cat", f"{self.directory}/gang.log", check=False).stdout
+            assert host in found, f"{host} has no verdict after {patience_s} s; its log: {log}"
+        return found
+
+    def pid(self, host: str, pattern: str) -> str:
+        """The oldest process of that command line."""
+        return self.lab.on(host, "pgrep", "-of", pattern).stdout.strip()
+
+    def processes(self, host: str) -> str:
+        """Command lines of ours that run on a host."""
+        return self.lab.on(host, "pgrep", "-af", "rackproof|torch.distributed|agent.benchmarks", check=False).stdout
+
+
+def wait(true: Callable[[], bool], patience_s: float) -> None:
+    ends = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < ends, f"not within {patience_s} s"
+        time.sleep(0.1)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("silence") / "lab") as found:
+        yield found
+
+
+@pytest.fixture
+def gang(lab: Lab, request: pytest.FixtureRequest) -> Gang:
+    found = Gang(lab, re.sub(r"\W", "-", request.node.name.removeprefix("test_")).strip("-"))
+    found.start()
+    found.measuring()
+    return found
+
+
+def same_text(launches: dict[str, dict[str, Any]]) -> str:
+    """The reason, which is one and the same on every host."""
+    assert {launch["outcome"] for launch in launches.values()} == {"failed"}
+    (text,) = {launch["reason"] for launch in launches.values()}
+    return str(text)
+
+
+def rank_of(lab: Lab, host: str, local_rank: int) -> str:
+    """Process id of a rank itself, the child of its guard."""
+    script = "for p in $(pgrep -f agent.guard); do grep -qz LOCAL_RANK=$1 /proc/$p/environ 2>/dev/null && echo $p; done"
+    found = lab.on(host, "sh", "-c", script, "sh", str(local_rank), check=False).stdout.split()
+    return max(found, key=int)
+
+
+def test_stopped_rank(gang: Gang) -> None:
+    stopped = rank_of(gang.lab, "node2", 1)
+    since = time.monotonic()
+    gang.lab.on("node2", "kill", "-STOP", stopped)
+    text = same_text(gang.verdicts(HOSTS, since, 15))
+    assert text == f'host node2 cpu=1 rank 2 in phase "{DURING}": silent for 8 s: its process is stopped'
+    assert {host: gang.processes(host) for host in HOSTS} == dict.fromkeys(HOSTS, "")
+
+
+def test_killed_rank(gang: Gang) -> None:
+    killed = rank_of(gang.lab, "node3", 0)
+    since = time.monotonic()
+    gang.lab.on("node3", "kill", "-KILL", killed)
+    text = same_text(gang.verdicts(HOSTS, since, 5))
+    assert text == f'host node3 cpu=0 rank 3 in phase "{DURING}": killed by SIGKILL'
+    assert gang.ended("node3")["ranks"][0]["exit_code"] == -9  # type: ignore[index]
+    assert [gang.kept(host) for host in HOSTS] == [{"cpu=0", "host"}, {"cpu=0", "cpu=1", "host"}, {"cpu=0", "host"}]
+    assert {host: gang.processes(host) for host in HOSTS} == dict.fromkeys(HOSTS, "")
+
+
+@pytest.mark.parametrize("cut", ["node3", "node1"])
+def test_cut_link(gang: Gang, cut: str) -> None:
+    """Also that of the head, which alone would otherwise know."""
+    others = tuple(host for host in HOSTS if host != cut)
+    since = time.monotonic()
+    gang.lab.cut(cut)
+    try:
+        text = same_text(gang.verdicts(others, since, 15))
+        alone = gang.verdicts((cut,), since, 25)[cut]
+    finally:
+        gang.lab.mend(cut)
+    assert text.startswith(f"host {cut}: no word for 10 s: its link, host or supervisor")
+    assert alone["reason"].startswith(f"host {cut}: no word from any other host for 10 s: its own link")
+    assert {host: gang.processes(host) for host in HOSTS} == dict.fromkeys(HOSTS, "")
+
+
+def test_killed_supervisor(gang: Gang) -> None:
+    supervisor = gang.pid("node2", "rackproof.* launch --run-dir")
+    since = time.monotonic()
+    gang.lab.on("node2", "kill", "-KILL", supervisor)
+    wait(lambda: gang.processes("node2") == "", 5)
+    print(f"{gang.run_id}: its ranks are gone after {time.monotonic() - since:.1f} s")
+    text = same_text(gang.verdicts(("node1", "node3"), since, 15))
+    assert text.startswith("host node2: no word for 10 s: its link, host or supervisor")
+    assert {host: gang.processes(host) for host in HOSTS} == dict.fromkeys(HOSTS, "")
+
+
+def test_host_that_never_comes(lab: Lab) -> None:
+    gang = Gang(lab, "absent", timeout_s=10.0)
+    there = ("node1", "node3")
+    since = time.monotonic()
+    gang.start(there)
+    text = same_text(gang.verdicts(there, since, 30))
+    assert text == "host node2: did not join the gang within 20 s; hosts node1, node3 did"
+    assert {host: gang.processes(host) for host in there} == dict.fromkeys(there, "")

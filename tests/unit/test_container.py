@@ -1,0 +1,173 @@
+"""Container runtimes, NVIDIA's toolkit and CDI specifications, over a tree of files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from collectors.base import Absent, Value, scope
+from collectors.container import ContainerCollector, devices, docker_runtimes, driver_versions, kind
+from tests.fakes import host
+
+Seen = dict[str, Value | Absent]
+DOCKER, CDI = "etc/docker/daemon.json", "var/run/cdi/nvidia.yaml"
+OLD = host.CDI.replace(host.DRIVER, "570.86.15")
+INDENTED = """cdiVersion: 0.6.0
+devices:
+    - name: "0"
+      containerEdits:
+        netDevices:
+            - hostInterfaceName: eth0
+              name: eth7
+    - name: "1"
+      containerEdits: {}
+
+kind: nvidia.com/gpu
+"""
+
+
+def readings(root: Path, *, thorough: bool = True) -> Seen:
+    families = ContainerCollector(root, thorough).collect()
+    return {
+        f"{family.name.removeprefix('container.')} {scope(labels)}".removesuffix(" host"): value
+        for family in families
+        for labels, value in family.readings
+    }
+
+
+def changed(before: Seen, after: Seen) -> Seen:
+    return {name: value for name, value in after.items() if before[name] != value}
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return readings(host.tree(tmp_path_factory.mktemp("host")))
+
+
+def test_a_host_reads_in_full(healthy: Seen) -> None:
+    assert healthy == {
+        "runtime.present runtime=docker": True,
+        "runtime.present runtime=containerd": False,
+        "runtime.present runtime=podman": False,
+        "runtime.present runtime=crio": False,
+        "runtime.present runtime=enroot": False,
+        "runtime.present runtime=apptainer": False,
+        "toolkit.present": True,
+        "toolkit.version": "1.17.8",
+        "docker.nvidia_runtime": True,
+        "docker.default_runtime": "nvidia",
+        "containerd.nvidia_runtime": Absent(status="unsupported", reason="no containerd"),
+        "cdi.gpus": 2,
+        "cdi.driver_version": host.DRIVER,
+        "cdi.current": True,
+    }
+
+
+def test_a_scrape_starts_no_program(tmp_path: Path) -> None:
+    root = host.tree(tmp_path / "host")
+    host.program(root / "usr/bin/nvidia-ctk", f"touch {tmp_path}/started")
+    assert "toolkit.version" not in readings(root, thorough=False)
+    assert not (tmp_path / "started").exists()
+
+
+@pytest.mark.parametrize(
+    ("files", "change"),
+    [
+        ({CDI: OLD}, {"cdi.driver_version": "570.86.15", "cdi.current": False}),
+        ({"etc/cdi/nvidia.yaml": OLD}, {}),
+        ({CDI: None, "etc/cdi/old.yaml": OLD}, {"cdi.driver_version": "570.86.15", "cdi.current": False}),
+        ({CDI: host.CDI.replace('name: "1"', 'name: "1:0"')}, {"cdi.gpus": 1}),
+        ({DOCKER: "{}"}, {"docker.nvidia_runtime": False, "docker.default_runtime": "runc"}),
+        ({DOCKER: None}, {"docker.nvidia_runtime": False, "docker.default_runtime": "runc"}),
+        ({"usr/local/bin/containerd": ""},
+         {"runtime.present runtime=containerd": True, "containerd.nvidia_runtime": False}),
+        ({"usr/bin/containerd": "", "etc/containerd/conf.d/99-nvidia.toml":
+          '[plugins."io.containerd.cri.v1.runtime".containerd.runtimes.nvidia]\n'},
+         {"runtime.present runtime=containerd": True, "containerd.nvidia_runtime": True}),
+        ({"usr/bin/containerd": "", "etc/containerd/config.toml": "# [plugins.cri.containerd.runtimes.nvidia]\n"},
+         {"runtime.present runtime=containerd": True, "containerd.nvidia_runtime": False}),
+        ({"proc/driver/nvidia/version": None},
+         {"cdi.current": Absent(status="unsupported", reason="no /proc/driver/nvidia/version")}),
+    ],
+)  # fmt: skip
+def test_one_difference_changes_its_own_readings_only(
+    tmp_path: Path, healthy: Seen, files: Mapping[str, str | None], change: Seen
+) -> None:
+    assert changed(healthy, readings(host.tree(tmp_path, files=files))) == change
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        ({DOCKER: "{"}, {"docker.nvidia_runtime", "docker.default_runtime"}),
+        ({DOCKER: "[" * 100_000}, {"docker.nvidia_runtime", "docker.default_runtime"}),
+        ({DOCKER: '{"runtimes": []}'}, {"docker.nvidia_runtime", "docker.default_runtime"}),
+        ({CDI: '{"devices": 3,\n"kind": "nvidia.com/gpu", "x": "/libcuda.so.580.95.05"}'}, {"cdi.gpus"}),
+    ],
+)
+def test_a_broken_file_costs_its_own_readings_only(
+    tmp_path: Path, healthy: Seen, files: Mapping[str, str], names: set[str]
+) -> None:
+    seen = changed(healthy, readings(host.tree(tmp_path, files=files)))
+    assert set(seen) == names
+    assert {value.status for value in seen.values() if isinstance(value, Absent)} == {"error"}
+
+
+def test_a_small_machine_has_no_errors(tmp_path: Path) -> None:
+    seen = readings(host.bare(tmp_path))
+    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
+    assert seen["toolkit.present"] is False
+
+
+def test_this_machine_reads_without_an_error() -> None:
+    seen = readings(Path("/"))
+    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
+
+
+# ---- parsers ----
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ('{"default-runtime": "crun", "runtimes": {"crun": {}}}', (False, "crun")),
+        ('{"runtimes": {"nvidia": {"path": "nvidia-container-runtime", "args": []}}}', (True, "runc")),
+        ("\n", (False, "runc")),
+    ],
+)
+def test_docker(text: str, told: tuple[bool, str]) -> None:
+    assert docker_runtimes(text) == told
+
+
+@pytest.mark.parametrize(
+    ("specification", "names"),
+    [
+        (host.CDI, ["0", "GPU-41b7e0c5-2d93-4f68-ba10-5c8e96f3d702", "1", "all"]),
+        (INDENTED, ["0", "1"]),
+        (json.dumps({"kind": "nvidia.com/gpu", "devices": [{"name": "0"}, {"name": "all"}]}), ["0", "all"]),
+        ("kind: nvidia.com/gpu\ndevices: []\n", []),
+        ("", []),
+    ],
+)
+def test_devices_of_a_specification(specification: str, names: list[str]) -> None:
+    assert devices(specification) == names
+
+
+@pytest.mark.parametrize(
+    ("specification", "of"),
+    [
+        (host.CDI, "nvidia.com/gpu"),
+        ('{"kind": "nvidia.com/gpu"}', "nvidia.com/gpu"),
+        ("kind: intel.com/gpu\n", "intel.com/gpu"),
+    ],
+)
+def test_kind_of_a_specification(specification: str, of: str) -> None:
+    assert kind(specification) == of
+
+
+def test_driver_versions_of_a_specification() -> None:
+    text = "/usr/lib64/libcuda.so.580.95.05 /usr/lib64/libcuda.so.1 /usr/lib64/libnvidia-ml.so.570.86.15 /libfoo.so.1.2"
+    assert driver_versions(text) == {"580.95.05", "570.86.15"}

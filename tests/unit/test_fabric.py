@@ -1,0 +1,191 @@
+"""NVSwitches on the bus, the daemons that manage the fabric, and what the judge makes of switches that nobody manages."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from collectors.base import Absent, Value, scope
+from collectors.fabric import FabricCollector
+from fleet.judge.criteria import read_packs
+from fleet.judge.verdict import Evidence, judge
+from schemas.records import Metric
+from schemas.reports import FAIL, INCONCLUSIVE, PASS
+from tests import builders
+
+NVIDIA, MELLANOX = "0x10de", "0x15b3"
+GPU, BRIDGE, INFINIBAND = "0x030200", "0x068000", "0x020700"
+NO_SWITCH = Absent(status="unsupported", reason="no NVSwitch on the PCI bus")
+INFORMATION = "BIOS Version: 96.10.57.00.01\nUUID: SWX-5D21\nPhysical location ID: 0005\n"
+
+
+def host(root: Path, *, switches: int = 4, probed: int | None = None, processes: tuple[str, ...] = ()) -> Path:
+    """A host with eight GPUs, a NIC, so many NVSwitches, and these processes beside the first."""
+    bus = [(NVIDIA, GPU)] * 8 + [(MELLANOX, INFINIBAND), (MELLANOX, BRIDGE)] + [(NVIDIA, BRIDGE)] * switches
+    for number, (vendor, kind) in enumerate(bus):
+        write(root / f"sys/bus/pci/devices/0000:{number:02x}:00.0/vendor", f"{vendor}\n")
+        write(root / f"sys/bus/pci/devices/0000:{number:02x}:00.0/class", f"{kind}\n")
+    for number in range(switches if probed is None else probed):
+        write(root / f"proc/driver/nvidia-nvswitch/devices/0000:0{number + 1}:00.0/information", INFORMATION)
+    for pid, name in enumerate(("systemd", *processes), 1):
+        write(root / f"proc/{pid}/comm", f"{name}\n")
+    return root
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+def read(root: Path, *, thorough: bool = False) -> dict[str, Value | Absent]:
+    """The readings of the host as a whole, without `fabric.` in front."""
+    return {
+        family.name.removeprefix("fabric."): value
+        for family in FabricCollector(root, thorough).collect()
+        for labels, value in family.readings
+        if scope(labels) == "host"
+    }
+
+
+def test_switches_under_a_manager_are_in_order(tmp_path: Path) -> None:
+    assert read(host(tmp_path, processes=("nv-fabricmanage", "python3"))) == {
+        "nvswitch.count": 4,
+        "nvswitch.probed": 4,
+        "manager.running": True,
+        "manager.missing": False,
+    }
+
+
+def test_switches_without_a_manager_are_told(tmp_path: Path) -> None:
+    found = read(host(tmp_path, processes=("nvidia-persiste",)))
+    assert (found["manager.running"], found["manager.missing"]) == (False, True)
+
+
+def test_gpus_passed_to_a_machine_without_switches_lack_nothing(tmp_path: Path) -> None:
+    assert read(host(tmp_path, switches=0)) == {
+        "nvswitch.count": 0,
+        "nvswitch.probed": NO_SWITCH,
+        "manager.running": NO_SWITCH,
+        "manager.missing": NO_SWITCH,
+    }
+
+
+def test_the_manager_is_known_by_its_pid_file_without_a_look_at_every_process(tmp_path: Path) -> None:
+    """As on HGX B200, where the switches are not on the bus."""
+    root = host(tmp_path, switches=0, processes=("nv-fabricmanage",))
+    write(root / "run/nvidia-fabricmanager/nv-fabricmanager.pid", "2\n")
+    found = read(root)
+    assert (found["manager.running"], found["manager.missing"]) == (True, NO_SWITCH)
+
+
+@pytest.mark.parametrize("pid", ["1\n", "4711\n", "nonsense\n"])
+def test_a_pid_file_that_was_left_behind_is_not_believed(tmp_path: Path, pid: str) -> None:
+    root = host(tmp_path)
+    write(root / "run/nvidia-fabricmanager/nv-fabricmanager.pid", pid)
+    assert read(root)["manager.missing"] is True
+
+
+def test_where_other_processes_are_hidden_nobody_is_called_missing(tmp_path: Path) -> None:
+    hidden = host(tmp_path / "hidden", processes=("python3",))
+    (hidden / "proc/1/comm").unlink()
+    (hidden / "proc/1").rmdir()
+    contained = host(tmp_path / "contained")
+    (contained / "proc/self/ns").mkdir(parents=True)
+    (contained / "proc/self/ns/pid").symlink_to("pid:[4026532201]")
+    for root in (hidden, contained):
+        missing = read(root)["manager.missing"]
+        assert isinstance(missing, Absent)
+        assert missing.status == "error"
+        assert "run as root on the host" in missing.reason
+
+
+def test_in_the_first_pid_namespace_all_processes_are_seen(tmp_path: Path) -> None:
+    root = host(tmp_path)
+    (root / "proc/self/ns").mkdir(parents=True)
+    (root / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
+    assert read(root)["manager.missing"] is True
+
+
+def test_a_process_that_ends_meanwhile_is_passed_over(tmp_path: Path) -> None:
+    root = host(tmp_path, processes=("nv-fabricmanage",))
+    (root / "proc/999").mkdir()
+    assert read(root)["manager.running"] is True
+
+
+def test_without_a_bus_nothing_is_known(tmp_path: Path) -> None:
+    write(tmp_path / "proc/1/comm", "systemd\n")
+    assert {value.status for value in read(tmp_path).values() if isinstance(value, Absent)} == {"error"}
+    assert len(read(tmp_path)) == 4
+
+
+def test_switches_that_the_driver_does_not_work_with(tmp_path: Path) -> None:
+    root = host(tmp_path / "one", probed=3, processes=("nv-fabricmanage",))
+    assert (read(root)["nvswitch.count"], read(root)["nvswitch.probed"]) == (4, 3)
+    unloaded = read(host(tmp_path / "none", probed=0))["nvswitch.probed"]
+    assert isinstance(unloaded, Absent)
+    assert unloaded.status == "error"
+
+
+def test_firmware_of_each_switch(tmp_path: Path) -> None:
+    root = host(tmp_path, probed=2)
+    write(root / "proc/driver/nvidia-nvswitch/devices/0000:02:00.0/information", "BIOS Version: N/A\n")
+    (family,) = (item for item in FabricCollector(root).collect() if item.name == "fabric.nvswitch.bios_version")
+    assert [(scope(labels), value) for labels, value in family.readings] == [
+        ("pci=0000:01:00.0", "96.10.57.00.01"),
+        ("pci=0000:02:00.0", Absent(status="error", reason="the driver does not know it")),
+    ]
+
+
+def test_imex_is_told_in_a_snapshot_only(tmp_path: Path) -> None:
+    root = host(tmp_path, processes=("nv-fabricmanage",))
+    absent = Absent(status="unsupported", reason="/usr/bin/nvidia-imex is not installed")
+    assert "imex.running" not in read(root)
+    assert read(root, thorough=True)["imex.running"] == absent
+    write(root / "usr/bin/nvidia-imex", "")
+    assert read(root, thorough=True)["imex.running"] is False
+    write(root / "proc/77/comm", "nvidia-imex\n")
+    assert read(root, thorough=True)["imex.running"] is True
+
+
+# ---- the judge ----
+
+PACKS = read_packs(())
+
+
+def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
+    """Verdict and action on h1, both snapshots of which say so of the manager; None: they do not speak of it."""
+    plan = builders.plan(profile="smoke")
+    evidence = builders.evidence(plan)
+    first, *rest = evidence["h1"].records
+    metric = Metric(name="fabric.manager.missing", unit="1", values={"host": value})
+    if isinstance(value, Absent):
+        metric = replace(metric, values={}, absent={"host": f"{value.status}: {value.reason}"})
+    taken = tuple(
+        replace(
+            snapshot,
+            metrics=(
+                *(item for item in snapshot.metrics if item.name != metric.name),
+                *([] if value is None else [metric]),
+            ),
+        )
+        for snapshot in first.snapshots
+    )
+    verdicts = judge(plan, evidence | {"h1": Evidence(records=(replace(first, snapshots=taken), *rest))}, PACKS)
+    return [
+        (item.verdict, item.action)
+        for item in verdicts
+        if (item.host, item.criterion) == ("h1", "fabric-manager-missing")
+    ]
+
+
+def test_only_switches_that_nobody_manages_fail() -> None:
+    assert judged(True) == [(FAIL, "inspect_hardware")]
+    assert judged(False) == [(PASS, "none")]
+    assert judged(NO_SWITCH) == []
+
+
+def test_what_could_not_be_seen_is_no_pass() -> None:
+    assert judged(Absent(status="error", reason="hidden")) == [(INCONCLUSIVE, "none")]
+    assert judged(None) == [(INCONCLUSIVE, "none")]

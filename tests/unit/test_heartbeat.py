@@ -1,0 +1,692 @@
+"""Who is named, and when; who is heard; and that no rank outlives its supervisor."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import exchange as exchanges
+from agent.culprit import (
+    HOST_SILENT_S,
+    RANK_SILENT_S,
+    SETTLE_S,
+    START_S,
+    RankState,
+    View,
+    Word,
+    decide,
+    join_patience,
+    rank_from_json,
+)
+from agent.exchange import Exchange
+from agent.heartbeat import ADDRESS, SUPERVISOR, Beats, Heart, identity, process
+from agent.supervise import MOST_ATTEMPTS, MOST_LOG_BYTES, cap_logs, set_aside
+from agent.vigil import Vigil
+from agent.wire import ExchangeError, Gang, listen
+from schemas.records import Culprit
+
+NOW = 1000.0
+PATIENCE_S = 60.0
+AT_WORK = {"alive_s": 30.0, "grouped": True, "phase": "collective all_reduce 8 B", "sequence": 7, "waiting_s": 0.1}
+
+
+def rank(number: int, **over: Any) -> RankState:
+    return RankState(rank=number, scope=f"gpu={number % 2}", **{**AT_WORK, **over})
+
+
+def view(
+    me: str = "h1",
+    hosts: int = 3,
+    ages: dict[str, float] | None = None,
+    finished: tuple[str, ...] = (),
+    **ranks: RankState,
+) -> View:
+    """Hosts h1 … of two ranks each, all at work. `ranks`: r3=… replaces rank 3; `ages`: of words, in seconds."""
+    members = tuple(f"h{number}" for number in range(1, hosts + 1))
+    heard = dict.fromkeys(members, 0.3) | (ages or {})
+    words = {
+        host: Word(
+            at=NOW - heard[host],
+            ranks=tuple(ranks.get(f"r{number}", rank(number)) for number in (2 * place, 2 * place + 1)),
+            finished=host in finished,
+        )
+        for place, host in enumerate(members)
+        if heard[host] >= 0
+    }
+    awaited = tuple(host for host in (members if me in members[:2] else members[:2]) if host != me)
+    return View(me=me, members=members, words=words, awaited=awaited, began=NOW - 500, now=NOW, patience_s=PATIENCE_S)
+
+
+LATE, LOST = HOST_SILENT_S - 1, HOST_SILENT_S + 0.1
+SILENT = RANK_SILENT_S + 0.1
+SETTLED = SETTLE_S + 0.1
+TIMED_OUT = {"broken": "timeout", "broken_s": SETTLED, "sequence": 7, "waiting_s": PATIENCE_S}
+
+NOBODY: dict[str, View] = {
+    "all at work": view(),
+    "a host is late, and not yet silent": view(ages={"h2": LATE}),
+    "one is lost, but another may be": view(ages={"h2": LOST, "h3": LATE}),
+    "a host that has finished says nothing more": view(ages={"h2": LOST}, finished=("h2",)),
+    "a host has not joined yet": replace(view(ages={"h2": -1}), began=NOW - join_patience(PATIENCE_S) + 1),
+    "a rank is late": view(r3=rank(3, silent_s=RANK_SILENT_S - 1)),
+    "a rank holds Python's lock": view(r3=rank(3, silent_s=30.0, busy=True)),
+    "a rank imports torch": view(r3=rank(3, phase="start", silent_s=SILENT, grouped=False)),
+    "silent where the others do not depend on it": view(
+        **{f"r{n}": rank(n, grouped=False, silent_s=SILENT if n == 3 else 0.1) for n in range(6)}
+    ),
+    "compiling for long, others wait": view(
+        r3=rank(3, sequence=6, waiting_s=None, progress_s=50.0),
+        **{f"r{n}": rank(n, waiting_s=50.0) for n in (0, 1, 2, 4, 5)},
+    ),
+    "ended a moment ago: another one's end may have been first": view(r3=rank(3, ended_s=0.5, exit_code=-9)),
+    "ended while a host is late": view(ages={"h2": LATE}, r5=rank(5, ended_s=SETTLED, exit_code=1)),
+    "ended while a rank is late": view(r3=rank(3, silent_s=3.0), r5=rank(5, ended_s=SETTLED, exit_code=1)),
+    "ended well": view(r3=rank(3, ended_s=60.0, exit_code=0)),
+    "ended by its launcher": view(r3=rank(3, ended_s=SETTLED, exit_code=-15, told=True)),
+    "all timed out alike": view(**{f"r{n}": rank(n, **TIMED_OUT) for n in range(6)}),
+    "all failed alike": view(**{f"r{n}": rank(n, broken="error", broken_s=5.0) for n in range(6)}),
+    "one failed by itself and the others still wait": view(r3=rank(3, broken="error", broken_s=5.0)),
+}
+
+
+@pytest.mark.parametrize("known", NOBODY.values(), ids=NOBODY.keys())
+def test_nobody_is_named_too_soon(known: View) -> None:
+    assert decide(known) is None
+
+
+def timed_out(*culprits: RankState) -> dict[str, RankState]:
+    """All ranks but these waited in vain."""
+    return {f"r{n}": rank(n, **TIMED_OUT) for n in range(6)} | {f"r{item.rank}": item for item in culprits}
+
+
+AT = 'gpu=1 rank 3 in phase "collective all_reduce 8 B"'
+NAMED: dict[str, tuple[View, str, tuple[str, ...], str]] = {
+    "link, host or supervisor": (
+        view(ages={"h3": LOST}),
+        "host_silent",
+        ("h3",),
+        "host h3: no word for 10 s: its link, host or supervisor; last seen gpu=0 rank 4 in phase "
+        '"collective all_reduce 8 B"; gpu=1 rank 5 in phase "collective all_reduce 8 B"',
+    ),
+    "two of them": (view(hosts=4, ages={"h3": LOST, "h4": LOST}), "host_silent", ("h3", "h4"), "hosts h3, h4: no word"),
+    "two that lost each other": (
+        view(hosts=2, ages={"h2": LOST}),
+        "host_silent",
+        ("h1", "h2"),
+        "hosts h1 and h2: no word between them for 10 s: the link, either host, or its supervisor",
+    ),
+    "the head, that lost all": (
+        view(ages={"h2": LOST, "h3": LOST}),
+        "cut_off",
+        ("h1",),
+        "host h1: no word from any other host for 10 s: its own link, or all of theirs",
+    ),
+    "a host that lost both watchers": (
+        view(me="h3", ages={"h1": LOST, "h2": LOST}),
+        "cut_off",
+        ("h3",),
+        "host h3: no word",
+    ),
+    "the head, by the second": (view(me="h2", ages={"h1": LOST}), "host_silent", ("h1",), "host h1: no word for 10 s"),
+    "never came": (
+        view(ages={"h2": -1}),
+        "host_absent",
+        ("h2",),
+        "host h2: did not join the gang within 120 s; hosts h1, h3 did",
+    ),
+    "stopped": (
+        view(r3=rank(3, silent_s=SILENT, stopped=True)),
+        "rank_silent",
+        ("h2",),
+        f"host h2 {AT}: silent for 8 s: its process is stopped",
+    ),
+    "stopped while it started": (
+        view(r3=rank(3, silent_s=SILENT, stopped=True, phase="start", grouped=False)),
+        "rank_silent",
+        ("h2",),
+        'host h2 gpu=1 rank 3 in phase "start": silent for 8 s: its process is stopped',
+    ),
+    "frozen": (
+        view(r3=rank(3, silent_s=SILENT)),
+        "rank_silent",
+        ("h2",),
+        f"host h2 {AT}: silent for 8 s: its process is frozen, or gets no processor",
+    ),
+    "silent, when all who worked alone have ended": (
+        view(
+            **{
+                f"r{n}": rank(n, grouped=False, silent_s=SILENT)
+                if n == 3
+                else rank(n, grouped=False, ended_s=20.0, exit_code=0)
+                for n in range(6)
+            }
+        ),
+        "rank_silent",
+        ("h2",),
+        f"host h2 {AT}: silent for 8 s",
+    ),
+    "never started": (
+        view(r3=rank(3, alive_s=None, phase=""), r0=rank(0, alive_s=START_S + 1)),
+        "rank_absent",
+        ("h2",),
+        'host h2 gpu=1 rank 3 in phase "start": did not start within 60 s',
+    ),
+    "killed": (
+        view(r3=rank(3, ended_s=SETTLED, exit_code=-9)),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {AT}: killed by SIGKILL",
+    ),
+    "killed, and others aborted or failed in the same moment": (
+        view(
+            r3=rank(3, ended_s=SETTLED, exit_code=-9),
+            r2=rank(2, ended_s=SETTLED, exit_code=-15, told=True),
+            r0=rank(0, ended_s=SETTLED + 0.2, exit_code=-6),
+            r5=rank(5, ended_s=SETTLED + 0.1, exit_code=1),
+        ),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {AT}: killed by SIGKILL",
+    ),
+    "failed first, and others were killed by that": (
+        view(r3=rank(3, ended_s=SETTLED + 3, exit_code=1), r5=rank(5, ended_s=SETTLED, exit_code=-6)),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {AT}: ended with exit code 1",
+    ),
+    "an older word makes an older end": (
+        view(ages={"h2": 1.0}, r3=rank(3, ended_s=SETTLED, exit_code=1), r5=rank(5, ended_s=SETTLED, exit_code=1)),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {AT}: ended with exit code 1",
+    ),
+    "gone with its guard": (
+        view(r3=rank(3, ended_s=SETTLED)),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {AT}: gone, with all that watched it",
+    ),
+    "a stranger's SIGTERM, where nothing else explains it": (
+        view(r3=rank(3, ended_s=SETTLED, exit_code=-15)),
+        "rank_ended",
+        ("h2",),
+        f"host h2 {AT}: killed by SIGTERM",
+    ),
+    "behind at the time-out": (
+        view(**timed_out(rank(3, sequence=6, waiting_s=None, progress_s=PATIENCE_S))),
+        "rank_behind",
+        ("h2",),
+        f"host h2 {AT}: alive, but the others waited for it until their time-out of 60 s",
+    ),
+    "the only one not to time out": (
+        view(**timed_out(rank(3, waiting_s=None, progress_s=PATIENCE_S))),
+        "rank_behind",
+        ("h2",),
+        f"host h2 {AT}: alive, but",
+    ),
+    "behind when NCCL's watchdog aborted the others": (
+        view(
+            r3=rank(3, sequence=6, waiting_s=None, progress_s=PATIENCE_S),
+            **{f"r{n}": rank(n, waiting_s=PATIENCE_S, ended_s=SETTLED, exit_code=-6) for n in (0, 1, 2, 4, 5)},
+        ),
+        "rank_behind",
+        ("h2",),
+        f"host h2 {AT}: alive, but",
+    ),
+    "failed by itself long before": (
+        view(**timed_out(rank(3, broken="error", broken_s=PATIENCE_S))),
+        "rank_behind",
+        ("h2",),
+        f"host h2 {AT}: failed by itself, and the others waited",
+    ),
+}
+
+
+@pytest.mark.parametrize(("known", "kind", "hosts", "text"), NAMED.values(), ids=NAMED.keys())
+def test_the_one_at_fault_is_named(known: View, kind: str, hosts: tuple[str, ...], text: str) -> None:
+    found = decide(known)
+    assert found is not None
+    assert (found.kind, found.hosts) == (kind, hosts)
+    assert found.text.startswith(text)
+    if kind.startswith("rank"):
+        assert (found.rank, found.scope) == (3, "gpu=1")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [{"rank": True}, {"rank": "3"}, {"phase": "x" * 513}, {"silent_s": None}, {"other": 1}, {"told": 1}],
+    ids=str,
+)
+def test_state_that_is_none_is_refused(spoil: dict[str, Any]) -> None:
+    good = asdict(rank(3))
+    assert rank_from_json(good) == rank(3)
+    with pytest.raises(ValueError, match="no state of a rank"):
+        rank_from_json({**good, **spoil})
+
+
+# ---- over TCP ----
+
+
+@pytest.fixture
+def port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+MEMBERS = ("h1", "h2", "h3")
+ADDRESSES = {"h1": "127.0.0.1", "h2": "127.0.0.1", "h3": "127.0.0.3"}
+"""The first two as on one machine."""
+
+
+def gang(me: str, port: int, **over: Any) -> Gang:
+    common = {"members": MEMBERS, "addresses": ADDRESSES, "nonce": "0123456789abcdef" * 2, "about": "r1 gang rack1"}
+    return Gang(**{"me": me, "port": port, **common, **over})
+
+
+@pytest.fixture
+def three(port: int) -> Iterator[dict[str, Exchange]]:
+    found = {host: Exchange(gang(host, port)) for host in MEMBERS}
+    yield found
+    for each in found.values():
+        each.close()
+
+
+def until(true: Callable[[], bool], *them: Exchange, patience_s: float = 5.0) -> None:
+    """Steps everybody until it is so."""
+    ends = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < ends
+        for each in them:
+            each.step(0.005)
+            each.say([rank(0)])
+
+
+def test_everyone_is_heard_and_learns_the_verdict(three: dict[str, Exchange]) -> None:
+    one, two, last = three.values()
+    until(lambda: set(one.words) == set(two.words) == set(MEMBERS) and len(last.words) == 3, *three.values())
+    assert one.words["h3"].ranks == (rank(0),)
+    now = time.monotonic()
+    assert [each.decides(now) for each in (one, two, last)] == [True, False, False]
+    verdict = Culprit(kind="rank_silent", hosts=("h3",), text="host h3 …", scope="gpu=0", rank=4, phase="training")
+    one.end(verdict)
+    until(lambda: two.verdict == last.verdict == verdict, two, last)
+
+
+def test_the_second_decides_when_the_first_has_finished_or_is_silent(three: dict[str, Exchange]) -> None:
+    one, two, last = three.values()
+    until(lambda: "h1" in two.words and "h2" in last.words and "h1" in last.words, *three.values())
+    silent = time.monotonic() + HOST_SILENT_S + 1
+    assert two.decides(silent)
+    one.finished = True
+    one.say([], at_once=True)
+    until(lambda: two.words["h1"].finished and last.words["h1"].finished, *three.values())
+    assert [each.decides(time.monotonic()) for each in (two, last)] == [True, False]
+
+
+def test_answer_under_way_does_not_call_a_finished_host_back(three: dict[str, Exchange]) -> None:
+    one, two, _ = three.values()
+    until(lambda: "h2" in one.words and "h1" in two.words, *three.values())
+    two.finished = True
+    two.say([], at_once=True)
+    until(lambda: one.words["h2"].finished, one, two)
+    two.finished = False  # what was sent before comes later, on the other connection
+    for _ in range(20):
+        one.say([rank(0)], at_once=True)
+        one.step(0.01)
+        two.step(0.01)
+    assert one.words["h2"].finished
+
+
+def hung_up(channel: socket.socket, head: Exchange) -> bool:
+    head.step(0.01)
+    channel.setblocking(False)
+    try:
+        while channel.recv(1 << 16):
+            continue  # its greeting
+        return True
+    except BlockingIOError:
+        return False
+    except ConnectionError:
+        return True
+
+
+def word(port: int, greeting: str, **over: Any) -> bytes:
+    """A line as h3 would say it."""
+    said = {"host": "h3", "token": "t", "number": 1, "finished": False, "greeting": greeting, "ranks": [], **over}
+    about = {key: said.pop(key) for key in ("nonce", "about", "members") if key in said}
+    return gang("h3", port, **about).seal(json.dumps(said).encode())
+
+
+STRANGERS: dict[str, Callable[[int, str], bytes]] = {
+    "another nonce": lambda port, greeting: word(port, greeting, nonce="f" * 32),
+    "another run": lambda port, greeting: word(port, greeting, about="r2 gang rack1"),
+    "another gang": lambda port, greeting: word(port, greeting, members=("h1", "h3")),
+    "no code": lambda port, greeting: word(port, greeting).partition(b" ")[2],
+    "HTTP": lambda port, greeting: b"GET / HTTP/1.1\r\n\r\n",
+    "bytes": lambda port, greeting: b"\x00\xff\n",
+    "a line without end": lambda port, greeting: b"x" * (1 << 18),
+    "a host that is no member": lambda port, greeting: word(port, greeting, host="h9"),
+    "the head itself": lambda port, greeting: word(port, greeting, host="h1"),
+    "recorded in another launch": lambda port, greeting: word(port, "0" * 16),
+    "said before": lambda port, greeting: word(port, greeting) * 2,
+    "a rank that is none": lambda port, greeting: word(port, greeting, ranks=[{"rank": "3"}]),
+    "no list of ranks": lambda port, greeting: word(port, greeting, ranks=3),
+}
+
+
+@pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS.keys())
+def test_strangers_are_turned_away_and_the_gang_goes_on(
+    three: dict[str, Exchange], port: int, stranger: Callable[[int, str], bytes]
+) -> None:
+    one, two, _ = three.values()
+    with socket.create_connection(("127.0.0.1", port)) as channel:
+        channel.settimeout(0.01)
+        greeting = b""
+        while not greeting:
+            one.step(0.01)
+            try:
+                greeting = channel.recv(4096)
+            except TimeoutError:
+                continue
+        opened = gang("h3", port).open(greeting.strip())
+        assert opened is not None
+        line = stranger(port, opened["greeting"])
+        channel.setblocking(False)
+        sent = 0
+        ends = time.monotonic() + 5
+        while sent < len(line) and time.monotonic() < ends:
+            try:
+                sent += channel.send(line[sent:])
+            except BlockingIOError:
+                one.step(0.01)
+            except ConnectionError:
+                break
+        while not hung_up(channel, one):
+            assert time.monotonic() < ends
+    until(lambda: "h2" in one.words and "h1" in two.words, one, two)
+    assert "h9" not in one.words
+
+
+def test_connections_that_say_nothing_are_few_and_short(
+    three: dict[str, Exchange], port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, two, _ = three.values()
+    until(lambda: "h2" in one.words, one, two)
+    silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
+    for _ in range(100):
+        one.step(0.0)
+    most = exchanges.MOST_STRANGERS + len(MEMBERS)
+    assert sum(not hung_up(channel, one) for channel in silent) <= most
+    assert time.monotonic() - one.words["h2"].at < 5
+    monkeypatch.setattr(exchanges, "PROOF_S", 0.1)
+    time.sleep(0.3)
+    one.step(0.0)
+    assert all(hung_up(channel, one) for channel in silent[-most:])
+    for channel in silent:
+        channel.close()
+    until(lambda: "h3" in one.words, *three.values())
+
+
+def test_lost_connection_is_made_anew(port: int) -> None:
+    head, member = Exchange(gang("h1", port)), Exchange(gang("h3", port))
+    until(lambda: "h3" in head.words and "h1" in member.words, head, member)
+    head.close()
+    head = Exchange(gang("h1", port))
+    until(lambda: "h3" in head.words, head, member)
+    head.close()
+    member.close()
+
+
+def test_taken_port_is_told_with_the_remedy(port: int) -> None:
+    with listen("127.0.0.1", port), pytest.raises(ExchangeError, match=f"127.0.0.1 port {port}.*rendezvous_port"):
+        Exchange(gang("h1", port))
+
+
+def test_listener_is_not_open_on_other_addresses(three: dict[str, Exchange], port: int) -> None:
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.9", port), timeout=1)
+
+
+# ---- ranks ----
+
+
+def test_rank_tells_how_far_it_is(tmp_path: Path) -> None:
+    work = tmp_path / ("d" * 120)  # longer than the address of a socket may be
+    work.mkdir()
+    beats = Beats(work, {0: "gpu=0", 1: "gpu=1"})
+    heart = Heart(1, work)
+    heart.phase, heart.grouped = "training", True
+    with contextlib.suppress(RuntimeError), heart.together():
+        heart.beat()
+        beats.read()
+        inside = beats.states()[1]
+        raise RuntimeError
+    heart.fail("RuntimeError: Timed out waiting 1000ms for recv operation to complete")
+    beats.read()
+    first, second = beats.states()
+    beats.close()
+    assert first.alive_s is None
+    assert (inside.phase, inside.sequence, inside.grouped, inside.broken) == ("training", 1, True, "")
+    assert inside.waiting_s is not None
+    assert inside.waiting_s < 1
+    assert second.broken == "timeout"
+    assert second.waiting_s is not None, "it failed while it waited"
+
+
+@pytest.mark.parametrize(
+    ("problem", "kind"),
+    [
+        ("TimeoutError: the device did not end within 60 s", "timeout"),
+        ("DistBackendError: wait timeout after 600000ms", "timeout"),
+        ("RuntimeError: [gloo/pair.cc] Connection closed by peer [10.0.0.1]:2", "error"),
+        ("OutOfMemoryError: CUDA out of memory", "error"),
+    ],
+)
+def test_own_failures_are_told_from_waiting_in_vain(tmp_path: Path, problem: str, kind: str) -> None:
+    beats = Beats(tmp_path, {0: "gpu=0"})
+    Heart(0, tmp_path).fail(problem)
+    beats.read()
+    assert beats.states()[0].broken == kind
+    beats.close()
+
+
+def test_garbage_on_the_socket_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    beats = Beats(tmp_path, {0: "gpu=0"})
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+        monkeypatch.chdir(tmp_path)
+        channel.connect("beats")
+        for line in (b"", b"\xff", b"[]", b"3", b'{"kind":"beat","rank":7}', b'{"kind":"beat","rank":[]}'):
+            channel.send(line)
+    assert beats.read() is False
+    assert beats.states()[0].alive_s is None
+    beats.close()
+
+
+RANK = """
+import os, pathlib, signal, sys, time
+pathlib.Path(sys.argv[1]).write_text(str(os.getpid()))
+{what}
+"""
+
+
+class Guarded:
+    """A rank under its guard, as a launcher would start it; `what` is its program."""
+
+    def __init__(self, tmp_path: Path, what: str, supervisor: str = "") -> None:
+        (tmp_path / "program.py").write_text(RANK.format(what=what))
+        self.beats = Beats(tmp_path, {0: "cpu=0"})
+        self._pid = tmp_path / "pid"
+        self.guard = subprocess.Popen(
+            [sys.executable, "-m", "agent.guard", "program", str(self._pid)],
+            env={
+                **os.environ,
+                "PYTHONPATH": str(tmp_path),
+                "RANK": "0",
+                ADDRESS: str(tmp_path),
+                SUPERVISOR: supervisor,
+            },
+            start_new_session=True,
+        )
+        self.until(lambda: self._pid.exists() and bool(self._pid.read_text()))
+        self.until(lambda: self.state.alive_s is not None)
+
+    @property
+    def pid(self) -> int:
+        return int(self._pid.read_text())
+
+    @property
+    def state(self) -> RankState:
+        self.beats.read()
+        return self.beats.states()[0]
+
+    def until(self, true: Callable[[], bool], patience_s: float = 10.0) -> None:
+        ends = time.monotonic() + patience_s
+        while not true():
+            assert time.monotonic() < ends
+            time.sleep(0.01)
+
+    def end(self) -> None:
+        self.guard.kill()
+        self.guard.wait()
+        self.beats.close()
+
+
+@pytest.mark.parametrize(
+    ("what", "code", "seen"),
+    [
+        ("time.sleep(0.6)", 0, 0),
+        ("time.sleep(0.6); sys.exit(7)", 7, 7),
+        ("time.sleep(0.6); os.kill(os.getpid(), signal.SIGSEGV)", -11, -11),
+        ("time.sleep(0.6); os.kill(os.getpid(), signal.SIGKILL)", -9, -9),
+    ],
+    ids=["well", "badly", "SIGSEGV", "SIGKILL"],
+)
+def test_launcher_and_supervisor_see_a_ranks_own_end(tmp_path: Path, what: str, code: int, seen: int) -> None:
+    guarded = Guarded(tmp_path, what)
+    assert guarded.guard.wait(timeout=10) == code
+    state = guarded.state
+    guarded.end()
+    assert (state.exit_code, state.told) == (seen, False)
+    assert state.ended_s is not None
+
+
+def test_end_that_was_asked_for_is_told_as_such(tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path, "time.sleep(60)")
+    os.killpg(guarded.guard.pid, signal.SIGTERM)  # as torchrun does
+    assert guarded.guard.wait(timeout=10) == -15
+    state = guarded.state
+    guarded.end()
+    assert (state.exit_code, state.told) == (-15, True)
+
+
+def test_stopped_rank_is_ended_all_the_same(tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path, "time.sleep(60)")
+    os.kill(guarded.pid, signal.SIGSTOP)
+    guarded.until(lambda: guarded.state.stopped)
+    assert not guarded.state.busy
+    guarded.guard.terminate()
+    assert guarded.guard.wait(timeout=10) == -15
+    guarded.end()
+
+
+def test_rank_that_holds_pythons_lock_is_busy_and_not_stopped(tmp_path: Path) -> None:
+    guarded = Guarded(tmp_path, "sys.setswitchinterval(1000); time.sleep(0.6)\nwhile True: pass")
+    guarded.until(lambda: guarded.state.silent_s > 2.5)
+    state = guarded.state
+    guarded.end()
+    assert (state.busy, state.stopped) == (True, False)
+
+
+@pytest.mark.parametrize("whose", ["guard", "supervisor", "launcher"])
+def test_no_rank_outlives_its_guard_its_supervisor_or_its_launcher(tmp_path: Path, whose: str) -> None:
+    with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as supervisor:
+        if whose == "launcher":
+            pids = launched(tmp_path)
+        else:
+            guarded = Guarded(tmp_path, "time.sleep(60)", identity(supervisor.pid))
+            pids = [guarded.pid]
+            (guarded.guard if whose == "guard" else supervisor).kill()
+        ends = time.monotonic() + 5
+        while any(process(pid) for pid in pids):
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        if whose != "launcher":
+            guarded.until(lambda: guarded.state.ended_s is not None)
+            guarded.end()
+        supervisor.kill()
+
+
+def launched(tmp_path: Path) -> list[int]:
+    """Starts supervisor → leashed launcher → guard → rank, and kills the supervisor; returns the launcher and the rank."""
+    (tmp_path / "program.py").write_text(RANK.format(what="time.sleep(60)"))
+    launcher = (
+        "import os, pathlib, subprocess, sys\n"
+        f"pathlib.Path({str(tmp_path / 'launcher')!r}).write_text(str(os.getpid()))\n"
+        f"subprocess.run([sys.executable, '-m', 'agent.guard', 'program', {str(tmp_path / 'pid')!r}])"
+    )
+    supervisor = (
+        "import os, subprocess, sys\n"
+        "subprocess.run([sys.executable, '-m', 'agent.guard', '--leash', str(os.getpid()),"
+        f" sys.executable, '-c', {launcher!r}])"
+    )
+    with subprocess.Popen(
+        [sys.executable, "-c", supervisor], env={**os.environ, "PYTHONPATH": str(tmp_path)}
+    ) as started:
+        ends = time.monotonic() + 10
+        while not ((tmp_path / "pid").exists() and (tmp_path / "pid").read_text()):
+            assert time.monotonic() < ends
+            time.sleep(0.02)
+        started.kill()
+    return [int((tmp_path / name).read_text()) for name in ("launcher", "pid")]
+
+
+def test_time_in_which_the_supervisor_did_not_run_counts_for_nobody(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    guarded = Guarded(tmp_path, "time.sleep(60)")
+    vigil = Vigil("h1", guarded.beats, None, 60.0)
+    assert vigil.look(0.1) is None
+    os.kill(guarded.pid, signal.SIGSTOP)
+    time.sleep(0.5)
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 60)  # the machine slept
+    assert vigil.look(0.1) is None
+    assert guarded.state.silent_s < 5
+    monkeypatch.setattr(time, "monotonic", real)
+    guarded.end()
+
+
+# ---- logs ----
+
+
+def test_logs_and_dumps_of_an_attempt_are_kept_and_bounded(tmp_path: Path) -> None:
+    for attempt in range(MOST_ATTEMPTS + 2):
+        work = tmp_path / "work" / "gang"
+        work.mkdir(parents=True, exist_ok=True)
+        (work / "rank0.log").write_text(f"attempt {attempt}")
+        (work / "flight.rank0").write_bytes(b"\x80")
+        os.mkfifo(work / "flight.rank0.pipe")
+        with (work / "launcher.log").open("wb") as log:
+            log.truncate(MOST_LOG_BYTES + 1)
+        cap_logs(work)
+        assert not (work / "flight.rank0.pipe").exists()
+        set_aside(work, tmp_path / "logs")
+        assert list(work.iterdir()) == []
+    kept = sorted((tmp_path / "logs").iterdir())
+    assert len(kept) == MOST_ATTEMPTS
+    assert (kept[-1] / "rank0.log").read_text() == f"attempt {MOST_ATTEMPTS + 1}"
+    assert (kept[-1] / "flight.rank0").exists()
+    assert (kept[-1] / "launcher.log").stat().st_size == MOST_LOG_BYTES

@@ -1,0 +1,244 @@
+"""The infiniband collector over the /sys of a host with eight InfiniBand ports and one for RoCE."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from collectors.base import Absent, Value, scope
+from collectors.infiniband import InfinibandCollector, rate_and_width, state_name
+from tests.fakes import links
+
+Seen = dict[tuple[str, str], Value | Absent]
+HCA, PLACE = links.IB[1], f"hca={links.IB[1]},port=1"
+ROCE = f"hca={links.ROCE},port=1"
+
+
+def readings(root: Path, *, thorough: bool = True) -> Seen:
+    """Every reading by its name, without `infiniband.`, and scope."""
+    return {
+        (family.name.removeprefix("infiniband."), scope(labels)): value
+        for family in InfinibandCollector(root, thorough=thorough).collect()
+        for labels, value in family.readings
+    }
+
+
+def changed(root: Path, fault: Callable[[Path], None]) -> Seen:
+    """What a fault changes."""
+    before = readings(root)
+    fault(root)
+    after = readings(root)
+    assert before.keys() == after.keys()
+    return {key: value for key, value in after.items() if value != before[key]}
+
+
+def write(root: Path, **files: str) -> None:
+    """Files of the port, in the directory of the port."""
+    for name, text in files.items():
+        (links.port(root, HCA) / name).write_text(f"{text}\n")
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with links.host(gpus=2) as root:
+        yield root
+
+
+def test_a_healthy_port_and_its_adapter_read_in_full(root: Path) -> None:
+    seen = {name: value for (name, place), value in readings(root).items() if place in (PLACE, f"hca={HCA}")}
+    counters = {name.lower() for name in (*links.ERRORS, *links.HARDWARE)} - {"port_rcv_switch_relay_errors"}
+    assert seen == {
+        "hca.firmware_version": "28.39.1002",
+        "hca.board_id": "MT_0000000838",
+        "hca.type": "MT4129",
+        "hca.node_guid": "a088:c203:0012:3401",
+        "hca.pci_address": links.HCAS[1],
+        "hca.numa_node": 0,
+        "link_layer": "InfiniBand",
+        "state": "ACTIVE",
+        "phys_state": "LinkUp",
+        "active": True,
+        "unmanaged": False,
+        "rate": 50e9,
+        "width": 4,
+        "narrowed": False,
+        "lid": 18,
+        "sm_lid": 1,
+        "port_rcv_data": 4000,
+        "port_xmit_data": 8000,
+        **dict.fromkeys(counters, 0),
+    }
+
+
+def test_a_roce_port_names_its_interface(root: Path) -> None:
+    seen = {name: value for (name, place), value in readings(root).items() if place == ROCE}
+    told = ("link_layer", "interface", "roce_v2", "rate", "active", "unmanaged", "narrowed", "lid")
+    assert {name: seen[name] for name in told} == {
+        "link_layer": "Ethernet",
+        "interface": links.ROCE_INTERFACE,
+        "roce_v2": True,
+        "rate": 12.5e9,
+        "active": True,
+        "unmanaged": False,
+        "narrowed": False,
+        "lid": 0,
+    }
+
+
+def test_every_port_is_there_and_nothing_is_absent() -> None:
+    with links.host() as root:
+        seen = readings(root)
+    assert seen["port_count", "host"] == 9
+    assert {place for name, place in seen if name == "state"} == {
+        f"hca={hca},port=1" for hca in (*links.IB, links.ROCE)
+    }
+    assert [key for key, value in seen.items() if isinstance(value, Absent)] == []
+
+
+def test_a_scrape_leaves_out_what_the_network_gave(root: Path) -> None:
+    scrape, snapshot = readings(root, thorough=False), readings(root)
+    assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"lid", "sm_lid", "interface", "roce_v2"}
+
+
+# ---- states ----
+
+
+@pytest.mark.parametrize("state", ["2: INIT", "3: ARMED"])
+def test_a_link_without_a_subnet_manager(root: Path, state: str) -> None:
+    fault = changed(root, lambda root: write(root, state=state))
+    assert fault == {("state", PLACE): state[3:], ("active", PLACE): False, ("unmanaged", PLACE): True}
+
+
+@pytest.mark.parametrize(("state", "physical"), [("1: DOWN", "2: Polling"), ("1: DOWN", "3: Disabled")])
+def test_a_port_without_a_cable_has_no_rate_and_no_fault(root: Path, state: str, physical: str) -> None:
+    fault = changed(root, lambda root: write(root, state=state, phys_state=physical, rate="2.5 Gb/sec (1X SDR)"))
+    told = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
+    assert told == {"state": "DOWN", "phys_state": physical[3:], "active": False}
+    absent = {name: value.status for (name, _), value in fault.items() if isinstance(value, Absent)}
+    assert absent == dict.fromkeys(("rate", "width", "narrowed"), "unsupported")
+
+
+def test_a_state_that_cannot_be_read_is_an_error_wherever_it_counts(root: Path) -> None:
+    fault = changed(root, lambda root: (links.port(root, HCA) / "state").unlink())
+    assert {name for name, _ in fault} == {"state", "active", "unmanaged"}
+    assert {getattr(value, "status", "") for value in fault.values()} == {"error"}
+
+
+@pytest.mark.parametrize("text", ["", "ACTIVE", "x: ACTIVE"])
+def test_no_state(text: str) -> None:
+    with pytest.raises(ValueError, match="no state"):
+        state_name(text)
+
+
+# ---- rate and width ----
+
+
+def test_one_lane_of_four(root: Path) -> None:
+    fault = changed(root, lambda root: write(root, rate="100 Gb/sec (1X NDR)"))
+    assert fault == {("rate", PLACE): 12.5e9, ("width", PLACE): 1, ("narrowed", PLACE): True}
+
+
+def test_a_splitter_cable_has_two_lanes_by_design(root: Path) -> None:
+    fault = changed(root, lambda root: write(root, rate="200 Gb/sec (2X NDR)"))
+    assert fault == {("rate", PLACE): 25e9, ("width", PLACE): 2}
+
+
+def test_lanes_of_ethernet_say_nothing(root: Path) -> None:
+    (links.port(root, links.ROCE) / "rate").write_text("25 Gb/sec (1X EDR)\n")
+    seen = readings(root)
+    assert (seen["width", ROCE], seen["narrowed", ROCE]) == (1, False)
+
+
+@pytest.mark.parametrize(
+    ("text", "rate", "width"),
+    [("2.5 Gb/sec (1X SDR)", 2.5e9 / 8, 1), ("56 Gb/sec (4X FDR)", 7e9, 4), ("800 Gb/sec (4X XDR)", 100e9, 4)],
+)
+def test_rates(text: str, rate: float, width: int) -> None:
+    assert rate_and_width(text) == (rate, width)
+
+
+def test_a_rate_without_a_width() -> None:
+    rate, width = rate_and_width("100 Gb/sec")
+    assert rate == 12.5e9
+    assert getattr(width, "status", "") == "unsupported"
+
+
+@pytest.mark.parametrize("text", ["", "fast", "400 Gb/sec (4X NDR) and more"])
+def test_no_rate(text: str) -> None:
+    assert {getattr(value, "status", "") for value in rate_and_width(text)} == {"error"}
+
+
+# ---- counters ----
+
+
+@pytest.mark.parametrize("name", ["symbol_error", "link_downed", "VL15_dropped", "out_of_sequence", "np_cnp_sent"])
+def test_a_counter_that_rose(root: Path, name: str) -> None:
+    assert changed(root, lambda root: links.set_counter(root, HCA, name, 3)) == {(name.lower(), PLACE): 3}
+
+
+def test_data_are_counted_in_words(root: Path) -> None:
+    fault = changed(root, lambda root: links.set_counter(root, HCA, "port_rcv_data", 1 << 40))
+    assert fault == {("port_rcv_data", PLACE): 4 << 40}
+
+
+@pytest.mark.parametrize(
+    ("name", "end"),
+    [("symbol_error", 65535), ("link_downed", 255), ("local_link_integrity_errors", 15), ("port_xmit_wait", 2**32 - 1)],
+)
+def test_a_counter_at_its_end_hides_what_comes_after(root: Path, name: str, end: int) -> None:
+    assert changed(root, lambda root: links.set_counter(root, HCA, name, end - 1)) == {(name, PLACE): end - 1}
+    fault = changed(root, lambda root: links.set_counter(root, HCA, name, end))
+    assert getattr(fault.pop((name, PLACE)), "status", "") == "error"
+    assert fault == {}
+
+
+@pytest.mark.parametrize("text", [None, "N/A (no PMA)"])
+def test_a_counter_that_the_adapter_lacks(root: Path, text: str | None) -> None:
+    counter = links.port(root, HCA) / "counters/symbol_error"
+
+    def lack(_: Path) -> None:
+        counter.unlink() if text is None else counter.write_text(f"{text}\n")
+
+    fault = changed(root, lack)
+    assert {key: getattr(value, "status", "") for key, value in fault.items()} == {
+        ("symbol_error", PLACE): "unsupported"
+    }
+
+
+def test_counters_are_told_as_counters(root: Path) -> None:
+    families = list(InfinibandCollector(root, thorough=True).collect())
+    counting = {family.name.removeprefix("infiniband.") for family in families if family.counter}
+    expected = {name.lower() for name in (*links.ERRORS, *links.HARDWARE)} - {"port_rcv_switch_relay_errors"}
+    assert counting == expected | {"port_rcv_data", "port_xmit_data"}
+
+
+# ---- other machines ----
+
+
+def test_a_host_without_adapters_has_no_ports(tmp_path: Path) -> None:
+    assert readings(tmp_path) == {("port_count", "host"): 0}
+
+
+def test_an_adapter_that_is_gone(root: Path) -> None:
+    (root / "sys/class/infiniband" / HCA).unlink()
+    seen = readings(root)
+    assert seen["port_count", "host"] == 2
+    assert [key for key in seen if HCA in key[1]] == []
+
+
+def test_soft_roce_and_virtual_functions_are_left_out(root: Path) -> None:
+    links.write(root, "sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n")
+    (links.pci(root, links.HCAS[0]) / "physfn").symlink_to("..")
+    seen = readings(root)
+    assert seen["port_count", "host"] == 2
+    assert [key for key in seen if "rxe0" in key[1] or links.IB[0] in key[1]] == []
+
+
+def test_an_adapter_whose_ports_vanish_costs_its_own_only(root: Path) -> None:
+    shutil.rmtree(links.port(root, HCA).parent)
+    seen = readings(root)
+    assert seen["port_count", "host"] == 2
+    assert seen["hca.type", f"hca={HCA}"] == "MT4129"

@@ -1,0 +1,572 @@
+"""The culprit, over simulated fleets: named, and nobody else."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.localise import Bisection, Conclusion, Outcome, Pair, Suspect, confirm, explain, judge_pairs
+from schemas import tournament
+from schemas.plans import Plan
+from schemas.records import Observation
+from schemas.reports import Verdict
+from tests import builders
+
+NOISE = 0.03
+RATE, TIME = 48e9, 6e-6
+SIZES = (3, 4, 8, 16, 64, 512, 4096)
+"""Of two hosts nothing can be told: a test of their own."""
+
+
+@dataclass
+class Fleet:
+    """A fleet in which some parts leave only a share of the speed; a pair is as fast as its slowest part."""
+
+    size: int
+    rails: int = 4
+    seed: int = 0
+    rounds: int = 0
+    noise: float = NOISE
+    hosts: dict[str, float] = field(default_factory=dict)
+    nics: dict[tuple[str, int], float] = field(default_factory=dict)
+    links: dict[frozenset[str], float] = field(default_factory=dict)
+    bad_rails: dict[int, float] = field(default_factory=dict)
+    delays: dict[str, float] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return [f"h{number}" for number in range(self.size)]
+
+    def pairs(self) -> list[Pair]:
+        """What one launch would measure."""
+        chance = random.Random(f"{self.seed}/noise")  # noqa: S311
+        noise = self.noise
+        found = []
+        for a, b in itertools.chain.from_iterable(tournament.tournament(self.names, self.rounds)):
+            between = self.links.get(frozenset((a, b)), 1.0) if self.links else 1.0
+            both = min(between, self.hosts.get(a, 1.0), self.hosts.get(b, 1.0))
+            late = self.delays.get(a, 0.0) + self.delays.get(b, 0.0)
+            for rail in range(self.rails):
+                share = min(
+                    both, self.nics.get((a, rail), 1.0), self.nics.get((b, rail), 1.0), self.bad_rails.get(rail, 1.0)
+                )
+                found.append(
+                    Pair(
+                        a=a,
+                        b=b,
+                        rail=rail,
+                        bandwidth=RATE * share * chance.gauss(1, noise),
+                        latency=(TIME + late) * chance.gauss(1, noise),
+                    )
+                )
+        return found
+
+    def truth(self) -> set[tuple[str, str]]:
+        return {
+            *(("host", host) for host in (*self.hosts, *self.delays)),
+            *(("nic", f"{host} rail {rail}") for host, rail in self.nics),
+            *(("rail", f"rail {rail}") for rail in self.bad_rails),
+            *(("link", " - ".join(sorted(link))) for link in self.links),
+        }
+
+
+def named(suspects: Iterable[Suspect]) -> set[tuple[str, str]]:
+    return {
+        (item.kind, " - ".join(sorted(item.where.split(" - "))) if item.kind == "link" else item.where)
+        for item in suspects
+    }
+
+
+PARTS = ("host", "nic", "rail", "link", "delay")
+
+
+def broken(size: int, part: str, count: int, seed: int, rails: int, rounds: int) -> Fleet:
+    """A fleet in which so many parts have a quarter to seven tenths of their speed left, or a host answers late."""
+    chance = random.Random(f"{size}/{part}/{count}/{seed}")  # noqa: S311
+    fleet = Fleet(size, rails, seed, rounds)
+
+    def share() -> float:
+        return chance.uniform(0.25, 0.70)
+
+    hosts = chance.sample(fleet.names, count)
+    if part == "host":
+        fleet.hosts = {host: share() for host in hosts}
+    elif part == "nic":
+        fleet.nics = {(host, chance.randrange(rails)): share() for host in hosts}
+    elif part == "delay":
+        fleet.delays = {host: chance.uniform(2 * TIME, 1e-3) for host in hosts}
+    elif part == "rail":
+        fleet.bad_rails = {rail: share() for rail in chance.sample(range(rails), count)}
+    else:
+        played = [frozenset(pair) for pairs in tournament.tournament(fleet.names, rounds) for pair in pairs]
+        fleet.links = {link: share() for link in chance.sample(played, count)}
+    return fleet
+
+
+def possible(size: int, part: str, rails: int) -> int:
+    """How many of these parts may be bad at once: fewer than half, and of links few enough that none makes an end look bad."""
+    most = {"rail": rails // 2, "link": max(1, size * (size - 1) // 12)}.get(part, (size - 1) // 2)
+    return min(5, most)
+
+
+@dataclass
+class Score:
+    """What was named against what was broken."""
+
+    right: int = 0
+    wrong: int = 0
+    missed: int = 0
+
+    def add(self, found: set[tuple[str, str]], truth: set[tuple[str, str]]) -> None:
+        self.right += len(found & truth)
+        self.wrong += len(found - truth)
+        self.missed += len(truth - found)
+
+    @property
+    def precision(self) -> float:
+        return self.right / max(1, self.right + self.wrong)
+
+    @property
+    def recall(self) -> float:
+        return self.right / max(1, self.right + self.missed)
+
+
+def trials(size: int) -> tuple[int, int, int]:
+    """Fleets to simulate, rails, and rounds played."""
+    return {64: (1, 4, 0), 512: (1, 2, 16), 4096: (1, 2, 16)}.get(size, (10, 4, 0))
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_one_to_five_bad_parts_are_named_and_nothing_else(size: int) -> None:
+    number, rails, rounds = trials(size)
+    for part in PARTS:
+        score = Score()
+        counts = range(1, possible(size, part, rails) + 1) if size < 4096 else [possible(size, part, rails)]
+        for count, seed in itertools.product(counts, range(number)):
+            fleet = broken(size, part, count, seed, rails, rounds)
+            score.add(named(explain(fleet.pairs())), fleet.truth())
+        print(f"{size} hosts, 1-{max(counts)} bad {part}: precision {score.precision:.3f}, recall {score.recall:.3f}")
+        assert score.right
+        assert score.precision >= 0.95, part
+        assert score.recall >= 0.95, part
+
+
+def test_parts_of_every_kind_at_once_are_told_apart() -> None:
+    score = Score()
+    for seed in range(20):
+        chance = random.Random(seed)  # noqa: S311
+        a, b, c, d, e = chance.sample([f"h{number}" for number in range(16)], 5)
+        fleet = Fleet(16, 8, seed, hosts={a: 0.5}, nics={(b, 3): 0.4}, bad_rails={6: 0.6}, delays={e: 5e-5})
+        fleet.links = {frozenset((c, d)): 0.3}
+        score.add(named(explain(fleet.pairs())), fleet.truth())
+    print(f"16 hosts, 5 parts of 5 kinds: precision {score.precision:.3f}, recall {score.recall:.3f}")
+    assert (score.precision, score.recall) >= (0.95, 0.95)
+
+
+def test_a_fleet_in_order_has_no_suspect() -> None:
+    alarms = {}
+    for size in SIZES:
+        number, rails, rounds = trials(size)
+        number *= 20 if size <= 16 else 3 if size <= 512 else 1
+        alarms[size] = sum(bool(explain(Fleet(size, rails, seed, rounds).pairs())) for seed in range(number)), number
+    told = ", ".join(f"{size} hosts {wrong} of {number}" for size, (wrong, number) in alarms.items())
+    print(f"false alarms at {NOISE:.0%} noise: {told}")
+    assert not any(wrong for wrong, _ in alarms.values())
+
+
+def test_how_slow_a_part_must_be() -> None:
+    for part in ("host", "link"):
+        recall = {}
+        for percent in (95, 90, 85, 80, 70):
+            score = Score()
+            for seed in range(20):
+                fleet = broken(16, part, 2, seed, 4, 0)
+                fleet.hosts = dict.fromkeys(fleet.hosts, percent / 100)
+                fleet.links = dict.fromkeys(fleet.links, percent / 100)
+                score.add(named(explain(fleet.pairs())), fleet.truth())
+            recall[percent] = score.recall
+        print(
+            f"16 hosts, 2 bad {part}: recall at a share of the speed of "
+            + ", ".join(f"{k} %: {v:.2f}" for k, v in recall.items())
+        )
+        assert recall[70] == 1.0
+        assert recall[95] == 0.0, "a part that is within the noise is no suspect"
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.01, 0.10])
+def test_noise_raises_the_limit_and_no_alarm(noise: float) -> None:
+    for seed in range(20):
+        assert not explain(Fleet(16, 2, seed, noise=noise).pairs())
+    slow = Fleet(16, 2, noise=noise, hosts={"h3": 0.2})
+    assert named(explain(slow.pairs())) == {("host", "h3")}
+
+
+def only(suspects: Sequence[Suspect]) -> Suspect:
+    assert len(suspects) == 1, suspects
+    return suspects[0]
+
+
+def test_of_one_rail_the_host_is_named_and_that_it_may_be_its_nic() -> None:
+    suspect = only(explain(Fleet(8, 1, hosts={"h3": 0.5}).pairs()))
+    assert (suspect.kind, suspect.hosts) == ("host", ("h3",))
+    assert "its GPU or NIC" in suspect.evidence
+
+
+@pytest.mark.parametrize("rails", [1, 4])
+def test_a_gpu_that_failed_by_itself_is_named_and_not_its_nic(rails: int) -> None:
+    fleet = Fleet(8, rails, nics={("h5", rails - 1): 0.4})
+    suspect = only(explain(fleet.pairs(), failed_alone={("h5", rails - 1), ("h1", 0)}))
+    assert (suspect.kind, suspect.hosts, suspect.rails) == ("gpu", ("h5",), (rails - 1,))
+
+
+def test_the_fabric_is_named_where_pairs_are_well_and_all_together_are_slow() -> None:
+    fleet = Fleet(8)
+    assert explain(fleet.pairs()) == []
+    assert only(explain(fleet.pairs(), collective_slow=True)).kind == "fabric"
+    slow_host = Fleet(8, hosts={"h1": 0.5})
+    assert only(explain(slow_host.pairs(), collective_slow=True)).where == "h1"
+
+
+def test_of_two_hosts_both_are_named_and_the_confidence_is_that_of_a_coin() -> None:
+    assert explain(Fleet(2).pairs()) == []
+    assert explain([]) == []
+    failed = [Pair(a="h0", b="h1", rail=rail, failed="connection closed") for rail in (0, 1)]
+    for pairs, slow in ((Fleet(2).pairs(), True), (Fleet(2, nics={("h0", 1): 0.5}).pairs(), False), (failed, False)):
+        suspect = only(explain(pairs, collective_slow=slow))
+        assert (suspect.kind, suspect.hosts, suspect.confidence) == ("link", ("h0", "h1"), 0.5)
+        assert "two hosts cannot tell" in suspect.evidence
+
+
+def without(pairs: Iterable[Pair], fails: Callable[[Pair], bool]) -> list[Pair]:
+    return [
+        replace(pair, bandwidth=None, latency=None, failed="timed out after 30 s") if fails(pair) else pair
+        for pair in pairs
+    ]
+
+
+def test_pairs_that_failed_speak_like_slow_ones() -> None:
+    pairs = Fleet(6, 2).pairs()
+    suspect = only(explain(without(pairs, lambda pair: "h2" in (pair.a, pair.b))))
+    assert (suspect.kind, suspect.where, suspect.found) == ("host", "h2", None)
+    suspect = only(explain(without(pairs, lambda pair: {pair.a, pair.b} == {"h2", "h3"})))
+    assert (suspect.kind, set(suspect.hosts)) == ("link", {"h2", "h3"})
+    assert "timed out after 30 s" in suspect.evidence
+
+
+def test_a_pair_that_failed_in_the_first_round_cannot_be_laid_to_one_end() -> None:
+    first = set(tournament.tournament(Fleet(4).names)[0])
+    pairs = [pair for pair in Fleet(4, 2).pairs() if (pair.a, pair.b) in first]
+    suspect = only(explain(without(pairs, lambda pair: "h0" in (pair.a, pair.b))))
+    assert (suspect.kind, suspect.confidence) == ("link", 0.5)
+
+
+def test_a_nic_that_is_slow_with_most_is_one_suspect_and_not_many_links() -> None:
+    slow = {"h3", "h4", "h7", "h8", "h9", "h11", "h12", "h15"}
+    pairs = [
+        replace(pair, bandwidth=(pair.bandwidth or 0) * 0.4)
+        if pair.rail == 1 and "h1" in (pair.a, pair.b) and slow & {pair.a, pair.b}
+        else pair
+        for pair in Fleet(16, 2).pairs()
+    ]
+    suspect = only(explain(pairs))
+    assert (suspect.kind, suspect.where) == ("nic", "h1 rail 1")
+    assert suspect.confidence == pytest.approx(9 / 17)  # with 8 of 15
+
+
+def test_pairs_slow_without_a_common_part_are_the_fabrics() -> None:
+    chance = random.Random(1)  # noqa: S311
+    pairs = [
+        replace(pair, bandwidth=(pair.bandwidth or 0) * (0.5 if chance.random() < 0.1 else 1))
+        for pair in Fleet(16, 2).pairs()
+    ]
+    assert only(explain(pairs)).kind == "fabric"
+
+
+def test_pairs_are_compared_with_pairs_of_their_kind() -> None:
+    """A second rack whose hosts are only well with each other: the way between the racks is narrow, and no host is bad."""
+    far = {"h14", "h15"}
+    pairs = [
+        replace(pair, bandwidth=(pair.bandwidth or 0) * 0.5, kind="across racks")
+        if len(far & {pair.a, pair.b}) == 1
+        else pair
+        for pair in Fleet(16, 2).pairs()
+    ]
+    assert explain(pairs) == []
+
+
+def test_confidence_grows_with_what_could_have_spoken_against_it() -> None:
+    found = [only(explain(Fleet(size, hosts={"h1": 0.5}).pairs())).confidence for size in (3, 4, 8, 64)]
+    assert found == pytest.approx([3 / 4, 4 / 5, 8 / 9, 64 / 65])
+
+
+Faults = tuple[set[str], list[frozenset[str]]]
+
+
+def play(size: int, faults: Faults, together: int = 0) -> Conclusion:
+    """Launches what the planner asks for, and tells it what came of it, until it concludes."""
+    bad, links = faults
+    planner, history = Bisection([f"h{number}" for number in range(size)]), []
+    while True:
+        groups = planner.next_launches(history)
+        if isinstance(groups, Conclusion):
+            return groups
+        everyone = [host for group in groups for host in group]
+        assert len(everyone) == len(set(everyone)), "the groups of a launch share a host"
+        assert all(len(group) > 1 for group in groups)
+        history.append(
+            [
+                Outcome(
+                    hosts=tuple(group),
+                    worked=not bad & set(group)
+                    and not any(link <= set(group) for link in links)
+                    and not 0 < together <= len(group),
+                )
+                for group in groups
+            ]
+        )
+        assert len(history) < 80
+
+
+def faulty(size: int, hosts: int, links: int, seed: int) -> Faults:
+    chance = random.Random(f"{size}/{hosts}/{links}/{seed}")  # noqa: S311
+    names = [f"h{number}" for number in range(size)]
+    bad = set(chance.sample(names, hosts))
+    ends = chance.sample([name for name in names if name not in bad], 2 * links)
+    return bad, [frozenset(ends[number : number + 2]) for number in range(0, 2 * links, 2)]
+
+
+def blamed(conclusion: Conclusion) -> Faults:
+    hosts = {item.where for item in conclusion.suspects if item.kind == "host"}
+    return hosts, [frozenset(item.hosts) for item in conclusion.suspects if item.kind == "link"]
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_where_the_job_cannot_form_a_bad_host_is_found_in_few_launches(size: int) -> None:
+    for hosts in range(1, min(5, (size - 1) // 2) + 1):
+        most = 0
+        for seed in range(20 if size <= 64 else 3):
+            faults = faulty(size, hosts, 0, seed)
+            conclusion = play(size, faults)
+            assert blamed(conclusion) == faults
+            assert set(conclusion.good) == {f"h{number}" for number in range(size)} - faults[0]
+            most = max(most, conclusion.launches)
+        print(f"{size} hosts, {hosts} bad: at most {most} launches (log2 N + 3 = {math.log2(size) + 3:.1f})")
+        assert hosts > 1 or most <= math.log2(size) + 3
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_pair_that_fails_only_together_is_found(size: int) -> None:
+    for hosts, links in ((0, 1), (1, 1), (2, 2)):
+        if 2 * hosts + 2 * links > size:
+            continue
+        most = 0
+        for seed in range(10 if size <= 64 else 1):
+            faults = faulty(size, hosts, links, seed)
+            conclusion = play(size, faults)
+            assert blamed(conclusion)[0] == faults[0]
+            assert set(blamed(conclusion)[1]) == set(faults[1])
+            most = max(most, conclusion.launches)
+        print(f"{size} hosts, {hosts} bad, {links} bad links: at most {most} launches")
+        assert most <= (2 * math.log2(size) + 4) * max(1, links) + 3 * hosts
+
+
+def test_what_cannot_be_attributed_is_said() -> None:
+    both = play(2, ({"h1"}, []))
+    assert [(item.kind, item.hosts, item.confidence) for item in both.suspects] == [("link", ("h0", "h1"), 0.5)]
+    none = play(5, ({"h0", "h1", "h2", "h3"}, []))
+    assert [(item.kind, none.good) for item in none.suspects] == [("fabric", ())]
+    many = play(16, (set(), []), together=5)  # any five fail, and no two
+    assert [item.kind for item in many.suspects] == ["fabric"]
+    assert len(many.good) == 16
+
+
+def test_the_planner_answers_the_same_from_the_same_history_and_asks_for_what_is_missing() -> None:
+    planner = Bisection(["a", "b", "c", "d"])
+    first = planner.next_launches([])
+    assert first == planner.next_launches([])
+    assert isinstance(first, list)
+    half = [[Outcome(hosts=tuple(first[0]), worked=True)]]
+    assert planner.next_launches(half) == first[1:]
+
+
+def test_a_suspect_is_confirmed_by_two_that_are_good() -> None:
+    good, first = ["a", "b"], confirm(["x", "y"], ["a", "b"])
+    assert first == [["x", "a"], ["y", "b"]]
+    history = [[Outcome(hosts=("x", "a"), worked=False), Outcome(hosts=("y", "b"), worked=False)]]
+    second = confirm(["x", "y"], good, history)
+    assert second == [["x", "b"], ["y", "a"]]
+    history.append([Outcome(hosts=("x", "b"), worked=False), Outcome(hosts=("y", "a"), worked=True)])
+    conclusion = confirm(["x", "y"], good, history)
+    assert isinstance(conclusion, Conclusion)
+    assert blamed(conclusion) == ({"x"}, [frozenset(("y", "b"))])
+    with pytest.raises(ValueError, match="2 good hosts are needed"):
+        confirm(["x"], ["a"])
+
+
+@pytest.mark.parametrize("count", [*range(12), 33])
+def test_a_tournament_has_every_pair_once_and_every_host_once_a_round(count: int) -> None:
+    hosts = [f"h{number}" for number in range(count)]
+    rounds = tournament.tournament(hosts)
+    assert len(rounds) == (0 if count < 2 else count - 1 + count % 2)
+    pairs = [frozenset(pair) for played in rounds for pair in played]
+    assert len(pairs) == len(set(pairs)) == count * (count - 1) // 2
+    for played in rounds:
+        assert len({host for pair in played for host in pair}) == 2 * len(played) == count - count % 2
+    for host in hosts:
+        assert sorted(tournament.partners(hosts, host)) == sorted(set(hosts) - {host})
+
+
+def test_part_of_a_tournament_covers_every_host_evenly_and_leaves_none_apart() -> None:
+    hosts = [f"h{number}" for number in range(512)]
+    rounds = tournament.tournament(hosts, 16)
+    assert len(rounds) == 16
+    met = {host: set(tournament.partners(hosts, host, 16)) for host in hosts}
+    assert {len(others) for others in met.values()} == {16}
+    reached, steps = {"h0"}, 0
+    while len(reached) < len(hosts):
+        reached |= {other for host in reached for other in met[host]}
+        steps += 1
+    assert steps <= 4
+
+
+def views(
+    of: Plan, fleet: Fleet, *, both_ends: bool = True, fails: Callable[[Pair], bool] = lambda pair: False
+) -> list[HostView]:
+    """The hosts of a plan, with what they measured of each other."""
+    found: dict[str, list[Observation]] = {host: [] for host in fleet.names}
+    for pair in fleet.pairs():
+        for host, other in ((pair.a, pair.b), (pair.b, pair.a))[: 1 + both_ends]:
+            for name, unit, value in (("bandwidth", "B/s", pair.bandwidth), ("latency", "s", pair.latency)):
+                of_pair: dict[str, Any] = (
+                    {"status": "error", "reason": "timed out"}
+                    if fails(pair)
+                    else {"status": "measured", "value": value}
+                )
+                device = of.host(host).scopes[pair.rail]
+                scope = f"{device},partner={other}"
+                found[host].append(Observation(name=f"pairs.{name}", scope=scope, stage="gang", unit=unit, **of_pair))
+    made = []
+    for host in of.hosts:
+        alone, together = builders.records(of, host.name)
+        records = (alone, replace(together, observations=tuple(found[host.name])))
+        made.append(HostView(of, host, Evidence(records=records), []))
+    return made
+
+
+def plan_of(fleet: Fleet, profile: str = "standard") -> Plan:
+    return builders.plan(*fleet.names, gpu_count=fleet.rails, profile=profile)
+
+
+def told(verdicts: Sequence[Verdict], kind: str) -> set[tuple[str, str]]:
+    return {(item.host, item.scope) for item in verdicts if item.verdict == kind}
+
+
+def test_every_host_of_a_gang_in_order_passes_by_both_quantities() -> None:
+    fleet = Fleet(4, 2)
+    verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
+    assert {(item.host, item.name, item.verdict) for item in verdicts} == {
+        (host, name, "pass") for host in fleet.names for name in ("pairs.bandwidth", "pairs.latency")
+    }
+    assert {(item.criterion, item.stage, item.basis) for item in verdicts} == {("localise", "gang", "policy")}
+    assert all(item.source and item.value for item in verdicts)
+
+
+def test_a_slow_nic_fails_its_gpu_by_serial_and_nobody_else() -> None:
+    fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
+    verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
+    (verdict,) = (item for item in verdicts if item.verdict != "pass")
+    assert (verdict.verdict, verdict.host, verdict.scope, verdict.serial) == ("fail", "h2", "gpu=1", "h2-1")
+    assert (verdict.name, verdict.unit, verdict.operator, verdict.action) == (
+        "pairs.bandwidth",
+        "B/s",
+        "ge",
+        "inspect_hardware",
+    )
+    assert "suspect nic h2 rail 1 (confidence 0.80)" in verdict.reason
+    assert isinstance(verdict.value, float)
+    assert isinstance(verdict.limit, float)
+    assert verdict.value < verdict.limit
+
+
+def test_a_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
+    fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
+    of = plan_of(fleet)
+    alone = Verdict(
+        host="h2",
+        scope="gpu=1",
+        name="host_copy.bandwidth",
+        stage="benchmark",
+        verdict="fail",
+        criterion="x",
+        reason="slow",
+    )
+    (verdict,) = (item for item in judge_pairs(views(of, fleet), [alone]) if item.verdict == "fail")
+    assert "suspect gpu h2 rail 1" in verdict.reason
+
+
+def test_a_late_host_fails_as_a_host_and_a_slow_link_is_inconclusive_on_both_ends() -> None:
+    fleet = Fleet(6, 2, delays={"h1": 1e-4}, links={frozenset(("h3", "h4")): 0.4})
+    verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
+    assert told(verdicts, "fail") == {("h1", "host")}
+    assert told(verdicts, "inconclusive") == {("h3", "gang=r1"), ("h4", "gang=r1")}
+    assert {item.host for item in verdicts if item.verdict == "pass"} == {"h0", "h2", "h5"}
+
+
+def test_a_pair_that_failed_fails_both_ends_once_both_are_well_with_others() -> None:
+    fleet = Fleet(4, 2)
+    lost = views(plan_of(fleet), fleet, fails=lambda pair: {pair.a, pair.b} == {"h0", "h1"})
+    assert told(judge_pairs(lost, []), "fail") == {("h0", "gang=r1"), ("h1", "gang=r1")}
+
+
+def test_two_hosts_pass_nothing_and_are_both_named_where_their_collective_is_slow() -> None:
+    fleet = Fleet(2, 2)
+    both = views(plan_of(fleet), fleet)
+    assert judge_pairs(both, []) == []
+    slow = Verdict(
+        host="h0",
+        scope="gang=r1",
+        name="collective.all_reduce.busbw",
+        stage="gang",
+        verdict="fail",
+        criterion="x",
+        reason="slow",
+    )
+    assert told(judge_pairs(both, [slow]), "inconclusive") == {("h0", "gang=r1"), ("h1", "gang=r1")}
+
+
+def test_the_fabric_fails_on_every_host_where_only_all_together_are_slow() -> None:
+    fleet = Fleet(4, 2)
+    slow = Verdict(
+        host="h0",
+        scope="gang=r1",
+        name="collective.all_reduce.busbw",
+        stage="gang",
+        verdict="fail",
+        criterion="x",
+        reason="slow",
+    )
+    verdicts = judge_pairs(views(plan_of(fleet), fleet), [slow])
+    assert told(verdicts, "fail") == {(host, "gang=r1") for host in fleet.names}
+    assert all("suspect fabric" in item.reason for item in verdicts)
+
+
+def test_one_end_alone_is_believed_and_what_was_not_measured_passes_nobody() -> None:
+    fleet = Fleet(4, 2, hosts={"h2": 0.5})
+    of = plan_of(fleet)
+    assert told(judge_pairs(views(of, fleet, both_ends=False), []), "fail") == {("h2", "host")}
+    nothing = [HostView(of, host, Evidence(records=builders.records(of, host.name)[:1]), []) for host in of.hosts]
+    assert judge_pairs(nothing, []) == []
+
+
+def test_a_rehearsal_tells_a_gross_fault_only() -> None:
+    for share, expected in ((0.4, set()), (0.1, {("h2", "host")})):
+        fleet = Fleet(4, 2, hosts={"h2": share}, nics={("h1", 1): 0.05}, bad_rails={})
+        found = judge_pairs(views(plan_of(fleet, "rehearsal"), fleet), [])
+        assert told(found, "fail") == expected

@@ -1,0 +1,189 @@
+"""The network collector over the /sys of a host with two NICs, among interfaces that are none."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from collectors.base import Absent, Value, scope
+from collectors.network import NetworkCollector, speed
+from tests.fakes import links
+
+Seen = dict[tuple[str, str], Value | Absent]
+NIC, PLACE = links.PLAIN_INTERFACE, f"nic={links.PLAIN_INTERFACE}"
+
+
+def readings(root: Path, *, thorough: bool = True) -> Seen:
+    """Every reading by its name, without `network.`, and scope."""
+    return {
+        (family.name.removeprefix("network."), scope(labels)): value
+        for family in NetworkCollector(root, thorough=thorough).collect()
+        for labels, value in family.readings
+    }
+
+
+def changed(root: Path, fault: Callable[[Path], None]) -> Seen:
+    """What a fault changes."""
+    before = readings(root)
+    fault(root)
+    after = readings(root)
+    assert before.keys() == after.keys()
+    return {key: value for key, value in after.items() if value != before[key]}
+
+
+def write(root: Path, **files: object) -> None:
+    """Files of the NIC."""
+    for name, text in files.items():
+        (links.interface(root, NIC) / name).write_text(f"{text}\n")
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with links.host(gpus=1) as root:
+        yield root
+
+
+def test_a_healthy_nic_reads_in_full(root: Path) -> None:
+    assert {name: value for (name, place), value in readings(root).items() if place == PLACE} == {
+        "operstate": "up",
+        "carrier": True,
+        "carrier_changes": 2,
+        "speed": 3.125e9,
+        "duplex": "full",
+        "half_duplex": False,
+        "mtu": 9000,
+        "rx_errors": 0,
+        "tx_errors": 0,
+        "rx_dropped": 0,
+        "tx_dropped": 0,
+        "rx_crc_errors": 0,
+        "rx_missed_errors": 0,
+        "driver": "bnxt_en",
+        "address": "b8:3f:d2:00:00:a2",
+        "pci_address": links.PLAIN_NIC,
+    }
+
+
+def test_only_nics_count(root: Path) -> None:
+    seen = readings(root)
+    assert seen["nic_count", "host"] == 2
+    assert {place for _, place in seen} == {"host", PLACE, f"nic={links.ROCE_INTERFACE}"}
+
+
+def test_a_scrape_leaves_out_what_does_not_change(root: Path) -> None:
+    scrape, snapshot = readings(root, thorough=False), readings(root)
+    assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"mtu", "driver", "address", "pci_address"}
+
+
+@pytest.mark.parametrize(
+    "name", ["rx_errors", "tx_errors", "rx_dropped", "tx_dropped", "rx_crc_errors", "rx_missed_errors"]
+)
+def test_errors(root: Path, name: str) -> None:
+    fault = changed(root, lambda root: (links.interface(root, NIC) / "statistics" / name).write_text("4\n"))
+    assert fault == {(name, PLACE): 4}
+
+
+def test_a_link_that_came_and_went(root: Path) -> None:
+    assert changed(root, lambda root: write(root, carrier_changes=4)) == {("carrier_changes", PLACE): 4}
+
+
+def test_half_duplex(root: Path) -> None:
+    fault = changed(root, lambda root: write(root, duplex="half"))
+    assert fault == {("duplex", PLACE): "half", ("half_duplex", PLACE): True}
+
+
+def test_a_nic_without_a_cable_has_no_speed(root: Path) -> None:
+    fault = changed(root, lambda root: write(root, operstate="down", carrier=0, speed=-1, duplex="unknown"))
+    told = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
+    assert told == {"operstate": "down", "carrier": False}
+    absent = {name: value.status for (name, _), value in fault.items() if isinstance(value, Absent)}
+    assert absent == dict.fromkeys(("speed", "duplex", "half_duplex"), "unsupported")
+
+
+def test_a_nic_that_is_switched_off_refuses_to_tell(root: Path) -> None:
+    for name in ("carrier", "speed", "duplex"):
+        (links.interface(root, NIC) / name).unlink()
+        # Root may open it, and reading it gives EINVAL, as these three do of an interface that is down.
+        (links.interface(root, NIC) / name).symlink_to("/proc/self/clear_refs")
+    absent = {name: value for (name, _), value in readings(root).items() if isinstance(value, Absent)}
+    assert absent == dict.fromkeys(
+        ("carrier", "speed", "duplex", "half_duplex"), Absent(status="unsupported", reason="the interface is down")
+    )
+
+
+def test_a_statistic_that_is_missing_is_an_error(root: Path) -> None:
+    fault = changed(root, lambda root: (links.interface(root, NIC) / "statistics/rx_errors").unlink())
+    assert {key: getattr(value, "status", "") for key, value in fault.items()} == {("rx_errors", PLACE): "error"}
+
+
+@pytest.mark.parametrize(("text", "rate"), [("400000", 50e9), ("1000", 125e6), ("10", 1.25e6)])
+def test_speeds(text: str, rate: float) -> None:
+    assert speed(text) == rate
+
+
+@pytest.mark.parametrize("text", ["-1", "0"])
+def test_no_speed(text: str) -> None:
+    assert getattr(speed(text), "status", "") == "unsupported"
+
+
+# ---- what is no NIC of the rack ----
+
+
+@pytest.mark.parametrize("name", ["on USB", "a virtual function", "a port of the switch in the NIC", "InfiniBand"])
+def test_left_out(root: Path, name: str) -> None:
+    device = links.pci(root, links.PLAIN_NIC)
+    if name == "on USB":
+        (device / "subsystem").unlink()
+        (device / "subsystem").symlink_to("../../../bus/usb")
+    elif name == "a virtual function":
+        (device / "physfn").symlink_to("..")
+    elif name == "InfiniBand":
+        write(root, type="32")
+    else:
+        write(root, phys_port_name="pf0vf3")
+    seen = readings(root)
+    assert seen["nic_count", "host"] == 1
+    assert [key for key in seen if key[1] == PLACE] == []
+
+
+# ---- bonds and other machines ----
+
+
+@pytest.mark.parametrize(("state", "up"), [("up", 2), ("down", 1)])
+def test_a_bond_tells_how_many_of_its_interfaces_are_up(root: Path, state: str, up: int) -> None:
+    links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: state})
+    seen = readings(root)
+    assert {name: value for (name, place), value in seen.items() if place == "nic=bond0"} == {
+        "bond.slave_count": 2,
+        "bond.slaves_up": up,
+    }
+
+
+def test_a_virtual_machine_has_a_nic_on_virtio(root: Path) -> None:
+    nic = links.interface(root, NIC).resolve()
+    below = nic.parents[1] / "virtio0"
+    (below / "net").mkdir(parents=True)
+    nic.rename(below / "net" / NIC)
+    links.interface(root, NIC).unlink()
+    links.interface(root, NIC).symlink_to(Path("../..") / (below / "net" / NIC).relative_to(root / "sys"))
+    (below / "subsystem").symlink_to("../../../bus/virtio")
+    (below / "driver").symlink_to("../../../bus/virtio/drivers/virtio_net")
+    write(root, duplex="unknown", speed=-1)
+    seen = readings(root)
+    assert (seen["driver", PLACE], seen["pci_address", PLACE]) == ("virtio_net", links.PLAIN_NIC)
+    assert {name for (name, _), value in seen.items() if isinstance(value, Absent)} == {
+        "speed",
+        "duplex",
+        "half_duplex",
+    }
+
+
+def test_a_host_without_interfaces(tmp_path: Path) -> None:
+    assert readings(tmp_path) == {("nic_count", "host"): 0}
+
+
+def test_this_machine_reads_without_errors() -> None:
+    seen = readings(Path("/"))
+    assert [value for value in seen.values() if isinstance(value, Absent) and value.status == "error"] == []

@@ -1,0 +1,312 @@
+"""The pcie collector over the /sys of an HGX host: one fault, and what it changes."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+from collectors.base import Absent, Value, scope
+from collectors.pcie import PcieCollector
+from collectors.pcie.config import largest_bar
+from collectors.pcie.links import generation, total
+from tests.fakes import links
+
+Seen = dict[tuple[str, str], Value | Absent]
+GPU, HCA, DRIVE, NVSWITCH = links.GPUS[1], links.HCAS[1], links.DRIVES[1], links.NVSWITCHES[0]
+PORT = links.GPU_PORTS[1]
+
+
+def readings(root: Path, *, thorough: bool = True) -> Seen:
+    """Every reading by its name and scope."""
+    collector = PcieCollector(root, thorough=thorough)
+    return {(family.name, scope(labels)): value for family in collector.collect() for labels, value in family.readings}
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    with links.host(gpus=2) as root:
+        yield root
+
+
+def changed(root: Path, fault: Callable[[Path], None]) -> Seen:
+    """What a fault changes."""
+    before = readings(root)
+    fault(root)
+    after = readings(root)
+    assert before.keys() == after.keys()
+    return {key: value for key, value in after.items() if value != before[key]}
+
+
+def of(address: str, **values: Value) -> Seen:
+    """Readings of one device, by name with `__` for `.`."""
+    return {(f"pcie.{name.replace('__', '.')}", f"pci={address}"): value for name, value in values.items()}
+
+
+def test_a_healthy_gpu_reads_in_full(root: Path) -> None:
+    seen = {key: value for key, value in readings(root).items() if key[1] == f"pci={GPU}"}
+    none = Absent(status="unsupported", reason="no IOMMU looks after the device")
+    assert seen == of(
+        GPU,
+        generation=5,
+        width=16,
+        generation_max=5,
+        width_max=16,
+        port__generation_max=5,
+        port__width_max=16,
+        slowed=False,
+        narrowed=False,
+        aer__correctable=0,
+        aer__nonfatal=0,
+        aer__fatal=0,
+        port__aer__correctable=0,
+        port__aer__nonfatal=0,
+        port__aer__fatal=0,
+        kind="gpu",
+        port__address=PORT,
+        power_state="D0",
+        numa_node=0,
+        max_payload=256,
+        max_payload_supported=256,
+        max_read_request=4096,
+        relaxed_ordering__enabled=True,
+        bar1__size=128 * links.GIB,
+        acs__redirected=False,
+    ) | {("pcie.iommu.group", f"pci={GPU}"): none, ("pcie.iommu.type", f"pci={GPU}"): none}
+
+
+def test_which_devices_are_looked_at() -> None:
+    with links.host() as root:
+        seen = readings(root)
+    kinds = {place.removeprefix("pci="): value for (name, place), value in seen.items() if name == "pcie.kind"}
+    assert kinds == {
+        **dict.fromkeys(links.GPUS, "gpu"),
+        **dict.fromkeys((*links.HCAS, links.ROCE_NIC), "network"),
+        **dict.fromkeys(links.DRIVES, "nvme"),
+        **dict.fromkeys(links.NVSWITCHES, "nvswitch"),
+    }
+    assert seen["pcie.device_count", "host"] == len(kinds)
+    assert [key for key, value in seen.items() if isinstance(value, Absent) and ".iommu." not in key[0]] == []
+
+
+def test_a_scrape_reads_what_may_change_and_a_snapshot_the_rest_too(root: Path) -> None:
+    scrape, snapshot = readings(root, thorough=False), readings(root)
+    assert scrape.items() <= snapshot.items()
+    assert {name for name, _ in snapshot.keys() - scrape.keys()} == {
+        "pcie.acs.enabled", "pcie.acs.redirected", "pcie.bar1.size", "pcie.iommu.enabled", "pcie.iommu.group",
+        "pcie.iommu.type", "pcie.kind", "pcie.max_payload", "pcie.max_payload_supported", "pcie.max_read_request",
+        "pcie.numa_node", "pcie.port.address", "pcie.power_state", "pcie.relaxed_ordering.enabled",
+    }  # fmt: skip
+
+
+# ---- links ----
+
+
+def test_a_lost_lane_narrows_the_link(root: Path) -> None:
+    fault = changed(root, lambda root: links.set_link(root, GPU, "current", width=8))
+    assert fault == of(GPU, width=8, narrowed=True)
+
+
+def test_a_slow_link_is_slowed(root: Path) -> None:
+    fault = changed(root, lambda root: links.set_link(root, HCA, "current", speed="16.0"))
+    assert fault == of(HCA, generation=4, slowed=True)
+
+
+def test_a_port_that_can_do_less_is_no_fault_of_the_link(root: Path) -> None:
+    def riser(root: Path) -> None:
+        links.set_link(root, PORT, "max", speed="16.0", width=8)
+        links.set_link(root, GPU, "current", speed="16.0", width=8)
+
+    assert changed(root, riser) == of(GPU, generation=4, width=8, port__generation_max=4, port__width_max=8)
+
+
+def test_a_drive_behind_a_slow_backplane_is_told_and_not_judged(root: Path) -> None:
+    fault = changed(root, lambda root: links.set_link(root, DRIVE, "current", speed="8.0", width=2))
+    assert fault == of(DRIVE, generation=3, width=2)
+
+
+def test_a_gpu_on_a_grace_cpu_has_no_link_to_judge(root: Path) -> None:
+    def grace(root: Path) -> None:
+        (links.pci(root, PORT) / "vendor").write_text("0x10de\n")
+        links.set_link(root, GPU, "current", width=1)
+
+    fault = changed(root, grace)
+    assert {(name, getattr(value, "status", value)) for (name, _), value in fault.items()} == {
+        ("pcie.width", 1), ("pcie.slowed", "unsupported"), ("pcie.narrowed", "unsupported"),
+    }  # fmt: skip
+
+
+def test_a_device_that_does_not_answer_is_an_error(root: Path) -> None:
+    def lost(root: Path) -> None:
+        (links.pci(root, GPU) / "current_link_speed").write_text("Unknown\n")
+        links.set_link(root, GPU, "current", width=63)
+        (links.pci(root, GPU) / "config").write_bytes(b"\xff" * 4096)
+
+    fault = changed(root, lost)
+    assert {name for name, _ in fault} == {
+        "pcie.generation", "pcie.width", "pcie.slowed", "pcie.narrowed", "pcie.max_payload", "pcie.max_payload_supported",
+        "pcie.max_read_request", "pcie.relaxed_ordering.enabled",
+    }  # fmt: skip
+    assert {value.status for value in fault.values() if isinstance(value, Absent)} == {"error"}
+    assert all("does not answer" in str(value) for value in fault.values())
+
+
+@pytest.mark.parametrize(
+    ("speed", "number"), [("2.5 GT/s", 1), ("5 GT/s", 2), ("32.0 GT/s PCIe", 5), ("64.0 GT/s PCIe", 6)]
+)
+def test_speeds_of_old_and_new_kernels(speed: str, number: int) -> None:
+    assert generation(speed) == number
+
+
+@pytest.mark.parametrize(("speed", "status"), [("Unknown", "unsupported"), ("", "unsupported"), ("3.0 GT/s", "error")])
+def test_no_speed(speed: str, status: str) -> None:
+    value = generation(speed)
+    assert isinstance(value, Absent)
+    assert value.status == status
+
+
+def test_limits_are_read_until_they_have_been_had(root: Path) -> None:
+    collector = PcieCollector(root)
+    links.set_link(root, GPU, "max", width=63)
+    [*collector.collect()]
+    links.set_link(root, GPU, "max", width=16)
+    width = next(family for family in collector.collect() if family.name == "pcie.width_max")
+    assert ({"pci": GPU}, 16) in width.readings
+
+
+def test_a_device_that_leaves_the_bus_is_not_told_any_more(root: Path) -> None:
+    collector = PcieCollector(root)
+    [*collector.collect()]
+    (root / "sys/bus/pci/devices" / GPU).unlink()
+    seen = {(family.name, scope(labels)): value for family in collector.collect() for labels, value in family.readings}
+    assert seen["pcie.device_count", "host"] == 7
+    assert [key for key in seen if key[1] == f"pci={GPU}"] == []
+
+
+# ---- errors ----
+
+
+@pytest.mark.parametrize("severity", ["correctable", "nonfatal", "fatal"])
+def test_errors_of_either_end_are_counted_apart(root: Path, severity: str) -> None:
+    own = changed(root, lambda root: links.set_aer(root, GPU, severity, 3))
+    assert own == {(f"pcie.aer.{severity}", f"pci={GPU}"): 3}
+    port = changed(root, lambda root: links.set_aer(root, PORT, severity, 7))
+    assert port == {(f"pcie.port.aer.{severity}", f"pci={GPU}"): 7}
+
+
+def test_errors_are_counters(root: Path) -> None:
+    names = {family.name for family in PcieCollector(root, thorough=True).collect() if family.counter}
+    assert names == {f"pcie.{end}aer.{kind}" for end in ("", "port.") for kind in ("correctable", "nonfatal", "fatal")}
+
+
+def test_a_device_without_aer_is_unsupported(root: Path) -> None:
+    fault = changed(root, lambda root: (links.pci(root, NVSWITCH) / "aer_dev_fatal").unlink())
+    assert {key: getattr(value, "status", "") for key, value in fault.items()} == {
+        ("pcie.aer.fatal", f"pci={NVSWITCH}"): "unsupported"
+    }
+
+
+@pytest.mark.parametrize("text", ["", "RxErr 4\n", "TOTAL_ERR_COR many\n"])
+def test_no_total(text: str) -> None:
+    with pytest.raises(ValueError):
+        total(text)
+
+
+# ---- settings ----
+
+
+@pytest.mark.parametrize(
+    "end", [GPU, PORT, links.HCA_PORTS[1]], ids=["above the device: nothing", "above the GPU", "above the adapter"]
+)
+def test_acs_on_the_way_between_gpu_and_adapter(root: Path, end: str) -> None:
+    fault = changed(root, lambda root: links.set_acs(root, end, links.ACS_KERNEL))
+    expected = {} if end == GPU else of(end, acs__enabled=True) | of(GPU, acs__redirected=True)
+    assert fault == expected
+
+
+def test_acs_of_a_root_port_parts_nothing_below_one_switch(root: Path) -> None:
+    fault = changed(root, lambda root: links.set_acs(root, links.ROOT_PORTS[1], links.ACS_KERNEL))
+    assert fault == of(links.ROOT_PORTS[1], acs__enabled=True)
+
+
+@pytest.mark.parametrize("control", [0x01, 0x11, 0x5D])
+def test_acs_that_redirects_nothing(root: Path, control: int) -> None:
+    assert changed(root, lambda root: links.set_acs(root, PORT, control)) == {}
+
+
+def test_settings_that_are_not_the_default(root: Path) -> None:
+    def set_small(root: Path) -> None:
+        (links.pci(root, HCA) / "config").write_bytes(links.config_space(payload=0, read=2))
+
+    assert changed(root, set_small) == of(HCA, max_payload=128, max_read_request=512)
+
+
+def test_an_iommu_and_its_groups(root: Path) -> None:
+    def isolate(root: Path) -> None:
+        links.write(root, "sys/class/iommu/dmar0/name", "dmar0\n")
+        links.write(root, "sys/kernel/iommu_groups/47/type", "identity\n")
+        (links.pci(root, GPU) / "iommu_group").symlink_to("../../../kernel/iommu_groups/47")
+
+    seen = changed(root, isolate)
+    assert seen == of(GPU, iommu__group=47, iommu__type="identity") | {("pcie.iommu.enabled", "host"): True}
+
+
+def test_who_is_not_root_is_told_what_is_missing(root: Path) -> None:
+    hidden = {(name, getattr(value, "status", "")) for (name, _), value in changed(root, links.as_unprivileged).items()}
+    assert hidden == {
+        (f"pcie.{name}", "unsupported")
+        for name in (
+            "max_payload", "max_payload_supported", "max_read_request", "relaxed_ordering.enabled", "acs.enabled",
+            "acs.redirected",
+        )
+    }  # fmt: skip
+
+
+def test_the_size_of_bar1() -> None:
+    old = "0xc5000000 0xc5ffffff 0x40200\n0x52000000000 0x52fffffffff 0x14220c\n0x0 0x0 0x0\n"
+    assert largest_bar(old) == 64 * links.GIB
+
+
+@pytest.mark.parametrize("text", ["", "0x0 0x0 0x0\n", "0x0000 0xffff 0x20140204\n", "0xe000 0xe07f 0x40101\n"])
+def test_no_bar_has_an_address(text: str) -> None:
+    with pytest.raises(ValueError, match="no memory BAR"):
+        largest_bar(text)
+
+
+# ---- other machines ----
+
+
+def test_a_virtual_machine_lacks_much_and_nothing_is_wrong(tmp_path: Path) -> None:
+    links.as_virtual_machine(tmp_path)
+    seen = readings(tmp_path)
+    assert seen["pcie.device_count", "host"] == 3
+    absent = {name: value.status for (name, _), value in seen.items() if isinstance(value, Absent)}
+    assert set(absent.values()) == {"unsupported"}
+    assert {"pcie.width", "pcie.narrowed", "pcie.slowed", "pcie.aer.fatal", "pcie.acs.redirected"} <= absent.keys()
+    assert {name for name, _ in seen} - absent.keys() == {
+        "pcie.device_count", "pcie.kind", "pcie.power_state", "pcie.bar1.size", "pcie.iommu.enabled", "pcie.max_payload",
+        "pcie.max_payload_supported", "pcie.max_read_request", "pcie.relaxed_ordering.enabled",
+    }  # fmt: skip
+
+
+def test_ports_of_a_virtual_machine_prove_nothing(root: Path) -> None:
+    links.write(root, "proc/cpuinfo", "flags\t\t: fpu hypervisor\n")
+    links.set_link(root, GPU, "current", width=8)
+    links.set_acs(root, PORT, links.ACS_KERNEL)
+    seen = readings(root)
+    for name in ("pcie.narrowed", "pcie.slowed", "pcie.acs.redirected"):
+        assert getattr(seen[name, f"pci={GPU}"], "status", "") == "unsupported"
+    assert seen["pcie.width", f"pci={GPU}"] == 8
+
+
+def test_a_virtual_function_is_left_out(root: Path) -> None:
+    (links.pci(root, links.ROCE_NIC) / "physfn").symlink_to("..")
+    assert [key for key in readings(root) if key[1] == f"pci={links.ROCE_NIC}"] == []
+
+
+def test_a_machine_without_a_pci_bus(tmp_path: Path) -> None:
+    seen = readings(tmp_path)
+    assert list(seen) == [("pcie.device_count", "host")]
+    assert re.search("no PCI bus", str(seen["pcie.device_count", "host"]))

@@ -1,0 +1,192 @@
+"""Versions out of files and programs, and whether they belong together."""
+
+from __future__ import annotations
+
+import os
+import platform
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from collectors.base import HOST, Absent, Value
+from collectors.host import programs
+from collectors.host.files import MissingError
+from collectors.software import SoftwareCollector, is_open, module_version, release, toolkit_version
+from tests.fakes import host
+
+Seen = dict[str, Value | Absent]
+PROPRIETARY = (
+    "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.216.03  Fri Oct 25 22:43:06 UTC 2024\nGCC version:  12\n"
+)
+LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
+
+
+def readings(root: Path, *, thorough: bool = True) -> Seen:
+    families = list(SoftwareCollector(root, thorough).collect())
+    assert all([labels for labels, _ in family.readings] == [HOST] for family in families)
+    return {family.name.removeprefix("software."): family.readings[0][1] for family in families}
+
+
+def changed(before: Seen, after: Seen) -> Seen:
+    return {name: value for name, value in after.items() if before[name] != value}
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return readings(host.tree(tmp_path_factory.mktemp("host")))
+
+
+def test_a_host_reads_in_full(healthy: Seen) -> None:
+    assert healthy == {
+        "driver_module.version": host.DRIVER,
+        "driver_module.open": True,
+        "driver_library.version": host.DRIVER,
+        "driver_library.matches": True,
+        "nccl.version": "2.28.9",
+        "cuda_toolkit.version": "13.0.1",
+        "mlx5.version": "24.10-1.1.4",
+        "os.name": "Ubuntu 24.04.1 LTS",
+        "os.id": "ubuntu",
+        "os.version": "24.04",
+        "glibc.version": platform.libc_ver()[1],
+        "python.version": platform.python_version(),
+        "fabric_manager.version": host.DRIVER,
+        "fabric_manager.matches": True,
+    }
+
+
+def test_a_scrape_starts_no_program(tmp_path: Path) -> None:
+    root = host.tree(tmp_path / "host")
+    host.program(root / "usr/bin/nv-fabricmanager", f"touch {tmp_path}/started")
+    names = readings(root, thorough=False)
+    assert "driver_library.matches" in names
+    assert "fabric_manager.version" not in names
+    assert not (tmp_path / "started").exists()
+
+
+def test_libraries_that_were_upgraded_under_a_running_module(tmp_path: Path, healthy: Seen) -> None:
+    root = host.tree(tmp_path)
+    (root / LIBRARY).unlink()
+    (root / LIBRARY).symlink_to("libnvidia-ml.so.580.105.08")
+    assert changed(healthy, readings(root)) == {
+        "driver_library.version": "580.105.08",
+        "driver_library.matches": False,
+    }
+
+
+def test_a_fabric_manager_of_another_version(tmp_path: Path, healthy: Seen) -> None:
+    root = host.tree(tmp_path)
+    host.program(root / "usr/bin/nv-fabricmanager", "echo 'Fabric Manager version is : 570.86.15'")
+    assert changed(healthy, readings(root)) == {
+        "fabric_manager.version": "570.86.15",
+        "fabric_manager.matches": False,
+    }
+
+
+def test_no_driver_is_no_mismatch(tmp_path: Path, healthy: Seen) -> None:
+    seen = changed(healthy, readings(host.tree(tmp_path, files={"proc/driver/nvidia/version": None})))
+    none = Absent(status="unsupported", reason="no /proc/driver/nvidia/version")
+    names = ("driver_module.version", "driver_module.open", "driver_library.matches", "fabric_manager.matches")
+    assert seen == dict.fromkeys(names, none)
+
+
+@pytest.mark.parametrize(
+    ("files", "names"),
+    [
+        ({"proc/driver/nvidia/version": "?\n"},
+         {"driver_module.version", "driver_module.open", "driver_library.matches", "fabric_manager.matches"}),
+        ({"usr/local/cuda/version.json": "{}"}, {"cuda_toolkit.version"}),
+        ({"usr/local/cuda/version.json": "[" * 100_000}, {"cuda_toolkit.version"}),
+    ],
+)  # fmt: skip
+def test_a_broken_file_costs_its_own_readings_only(
+    tmp_path: Path, healthy: Seen, files: Mapping[str, str], names: set[str]
+) -> None:
+    seen = changed(healthy, readings(host.tree(tmp_path, files=files)))
+    assert set(seen) == names
+    assert {value.status for value in seen.values() if isinstance(value, Absent)} == {"error"}
+
+
+def test_a_link_without_a_version_is_an_error(tmp_path: Path) -> None:
+    root = host.tree(tmp_path)
+    (root / LIBRARY).unlink()
+    (root / LIBRARY).symlink_to("/opt/odd/libnvidia-ml.so")
+    absent = readings(root)["driver_library.matches"]
+    assert isinstance(absent, Absent)
+    assert absent.status == "error"
+
+
+def test_a_small_machine_has_no_errors(tmp_path: Path) -> None:
+    seen = readings(host.bare(tmp_path))
+    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
+    assert seen["os.id"] == "ubuntu"
+
+
+def test_this_machine_reads_without_an_error() -> None:
+    seen = readings(Path("/"))
+    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
+
+
+# ---- programs ----
+
+
+@pytest.mark.parametrize(
+    ("does", "reason"),
+    [
+        ("exit 3", "tool --version ended with 3: ''"),
+        ("echo broken >&2; exit 1", "tool --version ended with 1: 'broken'"),
+        ("exec sleep 10", "tool --version: no answer within 0.3 s"),
+    ],
+)
+def test_a_program_that_does_not_tell(tmp_path: Path, does: str, reason: str) -> None:
+    host.program(tmp_path / "usr/bin/tool", does)
+    assert programs.version(tmp_path, "tool", r"version (\S+)", 0.3) == Absent(status="error", reason=reason)
+
+
+def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
+    host.program(tmp_path / "usr/sbin/tool", "")
+    (tmp_path / "usr/sbin/tool").write_bytes(os.urandom(16))
+    told = programs.version(tmp_path, "tool", r"version (\S+)")
+    assert isinstance(told, Absent)
+    assert told.status == "error"
+
+
+def test_no_program_is_no_error(tmp_path: Path) -> None:
+    assert programs.version(tmp_path, "tool", "x") == Absent(status="unsupported", reason="no tool")
+
+
+# ---- parsers ----
+
+
+@pytest.mark.parametrize(
+    ("text", "version", "opened"),
+    [
+        (host.FILES["proc/driver/nvidia/version"], host.DRIVER, True),
+        (PROPRIETARY, "535.216.03", False),
+        ("NVRM version: NVIDIA UNIX Open Kernel Module for aarch64  580.65.06  Release Build\n", "580.65.06", True),
+    ],
+)
+def test_the_kernel_module(text: str, version: str, opened: bool) -> None:
+    assert module_version(text) == version
+    assert is_open(text) is opened
+
+
+def test_the_toolkit() -> None:
+    assert toolkit_version('{"cuda": {"version": "12.4.1"}, "nvcc": {"version": "12.4.131"}}') == "12.4.1"
+
+
+@pytest.mark.parametrize(
+    ("text", "key", "value"),
+    [
+        ("ID=debian\nVERSION_ID='12'\n", "VERSION_ID", "12"),
+        ('VERSION_ID="9.4"\nID="rocky"\n', "ID", "rocky"),
+    ],
+)
+def test_the_operating_system(text: str, key: str, value: str) -> None:
+    assert release(text, key) == value
+
+
+def test_an_operating_system_without_a_version() -> None:
+    with pytest.raises(MissingError):
+        release("ID=arch\n", "VERSION_ID")

@@ -1,0 +1,292 @@
+"""Disks, arrays, file systems and the health log of NVMe disks, over a tree of /proc and /sys."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import cast
+
+import pytest
+
+from collectors.base import Absent, Value, scope
+from collectors.storage import StorageCollector, health, mounts, read_only_under, smart_log
+from collectors.storage.mounts import local
+from collectors.storage.nvme import UnsupportedLogError, families
+from tests.fakes import host
+
+Seen = dict[str, Value | Absent]
+NVME = "storage.nvme."
+
+
+def log(**fields: int) -> bytes:
+    """A health log as a Samsung PM9A3 gives it after a year: 35 °C, 3 % used, 12 unsafe shutdowns."""
+    page = bytearray(512)
+    values = {"warning": (0, 1, 0), "temperature": (1, 2, 308), "spare": (3, 1, 100), "threshold": (4, 1, 10),
+              "used": (5, 1, 3), "read": (32, 16, 81_203_441), "written": (48, 16, 63_000_000), "cycles": (112, 16, 40),
+              "hours": (128, 16, 8760), "shutdowns": (144, 16, 12), "media": (160, 16, 0), "entries": (176, 16, 5)}  # fmt: skip
+    for name, (first, count, value) in values.items():
+        page[first : first + count] = fields.get(name, value).to_bytes(count, "little")
+    return bytes(page)
+
+
+def space(path: Path) -> os.statvfs_result:
+    """100 blocks of 4 KiB, 40 of them free, 30 for users; 10 files, 6 and 5."""
+    seen = SimpleNamespace(
+        f_frsize=4096, f_bsize=1 << 20, f_blocks=100, f_bfree=40, f_bavail=30, f_files=10, f_ffree=6, f_favail=5
+    )
+    return cast("os.statvfs_result", seen)
+
+
+def readings(
+    root: Path,
+    *,
+    read_log: Callable[[Path], bytes] = lambda _: log(),
+    statvfs: Callable[[Path], os.statvfs_result] = space,
+) -> Seen:
+    """`name scope` -> the reading."""
+    collector = StorageCollector(root, thorough=True, read_log=read_log, statvfs=statvfs)
+    return {
+        f"{family.name} {scope(labels)}": value for family in collector.collect() for labels, value in family.readings
+    }
+
+
+def changed(before: Seen, after: Seen) -> Seen:
+    """What reads otherwise than before."""
+    return {name: value for name, value in after.items() if before.get(name) != value}
+
+
+@pytest.fixture(scope="module")
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+    return readings(host.tree(tmp_path_factory.mktemp("host")))
+
+
+def test_a_host_reads_in_full(healthy: Seen) -> None:
+    of_host = {name: value for name, value in healthy.items() if "disk=" not in name}
+    assert of_host == {
+        "storage.disk.count host": 2,
+        "storage.array.missing array=md0": 0,
+        "storage.state.read_only host": False,
+        "storage.mount.size mount=_": 409600,
+        "storage.mount.size mount=_scratch_data": 409600,
+        "storage.mount.available mount=_": 122880,
+        "storage.mount.available mount=_scratch_data": 122880,
+        "storage.mount.inodes_available mount=_": 5,
+        "storage.mount.inodes_available mount=_scratch_data": 5,
+        "storage.mount.read_only mount=_": False,
+        "storage.mount.read_only mount=_scratch_data": False,
+        "storage.mount.errors mount=_": 0,
+        "storage.mount.errors mount=_scratch_data": Absent(status="unsupported", reason="xfs keeps no such count"),
+    }
+    assert {name.removesuffix(" disk=nvme0n1"): value for name, value in healthy.items() if name.endswith("nvme0n1")} == {
+        "storage.disk.online": True,
+        "storage.disk.io_errors": Absent(status="unsupported", reason="no /sys/block/nvme0n1/device/ioerr_cnt"),
+        "storage.disk.size": 1920383410176,
+        "storage.disk.rotational": False,
+        "storage.disk.model": "SAMSUNG MZQL21T9HCJR-00A07",
+        "storage.disk.serial": "S64GNE0T500000",
+        "storage.disk.firmware": "GDC5602Q",
+        "storage.nvme.critical_warning": 0,
+        "storage.nvme.temperature": 35,
+        "storage.nvme.spare": 1.0,
+        "storage.nvme.spare_threshold": 0.1,
+        "storage.nvme.endurance_used": 0.03,
+        "storage.nvme.data_written": 32_256_000_000_000,
+        "storage.nvme.power_on_time": 31_536_000,
+        "storage.nvme.unsafe_shutdowns": 12,
+        "storage.nvme.media_errors": 0,
+    }  # fmt: skip
+
+
+def test_a_scrape_asks_no_disk(tmp_path: Path) -> None:
+    def never(path: Path) -> bytes:
+        raise AssertionError(path)
+
+    names = {family.name for family in StorageCollector(host.tree(tmp_path), read_log=never, statvfs=space).collect()}
+    assert not [name for name in names if name.startswith(NVME)]
+    assert {"storage.disk.online", "storage.array.missing", "storage.mount.errors", "storage.state.read_only"} < names
+
+
+@pytest.mark.parametrize(
+    ("files", "change"),
+    [
+        ({"sys/block/nvme1n1/device/state": "dead\n"}, {"storage.disk.online disk=nvme1n1": False}),
+        ({"sys/block/md0/md/degraded": "1\n"}, {"storage.array.missing array=md0": 1}),
+        ({"sys/fs/ext4/md0/errors_count": "4\n"}, {"storage.mount.errors mount=_": 4}),
+        ({"proc/self/mountinfo": host.FILES["proc/self/mountinfo"].replace("ext4 /dev/md0 rw", "ext4 /dev/md0 ro")},
+         {"storage.mount.read_only mount=_": True, "storage.state.read_only host": True}),
+        ({"sys/block/nvme2n1/device/transport": "tcp\n"}, {}),
+        ({"sys/block/nvme0c1n1/device/state": "live\n"}, {}),
+    ],
+)  # fmt: skip
+def test_one_difference_changes_its_own_readings_only(
+    tmp_path: Path, healthy: Seen, files: Mapping[str, str], change: Seen
+) -> None:
+    assert changed(healthy, readings(host.tree(tmp_path, files=files))) == change
+
+
+def test_a_disk_that_is_gone_is_not_counted(tmp_path: Path) -> None:
+    gone = {path: None for path in host.FILES if path.startswith("sys/block/nvme1n1/")}
+    assert readings(host.tree(tmp_path, files=gone))["storage.disk.count host"] == 1
+
+
+def test_a_sata_disk(tmp_path: Path) -> None:
+    disk = "sys/block/sdb"
+    files = {
+        f"{disk}/device/state": "running",
+        f"{disk}/device/ioerr_cnt": "0x1f",
+        f"{disk}/device/model": "MICRON 5400",
+        f"{disk}/device/rev": "D4CM",
+        f"{disk}/removable": "0",
+        f"{disk}/queue/rotational": "1",
+    }
+    seen = readings(host.tree(tmp_path, files=files))
+    assert seen["storage.disk.online disk=sdb"] is True
+    assert seen["storage.disk.io_errors disk=sdb"] == 31
+    assert seen["storage.disk.firmware disk=sdb"] == "D4CM"
+    assert seen["storage.disk.rotational disk=sdb"] is True
+    assert f"{NVME}spare disk=sdb" not in seen
+
+
+def test_a_small_machine_has_no_errors(tmp_path: Path) -> None:
+    seen = readings(host.bare(tmp_path))
+    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
+    assert seen["storage.disk.count host"] == 0
+    assert seen["storage.mount.available mount=_"] == 122880
+    for name in ("storage.disk.online host", f"{NVME}critical_warning host", "storage.array.missing host"):
+        assert isinstance(seen[name], Absent)
+
+
+def test_a_host_without_sys_and_proc_gives_errors(tmp_path: Path) -> None:
+    seen = readings(tmp_path)
+    assert all(isinstance(value, Absent) for value in seen.values())
+    for name in ("storage.disk.count host", "storage.state.read_only host", "storage.mount.size host"):
+        assert cast("Absent", seen[name]).status == "error", name
+
+
+def test_a_file_system_that_cannot_be_asked(tmp_path: Path, healthy: Seen) -> None:
+    def broken(path: Path) -> os.statvfs_result:
+        if path.name == "scratch data":
+            raise OSError(5, "Input/output error")
+        return space(path)
+
+    wrong = Absent(status="error", reason="/scratch data: Input/output error")
+    names = ("size", "available", "inodes_available")
+    expected = {f"storage.mount.{name} mount=_scratch_data": wrong for name in names}
+    assert changed(healthy, readings(host.tree(tmp_path), statvfs=broken)) == expected
+
+
+def test_this_machine_reads_without_an_error() -> None:
+    collector = StorageCollector(thorough=not os.geteuid())
+    told = [value for family in collector.collect() for _, value in family.readings]
+    assert [value for value in told if isinstance(value, Absent) and value.status == "error"] == []
+
+
+# ---- the health log ----
+
+
+@pytest.mark.parametrize(
+    ("fields", "name", "value"),
+    [
+        ({"warning": 4}, "critical_warning", 4),
+        ({"used": 255}, "endurance_used", 2.55),
+        ({"media": 1 << 70}, "media_errors", 1 << 70),
+        ({"temperature": 263}, "temperature", -10),
+        ({"spare": 9}, "spare", 0.09),
+    ],
+)
+def test_one_field_of_the_log(fields: dict[str, int], name: str, value: Value) -> None:
+    before, after = health(log()), health(log(**fields))
+    assert {key: seen for key, seen in after.items() if before[key] != seen} == {name: value}
+
+
+@pytest.mark.parametrize("page", [b"", log()[:511], bytes(512)])
+def test_a_log_that_is_none(page: bytes) -> None:
+    with pytest.raises(ValueError, match="no health log"):
+        health(page)
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "reason"),
+    [
+        (PermissionError(13, "Permission denied"), "error", "/dev/nvme0n1: Permission denied"),
+        (OSError(0, "NVMe status 0x6"), "error", "/dev/nvme0n1: NVMe status 0x6"),
+        (UnsupportedLogError(0, "no such log"), "unsupported", "nvme0n1: no such log"),
+        (FileNotFoundError(2, "No such file"), "unsupported", "no /dev/nvme0n1 here"),
+    ],
+)
+def test_a_disk_that_gives_no_log(tmp_path: Path, healthy: Seen, raised: OSError, status: str, reason: str) -> None:
+    def read(path: Path) -> bytes:
+        if path.name == "nvme0n1":
+            raise raised
+        return log()
+
+    seen = changed(healthy, readings(host.tree(tmp_path), read_log=read))
+    assert set(seen) == {name for name in healthy if name.startswith(NVME) and name.endswith("nvme0n1")}
+    assert set(seen.values()) == {Absent(status=status, reason=reason)}
+
+
+def test_a_disk_that_does_not_answer_costs_its_own_log_only(tmp_path: Path) -> None:
+    gate = threading.Event()
+
+    def read(path: Path) -> bytes:
+        if path.name != "nvme2n1":
+            gate.wait(10)
+        return log()
+
+    began = time.monotonic()
+    told = list(families(tmp_path, ["nvme0n1", "nvme1n1", "nvme2n1"], read, deadline_s=0.2))
+    assert time.monotonic() - began < 2
+    gate.set()
+    late = Absent(status="error", reason="no answer within 0.2 s")
+    assert [value for _, value in told[0].readings] == [late, late, 0]
+
+
+def test_what_is_no_nvme_disk_refuses_the_command(tmp_path: Path) -> None:
+    (tmp_path / "nvme0n1").write_bytes(log())
+    with pytest.raises(OSError, match="Inappropriate ioctl"):
+        smart_log(tmp_path / "nvme0n1")
+
+
+# ---- mounts ----
+
+
+def test_every_local_file_system_stands_once() -> None:
+    found = local(mounts(host.FILES["proc/self/mountinfo"]))
+    assert [(mount.place, mount.kind, mount.source) for mount in found] == [
+        ("/", "ext4", "/dev/md0"),
+        ("/scratch data", "xfs", "/dev/nvme2n1"),
+    ]
+
+
+def test_single_files_of_a_container_are_no_file_systems(tmp_path: Path) -> None:
+    files = {
+        "etc/hosts": "127.0.0.1 localhost\n",
+        "proc/self/mountinfo": "1 0 0:50 / / rw - overlay overlay rw\n"
+        "2 1 259:2 /docker/hosts /etc/hosts rw - ext4 /dev/nvme0n1p2 rw\n",
+    }
+    seen = readings(host.tree(tmp_path, files=files))
+    assert [name for name in seen if name.startswith("storage.mount.size")] == ["storage.mount.size mount=_"]
+
+
+@pytest.mark.parametrize(
+    ("lines", "read_only"),
+    [
+        ("1 0 8:1 / / ro - ext4 /dev/sda1 rw\n", True),
+        ("1 0 8:1 / / ro - ext4 /dev/sda1 rw\n2 1 8:2 / /var rw - xfs /dev/sda2 rw\n", False),
+        ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / /var/lib ro - xfs /dev/sda2 ro\n", False),
+        ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:2 / /vary ro - xfs /dev/sda2 ro\n", False),
+        ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:1 / / rw - ext4 /dev/sda1 ro\n", True),
+    ],
+)
+def test_where_a_host_keeps_its_state(lines: str, read_only: bool) -> None:
+    assert read_only_under(mounts(lines), "/var") is read_only
+
+
+@pytest.mark.parametrize("text", ["nonsense\n", "1 0 8:1 / / rw ext4 /dev/sda1 rw\n"])
+def test_what_is_no_mount(text: str) -> None:
+    with pytest.raises(ValueError, match="not a mount"):
+        mounts(text)

@@ -1,0 +1,339 @@
+"""Versions and settings over a group of hosts: the odd one fails and is told of what the others have."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fleet.errors import UsageError
+from fleet.judge.criteria import Pack, read_pack
+from fleet.judge.verdict import Evidence, judge
+from fleet.report.merge import merge
+from fleet.report.render import versions
+from fleet.report.render.html import render_html
+from fleet.report.render.markdown import render_markdown
+from schemas.plans import Plan
+from schemas.records import Metric, Snapshot
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, HostReport, Verdict
+from tests import builders
+
+PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
+"""Nothing but the criteria under test."""
+OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
+FOUR = ("h1", "h2", "h3", "h4")
+
+
+def plan(*hosts: str, **variables: Any) -> Plan:
+    return builders.plan(
+        *hosts, **({"rackproof_gang": "all"} if len(hosts) > 1 else {"rackproof_gang": "none"}) | variables
+    )
+
+
+def with_readings(left: Evidence, readings: Mapping[str, Mapping[str, Any]], unit: str = "1") -> Evidence:
+    """The evidence with one more snapshot: name -> scope -> value, or (status, reason)."""
+    metrics = tuple(
+        Metric(
+            name=name,
+            unit=unit,
+            values={scope: value for scope, value in places.items() if not isinstance(value, tuple)},
+            absent={scope: ": ".join(value) for scope, value in places.items() if isinstance(value, tuple)},
+        )
+        for name, places in readings.items()
+    )
+    taken = Snapshot(stage="gang", phase="after", at=builders.WHEN, duration_s=0.1, metrics=metrics)
+    return builders.with_snapshot(left, taken)
+
+
+def fleet(made: Plan, name: str, values: Mapping[str, Any], *, unit: str = "1") -> dict[str, Evidence]:
+    """Hosts of which each tells `name`: one value for the host, or {scope: value}."""
+    evidence = builders.evidence(made)
+    for host, value in values.items():
+        places = value if isinstance(value, dict) else {"host": value}
+        evidence[host] = with_readings(evidence[host], {name: places}, unit)
+    return evidence
+
+
+def verdicts(made: Plan, evidence: Mapping[str, Evidence], *more: Pack) -> list[Verdict]:
+    found = judge(made, evidence, (PACK, *more))
+    return [
+        item for item in found if item.criterion.startswith("uniform") and item.criterion != "uniform-launch-software"
+    ]
+
+
+def told(found: list[Verdict]) -> list[tuple[str, str, str, str]]:
+    return [(item.host, item.scope, item.verdict, item.reason) for item in found if item.verdict != PASS]
+
+
+def test_the_odd_host_fails_and_the_others_pass() -> None:
+    made = plan(*FOUR)
+    found = verdicts(made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04") | {"h3": "550.90.07"}))
+    assert told(found) == [("h3", "host", FAIL, "found 550.90.07, 3 of 4 hosts have 580.159.04")]
+    (bad,) = [item for item in found if item.verdict == FAIL]
+    assert (bad.value, bad.limit, bad.operator, bad.action) == ("550.90.07", "580.159.04", "eq", "none")
+    assert {item.reason for item in found if item.verdict == PASS} == {"found 580.159.04, as on 3 of 4 hosts"}
+
+
+def test_hosts_that_are_alike_pass_and_say_so() -> None:
+    made = plan(*FOUR)
+    found = verdicts(made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04")))
+    assert [item.reason for item in found] == ["found 580.159.04, as on all 4 hosts"] * 4
+    assert {item.verdict for item in found} == {PASS}
+
+
+def test_the_odd_gpu_is_named_with_its_serial_among_the_gpus_of_all_hosts() -> None:
+    made = plan(*FOUR)
+    alike = {"gpu=0": NEW, "gpu=1": NEW}
+    found = verdicts(
+        made, fleet(made, "gpu.vbios_version", dict.fromkeys(FOUR, alike) | {"h2": alike | {"gpu=1": OLD}})
+    )
+    assert told(found) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}")]
+    assert [item.serial for item in found if item.verdict == FAIL] == ["h2-1"]
+
+
+def test_in_a_tie_both_sides_fail_and_name_both_values() -> None:
+    made = plan("h1", "h2")
+    found = verdicts(made, fleet(made, "host.kernel_version", {"h1": "6.8.0-1", "h2": "5.15.0-9"}))
+    why = "1 of 2 hosts has 5.15.0-9, 1 has 6.8.0-1"
+    assert told(found) == [
+        ("h1", "host", FAIL, f"found 6.8.0-1, {why}"),
+        ("h2", "host", FAIL, f"found 5.15.0-9, {why}"),
+    ]
+    assert {item.limit for item in found} == {None}
+
+
+def test_the_commonest_value_holds_though_it_is_not_on_half_of_them() -> None:
+    made = plan(*FOUR)
+    found = verdicts(made, fleet(made, "driver.version", {"h1": "a", "h2": "a", "h3": "b", "h4": "c"}))
+    assert [(host, verdict) for host, _, verdict, _ in told(found)] == [("h3", FAIL), ("h4", FAIL)]
+
+
+def test_one_host_alone_has_nothing_to_be_compared_with() -> None:
+    made = plan("h1")
+    assert verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04"})) == []
+
+
+def test_gpus_of_one_host_are_compared_with_each_other() -> None:
+    made = plan("h1", gpu_count=4)
+    values = {f"gpu={index}": 700.0 if index < 3 else 650.0 for index in range(4)}
+    found = verdicts(made, fleet(made, "gpu.power_limit_default", {"h1": values}, unit="W"))
+    assert told(found) == [("h1", "gpu=3", FAIL, "found 650 W, 3 of 4 GPUs have 700 W")]
+
+
+def test_gangs_are_compared_each_by_itself() -> None:
+    made = builders.plan(*FOUR, profile="smoke")
+    hosts = tuple(replace(host, gang="r1" if host.name in ("h1", "h2") else "r2") for host in made.hosts)
+    made = replace(made, hosts=hosts)
+    values = {"h1": "a", "h2": "a", "h3": "b", "h4": "b"}
+    assert told(verdicts(made, fleet(made, "driver.version", values))) == []
+    assert len(told(verdicts(made, fleet(made, "driver.version", values | {"h2": "b"})))) == 2
+
+
+def test_gpus_of_other_models_are_other_groups() -> None:
+    made = plan(*FOUR)
+    values = {
+        host: {"gpu=0": OLD if host in ("h1", "h2") else NEW, "gpu=1": OLD if host in ("h1", "h2") else NEW}
+        for host in FOUR
+    }
+    evidence = fleet(made, "gpu.vbios_version", values)
+    for host in ("h1", "h2"):
+        other = tuple(
+            replace(record, gpus=tuple(replace(gpu, name="NVIDIA H100") for gpu in record.gpus))
+            for record in evidence[host].records
+        )
+        evidence[host] = replace(evidence[host], records=other)
+    made = replace(made, hosts=tuple(replace(host, gpu_model="h200-sxm") for host in made.hosts))
+    assert told(verdicts(made, evidence)) == []
+
+
+def test_an_adapter_is_compared_with_the_one_of_its_name() -> None:
+    made = plan("h1", "h2", "h3")
+    alike = {"hca=mlx5_0": "28.39.1002", "hca=mlx5_1": "32.41.1000"}
+    values = dict.fromkeys(("h1", "h2", "h3"), alike) | {"h3": alike | {"hca=mlx5_1": "32.38.0001"}}
+    found = verdicts(made, fleet(made, "infiniband.hca.firmware_version", values))
+    assert told(found) == [("h3", "hca=mlx5_1", FAIL, "found 32.38.0001, 2 of 3 hosts have 32.41.1000")]
+
+
+@pytest.mark.parametrize("lost", [("error", "no answer"), ("unsupported", "this driver has none")])
+def test_host_that_cannot_tell_what_others_tell_is_inconclusive(lost: tuple[str, str]) -> None:
+    made = plan("h1", "h2")
+    found = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04", "h2": lost}))
+    assert told(found) == [("h2", "host", INCONCLUSIVE, ": ".join(lost))]
+
+
+def test_host_that_does_not_mention_what_others_tell_is_inconclusive() -> None:
+    made = plan("h1", "h2")
+    found = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04"}))
+    assert told(found) == [("h2", "host", INCONCLUSIVE, "not observed, and other hosts tell it")]
+
+
+def test_part_without_the_reading_is_left_out_where_the_criterion_is_optional() -> None:
+    made = plan("h1", "h2")
+    values = {"h1": {"gpu=0": NEW, "gpu=1": ("unsupported", "older driver")}, "h2": {"gpu=0": NEW, "gpu=1": NEW}}
+    assert told(verdicts(made, fleet(made, "gpu.vbios_version", values))) == []
+    values["h1"]["gpu=1"] = ("error", "the GPU is lost")
+    found = told(verdicts(made, fleet(made, "gpu.vbios_version", values)))
+    assert found == [("h1", "gpu=1", INCONCLUSIVE, "error: the GPU is lost")]
+
+
+def test_number_is_compared_as_it_was_at_the_end() -> None:
+    """What a cpuset or a regulator took back is no difference between hosts."""
+    made = plan("h1", "h2")
+    evidence = fleet(made, "host.cpu.count", {"h1": 192, "h2": 96})
+    evidence = {host: with_readings(left, {"host.cpu.count": {"host": 192}}) for host, left in evidence.items()}
+    assert {item.verdict for item in verdicts(made, evidence)} == {PASS}
+
+
+def test_version_that_changed_during_the_run_is_no_version_of_the_fleet() -> None:
+    made = plan("h1", "h2", "h3")
+    evidence = fleet(made, "driver.version", dict.fromkeys(("h1", "h2", "h3"), "550.90.07"))
+    for host in ("h1", "h2", "h3"):
+        first, *rest = evidence[host].records
+        early = Metric(name="driver.version", unit="1", values={"host": "550.90.07" if host == "h1" else "580.1"})
+        taken = tuple(
+            replace(item, metrics=(*item.metrics, early)) if item.stage == "preflight" else item
+            for item in first.snapshots
+        )
+        evidence[host] = replace(evidence[host], records=(replace(first, snapshots=taken), *rest))
+    assert [host for host, *_ in told(verdicts(made, evidence))] == ["h2", "h3"]
+
+
+@pytest.mark.parametrize("component", ["torch", "cuda", "nccl", "cudnn"])
+def test_software_of_the_ranks_is_compared_as_well(component: str) -> None:
+    made = plan("h1", "h2", "h3")
+    evidence = builders.evidence(made)
+    for host in evidence:
+        version = "9" if host == "h2" else "2"
+        changed = tuple(
+            replace(item, software={**item.software, component: version}) for item in evidence[host].records
+        )
+        evidence[host] = replace(evidence[host], records=changed)
+    found = [item for item in judge(made, evidence, (PACK,)) if item.name == f"launch.{component}"]
+    assert [(item.host, item.verdict) for item in found] == [("h1", PASS), ("h2", FAIL), ("h3", PASS)]
+    assert found[1].reason == "found 9, 2 of 3 hosts have 2"
+
+
+def test_what_the_shipped_pack_leaves_alone() -> None:
+    """Memory differs by bytes between healthy hosts, and ECC has a criterion of its own."""
+    names = {item.name for item in PACK.criteria}
+    assert not names & {"host.memory.total", "gpu.ecc.enabled", "gpu.part_number", "driver.cuda_version"}
+
+
+def mixed(path: Path, **over: Any) -> Pack:
+    """An operator's pack with the id of a shipped criterion."""
+    item = {
+        "id": "uniform-driver",
+        "name": "driver.version",
+        "scope": "host",
+        "operator": "eq",
+        "unit": "1",
+        "action": "none",
+    }
+    item |= {"source": "this fleet is mixed on purpose", "same_as_fleet": False, **over}
+    path.write_text(yaml.safe_dump({"schema": "rackproof.criteria/1", "summary": "mixed", "criteria": [item]}))
+    return replace(read_pack(str(path)), chosen=True)
+
+
+def test_an_operator_switches_the_comparison_off_by_its_id(tmp_path: Path) -> None:
+    made = plan("h1", "h2")
+    evidence = fleet(made, "driver.version", {"h1": "580.159.04", "h2": "550.90.07"})
+    assert len(told(verdicts(made, evidence))) == 2
+    assert verdicts(made, evidence, mixed(tmp_path / "mixed.yml")) == []
+
+
+def test_comparison_of_the_operator_that_nothing_is_told_for_is_no_pass(tmp_path: Path) -> None:
+    made = plan("h1", "h2")
+    pack = mixed(tmp_path / "mine.yml", id="uniform-mine", name="software.mine", same_as_fleet=True)
+    found = told(verdicts(made, builders.evidence(made), pack))
+    assert [reason for *_, reason in found] == ["nothing was observed that this criterion speaks of"] * 2
+
+
+@pytest.mark.parametrize("over", [{"operator": "ge"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
+def test_a_comparison_can_only_ask_for_the_same(tmp_path: Path, over: dict[str, Any]) -> None:
+    with pytest.raises(UsageError, match=r"criteria\.0"):
+        mixed(tmp_path / "mine.yml", **over)
+
+
+def host_report(host: HostReport, number: int, **software: str) -> HostReport:
+    return replace(host, name=f"r12-h{number:02d}", software=software)
+
+
+def matrix(*told: dict[str, str]) -> tuple[list[versions.Version], str, str]:
+    made = plan("h1", "h2")
+    report = merge(made, builders.evidence(made), (PACK,))
+    report = replace(
+        report,
+        hosts=tuple(host_report(report.hosts[0], number, **software) for number, software in enumerate(told)),
+        verdicts=(),
+    )
+    return versions.versions(report), render_html(report), render_markdown(report)
+
+
+def test_matrix_names_the_hosts_that_differ_and_tells_the_rest_in_a_line() -> None:
+    hosts = [{"driver.version": "580.159.04", "torch": "2.11.0"} for _ in range(198)]
+    hosts += [{"driver.version": "550.90.07", "torch": "2.11.0"} for _ in range(2)]
+    found, html, markdown = matrix(*hosts)
+    assert [(version.name, version.differs) for version in found] == [("driver.version", True), ("torch", False)]
+    assert [(value.text, value.hosts, value.where) for value in found[0].values] == [
+        ("580.159.04", 198, ""),
+        ("550.90.07", 2, "r12-h198, r12-h199"),
+    ]
+    assert "| `driver.version` | `550.90.07` | 2 | `r12-h198, r12-h199` | 0 |" in markdown
+    assert "The same on every host that told it: `torch 2.11.0`." in markdown
+    assert "<td><code>550.90.07</code></td><td>2</td><td>r12-h198, r12-h199</td>" in html
+    assert '<span class="note">torch</span> <code>2.11.0</code>' in html
+
+
+def test_matrix_names_the_part_where_one_host_shows_two_versions() -> None:
+    odd = {"gpu.vbios_version[gpu=0]": NEW, "gpu.vbios_version[gpu=1]": NEW, "gpu.vbios_version[gpu=2]": OLD}
+    found, _, _ = matrix({"gpu.vbios_version": NEW}, {"gpu.vbios_version": NEW}, odd)
+    assert [(value.text, value.hosts, value.where) for value in found[0].values] == [
+        (NEW, 3, ""),
+        (OLD, 1, "r12-h02 GPU 2"),
+    ]
+
+
+def test_matrix_of_a_fleet_in_which_nothing_is_alike_stays_short() -> None:
+    found, html, markdown = matrix(*({"driver.version": f"{number}"} for number in range(300)))
+    assert (len(found[0].values), found[0].left_out) == (10, 290)
+    assert "and 290 more values" in html
+    assert "and 290 more values" in markdown
+    found, _, _ = matrix(*({"driver.version": "old" if number < 20 else "new"} for number in range(50)))
+    assert found[0].values[1].where.endswith("r12-h05 and 14 more")
+
+
+def test_matrix_says_how_many_hosts_did_not_tell() -> None:
+    found, html, markdown = matrix({"torch": "2.11.0"}, {}, {"torch": "2.11.0"})
+    assert [(version.name, version.differs, version.unknown) for version in found] == [("torch", False, 1)]
+    assert "not told by 1 host" in html
+    assert "`torch 2.11.0` (not told by 1)" in markdown
+
+
+def test_report_has_the_versions_that_collectors_told_and_those_that_criteria_compare() -> None:
+    made = plan("h1", "h2")
+    evidence = builders.evidence(made)
+    readings = {
+        "driver.version": {"host": "580.159.04"},
+        "gpu.vbios_version": {"gpu=0": NEW, "gpu=1": OLD},
+        "gpu.part_number": {"gpu=0": "692-2G520", "gpu=1": "692-2G520"},
+        "gpu.power_limit_default": {"gpu=0": 700.0, "gpu=1": 700.0},
+        "gpu.serial": {"gpu=0": "1", "gpu=1": "2"},
+        "host.cpu.count": {"host": 192},
+    }
+    evidence["h1"] = with_readings(evidence["h1"], readings)
+    first, second = merge(made, evidence, (PACK,)).hosts
+    assert first.software == {
+        "torch": "2.11.0",
+        "nccl": "2.28.9",
+        "driver.version": "580.159.04",
+        "gpu.vbios_version[gpu=0]": NEW,
+        "gpu.vbios_version[gpu=1]": OLD,
+        "gpu.part_number": "692-2G520",
+        "gpu.power_limit_default": "700",
+        "host.cpu.count": "192",
+    }
+    assert second.software == {"torch": "2.11.0", "nccl": "2.28.9"}
