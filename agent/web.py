@@ -105,9 +105,13 @@ class Server:
         self._page = Page(registry)
         self._users = Users(self._web.users)
         self._connections = 0
-        self._loop = asyncio.new_event_loop()
         self._tls = self._web.context()
-        self._server = self._loop.run_until_complete(self._listen(address, port))
+        self._loop = asyncio.new_event_loop()
+        try:
+            self._server = self._loop.run_until_complete(self._listen(address, port))
+        except OSError:
+            self._loop.close()
+            raise
         self.port: int = self._server.sockets[0].getsockname()[1]
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True, name="web")
         self._thread.start()
@@ -136,6 +140,7 @@ class Server:
         for task in asyncio.all_tasks(self._loop):
             task.cancel()
         self._loop.run_until_complete(asyncio.sleep(0))
+        self._loop.run_until_complete(self._loop.shutdown_default_executor())
         self._loop.close()
 
     def __enter__(self) -> Server:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import re
+import stat
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,6 +21,12 @@ BOOT_S = 5.0
 _RECORD_BYTES = 8192
 
 
+def _handed_over() -> bool:
+    """Whether standard input is /dev/kmsg: systemd opens it for a service that may not do so itself."""
+    found = os.fstat(0)
+    return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.makedev(1, 11)
+
+
 class Ring:
     """/dev/kmsg, kept open and read on from where it was left, so that a scrape costs what is new; or a plain file."""
 
@@ -28,8 +35,12 @@ class Ring:
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except PermissionError as error:
-            remedy = "run as root, or with CAP_SYSLOG where kernel.dmesg_restrict is 1"
-            raise PermissionError(error.errno, f"{error.strerror}: {remedy}", str(path)) from error
+            if path != KMSG or not _handed_over():
+                remedy = "run as root, or with CAP_SYSLOG where kernel.dmesg_restrict is 1"
+                raise PermissionError(error.errno, f"{error.strerror}: {remedy}", str(path)) from error
+            self._descriptor = os.dup(0)
+            os.set_blocking(self._descriptor, False)
+            os.lseek(self._descriptor, 0, os.SEEK_SET)
         self.first = ""
         self.missed = False
 

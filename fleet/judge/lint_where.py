@@ -59,6 +59,7 @@ VALUES: Mapping[str, Sequence[str]] = {
     "numa": ("local", "remote", "unknown"),
     "protocol": ("LL", "LL128", "SIMPLE"),
     "reason": BENCHMARKS["stress"].settings["reasons"],
+    "gpu.reason": [*BENCHMARKS["stress"].settings["reasons"], "thermal", "sync_boost", "board_limit", "reliability"],
 }
 """Parameter, or parameter of one benchmark -> the texts that it can be, where no list of the benchmark says."""
 COLLECTED_LABELS = frozenset({"phase"} | {label for reading in READINGS.values() for label in reading.labels})
@@ -108,8 +109,6 @@ def _listed(name: str, key: str, spoken: Spoken) -> list[str]:
         if isinstance(item, str)
     ]
     own = f"{name.split('.')[0]}.{key}"
-    if not spoken and key in COLLECTED_LABELS:  # whatever the driver and the kernel call it
-        return []
     return known or list(VALUES.get(own, VALUES.get(key, ())))
 
 

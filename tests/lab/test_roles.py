@@ -6,7 +6,8 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+import sysconfig
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -64,7 +65,7 @@ class Site:
             for host, (driver, toolkit) in mirrors.items()
         }
         inventory = self.lab.inventory(hostvars=hosts, groupvars=group)
-        command = [ANSIBLE, "-i", inventory, playbook, *options]
+        command: list[str | Path] = [ANSIBLE, "-i", inventory, playbook, *options]
         played = self.lab.run(command, cwd=ROOT, check=False, timeout=120)
         print(played.stdout[-9000:], played.stderr[-2000:])
         return played
@@ -94,16 +95,8 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("roles")
     mirror(directory / "mirror", packages.Key(directory / "gnupg"))
     with Lab(directory / "lab") as lab:
-        serve = [
-            sys.executable,
-            "-m",
-            "http.server",
-            "8000",
-            "--bind",
-            CONTROL_ADDRESS,
-            "--directory",
-            directory / "mirror",
-        ]
+        here = ("--bind", CONTROL_ADDRESS, "--directory", str(directory / "mirror"))
+        serve = [sys.executable, "-m", "http.server", "8000", *here]
         lab.popen(serve, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
         for host, release in RELEASES.items():
             lab.on(host, "sh", "-c", BARE)
@@ -168,7 +161,7 @@ WELL = {
     "/tmp/module/nvidia/refcnt": "0\n",
 }
 """The files of a host with two GPUs behind an NVSwitch, in which all is well."""
-Files = dict[str, str | None]
+Files = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
@@ -565,6 +558,15 @@ LIFE = re.compile(r"/root/\.ansible|/var/(log|tmp|lib/systemd|lib/private|cache/
 EACH = ("(", "-type", "d", "-printf", "%p %y %m %u\\n", ")", "-o", "-printf", "%p %y %m %u %s\\n")
 
 
+PYTHON = "/usr/local/lib/lab/bin/python3"
+# A Python that brings what the agent needs, so that the host needs no package index: this checkout's packages.
+BRING_PYTHON = f"""
+/usr/bin/python3 -m venv --without-pip {Path(PYTHON).parents[1]}
+rm -r "$({PYTHON} -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+ln -s {sysconfig.get_path("purelib")} "$({PYTHON} -c 'import sysconfig; print(sysconfig.get_path("purelib"))')"
+"""
+
+
 @dataclass(frozen=True)
 class Service:
     """A host with systemd and what its files were before anything was done to it."""
@@ -578,15 +580,14 @@ class Service:
         group = {
             "rackproof_profile": "rehearsal",
             "rackproof_gang": "none",
-            "rackproof_python": "/usr/bin/python3",
+            "rackproof_python": PYTHON,
             "rackproof_system_torch": True,
-            "rackproof_wheelhouse": str(ROOT / "build" / "wheelhouse"),
             "rackproof_minimum_free_bytes": 1_000_000,
             "rackproof_runs_directory": str(self.directory),
             **variables,
         }
         playbook = ROOT / "playbooks" / f"{name}.yml"
-        command = [ANSIBLE, "-i", self.host.inventory(**group), playbook, *options]
+        command: list[str | Path] = [ANSIBLE, "-i", self.host.inventory(**group), playbook, *options]
         played = self.host.control(command, cwd=ROOT, check=False, timeout=180)
         print(played.stdout[-6000:], played.stderr[-2000:])
         return played
@@ -606,6 +607,7 @@ def files(host: SystemdHost) -> set[str]:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("service")
     with SystemdHost(directory / "host") as host:
+        host.on("sh", "-c", BRING_PYTHON)
         found = Service(host, directory / "runs", files(host))
         assert found.play("deploy").returncode == 0
         yield found
@@ -638,9 +640,8 @@ def test_service_goes_on_until_the_agent_is_another(service: Service) -> None:
     again = service.play("deploy")
     assert outcome(again, "changed") == {"node1": 1}  # the targets of another run
     assert service.process() == before
-    wheelhouse = service.directory / "wheelhouse"
-    wheelhouse.symlink_to(ROOT / "build" / "wheelhouse")
-    upgraded = service.play("deploy", rackproof_wheelhouse=str(wheelhouse))
+    (service.directory / "wheelhouse").mkdir()
+    upgraded = service.play("deploy", rackproof_wheelhouse=str(service.directory / "wheelhouse"))
     assert upgraded.returncode == 0
     assert service.process() not in ("0", before)
 

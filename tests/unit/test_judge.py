@@ -322,7 +322,7 @@ def test_counter_seen_once_cannot_be_judged_by_its_change() -> None:
     first, *rest = evidence["h1"].records
     evidence["h1"] = Evidence(records=(replace(first, snapshots=first.snapshots[:1]), *rest))
     assert {item.verdict for item in findings(plan, evidence)} == {INCONCLUSIVE}
-    assert {item.criterion for item in findings(plan, evidence)} == {"pcie-replay", "xid-during-run"}
+    assert {item.criterion for item in findings(plan, evidence)} == {"pcie-replay", "xid-during-run", "disk-lost"}
 
 
 RUN = (

@@ -71,3 +71,47 @@ def test_example_inventory_is_a_valid_one() -> None:
     hosts = read_inventory([str(ROOT / "inventory" / "example")])
     plan = make_plan(read_profile("standard"), hosts, run_id="r", nonce="0" * 32, created="2026-11-21T04:00:00Z")
     assert plan.gangs() == {"rack12": ("r12-h01", "r12-h02", "r12-h03", "r12-h04")}
+
+
+def role_vars(role: str) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((ROOT / "roles" / role / "vars" / "main.yml").read_text())
+    return found
+
+
+DRIVERS = role_vars("nvidia_driver")["_nvidia_driver_table"]
+
+
+def test_playbook_of_the_drivers_has_the_roles_default() -> None:
+    plays = yaml.safe_load((ROOT / "playbooks" / "drivers.yml").read_text())
+    serial = [play["serial"] for play in plays if "serial" in play]
+    assert len(serial) == 2
+    assert all(f"default('{defaults('nvidia_driver')['nvidia_driver_serial']}')" in text for text in serial)
+
+
+@pytest.mark.parametrize("role", ["nvidia_driver", "container_toolkit"])
+def test_both_entries_of_a_role_take_the_same_options(role: str) -> None:
+    specs = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())["argument_specs"]
+    assert specs["install"]["options"] == specs["main"]["options"]
+
+
+@pytest.mark.parametrize("distribution", ["debian12", "ubuntu2404", "rhel9"])
+def test_packages_that_are_installed_are_in_the_recorded_indexes(distribution: str) -> None:
+    record = yaml.safe_load((ROOT / "tests" / "data" / "packages.yml").read_text())[distribution]
+    here = DRIVERS[distribution]
+    assert {*here["open"], *here["proprietary"], "nvidia-fabricmanager"} <= set(record["packages"])
+
+
+def test_driver_and_toolkit_are_installed_on_the_same_distributions_by_the_same_means() -> None:
+    toolkit = role_vars("container_toolkit")["_container_toolkit_table"]
+    assert {name: here["manager"] for name, here in DRIVERS.items()} == toolkit
+    page = (ROOT / "docs" / "drivers.md").read_text()
+    for name in ("Debian 12", "Ubuntu 22.04", "24.04", "RHEL 9"):
+        assert name in page
+
+
+@pytest.mark.parametrize(
+    ("value", "allowed"),
+    [("", True), ("580", True), ("580.", True), ("580.159.04", True), ("580*", False), ("latest", False)],
+)
+def test_versions_that_an_inventory_may_ask_for(value: str, allowed: bool) -> None:
+    assert bool(re.search(SCHEMA["nvidia_driver_version"]["pattern"], value)) is allowed

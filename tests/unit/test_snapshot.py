@@ -133,7 +133,8 @@ def test_a_driver_that_blocks_costs_the_readings_of_the_driver_only(tmp_path: Pa
     seconds, names, outcome = json.loads(printed)
     assert 0.5 <= seconds < 3
     assert names[0] == "host.kernel_version"
-    assert names[-3:] == ["gpu.pci_count", "xid.last_seen", "xid.count"]
+    assert {"gpu.pci_count", "xid.last_seen", "xid.count"} < set(names)
+    assert not any(name.startswith("gpu.nvlink") for name in names)
     assert outcome.pop("nvml") == "no answer within 0.5 s"
     assert sorted(outcome) == ["host", "xid"]
     assert all(isinstance(seconds, float) for seconds in outcome.values())

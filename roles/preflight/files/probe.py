@@ -37,9 +37,10 @@ def problems(options):
         socket.getaddrinfo(socket.gethostname(), None)
     except OSError:
         yield f"the host does not resolve its own name {socket.gethostname()}: add it to /etc/hosts"
-    for what, port in (("exporter", options.exporter_port), ("rendezvous", options.rendezvous_port)):
+    meeting = [("rendezvous", options.rendezvous_port + more) for more in range(3)]  # the ranks', and two for heartbeats
+    for what, port in (("exporter", options.exporter_port), *meeting):
         owner = listener(port)
-        ours = options.prefix in owner and (" export" in owner or "agent.benchmarks" in owner)
+        ours = options.prefix in owner and any(word in owner for word in (" export", "agent.benchmarks", " launch"))
         if owner and not ours:
             yield f"port {port} is taken by {owner[:150]}: end it, or set rackproof_{what}_port"
 
