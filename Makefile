@@ -52,7 +52,7 @@ $(WHEELHOUSE): $(STAMP)
 	touch $@
 
 test: lint $(WHEELHOUSE) ## Everything that needs no GPU, with its gates
-	$(BIN)/pytest
+	$(BIN)/pytest --numprocesses 3 --dist loadfile
 
 test-gpu: $(STAMP) ## What needs GPUs, on a host that has them
 	$(BIN)/pytest -m gpu tests/gpu

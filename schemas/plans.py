@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from schemas.catalogue import Expectation, possible
+from schemas.catalogue import Expectation, possible, settings
+from schemas.tournament import partners
 
 PLAN_SCHEMA = "rackproof.plan/1"
 GPU, NIC = "gpu", "nic"
@@ -110,9 +111,22 @@ class Plan:
         if expectation.scope == "pair":
             pairs = itertools.permutations(host.devices, 2)
             return tuple(f"{host.device}={source},peer={target}" for source, target in pairs)
+        if expectation.scope == "peers":
+            return self._partner_scopes(host, expectation)
         if expectation.scope == "host":
             return ("host",)
         return (f"gang={host.gang}" if expectation.stage == "gang" else "host",)
+
+    def _partner_scopes(self, host: PlannedHost, expectation: Expectation) -> tuple[str, ...]:
+        """The devices that every host of the gang has, each with every host that its own meets."""
+        gang = [other for other in self.hosts if host.gang and other.gang == host.gang]
+        if expectation.stage != "gang" or not gang:
+            return ()
+        benchmark = expectation.name.split(".")[0]
+        chosen = settings(benchmark, self.stage(expectation.stage).benchmarks.get(benchmark, {}))
+        rails = min(len(other.devices) for other in gang)
+        met = partners([other.name for other in gang], host.name, int(chosen["rounds"]))
+        return tuple(f"{scope},partner={other}" for other in met for scope in host.scopes[:rails])
 
     def gangs(self) -> dict[str, tuple[str, ...]]:
         """Gang -> its hosts, in inventory order."""

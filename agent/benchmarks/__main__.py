@@ -21,7 +21,7 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from agent.benchmarks import nccl_log
+from agent.benchmarks import nccl_log, pairs
 from agent.benchmarks.context import Context, failed, join
 from agent.heartbeat import heart
 from schemas.catalogue import BENCHMARKS, DURATION, expand, settings
@@ -210,7 +210,7 @@ def _fill(context: Context, name: str, chosen: dict[str, Any], status: str, reas
     """Says why, for every output that the benchmark owes and has not made."""
     for item in expand(context.stage, name, chosen, context.kind):
         output = next((output for output in BENCHMARKS[name].outputs if output.makes(item.name)), DURATION)
-        for scope in [] if output.sampled or output is DURATION else _scopes(context, item.scope):
+        for scope in [] if output.sampled or output is DURATION else _scopes(context, item.scope, chosen):
             made = any(
                 seen.name == item.name and seen.scope == scope and item.params.items() <= seen.params.items()
                 for seen in context.observations
@@ -219,8 +219,10 @@ def _fill(context: Context, name: str, chosen: dict[str, Any], status: str, reas
                 context.absent(item.name, unit=output.unit, scope=scope, status=status, reason=reason, **item.params)
 
 
-def _scopes(context: Context, kind: str) -> list[str]:
+def _scopes(context: Context, kind: str, chosen: dict[str, Any]) -> list[str]:
     """The scopes of that kind for which this rank speaks."""
+    if kind == "peers":
+        return pairs.scopes(context, settings("pairs", chosen))
     if kind == "device":
         return [context.device_scope]
     if kind == "pair":

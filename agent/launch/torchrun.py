@@ -58,6 +58,8 @@ def torchrun(
         {
             "stage": stage.name,
             "world_scope": f"gang={host.gang}" if stage.name == "gang" else "host",
+            "members": list(members),
+            "gang": list(plan.gangs().get(host.gang, ())) if stage.name == "gang" else [],
             "device": host.device,
             "devices": list(host.devices),
             "uuids": {str(index): uuid for index, uuid in uuids.items()},

@@ -28,6 +28,7 @@ SCOPES: Mapping[str, frozenset[str]] = {
     "pair": frozenset({"peer"}),
     "host": frozenset({"host"}),
     "world": frozenset({"host", "gang"}),
+    "peers": frozenset({"partner"}),
 }
 COLLECTED_SCOPES = frozenset({"host"} | {label for reading in READINGS.values() for label in reading.labels})
 TRUTHS = frozenset(

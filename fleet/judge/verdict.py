@@ -14,6 +14,7 @@ from fleet.judge.criteria import Pack
 from fleet.judge.digests import judge_digests
 from fleet.judge.evidence import Evidence, HostView, Planned, find, packs_for
 from fleet.judge.held import held, sentence
+from fleet.judge.localise import judge_pairs
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.outliers import Fleet
 from fleet.judge.paths import normal_paths, with_lost_path
@@ -43,6 +44,7 @@ def judge(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -
     return [
         *verdicts,
         *judge_digests(believed, planned),
+        *judge_pairs(believed, verdicts),
         *expected.duplicates(left),
         *expected.divided(plan, left),
         *judge_manifest(plan, views),

@@ -17,7 +17,8 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent import exporter
 from agent.exporter import Exporter, serve
 from collectors.base import Absent, Collector, Family
-from collectors.nvml import kinds as families, unanswered
+from collectors.nvml import kinds as families
+from collectors.nvml import unanswered
 from tests.fakes import host, nvml
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "exporter.txt"

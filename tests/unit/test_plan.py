@@ -229,3 +229,16 @@ def test_run_begun_is_resumed_and_another_plan_is_refused(tmp_path: Path) -> Non
     refused = rackproof(*begin, listing(tmp_path, more))
     assert refused.returncode == 64
     assert "was begun with another hosts" in refused.stderr
+
+
+def test_pairs_are_planned_with_every_host_met_and_on_the_gpus_that_all_hosts_have() -> None:
+    hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=4)
+    hosts["h3"]["rackproof_gpu_count"] = 2
+    plan = make_plan(read_profile("standard"), hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
+    assert plan_from_json(documents.parse(json.dumps(to_json(plan)), source="plan")) == plan
+    documents.validate(to_json(plan), "plan", source="plan")
+    (item,) = (item for item in plan.expected if item.name == "pairs.bandwidth")
+    for name in hosts:
+        others = [other for other in hosts if other != name]
+        scopes = {f"gpu={index},partner={other}" for other in others for index in (0, 1)}
+        assert set(plan.scopes_of(plan.host(name), item)) == scopes

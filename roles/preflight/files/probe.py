@@ -37,7 +37,9 @@ def problems(options):
         socket.getaddrinfo(socket.gethostname(), None)
     except OSError:
         yield f"the host does not resolve its own name {socket.gethostname()}: add it to /etc/hosts"
-    meeting = [("rendezvous", options.rendezvous_port + more) for more in range(3)]  # the ranks', and two for heartbeats
+    meeting = [
+        ("rendezvous", options.rendezvous_port + more) for more in range(3)
+    ]  # the ranks', and two for heartbeats
     for what, port in (("exporter", options.exporter_port), *meeting):
         owner = listener(port)
         ours = options.prefix in owner and any(word in owner for word in (" export", "agent.benchmarks", " launch"))
