@@ -316,5 +316,5 @@ def test_nothing_is_read_before_the_first_scrape_and_everything_once_a_moment(
 
 def test_a_taken_port_is_an_error(serving: Callable[..., str]) -> None:
     port = int(serving(Fake("good", load)).rsplit(":", 1)[1].split("/")[0])
-    with pytest.raises(OSError, match="(?i)address already in use"):
+    with pytest.raises(OSError, match=r"(?i)address already in use"):
         serve([], "127.0.0.1", port)
