@@ -330,4 +330,9 @@ def _own_log(context: Context) -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    ended = main()
+    # Everything is written. Threads of torch that are still at work when Python takes itself down abort the process (seen
+    # with gloo on a busy host), which would read as a rank that was lost.
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(ended)

@@ -83,9 +83,12 @@ def planned(view: HostView) -> Iterator[Verdict]:
     for stage in view.plan.stages:
         wanted = [item for item in view.expected if item.stage == stage.name]
         why = _stage_problem(view, stage.name)
-        missing = []
+        missing, members = [], _members(view, stage.name)
         for item in wanted:
             for scope in view.plan.scopes_of(view.host, item):
+                partner = scope.partition("partner=")[2]
+                if partner and members and partner not in members:
+                    continue  # it is told of the host that did not take part, not of each that missed it
                 found = view.index.find(item, scope)
                 if found is None:
                     missing.append(view.inconclusive(item.name, scope, f"not observed; {why}", stage.name, item.params))
@@ -100,6 +103,12 @@ def planned(view: HostView) -> Iterator[Verdict]:
         last = [launch for launch in view.evidence.launches() if launch.stage == stage.name][-1:]
         if wanted and last and last[0].outcome != "finished":
             yield view.inconclusive(f"stage.{stage.name}", "host", f"{last[0].outcome}: {last[0].reason}", stage.name)
+
+
+def _members(view: HostView, stage: str) -> tuple[str, ...]:
+    """Who took part in the last launch of a stage on this host; nobody where there was none."""
+    launches = [launch for launch in view.evidence.launches() if launch.stage == stage]
+    return launches[-1].members if launches else ()
 
 
 def reported(view: HostView) -> Iterator[Verdict]:

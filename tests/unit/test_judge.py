@@ -998,3 +998,21 @@ def test_data_loading_is_judged_for_the_network_that_the_line_was_drawn_for(netw
 
     evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], other)}
     assert {item.criterion for item in findings(plan, evidence)} == ({"dataloader-sufficiency"} if judged else set())
+
+
+def test_pairs_with_a_lost_host_are_told_of_it_and_not_of_each_host_that_missed_it() -> None:
+    plan = builders.plan("h1", "h2", "h3")
+    evidence = builders.evidence(plan) | {"h3": Evidence()}
+    for host in ("h1", "h2"):
+        alone, together = evidence[host].records
+        launches = (replace(together.launches[0], members=("h1", "h2")),)
+        seen = tuple(item for item in together.observations if not item.scope.endswith("partner=h3"))
+        assert len(seen) < len(together.observations)
+        evidence[host] = Evidence(records=(alone, replace(together, launches=launches, observations=seen)))
+    assert {(item.host, item.name) for item in findings(plan, evidence)} == {("h3", "record")}
+    # One that took part, and of which the others have no figure, is another matter.
+    alone, together = builders.evidence(plan)["h1"].records
+    seen = tuple(item for item in together.observations if not item.scope.endswith("partner=h3"))
+    evidence = builders.evidence(plan) | {"h1": Evidence(records=(alone, replace(together, observations=seen)))}
+    missing = {(item.host, item.name) for item in findings(plan, evidence)}
+    assert missing == {("h1", "pairs.bandwidth"), ("h1", "pairs.latency")}

@@ -239,6 +239,7 @@ def _at_fault(work: Path) -> None:
         _checkpoint_differs(context, patch)
     context.save()
     torch.distributed.destroy_process_group()
+    os._exit(0)  # a thread of gloo that is still at work ends the process with SIGABRT otherwise
 
 
 def _attempt_fails(context: Context) -> None:
