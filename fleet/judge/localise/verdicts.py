@@ -36,6 +36,8 @@ UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
 SOURCE = "ours: equal hosts on one fabric are equally fast with each other (docs/localisation.md)"
 FOR_A_CPU = Tolerance(bandwidth=0.75, latency=0.9)
 """In a rehearsal only a gross fault is told: a quarter of the bandwidth, ten times the latency."""
+SURE_ON_CPUS = 0.8
+"""And only where three comparisons and more speak for it: one pair is slow whenever something else has the processor."""
 SLOW_RAIL = 0.75
 """Rails may differ by design, all hosts alike: what is left of the speed must be less than this."""
 
@@ -129,6 +131,8 @@ class _Gang:
         if not self._pairs:
             return
         suspects = explain(self._pairs, failed_alone=self._alone, collective_slow=self._slow, tolerance=self._tolerance)
+        if self._rehearsal:
+            suspects = [suspect for suspect in suspects if _sure_on_cpus(suspect)]
         found = [verdict for suspect in suspects for verdict in self._against(suspect)]
         yield from found
         named = {verdict.host for verdict in found}
@@ -230,6 +234,11 @@ def _much(suspect: Suspect) -> bool:
         return True
     left = suspect.found / suspect.usual if suspect.quantity == BANDWIDTH else suspect.usual / suspect.found
     return left < SLOW_RAIL
+
+
+def _sure_on_cpus(suspect: Suspect) -> bool:
+    """Whether a rehearsal may tell it: what failed, and a host that is slow with everybody."""
+    return suspect.found is None or (suspect.kind == HOST and suspect.confidence >= SURE_ON_CPUS)
 
 
 def _slow_collective(verdict: Verdict, scope: str) -> bool:
