@@ -17,6 +17,7 @@ from schemas.records import Gpu, Record, Snapshot
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Verdict
 
 STAGE = "doctor"
+SLEEPING = ("gpu.pcie.generation", "pcie.slowed")
 AT_IDLE = "links may save power at idle, so that only a benchmark can tell"
 NO_GPU = "no NVIDIA GPU is on the PCI bus, and none was asked for: give their number by --gpus"
 
@@ -28,6 +29,8 @@ class Diagnosis:
     host: str
     gpus: tuple[Gpu, ...]
     packs: tuple[str, ...]
+    ordered: bool
+    """Whether anybody said how many GPUs there should be."""
     readings: int
     seconds: float
     """What the two snapshots took."""
@@ -68,6 +71,7 @@ def examine(
         host=host,
         gpus=gpus,
         packs=tuple(pack.name for pack in chosen),
+        ordered=gpu_count is not None,
         readings=sum(len(metric.values) + len(metric.absent) for metric in second.metrics),
         seconds=first.duration_s + second.duration_s,
         findings=tuple(sorted((found for found in verdicts if found.verdict == FAIL), key=_gravity)),
@@ -124,7 +128,8 @@ def _on_the_bus(snapshot: Snapshot) -> int:
 
 def _at_idle(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> Iterable[Verdict]:
     """A link that is slow now may be asleep: nobody put a load on it, so that it is no finding yet."""
-    asleep = {criterion.id for pack in packs for criterion in pack.criteria if criterion.best_of_run}
+    criteria = [criterion for pack in packs for criterion in pack.criteria if criterion.best_of_run]
+    asleep = {criterion.id for criterion in criteria if criterion.name in SLEEPING}
     for found in verdicts:
         if found.verdict == FAIL and found.criterion in asleep:
             yield replace(found, verdict=INCONCLUSIVE, action="none", reason=f"{found.reason}; {AT_IDLE}")
@@ -149,6 +154,10 @@ def table(found: Diagnosis) -> str:
         f"{found.passed} checks passed, {len(found.findings)} failed, {len(found.untold)} could not be told; "
         "bandwidth and speed are the benchmarks' to tell"
     )
+    if not found.ordered:
+        lines.append(
+            "how many GPUs were ordered was not said (--gpus): one that is gone from the PCI bus is not missed"
+        )
     return "\n".join(lines)
 
 

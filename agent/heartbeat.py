@@ -175,6 +175,7 @@ class _Seen:
         self._used: tuple[float, float] | None = None
         self._ended_at: float | None = None
         self._end: dict[str, Any] = {}
+        self._inferred = False
 
     def take(self, message: Mapping[str, Any]) -> bool:
         """One message; True where it is news."""
@@ -186,8 +187,8 @@ class _Seen:
             return news
         if kind == "guard":
             self._guard = int(message["pid"])
-        elif kind == "end" and not self._end:
-            self._end, self._ended_at = dict(message), min(now, float(message["at"]))
+        elif kind == "end" and (not self._end or self._inferred):
+            self._end, self._ended_at, self._inferred = dict(message), min(now, float(message["at"])), False
             return True
         return False
 
@@ -195,7 +196,10 @@ class _Seen:
         """What is known, as ages."""
         now, beat = time.monotonic(), self._beat
         if self._ended_at is None and self._guard and process(self._guard) is None:
-            self._ended_at = now  # and whoever ended the guard has ended the rank with it
+            self._ended_at, self._inferred = (
+                now,
+                True,
+            )  # until its own word comes; and whoever ended the guard has ended the rank with it
             self._end = {"code": exit_code_left(self._directory, self._rank)}
         silent = 0.0 if self._first_at is None else now - self.heard_at
         stopped, busy = self._look(silent) if silent > UNSURE_S and self._ended_at is None else (False, False)
@@ -223,6 +227,10 @@ class _Seen:
         found = process(int(self._beat.get("pid", 0)))
         if found is None or found.state in ("T", "t"):
             return found is not None, False
+        if (
+            found.state == "D"
+        ):  # in the kernel, for a disk or a device: slow and not lost; the time-out of the group ends it
+            return False, True
         if self._used is None:
             self._used = (silent, found.seconds)
         since = silent - self._used[0]

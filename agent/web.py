@@ -12,11 +12,13 @@ import binascii
 import gzip
 import hashlib
 import hmac
+import resource
 import secrets
 import ssl
 import threading
 import time
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 import bcrypt
@@ -65,6 +67,7 @@ class Users:
         self._nobody = bcrypt.hashpw(secrets.token_bytes(16), bcrypt.gensalt(10))
         self._salt = secrets.token_bytes(16)
         self._right: set[bytes] = set()
+        self._one_at_a_time = ThreadPoolExecutor(1, "bcrypt")  # who guesses passwords gets one core at most
 
     async def admits(self, header: str) -> bool:
         """Whether that Authorization header is one of theirs. Unknown users take as long as wrong passwords."""
@@ -82,7 +85,8 @@ class Users:
         if known and seen in self._right:
             return True
         # bcrypt takes 72 bytes and no more, which its newer versions refuse to cut.
-        right = await asyncio.to_thread(bcrypt.checkpw, password.encode()[:72], known or self._nobody)
+        loop, secret = asyncio.get_running_loop(), password.encode()[:72]
+        right = await loop.run_in_executor(self._one_at_a_time, bcrypt.checkpw, secret, known or self._nobody)
         if known and right:
             self._right.add(seen)
         return bool(known) and right
@@ -105,6 +109,9 @@ class Server:
         self._page = Page(registry)
         self._users = Users(self._web.users)
         self._connections = 0
+        self._most = min(
+            MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        )  # the collectors open files too
         self._tls = self._web.context()
         self._loop = asyncio.new_event_loop()
         try:
@@ -150,7 +157,7 @@ class Server:
         self.close()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._connections >= MOST_CONNECTIONS:
+        if self._connections >= self._most:
             writer.transport.abort()
             return
         self._connections += 1

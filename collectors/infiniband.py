@@ -11,7 +11,7 @@ from collectors.base import HOST, Absent, Family, Value
 from collectors.sysfs import Tree, families, natural, numa_node
 
 CLASS = "sys/class/infiniband"
-ROCE = "Ethernet"
+ROCE, INFINIBAND = "Ethernet", "InfiniBand"
 NO_LINK = Absent(status="unsupported", reason="the port has no link")
 _NO_COUNTER = "the adapter has no such counter"
 _RATE = re.compile(r"([\d.]+) Gb/sec(?: \((\d+)X\b.*\))?$")
@@ -141,8 +141,8 @@ class InfinibandCollector:
             return dict.fromkeys(names, text)
         rate, width = rate_and_width(text)
         narrowed = width if isinstance(width, Absent) else width == 1
-        # Half of four lanes is what a splitter cable gives by design (HDR100, NDR200); RoCE counts lanes otherwise.
-        return {"rate": rate, "width": width, "narrowed": False if layer == ROCE else narrowed}
+        # Half of four lanes is what a splitter cable gives by design (HDR100, NDR200); RoCE and EFA count lanes otherwise.
+        return {"rate": rate, "width": width, "narrowed": narrowed if layer == INFINIBAND else False}
 
     def _addresses(self, path: str, layer: Value | Absent) -> Readings:
         found: Readings = {

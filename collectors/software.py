@@ -49,7 +49,9 @@ class SoftwareCollector:
         if self._thorough:
             manager = programs.version(self._root, "nv-fabricmanager", r"[Vv]ersion is\s*:\s*([\d.]+)")
             yield one("software.fabric_manager.version", "1", "Version of the fabric manager", manager)
-            same = _same(module, manager)
+            switches = (self._root / "proc/driver/nvidia-nvswitch").is_dir()
+            unused = Absent(status="unsupported", reason="no NVSwitch whose fabric it could manage")
+            same = _same(module, manager) if switches else unused
             yield one("software.fabric_manager.matches", "1", "The fabric manager is of the driver's version", same)
 
 

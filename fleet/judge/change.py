@@ -9,7 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from schemas.records import Observation, Value
 
@@ -35,6 +35,8 @@ class Change:
 
 def change(seen: Sequence[Observation]) -> Change:
     """The change over readings of one counter, at least two, in the order in which they were made."""
+    if seen[0].name.endswith(NEWEST):
+        seen = _remembered(seen)
     steps = [(_rise(earlier, later), earlier, later) for earlier, later in itertools.pairwise(seen)]
     places: dict[str, float] = {}
     for rise, _, later in steps:
@@ -49,6 +51,14 @@ def change(seen: Sequence[Observation]) -> Change:
         where=_where(places, most, earlier, chosen),
         fell=next((_fell(earlier, later) for _, earlier, later in steps if _began_anew(earlier, later)), ""),
     )
+
+
+def _remembered(seen: Sequence[Observation]) -> list[Observation]:
+    """An event that one look no longer finds, and the next finds in another log, did not happen again."""
+    latest = itertools.accumulate(
+        (number(item.value) for item in seen), lambda most, value: math.nan if math.isnan(value) else max(most, value)
+    )
+    return [replace(item, value=value) for item, value in zip(seen, latest, strict=True)]
 
 
 def net(seen: Sequence[Observation]) -> float:

@@ -17,6 +17,7 @@ from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 
 CRITERION, EXTRA = "manifest", "manifest-extra"
 SERIAL, GUID, MAC = "gpu.serial", "infiniband.hca.node_guid", "network.address"
+LAYER = "infiniband.link_layer"
 _GUID_DIGITS = 16
 _WHAT = {GUID: "GUID", MAC: "address"}
 
@@ -168,11 +169,11 @@ def _gpus(view: HostView) -> int:
 
 
 def _extra(ordered: Sequence[Part], found: Sequence[Found]) -> Iterator[Verdict]:
-    """Parts that no line names. Ethernet ports that nobody ordered are on every board, so only adapters with a GUID count."""
+    """Parts that no line names. Ethernet ports that nobody ordered are on every board, so of NICs only InfiniBand counts."""
     names = {_name(part) for part in ordered} & {SERIAL, GUID}
     listed = {(_name(part), identity(part.kind, part.serial)) for part in ordered}
     for part in found:
-        if part.name in names and not listed & set(_keys(part)):
+        if part.name in names and not listed & set(_keys(part)) and not (part.name == GUID and _is_ethernet(part)):
             ghost = Part(host=part.view.host.name, kind="", serial=part.serial, origin=_file(ordered[0]))
             yield _verdict(
                 ghost,
@@ -182,6 +183,16 @@ def _extra(ordered: Sequence[Part], found: Sequence[Found]) -> Iterator[Verdict]
                 name=part.name,
                 criterion=EXTRA,
             )
+
+
+def _is_ethernet(part: Found) -> bool:
+    """Whether no port of the adapter says that it is InfiniBand, though one says something."""
+    layers = [
+        str(seen.value)
+        for scope, seen in _latest(part.view, LAYER).items()
+        if scope.startswith(f"{part.scope},") and seen.status == MEASURED
+    ]
+    return bool(layers) and "InfiniBand" not in layers
 
 
 def _file(part: Part) -> str:

@@ -97,6 +97,7 @@ FILES = {
     "proc/self/mountinfo": _MOUNTS,
     "proc/interrupts": _INTERRUPTS,
     "proc/driver/nvidia/version": _VERSION,
+    "proc/driver/nvidia-nvswitch/permissions": "DeviceFileMinor: 255\n",
     "proc/1/stat": "1 (systemd) S 0 1 1 0 -1\n",
     "proc/801/stat": "801 (nvidia-persiste) S 1 801 801 0 -1\n",
     "proc/4711/stat": "4711 (odd) name) Z 1 4711 4711 0 -1\n",

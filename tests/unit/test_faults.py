@@ -196,7 +196,6 @@ FAULTS = [
     fault("mig on", "mig-off", nvml=(f"{NEXT}MigMode=1 1",), scope="gpu=3"),
     fault("mig about to change", "mig-pending", nvml=(f"{NEXT}MigMode=0 1",), scope="gpu=3"),
     fault("gpu for one process alone", "compute-mode", nvml=(f"{NEXT}ComputeMode=3",), scope="gpu=3"),
-    fault("persistence mode off", "persistence-mode", nvml=(f"{NEXT}PersistenceMode=0",), scope="gpu=3"),
     fault("pcie replays", "pcie-replay", nvml_later=(f"{NEXT}PcieReplayCounter=32",), scope="gpu=3"),
     fault("nvlink down", "nvlink-active nvlink-missing nvlink-vs-fleet", nvml=(f"{NEXT}NvLinkState.11=0",), scope="gpu=3"),
     fault("nvlink replays", "nvlink-replays", nvml_later=(f"{NEXT}FieldValues.161=1 3",)),
@@ -248,7 +247,6 @@ FAULTS = [
     fault("machine check", "host-machine-check", before=text("proc/sys/kernel/tainted", f"{12289 | 1 << 4}\n")),
     fault("bad page", "host-bad-page", before=text("proc/sys/kernel/tainted", f"{12289 | 1 << 5}\n")),
     fault("kernel oops", "host-kernel-oops", before=text("proc/sys/kernel/tainted", f"{12289 | 1 << 7}\n")),
-    fault("out of memory", "host-out-of-memory", later=replaced("proc/vmstat", "oom_kill 3", "oom_kill 4")),
     fault("nouveau loaded", "nouveau-absent", before=text("sys/module/nouveau/refcnt", "0\n")),
     fault(
         "driver updated without a reboot",

@@ -45,6 +45,12 @@ def answer(*command, **options):
     return (said, "") if done.returncode == 0 else ("", f"{command[0]} ends with {done.returncode}: {short}")
 
 
+def running():
+    """Number of docker's running containers; None where docker does not say, which is not none."""
+    listed, why_not = answer("docker", "ps", "--quiet")
+    return None if why_not else len(listed.split())
+
+
 def read(path):
     """The text of a file; empty where there is none."""
     try:
@@ -169,7 +175,7 @@ def main():
         "runtime": runtime,
         "toolkit_wanted": bool(of_version),
         "runtime_wanted": bool(of_runtime),
-        "containers": len(answer("docker", "ps", "--quiet")[0].split()) if runtime == "docker" else 0,
+        "containers": running() if runtime == "docker" else 0,
         "systemd": os.path.isdir("/run/systemd/system"),
     }
     print(json.dumps(facts))
