@@ -95,7 +95,11 @@ def _doctor_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) 
         epilog="example: sudo rackproof doctor --gpus 8. Exit codes: 0 nothing found, 1 something failed, "
         "2 nothing failed, but something could not be told.",
     )
-    doctor.add_argument("--gpus", type=int, help="GPUs that this host should have (default: those on its PCI bus)")
+    doctor.add_argument(
+        "--gpus",
+        type=int,
+        help="GPUs that this host should have (where left out, what is gone from the PCI bus is not missed, and it exits 2)",
+    )
     doctor.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
     doctor.add_argument("--seconds", type=float, default=2.0, help="between two looks at the counters (default: 2)")
     doctor.add_argument("--json", action="store_true", help="print the findings as JSON")

@@ -19,7 +19,7 @@ from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Verdict
 STAGE = "doctor"
 SLEEPING = ("gpu.pcie.generation", "pcie.slowed")
 AT_IDLE = "links may save power at idle, so that only a benchmark can tell"
-NO_GPU = "no NVIDIA GPU is on the PCI bus, and none was asked for: give their number by --gpus"
+NOT_SAID = "how many GPUs were ordered was not said: give --gpus, or one that is gone from the PCI bus is not missed"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,8 +29,6 @@ class Diagnosis:
     host: str
     gpus: tuple[Gpu, ...]
     packs: tuple[str, ...]
-    ordered: bool
-    """Whether anybody said how many GPUs there should be."""
     readings: int
     seconds: float
     """What the two snapshots took."""
@@ -66,12 +64,13 @@ def examine(
     second, gpus = take(collectors, stage=STAGE, phase="after")
     plan = plan_of(host, _on_the_bus(second) if gpu_count is None else gpu_count, first.at)
     verdicts = list(_at_idle(judged(plan, (first, second), gpus, packs), packs))
+    if gpu_count is None:
+        verdicts.append(_not_said(host))
     chosen, _ = packs_for(plan, plan.hosts[0], gpus, packs)
     return Diagnosis(
         host=host,
         gpus=gpus,
         packs=tuple(pack.name for pack in chosen),
-        ordered=gpu_count is not None,
         readings=sum(len(metric.values) + len(metric.absent) for metric in second.metrics),
         seconds=first.duration_s + second.duration_s,
         findings=tuple(sorted((found for found in verdicts if found.verdict == FAIL), key=_gravity)),
@@ -109,14 +108,11 @@ def judged(plan: Plan, snapshots: Sequence[Snapshot], gpus: Iterable[Gpu], packs
         gpus=tuple(gpus),
         snapshots=tuple(snapshots),
     )
-    verdicts = judge(plan, {host.name: Evidence(records=(record,))}, packs)
-    if not host.devices:
-        verdicts.append(
-            Verdict(
-                host=host.name, scope="host", name="gpu.count", verdict=INCONCLUSIVE, criterion="plan", reason=NO_GPU
-            )
-        )
-    return verdicts
+    return judge(plan, {host.name: Evidence(records=(record,))}, packs)
+
+
+def _not_said(host: str) -> Verdict:
+    return Verdict(host=host, scope="host", name="gpu.count", verdict=INCONCLUSIVE, criterion="plan", reason=NOT_SAID)
 
 
 def _on_the_bus(snapshot: Snapshot) -> int:
@@ -154,10 +150,6 @@ def table(found: Diagnosis) -> str:
         f"{found.passed} checks passed, {len(found.findings)} failed, {len(found.untold)} could not be told; "
         "bandwidth and speed are the benchmarks' to tell"
     )
-    if not found.ordered:
-        lines.append(
-            "how many GPUs were ordered was not said (--gpus): one that is gone from the PCI bus is not missed"
-        )
     return "\n".join(lines)
 
 

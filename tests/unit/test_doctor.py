@@ -57,7 +57,7 @@ def test_no_gpu_and_none_asked_for_is_told_and_no_success() -> None:
     done = run("--json")
     found = json.loads(done.stdout)
     assert done.returncode == 2
-    assert any(doctor.NO_GPU in item["reason"] for item in found["untold"])
+    assert any(doctor.NOT_SAID in item["reason"] for item in found["untold"])
     assert found["host"]
 
 
