@@ -136,6 +136,36 @@ def test_the_scrape_parses_back_to_what_was_read(healthy: str) -> None:
     assert found[("rackproof_host_memory_total_bytes", ())] == 2113404636 * 1024
 
 
+def test_names_of_dcgm_exporter_have_its_units_and_labels() -> None:
+    def read() -> list[Family]:
+        values = (("gpu.uuid", "GPU-1", "1"), ("gpu.name", "NVIDIA H200", "1"), ("gpu.clock.sm", 1.98e9, "Hz"))
+        more = (
+            ("gpu.memory.total", 3 << 30, "B"),
+            ("gpu.memory.used", 1 << 30, "B"),
+            ("gpu.utilization", 0.5, "ratio"),
+        )
+        return [family(name, value, unit, gpu="0") for name, value, unit in (*values, *more)] + [
+            family("gpu.power", Absent(status="error", reason="lost"), "W", gpu="0")
+        ]
+
+    text = text_of(Exporter([Fake("nvml", read)], "dcgm"))
+    found = {name: (value, dict(labels)) for (name, labels), value in series(text).items() if name.startswith("DCGM_")}
+    assert {name: value for name, (value, _) in found.items()} == {
+        "DCGM_FI_DEV_SM_CLOCK": 1980,
+        "DCGM_FI_DEV_GPU_UTIL": 50,
+        "DCGM_FI_DEV_FB_USED": 1024,
+        "DCGM_FI_DEV_FB_FREE": 2048,
+    }
+    labels = found["DCGM_FI_DEV_SM_CLOCK"][1]
+    assert (labels["gpu"], labels["device"], labels["UUID"], labels["modelName"]) == (
+        "0",
+        "nvidia0",
+        "GPU-1",
+        "NVIDIA H200",
+    )
+    assert "DCGM_" not in text_of(Exporter([Fake("nvml", read)]))
+
+
 def test_names_keep_the_rules_of_prometheus(healthy: str) -> None:
     for metric in parsed(healthy):
         assert metric.name.startswith("rackproof_")
