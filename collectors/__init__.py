@@ -20,7 +20,7 @@ from collectors.xid import XidCollector
 
 
 def start(
-    gpu_devices: Iterable[int] | None = None, *, thorough: bool = False, root: Path = Path("/")
+    gpu_devices: Iterable[int] | None = None, *, thorough: bool = False, root: Path = Path("/"), hold: bool = False
 ) -> list[Collector]:
     """Every collector.
 
@@ -28,11 +28,12 @@ def start(
         gpu_devices: NVML looks only at these indices, where any are given.
         thorough: for a snapshot, what is too slow for a scrape is read too.
         root: where /proc, /sys and /dev lie.
+        hold: GPU libraries may stay open from one collection to the next, which some readings need.
     """
     devices = None if gpu_devices is None else tuple(gpu_devices)
     return [
         HostCollector(root, thorough),
-        NvmlCollector(devices, thorough),
+        NvmlCollector(devices, thorough, hold=hold),
         PcieCollector(root, thorough),
         InfinibandCollector(root, thorough),
         NetworkCollector(root, thorough),

@@ -18,6 +18,7 @@ LIBRARIES = (
     "usr/local/lib", "usr/local/cuda/lib64", "opt/nccl/build/lib",
 )  # fmt: skip
 """Where distributions and NVIDIA's packages put libraries."""
+MOST_LINKS = 8
 DRIVER = "proc/driver/nvidia/version"
 
 
@@ -107,17 +108,23 @@ def _glibc() -> str | Absent:
 
 
 def _library(root: Path, name: str) -> str | Absent:
-    """The version that the library's link names in the first of the usual directories that has it."""
+    """The version that the library's link names, or the one that this leads to, in the first of the usual directories."""
     for directory in LIBRARIES:
         path = root / directory / name
-        try:
-            target = path.readlink().name
-        except OSError:
+        if not path.is_symlink():
             continue
-        version = target.removeprefix(f"{name.split('.so')[0]}.so.")
-        if re.fullmatch(r"\d+(\.\d+)+", version):
-            return version
-        return Absent(status="error", reason=f"/{directory}/{name} links to {target}, which names no version")
+        for _ in range(MOST_LINKS):
+            try:
+                target = path.readlink()
+            except OSError:  # gone in between
+                break
+            version = target.name.removeprefix(f"{name.split('.so')[0]}.so.")
+            if re.fullmatch(r"\d+(\.\d+)+", version):
+                return version
+            path = root / str(target).lstrip("/") if target.is_absolute() else path.parent / target
+            if not path.is_symlink():
+                break
+        return Absent(status="error", reason=f"/{directory}/{name} leads to {path.name}, which names no version")
     return Absent(status="unsupported", reason=f"no {name} in the usual directories")
 
 

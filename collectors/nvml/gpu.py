@@ -37,6 +37,12 @@ class Gpu:
         """Fields of links that the part does not have; kept from one collection to the next."""
         self._answers: dict[Hashable, Any] = {}
 
+    def again(self) -> Gpu:
+        """The same GPU, which has answered nothing yet."""
+        fresh = Gpu(self.handle)
+        fresh.never = self.never
+        return fresh
+
     def once(self, key: Hashable, get: Callable[[], S]) -> S:
         """What `get` gave when it was first asked under this key. Raises UnreadError, as `get` did then."""
         if key not in self._answers:

@@ -7,7 +7,7 @@ import pynvml as nvml
 from collectors.base import Absent
 from collectors.nvml.calls import UnreadError
 from collectors.nvml.gpu import Gpu, value
-from collectors.nvml.rows import ONCE, THOROUGH, Getter, Row, count, number
+from collectors.nvml.rows import ONCE, SLOW, THOROUGH, Getter, Row, count, number
 
 _SM, _MEMORY, _GRAPHICS = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM, nvml.NVML_CLOCK_GRAPHICS
 _SHUTDOWN, _SLOWDOWN = nvml.NVML_TEMPERATURE_THRESHOLD_SHUTDOWN, nvml.NVML_TEMPERATURE_THRESHOLD_SLOWDOWN
@@ -66,7 +66,7 @@ POWER_ROWS = (
     Row("gpu.power_limit_min", "W", False, "Lowest power limit that can be set", _range(0), ONCE),
     Row("gpu.power_limit_max", "W", False, "Highest power limit that can be set", _range(1), ONCE),
     Row("gpu.power_limit_lowered", "1", False, "The power limit was set below the part's own", _limit_lowered),
-    Row("gpu.energy", "J", True, "Energy since driver load", _watts("TotalEnergyConsumption")),
+    Row("gpu.energy", "J", True, "Energy since driver load", _watts("TotalEnergyConsumption"), SLOW),
     Row("gpu.performance_state", "1", False, "Performance state: 0 is the fastest", _performance_state),
     Row("gpu.clock.sm", "Hz", False, "SM clock", _hertz("ClockInfo", _SM)),
     Row("gpu.clock.memory", "Hz", False, "Memory clock", _hertz("ClockInfo", _MEMORY)),

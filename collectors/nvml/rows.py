@@ -11,9 +11,9 @@ from collectors.nvml.gpu import Gpu
 
 Getter = Callable[[Gpu], Value]
 
-ALWAYS, ONCE, THOROUGH = "always", "once", "thorough"
-"""When a reading is taken: at every collection; by an exporter once, since it never changes; in snapshots only, since it is slow
-or of no use to a graph. Snapshots take all of them every time."""
+ALWAYS, ONCE, SLOW, THOROUGH = "always", "once", "slow", "thorough"
+"""When a reading is taken: at every collection; by an exporter once, since it never changes; by an exporter in the background,
+since it is slow; in snapshots only, since it is very slow or of no use to a graph. Snapshots take all of them every time."""
 
 
 class Row(NamedTuple):

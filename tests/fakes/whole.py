@@ -1,7 +1,7 @@
 """A whole GPU host without one: /proc, /sys, /dev and programs under a root, and NVML through its stub.
 
 Run as a program, it takes a thorough snapshot by every collector for each line on standard input; the root is its argument. With
-`readings` after it, it tells once what there is to be read.
+`readings` after it, it tells once what there is to be read, with `metrics` what of it Prometheus sees.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import collectors
+from agent.metrics_page import page
 from agent.snapshot import take
 from collectors.base import IDENTITY, Collector
 from collectors.clock import ClockCollector, Discipline
@@ -57,16 +58,16 @@ def log(root: Path, *messages: str) -> None:
     path.write_text("\n".join([*known, *lines]) + "\n")
 
 
-def everything(root: Path) -> Iterator[Collector]:
-    """The collectors of a snapshot, with an NVMe disk and a kernel's clock that answer from the root."""
+def everything(root: Path, *, thorough: bool = True, hold: bool = False) -> Iterator[Collector]:
+    """The collectors, with an NVMe disk and a kernel's clock that answer from the root."""
 
     def ask() -> Discipline:
         told = root / CLOCK
         return Discipline(offset=0.0, error_max=float(told.read_text()), error_estimated=0.0) if told.exists() else KEPT
 
-    for collector in collectors.start(thorough=True, root=root):
+    for collector in collectors.start(thorough=thorough, root=root, hold=hold):
         if collector.name == "storage":
-            yield StorageCollector(root, True, read_log=lambda _: (root / SMART).read_bytes())
+            yield StorageCollector(root, thorough, read_log=lambda _: (root / SMART).read_bytes())
         elif collector.name == "clock":
             yield ClockCollector(root, ask)
         else:
@@ -92,7 +93,10 @@ def main(root: Path) -> None:
 
 
 if __name__ == "__main__":
-    if sys.argv[2:] == ["readings"]:
+    if sys.argv[2:] == ["metrics"]:
+        scraped = everything(Path(sys.argv[1]), thorough=False, hold=True)
+        print(page(family for collector in scraped for family in collector.collect()), end="")
+    elif sys.argv[2:] == ["readings"]:
         print(json.dumps(readings(Path(sys.argv[1])), indent=1, ensure_ascii=False))
     else:
         main(Path(sys.argv[1]))

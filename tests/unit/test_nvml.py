@@ -11,7 +11,7 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from agent.exporter import SUFFIX
+from agent.metric_names import SUFFIX
 from collectors import nvml as collector
 from collectors.base import Absent
 from schemas import documents
@@ -428,10 +428,10 @@ ANSWERS: dict[str, Readings] = {
     "gpu.1.FieldValues.270=2000000000 3": {"gpu.throttle.time gpu=1,reason=hw_thermal": 2.0},
     "gpu.1.FieldValues.270=2": {"gpu.throttle.time gpu=1,reason=hw_thermal": NOT_SUPPORTED},
     "gpu.1.FieldValues.270=!999": {"gpu.throttle.time gpu=1,reason=hw_thermal": UNKNOWN},
-    "gpu.1.FieldValues.161.11=3 3": {"gpu.nvlink.replays gpu=1,link=11": 3},
-    "gpu.1.FieldValues.162.0=1 3": {"gpu.nvlink.recoveries gpu=1,link=0": 1},
-    "gpu.1.FieldValues.163.17=9 3": {"gpu.nvlink.crc_errors gpu=1,link=17": 9},
-    "gpu.1.FieldValues.163.17=!3": {"gpu.nvlink.crc_errors gpu=1,link=17": NOT_SUPPORTED},
+    "gpu.1.NvLinkErrorCounter.11.0=3": {"gpu.nvlink.replays gpu=1,link=11": 3},
+    "gpu.1.NvLinkErrorCounter.0.1=1": {"gpu.nvlink.recoveries gpu=1,link=0": 1},
+    "gpu.1.NvLinkErrorCounter.17.2=9": {"gpu.nvlink.crc_errors gpu=1,link=17": 9},
+    "gpu.1.NvLinkErrorCounter.17.2=!3": {"gpu.nvlink.crc_errors gpu=1,link=17": NOT_SUPPORTED},
     "gpu.1.FieldValues.164.5=25000": {"gpu.nvlink.speed gpu=1,link=5": 25_000_000_000},
     "gpu.1.NvLinkVersion.0=7": {"gpu.nvlink.version gpu=1": "5.0"},
     "gpu.1.UtilizationRates=97 41": {"gpu.utilization gpu=1": 0.97, "gpu.memory.utilization gpu=1": 0.41},
@@ -797,7 +797,7 @@ def test_links_of_the_fifth_generation_have_other_counters(reader: nvml.Reader) 
     seen = readings(
         reader,
         "healthy-h100x8",
-        "FieldValues.16[123]=!3",
+        "NvLinkErrorCounter.*.*=!3",
         "FieldValues.21[45]=2 3",
         "FieldValues.208=3 3",
         "FieldValues.219=4 3",
@@ -818,16 +818,23 @@ def test_links_of_the_fifth_generation_have_other_counters(reader: nvml.Reader) 
     assert seen["gpu.nvlink.replays gpu=3"] == seen["gpu.nvlink.crc_errors gpu=3"] == NOT_SUPPORTED
 
 
-def test_links_before_hopper_have_their_counters_elsewhere(reader: nvml.Reader) -> None:
-    older = ("FieldValues.16?=!3", "FieldValues.90=25000", "NvLinkErrorCounter.*.[0-3]=0")
-    errors = [f"gpu.1.NvLinkErrorCounter.3.{counter}={counter + 1}" for counter in range(4)]
-    before, after = (readings(reader, "direct-a100x4", *older, *lines) for lines in ([], errors))
-    assert before["gpu.nvlink.speed gpu=1,link=3"] == 25e9
-    assert changes(before, after) == {
-        "gpu.nvlink.replays gpu=1,link=3": 1,
-        "gpu.nvlink.recoveries gpu=1,link=3": 2,
-        "gpu.nvlink.crc_errors gpu=1,link=3": 7,
-    }
+def test_fields_that_spoil_the_library_are_never_read(library: Path) -> None:
+    asked = [call[2] for calls in recorded(library) for call in calls if call[0] == "nvmlDeviceGetFieldValues"]
+    fields = {int(field) for call in asked for field in re.findall(r"\[(\d+), \d+\]", str(call))}
+    assert fields >= {230, 164}
+    assert not fields & {161, 162, 163}
+
+
+def test_links_before_hopper_tell_their_speed_elsewhere(reader: nvml.Reader) -> None:
+    seen = readings(reader, "direct-a100x4", "FieldValues.16?=!3", "FieldValues.90=25000")
+    assert seen["gpu.nvlink.speed gpu=1,link=3"] == 25e9
+
+
+def test_a_first_link_that_is_down_hides_no_other_ones_errors(reader: nvml.Reader) -> None:
+    down = ("gpu.1.NvLinkState.0=0", "gpu.1.NvLinkErrorCounter.0.*=!3", "gpu.1.NvLinkErrorCounter.5.0=4")
+    seen = readings(reader, "healthy-h200x4", *down)
+    assert seen["gpu.nvlink.replays gpu=1,link=0"] == NOT_SUPPORTED
+    assert seen["gpu.nvlink.replays gpu=1,link=5"] == 4
 
 
 @pytest.mark.parametrize(
@@ -998,19 +1005,19 @@ def test_power_is_that_of_the_moment_where_the_part_tells_it(
 ) -> None:
     hot = ("gpu.1.ClockInfo.1=1980", "gpu.1.CurrentClocksEventReasons=0x4", "gpu.1.Temperature.0=66")
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", line, *hot)
-    assert pulse(library, scenario, [1]) == [[1, [power, 1980e6, 66.0, 4]]]
+    assert pulse(library, scenario, [1]) == [[1, [power, 1980e6, 66.0, 4, 2619e6]]]
 
 
 def test_the_pulse_is_of_the_chosen_gpus(library: Path) -> None:
     read = pulse(library, nvml.scenario("healthy-h200x4"), [3, 0])
-    assert read == [[3, [76.291, 345e6, 28.0, 1]], [0, [79.064, 345e6, 29.0, 1]]]
+    assert read == [[3, [76.291, 345e6, 28.0, 1, 3201e6]], [0, [79.064, 345e6, 29.0, 1, 3201e6]]]
 
 
 def test_a_pulse_names_a_lost_gpu_and_its_siblings_beat_on(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8")
     for lost in (pulse(library, scenario, [2, 3], "gpu.3.*=!15\n"), pulse(library, nvml.scenario("gpu-lost"), [2, 3])):
         (first, beat), (second, reason) = lost  # type: ignore[misc, attr-defined]
-        assert (first, len(beat)) == (2, 4)
+        assert (first, len(beat)) == (2, 5)
         assert (second, reason) == (3, "NVML: GPU is lost")
     assert pulse(library, nvml.scenario("driver-not-loaded"), [0]) == "NVML: Driver Not Loaded"
 
@@ -1113,3 +1120,107 @@ def test_no_reading_stands_twice() -> None:
 )
 def test_an_nvml_error_becomes_a_reason(code: int, expected: Absent) -> None:
     assert collector.translate(pynvml.NVMLError(code)) == expected
+
+
+# ---- counters of what keeps a GPU busy ----
+
+GPM = """
+import json, sys, time
+from collectors.base import Absent
+from collectors.nvml import NvmlCollector
+from collectors.nvml import gpm
+collector = NvmlCollector([0, 1], hold=True)
+for later in sys.argv[2:]:
+    with open(sys.argv[1], "a") as scenario:
+        scenario.write(later)
+    found = {family.name: family.readings for family in collector.collect() if family.name.startswith("gpu.gpm.")}
+    told = {
+        f"{name} {labels['gpu']}": f"{seen.status}: {seen.reason}" if isinstance(seen, Absent) else seen
+        for name, readings in found.items() for labels, seen in readings
+    }
+    print(json.dumps([told, collector._opened]))
+    time.sleep(gpm.LEAST_S)
+"""
+
+
+def gpm(library: Path, scenario: Path, *later: str) -> list[tuple[Readings, int]]:
+    """What two GPUs tell at each collection before which these lines were added, and how often NVML is open after it."""
+    return [json.loads(line) for line in nvml.python(["-c", GPM, scenario, *later], library, scenario).splitlines()]
+
+
+def test_gpm_is_told_in_shares_and_bytes_at_every_collection(library: Path, tmp_path: Path) -> None:
+    scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
+    busy = "gpu.1.GpmMetric.5=62.5\ngpu.1.GpmMetric.10=40\ngpu.1.GpmMetric.60=1024\ngpu.1.GpmMetric.13=!3\n"
+    (idle, _), (loaded, opened) = gpm(library, scenario, "", busy)
+    assert set(idle) == {f"{kind.name} {index}" for kind in collector.GPM_KINDS for index in (0, 1)}
+    assert changes(idle, loaded) == {
+        "gpu.gpm.tensor_active 1": 0.625,
+        "gpu.gpm.memory_active 1": 0.4,
+        "gpu.gpm.nvlink_received 1": 1024 * 1024**2,
+        "gpu.gpm.fp16_active 1": NOT_SUPPORTED,
+    }
+    assert opened == 1, "a sample lies in the library's memory"
+
+
+@pytest.mark.parametrize(
+    ("base", "line", "why"),
+    [
+        ("direct-a100x4", "", "unsupported: the part has no GPM, which came with Hopper"),
+        ("healthy-h200x4", "GpmSupport=!3\n", NOT_SUPPORTED),
+        (
+            "healthy-h200x4",
+            "GpmSample=!4\n",
+            "unsupported: the driver gives its counters to root alone (RmProfilingAdminOnly",
+        ),
+        ("healthy-h200x4", "GpmSample=!15\n", LOST),
+        ("healthy-h200x4", "GpmMetric.*=nan\n", "error: NVML: nan is no figure"),
+    ],
+)
+def test_gpm_that_cannot_be_had_says_why_and_goes_on(
+    library: Path, tmp_path: Path, base: str, line: str, why: str
+) -> None:
+    seen, again = gpm(library, nvml.write(tmp_path / "now", base), line, "")
+    assert all(str(told).startswith(why) for told in seen[0].values())
+    assert seen == again
+
+
+def test_a_gpu_that_is_lost_does_not_keep_nvml_open(library: Path, tmp_path: Path) -> None:
+    scenario = nvml.write(tmp_path / "now", "healthy-h200x4", "gpu.1.GpmSupport=0")
+    (before, held), (after, open_) = gpm(library, scenario, "", "gpu.0.*=!15\n")
+    assert (before["gpu.gpm.sm_active 0"], held) == (0.0, 1)
+    assert (after["gpu.gpm.sm_active 0"], open_) == (LOST, 0)
+
+
+def test_a_library_without_gpm_has_none(tmp_path: Path) -> None:
+    older = nvml.build(tmp_path / "nvml", without=["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet"])
+    ((told, _),) = gpm(older, nvml.write(tmp_path / "now", "healthy-h200x4"), "")
+    assert set(told.values()) == {NOT_FOUND}
+
+
+IN_BACKGROUND = """
+import json, sys, time
+from pathlib import Path
+from collectors.nvml import NvmlCollector
+from collectors.nvml import slow
+slow.SLOW_S = 0.2
+collector, scenario = NvmlCollector([0], hold=True), Path(sys.argv[1])
+
+def replays():
+    families = {family.name: family for family in collector.collect()}
+    return dict((labels["link"], str(seen)) for labels, seen in families["gpu.nvlink.replays"].readings)["3"]
+
+before, text = replays(), scenario.read_text()
+scenario.write_text(text + sys.argv[2])
+young = replays()
+time.sleep(0.25)
+old = replays()
+time.sleep(0.25)
+print(json.dumps([before, young, old, replays()]))
+"""
+
+
+def test_an_exporter_has_the_links_counters_read_in_the_background(library: Path, tmp_path: Path) -> None:
+    scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
+    told = nvml.python(["-c", IN_BACKGROUND, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
+    counted = json.loads(told)
+    assert counted == ["0", "0", "0", "7"], "asked for when the third collection found it old, told by the fourth"

@@ -190,3 +190,20 @@ def test_the_operating_system(text: str, key: str, value: str) -> None:
 def test_an_operating_system_without_a_version() -> None:
     with pytest.raises(MissingError):
         release("ID=arch\n", "VERSION_ID")
+
+
+def test_a_library_that_links_to_the_link_with_the_version(tmp_path: Path) -> None:
+    root = host.tree(tmp_path / "host")
+    link = root / LIBRARY
+    target = link.readlink()
+    elsewhere = root / "usr/local/nvidia/lib64/libnvidia-ml.so.1"
+    elsewhere.parent.mkdir(parents=True)
+    elsewhere.symlink_to(target)
+    link.unlink()
+    link.symlink_to("/usr/local/nvidia/lib64/libnvidia-ml.so.1")
+    assert readings(root)["driver_library.version"] == host.DRIVER
+    elsewhere.unlink()
+    elsewhere.symlink_to("libnvidia-ml.so.1")  # to itself
+    lost = readings(root)["driver_library.version"]
+    assert isinstance(lost, Absent)
+    assert (lost.status, "names no version" in lost.reason) == ("error", True)

@@ -468,6 +468,61 @@ int nvmlDeviceGetComputeRunningProcesses_v3(Device gpu, unsigned *size, struct p
     return OK;
 }
 
+/* ---- GPM: what keeps a GPU busy, between two samples ---- */
+
+struct sample { Device gpu; struct timespec at; };
+struct support { unsigned version, supported; };
+struct metric { unsigned id; int code; double value; const char *name, *long_name, *unit; };
+struct metrics { unsigned version, size; struct sample *first, *second; struct metric of[]; };
+
+int nvmlGpmQueryDeviceSupport(Device gpu, struct support *out) /* GpmSupport=1 */
+{
+    READ(gpu, "GpmSupport")
+    out->supported = (unsigned)n[0];
+    return OK;
+}
+
+int nvmlGpmSampleAlloc(struct sample **out)
+{
+    *out = calloc(1, sizeof **out);
+    return OK;
+}
+
+int nvmlGpmSampleFree(struct sample *sample)
+{
+    free(sample);
+    return OK;
+}
+
+int nvmlGpmSampleGet(Device gpu, struct sample *out) /* GpmSample=0: the call as a whole */
+{
+    READ(gpu, "GpmSample")
+    out->gpu = gpu;
+    clock_gettime(CLOCK_MONOTONIC, &out->at);
+    return OK;
+}
+
+/* GpmMetric.5=62.5: a figure as NVML gives it, or its return code; the samples must be of one GPU and 100 ms apart */
+int nvmlGpmMetricsGet(struct metrics *all)
+{
+    char key[KEY_BYTES], value[TEXT_BYTES];
+    if (!users)
+        return UNINITIALIZED;
+    if (all->version != 1)
+        return ARGUMENT_VERSION_MISMATCH;
+    double apart = (double)(all->second->at.tv_sec - all->first->at.tv_sec) +
+                   (double)(all->second->at.tv_nsec - all->first->at.tv_nsec) / 1e9;
+    if (all->first->gpu != all->second->gpu || apart < 0.1)
+        return INVALID_ARGUMENT;
+    for (unsigned i = 0; i < all->size; i++) {
+        snprintf(key, sizeof key, "GpmMetric.%u", all->of[i].id);
+        int code = answer(all->first->gpu, key, value);
+        all->of[i].code = code == NO_LINE ? NOT_SUPPORTED : code;
+        all->of[i].value = code == OK ? strtod(value, NULL) : 0;
+    }
+    return OK;
+}
+
 /* ---- the system ---- */
 
 int nvmlInitWithFlags(unsigned flags)
