@@ -44,14 +44,15 @@ def report(ratios: list[float], what: str) -> None:
 
 
 def nccl_tests(path: Path, placement: str) -> dict[int, tuple[float, float]]:
-    """Size in bytes -> (time in s, busbw in B/s) out of nccl-tests' table."""
-    found = {}
+    """Size in bytes -> (time in s, busbw in B/s) out of nccl-tests' tables; of several runs in one file the medians."""
+    found: dict[int, list[tuple[float, float]]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         cells = line.split()  # hypercube has no cell for the reduction
         if len(cells) in (12, 13) and re.fullmatch(r"[1-9]\d*", cells[0]):
             time, _, busbw = (float(cell) for cell in (cells[-4:-1] if placement == "in_place" else cells[-8:-5]))
-            found[int(cells[0])] = (time * 1e-6, busbw * 1e9)
-    return found
+            found.setdefault(int(cells[0]), []).append((time * 1e-6, busbw * 1e9))
+    medians = {size: [statistics.median(column) for column in zip(*runs, strict=True)] for size, runs in found.items()}
+    return {size: (time, busbw) for size, (time, busbw) in medians.items()}
 
 
 def collectives(seen: list[dict[str, Any]], kind: str) -> Iterator[tuple[str, str, int, float]]:

@@ -1,0 +1,144 @@
+"""A gang of several hosts on one machine with several GPUs: each host has some of the GPUs, and NCCL takes them for strangers.
+
+Usage: python docs/measurements/gangs.py RUN_DIR DEVICES PROFILE [FAULT]
+    DEVICES  the GPUs of each host, e.g. 0/1/2/3 or 0,1/2,3
+    PROFILE  a name or a .yml file; its gang stage is run
+    FAULT    stop:RANK or kill:RANK, a signal to that rank once it measures; slow:GPU:SHARE, another process that
+             computes on that GPU for a share of its time (compete.py), three times over
+
+RUN_DIR becomes a run directory as the playbooks leave one, and the fleet's report is written and told.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+sys.path.insert(0, str(ROOT))
+
+from fleet.plan import make_plan, read_profile  # noqa: E402
+from schemas.plans import Plan  # noqa: E402
+from schemas.records import to_json  # noqa: E402
+
+PORT = 29600
+COMPETITORS = 3
+"""One shares the GPU half and half, which hardly slows a transfer over sockets."""
+
+
+def main() -> None:
+    """Runs the gang and tells what came of it."""
+    if len(sys.argv) not in (4, 5):
+        sys.exit(__doc__)
+    directory, devices = Path(sys.argv[1]).absolute(), [part.split(",") for part in sys.argv[2].split("/")]
+    fault = sys.argv[4].split(":") if len(sys.argv) == 5 else [""]
+    plan = planned(directory.name, devices, sys.argv[3], shared=fault[0] == "slow")
+    directory.mkdir(parents=True)
+    (directory / "plan.json").write_text(json.dumps(to_json(plan)), encoding="utf-8")
+    hosts = {host.name: directory / "at" / host.name for host in plan.hosts}
+    for name, place in hosts.items():
+        ours(name, place, "inspect", "--plan", str(directory / "plan.json"))
+    load = competitors(fault) if fault[0] == "slow" else []
+    launches = {name: launch(name, place, list(hosts)) for name, place in hosts.items()}
+    began = time.monotonic()
+    if fault[0] in ("stop", "kill"):
+        began = strike(fault[0], int(fault[1]), hosts)
+    for name, process in launches.items():
+        process.wait(timeout=900)
+        print(f"{name}: ended {time.monotonic() - began:.1f} s after {'the fault' if fault[0] else 'the start'}")
+    for process in load:
+        process.terminate()
+    gather(directory, plan, hosts)
+
+
+def planned(run_id: str, devices: list[list[str]], profile: str, *, shared: bool) -> Plan:
+    """What a playbook would plan for such an inventory."""
+    inventory = {
+        f"h{number}": {
+            "rackproof_gpu_count": len(own),
+            "rackproof_gpu_devices": [int(index) for index in own],
+            "rackproof_rack": "r1",
+            "rackproof_share_gpus": shared,
+            "ansible_host": "127.0.0.1",
+        }
+        for number, own in enumerate(devices)
+    }
+    created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    return make_plan(read_profile(profile), inventory, run_id=run_id, nonce=os.urandom(16).hex(), created=created)
+
+
+def command(name: str, place: Path, *arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "rackproof.py"), *arguments, "--run-dir", str(place), "--host", name]
+
+
+def ours(name: str, place: Path, *arguments: str) -> None:
+    subprocess.run(command(name, place, *arguments), check=True, stdout=subprocess.DEVNULL)
+
+
+def launch(name: str, place: Path, members: list[str]) -> subprocess.Popen[bytes]:
+    """One host's part, as the gang role starts it."""
+    started = command(name, place, "launch", "--members", ",".join(members), "--port", str(PORT), "--interface", "lo")
+    return subprocess.Popen(started, env={**os.environ, "NCCL_HOSTID": name})
+
+
+def competitors(fault: list[str]) -> list[subprocess.Popen[bytes]]:
+    """Returns once the other processes compute."""
+    script = ROOT / "docs" / "measurements" / "compete.py"
+    started = [subprocess.Popen([sys.executable, str(script), fault[1], fault[2], "600"]) for _ in range(COMPETITORS)]
+    time.sleep(8)
+    return started
+
+
+def strike(kind: str, rank: int, hosts: dict[str, Path]) -> float:
+    """Sends the signal once the rank is in the midst of an operation; returns when."""
+    while not (state := [place for place in hosts.values() if measuring(place, rank)]):
+        time.sleep(0.1)
+    time.sleep(2)
+    name = next(name for name, place in hosts.items() if place == state[0])
+    pids = [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and is_rank(pid, rank, name)]
+    pid = max(int(pid.name) for pid in pids)  # the rank itself is the child of its guard
+    os.kill(pid, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
+    print(f"{kind}: rank {rank} of {name}, process {pid}")
+    return time.monotonic()
+
+
+def measuring(place: Path, rank: int) -> bool:
+    try:
+        state = json.loads((place / "work" / "gang" / f"rank{rank}.state.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return False
+    return str(state["phase"]).startswith("collective all_reduce")
+
+
+def is_rank(process: Path, rank: int, host: str) -> bool:
+    try:
+        environment = (process / "environ").read_bytes().split(b"\0")
+        guarded = b"agent.guard" in (process / "cmdline").read_bytes()
+    except OSError:
+        return False
+    return guarded and f"RANK={rank}".encode() in environment and f"NCCL_HOSTID={host}".encode() in environment
+
+
+def gather(directory: Path, plan: Plan, hosts: dict[str, Path]) -> None:
+    """Fetches as the roles do, and reports."""
+    (directory / "hosts").mkdir()
+    for host in plan.hosts:
+        shutil.copy(hosts[host.name] / "record.json", directory / "hosts" / f"{host.name}.json")
+        found = hosts[host.name] / "gangs" / f"{host.gang}.json"
+        kept = directory / "gangs" / host.gang / f"{host.name}.json"
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(found, kept)
+        launched = json.loads(found.read_text(encoding="utf-8"))["launches"][-1]
+        print(f"{host.name}: {launched['outcome']} {launched['duration_s']:.1f} s {launched['reason']}")
+    report = [sys.executable, str(ROOT / "rackproof.py"), "report", str(directory)]
+    print(f"report: exit code {subprocess.run(report, check=False).returncode}")
+
+
+if __name__ == "__main__":
+    main()
