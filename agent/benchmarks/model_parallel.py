@@ -91,11 +91,12 @@ def _measure(context: Context, steps: int, batch: int, width: int) -> None:
     found = [(0.0, 0.0)] * steps
     context.phase(f"model_parallel, {len(leaders)} replicas")
     try:
-        if replica:
-            if group:
-                replica.module = DistributedDataParallel(replica.module, process_group=group)
-            replica.step()
-            found = [replica.step() for _ in range(steps)]
+        with context.heart.together():  # those without a replica too: every rank counts the same operations
+            if replica:
+                if group:
+                    replica.module = DistributedDataParallel(replica.module, process_group=group)
+                replica.step()
+                found = [replica.step() for _ in range(steps)]
     finally:
         _wait(context, "trained")
     if group:
@@ -120,8 +121,9 @@ def _leaders(context: Context, leads: bool) -> list[int]:
     """The ranks that drive a replica."""
     marks = torch.zeros(context.world_size, device=context.device)
     marks[context.rank] = float(leads)
-    dist.all_reduce(marks)
-    return [rank for rank, mark in enumerate(marks.tolist()) if mark]
+    with context.heart.together():
+        dist.all_reduce(marks)
+        return [rank for rank, mark in enumerate(marks.tolist()) if mark]
 
 
 def _group(leaders: list[int]) -> dist.ProcessGroup | None:

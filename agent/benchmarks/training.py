@@ -93,10 +93,17 @@ def _train(context: Context, name: str, settings: dict[str, Any]) -> None:
         order = torch.tensor(list(sampler), device=context.device)
         for chosen in order.split(batch)[:steps]:  # type: ignore[no-untyped-call]
             began = time.perf_counter()
-            losses.append(_step(ddp, optimizer, images.train[chosen], images.train_classes[chosen]))
-            context.synchronize()
+            loss = _loss(ddp, optimizer, images.train[chosen], images.train_classes[chosen])
+            with context.heart.together():  # the gradients are exchanged in the backward pass
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                context.synchronize()
+            losses.append(loss.detach())
             seconds.append(time.perf_counter() - began)
             schedule.step()
+            if context.is_asked:
+                told = {"training.step_time": (seconds[-1], "s"), "training.loss": (float(losses[-1]), "1")}
+                context.under_way(told, network=name)
         context.phase(f"training {name} epoch {epoch + 1} of {epochs}")
     right = accuracy(context, ddp, images)
     if context.rank == 0:
@@ -216,14 +223,11 @@ def _save(context: Context, model: nn.Module, name: str, settings: dict[str, Any
         log(f"{name} could not be saved: {error}")
 
 
-def _step(
+def _loss(
     ddp: nn.Module, optimizer: torch.optim.Optimizer, images: torch.Tensor, classes: torch.Tensor
 ) -> torch.Tensor:
     optimizer.zero_grad(set_to_none=True)
-    loss = nn.functional.cross_entropy(ddp(normalize(images)), classes)
-    loss.backward()  # type: ignore[no-untyped-call]
-    optimizer.step()
-    return loss.detach()
+    return nn.functional.cross_entropy(ddp(normalize(images)), classes)
 
 
 def normalize(images: torch.Tensor) -> torch.Tensor:

@@ -88,19 +88,20 @@ def _measure(context: Context, settings: dict[str, Any]) -> None:
     settings = {**settings, "layers": _layers(context, settings)}
     model, flops = attempt(context, lambda: _sharded(context, settings))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True if context.device.type == "cuda" else None)
-    tokens = _tokens(context, int(settings["batch_size"]), int(settings["sequence"]))
+    rows = tokens(context, int(settings["batch_size"]), int(settings["sequence"]))
     losses: list[torch.Tensor] = []
 
     def step() -> None:
         optimizer.zero_grad(set_to_none=True)
-        loss = model(tokens)
+        loss = model(rows)
         loss.backward()
         optimizer.step()
         losses.append(loss.detach())
 
     context.phase("transformer steps")
     try:  # what goes wrong in here goes wrong between ranks: they cannot agree on it any more
-        times = context.time(step, int(settings["steps"]), warm_up=WARM_UP)
+        with context.heart.together():
+            times = context.time(step, int(settings["steps"]), warm_up=WARM_UP)
     except torch.cuda.OutOfMemoryError:
         log(torch.cuda.memory_summary(context.device, abbreviated=True))
         raise
@@ -198,7 +199,7 @@ def _gemm_rate(context: Context) -> float:
     return 2 * GEMM_SIZE**3 / statistics.median(times)
 
 
-def _tokens(context: Context, batch: int, sequence: int) -> torch.Tensor:
+def tokens(context: Context, batch: int, sequence: int) -> torch.Tensor:
     """Rows (batch, sequence + 1) that begin anywhere and follow one rule, 5·t + 3, which can be learnt."""
     generator = torch.Generator().manual_seed(context.rank)
     rows = [torch.randint(VOCABULARY, (batch,), generator=generator)]

@@ -26,6 +26,7 @@ TOLD: Mapping[str, frozenset[str]] = {
     "model_parallel": frozenset({"batch_size", "left_out", "replicas", "steps", "width", "world_size"}),
     "overlap": frozenset({"dtype", "size", "size_bytes", "world_size"}),
     "peer_copy": frozenset({"access", "size_bytes"}),
+    "straggler": frozenset({"batch_size", "dtype", "layers", "sequence", "width"}),
     "stress": frozenset({"samples_per_second", "size"}),
     "training": frozenset({"backend", "batch_size", "data", "epochs", "world_size"}),
     "transformer": frozenset(
@@ -35,13 +36,13 @@ TOLD: Mapping[str, frozenset[str]] = {
 }
 """Benchmark -> what its observations carry beside the parameters of the catalogue."""
 TOLD_OF_OPERATIONS = frozenset(
-    {"algorithm", "backend", "moved_bytes", "nccl_log", "nvls", "placement", "protocol", "transport"}
+    {"algorithm", "backend", "moved_bytes", "nccl_log", "nvls", "placement", "places", "protocol", "transport"}
 )
 """What bandwidth, latency and values of a collective carry beside those."""
 KINDS: Mapping[str, str] = {
     **dict.fromkeys(
         ("batch_size", "bytes", "devices", "epochs", "free_bytes", "heads", "layers", "left_out", "moved_bytes",
-         "repetitions", "replicas", "sequence", "size", "size_bytes", "steps", "width", "workers", "world_size"),
+         "places", "repetitions", "replicas", "sequence", "size", "size_bytes", "steps", "width", "workers", "world_size"),
         _WHOLE,
     ),
     **dict.fromkeys(("access", "graphed", "nvls"), _TRUTH),
@@ -55,6 +56,7 @@ VALUES: Mapping[str, Sequence[str]] = {
     "data": ("fashion-mnist", "cifar-10", "synthetic"),
     "dtype": BENCHMARKS["gemm"].settings["dtypes"],
     "overlap.dtype": ("bfloat16", "float32"),
+    "straggler.dtype": ("bfloat16", "float16", "float32"),
     "network": BENCHMARKS["training"].settings["networks"],
     "numa": ("local", "remote", "unknown"),
     "protocol": ("LL", "LL128", "SIMPLE"),

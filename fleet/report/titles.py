@@ -22,6 +22,7 @@ _TITLES = {
     "transformer": "Transformer",
     "overlap": "Overlap",
     "dataloader": "Data loading",
+    "straggler": "Stragglers",
 }
 
 TITLES = _TITLES | {name: name.replace("_", " ").capitalize() for name in BENCHMARKS if name not in _TITLES}

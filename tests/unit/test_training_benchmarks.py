@@ -13,7 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from agent.benchmarks import checkpoint, dataloader, fashion_mnist, model_parallel, overlap, training, transformer
+from agent.benchmarks import (
+    checkpoint,
+    dataloader,
+    fashion_mnist,
+    model_parallel,
+    overlap,
+    straggler,
+    training,
+    transformer,
+)
 from agent.benchmarks.context import Context
 from schemas.catalogue import expand, settings
 from schemas.records import Observation
@@ -33,6 +42,14 @@ BENCHMARKS: dict[str, dict[str, Any]] = {
     "checkpoint": {"steps": 2, "batch_size": 4},
     "model_parallel": {"steps": 6, "batch_size": 16, "width": 64},
     "transformer": {"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 2, "steps": 4},
+    "straggler": {
+        "layers": 1,
+        "width": 32,
+        "heads": 2,
+        "sequence": 16,
+        "batch_size": 2,
+        "seconds": 0.1,
+    },
     "overlap": {"size": 128, "size_bytes": 1 << 16, "repetitions": 2},
 }
 
@@ -65,7 +82,8 @@ def test_every_output_of_the_catalogue_is_made_once_in_its_scope(found: list[Obs
 
 
 def test_all_is_measured_but_what_cannot_be(found: list[Observation]) -> None:
-    absent = {(seen.name, seen.params["variant"], seen.status) for seen in found if seen.status != "measured"}
+    demanded = [seen for seen in found if not seen.name.startswith("straggler.cpu_")]  # not every kernel tells those
+    absent = {(seen.name, seen.params["variant"], seen.status) for seen in demanded if seen.status != "measured"}
     assert absent == {
         (f"variants.{kind}", *why)
         for kind in ("throughput", "loss_finite")
@@ -100,6 +118,30 @@ def test_transformer_counts_its_flops(found: list[Observation]) -> None:
     weights = sum(part.weight.numel() for part in model.modules() if isinstance(part, torch.nn.Linear))
     assert isinstance(tokens, float)
     assert flops == pytest.approx(tokens * (6 * weights + 6 * 2 * 64 * 32))
+
+
+def test_of_each_step_somebody_is_the_last_and_waits_for_nobody(found: list[Observation]) -> None:
+    shares = [seen.value for seen in found if seen.name == "straggler.last_share"]
+    waits = [seen.samples for seen in found if seen.name == "straggler.wait"]
+    assert sum(share for share in shares if isinstance(share, float)) >= 1
+    assert all(wait and wait.min >= 0 for wait in waits)
+    assert min(wait.min for wait in waits if wait) == 0
+    assert len({wait.n for wait in waits if wait}) == 1
+
+
+def test_computing_waiting_and_communication_make_up_the_step(found: list[Observation]) -> None:
+    (whole,) = (seen.samples for seen in found if seen.name == "straggler.step_time")
+    (communication,) = (seen.value for seen in found if seen.name == "straggler.communication")
+    assert whole
+    assert isinstance(communication, float)
+    for rank in ("cpu=0", "cpu=1"):
+        parts = [
+            seen.samples
+            for seen in found
+            if seen.scope == rank and seen.name in ("straggler.compute", "straggler.wait")
+        ]
+        assert all(part and part.max < whole.max for part in parts)
+    assert 0 < communication < whole.max
 
 
 def test_checkpoint_comes_back_and_leaves_its_metadata(found: list[Observation], work: Path) -> None:
@@ -227,6 +269,19 @@ def test_checkpoint_that_cannot_be_written_is_an_error_on_all_ranks(faults: list
     assert "FileNotFoundError" in seen[0].reason
 
 
+def test_every_rank_counts_the_same_operations_of_all_ranks(faults: list[Observation]) -> None:
+    """By these counts the heartbeats tell who keeps the others waiting: also where some ranks have nothing to train."""
+    counted: dict[object, list[object]] = {}
+    for seen in faults:
+        if seen.name == "operations":
+            counted.setdefault(seen.params["benchmark"], []).append(seen.value)
+    assert counted.keys() == {"training", "model_parallel", "transformer", "straggler"}
+    for benchmark, (first, second) in counted.items():
+        assert first == second, benchmark
+        assert isinstance(first, int)
+        assert first > 3
+
+
 def _at_fault(work: Path) -> None:
     from agent.benchmarks.__main__ import _context, _meeting_place
     from agent.benchmarks.context import join
@@ -237,6 +292,7 @@ def _at_fault(work: Path) -> None:
         _attempt_fails(context)
         _parameters_differ(context, patch)
         _checkpoint_differs(context, patch)
+    _operations_are_counted(context)
     context.save()
     torch.distributed.destroy_process_group()
     os._exit(0)  # a thread of gloo that is still at work ends the process with SIGABRT otherwise
@@ -292,6 +348,16 @@ def _checkpoint_differs(context: Context, patch: pytest.MonkeyPatch) -> None:
     context.stage, work, context.work = "no directory", context.work, context.work / "nowhere"
     checkpoint.run(context, few)
     context.work = work
+
+
+def _operations_are_counted(context: Context) -> None:
+    context.stage = "counted"
+    for module in (training, model_parallel, transformer, straggler):
+        name, before = module.__name__.rpartition(".")[2], context.heart._sequence
+        context.begin(name)
+        module.run(context, settings(name, BENCHMARKS[name]))
+        count = context.heart._sequence - before
+        context.measured("operations", count, unit="1", scope=context.device_scope, benchmark=name)
 
 
 if __name__ == "__main__":
