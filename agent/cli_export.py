@@ -12,12 +12,15 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, write_to_textfile
 
 import collectors
-from agent import background
-from agent.exporter import NAMES, registry, serve
+from agent import background, lease
+from agent.exporter import NAMES, Source, registry, serve
+from agent.run_metrics import RunSource
+from agent.sampler import LONGEST_WINDOW_S, MOST_HZ, SAMPLE_HZ, WINDOW_S, Sampler
 from agent.web_config import WebConfig, WebConfigError, read_web_config
 
 USAGE = 64
 MOST_PORT = 65535
+STATE = Path("/var/lib/rackproof")
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -35,6 +38,25 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "--compat", choices=sorted(NAMES), help="add the names of another exporter: dcgm, for dashboards made for it"
     )
     export.add_argument(
+        "--state",
+        type=Path,
+        default=STATE,
+        metavar="DIRECTORY",
+        help=f"Rackproof's own on this host, to tell of the run that goes on (default: {STATE})",
+    )
+    export.add_argument(
+        "--sample-hz",
+        type=float,
+        default=SAMPLE_HZ,
+        help=f"samples of each GPU in a second; 0: none, and NVML is closed between scrapes (default: {SAMPLE_HZ:g})",
+    )
+    export.add_argument(
+        "--window",
+        type=float,
+        default=WINDOW_S,
+        help=f"seconds that lowest, mean and highest are of: more than between two scrapes (default: {WINDOW_S:g})",
+    )
+    export.add_argument(
         "--textfile", type=Path, metavar="FILE.prom", help="write this file for node_exporter instead of listening"
     )
     export.add_argument("--every", type=float, default=15.0, help="seconds between two --textfile writes (default: 15)")
@@ -42,10 +64,13 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     export.set_defaults(call=_export)
     stop = verbs.add_parser(
         "stop",
-        help="end what `export --detach` started",
+        help="end what `export --detach` started; exits 75 where another run has this host",
         epilog="example: rackproof stop /var/lib/rackproof/exporter",
     )
     stop.add_argument("directory", type=Path, help="directory that was given to --detach")
+    stop.add_argument("--run-dir", type=Path, help="give the host back, too, where the lease is that of this run")
+    stop.add_argument("--claim", help="lock.json of the run on the control node: who asks")
+    stop.add_argument("--take-over", action="store_true", help="although another run has this host")
     stop.set_defaults(call=_stop)
 
 
@@ -67,11 +92,14 @@ def _export(options: argparse.Namespace) -> int:
     ended = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
-    watched = collectors.start(gpus)
+    sampling = bool(options.sample_hz)
+    watched = collectors.start(gpus, hold=sampling)
+    sources: list[Source] = [RunSource(options.state)]
+    sources += [Sampler(gpus, options.sample_hz, options.window)] if sampling else []
     if options.textfile:
-        return _write(registry(watched, options.compat), options.textfile, options.every, ended)
+        return _write(registry(watched, options.compat, sources), options.textfile, options.every, ended)
     try:
-        server = serve(watched, options.listen, options.port, web, options.compat)
+        server = serve(watched, options.listen, options.port, web, options.compat, sources)
     except OSError as error:
         return _complain(
             f"cannot listen on {options.listen} port {options.port}: {os.strerror(error.errno or 0)}; choose another --port"
@@ -98,6 +126,10 @@ def _wrong(options: argparse.Namespace) -> str:
         return f"--textfile {options.textfile}: its directory does not exist; make it, or name node_exporter's own"
     if not options.every >= 1:
         return f"--every {options.every:g}: give 1 second or more"
+    if options.sample_hz and not 1 <= options.sample_hz <= MOST_HZ:
+        return f"--sample-hz {options.sample_hz:g}: give 1 to {MOST_HZ:g}, or 0 for none"
+    if not 1 <= options.window <= LONGEST_WINDOW_S:
+        return f"--window {options.window:g}: give 1 to {LONGEST_WINDOW_S:g} seconds"
     return ""
 
 
@@ -124,6 +156,18 @@ def _write(readings: CollectorRegistry, path: Path, every_s: float, ended: threa
 
 
 def _stop(options: argparse.Namespace) -> int:
+    state, run_id = options.directory.absolute().parent, options.run_dir.name if options.run_dir else ""
+    by = lease.given(options.claim, run_id, options.directory) if options.claim else None
+    other = lease.another(state, run_id, by)
+    if other and not options.take_over:
+        held = f"this host is held by {other.who()}"
+        if run_id:  # what runs here is not ours any more, and so not ours to stop
+            print(held)
+            return 0
+        print(f"rackproof: {held}: wait for its end, or set rackproof_take_over", file=sys.stderr)
+        return lease.HELD
+    if run_id:
+        lease.release(state, run_id)
     print(background.stop(options.directory, "exporter"))
     return 0
 

@@ -1,7 +1,7 @@
 """The collectors' families under the names of NVIDIA's dcgm-exporter, so that dashboards made for it work unchanged.
 
-Names, units and labels are those of dcgm-exporter's default-counters.csv. `DCGM_FI_*` counters have no `_total`, which the text
-format would add to a counter, so all are untyped.
+Names, units and labels are those of dcgm-exporter's default-counters.csv, and of fields that it has there for choice. `DCGM_FI_*`
+counters have no `_total`, which the text format would add to a counter, so all are untyped.
 """
 
 from __future__ import annotations
@@ -38,30 +38,75 @@ FIELDS: tuple[tuple[str, str, float, str], ...] = (
         "Number of remapped rows for correctable errors",
     ),
     ("DCGM_FI_DEV_ROW_REMAP_FAILURE", "gpu.remapped_rows.failed", 1.0, "Whether remapping of rows has failed"),
-)
+    ("DCGM_FI_DEV_ECC_SBE_VOL_TOTAL", "gpu.ecc.corrected_volatile", 1.0, "Single-bit volatile ECC errors"),
+    ("DCGM_FI_DEV_ECC_DBE_VOL_TOTAL", "gpu.ecc.uncorrectable_volatile", 1.0, "Double-bit volatile ECC errors"),
+    ("DCGM_FI_DEV_ECC_SBE_AGG_TOTAL", "gpu.ecc.corrected_aggregate", 1.0, "Single-bit persistent ECC errors"),
+    ("DCGM_FI_DEV_ECC_DBE_AGG_TOTAL", "gpu.ecc.uncorrectable_aggregate", 1.0, "Double-bit persistent ECC errors"),
+    ("DCGM_FI_PROF_GR_ENGINE_ACTIVE", "gpu.gpm.graphics_active", 1.0, "Ratio of time the graphics engine is active."),
+    ("DCGM_FI_PROF_SM_ACTIVE", "gpu.gpm.sm_active", 1.0, "Ratio of cycles an SM has at least one warp assigned."),
+    ("DCGM_FI_PROF_SM_OCCUPANCY", "gpu.gpm.sm_occupancy", 1.0, "Ratio of warps resident on an SM."),
+    ("DCGM_FI_PROF_PIPE_TENSOR_ACTIVE", "gpu.gpm.tensor_active", 1.0, "Ratio of cycles the tensor pipe is active."),
+    ("DCGM_FI_PROF_PIPE_FP64_ACTIVE", "gpu.gpm.fp64_active", 1.0, "Ratio of cycles the fp64 pipes are active."),
+    ("DCGM_FI_PROF_PIPE_FP32_ACTIVE", "gpu.gpm.fp32_active", 1.0, "Ratio of cycles the fp32 pipes are active."),
+    ("DCGM_FI_PROF_PIPE_FP16_ACTIVE", "gpu.gpm.fp16_active", 1.0, "Ratio of cycles the fp16 pipes are active."),
+    ("DCGM_FI_PROF_DRAM_ACTIVE", "gpu.gpm.memory_active", 1.0, "Ratio of cycles the memory interface is active."),
+    ("DCGM_FI_PROF_PCIE_TX_BYTES", "gpu.gpm.pcie_sent", 1.0, "Rate of data sent over PCIe, in bytes per second."),
+    ("DCGM_FI_PROF_PCIE_RX_BYTES", "gpu.gpm.pcie_received", 1.0, "Rate of data received over PCIe, in bytes per second."),
+    ("DCGM_FI_PROF_NVLINK_TX_BYTES", "gpu.gpm.nvlink_sent", 1.0, "Rate of data sent over NVLink, in bytes per second."),
+    ("DCGM_FI_PROF_NVLINK_RX_BYTES", "gpu.gpm.nvlink_received", 1.0,
+     "Rate of data received over NVLink, in bytes per second."),
+)  # fmt: skip
 """dcgm-exporter's name, our family, the factor from our SI unit to its own, its help text."""
+FREE, XID = "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_XID_ERRORS"
+HELP: Mapping[str, str] = {
+    **{name: about for name, _, _, about in FIELDS},
+    FREE: "Framebuffer memory free (in MiB).",
+    XID: "Value of the last XID error encountered.",
+}
 
 Readings = Mapping[str, Mapping[str, Value]]
 """Family -> GPU index -> value."""
 
 
-def renamed(families: Iterable[Family]) -> Iterator[Metric]:
+class Renamed:
     """The same readings as dcgm-exporter gives them; what was not read is left out."""
-    readings = {
-        family.name: {
-            labels["gpu"]: value
-            for labels, value in family.readings
-            if set(labels) <= {"gpu", "uuid"} and "gpu" in labels and not isinstance(value, Absent)
+
+    def __init__(self) -> None:
+        self._counted: dict[tuple[str, str], float] = {}
+        self._last: dict[str, float] = {}
+
+    def __call__(self, families: Iterable[Family]) -> Iterator[Metric]:
+        every = {family.name: family for family in families}
+        readings = {
+            name: {
+                labels["gpu"]: value
+                for labels, value in family.readings
+                if set(labels) <= {"gpu", "uuid"} and "gpu" in labels and not isinstance(value, Absent)
+            }
+            for name, family in every.items()
         }
-        for family in families
-    }
-    host = socket.gethostname()
-    for name, ours, factor, about in FIELDS:
-        values = {gpu: float(value) * factor for gpu, value in readings.get(ours, {}).items() if _number(value)}
-        yield from _family(name, about, values, readings, host)
-    total, used = readings.get("gpu.memory.total", {}), readings.get("gpu.memory.used", {})
-    free = {gpu: (float(total[gpu]) - float(used[gpu])) / MIB for gpu in total if gpu in used}
-    yield from _family("DCGM_FI_DEV_FB_FREE", "Framebuffer memory free (in MiB).", free, readings, host)
+        host = socket.gethostname()
+        for name, ours, factor, about in FIELDS:
+            values = {gpu: float(value) * factor for gpu, value in readings.get(ours, {}).items() if _number(value)}
+            yield from _family(name, about, values, readings, host)
+        total, used = readings.get("gpu.memory.total", {}), readings.get("gpu.memory.used", {})
+        free = {gpu: (float(total[gpu]) - float(used[gpu])) / MIB for gpu in total if gpu in used}
+        yield from _family(FREE, HELP[FREE], free, readings, host)
+        yield from _family(XID, HELP[XID], self._xid(every, readings), readings, host)
+
+    def _xid(self, every: Mapping[str, Family], readings: Readings) -> dict[str, float]:
+        """The last XID of each GPU, 0 where there was none; of several that were there before us, the highest."""
+        log = every.get("xid.last_seen")
+        if log is None or any(isinstance(value, Absent) for _, value in log.readings):
+            return {}
+        seen = every["xid.count"].readings if "xid.count" in every else []
+        for labels, count in sorted(seen, key=lambda reading: int(reading[0]["xid"])):
+            key, times = (labels["pci"], labels["xid"]), 0.0 if isinstance(count, Absent) else float(count)
+            if times > self._counted.get(key, 0.0):
+                self._last[labels["pci"]] = float(labels["xid"])
+            self._counted[key] = times
+        addresses = readings.get("gpu.pci_bus_id", {})
+        return {gpu: self._last.get(str(address).lower()[-12:], 0.0) for gpu, address in addresses.items()}
 
 
 def _number(value: Value) -> bool:

@@ -2,79 +2,85 @@
 
 from __future__ import annotations
 
-import re
 import threading
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, Protocol, cast
 
-from prometheus_client import CollectorRegistry
+from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from agent.dcgm_names import renamed
+from agent.dcgm_names import Renamed
+from agent.metric_names import COLLECTORS, EVERY, PREFIX, exported, label
 from agent.snapshot import Reading, collect
 from agent.web import Server
 from agent.web_config import WebConfig
 from collectors.base import IDENTITY, Absent, Collector, Family, Labels
 
-PREFIX = "rackproof_"
-SUFFIX = {
-    "1": "",
-    "ratio": "_ratio",
-    "Cel": "_celsius",
-    "W": "_watts",
-    "J": "_joules",
-    "Hz": "_hertz",
-    "B": "_bytes",
-    "B/s": "_bytes_per_second",
-    "s": "_seconds",
-}
-"""SI unit in the record -> Prometheus' base unit in the name."""
-NAMES = {"dcgm": renamed}
+NAMES = {"dcgm": Renamed}
 """Exporters whose names are given beside our own where asked for."""
 SCRAPE_DEADLINE_S = 8.0
 """Under Prometheus' default scrape time-out of 10 s."""
 
 
+class Source(Protocol):
+    """What is exported and is no collector's: the run that goes on, the samples."""
+
+    name: str
+
+    def collect(self) -> Iterable[Metric]:
+        """Its families now. What it raises is told as a collector that failed."""
+        ...
+
+
 class Exporter:
     """A prometheus_client collector over ours. A reading that cannot be had is left out, and counted as absent."""
 
-    def __init__(self, collectors: Sequence[Collector], compat: str | None = None) -> None:
+    def __init__(
+        self, collectors: Sequence[Collector], compat: str | None = None, sources: Sequence[Source] = ()
+    ) -> None:
         """`compat` adds the names of another exporter, one of NAMES."""
-        self._collectors = collectors
-        self._compat = NAMES.get(compat or "")
+        self._collectors, self._sources = collectors, sources
+        self._compat = NAMES[compat]() if compat else None
         self._one_at_a_time = threading.Lock()
         self._stuck: dict[str, Reading] = {}
+        self._stuck_since: dict[str, float] = {}
         self._answered: dict[str, float] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Every family as Prometheus sees it, and how each collector fared."""
         with self._one_at_a_time:
-            families, outcome = collect(self._collectors, SCRAPE_DEADLINE_S, self._stuck)
+            # The sources' families are Prometheus' own already; how they are asked is the same.
+            every = [*self._collectors, *cast("Sequence[Any]", self._sources)]
+            found, outcome = collect(every, SCRAPE_DEADLINE_S, self._stuck)
+            fared = self._fared(outcome)
+        families = [family for family in found if isinstance(family, Family)]
         yield from metrics(families)
         if self._compat:
             yield from self._compat(families)
+        yield from (family for family in cast("list[Any]", found) if isinstance(family, Metric))
         yield _absences(families)
-        success = GaugeMetricFamily(
-            f"{PREFIX}collector_success", "1 where the collector answered", labels=["collector"]
-        )
-        duration = GaugeMetricFamily(
-            f"{PREFIX}collector_duration_seconds", "How long the collector took", labels=["collector"]
-        )
+        yield from fared
+
+    def _fared(self, outcome: dict[str, float | str]) -> list[Metric]:
+        now = time.time()
+        told = {own.name: GaugeMetricFamily(own.name, own.help, labels=own.labels) for own in COLLECTORS[:4]}
+        success, duration, last, stuck = told.values()
         for name, result in outcome.items():
             answered = not isinstance(result, str)
             success.add_metric([name], float(answered))
             if answered:
                 duration.add_metric([name], float(result))
-                self._answered[name] = time.time()
-        last = GaugeMetricFamily(
-            f"{PREFIX}collector_last_success_timestamp_seconds",
-            "When the collector last answered",
-            labels=["collector"],
-        )
+                self._answered[name] = now
+            if name in self._stuck and self._stuck[name].is_alive():
+                self._stuck_since.setdefault(name, now)
+            else:
+                self._stuck_since.pop(name, None)
+            stuck.add_metric([name], now - self._stuck_since.get(name, now))
         for name, when in self._answered.items():
             last.add_metric([name], when)
-        yield from (success, duration, last)
+        return list(told.values())
 
 
 def metrics(families: Iterable[Family]) -> Iterator[Metric]:
@@ -84,7 +90,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
         numbers = []
         for labels, value in family.readings:
             if isinstance(value, str):
-                texts.setdefault(tuple(labels.items()), {})[_label(family.name)] = value
+                texts.setdefault(tuple(labels.items()), {})[label(family.name)] = value
             elif not isinstance(value, Absent):
                 numbers.append((labels, float(value)))
         if numbers:
@@ -98,7 +104,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
 
 
 def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
-    name = PREFIX + family.name.replace(".", "_") + SUFFIX.get(family.unit, f"_{_label(family.unit.lower())}")
+    name = exported(family.name, family.unit)
     kind = CounterMetricFamily if family.counter else GaugeMetricFamily
     metric = kind(name, family.help)
     for labels, value in numbers:
@@ -114,35 +120,39 @@ def _absences(families: Iterable[Family]) -> Metric:
         for labels, value in family.readings
         if isinstance(value, Absent)
     )
-    metric = GaugeMetricFamily(f"{PREFIX}readings_absent", "Readings that could not be had", labels=["gpu", "status"])
+    own = EVERY[f"{PREFIX}readings_absent"]
+    metric = GaugeMetricFamily(own.name, own.help, labels=own.labels)
     for place, count in sorted(missing.items()):
         metric.add_metric(place, count)
     return metric
 
 
-def _label(name: str) -> str:
-    return re.sub(
-        r"[^a-z0-9_]", "_", name.split(".", 1)[1] if name.startswith(("gpu.", "host.")) else name.replace(".", "_")
-    )
-
-
-def registry(collectors: Sequence[Collector], compat: str | None = None) -> CollectorRegistry:
+def registry(
+    collectors: Sequence[Collector], compat: str | None = None, sources: Sequence[Source] = ()
+) -> CollectorRegistry:
     """What is served, or written: the collectors as Prometheus sees them."""
     found = CollectorRegistry(auto_describe=False)
-    found.register(_Undescribed(Exporter(collectors, compat)))
+    found.register(_Undescribed(Exporter(collectors, compat, sources)))
     return found
 
 
 def serve(
-    collectors: Sequence[Collector], address: str, port: int, web: WebConfig | None = None, compat: str | None = None
+    collectors: Sequence[Collector],
+    address: str,
+    port: int,
+    web: WebConfig | None = None,
+    compat: str | None = None,
+    sources: Sequence[Source] = (),
 ) -> Server:
-    """Serves /metrics in a thread of its own.
+    """Serves /metrics in a thread of its own, what the exporter itself costs (`process_…`) among it.
 
     Raises:
         OSError: the address cannot be listened on.
         WebConfigError: the certificates of `web` cannot be used.
     """
-    return Server(registry(collectors, compat), address, port, web)
+    found = registry(collectors, compat, sources)
+    ProcessCollector(registry=found)  # not in a file for node_exporter, which has families of these names
+    return Server(found, address, port, web)
 
 
 class _Undescribed:

@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent.statistics import summarize
@@ -26,31 +26,48 @@ LONGEST_GAP_S = 1.0
 Sample = tuple[float, Mapping[int, Beat | Absent]]
 
 
-class Telemetry(threading.Thread):
-    """Reads power, SM clock, temperature and clock event reasons of these GPUs until it is told to stop.
+class Beating(threading.Thread):
+    """Reads power, clocks, temperature and clock event reasons of these GPUs until it is told to stop.
 
-    A daemon: a driver that blocks must not keep the supervisor.
+    A daemon: a driver that blocks must not keep the process.
     """
 
-    def __init__(self, devices: Iterable[int]) -> None:
+    def __init__(self, pulse: Callable[[], Pulse], period_s: float) -> None:
         super().__init__(daemon=True)
-        self._devices = tuple(devices)
-        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._pulse, self._period_s = pulse, period_s
         self._ended = threading.Event()
         self._error = ""
-        self.start()
 
     def run(self) -> None:
         try:
-            pulse = Pulse(self._devices)
-            while not self._ended.wait(PERIOD_S):
-                self._samples.append((time.monotonic(), pulse.read()))
+            self.beat(self._pulse())
         except Exception as error:  # noqa: BLE001 - NVML's own errors are as many as its versions; each costs the samples only
             self._error = f"{type(error).__name__}: {error}"
+
+    def beat(self, pulse: Pulse) -> None:
+        """Reads until the end."""
+        while not self._ended.wait(self._period_s):
+            self.take(time.monotonic(), pulse.read())
+
+    def take(self, at: float, beats: Mapping[int, Beat | Absent]) -> None:
+        """One sample."""
+        raise NotImplementedError
 
     def stop(self) -> None:
         """No more samples."""
         self._ended.set()
+
+
+class Telemetry(Beating):
+    """Keeps what it reads, for the times that the ranks ask for."""
+
+    def __init__(self, devices: Iterable[int]) -> None:
+        super().__init__(lambda: Pulse(devices), PERIOD_S)
+        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self.start()
+
+    def take(self, at: float, beats: Mapping[int, Beat | Absent]) -> None:
+        self._samples.append((at, beats))
 
     def observations(
         self, windows: Sequence[Mapping[str, Any]], measured: Sequence[Observation], stage: str
@@ -81,7 +98,7 @@ class Telemetry(threading.Thread):
                         params=params,
                     )
             return
-        power, clock, temperature, reasons = zip(*seen, strict=True)
+        power, clock, temperature, reasons, *_ = zip(*seen, strict=True)
         common: dict[str, Any] = {"scope": scope, "stage": stage, "status": MEASURED}
         told = {**params, "samples_per_second": round(len(seen) / span, 1)}
         for name, unit, values in (("power", "W", power), ("clock", "Hz", clock), ("temperature", "Cel", temperature)):

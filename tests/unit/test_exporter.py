@@ -16,6 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent import exporter
 from agent.exporter import Exporter, serve
+from agent.metric_names import exported
 from collectors.base import Absent, Collector, Family
 from collectors.nvml import kinds as families
 from collectors.nvml import unanswered
@@ -28,7 +29,7 @@ VARIES = re.compile(
 )
 """Samples that depend on the machine and the moment."""
 
-LOST_READINGS = len(unanswered(Absent(status="error", reason="lost"), thorough=False))
+LOST_READINGS = len(unanswered(Absent(status="error", reason="lost"), thorough=False, counters=True))
 """What a GPU without a handle does not answer."""
 
 SCRAPE = """
@@ -39,7 +40,7 @@ from agent.exporter import Exporter
 from collectors.host import HostCollector
 from collectors.nvml import NvmlCollector
 from collectors.xid import XidCollector
-exporter = Exporter([HostCollector(Path(sys.argv[1])), NvmlCollector([0, 1]), XidCollector(Path(sys.argv[2]))])
+exporter = Exporter([HostCollector(Path(sys.argv[1])), NvmlCollector([0, 1], hold=True), XidCollector(Path(sys.argv[2]))])
 registry = CollectorRegistry()
 registry.register(exporter)
 print(generate_latest(registry).decode(), end="")
@@ -166,6 +167,49 @@ def test_names_of_dcgm_exporter_have_its_units_and_labels() -> None:
     assert "DCGM_" not in text_of(Exporter([Fake("nvml", read)]))
 
 
+def test_what_keeps_a_gpu_busy_is_dcgms_prof_fields() -> None:
+    def read() -> list[Family]:
+        values = (
+            ("gpu.uuid", "GPU-1", "1"),
+            ("gpu.gpm.tensor_active", 0.625, "ratio"),
+            ("gpu.gpm.pcie_sent", 2e9, "B/s"),
+        )
+        lost = Absent(status="unsupported", reason="the part has no GPM")
+        return [family(name, value, unit, gpu="0") for name, value, unit in values] + [
+            family("gpu.gpm.memory_active", lost, "ratio", gpu="0")
+        ]
+
+    found = {name: value for (name, _), value in series(text_of(Exporter([Fake("nvml", read)], "dcgm"))).items()}
+    assert {name: value for name, value in found.items() if name.startswith("DCGM_")} == {
+        "DCGM_FI_PROF_PIPE_TENSOR_ACTIVE": 0.625,
+        "DCGM_FI_PROF_PCIE_TX_BYTES": 2e9,
+    }
+
+
+def test_dcgms_xid_is_the_last_one() -> None:
+    counts: dict[str, int] = {}
+
+    def read() -> list[Family]:
+        gpus = Family(name="gpu.pci_bus_id", unit="1", help="Help")
+        gpus.readings = [({"gpu": "0"}, "00000000:5D:00.0"), ({"gpu": "1"}, "00000000:5E:00.0")]
+        xids = Family(name="xid.count", unit="1", help="Help")
+        xids.readings = [({"pci": "0000:5d:00.0", "xid": code}, count) for code, count in counts.items()]
+        return [gpus, xids, family("xid.last_seen", 1.0, "s")]
+
+    exporter = Exporter([Fake("all", read)], "dcgm")
+
+    def last() -> dict[str, float]:
+        found = series(text_of(exporter)).items()
+        return {dict(labels)["gpu"]: value for (name, labels), value in found if name == "DCGM_FI_DEV_XID_ERRORS"}
+
+    assert last() == {"0": 0, "1": 0}
+    counts |= {"79": 1}
+    assert last() == {"0": 79, "1": 0}
+    counts |= {"48": 1}
+    assert last() == {"0": 48, "1": 0}
+    assert last() == {"0": 48, "1": 0}
+
+
 def test_names_keep_the_rules_of_prometheus(healthy: str) -> None:
     for metric in parsed(healthy):
         assert metric.name.startswith("rackproof_")
@@ -178,10 +222,9 @@ def test_names_keep_the_rules_of_prometheus(healthy: str) -> None:
 
 def test_counters_and_units_are_those_of_the_table(healthy: str) -> None:
     kinds = {metric.name: metric.type for metric in parsed(healthy)}
-    for name, unit, counter, *_ in families(thorough=False):
-        exported = exporter.PREFIX + name.replace(".", "_") + exporter.SUFFIX[unit]
-        if exported in kinds:  # a text is in the info series instead
-            assert kinds[exported] == ("counter" if counter else "gauge")
+    for name, unit, counter, *_ in families(thorough=False, counters=True):
+        if exported(name, unit) in kinds:  # a text is in the info series instead
+            assert kinds[exported(name, unit)] == ("counter" if counter else "gauge")
 
 
 def test_identity_is_in_one_info_series_a_scope(healthy: str) -> None:
@@ -245,6 +288,54 @@ def test_scrapes_stay_fast_while_a_collector_blocks(monkeypatch: pytest.MonkeyPa
     assert stuck.calls == 1
     assert found[("rackproof_collector_success", (("collector", "stuck"),))] == 0
     assert found[("rackproof_host_load", ())] == 0.5
+
+
+def test_a_collector_that_hangs_is_told_by_the_age_of_its_question(
+    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
+) -> None:
+    def blocks() -> list[Family]:
+        gate.wait()
+        return load()
+
+    monkeypatch.setattr(exporter, "SCRAPE_DEADLINE_S", 0.1)
+    kept = Exporter([Fake("stuck", blocks), Fake("good", breaks)])
+    stuck, good = [("rackproof_collector_stuck_seconds", (("collector", name),)) for name in ("stuck", "good")]
+    assert series(text_of(kept))[stuck] == 0
+    time.sleep(0.2)
+    found = series(text_of(kept))
+    assert 0.2 <= found[stuck] < 5
+    assert found[good] == 0
+    gate.set()
+    time.sleep(0.05)
+    assert series(text_of(kept))[stuck] == 0
+
+
+class FakeSource:
+    """What gives Prometheus' own families."""
+
+    def __init__(self, name: str, does: Callable[[], Iterable[Metric]]) -> None:
+        self.name, self.collect = name, does
+
+
+def test_a_source_is_told_as_a_collector_is() -> None:
+    def gives() -> list[Metric]:
+        metric = Metric("rackproof_run_updated_timestamp_seconds", "Help", "gauge")
+        metric.add_sample(metric.name, {}, 7.0)
+        return [metric]
+
+    def fails() -> list[Metric]:
+        raise OSError("the file cannot be read")
+
+    text = text_of(Exporter([Fake("good", load)], sources=[FakeSource("run", gives), FakeSource("sampler", fails)]))
+    found = series(text)
+    assert found[("rackproof_run_updated_timestamp_seconds", ())] == 7.0
+    assert {
+        dict(labels)["collector"]: value for (name, labels), value in found.items() if name.endswith("_success")
+    } == {
+        "good": 1,
+        "run": 1,
+        "sampler": 0,
+    }
 
 
 def test_what_is_absent_is_left_out_and_counted() -> None:
@@ -327,6 +418,7 @@ def test_the_server_answers_a_scrape(serving: Callable[..., str]) -> None:
         found = series(answer.read().decode())
     assert found[("rackproof_host_load", ())] == 0.5
     assert found[("rackproof_collector_success", (("collector", "bad"),))] == 0
+    assert found[("process_resident_memory_bytes", ())] > 0, "what the exporter itself costs"
 
 
 def test_nothing_is_read_before_the_first_scrape_and_everything_once_a_moment(

@@ -244,6 +244,8 @@ def export(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--textfile", "metrics.txt"], "node_exporter reads files that end in .prom"),
         (["--textfile", "/nowhere/a.prom"], "its directory does not exist"),
         (["--every", "0"], "--every 0: give 1 second or more"),
+        (["--sample-hz", "0.5"], "--sample-hz 0.5: give 1 to 50, or 0 for none"),
+        (["--window", "0"], "--window 0: give 1 to 600 seconds"),
         (["--web-config", "/nowhere/web.yml"], "/nowhere/web.yml: No such file or directory"),
         (["--listen", "203.0.113.1"], "cannot listen on 203.0.113.1 port 9836: Cannot assign requested address"),
     ],
@@ -265,6 +267,7 @@ def test_textfile_is_whole_and_goes_with_its_writer(tmp_path: Path) -> None:
     while not path.exists() and time.monotonic() < ends:
         time.sleep(0.05)
     assert re.search(r"^rackproof_collector_success\{collector=\"host\"\} 1.0$", path.read_text(), re.MULTILINE)
+    assert "\nprocess_" not in path.read_text(), "node_exporter has families of these names"
     writer.terminate()
     assert writer.wait(20) == 0
     assert list(tmp_path.iterdir()) == []

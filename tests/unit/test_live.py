@@ -1,0 +1,366 @@
+"""What a run tells while it goes on: the file that its supervisor writes, and what Prometheus sees of it."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent import live, run_metrics, supervise
+from agent.exporter import Exporter
+from agent.metric_names import EVERY, bare
+from agent.record import HostRun
+from agent.run_metrics import RunSource
+from agent.supervise import Command
+from schemas import documents
+from schemas.records import Launch, to_json
+from tests import builders
+
+Json = dict[str, Any]
+Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> HostRun:
+    plan = builders.plan(profile="rehearsal")
+    return HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(plan)))
+
+
+def told(run: HostRun) -> Json:
+    found: Json = documents.read(run.directory.parent / "live.json", "live")
+    return found
+
+
+def series(document: Json, later_s: float = 0.0) -> Series:
+    """What is exported of it so many seconds after it was written."""
+    found = run_metrics.families(document, document["written"] + later_s)
+    return {
+        (sample.name.removeprefix("rackproof_"), tuple(sorted(sample.labels.items()))): sample.value
+        for family in found
+        for sample in family.samples
+    }
+
+
+def state(found: Series, stage: str) -> list[str]:
+    """The states that the stage is in."""
+    return [
+        dict(labels)["state"]
+        for (name, labels), value in found.items()
+        if name == "stage_state" and value and dict(labels)["stage"] == stage
+    ]
+
+
+# ---- before, while and after a stage runs ----
+
+RANK = """
+import json, os, pathlib, sys, time
+sys.path.insert(0, os.environ["CHECKOUT"])
+from agent.heartbeat import heart
+work = pathlib.Path(os.environ["WORK"])
+heart().phase = "gemm bf16"
+seen = {"name": "gemm.throughput", "scope": "cpu=0", "stage": "benchmark", "unit": "FLOP/s", "status": "measured", "value": 2e9,
+        "params": {"dtype": "bf16"}}
+(work / "rank0.json").write_text(json.dumps({"rank": 0, "observations": [seen], "software": {}}))
+now = {"name": "training.loss", "scope": "host", "unit": "1", "status": "measured", "value": 1.5,
+       "params": {"network": "convnet"}}
+(work / "rank0.now.json").write_text(json.dumps({"observations": [now]}))
+while not (work / "go").exists():
+    time.sleep(0.05)
+for rank in (0, 1):
+    (work / f"rank{rank}.state.json").write_text(json.dumps({"phase": "end", "exit_code": 0}))
+"""
+
+
+@pytest.fixture
+def bench(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
+    """A stage that runs until it is called; two ranks, of which one lives."""
+    monkeypatch.setattr(live, "EVERY_S", 0.1)
+    work = run.directory / "work"
+    work.mkdir()
+    environment = {**os.environ, "WORK": str(work), "CHECKOUT": str(Path(__file__).parents[2]), "RANK": "0"}
+    command = Command(
+        arguments=[sys.executable, "-c", textwrap.dedent(RANK)], environment=environment, ranks={0: 0, 1: 1}
+    )
+    thread = threading.Thread(
+        target=supervise.supervise,
+        args=(run, [], command),
+        kwargs={
+            "stage": "benchmark",
+            "gang": "",
+            "members": ["h1"],
+            "work": work,
+            "deadline_s": 60.0,
+            "report": lambda line: None,
+        },
+    )
+    thread.start()
+
+    def end() -> None:
+        (work / "go").touch()
+        thread.join(30)
+
+    yield end
+    end()
+
+
+def wait_for(run: HostRun, what: Callable[[Json], object]) -> Json:
+    ends = time.monotonic() + 30
+    while time.monotonic() < ends:
+        if (run.directory.parent / "live.json").exists() and what(found := told(run)):
+            return found
+        time.sleep(0.05)
+    raise AssertionError(told(run))
+
+
+def test_a_run_that_began_tells_who_it_is_and_what_is_planned(run: HostRun) -> None:
+    live.publish(run)
+    found = series(told(run))
+    ((_, labels),) = [key for key in found if key[0] == "run_info"]
+    assert dict(labels).items() >= {"run_id": "r1", "rack": "r1", "profile": "rehearsal", "rehearsal": "true"}.items()
+    assert state(found, "benchmark") == state(found, "gang") == ["planned"]
+    assert {name for name, _ in found} == {
+        "run_info",
+        "run_started_timestamp_seconds",
+        "run_updated_timestamp_seconds",
+        "stage_state",
+    }
+
+
+def test_a_stage_is_told_while_it_runs_and_after(run: HostRun, bench: Callable[[], None]) -> None:
+    def figures(document: Json) -> list[Json]:
+        return [figure for stage in document["stages"] for figure in stage.get("figures", [])]
+
+    document = wait_for(run, lambda found: len(figures(found)) == 2 and '"at": "gemm"' in json.dumps(found))
+    found, stage = series(document, later_s=3.0), (("stage", "benchmark"),)
+    assert state(found, "benchmark") == ["running"]
+    assert state(found, "gang") == ["planned"]
+    began = found[("stage_started_timestamp_seconds", stage)]
+    assert 0 <= document["written"] - began < 30
+    assert found[("stage_deadline_timestamp_seconds", stage)] == pytest.approx(began + 60)
+    assert 0 < found[("stage_progress_ratio", stage)] < 0.1
+    at = (("benchmark", "gemm"), *stage)
+    assert found[("stage_ranks", at)] == 1
+    assert found[("benchmark_flop_per_second", (("benchmark", "gemm"), ("cpu", "0"), ("dtype", "bf16"), *stage))] == 2e9
+    assert found[("benchmark_loss", (("benchmark", "training"), ("network", "convnet"), *stage))] == 1.5
+    assert 3.0 <= found[("rank_silent_seconds", (("cpu", "0"), ("rank", "0")))] < 10
+    bench()
+    ended = told(run)
+    after = series(ended)
+    assert state(after, "benchmark") == ["finished"]
+    assert after[("stage_finished", (("outcome", "finished"), *stage))] == 1
+    assert after[("stage_ended_timestamp_seconds", stage)] > began
+    assert ("rank_silent_seconds", (("cpu", "0"), ("rank", "0"))) not in after
+    assert any(name == "benchmark_flop_per_second" for name, _ in after), "the last figures have to be scraped too"
+    assert not any(name.startswith("benchmark_") for name, _ in series(ended, later_s=400))
+
+
+def test_nothing_secret_is_told(run: HostRun, bench: Callable[[], None]) -> None:
+    wait_for(run, lambda found: found["stages"][0].get("ranks"))
+    path = run.directory.parent / "live.json"
+    text = path.read_text()
+    assert path.stat().st_mode & 0o777 == 0o644
+    assert run.directory.stat().st_mode & 0o077 == 0
+    for secret in (run.plan.nonce, run.host.address, str(run.directory)):
+        assert secret not in text
+
+
+def test_a_snapshot_beside_a_stage_does_not_make_it_look_ended(run: HostRun, bench: Callable[[], None]) -> None:
+    wait_for(run, lambda found: found["stages"][0]["state"] == "running")
+    live.publish(run)
+    assert told(run)["stages"][0]["state"] == "running"
+
+
+def test_a_supervisor_that_is_gone_leaves_a_silent_stage(run: HostRun) -> None:
+    document = live.document(run) | {"written": time.time()}
+    document["stages"][0] |= {"state": "running", "began": document["written"], "deadline": document["written"] + 60}
+    document["stages"][0]["ranks"] = [{"rank": 0, "scope": "cpu=0", "at": "gemm", "silent_s": 0.1, "waiting_s": 0.0}]
+    documents.validate(document, "live", source="the test's")
+    assert state(series(document, later_s=29.0), "benchmark") == ["running"]
+    late = series(document, later_s=31.0)
+    assert state(late, "benchmark") == ["silent"]
+    assert not any(name.startswith(("rank_", "stage_ranks")) for name, _ in late)
+
+
+def test_attempts_are_counted_by_their_outcome(run: HostRun) -> None:
+    def launch(outcome: str) -> Launch:
+        return builders.launch("benchmark", ("h1",), outcome)
+
+    record = replace(run.record(), launches=(launch("deadline"), launch("failed"), launch("finished")))
+    found = series(live.document(run, record) | {"written": 0.0})
+    assert state(found, "benchmark") == ["finished"]
+    for outcome in ("deadline", "failed", "finished"):
+        assert found[("stage_finished", (("outcome", outcome), ("stage", "benchmark")))] == 1
+
+
+def test_a_directory_that_is_no_runs_tells_nothing(tmp_path: Path) -> None:
+    plan = builders.plan(profile="rehearsal")
+    live.publish(HostRun.begin(tmp_path / "elsewhere", "h1", json.dumps(to_json(plan))))
+    assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
+
+
+# ---- figures ----
+
+
+def observation(name: str, value: object, unit: str = "1", scope: str = "host", **params: object) -> Json:
+    return {"name": name, "scope": scope, "unit": unit, "status": "measured", "value": value, "params": params}
+
+
+def folded(*seen: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
+    """Metric and label values -> value."""
+    figures, left_out = live.fold(seen, now)
+    assert left_out == 0
+    return {
+        (figure["metric"].removeprefix("rackproof_benchmark_"), *figure["labels"].values()): figure["value"]
+        for figure in figures
+    }
+
+
+def test_of_each_operation_the_largest_size_is_told() -> None:
+    def busbw(op: str, size: int, value: float, placement: str = "in_place") -> Json:
+        return observation(f"collective.{op}.busbw", value, "B/s", size_bytes=size, placement=placement, world_size=8)
+
+    found = folded(
+        busbw("all_reduce", 8, 1.0),
+        busbw("all_reduce", 8192, 2.0),
+        busbw("all_reduce", 64, 3.0, "out_of_place"),
+        busbw("all_gather", 8, 4.0),
+        busbw("all_reduce", 8192, 5.0),
+        busbw("all_reduce", 8, 6.0),
+    )
+    name = "bus_bandwidth_bytes_per_second"
+    assert found == {
+        (name, "collective", "all_reduce", "in_place", "8192"): 5.0,
+        (name, "collective", "all_reduce", "out_of_place", "64"): 3.0,
+        (name, "collective", "all_gather", "in_place", "8"): 4.0,
+    }
+
+
+def test_wrong_results_and_what_could_not_be_measured_are_added_up() -> None:
+    lost = {"name": "gemm.throughput", "scope": "gpu=1", "unit": "FLOP/s", "status": "error", "reason": "lost"}
+    assert folded(
+        observation("integrity.wrong_words", 0, scope="gpu=0", pattern="ones"),
+        observation("integrity.wrong_words", 3, scope="gpu=1", pattern="ones"),
+        observation("integrity.wrong_words", 4, scope="gpu=1", pattern="zeros"),
+        lost,
+        lost | {"scope": "gpu=2"},
+    ) == {
+        ("wrong_results", "integrity", "0"): 0,
+        ("wrong_results", "integrity", "1"): 7,
+        ("unmeasured", "gemm", "error"): 2,
+    }
+
+
+def test_the_measured_figure_takes_the_place_of_the_one_under_way() -> None:
+    step = observation("training.step_time", 0.02, "s", network="convnet")
+    assert folded(now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}
+    assert folded(step | {"value": 0.01}, now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.01}
+
+
+def test_what_is_beyond_the_bound_is_said() -> None:
+    many = [observation("gemm.throughput", 1.0, "FLOP/s", f"gpu={index}", dtype="bf16") for index in range(600)]
+    figures, left_out = live.fold(many)
+    assert (len(figures), left_out) == (live.MOST_FIGURES, 600 - live.MOST_FIGURES)
+
+
+def test_everything_that_a_healthy_host_measures_fits_and_is_in_the_list_of_names() -> None:
+    plan = builders.plan("h1", "h2", gpu_count=8)
+    for stage in ("benchmark", "gang"):
+        seen = [to_json(item) for item in builders.results(plan, "h1", stage)]
+        figures, left_out = live.fold(seen)
+        assert left_out == 0
+        assert len(figures) > 20
+        for figure in figures:
+            known = {bare(label) for label in EVERY[figure["metric"]].labels} - {"stage"}
+            needed = {label for label in EVERY[figure["metric"]].labels if label == bare(label)} - {"stage"}
+            assert needed <= set(figure["labels"]) <= known, figure
+
+
+@pytest.mark.parametrize(
+    "left",
+    ["", "{", "[]", '{"observations": [1]}', '{"observations": [{"name": "a.b"}]}', '{"observations": [{}], "a": NaN}'],
+)
+def test_what_a_rank_leaves_half_done_tells_nothing(tmp_path: Path, left: str) -> None:
+    (tmp_path / "rank0.json").write_text(left)
+    results = live.Results(tmp_path, 0)
+    assert (results.read(), results.now()) == ([], [])
+    (tmp_path / "rank0.json").write_text(json.dumps({"observations": [observation("gemm.throughput", 1.0, "FLOP/s")]}))
+    assert len(results.read()) == 1
+
+
+@pytest.mark.parametrize(
+    ("phase", "at"),
+    [
+        ("", "start"),
+        ("stress bf16", "stress"),
+        ("model_parallel, 2 replicas", "model_parallel"),
+        ("roll call", "roll call"),
+        ("failed: RuntimeError: x", "failed"),
+        ("training resnet18 epoch 1 of 2", "training"),
+    ],
+)
+def test_a_rank_is_at_one_of_few_places(phase: str, at: str) -> None:
+    assert live.at(phase) == at
+
+
+# ---- the exporter ----
+
+
+def scrape(directory: Path) -> Series:
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(Exporter([], sources=[RunSource(directory)]))  # type: ignore[arg-type]
+    families = text_string_to_metric_families(generate_latest(registry).decode())
+    return {
+        (sample.name.removeprefix("rackproof_"), tuple(sorted(sample.labels.items()))): sample.value
+        for family in families
+        for sample in family.samples
+    }
+
+
+SUCCESS = ("collector_success", (("collector", "run"),))
+
+
+def test_a_host_without_a_run_has_nothing_to_tell(tmp_path: Path) -> None:
+    found = scrape(tmp_path)
+    assert found[SUCCESS] == 1
+    assert {name for name, _ in found} == {
+        "collector_success",
+        "collector_duration_seconds",
+        "collector_last_success_timestamp_seconds",
+        "collector_stuck_seconds",
+    }
+
+
+@pytest.mark.parametrize("broken", ["", "{}", '{"schema": "rackproof.live/2"}', "link"])
+def test_a_file_that_cannot_be_believed_is_a_failure(run: HostRun, broken: str) -> None:
+    live.publish(run)
+    path = run.directory.parent / "live.json"
+    assert scrape(run.directory.parents[1])[SUCCESS] == 1
+    if broken == "link":
+        path.rename(path.with_name("other.json"))
+        path.symlink_to("other.json")
+    else:
+        path.write_text(broken)
+    found = scrape(run.directory.parents[1])
+    assert found[SUCCESS] == 0
+    assert not any(name.startswith("run_") for name, _ in found)
+
+
+def test_hostile_words_stay_words(run: HostRun) -> None:
+    host = dataclasses.replace(run.host, rack='r"1\\\n# HELP evil x')
+    run.host = host
+    live.publish(run)
+    found = scrape(run.directory.parents[1])
+    ((_, labels),) = [key for key in found if key[0] == "run_info"]
+    assert dict(labels)["rack"] == host.rack
