@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -60,11 +61,58 @@ class Prometheus:
         return list(result)
 
 
-def write_config(path: Path, targets_glob: Path, scrape_interval: str) -> None:
+def free_port() -> int:
+    """A TCP port of this machine that nobody listens on."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
+
+
+def write_config(
+    path: Path,
+    targets_glob: Path,
+    scrape_interval: str,
+    *,
+    job: str = "lab",
+    rules: Sequence[Path] = (),
+    alertmanagers: Sequence[str] = (),
+) -> None:
     """A configuration with one job, whose targets and their labels are in the files that `targets_glob` matches."""
-    job = {
-        "job_name": "lab",
+    scraped = {
+        "job_name": job,
         "file_sd_configs": [{"files": [str(targets_glob.absolute())], "refresh_interval": scrape_interval}],
     }
     intervals = dict.fromkeys(("scrape_interval", "scrape_timeout", "evaluation_interval"), scrape_interval)
-    path.write_text(yaml.safe_dump({"global": intervals, "scrape_configs": [job]}))
+    document: dict[str, Any] = {"global": intervals, "scrape_configs": [scraped]}
+    if rules:
+        document["rule_files"] = [str(rule.absolute()) for rule in rules]
+    if alertmanagers:
+        document["alerting"] = {"alertmanagers": [{"static_configs": [{"targets": list(alertmanagers)}]}]}
+    path.write_text(yaml.safe_dump(document))
+
+
+@dataclass(frozen=True)
+class Alertmanager:
+    """A running Alertmanager, asked by amtool."""
+
+    url: str
+    run: Run
+
+    @staticmethod
+    def command(directory: Path, address: str) -> list[str]:
+        """What starts it: alone, with one receiver that does nothing."""
+        config = directory / "alertmanager.yml"
+        config.write_text(yaml.safe_dump({"route": {"receiver": "nobody"}, "receivers": [{"name": "nobody"}]}))
+        return [
+            "prometheus-alertmanager",
+            f"--config.file={config}",
+            f"--storage.path={directory / 'alertmanager'}",
+            f"--web.listen-address={address}",
+            "--cluster.listen-address=",
+        ]
+
+    def firing(self) -> list[dict[str, Any]]:
+        """The alerts that it has: labels and annotations."""
+        command = ["amtool", f"--alertmanager.url={self.url}", "alert", "query", "--output=json"]
+        answer = self.run(command, check=True, timeout=15).stdout
+        return list(json.loads(answer) or [])

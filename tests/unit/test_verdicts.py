@@ -1,0 +1,115 @@
+"""verdicts.prom: the report as metrics, which is what Prometheus reads back, whatever a host has put into it."""
+
+from __future__ import annotations
+
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from fleet.judge.criteria import read_packs
+from fleet.report.merge import merge
+from fleet.report.render.prometheus import LABEL_LIMIT, MOST_FAILURES, render_prometheus
+from schemas.plans import Plan
+from schemas.reports import FleetReport, Verdict
+from tests import builders
+from tests.unit.test_plan import rackproof
+from tests.unit.test_report import write_run
+
+Series = dict[str, list[tuple[dict[str, str], float]]]
+
+
+def report_of(plan: Plan) -> FleetReport:
+    return merge(plan, builders.evidence(plan), read_packs([]))
+
+
+@pytest.fixture(scope="module")
+def report() -> FleetReport:
+    return report_of(builders.plan("h1", "h2", "h3"))
+
+
+def failure(**over: str) -> Verdict:
+    facts = {"host": "h2", "scope": "gpu=1", "serial": "h2-1", "name": "gpu.remapped_rows.failed", "action": "rma"}
+    facts |= {"criterion": "row-remap-failed", "verdict": "fail", "reason": "found yes, wanted no", **over}
+    return Verdict(**facts)  # type: ignore[arg-type]
+
+
+def series(text: str) -> Series:
+    found: Series = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = dict(sample.labels)
+            assert labels.pop("run_id")
+            found.setdefault(sample.name.removeprefix("rackproof_report_"), []).append((labels, sample.value))
+    return found
+
+
+def chosen(samples: list[tuple[dict[str, str], float]]) -> list[dict[str, str]]:
+    return [labels for labels, value in samples if value]
+
+
+def test_an_accepted_fleet_has_its_decision_and_no_failure(report: FleetReport) -> None:
+    found = series(render_prometheus(report))
+    assert chosen(found["decision"]) == [{"decision": "accepted"}]
+    assert chosen(found["host_decision"]) == [
+        {"host": host, "rack": "r1", "decision": "accepted"} for host in ("h1", "h2", "h3")
+    ]
+    assert "failures" not in found
+    assert found["failures_left_out"] == [({}, 0)]
+    assert found["end_timestamp_seconds"][0][1] == pytest.approx(1795233600)
+    for host in report.hosts:
+        counts = {
+            labels["status"]: value for labels, value in found["host_observations"] if labels["host"] == host.name
+        }
+        assert counts["expected"] == counts["measured"] == host.coverage.expected > 0
+
+
+def test_failures_are_named_with_part_and_action_the_gravest_first(report: FleetReport) -> None:
+    more = (failure(action="monitor", criterion="efficiency-vs-fleet"), failure(), failure())
+    found = series(render_prometheus(replace(report, decision="rejected", verdicts=(*report.verdicts, *more))))
+    place = {"host": "h2", "rack": "r1", "gpu": "1", "scope": "gpu=1", "serial": "h2-1"}
+    assert found["failures"] == [
+        ({**place, "criterion": "row-remap-failed", "action": "rma"}, 2),
+        ({**place, "criterion": "efficiency-vs-fleet", "action": "monitor"}, 1),
+    ]
+    assert chosen(found["decision"]) == [{"decision": "rejected"}]
+    fails = {labels["host"]: value for labels, value in found["host_verdicts"] if labels["verdict"] == "fail"}
+    assert fails == {"h1": 0, "h2": 3, "h3": 0}
+
+
+def test_a_rehearsal_never_reads_as_an_accepted_fleet(report: FleetReport) -> None:
+    text = render_prometheus(replace(report, rehearsal=True))
+    found = series(text)
+    assert chosen(found["decision"]) == [{"decision": "REHEARSAL accepted"}]
+    assert {labels["decision"] for labels, _ in found["host_decision"]} & {"accepted"} == set()
+    assert all("REHEARSAL" in line for line in text.splitlines() if line.startswith("# HELP"))
+
+
+def test_a_fleet_that_is_all_wrong_is_no_flood(report: FleetReport) -> None:
+    many = tuple(failure(scope=f"gpu={number}", action="reseat") for number in range(MOST_FAILURES + 20))
+    found = series(render_prometheus(replace(report, verdicts=(*many, failure(action="rma")))))
+    assert len(found["failures"]) == MOST_FAILURES
+    assert found["failures"][0][0]["action"] == "rma"
+    assert found["failures_left_out"] == [({}, 21)]
+
+
+@pytest.mark.parametrize(
+    "hostile", ['"} 1\nfake 9', "\\", '\\"', "line\nline", "# TYPE fake gauge", "\x1b[31m\u202e", "a" * 5000]
+)
+def test_what_a_host_says_stays_inside_its_label(report: FleetReport, hostile: str) -> None:
+    text = render_prometheus(replace(report, verdicts=(failure(serial=hostile, scope=f"hca={hostile}"),)))
+    found = series(text)
+    assert len(found["failures"]) == 1
+    assert "fake" not in found
+    told = len(" … [4872 characters left out]")
+    assert max(len(value) for value in found["failures"][0][0].values()) <= LABEL_LIMIT + told
+    assert "\x1b" not in text
+    assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
+
+
+def test_the_verb_writes_it_beside_the_report(tmp_path: Path) -> None:
+    write_run(tmp_path / "r1", builders.plan("h1", "h2", "h3"))
+    rackproof("report", tmp_path / "r1")
+    assert chosen(series((tmp_path / "r1" / "verdicts.prom").read_text())["decision"]) == [{"decision": "accepted"}]
