@@ -17,6 +17,7 @@ from fleet.report.render import (
     figure,
     format,
     gpus,
+    grafana,
     headline,
     hosts,
     peers,
@@ -33,7 +34,7 @@ _HERE = Path(__file__).parent
 _SHOWN_REASONS = 60
 
 
-def render_html(report: FleetReport) -> str:
+def render_html(report: FleetReport, grafana_url: str = "") -> str:
     """The whole report for people. The same report gives the same bytes."""
     css, js = _asset("report.css"), _asset("report.js")
     page = _environment().get_template("report.html.j2")
@@ -42,6 +43,7 @@ def render_html(report: FleetReport) -> str:
         css=Markup(css),  # noqa: S704 - our own file
         js=Markup(js),  # noqa: S704 - our own file
         policy=_policy(css, js),
+        run_dashboard=grafana.run_dashboard(report, grafana_url),
         **_headline(report),
         **_hosts(report),
         **_measurements(report),

@@ -21,6 +21,7 @@ from fleet.report.render.format import (
     took,
     when,
 )
+from fleet.report.render.grafana import run_dashboard
 from fleet.report.render.markdown_figures import measurements
 from fleet.report.render.markup import FENCED, HARMLESS, code, section, table
 from fleet.report.render.rows import Reason, reasons
@@ -32,10 +33,10 @@ _SHOWN_REASONS = 50
 _SHOWN_HOSTS = 6
 
 
-def render_markdown(report: FleetReport) -> str:
+def render_markdown(report: FleetReport, grafana_url: str = "") -> str:
     """The decision, its reasons and the figures behind it; `report.html` has the rest."""
     parts = [
-        _head(report),
+        _head(report, grafana_url),
         section("Reasons", _reasons(report)),
         section("Coverage", _coverage(report)),
         section("Hosts", _hosts(report)),
@@ -46,7 +47,7 @@ def render_markdown(report: FleetReport) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def _head(report: FleetReport) -> str:
+def _head(report: FleetReport, grafana_url: str) -> str:
     summary = render_summary(report).translate(FENCED)
     facts = [
         f"- Run: {code(report.run_id)}, profile {code(report.profile)}, Rackproof {code(report.rackproof)}",
@@ -54,6 +55,8 @@ def _head(report: FleetReport) -> str:
         f"- Began {code(when(report.began))}, ended {code(when(report.ended))}"
         + (f", after {took(report.began, report.ended)}" if took(report.began, report.ended) else ""),
     ]
+    dashboard = run_dashboard(report, grafana_url)
+    facts += [f"- [The run in Grafana](<{dashboard}>)"] if dashboard else []
     notice = [f"> **REHEARSAL.** {headline.REHEARSAL_NOTICE}"] if report.rehearsal else []
     return "\n\n".join(
         [

@@ -1,0 +1,1 @@
+"""Rackproof's dashboards for Grafana, made by `python -m deploy.grafana` and checked in under dashboards/."""

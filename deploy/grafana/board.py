@@ -1,0 +1,171 @@
+"""A dashboard around its panels: variables, annotations and links, the same on all of them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafana_foundation_sdk.builders import dashboard as boards
+from grafana_foundation_sdk.cog.encoder import JSONEncoder
+from grafana_foundation_sdk.models import dashboard
+
+from deploy.grafana.parts import BAD, BUSY, HOSTS, ODD, SOURCE
+from deploy.grafana.tables import Column
+
+SCHEMA = 38
+"""Of Grafana 10.0. Each newer Grafana brings a dashboard to its own; an older number than the panels need would change them."""
+TAG = "rackproof"
+EVERYTHING = ".*"
+_KEPT = "${__url_time_range}&${datasource:queryparam}"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Section:
+    """Panels under a heading."""
+
+    title: str
+    panels: Sequence[Any]
+    """Builders; from left to right, and where 24 columns are full in the next line."""
+    repeat: str = ""
+    """Variable for each value of which the section is there, closed."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Board:
+    """A dashboard before it is JSON."""
+
+    name: str
+    title: str
+    about: str
+    variables: Sequence[dashboard.VariableModel]
+    sections: Sequence[Section]
+    since: str = "now-6h"
+    refresh: str = "30s"
+
+
+def variable(
+    name: str, label: str, series: str, *, many: bool = True, sort: dashboard.VariableSort | None = None
+) -> dashboard.VariableModel:
+    """The values of a label, among the series of the time that is shown; with `many` also several or all of them."""
+    values = f"label_values({series}, {name})"
+    model = dashboard.VariableModel(
+        type_val=dashboard.VariableType.QUERY, name=name, label=label, datasource=SOURCE, multi=many, include_all=many,
+        all_value=EVERYTHING if many else None,
+        refresh=dashboard.VariableRefresh.ON_TIME_RANGE_CHANGED,
+        sort=sort or dashboard.VariableSort.NATURAL_ASC,
+        query={"qryType": 1, "query": values, "refId": "PrometheusVariableQueryEditor-VariableQuery"},
+    )  # fmt: skip
+    if many:
+        model.current = dashboard.VariableOption(selected=True, text=["All"], value=["$__all"])
+    return model
+
+
+RACK = variable("rack", "Rack", "rackproof_collector_success")
+HOST = variable("host", "Host", 'rackproof_collector_success{rack=~"$rack"}')
+ONE_HOST = variable("host", "Host", 'rackproof_collector_success{rack=~"$rack"}', many=False)
+GPU = variable("gpu", "GPU", f"rackproof_gpu_info{{{HOSTS}}}", sort=dashboard.VariableSort.NUMERICAL_ASC)
+RUN_ID = variable("run_id", "Run", f"rackproof_stage_state{{{HOSTS}}}", sort=dashboard.VariableSort.ALPHABETICAL_DESC)
+
+
+def _source() -> dashboard.VariableModel:
+    return dashboard.VariableModel(
+        type_val=dashboard.VariableType.DATASOURCE, name="datasource", label="Prometheus", query="prometheus",
+        refresh=dashboard.VariableRefresh.ON_DASHBOARD_LOAD,
+    )  # fmt: skip
+
+
+def _runbook(url: str) -> dashboard.VariableModel:
+    option = dashboard.VariableOption(selected=True, text=url, value=url)
+    return dashboard.VariableModel(
+        type_val=dashboard.VariableType.TEXTBOX,
+        name="runbook",
+        label="Runbook",
+        query=url,
+        current=option,
+        options=[option],
+    )
+
+
+def to_host(value: str = "${__value.raw}") -> tuple[str, str]:
+    """A link from a cell to the host that it names."""
+    return "The host", f"/d/rackproof-host?{_KEPT}&${{rack:queryparam}}&var-host={value}"
+
+
+PLACE = {
+    "rack": Column(title="Rack"),
+    "host": Column(title="Host", link=to_host()),
+    "gpu": Column(title="GPU", width=60),
+}
+"""Columns of labels that most tables have."""
+TO_RUNBOOK = ("What to do", "${runbook}#${__data.fields.Alert}")
+"""From a row with a column Alert. Where nobody knows the anchor, the page opens at its table of alerts."""
+
+
+def _annotations() -> list[dashboard.AnnotationQuery]:
+    began = f"1000 * max by (run_id) (rackproof_run_started_timestamp_seconds{{{HOSTS}}})"
+    booted = f"timestamp(rackproof_host_uptime_seconds{{{HOSTS}}}) - rackproof_host_uptime_seconds{{{HOSTS}}}"
+    xid = f"1000 * max by (host) ({booted} + (rackproof_xid_last_seen_seconds{{{HOSTS}}} > 0))"
+    running = f'max by (run_id, stage) (rackproof_stage_state{{{HOSTS}, state="running"}}) == 1'
+    return [
+        _annotation("Runs", began, ODD, "Run {{run_id}} begins", "run_id", at_value=True),
+        _annotation("Stages", running, BUSY, "{{stage}} of run {{run_id}}", "stage,run_id"),
+        _annotation("XIDs", xid, BAD, "{{host}}: newest XID in the kernel log", "host", at_value=True),
+    ]
+
+
+def _annotation(
+    name: str, promql: str, colour: str, title: str, tags: str, *, at_value: bool = False
+) -> dashboard.AnnotationQuery:
+    """A mark for each series: where its value is above 0, or at the time that its value is, in milliseconds."""
+    return dashboard.AnnotationQuery(
+        name=name, datasource=SOURCE, enable=True, icon_color=colour, expr=promql, step="60s", title_format=title,
+        tag_keys=tags, use_value_for_time=at_value, built_in=None, hide=None,
+    )  # fmt: skip
+
+
+def _links() -> list[dashboard.DashboardLink]:
+    return [
+        dashboard.DashboardLink(
+            title="Rackproof", type_val=dashboard.DashboardLinkType.DASHBOARDS, tags=[TAG], icon="external link",
+            include_vars=True, keep_time=True,
+        ),
+        dashboard.DashboardLink(title="Runbook", url="${runbook}", icon="doc", target_blank=True),
+    ]  # fmt: skip
+
+
+def document(board: Board, runbook: str) -> str:
+    """The dashboard as the JSON that Grafana reads; `runbook` is where docs/alerts.md can be read."""
+    builder = boards.Dashboard(board.title).uid(f"rackproof-{board.name}").description(board.about).tags([TAG])
+    builder = builder.time(board.since, "now").refresh(board.refresh).timezone("browser").editable()
+    builder = builder.tooltip(dashboard.DashboardCursorSync.CROSSHAIR)
+    for section in board.sections:
+        row = boards.Row(section.title)
+        if section.repeat:
+            row = row.collapsed(True).repeat(section.repeat)
+            for panel in section.panels:
+                row = row.with_panel(panel)
+        builder = builder.with_row(row)
+        for panel in () if section.repeat else section.panels:
+            builder = builder.with_panel(panel)
+    made = builder.build()
+    made.templating = dashboard.DashboardDashboardTemplating([_source(), *board.variables, _runbook(runbook)])
+    made.annotations = dashboard.AnnotationContainer(_annotations())
+    made.links, made.schema_version, made.version = _links(), SCHEMA, 1
+    return json.dumps(_numbered(json.loads(json.dumps(made, cls=JSONEncoder))), indent=1, sort_keys=True) + "\n"
+
+
+def _numbered(made: dict[str, Any]) -> dict[str, Any]:
+    """With a number for each panel, and without what the SDK adds: places that hide links and annotations in a menu from
+    Grafana 12 on, and keys of other variables and of tables' footers that not every one knows."""
+    panels = [one for panel in made["panels"] for one in (panel, *panel.get("panels", ()))]
+    for number, panel in enumerate(panels, 1):
+        panel["id"] = number
+        panel.get("options", {}).pop("footer", None)
+    for item in (*made["annotations"]["list"], *made["links"]):
+        item.pop("placement", None)
+    for item in made["templating"]["list"]:
+        for key in ("auto", "auto_min", "auto_count", "allowCustomValue"):
+            item.pop(key, None)
+    return made

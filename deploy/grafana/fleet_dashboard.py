@@ -1,0 +1,232 @@
+"""The fleet: which hosts and GPUs need somebody, and how far the run has come."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from deploy.grafana.board import HOST, PLACE, RACK, TO_RUNBOOK, Board, Section, to_host
+from deploy.grafana.parts import (
+    BAD,
+    BUSY,
+    FINE,
+    GONE,
+    HALF,
+    HOSTS,
+    WARN,
+    WHOLE,
+    figures,
+    lines,
+    now,
+    query,
+    states,
+    steps,
+    texts,
+    words,
+)
+from deploy.grafana.tables import Column, matrix, rows
+
+text = texts("fleet")
+OURS = f'alertname=~"Rackproof.+", {HOSTS}'
+FIRING = f'ALERTS{{alertstate="firing", {OURS}}}'
+CRITICAL, WARNING = (FIRING.replace("{", f'{{severity="{severity}", ') for severity in ("critical", "warning"))
+UP = f'up{{job="rackproof", {HOSTS}}}'
+HEALTH = {
+    "0": ("answers, no alert", FINE),
+    "1": ("warning", WARN),
+    "2": ("critical", BAD),
+    "3": ("no answer", GONE),
+}
+DECISIONS = {
+    "accepted": ("accepted", FINE),
+    "incomplete": ("incomplete", WARN),
+    "rejected": ("rejected", BAD),
+    **{name: (name, GONE) for name in ("REHEARSAL accepted", "REHEARSAL incomplete", "REHEARSAL rejected")},
+}
+ACTIONS = {
+    "rma": ("rma", BAD),
+    "inspect_hardware": ("inspect hardware", BAD),
+    "reseat": ("reseat", WARN),
+    "reset_gpu": ("reset gpu", WARN),
+    "reboot": ("reboot", WARN),
+    "monitor": ("monitor", BUSY),
+}
+SEVERITIES = {"critical": ("critical", BAD), "warning": ("warning", WARN)}
+NUMBERED = {
+    "1": DECISIONS["accepted"],
+    "2": DECISIONS["incomplete"],
+    "3": DECISIONS["rejected"],
+    "4": ("REHEARSAL", GONE),
+}
+
+
+def _now() -> Section:
+    counted = (
+        f"0 * (count({UP} == 1) and on () count(rackproof:model:info))"  # the latter proves that rules are evaluated
+    )
+    buses, drivers = f"sum(rackproof_gpu_pci_count{{{HOSTS}}})", f"sum(rackproof_gpu_count{{{HOSTS}}})"
+    hosts = (now(f"sum({UP})", "answer"), now(f"count({UP}) - sum({UP})", "silent"))
+    gpus = (now(drivers, "answer"), now(f"{buses} - ({drivers} or vector(0))", "on the bus, silent"))
+    alerts = (
+        now(f"count({CRITICAL}) or {counted}", "critical"),
+        now(f"count({WARNING}) or {counted}", "warning"),
+    )
+    newest = figures(text("newest-report"), now(_decision(), "{{run_id}}")).mappings([words(NUMBERED)])
+    return Section(
+        title="Now",
+        panels=[
+            figures(text("hosts"), *hosts, bad={"silent": (1, BAD)}),
+            figures(text("gpus"), *gpus, bad={"on the bus, silent": (1, BAD)}),
+            figures(text("alerts"), *alerts, bad={"critical": (1, BAD), "warning": (1, WARN)}),
+            newest,
+        ],
+    )
+
+
+def _decision() -> str:
+    """The newest report's, by the numbers of NUMBERED."""
+    names = ("accepted", "incomplete", "rejected", "REHEARSAL.+")
+    found = " or ".join(
+        f'{number} * (rackproof_report_decision{{decision=~"{name}"}} == 1)' for number, name in enumerate(names, 1)
+    )
+    return f"max by (run_id) ({found}) and on (run_id) topk(1, rackproof_report_end_timestamp_seconds)"
+
+
+def _racks() -> Section:
+    answers = f"rackproof_gpu_info{{{HOSTS}}}"
+    gone = f"3 * (last_over_time({answers}[$__range]) unless on (host, gpu) {answers})"
+    critical, warning = (alerts.replace("{", '{gpu!="", ') for alerts in (CRITICAL, WARNING))
+    tiles = matrix(
+        text("racks"),
+        f"max by (host, gpu) (2 * {critical} or {warning} or 0 * {answers} or {gone})",
+        ("host", "Host"),
+        "gpu",
+        told={**HEALTH, "3": ("answered before, not now", GONE)},
+        numbers=True,
+        link=to_host(),
+    )
+    worst = f"max by (rack, host) (2 * {CRITICAL} or {WARNING} or 3 * ({UP} == bool 0))"
+    return Section(
+        title="Racks",
+        panels=[
+            tiles.repeat("rack").repeat_direction("h").max_per_row(3),
+            states(text("hosts-over-time"), query(worst, "{{rack}} {{host}}"), told=HEALTH, height=10),
+        ],
+    )
+
+
+def _findings() -> Section:
+    codes = f"rackproof_xid_count{{{HOSTS}}} or rackproof_sxid_count{{{HOSTS}}}"
+    xids = rows(
+        text("xids"),
+        {"A": f"max by (rack, host, pci, xid, sxid, fatal) ({codes})"},
+        {
+            "rack": PLACE["rack"],
+            "host": PLACE["host"],
+            "pci": Column(title="PCI address"),
+            "xid": Column(title="XID"),
+            "sxid": Column(title="SXid"),
+            "fatal": Column(title="Fatal"),
+            "A": Column(title="Times"),
+        },
+        sort="Times",
+    )
+    stages = matrix(
+        text("hosts-by-stage"),
+        f"count by (stage, state) (rackproof_stage_state{{{HOSTS}}} == 1)",
+        ("stage", "Stage"),
+        "state",
+        scale=steps(GONE, (1, FINE)),
+        width=HALF,
+        height=8,
+    )
+    return Section(title="Findings", panels=[_firing(), xids, stages])
+
+
+def _firing() -> Any:
+    labels = "severity, alertname, rack, host, gpu, pci, stage, action"
+    since = f"ALERTS_FOR_STATE{{{OURS}}} and ignoring (alertstate) {FIRING}"
+    return rows(
+        text("alerts-that-fire"),
+        {"A": f"1000 * max by ({labels}) ({since})"},
+        {
+            "severity": Column(title="Severity", words=SEVERITIES, width=90),
+            "alertname": Column(title="Alert", link=TO_RUNBOOK),
+            **PLACE,
+            "pci": Column(title="PCI address"),
+            "stage": Column(title="Stage"),
+            "action": Column(title="Action", words=ACTIONS),
+            "A": Column(title="Since", unit="dateTimeFromNow"),
+        },
+        sort="Since",
+        width=WHOLE,
+    )
+
+
+def _reports() -> Section:
+    failures = rows(
+        text("failures"),
+        {
+            "A": "sum by (run_id, rack, host, gpu, scope, serial, criterion, action) "
+            f"(rackproof_report_failures{{{HOSTS}}})"
+        },
+        {
+            "action": Column(title="Action", words=ACTIONS),
+            **PLACE,
+            "scope": Column(title="Part"),
+            "serial": Column(title="Serial"),
+            "criterion": Column(title="Criterion"),
+            "A": Column(title="Times"),
+            "run_id": Column(title="Run"),
+        },
+        sort="Times",
+    )
+    return Section(title="Last reports", panels=[_verdicts(), failures])
+
+
+def _verdicts() -> Any:
+    key, decision = "run_id, rack, host", f"rackproof_report_host_decision{{{HOSTS}}}"
+    seen = f"sum by ({key}) (rackproof_report_host_observations{{{HOSTS}, status="
+    verdicts = f"sum by ({key}) (rackproof_report_host_verdicts{{{HOSTS}, verdict="
+    ended = "max by (run_id) (rackproof_report_end_timestamp_seconds)"
+    return rows(
+        text("verdicts"),
+        {
+            "A": f"max by ({key}, decision) ({decision} == 1)",
+            "B": f'{verdicts}"fail"}})',
+            "C": f'{verdicts}"inconclusive"}})',
+            "D": f'{seen}"measured"}}) / {seen}"expected"}})',
+            "E": f"1000 * (max by ({key}) (0 * {decision}) + on (run_id) group_left () {ended})",
+        },
+        {
+            "rack": PLACE["rack"],
+            "host": PLACE["host"],
+            "decision": Column(title="Decision", words=DECISIONS),
+            "B": Column(title="Fails", steps=steps(FINE, (1, BAD))),
+            "C": Column(title="Inconclusive", steps=steps(FINE, (1, WARN))),
+            "D": Column(title="Measured", unit="percentunit", decimals=1, steps=steps(WARN, (1, FINE))),
+            "run_id": Column(title="Run"),
+            "E": Column(title="Ended", unit="dateTimeAsIso"),
+        },
+        sort="Fails",
+    )
+
+
+def _heat() -> Section:
+    hottest = f"max by (host) (rackproof_gpu_temperature_window_max_celsius{{{HOSTS}}})"
+    power = f"sum by (rack) (rackproof_gpu_power_window_mean_watts{{{HOSTS}}})"
+    return Section(
+        title="Heat and power",
+        panels=[
+            lines(text("hottest"), query(hottest, "{{host}}"), unit="celsius", least=20),
+            lines(text("power"), query(power, "{{rack}}"), unit="watt"),
+        ],
+    )
+
+
+BOARD = Board(
+    name="fleet",
+    title="Rackproof fleet",
+    about="Racks, hosts and GPUs: who needs somebody, how far the run is, and what the last report says.",
+    variables=[RACK, HOST],
+    sections=[_now(), _racks(), _findings(), _reports(), _heat()],
+)

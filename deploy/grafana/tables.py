@@ -1,0 +1,147 @@
+"""Tables: of one row for each set of labels, and of one coloured cell for each pair of two labels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from grafana_foundation_sdk.builders import common as commons
+from grafana_foundation_sdk.builders import table
+from grafana_foundation_sdk.models import common, dashboard
+from grafana_foundation_sdk.models.prometheus import PromQueryFormat
+
+from deploy.grafana.parts import GONE, HALF, WHOLE, Json, Text, now, steps, thresholds, told_by, words
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """A column of a table."""
+
+    title: str
+    unit: str = ""
+    decimals: int | None = None
+    steps: tuple[dashboard.Threshold, ...] = ()
+    """The cell's colour, where there are more than one."""
+    words: Mapping[str, tuple[str, str]] | None = None
+    """Value -> what is written for it, and its colour."""
+    link: tuple[str, str] | None = None
+    """Title and URL."""
+    width: int = 0
+
+
+def rows(
+    text: Text,
+    queries: Mapping[str, str],
+    columns: Mapping[str, Column],
+    *,
+    width: int = HALF,
+    height: int = 8,
+    sort: str = "",
+    down: bool = True,
+) -> table.Panel:
+    """A table of this moment: a row for each set of labels.
+
+    Args:
+        queries: letter -> PromQL. Labels that two queries share make them one row.
+        columns: label, or letter of a query -> its column, in this order; every label that a query leaves is to be among them.
+        sort: title of the column that rows are sorted by.
+    """
+    asked = [now(promql).format(PromQueryFormat.TABLE).ref_id(letter) for letter, promql in queries.items()]
+    panel = told_by(table.Panel(), text, asked).span(width).height(height)
+    fields = {(_value(name, queries) if name in queries else name): column for name, column in columns.items()}
+    if len(queries) > 1:
+        panel = panel.with_transformation(_transformation("merge"))
+    panel = panel.with_transformation(_transformation(
+        "organize",
+        excludeByName={"Time": True} | {_value(name, queries): True for name in queries if name not in columns},
+        indexByName={name: number for number, name in enumerate(fields)},
+        renameByName={name: column.title for name, column in fields.items()},
+    ))  # fmt: skip
+    for column in columns.values():
+        panel = panel.override_by_name(column.title, _column(column))
+    if sort:
+        panel = panel.sort_by([commons.TableSortByFieldState().display_name(sort).desc(down)])
+    return panel
+
+
+def _value(letter: str, queries: Mapping[str, str]) -> str:
+    """What Grafana calls a query's value."""
+    return f"Value #{letter}" if len(queries) > 1 else "Value"
+
+
+def _column(column: Column) -> list[dashboard.DynamicConfigValue]:
+    told: Json = {"noValue": "–"}  # the panel's own text is for a table without rows
+    if column.unit:
+        told["unit"] = column.unit
+    if column.decimals is not None:
+        told["decimals"] = column.decimals
+    if column.width:
+        told["custom.width"] = column.width
+    if column.words:
+        told["mappings"] = [words(column.words)]
+    if column.steps:
+        told["thresholds"] = {"mode": "absolute", "steps": list(column.steps)}
+    if column.steps or column.words:
+        told["custom.cellOptions"] = {"type": "color-text"}
+    if column.link:
+        told["links"] = [{"title": column.link[0], "url": column.link[1], "targetBlank": False}]
+    return [dashboard.DynamicConfigValue(id_val=key, value=value) for key, value in told.items()]
+
+
+def matrix(
+    text: Text,
+    promql: str,
+    row: tuple[str, str],
+    column: str,
+    *,
+    told: Mapping[str, tuple[str, str]] | None = None,
+    scale: Sequence[dashboard.Threshold] = (),
+    unit: str = "none",
+    numbers: bool = False,
+    width: int = WHOLE,
+    height: int = 9,
+    link: tuple[str, str] | None = None,
+) -> table.Panel:
+    """A coloured cell for each pair of two labels, at this moment.
+
+    Args:
+        row: the label, and the title of its column.
+        column: the other label.
+        told: value -> word and colour.
+        scale: colours by value, where it is a quantity.
+        numbers: the other label is a number, to be sorted as one.
+        link: title and URL, of the first cell of a row.
+    """
+    panel = (
+        told_by(table.Panel(), text, [now(promql).format(PromQueryFormat.TABLE)]).span(width).height(height).unit(unit)
+    )
+    for step in _to_matrix(row, column, numbers):
+        panel = panel.with_transformation(step)
+    panel = panel.mappings([words(told)]) if told else panel
+    panel = panel.thresholds(thresholds(tuple(scale) or steps(GONE))).align(common.FieldTextAlignment.CENTER)
+    panel = panel.cell_options(
+        common.TableColoredBackgroundCellOptions(mode=common.TableCellBackgroundDisplayMode.BASIC)
+    )
+    first: Json = {"custom.cellOptions": {"type": "auto"}, "custom.align": "left"}
+    first |= {"links": [{"title": link[0], "url": link[1], "targetBlank": False}]} if link else {}
+    return panel.override_by_name(
+        row[1], [dashboard.DynamicConfigValue(id_val=key, value=value) for key, value in first.items()]
+    )
+
+
+def _to_matrix(row: tuple[str, str], column: str, numbers: bool) -> list[dashboard.DataTransformerConfig]:
+    """From a row for each pair of labels to a row for one of them and a column for the other, both in order."""
+    as_number = [{"targetField": column, "destinationType": "number"}]
+    converted = [_transformation("convertFieldType", fields={}, conversions=as_number)] if numbers else []
+    return [
+        *converted,
+        _transformation("sortBy", fields={}, sort=[{"field": row[0]}]),
+        _transformation("sortBy", fields={}, sort=[{"field": column}]),  # keeps that order among its equals
+        _transformation("groupingToMatrix", rowField=row[0], columnField=column, valueField="Value", emptyValue="null"),
+        _transformation("organize", excludeByName={}, indexByName={}, renameByName={f"{row[0]}\\{column}": row[1]}),
+    ]
+
+
+def _transformation(name: str, **options: Any) -> dashboard.DataTransformerConfig:
+    return dashboard.DataTransformerConfig(id_val=name, options=options)
