@@ -53,7 +53,7 @@ class Exchange:
         self._selector = selectors.DefaultSelector()
         self._listener: socket.socket | None = None
         if gang.me in gang.watchers:
-            self._listener = listener = listen(own_address(gang), gang.port_of(gang.me))
+            self._listener = listener = listen(own_address(gang), gang.port_of(gang.me), gang.admitted)
             self._selector.register(listener, selectors.EVENT_READ, lambda: self._accept(listener))
         self._callers: list[_Caller] = []
         self._dialled = {host: Line(None, 0.0) for host in gang.watchers if host != gang.me}

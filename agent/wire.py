@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import hmac
 import socket
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
+from agent.allow_list import admit_only
 from schemas import documents
+from schemas.plans import Plan, PlannedHost
 
 MOST_BYTES = 1 << 17
 """Of a line, and of what waits to be sent."""
@@ -33,6 +35,39 @@ class Gang:
     nonce: str
     about: str
     """Run, stage and gang: lines about another one are not heard."""
+    closed: bool = False
+    """Only from the members' addresses can anybody connect."""
+
+    @classmethod
+    def of(
+        cls, plan: Plan, host: PlannedHost, stage: str, members: Sequence[str], port: int, *, closed: bool = False
+    ) -> Gang:
+        """These members of a plan, which meet at `port`: heartbeats go beside, on the next two."""
+        return cls(
+            me=host.name,
+            members=tuple(members),
+            addresses={name: plan.host(name).address for name in members},
+            port=port + 1,
+            nonce=plan.nonce,
+            about=f"{plan.run_id} {stage} {host.gang}",
+            closed=closed,
+        )
+
+    @property
+    def secret_name(self) -> str:
+        """By which the members' ranks find each other in the store: nobody who lacks the nonce can guess it."""
+        return self._code(b"rendezvous").decode()[:32]
+
+    @property
+    def admitted(self) -> frozenset[str]:
+        """Numeric addresses from which somebody may connect; empty: from everywhere.
+
+        Raises:
+            ExchangeError: a member's name cannot be resolved here.
+        """
+        if not self.closed:
+            return frozenset()
+        return frozenset(number for name in self.addresses.values() for number in _numbers(name))
 
     @property
     def watchers(self) -> tuple[str, ...]:
@@ -114,28 +149,54 @@ class Line:
             self.socket = None
 
 
-def listen(address: str, port: int) -> socket.socket:
-    """A listener on this address alone.
+def listen(
+    address: str, port: int, admitted: Collection[str] = (), *, what: str = "the gang's heartbeats"
+) -> socket.socket:
+    """A listener on this address alone, for connections from it and from the `admitted` alone where any are given.
 
     Raises:
         ExchangeError: it cannot be had.
     """
-    channel = None
     try:
         family, where = resolve(address, port)
         channel = socket.socket(family, socket.SOCK_STREAM)
-        channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        channel.bind(where)
-        channel.listen(BACKLOG)
-        channel.setblocking(False)
-    except OSError as error:
-        if channel:
+        try:
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            channel.bind(where)
+            if admitted:
+                _admit(channel, admitted)
+            channel.listen(BACKLOG)
+            channel.setblocking(False)
+        except BaseException:
             channel.close()
+            raise
+    except OSError as error:
         raise ExchangeError(
-            f"cannot listen for the gang's heartbeats on {address} port {port}: {error.strerror or error}; "
-            "set rackproof_rendezvous_port, after which this port comes"
+            f"cannot listen for {what} on {address} port {port}: {error.strerror or error}; "
+            "set rackproof_rendezvous_port, after which the heartbeats' ports come"
         ) from None
     return channel
+
+
+def _admit(channel: socket.socket, admitted: Collection[str]) -> None:
+    try:
+        admit_only(channel, {str(channel.getsockname()[0]), *admitted})
+    except OSError as error:
+        raise ExchangeError(
+            f"the kernel does not close the rendezvous to others than the members: {error.strerror or error}; "
+            "raise net.core.optmem_max, or set rackproof_rendezvous_admit to anyone"
+        ) from None
+
+
+def _numbers(name: str) -> set[str]:
+    """Every address that a name stands for."""
+    try:
+        return {str(where[0]) for *_, where in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+    except OSError as error:
+        raise ExchangeError(
+            f"cannot tell whom to admit: {name} has no address here ({error.strerror or error}); "
+            "give numbers as rackproof_fabric_address, or set rackproof_rendezvous_admit to anyone"
+        ) from None
 
 
 @cache

@@ -41,6 +41,7 @@ FOR_A_CPU: Mapping[str, Mapping[str, Any]] = {
     "transformer": {"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 2},
     "overlap": {"size": 256, "size_bytes": 1 << 20},
     "dataloader": {"workers": [1], "batch_size": 64},
+    "straggler": {"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 4, "seconds": 0.5},
 }
 """Sizes fit for trying the command line on a machine without GPUs."""
 NO_CPU = ("host_copy", "peer_copy")
@@ -235,7 +236,8 @@ def _meeting_place() -> tuple[Store, int, int]:
     if "RANK" not in os.environ:
         return HashStore(), 0, 1
     store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=60)))
-    return PrefixStore("rackproof", store), rank, world_size
+    # Whoever reaches the store can write to it: nobody else knows the name that the supervisors gave this launch.
+    return PrefixStore(os.environ.get("TORCHELASTIC_RUN_ID", "rackproof"), store), rank, world_size
 
 
 def _request(options: argparse.Namespace, store: Store, rank: int) -> tuple[dict[str, Any], Path]:

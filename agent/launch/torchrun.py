@@ -1,17 +1,25 @@
-"""torchrun: the default launcher. Static rendezvous, so that ranks follow the order of the hosts and one port is enough."""
+"""torchrun: the default launcher. Static rendezvous, so that ranks follow the order of the hosts and one port is enough.
+
+The store listens on the first host's address in the plan alone; with one host, where nobody else can reach it.
+"""
 
 from __future__ import annotations
 
 import importlib.util
+import json
 import os
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from agent.supervise import Command, write_request
+from agent.wire import Gang, own_address, resolve
 from schemas.catalogue import settings
 from schemas.plans import Plan, PlannedHost, Stage
+
+LOOPBACK = "lo", "127.0.0.1"
+"""Where the ranks of one host meet."""
 
 
 class LaunchError(Exception):
@@ -23,7 +31,7 @@ def torchrun(
     host: PlannedHost,
     stage: Stage,
     *,
-    members: Sequence[str],
+    gang: Gang,
     work: Path,
     data: Path,
     port: int,
@@ -33,7 +41,7 @@ def torchrun(
     """The torchrun of this host's part of a stage.
 
     Args:
-        members: the hosts that start together, in rank order; `host` is one of them. One member: this host alone.
+        gang: who starts together, in rank order; `host` is one of them. One member: this host alone.
         work: where request, results and logs go.
         data: where the operator's training data was staged, if any was.
         port: the rendezvous on the first member.
@@ -41,8 +49,10 @@ def torchrun(
         uuids: NVML index -> UUID, where known: a rank that is given another GPU measures nothing.
 
     Raises:
-        LaunchError: torch is not there, or `host` is not a member.
+        LaunchError: torch is not there, `host` is not a member, or the first member's name cannot be resolved.
+        ExchangeError: only members are to be admitted, and one's name cannot be resolved.
     """
+    members = gang.members
     if importlib.util.find_spec("torch") is None:
         raise LaunchError(
             f"torch is not installed for {sys.executable}: set rackproof_system_torch where the host brings one, "
@@ -52,7 +62,6 @@ def torchrun(
         raise LaunchError(f"host {host.name} is not among the members {', '.join(members)}")
     node_rank = members.index(host.name)
     first_rank = sum(len(plan.host(name).devices) for name in members[:node_rank])
-    alone = len(members) == 1
     request = write_request(
         work,
         {
@@ -67,20 +76,38 @@ def torchrun(
             "benchmarks": {name: _settings(name, chosen, data) for name, chosen in stage.benchmarks.items()},
         },
     )
-    meeting = (
-        ["--standalone"]
-        if alone
-        else [f"--node-rank={node_rank}", f"--master-addr={plan.host(members[0]).address}", f"--master-port={port}"]
-    )
     return Command(
         arguments=[
-            *(sys.executable, "-m", "torch.distributed.run"),
-            *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0", *meeting),
+            *(sys.executable, "-m", "agent.benchmarks.rendezvous", str(_meeting(gang, node_rank, port, work))),
+            *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0"),
             *("-m", "agent.guard", "agent.benchmarks", "--request", str(request)),
         ],
-        environment=_environment(host, interface, work),
+        environment=_environment(host, interface, work, alone=len(members) == 1),
         ranks={first_rank + local: local for local in range(len(host.devices))},
     )
+
+
+def _meeting(gang: Gang, node_rank: int, port: int, work: Path) -> Path:
+    """Where and under which name the ranks meet, as a file: `ps` shows arguments to everybody."""
+    place: dict[str, object] = {"address": LOOPBACK[1], "port": 0, "admitted": []}
+    if len(gang.members) > 1:
+        first = own_address(gang) if node_rank == 0 else gang.addresses[gang.members[0]]
+        try:
+            place = {"address": str(resolve(first, port)[1][0]), "port": port, "admitted": []}
+        except OSError as error:
+            raise LaunchError(
+                f"host {gang.members[0]} has no address here: {first}: {error.strerror or error}; "
+                "give a number as rackproof_fabric_address"
+            ) from None
+        if node_rank == 0:
+            place["admitted"] = sorted(gang.admitted)
+    path = work / "rendezvous.json"
+    path.touch(mode=0o600)
+    path.write_text(
+        json.dumps({**place, "name": gang.secret_name, "rank": node_rank, "hosts": len(gang.members)}),
+        encoding="utf-8",
+    )
+    return path
 
 
 def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str, Any]:
@@ -91,7 +118,7 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
     return values
 
 
-def _environment(host: PlannedHost, interface: str, work: Path) -> dict[str, str]:
+def _environment(host: PlannedHost, interface: str, work: Path, *, alone: bool) -> dict[str, str]:
     environment = {
         **os.environ,
         "PYTHONUNBUFFERED": "1",
@@ -106,4 +133,6 @@ def _environment(host: PlannedHost, interface: str, work: Path) -> dict[str, str
     if interface:
         # `=` asks NCCL for exactly this name; gloo takes names as they are.
         environment |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
+    if alone:
+        environment["GLOO_SOCKET_IFNAME"] = LOOPBACK[0]
     return {**environment, **host.environment}

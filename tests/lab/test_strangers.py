@@ -1,0 +1,211 @@
+"""A gang goes on whoever else connects: real supervisors, torchrun and gloo on three lab hosts, and strangers beside them.
+
+One stranger is on the fabric, another on a management network that it shares with the first host.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.lab.lab import Lab
+from tests.lab.processes import run
+from tests.lab.test_silence import HOSTS, RANKS, ROOT, Gang, wait
+
+RENDEZVOUS, HEARTBEATS = 29500, (29501, 29502)
+ON_FABRIC, ON_MANAGEMENT = "10.77.0.99", "10.88.0.99"
+MANAGED = "10.88.0.11"
+"""The first host's address on the management network."""
+REFUSED, DROPPED, IN = "refused", "dropped", "in"
+SECONDS = 8.0
+"""Of each of three sizes: time for the strangers."""
+
+KNOCK = """
+import socket, sys
+try:
+    socket.create_connection((sys.argv[1], int(sys.argv[2])), 1.5).close()
+    print("in")
+except TimeoutError:
+    print("dropped")
+except OSError:
+    print("refused")
+"""
+NONSENSE = """
+import os, socket, sys
+keep = []
+for number in range(150):
+    for port in sys.argv[2:]:
+        try:
+            caller = socket.create_connection((sys.argv[1], int(port)), 3)
+            said = [b"GET / HTTP/1.1\\r\\n\\r\\n", os.urandom(20_000), bytes(1000), b"\\x01", b"", b"{}\\n" * 400][number % 6]
+            caller.sendall(said)
+        except OSError:
+            continue
+        if number % 3:
+            caller.close()
+        else:
+            keep.append(caller)  # half open until the end
+print(len(keep))
+"""
+IN_TORCHS_WORDS = """
+import sys
+from datetime import timedelta
+from torch.distributed import TCPStore
+store = TCPStore(sys.argv[1], int(sys.argv[2]), is_master=False, timeout=timedelta(seconds=3), wait_for_workers=False)
+for key in ("roll", "rackproof/roll", "meet/0", "roll/0", "/rackproof/roll", "init/"):
+    store.set(key, "rank 0 cannot take part: a stranger says so")
+    store.delete_key(key)
+print("done")
+"""
+
+
+class Meeting(Gang):
+    """A launch that comes to its end by itself."""
+
+    def __init__(self, lab: Lab, run_id: str, admit: str) -> None:
+        super().__init__(lab, run_id)
+        plan = json.loads(self._plan)
+        plan["stages"][0]["benchmarks"]["collective"] |= {"seconds": SECONDS, "precision": 1e-9}
+        self._plan, self._admit, self.began = json.dumps(plan), admit, 0.0
+
+    def start(self, hosts: tuple[str, ...] = HOSTS) -> None:
+        for host in hosts:
+            self._ours(host, "inspect", "--take-over", "--plan", "-", stdin=self._plan)
+        self.began = time.monotonic()
+        for host in hosts:
+            launch = f"launch --run-dir {self.directory} --host {host} --members {','.join(HOSTS)} --interface eth0"
+            command = f"cd {ROOT} && {sys.executable} -m rackproof {launch} --admit {self._admit} --detach"
+            self.lab.ssh(host, "sh", "-c", command)
+
+    def listening(self, host: str) -> set[tuple[str, int]]:
+        """Address and port of every listener that is not sshd's."""
+        lines = self.lab.on(host, "ss", "-Hltnp").stdout.splitlines()
+        places = [line.split()[3].rpartition(":") for line in lines if '"sshd"' not in line]
+        return {(address.strip("[]"), int(port)) for address, _, port in places}
+
+    def finishes(self) -> None:
+        """Every host finishes well, and nothing of the launch is left."""
+        launches = self.verdicts(HOSTS, time.monotonic(), 90)
+        assert {host: launch["outcome"] for host, launch in launches.items()} == dict.fromkeys(HOSTS, "finished")
+        codes = [rank["exit_code"] for launch in launches.values() for rank in launch["ranks"]]
+        assert codes == [0] * sum(len(ranks) for ranks in RANKS.values())
+        wait(lambda: not any(self.processes(host) for host in HOSTS), 10)
+        assert {host: self.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
+
+
+class Strangers:
+    """Two machines that are no members: one on the fabric, one on a network that only the first host is on as well."""
+
+    def __init__(self, lab: Lab) -> None:
+        self.lab = lab
+        self.fabric, self.management = (
+            f"{lab.control.removesuffix('-control')}-{name}" for name in ("fabric", "managing")
+        )
+        lab._plug(self.fabric, "stranger", ON_FABRIC)
+        first = lab.host("node1").namespace
+        self._ip("netns", "add", self.management)
+        self._ip(
+            "link", "add", "eth0", "netns", self.management, "type", "veth", "peer", "name", "mgmt0", "netns", first
+        )
+        for namespace, device, address in ((self.management, "eth0", ON_MANAGEMENT), (first, "mgmt0", MANAGED)):
+            self._ip("-n", namespace, "address", "add", f"{address}/24", "dev", device)
+            self._ip("-n", namespace, "link", "set", device, "up")
+
+    @staticmethod
+    def _ip(*arguments: str) -> None:
+        run(["ip", *arguments])
+
+    def _python(self, namespace: str, program: str, *arguments: str) -> str:
+        command = ["ip", "netns", "exec", namespace, sys.executable, "-c", program, *arguments]
+        return run(command, timeout=120).stdout.strip()
+
+    def knock(self, namespace: str, address: str, port: int) -> str:
+        """How somebody in this namespace fares who connects."""
+        return self._python(namespace, KNOCK, address, str(port))
+
+    def rave(self, namespace: str, address: str, *ports: int) -> None:
+        """Nonsense, half-open connections, and a torch that sets and deletes what it can guess."""
+        held = self._python(namespace, NONSENSE, address, *map(str, ports))
+        print(f"150 connections to each of the ports {ports}, {held} of them held until the end")
+        if RENDEZVOUS in ports:
+            print("in torch's own words:", self._python(namespace, IN_TORCHS_WORDS, address, str(RENDEZVOUS)))
+
+    def detour(self) -> None:
+        """The one on the management network sends what is for the fabric's address over that network."""
+        first = self.lab.host("node1").address
+        self._ip("-n", self.management, "route", "replace", first, "via", MANAGED)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("strangers") / "lab") as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def strangers(lab: Lab) -> Strangers:
+    return Strangers(lab)
+
+
+def launched(lab: Lab, name: str, admit: str) -> Meeting:
+    gang = Meeting(lab, re.sub(r"\W", "-", name), admit)
+    gang.start()
+    gang.measuring()
+    print(f"{name}: measuring {time.monotonic() - gang.began - 1:.1f} s after the start")
+    return gang
+
+
+def test_listens_on_the_fabric_alone_and_nonsense_stops_nothing(lab: Lab, strangers: Strangers) -> None:
+    gang = launched(lab, "anyone", "anyone")
+    listening = {host: gang.listening(host) for host in HOSTS}
+    for host, places in listening.items():
+        print(f"{host} listens on", ", ".join(f"{address}:{port}" for address, port in sorted(places)))
+        assert {address for address, _ in places} == {lab.host(host).address}
+    ours = {(place[1], host) for host, places in listening.items() for place in places if place[1] < 30000}
+    assert ours == {(RENDEZVOUS, "node1"), (HEARTBEATS[0], "node1"), (HEARTBEATS[1], "node2")}
+
+    ports = sorted(port for _, port in listening["node1"])
+    assert {port: strangers.knock(strangers.management, MANAGED, port) for port in ports} == dict.fromkeys(
+        ports, REFUSED
+    )
+    assert strangers.knock(strangers.management, MANAGED, 22) == IN
+
+    assert strangers.knock(strangers.fabric, lab.host("node1").address, RENDEZVOUS) == IN
+    strangers.rave(strangers.fabric, lab.host("node1").address, RENDEZVOUS, HEARTBEATS[0])
+    strangers.rave(strangers.fabric, lab.host("node2").address, HEARTBEATS[1])
+    gang.finishes()
+
+
+def test_only_members_are_admitted(lab: Lab, strangers: Strangers) -> None:
+    gang = launched(lab, "members", "members")
+    first, second = (lab.host(host).address for host in ("node1", "node2"))
+    ours = [(first, RENDEZVOUS), (first, HEARTBEATS[0]), (second, HEARTBEATS[1])]
+    fared = {place: strangers.knock(strangers.fabric, *place) for place in ours}
+    print("a stranger on the fabric:", fared)
+    assert fared == dict.fromkeys(ours, DROPPED)
+    strangers.detour()
+    assert strangers.knock(strangers.management, first, 22) == IN
+    fared = {place: strangers.knock(strangers.management, *place) for place in ours[:2]}
+    print("a stranger that sends over the management network what is for the fabric:", fared)
+    assert fared == dict.fromkeys(ours[:2], DROPPED)
+    member = lab.on("node3", sys.executable, "-c", KNOCK, first, str(RENDEZVOUS)).stdout.strip()
+    assert (member, strangers.knock(strangers.fabric, first, 22)) == (IN, IN)
+    gang.finishes()
+    assert {place: strangers.knock(strangers.fabric, *place) for place in ours} == dict.fromkeys(ours, REFUSED)
+    if shutil.which("nft"):
+        assert all(lab.on(host, "nft", "list", "ruleset").stdout.strip() == "" for host in HOSTS)
+
+
+def test_nothing_is_left_of_a_launch_that_is_killed(lab: Lab, strangers: Strangers) -> None:
+    gang = launched(lab, "killed", "members")
+    lab.on("node1", "kill", "-KILL", gang.pid("node1", "rackproof.* launch --run-dir"))
+    gang.verdicts(("node2", "node3"), time.monotonic(), 30)
+    wait(lambda: not any(gang.processes(host) for host in HOSTS), 10)
+    assert {host: gang.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
+    assert strangers.knock(strangers.fabric, lab.host("node1").address, RENDEZVOUS) == REFUSED
