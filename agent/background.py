@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from agent.record import private_directory
 from schemas import documents
+from schemas.locks import born, exclusive
 
 LOG_BYTES = 2000
 GRACE_S = 5.0
@@ -37,20 +39,29 @@ def start(arguments: Sequence[str], directory: Path, name: str, until: str = "")
         BackgroundError: it ended before its log held `until`; the message is the log.
     """
     private_directory(directory)
-    running = _running(directory, name)
-    if running:
-        return f"{name} runs as process {running}"
     log_path = directory / f"{name}.log"
-    with log_path.open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
-        )
-    documents.write_text(directory / f"{name}.pid", f"{process.pid} {born(process.pid)}\n")
+    # A playbook that was killed may have left such a command under way, which its successor now repeats.
+    with exclusive(directory / f"{name}.starting"):
+        running = _running(directory, name)
+        if running:
+            return f"{name} runs as process {running}"
+        with log_path.open("wb") as log:
+            process = subprocess.Popen(
+                [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        documents.write_text(directory / f"{name}.pid", f"{process.pid} {born(process.pid)}\n")
     while until and until not in _log(log_path):
         if process.poll() is not None:
             raise BackgroundError(None, _log(log_path).strip().removeprefix("rackproof: "))
         time.sleep(0.05)
     return f"{name} started as process {process.pid}"
+
+
+@contextlib.contextmanager
+def alone(directory: Path, name: str) -> Iterator[None]:
+    """Waits until no other process does `name` there, and keeps others from it; however this process ends, the next may."""
+    with exclusive(directory / f"{name}.lock"):
+        yield
 
 
 def notify_systemd() -> None:
@@ -76,6 +87,11 @@ def wait(directory: Path, name: str, deadline_s: float) -> str:
             stop(directory, name)
         time.sleep(0.2)
     return _log(directory / f"{name}.log")[-LOG_BYTES:]
+
+
+def runs(directory: Path, name: str) -> bool:
+    """Whether the process that was started there under this name still runs."""
+    return bool(_running(directory, name))
 
 
 def stop(directory: Path, name: str) -> str:
@@ -104,12 +120,3 @@ def _running(directory: Path, name: str) -> int:
 
 def _log(path: Path) -> str:
     return path.read_text(encoding="utf-8", errors="replace")
-
-
-def born(pid: int) -> str:
-    """When a process began, in clock ticks since boot; with the pid it names one process. Empty for none or a zombie."""
-    try:
-        fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
-    except OSError:
-        return ""
-    return "" if fields[0] in ("Z", "X") else fields[19]

@@ -1,0 +1,133 @@
+"""A control node that is killed and started again; two operators: the real playbook over SSH, two lab hosts.
+
+A few kills; `python -m tests.lab.kill_points 200` makes many.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from schemas import locks
+from tests.lab.kill_points import STATE, Attempt, Site, kill, wrong
+from tests.lab.lab import Lab
+
+HOSTS = ("node1", "node2")
+POINTS: list[tuple[int | str, float]] = [
+    ("inspect : Begin the record with a snapshot", 0.1),
+    ("benchmark : Wait for the benchmarks", 1.0),
+    ("gang : Wait for the gang", 0.5),
+    ("report : Judge the run", 0.3),
+]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    directory = tmp_path_factory.mktemp("resume")
+    (directory / "runs").mkdir()
+    with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
+        yield Site(lab=lab, runs=directory / "runs")
+
+
+@pytest.fixture(scope="module")
+def undisturbed(site: Site) -> dict[str, Any]:
+    code, output = site.run("undisturbed")
+    assert code == 0, output[-4000:]
+    return site.report("undisturbed")
+
+
+def test_killed_and_resumed_it_is_as_if_nothing_had_been(site: Site, undisturbed: dict[str, Any]) -> None:
+    assert undisturbed["decision"] == "accepted"
+    told: list[str] = []
+    for task, then_s in POINTS:
+        assert kill(site, "killed", task, then_s, told.append), told
+    torn(site.runs / "killed")
+    code, output = site.run("killed")
+    assert code == 0, output[-4000:]
+    assert wrong(site, "killed", undisturbed) == [], told
+    journal = [json.loads(line) for line in (site.runs / "killed" / "journal.jsonl").read_text().splitlines()]
+    assert [event["what"] for event in journal][:-1] == ["begun"] + ["resumed"] * len(POINTS)
+    assert journal[-1]["what"] == "reported"
+    assert all("is gone" in event["note"] for event in journal[1:-1])
+
+
+def torn(run: Path) -> None:
+    """What a kill in the midst of a transfer or of writing leaves."""
+    whole = (run / "hosts" / "node1.json").read_bytes()
+    (run / "hosts" / "node1.json").write_bytes(whole[: len(whole) // 2])
+    (run / "hosts" / ".node1.json.abcdefgh").write_text("{")
+    (run / ".report.json.abcdefgh").write_text("{")
+    for name in ("events.jsonl", "journal.jsonl"):
+        with (run / name).open("a") as file:
+            file.write('{"at": "20')
+
+
+@pytest.fixture
+def at_work(site: Site, undisturbed: dict[str, Any]) -> Iterator[Attempt]:
+    """A run that measures at this moment, killed in the end."""
+    attempt = site.start("first", seconds=60.0)
+    assert attempt.reached("benchmark : Wait for the benchmarks"), attempt.lines[-20:]
+    yield attempt
+    attempt.kill()
+
+
+def test_second_operator_is_refused_on_the_run_and_on_the_hosts(site: Site, at_work: Attempt) -> None:
+    since = json.loads((site.runs / "first" / "lock.json").read_text())["since"]
+    code, output = site.run("first", "inspect", seconds=60.0)
+    assert code == 2
+    assert f"(process {at_work.process.pid}) since {since}: wait for its end" in output
+    code, output = site.run("second", "inspect")  # a run of its own, which must leave the hosts alone
+    assert code == 2
+    assert output.count("this host is held by run first of root on") == len(HOSTS)
+    attempt = site.start("forced", "inspect", rackproof_take_over=True)
+    assert "failed=1" not in attempt.end()
+    for host in HOSTS:
+        lease = json.loads(site.lab.on(host, "cat", f"{STATE}/lease.json").stdout)
+        assert lease["run_id"] == "forced"
+        assert site.lab.on(host, "pgrep", "-af", "agent.benchmarks", check=False).stdout == ""
+    at_work.end()
+    report = site.report("first")
+    assert report["decision"] == "incomplete"
+    events = {host["name"]: " ".join(host["events"]) for host in report["hosts"]}
+    assert [host for host in HOSTS if "this host was taken by run forced of root on" in events[host]] == list(HOSTS)
+
+
+def lease_of_another(site: Site, host: str) -> dict[str, Any]:
+    """Gives the host to a run of another control node, of which nothing is known here."""
+    at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+    by = replace(locks.claim("theirs", Path("/srv/runs"), 1, at), user="bob", host="control2", machine="another")
+    lease = {"run_id": "theirs", "nonce": "f" * 32, "by": {**vars(by), "running": []}, "since": at, "renewed": at}
+    lease["lasts_s"] = 999
+    site.lab.put(host, f"{STATE}/lease.json", json.dumps(lease) + "\n")
+    return lease
+
+
+def test_host_that_another_control_node_has_leaves_the_run_by_name(site: Site, undisturbed: dict[str, Any]) -> None:
+    """The others go on, and what is there on that host stays as it is."""
+    lease = lease_of_another(site, "node2")
+    site.run("beside", "inspect")
+    code, output = site.run("beside", "report")
+    assert code == 2
+    reasons = [item["reason"] for item in site.report("beside")["verdicts"] if item["host"] == "node2"]
+    assert len(reasons) == 1
+    assert f"this host is held by run theirs of bob on control2 since {lease['since']}" in reasons[0]
+    assert "REHEARSAL INCOMPLETE" in output
+    assert json.loads(site.lab.on("node2", "cat", f"{STATE}/lease.json").stdout) == lease
+    assert site.lab.on("node1", "test", "-e", f"{STATE}/lease.json", check=False).returncode == 1
+
+
+def test_teardown_leaves_a_host_alone_that_another_run_has(site: Site, undisturbed: dict[str, Any]) -> None:
+    lease_of_another(site, "node2")
+    code, output = site.run("down", "teardown")
+    assert code == 2
+    assert output.count("this host is held by run theirs of bob on control2") == 1
+    there = [site.lab.on(host, "test", "-e", "/opt/rackproof", check=False).returncode == 0 for host in HOSTS]
+    assert there == [False, True]
+    assert site.run("down", "teardown", rackproof_take_over=True)[0] == 0
+    assert site.lab.on("node2", "sh", "-c", f"ls -d /opt/rackproof {STATE}", check=False).stdout == ""

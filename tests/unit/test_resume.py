@@ -1,0 +1,476 @@
+"""A run that is cut off goes on where it was, and nobody else gets in: the lock, the lease, and what is left behind."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rackproof
+from agent import background, lease
+from agent.record import HostRun
+from fleet import lock
+from schemas import documents, locks
+from schemas.locks import Claim
+from schemas.plans import Plan
+from schemas.records import Snapshot, to_json
+from tests import builders
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.fixture
+def bystander() -> Iterator[subprocess.Popen[bytes]]:
+    """A process that lives, as somebody else's playbook would."""
+    with subprocess.Popen(["sleep", "600"]) as process:
+        yield process
+        process.kill()
+
+
+def of(pid: int, directory: Path, **changes: object) -> Claim:
+    """The claim of that process on the run in `directory`."""
+    claim = locks.claim(directory.name, directory.parent, pid, "2026-11-21T04:00:00.000000Z")
+    return replace(claim, user="alice", host="control1", **changes)  # type: ignore[arg-type]
+
+
+def held(directory: Path, by: Claim) -> None:
+    directory.mkdir(parents=True, exist_ok=True)
+    with locks.exclusive(directory / lock.LOCK) as file:
+        locks.write_line(file, {**vars(by), "running": list(by.running)})
+
+
+def journal(directory: Path) -> list[dict[str, object]]:
+    lines = (directory / lock.JOURNAL).read_text().splitlines()
+    events = [json.loads(line) for line in lines]
+    for event in events:
+        documents.validate(event, "journal", source="journal")
+    return events
+
+
+# --- the lock
+
+
+def test_second_operator_is_told_who_since_when_and_what_to_do(
+    tmp_path: Path, bystander: subprocess.Popen[bytes]
+) -> None:
+    held(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
+    with pytest.raises(lock.HeldError) as refused:
+        lock.take(tmp_path / "r1")
+    assert str(refused.value) == (
+        f"run r1 is carried out by alice on control1 (process {bystander.pid}) since 2026-11-21T04:00:00.000000Z: "
+        f"wait for its end, or end it there (kill {bystander.pid}) and start this again, which resumes it; "
+        "for a run of its own choose another rackproof_run_id"
+    )
+    with pytest.raises(lock.HeldError):  # one that can be asked is not passed over
+        lock.take(tmp_path / "r1", take_over=True)
+    assert not (tmp_path / "r1" / lock.JOURNAL).exists()
+
+
+def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
+    with subprocess.Popen(["sleep", "600"]) as gone:
+        held(tmp_path / "r1", of(gone.pid, tmp_path / "r1"))
+        gone.kill()
+    assert lock.take(tmp_path / "r1") == (
+        f"alice on control1 (process {gone.pid}) had this run since 2026-11-21T04:00:00.000000Z and is gone"
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "lives"),
+    [
+        ({}, True),
+        ({"born": "1"}, False),  # another process has the number now
+        ({"boot_id": "another"}, False),  # the machine was booted again
+        ({"pid_namespace": "pid:[1]"}, None),  # a container's numbers mean nothing here
+        ({"machine": "another", "boot_id": "another"}, None),
+    ],
+)
+def test_whether_a_holder_lives_is_told_exactly_or_not_at_all(
+    change: dict[str, str], lives: bool | None, tmp_path: Path, bystander: subprocess.Popen[bytes]
+) -> None:
+    assert of(bystander.pid, tmp_path / "r1", **change).lives() is lives
+
+
+def test_holder_that_cannot_be_asked_is_passed_over_only_on_demand(tmp_path: Path) -> None:
+    held(tmp_path / "r1", of(1, tmp_path / "r1", machine="another"))
+    with pytest.raises(lock.HeldError, match=r"cannot be asked from here .* rackproof_take_over"):
+        lock.take(tmp_path / "r1")
+    assert "had this run" in lock.take(tmp_path / "r1", take_over=True)
+
+
+@pytest.mark.parametrize("text", ["", '{"run_id": "r1", "user"', "\0" * 100, "null\n", '{"run_id": "r1"}\n'])
+def test_lock_that_was_not_written_to_its_end_holds_nobody_back(text: str, tmp_path: Path) -> None:
+    (tmp_path / "r1").mkdir()
+    (tmp_path / "r1" / lock.LOCK).write_text(text)
+    assert lock.take(tmp_path / "r1") == ""
+    assert lock.peek(tmp_path / "r1")
+
+
+def test_run_is_begun_resumed_and_given_back(tmp_path: Path) -> None:
+    lock.take(tmp_path / "r1")
+    (tmp_path / "r1" / "plan.json").write_text("{}")
+    lock.take(tmp_path / "r1")
+    with (tmp_path / "r1" / lock.JOURNAL).open("a") as file:
+        file.write('{"at": "2026-')  # killed while it wrote
+    lock.take(tmp_path / "r1")
+    lock.release(tmp_path / "r1", "accepted")
+    assert not (tmp_path / "r1" / lock.LOCK).exists()
+    assert [event["what"] for event in journal(tmp_path / "r1")] == ["begun", "resumed", "resumed", "reported"]
+
+
+def test_report_by_somebody_else_gives_nothing_back(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+    held(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
+    lock.release(tmp_path / "r1", "accepted")
+    assert lock.peek(tmp_path / "r1")
+
+
+def test_claim_names_the_other_runs_that_are_carried_out(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+    held(tmp_path / "live", of(bystander.pid, tmp_path / "live"))
+    held(tmp_path / "elsewhere", of(1, tmp_path / "elsewhere", machine="another"))
+    held(tmp_path / "dead", of(bystander.pid, tmp_path / "dead", born="1"))
+    lock.take(tmp_path / "r1")
+    mine = lock.peek(tmp_path / "r1")
+    assert mine
+    assert mine.running == ("elsewhere", "live")
+
+
+PLAYBOOK = """
+import subprocess, sys, time
+done = subprocess.run(["/bin/sh", "-c", sys.argv[1]])
+print(done.returncode, flush=True)
+time.sleep(float(sys.argv[2]))
+"""
+
+
+def playbook(directory: Path, seconds: float) -> subprocess.Popen[str]:
+    """A process that is an ansible-playbook as far as its command line goes, and plans through a shell."""
+    program = directory / "ansible-playbook"
+    program.write_text(PLAYBOOK)
+    listing = {
+        "gpu_hosts": {"hosts": ["h1"]},
+        "_meta": {"hostvars": {"h1": {"rackproof_profile": "rehearsal", "rackproof_gang": "none"}}},
+    }
+    (directory / "inventory.json").write_text(json.dumps(listing))
+    plan = (
+        f"{sys.executable} {ROOT / 'rackproof.py'} plan -i - --run-dir {directory}/runs/r1 < {directory}/inventory.json"
+    )
+    return subprocess.Popen(
+        [sys.executable, str(program), plan, str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+
+
+def test_of_two_playbooks_on_one_run_the_second_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
+    with playbook(tmp_path, 600) as first:
+        assert first.stdout
+        assert [first.stdout.readline().split()[0] for _ in range(2)] == ["run", "0"]
+        mine = lock.peek(tmp_path / "runs" / "r1")
+        assert mine
+        assert mine.pid == first.pid
+        with playbook(tmp_path, 0) as second:
+            told = second.communicate()[0]
+        assert f"(process {first.pid}) since {mine.since}: wait for its end" in told
+        assert told.endswith("\n75\n")
+        first.kill()
+    with playbook(tmp_path, 0) as third:
+        told = third.communicate()[0]
+    assert f"(process {first.pid}) had this run since {mine.since} and is gone" in told
+    assert told.endswith("\n0\n")
+    assert [event["what"] for event in journal(tmp_path / "runs" / "r1")] == ["begun", "resumed"]
+
+
+def test_many_at_once_make_one_plan(tmp_path: Path) -> None:
+    """Whoever comes first has it; nobody sees half of anything."""
+    started = [playbook(tmp_path, 20) for _ in range(4)]
+    try:
+        codes = []
+        for process in started:
+            assert process.stdout
+            codes.append(next(int(line) for line in process.stdout if line.strip().isdigit()))
+    finally:
+        for process in started:
+            process.kill()
+            process.communicate()
+    assert sorted(codes) == [0, 75, 75, 75]
+
+
+def test_what_a_killed_attempt_left_is_removed_and_nothing_else(tmp_path: Path) -> None:
+    run = tmp_path / "r1"
+    kept = {
+        "plan.json": "{}",
+        "hosts/h1.json": "{}",
+        "gangs/a/h1.json": "{}",
+        "report.json": "{}",
+        ".hidden": "an operator's",
+    }
+    left = {
+        ".report.json.ab3_x9zz": "{",
+        "hosts/.h1.json.abcdefgh": "",
+        "gangs/a/.h1.json.abcdefgh": "",
+        "agent/a.whl": "PK",
+    }
+    for name, text in {**kept, **left}.items():
+        (run / name).parent.mkdir(parents=True, exist_ok=True)
+        (run / name).write_text(text)
+    (run / "events.jsonl").write_text('{"at": 1}\n{"at": 2}\n{"at"')
+    lock.take(run)
+    there = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    assert there == {*kept, "events.jsonl", lock.LOCK, lock.JOURNAL}
+    assert (run / "events.jsonl").read_text() == '{"at": 1}\n{"at": 2}\n'
+
+
+def test_shorter_line_takes_the_place_of_a_longer_one(tmp_path: Path) -> None:
+    path = tmp_path / "lease.json"
+    for runs in ("/a/very/long/directory/of/runs", "/runs"):
+        with locks.exclusive(path) as file:
+            locks.write_line(file, {**vars(of(1, tmp_path / "r1", runs=runs)), "running": []})
+    assert json.loads(path.read_text())["runs"] == "/runs"
+
+
+def test_who_waits_for_a_file_that_is_removed_gets_the_next_one(tmp_path: Path) -> None:
+    path, order = tmp_path / "lock.json", []
+
+    def second() -> None:
+        with locks.exclusive(path):
+            order.append(path.exists())
+
+    with locks.exclusive(path):
+        waiting = threading.Thread(target=second)
+        waiting.start()
+        time.sleep(0.1)
+        assert order == []
+        path.unlink()
+    waiting.join()
+    assert order == [True]
+
+
+# --- the lease
+
+
+def plan(run_id: str = "r1") -> Plan:
+    return replace(builders.plan(profile="rehearsal"), run_id=run_id)
+
+
+def claim(state: Path, run_id: str, since: str, **changes: object) -> Claim:
+    return replace(of(1, state / "control" / run_id), since=f"2026-11-21T{since}:00.000000Z", **changes)  # type: ignore[arg-type]
+
+
+def take(state: Path, run_id: str, since: str = "04:00", *, take_over: bool = False, **changes: object) -> str:
+    (state / "runs").mkdir(exist_ok=True)
+    return lease.take(
+        state / "runs" / run_id, plan(run_id), claim(state, run_id, since, **changes), take_over=take_over
+    )
+
+
+def lying(state: Path) -> dict[str, object]:
+    found: dict[str, object] = documents.read(state / "lease.json", "lease")
+    return found
+
+
+def aged(state: Path, seconds: float) -> None:
+    """The lease as it would be had it been renewed that long ago."""
+    at = datetime.now(timezone.utc) - timedelta(seconds=seconds)
+    (state / "lease.json").write_text(json.dumps({**lying(state), "renewed": at.strftime("%Y-%m-%dT%H:%M:%SZ")}) + "\n")
+
+
+ELSEWHERE = {"machine": "another", "user": "bob", "host": "control2"}
+
+
+def test_another_run_is_refused_and_told_who_has_the_host(tmp_path: Path) -> None:
+    assert take(tmp_path, "r1") == ""
+    before = lying(tmp_path)
+    with pytest.raises(lease.HeldError) as refused:
+        take(tmp_path, "r2", "05:00", **ELSEWHERE)
+    assert f"held by run r1 of alice on control1 since {before['since']}" in str(refused.value)
+    assert "rackproof_take_over" in str(refused.value)
+    assert lying(tmp_path) == before
+
+
+def test_same_run_goes_on_with_its_lease(tmp_path: Path) -> None:
+    take(tmp_path, "r1")
+    since = lying(tmp_path)["since"]
+    assert take(tmp_path, "r1", "05:00", user="carol") == ""
+    assert lying(tmp_path)["since"] == since
+    assert lying(tmp_path)["by"]["user"] == "carol"  # type: ignore[index]
+
+
+def test_same_name_of_another_plan_is_another_run(tmp_path: Path) -> None:
+    take(tmp_path, "r1")
+    other = replace(plan("r1"), nonce="f" * 32)
+    with pytest.raises(lease.HeldError):
+        lease.take(tmp_path / "runs" / "r1", other, claim(tmp_path, "r1", "05:00", **ELSEWHERE))
+
+
+def test_lease_ends_when_nothing_was_heard_for_longer_than_the_longest_stage(tmp_path: Path) -> None:
+    take(tmp_path, "r1")
+    longest = max(stage.deadline_s for stage in plan().stages)
+    assert lying(tmp_path)["lasts_s"] == longest + lease.IDLE_S
+    aged(tmp_path, longest + lease.IDLE_S - 30)
+    with pytest.raises(lease.HeldError):
+        take(tmp_path, "r2", "05:00", **ELSEWHERE)
+    aged(tmp_path, longest + lease.IDLE_S + 30)
+    assert take(tmp_path, "r2", "05:00", **ELSEWHERE).startswith("taken over from run r1 of alice on control1")
+
+
+def test_control_node_that_knows_the_other_run_is_over_takes_the_host(tmp_path: Path) -> None:
+    take(tmp_path, "r1")
+    assert "is not carried out any more" in take(tmp_path, "r2", "05:00")
+
+
+@pytest.mark.parametrize(
+    ("since", "changes"),
+    [
+        ("05:00", {"running": ("r1",)}),  # it is carried out
+        ("03:00", {}),  # it began later than who asks, who cannot know
+        ("05:00", {"runs": "/elsewhere"}),  # another directory of runs: nothing is known of it
+    ],
+)
+def test_control_node_that_does_not_know_it_over_does_not(
+    since: str, changes: dict[str, object], tmp_path: Path
+) -> None:
+    take(tmp_path, "r1")
+    with pytest.raises(lease.HeldError):
+        take(tmp_path, "r2", since, **changes)
+
+
+SUPERVISOR = """
+import sys, time
+from pathlib import Path
+from agent import lease
+from tests.unit.test_resume import plan
+lease.renew(Path(sys.argv[1]) / "runs" / "r1", plan("r1"), "benchmark")
+print("up", flush=True)
+time.sleep(600)
+"""
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
+    """Measures for r1, which has the host."""
+    take(tmp_path, "r1")
+    command = [sys.executable, "-c", SUPERVISOR, str(tmp_path)]
+    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "up\n"
+        yield process
+        process.kill()
+
+
+def test_host_on_which_a_stage_runs_is_not_taken_however_old_the_lease(
+    tmp_path: Path, supervisor: subprocess.Popen[str]
+) -> None:
+    aged(tmp_path, 1e6)
+    with pytest.raises(lease.HeldError, match=f"its stage benchmark as process {supervisor.pid} "):
+        take(tmp_path, "r2", "05:00")
+    supervisor.kill()
+    supervisor.wait()
+    assert take(tmp_path, "r2", "05:00")
+
+
+def test_taking_over_ends_what_the_other_run_does_here(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
+    assert take(tmp_path, "r2", take_over=True, **ELSEWHERE).startswith("taken over by force from run r1")
+    assert supervisor.wait() == -signal.SIGTERM
+    with pytest.raises(lease.HeldError, match="held by run r2 of bob"):
+        lease.renew(tmp_path / "runs" / "r1", plan("r1"))
+
+
+def test_only_the_run_itself_gives_the_host_back(tmp_path: Path) -> None:
+    take(tmp_path, "r1")
+    lease.release(tmp_path, "r2")
+    assert (tmp_path / "lease.json").exists()
+    lease.release(tmp_path, "r1")
+    assert not (tmp_path / "lease.json").exists()
+
+
+def test_stop_leaves_alone_what_another_run_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    take(tmp_path, "r1")
+    exporter, by = (
+        str(tmp_path / "exporter"),
+        json.dumps({**vars(claim(tmp_path, "r2", "05:00", **ELSEWHERE)), "running": []}),
+    )
+    assert rackproof.main(["stop", exporter, "--run-dir", "/x/runs/r2", "--claim", by]) == 0
+    assert capsys.readouterr().out.startswith("this host is held by run r1 of alice")
+    assert rackproof.main(["stop", exporter, "--claim", by]) == lease.HELD
+    assert "held by run r1" in capsys.readouterr().err
+    assert rackproof.main(["stop", exporter, "--run-dir", "/x/runs/r1"]) == 0
+    assert not (tmp_path / "lease.json").exists()
+
+
+# --- what a host does when it is asked again
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> HostRun:
+    return HostRun.begin(tmp_path / "runs" / "r1", "h1", text())
+
+
+def text() -> str:
+    return json.dumps(to_json(plan()))
+
+
+def together(*commands: Sequence[str], stdin: str = "") -> list[str]:
+    """The outputs of commands that are started at once, and all end well."""
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    started = [subprocess.Popen([sys.executable, *command], cwd=ROOT, text=True, **pipes) for command in commands]
+    said = [process.communicate(stdin)[0] for process in started]
+    assert [process.returncode for process in started] == [0] * len(commands), said
+    return said
+
+
+def test_run_that_goes_on_keeps_its_first_snapshot(tmp_path: Path) -> None:
+    """Counters are compared with it; and two commands at once, one of a playbook that was killed, are as one."""
+    directory = tmp_path / "runs" / "r1"
+    directory.parent.mkdir()
+    inspect = ["rackproof.py", "inspect", "--plan", "-", "--run-dir", str(directory), "--host", "h1"]
+    together(inspect, inspect, inspect, stdin=text())
+    before = (directory / "record.json").read_text()
+    assert [(seen["stage"], seen["phase"]) for seen in json.loads(before)["snapshots"]] == [("preflight", "before")]
+    together(inspect, stdin=text())
+    assert (directory / "record.json").read_text() == before
+
+
+def test_nothing_is_lost_where_several_add_to_a_record_at_once(run: HostRun) -> None:
+    def add(number: int) -> None:
+        snapshot = Snapshot(stage=f"s{number}", phase="before", at=builders.WHEN, duration_s=0.0, metrics=())
+        HostRun(run.directory, "h1").add(snapshots=[snapshot])
+
+    threads = [threading.Thread(target=add, args=(number,)) for number in range(12)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert {seen.stage for seen in run.record().snapshots} == {f"s{number}" for number in range(12)}
+
+
+def test_started_twice_at_once_it_runs_once(tmp_path: Path) -> None:
+    arguments = "['-c', 'import time; time.sleep(600)']"
+    start = "from pathlib import Path; from agent import background; "
+    start += f"print(background.start({arguments}, Path({str(tmp_path)!r}), 'stage'))"
+    said = together(*[["-c", start]] * 4)
+    pid = int((tmp_path / "stage.pid").read_text().split()[0])
+    os.kill(pid, signal.SIGKILL)
+    assert sorted(said) == sorted([f"stage started as process {pid}\n", *[f"stage runs as process {pid}\n"] * 3])
+
+
+def test_who_comes_while_a_stage_is_carried_out_waits_for_its_end(tmp_path: Path) -> None:
+    hold = (
+        f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path; from agent import background\n"
+    )
+    hold += f"with background.alone(Path({str(tmp_path)!r}), 'stage'):\n    print('up', flush=True); time.sleep(600)"
+    with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert process.stdout.readline() == "up\n"
+        threading.Timer(0.5, process.kill).start()
+        began = time.monotonic()
+        with background.alone(tmp_path, "stage"):
+            assert time.monotonic() - began >= 0.4
