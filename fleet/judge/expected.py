@@ -7,7 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from fleet.judge.evidence import Evidence, HostView
-from schemas.catalogue import Expectation
+from schemas.catalogue import Expectation, possible
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
@@ -84,7 +84,10 @@ def planned(view: HostView) -> Iterator[Verdict]:
         wanted = [item for item in view.expected if item.stage == stage.name]
         why = _stage_problem(view, stage.name)
         missing, members = [], _members(view, stage.name)
+        ranks = sum(len(host.devices) for host in view.plan.hosts if host.name in members)
         for item in wanted:
+            if stage.name == "gang" and members and not possible(item.name, ranks):
+                continue  # a gang that was formed again has another number of ranks
             for scope in view.plan.scopes_of(view.host, item):
                 partner = scope.partition("partner=")[2]
                 if partner and members and partner not in members:
@@ -136,6 +139,8 @@ def _speaks_of(view: HostView, item: Expectation, seen: Observation) -> bool:
 
 def _stage_problem(view: HostView, stage: str) -> str:
     launches = [launch for launch in view.evidence.launches() if launch.stage == stage]
+    if not launches and stage == "gang" and not any(record.gang for record in view.evidence.records):
+        return "there is no record of the stage from this host"
     if not launches:
         return "the stage did not start on this host"
     reasons = [launch.reason for launch in launches if launch.outcome != "finished"]
@@ -181,17 +186,15 @@ def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: list[tuple
 
 
 def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
-    """Hosts of one gang that were each measured, but not with each other. A host that was not at all is told elsewhere."""
-    members = {
-        host: launch.members
-        for host, left in evidence.items()
-        for launch in left.launches()
-        if launch.stage == "gang" and launch.outcome == "finished"
-    }
+    """Hosts of one gang that were each measured, but never with each other. A host that was not at all is told elsewhere.
+
+    A gang that was formed again without a host is not divided from it: that host is judged by the launch it was in.
+    """
+    members, met = _met(evidence)
     found = []
     for gang, hosts in plan.gangs().items():
         for host in hosts:
-            apart = [other for other in hosts if other in members and host in members and other not in members[host]]
+            apart = [other for other in hosts if other in met and host in met and other not in met[host]]
             if apart:
                 found.append(
                     Verdict(
@@ -206,3 +209,15 @@ def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
                     )
                 )
     return found
+
+
+def _met(evidence: Mapping[str, Evidence]) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:
+    """Of each host that a launch of its gang finished on: with whom the last one was, and with whom any of them."""
+    members: dict[str, tuple[str, ...]] = {}
+    met: dict[str, set[str]] = defaultdict(set)
+    for host, left in evidence.items():
+        for launch in left.launches():
+            if launch.stage == "gang" and launch.outcome == "finished":
+                members[host] = launch.members
+                met[host] |= set(launch.members)
+    return members, met

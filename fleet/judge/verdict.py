@@ -1,8 +1,8 @@
 """judge(plan, evidence, packs) -> verdicts. A pure function: the same input, the same verdicts, today or in a year.
 
 What the plan expects and nobody saw is inconclusive (`expected`). What was seen is held against every criterion that speaks
-of it (`held`), where need be against the fleet's other parts (`outliers`, `uniform`, `digests`), and against what was
-ordered (`manifest`).
+of it (`held`), where need be against the fleet's other parts (`outliers`, `uniform`, `digests`), against its own beginning
+(`drift`), and against what was ordered (`manifest`).
 """
 
 from __future__ import annotations
@@ -12,12 +12,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from fleet.judge import expected
 from fleet.judge.criteria import Pack
 from fleet.judge.digests import judge_digests
+from fleet.judge.drift import DRIFT, soaked, with_course, with_drift
 from fleet.judge.evidence import Evidence, HostView, Planned, find, packs_for
 from fleet.judge.held import held, sentence
 from fleet.judge.localise import judge_pairs
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.outliers import Fleet
 from fleet.judge.paths import normal_paths, with_lost_path
+from fleet.judge.stragglers import with_causes
 from fleet.judge.uniform import Groups, observed, uniform
 from schemas.plans import Plan
 from schemas.reports import Verdict
@@ -33,13 +35,18 @@ def judge(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -
         evidence: host -> what it left behind.
         packs: every pack that may apply; which ones do is read from the plan and the GPUs' names.
     """
-    left = {host.name: evidence.get(host.name, Evidence()) for host in plan.hosts}
+    left = {host.name: with_drift(evidence.get(host.name, Evidence())) for host in plan.hosts}
     views = [HostView(plan, host, left[host.name], packs) for host in plan.hosts]
     planned = Planned(plan)
     fleet, groups = Fleet(planned, views), Groups(views)
     found = [(view, list(_of_host(view, fleet, groups))) for view in views]
     normal = normal_paths(found)
-    verdicts = [with_lost_path(view, verdict, of_host, normal) for view, of_host in found for verdict in of_host]
+    verdicts = [
+        with_course(view, with_lost_path(view, verdict, of_host, normal))
+        for view, of_host in found
+        for verdict in of_host
+    ]
+    verdicts = with_causes(views, verdicts)
     believed = [view for view in views if view.has_record]
     return [
         *verdicts,
@@ -64,7 +71,10 @@ def _of_host(view: HostView, fleet: Fleet, groups: Groups) -> Iterator[Verdict]:
     yield from expected.planned(view)
     yield from expected.reported(view)
     yield from expected.unseen(view)
+    yield from soaked(view)
     for criterion in view.criteria().values():
+        if criterion.name.startswith(f"{DRIFT}.") and not observed(view, criterion):
+            continue  # there was no soak, or not of this; `soaked` tells where one was too short
         if criterion.same_as_fleet is None:
             verdicts = [*held(view, criterion, fleet)]
             silent = not verdicts

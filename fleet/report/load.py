@@ -28,8 +28,8 @@ class Run:
     quarantined: tuple[Quarantined, ...]
 
 
-def load(directory: Path) -> Run:
-    """Reads the run in `directory`.
+def load(directory: Path, *, alone: bool = True) -> Run:
+    """Reads the run in `directory`; without `alone` the gang records only.
 
     Raises:
         RunError: there is no plan, so nothing can be said about what is missing.
@@ -43,7 +43,7 @@ def load(directory: Path) -> Run:
     evidence = {}
     for host in plan.hosts:
         records, problems = [], []
-        for gang in ("", host.gang) if host.gang else ("",):
+        for gang in (*([""] if alone else []), *([host.gang] if host.gang else [])):
             path = f"gangs/{gang}/{host.name}.json" if gang else f"hosts/{host.name}.json"
             try:
                 records.append(_record(directory, path, plan, host.name, gang))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Index, packs_for
@@ -34,6 +34,7 @@ from schemas.reports import (
 _STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 _SUMMARY_LINES = 20
 LINK = "gpu.peer.link"
+MOST_NAMES = 10
 _TOLD_PARAMS = (
     "op",
     "dtype",
@@ -173,6 +174,7 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
     gpus = sum(len(host.gpus) for host in hosts)
     what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
     lines = [f"Hosts: {accepted} of {len(hosts)} {'passed' if plan.rehearsal else 'accepted'} ({what})"]
+    lines += _smaller_gangs(plan, hosts)
     lines += [f"{name}: {state}" for name, state in _stages(plan, hosts, verdicts)]
     if ordered := as_ordered(plan, verdicts):
         lines.append(f"{MANIFEST}{ordered}")
@@ -187,6 +189,28 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
         status=f"{'REHEARSAL ' if plan.rehearsal else ''}{_STATUS[decision]}",
         summary=tuple(lines),
     )
+
+
+def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
+    """With whom each gang was measured, where some of its hosts were left out: figures of fewer hosts are not the gang's."""
+    last = {
+        host.name: launch.members
+        for host in hosts
+        for launch in host.launches
+        if launch.stage == "gang" and launch.outcome == "finished"
+    }
+    for gang, planned in plan.gangs().items():
+        groups = dict.fromkeys(last[host] for host in planned if host in last)
+        whole = {frozenset(members) for members in groups} == {frozenset(planned)}
+        for members in groups if not whole else ():
+            names = ", ".join(members[:MOST_NAMES]) + (" …" if len(members) > MOST_NAMES else "")
+            without = [host for host in planned if host not in members]
+            but = f", without {', '.join(without[:MOST_NAMES])}{' …' if len(without) > MOST_NAMES else ''}"
+            yield f"Gang {gang}: {len(members)} of {len(planned)} hosts were measured together ({names}){but if without else ''}"
+        if not groups and any(
+            launch.stage == "gang" for host in hosts if host.name in planned for launch in host.launches
+        ):
+            yield f"Gang {gang}: no launch of its {len(planned)} hosts came to its end"
 
 
 def _kind(verdict: Verdict) -> str:

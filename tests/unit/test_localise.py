@@ -474,6 +474,7 @@ def record(of: Plan, host: PlannedHost, *observations: Observation) -> Record:
         rackproof="0",
         gpus=tuple(builders.gpu(host.name, index) for index in host.devices if host.device == "gpu"),
         observations=observations,
+        launches=(builders.launch("gang", of.gangs()[host.gang]),) if observations else (),
     )
 
 

@@ -45,7 +45,9 @@ def explain(
     for quantity, share in ((BANDWIDTH, tolerance.bandwidth), (LATENCY, tolerance.latency)):
         edges = _edges(pairs, quantity)
         if edges:
-            found = _joined(found, Named(quantity, edges, find_slow(edges, share), failed_alone).suspects())
+            found = _joined(
+                found, Named(quantity, edges, find_slow(edges, share, tolerance.sigmas), failed_alone).suspects()
+            )
     if not found and collective_slow and pairs:
         found = [_fabric(pairs)]
     return sorted(found, key=lambda suspect: (-suspect.confidence, suspect.where))

@@ -67,6 +67,8 @@ class Tolerance:
     bandwidth: float = 0.12
     latency: float = 0.5
     """Of 1 / latency: 0.5 is twice the time."""
+    sigmas: float = 6
+    """Of noise that a part must be out of line by: a quarter of a million pairs bring one false alarm in four thousand runs."""
 
 
 def rule_of_succession(agreeing: int, compared: int) -> float:

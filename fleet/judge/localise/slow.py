@@ -14,8 +14,6 @@ from dataclasses import dataclass, field
 
 from fleet.judge.localise.matrix import End, spread, upper_median
 
-SIGMAS = 6
-"""Of noise that a part must be out of line by: a quarter of a million pairs bring one false alarm in four thousand runs."""
 LEAST_HOSTS = 3
 """Of two, neither can be told from the other."""
 MANY = 8
@@ -60,12 +58,13 @@ class Slow:
     """Share of speed that an edge may lack, as a logarithm."""
 
 
-def find_slow(edges: Sequence[Edge], tolerance: float) -> Slow:
+def find_slow(edges: Sequence[Edge], tolerance: float, sigmas: float) -> Slow:
     """What is slow among the pairs of three hosts or more.
 
     Args:
         edges: every pair of every rail once.
         tolerance: the share of speed that may be missing where noise does not explain more.
+        sigmas: standard deviations of what they scatter by that are noise.
     """
     least = -math.log(1 - tolerance)
     found = Slow(shares=_shares(edges), limit=least)
@@ -75,8 +74,8 @@ def find_slow(edges: Sequence[Edge], tolerance: float) -> Slow:
     levels = {end: _level([found.shares[place] for place in places]) for end, places in found.of_end.items()}
     levels = {end: level for end, level in levels.items() if len(found.of_end[end]) > 1}
     if levels:
-        _judge_ends(found, levels, least)
-    _judge_links(found, edges, least)
+        _judge_ends(found, levels, least, sigmas)
+    _judge_links(found, edges, least, sigmas)
     return found
 
 
@@ -107,13 +106,13 @@ def _level(shares: Sequence[float]) -> float:
     return sorted(shares)[-2 if len(shares) >= MANY else -1]
 
 
-def _judge_ends(found: Slow, levels: Mapping[End, float], least: float) -> None:
+def _judge_ends(found: Slow, levels: Mapping[End, float], least: float, sigmas: float) -> None:
     of_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():
         of_rail[rail][host] = level
     usual = {rail: upper_median(of_host.values()) for rail, of_host in of_rail.items()}
     centre = upper_median(usual.values())
-    limit = max(least, SIGMAS * spread([level - usual[rail] for (_, rail), level in levels.items()], 0.0))
+    limit = max(least, sigmas * spread([level - usual[rail] for (_, rail), level in levels.items()], 0.0))
     for rail, level in usual.items():
         if level < centre - limit and len(of_rail[rail]) >= LEAST_HOSTS:
             found.rails[rail] = level - centre
@@ -123,7 +122,7 @@ def _judge_ends(found: Slow, levels: Mapping[End, float], least: float) -> None:
             found.ends[(host, rail)] = level - base
 
 
-def _judge_links(found: Slow, edges: Sequence[Edge], least: float) -> None:
+def _judge_links(found: Slow, edges: Sequence[Edge], least: float, sigmas: float) -> None:
     """The edges between ends that are well; where most of them meet in one end, it is that end after all."""
     left = {
         place: share - found.rails.get(edges[place].rail, 0.0)
@@ -133,7 +132,7 @@ def _judge_links(found: Slow, edges: Sequence[Edge], least: float) -> None:
     if not left:
         return
     centre = upper_median(left.values())
-    found.limit = max(least, SIGMAS * spread([*left.values()], centre))
+    found.limit = max(least, sigmas * spread([*left.values()], centre))
     slow = {place for place, share in left.items() if share < centre - found.limit}
     while slow:
         end, places = _most(slow, edges)

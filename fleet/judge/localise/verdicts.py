@@ -1,4 +1,4 @@
-"""What the pair matrix of each gang says of its hosts: verdicts on `pairs.bandwidth` and `pairs.latency`.
+"""What the launches of each gang say of its hosts: its pair matrix (`pairs.bandwidth`, `pairs.latency`), and who stopped them.
 
 A part that is slow with everybody fails its host. What lies between hosts fails nobody by its slowness alone, as two paths that
 a switch lays over one wire look the same: it is inconclusive on both ends, and told again where it is measured again.
@@ -9,11 +9,13 @@ from __future__ import annotations
 import math
 import statistics
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleet.judge.evidence import HostView
 from fleet.judge.localise.explain import explain
+from fleet.judge.localise.faults import CRITERION, STAGE, judge_faults, last_of
+from fleet.judge.localise.launches import Attempt, attempts
 from fleet.judge.localise.matrix import (
     BANDWIDTH,
     FABRIC,
@@ -30,12 +32,11 @@ from fleet.judge.localise.slow import LEAST_HOSTS
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 
-CRITERION = "localise"
-STAGE = "gang"
 UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
-SOURCE = "ours: equal hosts on one fabric are equally fast with each other (docs/localisation.md)"
-FOR_A_CPU = Tolerance(bandwidth=0.75, latency=0.9)
-"""In a rehearsal only a gross fault is told: a quarter of the bandwidth, ten times the latency."""
+EQUAL = "ours: equal hosts on one fabric are equally fast with each other (docs/localisation.md)"
+FOR_A_CPU = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
+"""In a rehearsal only a gross fault is told: a quarter of the bandwidth, ten times the latency. That is more than most noise:
+with the six standard deviations of GPU hosts, five processes on a busy machine hid what was a hundred times too slow."""
 SURE_ON_CPUS = 0.8
 """And only where three comparisons and more speak for it: one pair is slow whenever something else has the processor."""
 SLOW_RAIL = 0.75
@@ -43,7 +44,10 @@ SLOW_RAIL = 0.75
 
 
 def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts on each host of each gang that measured its pairs.
+    """The verdicts on each host of each gang: who stopped a launch of it, and what its pairs say.
+
+    A host is judged by the last launch that it took part in. Those who left before are judged by that one, and the others by
+    what they did without them.
 
     Args:
         views: the hosts whose records are believed.
@@ -53,7 +57,15 @@ def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
     for view in views:
         if view.host.gang:
             gangs[view.host.gang][view.host.name] = view
-    return [verdict for gang, members in gangs.items() for verdict in _Gang(gang, members, verdicts).verdicts()]
+    found: list[Verdict] = []
+    for gang, members in gangs.items():
+        plan = next(iter(members.values())).plan
+        launched = attempts(plan, {host: view.evidence for host, view in members.items()}, gang)
+        found += judge_faults(launched, members)
+        for attempt, last in last_of(launched):
+            slow = is_slow(attempt, last, verdicts)
+            found += [item for item in _Gang(attempt, members, verdicts, slow).verdicts() if item.host in last]
+    return found
 
 
 @dataclass
@@ -73,12 +85,16 @@ class _Told:
 
 
 class _Gang:
-    """One gang, its pairs and who is suspected."""
+    """One launch of a gang, its pairs and who is suspected."""
 
-    def __init__(self, gang: str, members: Mapping[str, HostView], verdicts: Sequence[Verdict]) -> None:
-        self._scope = f"gang={gang}"
+    def __init__(
+        self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], slow: bool
+    ) -> None:
+        self._scope = f"gang={attempt.gang}"
+        self._attempt = attempt
+        members = {host: views[host] for host in attempt.told if host in views}
         self._members = members
-        self._slow = any(_slow_collective(verdict, self._scope) for verdict in verdicts)
+        self._slow = slow
         self._rehearsal = any(view.plan.rehearsal for view in members.values())
         self._tolerance = FOR_A_CPU if self._rehearsal else Tolerance()
         self._pairs = self._matrix()
@@ -86,12 +102,14 @@ class _Gang:
 
     def _matrix(self) -> list[Pair]:
         told: dict[tuple[str, str, int], _Told] = defaultdict(_Told)
-        for view in self._members.values():
+        blamed = self._attempt.blamed()
+        for host, view in self._members.items():
             for quantity in UNITS:
-                latest = {seen.scope: seen for seen in view.observations.get(f"pairs.{quantity}", ())}
+                latest = {seen.scope: seen for seen in self._attempt.seen[host] if seen.name == f"pairs.{quantity}"}
                 for seen in latest.values():
                     place = self._place(view, seen)
-                    if place:
+                    # What failed with the host that stopped the launch says nothing against the other end.
+                    if place and not (seen.status == ERROR and blamed.keys() & set(place[:2])):
                         _add(told[place], quantity, seen)
         return [
             Pair(
@@ -174,7 +192,7 @@ class _Gang:
             reason=f"suspect {sure} (confidence {suspect.confidence:.2f}): {suspect.evidence}{again}",
             detail=suspect.evidence,
             action="inspect_hardware" if fails else "none",
-            source=SOURCE,
+            source=EQUAL,
             basis="policy",
         )
 
@@ -212,7 +230,7 @@ class _Gang:
                 unit=unit,
                 reason=f"median of its {len(own)} pairs {value:.4g} {unit}, of the gang's {usual:.4g} {unit}: "
                 "no part of it is out of line",
-                source=SOURCE,
+                source=EQUAL,
                 basis="policy",
             )
 
@@ -239,6 +257,12 @@ def _much(suspect: Suspect) -> bool:
 def _sure_on_cpus(suspect: Suspect) -> bool:
     """Whether a rehearsal may tell it: what failed, and a host that is slow with everybody."""
     return suspect.found is None or (suspect.kind == HOST and suspect.confidence >= SURE_ON_CPUS)
+
+
+def is_slow(attempt: Attempt, last: Collection[str], verdicts: Iterable[Verdict]) -> bool:
+    """Whether what the hosts of a launch did together was too slow, by the verdicts on those whose last one it was."""
+    scope = f"gang={attempt.gang}"
+    return any(verdict.host in last and _slow_collective(verdict, scope) for verdict in verdicts)
 
 
 def _slow_collective(verdict: Verdict, scope: str) -> bool:

@@ -17,8 +17,9 @@ WIDTH, HEIGHT = 360.0, 224.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 10.0, 24.0, 26.0
 MANY_LINES = 12
 
-Key = tuple[str, str, str]
-"""Host, stage and scope: who measured. A gang's figure is the same on every host, so there the host is empty."""
+Key = tuple[str, str, str, str]
+"""Host, stage, scope and, of a gang, number of ranks: who measured. A gang's figure is the same on every host, so there the host
+is empty; one that was formed anew without a host has fewer ranks."""
 Op = tuple[str, str]
 """Operation and placement (`in_place`, `out_of_place`; empty where the record tells none)."""
 
@@ -109,7 +110,7 @@ def _series(report: FleetReport) -> dict[Op, list[Series]]:
             op, message, figure = _op(seen), _message(seen), finite(seen.value)
             if not op[0] or not message or figure is None or seen.status != MEASURED:
                 continue
-            key = ("" if seen.scope.startswith("gang=") else host.name, seen.stage, seen.scope)
+            key = _key(host.name, seen)
             values.setdefault(op, {}).setdefault(key, {}).setdefault(message, figure)
             seen_here.add(key)
         for key in seen_here:
@@ -127,6 +128,12 @@ def _series(report: FleetReport) -> dict[Op, list[Series]]:
         ]
         for op, keys in values.items()
     }
+
+
+def _key(host: str, item: Observation | Verdict) -> Key:
+    if item.scope.startswith("gang="):
+        return "", item.stage, item.scope, str(item.params.get("world_size", ""))
+    return host, item.stage, item.scope, ""
 
 
 def _op(item: Observation | Verdict) -> Op:
@@ -147,7 +154,7 @@ def _kind(key: Key) -> str:
 
 
 def _label(key: Key, members: int) -> str:
-    host, stage, scope = key
+    host, stage, scope, _ = key
     if host:
         return host if scope == "host" and stage == "benchmark" else f"{host}, {scope_name(scope)}, {stage}"
     return f"{scope_name(scope)} ({members} host{'s' if members != 1 else ''})"
@@ -158,8 +165,7 @@ def _failed(verdicts: Iterable[Verdict]) -> set[tuple[Op, Key]]:
     for verdict in verdicts:
         op = _op(verdict)
         if verdict.verdict == FAIL and op[0]:
-            host = "" if verdict.scope.startswith("gang=") else verdict.host
-            found.add((op, (host, verdict.stage, verdict.scope)))
+            found.add((op, _key(verdict.host, verdict)))
     return found
 
 

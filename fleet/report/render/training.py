@@ -13,8 +13,8 @@ from schemas.reports import FAIL, FleetReport
 SYNTHETIC = "synthetic"
 MANY_HOSTS = 12
 
-Key = tuple[str, str, str, str]
-"""Host (empty for a gang, whose members all report the same figures), scope, stage and network."""
+Key = tuple[str, str, str, str, str]
+"""Host (empty for a gang, whose members all report the same figures), scope, stage, network, and a gang's number of ranks."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,7 +72,9 @@ def table(report: FleetReport) -> Table:
 
 
 def _key(host: str, scope: str, stage: str, params: Mapping[str, object]) -> Key:
-    return "" if scope.startswith("gang=") else host, scope, stage, str(params.get("network", ""))
+    gang = scope.startswith("gang=")
+    ranks = str(params.get("world_size", "")) if gang else ""
+    return "" if gang else host, scope, stage, str(params.get("network", "")), ranks
 
 
 def _collect(report: FleetReport) -> tuple[dict[Key, dict[str, Observation]], dict[Key, int]]:
@@ -91,7 +93,7 @@ def _collect(report: FleetReport) -> tuple[dict[Key, dict[str, Observation]], di
 
 
 def _place(key: Key, members: int) -> str:
-    host, scope, stage, _ = key
+    host, scope, stage, *_ = key
     if host:
         return host if stage == "benchmark" else f"{host}, {stage}"
     return f"{scope_name(scope)} ({members} host{'s' if members != 1 else ''})"

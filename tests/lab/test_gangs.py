@@ -1,0 +1,258 @@
+"""Hosts that are slow or lost in the midst of a gang: named, left out, and the rest is measured. Real SSH, torchrun and gloo."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.verdict import Evidence, judge
+from schemas import documents
+from schemas.plans import Plan
+from schemas.records import record_from_json, to_json
+from schemas.reports import FAIL
+from tests import builders
+from tests.lab import links
+from tests.lab.lab import Lab
+
+ROOT = Path(__file__).parents[2]
+HOSTS = ("node1", "node2", "node3", "node4", "node5")
+STATE = "/var/lib/rackproof/runs"
+PAIRS = {"pairs": {"size_bytes": 1 << 20, "seconds": 0.2}}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("gangs") / "lab", hosts=len(HOSTS)) as found:
+        yield found
+
+
+# --- a link that is cut in the midst of a gang: the playbooks
+
+LOST = "node3"
+PROFILE = {
+    "schema": "rackproof.profile/1",
+    "summary": "as little as there can be",
+    "device": "cpu",
+    "processes_per_host": 1,
+    "stages": {
+        "gang": {
+            "deadline_s": 120,
+            "collective_timeout_s": 60,
+            "benchmarks": {
+                "collective": {
+                    "ops": ["all_reduce"],
+                    "placements": ["in_place"],
+                    "sizes_bytes": [8, 65536],
+                    "seconds": 1.5,
+                },
+                **PAIRS,
+            },
+        },
+    },
+}
+
+
+def launched(lab: Lab, host: str, run_id: str) -> bool:
+    """Whether the gang record on the host itself tells of a launch."""
+    found = lab.on(host, "cat", f"{STATE}/{run_id}/gangs/rack1.json", check=False)
+    return found.returncode == 0 and bool(json.loads(found.stdout).get("launches"))
+
+
+def until(true: Callable[[], Any], patience_s: float) -> None:
+    ends = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < ends, f"not within {patience_s} s"
+        time.sleep(0.1)
+
+
+def play(lab: Lab, directory: Path, run_id: str) -> subprocess.Popen[str]:
+    """Starts the stages of a run over three hosts, with the agent that is installed here."""
+    (directory / "runs").mkdir()
+    (directory / "tiny.yml").write_text(yaml.safe_dump(PROFILE))
+    group = {
+        "rackproof_profile": str(directory / "tiny.yml"),
+        "rackproof_rack": "rack1",
+        "rackproof_fabric_interface": "eth0",
+        "rackproof_prefix": sys.prefix,
+        "rackproof_runs_directory": str(directory / "runs"),
+        "nvidia_driver_state": "ignored",
+        "container_toolkit_state": "ignored",
+        "rackproof_take_over": True,  # the lab's hosts are handed from one test to the next
+    }
+    inventory = yaml.safe_load(lab.inventory(groupvars=group).read_text())
+    hosts = inventory["all"]["children"]["gpu_hosts"]["hosts"]
+    for name in HOSTS[3:]:
+        del hosts[name]
+    (directory / "inventory.yml").write_text(yaml.safe_dump(inventory))
+    playbooks = [ROOT / "playbooks" / f"{stage}.yml" for stage in ("inspect", "gang")]
+    options = ["-i", directory / "inventory.yml", "-e", f"rackproof_run_id={run_id}"]
+    with (directory / "playbook.log").open("w") as log:
+        command = [Path(sys.executable).parent / "ansible-playbook", *options, *playbooks]
+        return lab.popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT)
+
+
+def kill_a_rank(lab: Lab) -> None:
+    """The rank itself, the child of its guard."""
+    found = lab.on(LOST, "pgrep", "-f", "agent.guard agent.benchmarks").stdout.split()
+    lab.on(LOST, "kill", "-KILL", max(found, key=int))
+
+
+@dataclass(frozen=True)
+class Loss:
+    """How a host is lost, and what is said of it."""
+
+    strike: Callable[[Lab], None]
+    within_s: float
+    """Until it is named."""
+    reason: str
+    launches: list[tuple[str, int]]
+    """What the report has of the lost host itself: outcome and number of hosts."""
+    event: str
+
+
+CUT = Loss(
+    strike=lambda lab: lab.cut(LOST),
+    within_s=15,
+    reason=f"host {LOST}: no word for 10 s: its link, host or supervisor",
+    launches=[],
+    event="unreachable at Gang: gang : Wait for the gang",
+)
+KILL = Loss(
+    strike=kill_a_rank,
+    within_s=5,
+    reason=f'host {LOST} cpu=0 rank 2 in phase "collective all_reduce',
+    launches=[("failed", 3)],
+    event="failed at Gang: gang : Leave the run unless the stage finished",
+)
+
+
+@pytest.mark.parametrize("loss", [CUT, KILL], ids=["cut", "kill"])
+def test_a_host_lost_mid_gang_costs_itself_alone(lab: Lab, tmp_path: Path, loss: Loss) -> None:
+    run_id = f"lost-{len(loss.launches)}"
+    playbook, others = play(lab, tmp_path, run_id), [host for host in HOSTS[:3] if host != LOST]
+
+    def measuring() -> bool:
+        assert playbook.poll() is None, (tmp_path / "playbook.log").read_text()
+        state = lab.on(LOST, "sh", "-c", f"cat {STATE}/{run_id}/work/gang/rank*.state.json", check=False)
+        return '"collective all_reduce' in state.stdout
+
+    until(measuring, 120)
+    time.sleep(1.0)  # the heartbeats tell it too by then
+    since = time.monotonic()
+    loss.strike(lab)
+    try:
+        until(lambda: all(launched(lab, host, run_id) for host in others), 20)
+        named = time.monotonic() - since
+        playbook.wait(timeout=120)
+        lab.run([sys.executable, ROOT / "rackproof.py", "report", tmp_path / "runs" / run_id], check=False)
+        reported = time.monotonic() - since
+        left = {host: processes(lab, host) for host in HOSTS[:3]}
+    finally:
+        lab.mend(LOST)
+        print((tmp_path / "playbook.log").read_text()[-4000:])
+    print(f"{run_id}: named {named:.1f} s after the loss, report {reported:.1f} s after it")
+    report = documents.read(tmp_path / "runs" / run_id / "report.json", "report", max_bytes=50_000_000)
+    assert {host["name"]: host["decision"] for host in report["hosts"]} == {
+        **dict.fromkeys(others, "accepted"),
+        LOST: "rejected",
+    }
+    (fault,) = (item for item in report["verdicts"] if item["verdict"] == "fail")
+    assert (fault["host"], fault["name"]) == (LOST, "gang.fault")
+    assert fault["reason"].startswith(loss.reason)
+    again = [("failed", 3), ("finished", 2)]
+    assert [launches(host) for host in report["hosts"]] == [again, again, loss.launches]
+    lost = next(host for host in report["hosts"] if host["name"] == LOST)
+    assert any(event.startswith(loss.event) for event in lost["events"])
+    assert f"Gang rack1: 2 of 3 hosts were measured together ({', '.join(others)}), without {LOST}" in str(report)
+    assert left == dict.fromkeys(HOSTS[:3], "")
+    more = lab.run([sys.executable, ROOT / "rackproof.py", "gangs", "--run-dir", tmp_path / "runs" / run_id]).stdout
+    assert more.startswith("nothing is left to launch"), "a run that goes on launches nothing twice"
+    assert named <= loss.within_s
+    assert reported <= 60
+
+
+def launches(host: dict[str, Any]) -> list[tuple[str, int]]:
+    """Outcome and number of hosts of each launch of its gang."""
+    return [(item["outcome"], len(item["members"])) for item in host.get("launches", ()) if item["stage"] == "gang"]
+
+
+def processes(lab: Lab, host: str) -> str:
+    """Command lines of ours that run on a host."""
+    return lab.on(host, "pgrep", "-af", "rackproof|torch.distributed|agent.benchmarks", check=False).stdout
+
+
+# --- slow links: one launch of the gang stage
+
+
+def plan_of(lab: Lab, run_id: str, hosts: Sequence[str]) -> Plan:
+    plan = builders.plan(*hosts, profile="rehearsal")
+    stage = replace(plan.stage("gang"), benchmarks=PAIRS, deadline_s=90.0, collective_timeout_s=60.0)
+    planned = tuple(
+        replace(host, address=lab.host(host.name).address, gang="rack1", devices=(0,)) for host in plan.hosts
+    )
+    return replace(plan, run_id=run_id, stages=(stage,), hosts=planned)
+
+
+def launch(lab: Lab, plan: Plan) -> dict[str, Evidence]:
+    """One launch of all the hosts, over SSH, and what it leaves."""
+    directory, members = f"{STATE}/{plan.run_id}", ",".join(host.name for host in plan.hosts)
+    document = json.dumps(to_json(plan))
+
+    def rackproof(host: str, verb: str, *arguments: str) -> None:
+        command = f"{sys.executable} -m rackproof {verb} --run-dir {directory} --host {host} {' '.join(arguments)}"
+        lab.ssh(host, "sh", "-c", f"cd {ROOT} && {command}", timeout=120)
+
+    def take_part(host: str) -> None:
+        lab.put(host, "/root/plan.json", document)
+        rackproof(host, "inspect", "--plan", "/root/plan.json", "--take-over")
+        rackproof(host, "launch", "--members", members, "--interface", "eth0")
+
+    names = [host.name for host in plan.hosts]
+    with ThreadPoolExecutor(len(names)) as pool:
+        list(pool.map(take_part, names))
+    return {name: evidence(lab, directory, name) for name in names}
+
+
+def evidence(lab: Lab, directory: str, host: str) -> Evidence:
+    texts = [lab.on(host, "cat", f"{directory}/{path}").stdout for path in ("record.json", "gangs/rack1.json")]
+    return Evidence(records=tuple(record_from_json(documents.parse(text, source=host)) for text in texts))
+
+
+@pytest.mark.parametrize(
+    ("hosts", "faults"),
+    [
+        (HOSTS[:4], {"node2": links.limited}),
+        (HOSTS[:4], {"node3": links.lossy}),
+        (HOSTS[:4], {"node1": links.late}),
+        (HOSTS, {"node2": links.limited, "node5": links.lossy}),
+        (HOSTS, {"node3": links.late, "node4": links.late}),
+    ],
+    ids=["rate", "loss", "delay", "rate-and-loss", "two-delays"],
+)
+def test_slow_hosts_are_named_by_one_launch(
+    lab: Lab, hosts: Sequence[str], faults: dict[str, links.Fault], request: pytest.FixtureRequest
+) -> None:
+    plan = plan_of(lab, request.node.callspec.id, hosts)
+    began = time.monotonic()
+    with ExitStack() as stack:
+        for host, fault in faults.items():
+            stack.enter_context(fault(lab, host))
+        left = launch(lab, plan)
+    verdicts = [item for item in judge(plan, left, read_packs(())) if item.criterion == "localise"]
+    print(f"{plan.run_id}: {time.monotonic() - began:.1f} s")
+    for item in verdicts:
+        print(f"  {item.host} {item.verdict}: {item.reason}")
+    assert [launch.outcome for one in left.values() for launch in one.launches()] == ["finished"] * len(hosts)
+    assert {(item.host, item.scope) for item in verdicts if item.verdict == FAIL} == {(host, "host") for host in faults}

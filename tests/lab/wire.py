@@ -1,0 +1,59 @@
+"""A bad wire: forwards the frames between two network interfaces late, or not all of them. For kernels without netem.
+
+    python wire.py INTERFACE INTERFACE DELAY_SECONDS LOST_SHARE
+
+Needs CAP_NET_RAW. What the kernel would still have to do for a frame (checksum, segments) goes along with it in its header
+(PACKET_VNET_HDR), so that no offload needs to be switched off.
+"""
+
+from __future__ import annotations
+
+import heapq
+import itertools
+import random
+import select
+import socket
+import sys
+import time
+
+SOL_PACKET, PACKET_VNET_HDR, ALL_FRAMES = 263, 15, 3
+FRAME_BYTES = 1 << 17
+BUFFER_BYTES = 1 << 24
+
+
+def end(interface: str) -> socket.socket:
+    """A socket that hears and sends whole frames on an interface."""
+    found = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    found.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    found.bind((interface, ALL_FRAMES))
+    found.setblocking(False)
+    return found
+
+
+def main(first: str, second: str, delay_s: float, lost: float) -> None:
+    """Forwards until it is killed."""
+    a, b = end(first), end(second)
+    other = {a: b, b: a}
+    order, waiting = itertools.count(), []
+    chance = random.Random(1)  # noqa: S311 - the same frames each time
+    print("ready", flush=True)
+    while True:
+        patience = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
+        for ready in select.select([a, b], [], [], patience)[0]:
+            try:
+                frame, address = ready.recvfrom(FRAME_BYTES)
+            except OSError:
+                continue
+            if address[2] != socket.PACKET_OUTGOING and chance.random() >= lost:
+                heapq.heappush(waiting, (time.monotonic() + delay_s, next(order), other[ready], frame))
+        while waiting and waiting[0][0] <= time.monotonic():
+            _, _, towards, frame = heapq.heappop(waiting)
+            try:
+                towards.send(frame)
+            except OSError:
+                continue  # the queue of the interface is full: it is lost
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), float(sys.argv[4]))

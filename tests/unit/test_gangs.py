@@ -1,0 +1,452 @@
+"""Who launches next: over simulated fleets whose hosts leave records as real ones do."""
+
+from __future__ import annotations
+
+import json
+import math
+import random
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.gangs import Decision, Start, decide
+from fleet.judge.criteria import read_packs
+from fleet.judge.verdict import Evidence
+from fleet.report.merge import merge
+from schemas import documents
+from schemas.plans import Plan
+from schemas.records import Culprit, Launch, Observation, Rank, Record, record_from_json, to_json
+from schemas.reports import FleetReport
+from tests import builders
+
+ROOT = Path(__file__).parents[2]
+PACKS = read_packs(())
+GBPS = 400.0
+
+
+def plan(*names: str, **variables: Any) -> Plan:
+    return builders.plan(*names, rackproof_fabric_gbps=GBPS, **variables)
+
+
+@dataclass
+class Site:
+    """A fleet, what is wrong with it, and what its hosts have left so far."""
+
+    plan: Plan
+    bad: set[str] = field(default_factory=set)
+    """A launch with one of them does not form, and nobody is named."""
+    links: list[frozenset[str]] = field(default_factory=list)
+    """The same, of both ends together."""
+    culprit: Callable[[Start], Culprit | None] = lambda start: None
+    """Whom the heartbeats name."""
+    slow: set[str] = field(default_factory=set)
+    gone: set[str] = field(default_factory=set)
+    """Hosts out of reach, whose records nobody fetches."""
+    minimum: int = 2
+    flaky: int = 0
+    """So many launches fail by themselves first."""
+    starts: list[Start] = field(default_factory=list)
+    launches: dict[str, list[Launch]] = field(default_factory=dict)
+    _records: dict[str, tuple[Record, Record]] = field(default_factory=dict)
+
+    @property
+    def names(self) -> list[str]:
+        return [host.name for host in self.plan.hosts]
+
+    def decide(self, evidence: dict[str, Evidence] | None = None) -> Decision:
+        present = [name for name in self.names if name not in self.gone]
+        return decide(self.plan, evidence or self.evidence(), PACKS, present=present, minimum=self.minimum)
+
+    def play(self) -> Decision:
+        """Launches what is decided until nothing is left to launch."""
+        for _ in range(60):
+            decision = self.decide()
+            if not decision.starts:
+                return decision
+            hosts = [host for start in decision.starts for host in start.members]
+            assert len(hosts) == len(set(hosts)), "the groups of a launch share a host"
+            for start in decision.starts:
+                self.launch(start)
+        raise AssertionError(f"no end of it: {self.starts}")
+
+    def launch(self, start: Start) -> None:
+        self.starts.append(start)
+        culprit = self.culprit(start)
+        fails = bool(culprit) or self.flaky > 0 or bool(self.bad & set(start.members))
+        fails = fails or any(link <= set(start.members) for link in self.links)
+        self.flaky -= 1
+        for host in start.members:
+            if host not in self.gone:
+                self.launches.setdefault(host, []).append(self._account(start, host, fails, culprit))
+
+    def _account(self, start: Start, host: str, fails: bool, culprit: Culprit | None) -> Launch:
+        seen: list[Observation] = [] if fails else self._measured(start, host)
+        return replace(
+            builders.launch("probe" if start.probe else "gang", start.members, "failed" if fails else "finished"),
+            reason=(culprit.text if culprit else "hung") if fails else "",
+            number=start.number,
+            culprit=culprit,
+            ranks=(Rank(rank=0, local_rank=0, phase="end", exit_code=0, log_tail=""),),
+            observations=tuple(seen),
+        )
+
+    def _measured(self, start: Start, host: str) -> list[Observation]:
+        if start.probe:
+            name = {"benchmark": "collective"}
+            return [replace(builders.observation("benchmark.duration", 1.0, stage="probe"), params=name)]
+        spoilt = bool(self.slow & set(start.members))
+        return [
+            replace(seen, **self._figure(seen, host, spoilt))
+            for seen in builders.results(self.plan, host, "gang")
+            if seen.scope.partition("partner=")[2] in ("", *start.members)
+        ]
+
+    def _figure(self, seen: Observation, host: str, spoilt: bool) -> dict[str, Any]:
+        other = seen.scope.partition("partner=")[2]
+        if seen.name == "pairs.bandwidth":
+            return {"value": 1e10 if self.slow & {host, other} else 4e10}
+        return {"value": 1e9} if spoilt and seen.name.endswith(("busbw", "algbw")) else {}
+
+    def evidence(self) -> dict[str, Evidence]:
+        """What was fetched: the last launch's figures are the record's."""
+        found = {}
+        for host in self.names:
+            alone, together = self._left(host)
+            launches = self.launches.get(host, [])
+            full = [launch for launch in launches if launch.stage == "gang"]
+            together = replace(
+                together,
+                observations=full[-1].observations if full else (),
+                launches=tuple(
+                    replace(launch, observations=()) if full and launch is full[-1] else launch for launch in launches
+                ),
+            )
+            found[host] = Evidence(records=(alone, *([together] if launches and host not in self.gone else [])))
+        return found
+
+    def _left(self, host: str) -> tuple[Record, Record]:
+        if host not in self._records:
+            alone, together = builders.records(self.plan, host)
+            self._records[host] = alone, together
+        return self._records[host]
+
+    def report(self) -> FleetReport:
+        return merge(self.plan, self.evidence(), PACKS)
+
+    def full(self) -> list[tuple[str, ...]]:
+        """The members of every launch that is no probe."""
+        return [start.members for start in self.starts if not start.probe]
+
+
+def named(kind: str, *hosts: str, scope: str = "", text: str = "") -> Culprit:
+    return Culprit(kind=kind, hosts=hosts, text=text or f"host {', '.join(hosts)}: {kind}", scope=scope)
+
+
+def stopped_by(culprit: Culprit) -> Callable[[Start], Culprit | None]:
+    """Named in every launch that these hosts take part in."""
+    return lambda start: culprit if set(culprit.hosts) & set(start.members) else None
+
+
+def decisions(report: FleetReport) -> dict[str, str]:
+    return {host.name: host.decision for host in report.hosts}
+
+
+def faults(report: FleetReport) -> set[tuple[str, str, str]]:
+    return {(item.host, item.scope, item.verdict) for item in report.verdicts if item.name == "gang.fault"}
+
+
+def test_a_gang_in_order_is_launched_once() -> None:
+    site = Site(plan("h1", "h2", "h3"))
+    decision = site.play()
+    assert site.starts == [Start(gang="r1", members=("h1", "h2", "h3"), number=1)]
+    assert decision == Decision(starts=(), left={})
+    assert site.report().decision == "accepted"
+
+
+def test_several_gangs_start_at_once() -> None:
+    hosts = builders.inventory("a1", "a2", "b1", "b2", rackproof_gpu_count=2)
+    of = plan("a1", "a2", "b1", "b2")
+    of = replace(of, hosts=tuple(replace(host, gang=host.name[0]) for host in of.hosts))
+    assert len(hosts) == 4
+    first = Site(of).decide()
+    assert [(start.gang, start.members, start.number) for start in first.starts] == [
+        ("a", ("a1", "a2"), 1),
+        ("b", ("b1", "b2"), 1),
+    ]
+
+
+def test_who_is_named_leaves_and_the_rest_is_measured_without_it() -> None:
+    dead = named("rank_ended", "h2", scope="gpu=1", text="host h2 gpu=1 rank 3 in phase x: killed by SIGKILL")
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
+    decision = site.play()
+    assert site.full() == [("h1", "h2", "h3"), ("h1", "h3")]
+    assert decision.left == {"h2": dead.text}
+    report = site.report()
+    assert decisions(report) == {"h1": "accepted", "h2": "rejected", "h3": "accepted"}
+    assert (report.decision, faults(report)) == ("rejected", {("h2", "gpu=1", "fail")})
+    verdict = next(item for item in report.verdicts if item.name == "gang.fault")
+    assert (verdict.serial, verdict.reason, verdict.action) == ("h2-1", dead.text, "inspect_hardware")
+    assert "Gang r1: 2 of 3 hosts were measured together (h1, h3), without h2" in report.acceptance.summary
+
+
+def test_every_launch_stays_in_the_record() -> None:
+    dead = named("rank_ended", "h2")
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
+    site.play()
+    launches = {
+        host.name: [launch.outcome for launch in host.launches if launch.stage == "gang"]
+        for host in site.report().hosts
+    }
+    assert launches == {"h1": ["failed", "finished"], "h2": ["failed"], "h3": ["failed", "finished"]}
+
+
+def test_a_host_that_is_lost_is_named_by_the_others_and_launches_no_more() -> None:
+    lost = named("host_silent", "h3")
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(lost), gone={"h3"})
+    site.gone = set()
+    first = site.decide()
+    site.gone = {"h3"}
+    for start in first.starts:
+        site.launch(start)
+    decision = site.play()
+    assert site.full() == [("h1", "h2", "h3"), ("h1", "h2")]
+    assert decision.left == {}
+    report = site.report()
+    assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "rejected"}
+    assert faults(report) == {("h3", "host", "fail")}
+    (stage,) = (item for item in report.verdicts if item.name == "stage.gang")
+    assert (stage.host, stage.reason) == ("h3", "nothing was observed; there is no record of the stage from this host")
+
+
+def test_a_host_out_of_reach_from_the_start_is_left_out_and_inconclusive() -> None:
+    site = Site(plan("h1", "h2", "h3"), gone={"h3"})
+    site.play()
+    assert site.full() == [("h1", "h2")]
+    report = site.report()
+    assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "incomplete"}
+    assert report.decision == "incomplete"
+    assert "Gang r1: 2 of 3 hosts were measured together (h1, h2), without h3" in report.acceptance.summary
+
+
+def test_of_two_that_lost_each_other_nobody_is_rejected() -> None:
+    site = Site(plan("h1", "h2"), culprit=stopped_by(named("host_silent", "h1", "h2")))
+    decision = site.play()
+    assert site.full() == [("h1", "h2")]
+    assert set(decision.left) == {"h1", "h2"}
+    assert decisions(site.report()) == {"h1": "incomplete", "h2": "incomplete"}
+    assert {verdict for _, _, verdict in faults(site.report())} == {"inconclusive"}
+
+
+def test_half_of_the_hosts_that_fell_silent_at_once_are_left_out_and_not_rejected() -> None:
+    site = Site(plan("h1", "h2", "h3", "h4"), culprit=stopped_by(named("host_silent", "h3", "h4")))
+    site.play()
+    assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2")]
+    assert faults(site.report()) == {("h3", "host", "inconclusive"), ("h4", "host", "inconclusive")}
+
+
+def test_fewer_hosts_than_the_minimum_are_not_launched() -> None:
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(named("rank_ended", "h3")), minimum=3)
+    site.play()
+    assert site.full() == [("h1", "h2", "h3")]
+    report = site.report()
+    assert decisions(report) == {"h1": "incomplete", "h2": "incomplete", "h3": "rejected"}
+    assert "Gang r1: no launch of its 3 hosts came to its end" in report.acceptance.summary
+
+
+def lean(of: Plan) -> Plan:
+    """The plan with little to measure."""
+    kept = ("benchmark.duration", "collective.broadcast.latency")
+    return replace(of, expected=tuple(item for item in of.expected if item.stage == "gang" and item.name in kept))
+
+
+@pytest.mark.parametrize("size", [3, 4, 8, 16, 64])
+def test_where_nobody_is_named_probes_find_the_bad_host(size: int) -> None:
+    names = [f"h{number}" for number in range(size)]
+    most = 0
+    for bad in names if size <= 16 else names[::13]:
+        site = Site(plan(*names) if size <= 4 else lean(plan(*names)), bad={bad})
+        assert bad in site.play().left
+        if size <= 4:
+            report = site.report()
+            assert decisions(report) == {name: "rejected" if name == bad else "accepted" for name in names}
+            assert faults(report) == {(bad, "host", "fail")}
+        assert site.full() == [tuple(names), tuple(name for name in names if name != bad)]
+        most = max(most, len({start.number for start in site.starts if start.probe}))
+    print(f"{size} hosts, 1 bad: at most {most} launches of probes (log2 N + 3 = {math.log2(size) + 3:.1f})")
+    assert most <= math.log2(size) + 3
+
+
+def test_of_two_that_work_with_others_and_not_together_one_leaves_and_both_are_told() -> None:
+    site = Site(plan(*(f"h{number}" for number in range(6))), links=[frozenset(("h1", "h4"))])
+    site.play()
+    assert site.full() == [("h0", "h1", "h2", "h3", "h4", "h5"), ("h0", "h1", "h2", "h3", "h5")]
+    report = site.report()
+    assert faults(report) == {("h1", "gang=r1", "fail"), ("h4", "gang=r1", "fail")}
+    assert {host for host, decision in decisions(report).items() if decision == "accepted"} == {"h0", "h2", "h3", "h5"}
+
+
+def test_a_launch_that_failed_for_nobody_and_works_in_probes_is_made_once_more() -> None:
+    site = Site(plan("h1", "h2", "h3", "h4"), flaky=1)
+    assert site.play().left == {}
+    assert site.full() == [("h1", "h2", "h3", "h4")] * 2
+    assert site.report().decision == "accepted"
+
+
+def test_a_gang_of_which_no_two_hosts_work_ends_without_a_culprit() -> None:
+    names = ("h1", "h2", "h3", "h4")
+    site = Site(plan(*names), bad=set(names))
+    assert set(site.play().left) == set(names)
+    assert site.full() == [names]
+    assert decisions(site.report()) == dict.fromkeys(names, "incomplete")
+    assert faults(site.report()) == {(name, "gang=r1", "inconclusive") for name in names}
+
+
+def test_a_launch_that_finished_with_nothing_but_errors_did_not_work() -> None:
+    """Where NCCL cannot start, every rank says so and ends well."""
+    site = Site(plan("h1", "h2", "h3", "h4"), bad={"h2"})
+
+    def without_figures(launch: Launch) -> Launch:
+        return replace(launch, outcome="finished", reason="") if launch.stage == "gang" else launch
+
+    for start in site.decide().starts:
+        site.launch(start)
+    site.launches = {host: [without_figures(launch) for launch in found] for host, found in site.launches.items()}
+    site.play()
+    assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h3", "h4")]
+    assert faults(site.report()) == {("h2", "host", "fail")}
+
+
+def test_a_slow_host_that_spoils_the_gangs_figures_leaves_so_that_the_others_have_theirs() -> None:
+    site = Site(plan("h1", "h2", "h3", "h4"), slow={"h3"})
+    assert site.play().left == {}
+    assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2", "h4")]
+    report = site.report()
+    assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "rejected", "h4": "accepted"}
+    found = {
+        (item.host, item.name) for item in report.verdicts if item.verdict == "fail" and item.name.startswith("pairs")
+    }
+    assert found == {("h3", "pairs.bandwidth")}
+    assert "Gang r1: 3 of 4 hosts were measured together (h1, h2, h4), without h3" in report.acceptance.summary
+
+
+def test_a_slow_host_that_spoils_nothing_stays() -> None:
+    site = Site(replace(plan("h1", "h2", "h3", "h4"), criteria=()), slow={"h3"})
+    site.plan = replace(site.plan, hosts=tuple(replace(host, fabric_gbps=0.0) for host in site.plan.hosts))
+    site.play()
+    assert site.full() == [("h1", "h2", "h3", "h4")]
+
+
+def test_a_host_that_could_start_no_rank_leaves_for_its_own_reason() -> None:
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(named("host_absent", "h2")))
+    for start in site.decide().starts:
+        site.launch(start)
+    busy = "GPU 0 is used by process 4711"
+    (account,) = site.launches["h2"]
+    site.launches["h2"] = [replace(account, ranks=(), culprit=None, reason=busy)]
+    assert site.play().left == {"h2": busy}
+    assert site.full() == [("h1", "h2", "h3"), ("h1", "h3")]
+    assert faults(site.report()) == set(), "what it says of itself is no proof of a fault"
+    assert decisions(site.report()) == {"h1": "accepted", "h2": "incomplete", "h3": "accepted"}
+
+
+def test_hosts_that_a_control_node_did_not_come_to_start_are_not_blamed_for_it() -> None:
+    """It was killed in between: those that it had started waited for the others in vain."""
+    site = Site(plan("h1", "h2", "h3"))
+    (first,) = site.decide().starts
+    site.culprit = stopped_by(named("host_absent", "h3"))
+    site.launch(first)
+    del site.launches["h3"]
+    site.culprit = lambda start: None
+    site.play()
+    assert site.full() == [("h1", "h2", "h3")] * 2
+    assert site.report().decision == "accepted"
+
+
+def test_a_host_that_is_absent_again_leaves() -> None:
+    absent = named("host_absent", "h3")
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(absent))
+    for _ in range(2):
+        for start in site.decide().starts:
+            site.launch(start)
+        site.launches.pop("h3")
+    site.play()
+    assert site.full() == [("h1", "h2", "h3")] * 2 + [("h1", "h2")]
+
+
+def test_the_same_records_are_answered_the_same_and_a_finished_gang_is_launched_no_more() -> None:
+    site = Site(plan("h1", "h2", "h3", "h4"), bad={"h2"})
+    while starts := site.decide().starts:
+        assert site.decide().starts == starts
+        for start in starts:
+            site.launch(start)
+    assert site.decide().starts == ()
+    site.gone = {"h4"}  # after its figures were fetched
+    assert site.decide().starts == ()
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_whatever_is_wrong_it_ends_and_nobody_who_is_well_is_rejected(seed: int) -> None:
+    chance = random.Random(seed)  # noqa: S311
+    names = [f"h{number}" for number in range(chance.randint(3, 9))]
+    sick = chance.sample(names, chance.randint(1, max(1, (len(names) - 1) // 2)))
+    dead, bad = sick[: len(sick) // 2], sick[len(sick) // 2 :]
+    site = Site(
+        plan(*names),
+        bad=set(bad),
+        culprit=lambda start: next((named("rank_ended", host) for host in start.members if host in dead), None),
+    )
+    site.play()
+    assert all(site.full().count(members) <= 2 for members in site.full())
+    well = tuple(name for name in names if name not in sick)
+    assert site.full()[-1] == well
+    assert decisions(site.report()) == {name: "accepted" if name in well else "rejected" for name in names}
+
+
+def written(site: Site, directory: Path) -> Path:
+    """The run directory, as the playbooks leave it."""
+    documents.write(directory / "plan.json", json.loads(json.dumps(to_json(site.plan))))
+    for host, left in site.evidence().items():
+        for record in left.records:
+            path = directory / (f"gangs/{record.gang}" if record.gang else "hosts") / f"{host}.json"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            documents.write(path, json.loads(json.dumps(to_json(record))))
+    return directory
+
+
+def rackproof(*arguments: str | Path, stdin: str = "") -> str:
+    command = [sys.executable, ROOT / "rackproof.py", *arguments]
+    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout
+
+
+def test_the_command_says_what_each_host_is_to_launch(tmp_path: Path) -> None:
+    site = Site(lean(plan("h1", "h2", "h3")), culprit=stopped_by(named("rank_ended", "h2")))
+    run = written(site, tmp_path)
+    assert json.loads(rackproof("gangs", "--run-dir", run, "--json", "--hosts=-", stdin="h1 h2 h3")) == {
+        "launches": [["--members=h1,h2,h3", "--number=1"]],
+        "hosts": {"h1": 0, "h2": 0, "h3": 0},
+        "left": {},
+    }
+    assert (run / "gangs" / "r1").is_dir(), "a control node that goes on looks for records first"
+    for start in site.decide().starts:
+        site.launch(start)
+    run = written(site, tmp_path)
+    told = rackproof("gangs", "--run-dir", run).splitlines()
+    assert told == ["gang r1, launch 2: h1, h3", *(f"{host}: host h2: rank_ended" for host in ("h1", "h2", "h3"))]
+    site.play()
+    run = written(site, tmp_path)
+    assert rackproof("gangs", "--run-dir", run) == "nothing is left to launch\nh2: host h2: rank_ended\n"
+
+
+def test_what_a_launch_measured_survives_the_record_as_a_file() -> None:
+    site = Site(plan("h1", "h2"))
+    site.play()
+    account = replace(site.launches["h1"][0], culprit=named("rank_ended", "h2"))
+    record = replace(builders.records(site.plan, "h1")[1], launches=(account,))
+    document = json.loads(json.dumps(to_json(record)))
+    documents.validate(document, "record", source="it")
+    assert record_from_json(document) == record
