@@ -10,8 +10,8 @@ import traceback
 
 from schemas import VERSION, documents
 
-HOST_VERBS = ("inspect", "doctor", "bench", "launch", "wait", "export", "stop")
-FLEET_VERBS = ("plan", "report", "power", "criteria")
+HOST_VERBS = ("inspect", "doctor", "bench", "launch", "soak", "wait", "export", "stop")
+FLEET_VERBS = ("plan", "gangs", "report", "watch", "power", "criteria")
 USAGE, TROUBLE, DEFECT = 64, 2, 70
 
 
@@ -30,7 +30,8 @@ def main(arguments: list[str] | None = None) -> int:
         prog="rackproof",
         description="Accept, burn in and re-validate GPU racks.",
         epilog="Exit codes: 0 accepted (report) or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage, "
-        "70 a defect in Rackproof itself. `rackproof VERB --help` shows each verb with an example.",
+        "70 a defect in Rackproof itself, 75 somebody else has the run or the host. "
+        "`rackproof VERB --help` shows each verb with an example.",
     )
     parser.add_argument("--version", action="version", version=f"rackproof {VERSION}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=_Parser)

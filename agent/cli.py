@@ -11,19 +11,24 @@ import sys
 from pathlib import Path
 
 import collectors
-from agent import background, cli_export
+from agent import background, cli_export, lease
 from agent.doctor import examine, table
 from agent.exchange import Exchange
 from agent.launch.torchrun import LaunchError, torchrun
+from agent.live import Span, publish
 from agent.record import HostRun, private_directory
 from agent.snapshot import collect, now, take
+from agent.soak import FAILURE, NOT_WELL, SoakRun, carry_out, look, told
 from agent.supervise import set_aside, supervise
 from agent.wire import ExchangeError, Gang
 from collectors.base import Absent, scope
 from collectors.nvml import obstacles
 from fleet.errors import UsageError
 from fleet.judge.criteria import read_packs
+from schemas.plans import Stage
+from schemas.probes import GANG, PROBE, probe
 from schemas.records import Launch, Record, to_json
+from schemas.timeline import SOAK
 
 USAGE, NOT_FINISHED = 64, 3
 MOST_GPUS, MOST_SECONDS = 128, 3600.0
@@ -32,7 +37,7 @@ AFTER_DEADLINE_S = 90.0
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds inspect, doctor, bench, launch, wait and export to the command."""
+    """Adds inspect, doctor, bench, launch, soak, wait and export to the command."""
     _inspect_options(verbs)
     _doctor_options(verbs)
     run = argparse.ArgumentParser(add_help=False)
@@ -61,7 +66,20 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         default=29500,
         help="rendezvous port on the first member; heartbeats take the next two (default: 29500)",
     )
+    launch.add_argument(
+        "--number", type=int, default=0, help="which launch of the gang this is: one that was made is not made again"
+    )
+    launch.add_argument(
+        "--probe", action="store_true", help="only find out, in short, whether these hosts work together"
+    )
+    launch.add_argument(
+        "--admit",
+        choices=["anyone", "members"],
+        default="anyone",
+        help="from whose addresses the rendezvous and the heartbeats take connections (default: anyone)",
+    )
     launch.set_defaults(call=_launch)
+    _soak_options(verbs, run)
     wait = verbs.add_parser(
         "wait",
         help="wait for the end of a detached stage; exits 3 where it did not finish well",
@@ -69,20 +87,40 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     wait.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
     wait.add_argument("--host", required=True, help="this host's name in the plan")
-    wait.add_argument("--stage", required=True, choices=["benchmark", "gang"])
+    wait.add_argument("--stage", required=True, choices=["benchmark", "soak", "gang"])
     wait.set_defaults(call=_wait)
     cli_export.add_verbs(verbs)
+
+
+def _soak_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser], run: argparse.ArgumentParser) -> None:
+    soak = verbs.add_parser(
+        "soak",
+        parents=[run],
+        help="go round the plan's soak until its time is over; a soak that was cut off goes on",
+        epilog="example: rackproof soak --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --looks 48. "
+        "Exit codes of a look: 0 it is over, 3 it ended before its time, 4 it goes on, 75 another run has this host.",
+    )
+    soak.add_argument(
+        "--looks",
+        type=int,
+        default=0,
+        metavar="N",
+        help="begin or go on in the background, and tell how far it is after an Nth of the planned time, or at its end",
+    )
+    soak.set_defaults(call=_soak)
 
 
 def _inspect_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     inspect = verbs.add_parser(
         "inspect",
-        help="take a snapshot of this host, and begin its record where a plan is given",
+        help="take a snapshot of this host, and begin its record where a plan is given; exits 75 where another run has it",
         epilog="example: rackproof inspect --json",
     )
     inspect.add_argument("--run-dir", type=Path, help="add the snapshot to the record of this run")
     inspect.add_argument("--host", help="this host's name in the plan; needed with --run-dir")
     inspect.add_argument("--plan", help="plan to begin the run with; - reads it from standard input")
+    inspect.add_argument("--claim", help="lock.json of the run on the control node: who carries it out")
+    inspect.add_argument("--take-over", action="store_true", help="end another run that has this host, and take it")
     inspect.add_argument("--stage", default="preflight", help="stage that the snapshot belongs to (default: preflight)")
     inspect.add_argument("--json", action="store_true", help="print the readings as JSON")
     inspect.set_defaults(call=_inspect)
@@ -134,10 +172,23 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.plan:
         text = sys.stdin.read() if options.plan == "-" else Path(options.plan).read_text(encoding="utf-8")
         run = HostRun.begin(options.run_dir, options.host, text)
+        by = lease.given(options.claim, run.plan.run_id, options.run_dir)
+        try:
+            note = lease.take(options.run_dir, run.plan, by, take_over=options.take_over)
+        except lease.HeldError as held:
+            return _complain(str(held), lease.HELD)
+        if note:
+            print(note, file=sys.stderr)
     else:
         run = HostRun(options.run_dir, options.host)
-    snapshot, gpus = take(_collectors(run), stage=options.stage, phase="before")
-    _told(run.add(snapshots=[snapshot], gpus=gpus), options.json)
+    with background.alone(options.run_dir, "inspect"):
+        record = run.record()
+        begun = [seen for seen in record.snapshots if (seen.stage, seen.phase) == (options.stage, "before")]
+        if not (options.plan and begun):  # the run goes on: its first snapshot is what counters are compared with
+            snapshot, gpus = take(_collectors(run), stage=options.stage, phase="before")
+            record = run.add(snapshots=[snapshot], gpus=gpus)
+    publish(run)
+    _told(record, options.json)
     return 0
 
 
@@ -163,91 +214,170 @@ def _show(as_json: bool) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    return _stage(options, "benchmark", [options.host])
+    return _alone(options, "benchmark", [options.host])
 
 
 def _launch(options: argparse.Namespace) -> int:
-    return _stage(options, "gang", options.members.split(","))
+    return _alone(options, PROBE if options.probe else GANG, options.members.split(","))
+
+
+def _alone(options: argparse.Namespace, stage: str, members: list[str]) -> int:
+    """Carries out a stage while no other process of this host does, and while no other run has the host."""
+    run = HostRun(options.run_dir, options.host)
+    try:
+        if options.detach:
+            lease.renew(options.run_dir, run.plan)
+            return _stage(options, stage, members)
+        with background.alone(options.run_dir, "benchmark" if stage == "benchmark" else GANG):
+            lease.renew(options.run_dir, run.plan, stage)
+            return _stage(options, stage, members)
+    except lease.HeldError as held:
+        return _complain(str(held), lease.HELD)
 
 
 def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
-    run = HostRun(options.run_dir, options.host)
+    run, number = HostRun(options.run_dir, options.host), getattr(options, "number", 0)
     try:
-        planned = run.plan.stage(stage)
+        planned = probe(run.plan.stage(GANG)) if stage == PROBE else run.plan.stage(stage)
         for member in members:
             run.plan.host(member)
     except KeyError as unknown:
         return _complain(f"{unknown.args[0]!r} is not in the plan of run {run.plan.run_id}")
-    gang = run.host.gang if stage == "gang" else ""
-    done = [
-        launch
-        for launch in run.record(gang).launches
-        if (launch.stage, launch.outcome, launch.members) == (stage, "finished", tuple(members))
-    ]
+    gang = run.host.gang if stage in (GANG, PROBE) else ""
+    done = [launch for launch in run.record(gang).launches if _made(launch, stage, members, number)]
     if done:
-        print(f"stage {stage} was finished at {done[-1].began}; nothing is measured twice")
+        print(f"stage {stage} was {done[-1].outcome} at {done[-1].began}; nothing is measured twice")
         return 0
     if options.detach:
         arguments = [argument for argument in sys.argv if argument != "--detach"]
-        print(background.start(arguments, options.run_dir, stage))
+        print(background.start(arguments, options.run_dir, GANG if gang else stage))
         return 0
+    record = _measure(options, run, planned, members, number)
+    _told(record, options.json)
+    return 0
+
+
+def _measure(
+    options: argparse.Namespace,
+    run: HostRun,
+    planned: Stage,
+    members: list[str],
+    number: int,
+    span: Span | None = None,
+) -> Record:
+    """One launch of a stage on this host; the record with it."""
+    stage, gang = planned.name, run.host.gang if planned.name in (GANG, PROBE) else ""
     if run.host.device == "gpu" and (found := obstacles(run.host.devices, share=run.host.share_gpus)):
         reason = f"{'; '.join(found)}: end it, or set rackproof_share_gpus to measure beside it"
-        _told(run.add(gang, launches=[_not_started(stage, members, planned.deadline_s, reason)]), options.json)
-        return 0
+        return _left_out(run, gang, _not_started(stage, members, number, planned.deadline_s, reason))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the ranks are ended and not left behind
     work = options.run_dir / "work" / stage
     set_aside(work, options.run_dir / "logs")
     shutil.rmtree(work, ignore_errors=True)
     private_directory(work)
-    arrangements = {"stage": stage, "gang": gang, "members": members, "work": work}
+    arrangements = {"stage": stage, "gang": gang, "members": members, "work": work, "number": number}
     port = getattr(options, "port", 0)
+    closed = getattr(options, "admit", "") == "members"
+    meeting = Gang.of(run.plan, run.host, f"{stage} {number}", members, port, closed=closed)
     try:
         command = torchrun(
             run.plan,
             run.host,
             planned,
-            members=members,
+            gang=meeting,
             work=work,
             data=options.run_dir.parent.parent / "data",
             port=port,
             interface=options.interface,
             uuids={gpu.index: gpu.uuid for gpu in run.record().gpus},
         )
-        exchange = _exchange(run, stage, members, port) if len(members) > 1 else None
+        exchange = Exchange(meeting) if len(members) > 1 else None
     except (LaunchError, ExchangeError) as error:
-        record = run.add(gang, launches=[_not_started(stage, members, planned.deadline_s, str(error))])
-    else:
-        record = supervise(
-            run,
-            _collectors(run),
-            command,
-            deadline_s=planned.deadline_s,
-            report=_progress,
-            meanwhile=_collectors(run, thorough=False),
-            exchange=exchange,
-            patience_s=planned.collective_timeout_s,
-            **arrangements,
-        )
-    _told(record, options.json)
-    return 0
-
-
-def _exchange(run: HostRun, stage: str, members: list[str], port: int) -> Exchange:
-    """Heartbeats go beside the rendezvous: the first two members listen, on the next two ports."""
-    return Exchange(
-        Gang(
-            me=run.host.name,
-            members=tuple(members),
-            addresses={name: run.plan.host(name).address for name in members},
-            port=port + 1,
-            nonce=run.plan.nonce,
-            about=f"{run.plan.run_id} {stage} {run.host.gang}",
-        )
+        return _left_out(run, gang, _not_started(stage, members, number, planned.deadline_s, str(error)))
+    return supervise(
+        run,
+        _collectors(run),
+        command,
+        deadline_s=planned.deadline_s,
+        report=_progress,
+        meanwhile=_collectors(run, thorough=False),
+        exchange=exchange,
+        patience_s=planned.collective_timeout_s,
+        span=span,
+        **arrangements,
     )
 
 
-def _not_started(stage: str, members: list[str], deadline_s: float, reason: str) -> Launch:
+def _left_out(run: HostRun, gang: str, launch: Launch) -> Record:
+    """The record with a launch that could not be started."""
+    record = run.add(gang, launches=[launch])
+    publish(run)
+    return record
+
+
+def _soak(options: argparse.Namespace) -> int:
+    try:
+        run = SoakRun(options.run_dir, options.host)
+    except KeyError:
+        return _complain("the plan of this run has no soak: choose a profile that has, such as soak")
+    if run.state.ended_by == FAILURE:
+        run.reopen()
+    if run.state.ended:
+        print(f"{told(run.state)}; nothing is measured twice")
+        return NOT_WELL if run.state.reason and options.looks else 0
+    planned = run.plan.stage(SOAK)
+    try:
+        if options.detach or options.looks:
+            return _begin_soak(options, run, planned)
+        with background.alone(options.run_dir, SOAK):
+            run = SoakRun(options.run_dir, options.host)  # as whoever was at it has left it
+            carry_out(
+                run,
+                lambda number, span: _round(options, run, planned, number, span),
+                _collectors(run, thorough=False),
+                _progress,
+            )
+    except lease.HeldError as held:
+        return _complain(str(held), lease.HELD)
+    _told(run.record(), options.json)
+    return 0
+
+
+def _round(options: argparse.Namespace, run: SoakRun, planned: Stage, number: int, span: Span) -> Record:
+    lease.renew(options.run_dir, run.plan, SOAK)
+    return _measure(options, run, planned, [options.host], number, span)
+
+
+def _begin_soak(options: argparse.Namespace, run: SoakRun, planned: Stage) -> int:
+    """Begins the soak in the background, or goes on with it; with --looks, stays and looks for a while."""
+    arguments = [sys.argv[0], SOAK, f"--run-dir={options.run_dir}", f"--host={options.host}"]
+    arguments += [f"--interface={options.interface}"] if options.interface else []
+
+    def begin() -> None:
+        lease.renew(options.run_dir, run.plan)
+        print(background.start(arguments, options.run_dir, SOAK))
+
+    if not options.looks:
+        begin()
+        return 0
+    line, code = look(options.run_dir, options.host, planned.longest_s / options.looks, begin)
+    print(line)
+    state = lease.state_of(options.run_dir)
+    if taken := lease.another(state, run.plan.run_id):
+        print(f"this host was taken by {taken.who()}", file=sys.stderr)
+    elif code == NOT_WELL:  # the host leaves the run, and others may have it
+        lease.release(state, run.plan.run_id)
+    return code
+
+
+def _made(launch: Launch, stage: str, members: list[str], number: int) -> bool:
+    """Whether this is the launch that is asked for: by its number, however it ended; without one, it finished."""
+    if (launch.stage, launch.members) != (stage, tuple(members)):
+        return False
+    return launch.number == number if number else launch.outcome == "finished"
+
+
+def _not_started(stage: str, members: list[str], number: int, deadline_s: float, reason: str) -> Launch:
     return Launch(
         stage=stage,
         outcome="failed",
@@ -258,15 +388,26 @@ def _not_started(stage: str, members: list[str], deadline_s: float, reason: str)
         deadline_s=deadline_s,
         ranks=(),
         log_tail="",
+        number=number,
     )
 
 
 def _wait(options: argparse.Namespace) -> int:
     run = HostRun(options.run_dir, options.host)
-    print(background.wait(options.run_dir, options.stage, run.plan.stage(options.stage).deadline_s + AFTER_DEADLINE_S))
-    gang = run.host.gang if options.stage == "gang" else ""
-    launches = [launch for launch in run.record(gang).launches if launch.stage == options.stage]
-    return 0 if launches and launches[-1].outcome == "finished" else NOT_FINISHED
+    print(background.wait(options.run_dir, options.stage, run.plan.stage(options.stage).longest_s + AFTER_DEADLINE_S))
+    if options.stage == SOAK:
+        soak = run.record().soak
+        print(told(soak) if soak else "nothing was soaked")
+        return 0 if soak and soak.ended and not soak.reason else NOT_FINISHED
+    gang = run.host.gang if options.stage == GANG else ""
+    launches = [launch for launch in run.record(gang).launches if gang or launch.stage == options.stage]
+    finished = bool(launches) and launches[-1].outcome == "finished"
+    state = lease.state_of(options.run_dir)
+    if taken := lease.another(state, run.plan.run_id):
+        print(f"this host was taken by {taken.who()}", file=sys.stderr)
+    elif not finished and options.stage == "benchmark":  # the host leaves the run, and others may have it
+        lease.release(state, run.plan.run_id)
+    return 0 if finished else NOT_FINISHED
 
 
 def _collectors(run: HostRun, *, thorough: bool = True) -> list[collectors.base.Collector]:
@@ -289,6 +430,6 @@ def _progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _complain(message: str) -> int:
+def _complain(message: str, code: int = USAGE) -> int:
     print(f"rackproof: {message}", file=sys.stderr)
-    return USAGE
+    return code

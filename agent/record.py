@@ -2,18 +2,33 @@
 
 from __future__ import annotations
 
+import functools
 import os
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Concatenate, ParamSpec
 
 from agent.snapshot import now
 from schemas import VERSION, documents
+from schemas.locks import exclusive
 from schemas.plans import Plan, PlannedHost, plan_from_json
 from schemas.records import Gpu, Launch, Observation, Record, Snapshot, record_from_json, to_json
 
 PLAN_BYTES = 64_000_000
+_P = ParamSpec("_P")
+
+
+def _one_at_a_time(change: Callable[Concatenate[HostRun, _P], Record]) -> Callable[Concatenate[HostRun, _P], Record]:
+    """Two that change the record at once, such as a snapshot beside a stage, must not lose what the other wrote."""
+
+    @functools.wraps(change)
+    def alone(run: HostRun, /, *arguments: _P.args, **options: _P.kwargs) -> Record:
+        with exclusive(run.directory / "record.lock"):
+            return change(run, *arguments, **options)
+
+    return alone
 
 
 class HostRun:
@@ -51,7 +66,8 @@ class HostRun:
                 raise documents.DocumentError(
                     f"{directory} belongs to run {there['run_id']} of {there['created']}: give this run another run_id"
                 )
-        documents.write(path, document)
+        else:
+            documents.write(path, document)
         return cls(directory, host)
 
     def path(self, gang: str = "") -> Path:
@@ -77,6 +93,7 @@ class HostRun:
             raise documents.DocumentError(f"{path}: a record of run {record.run_id}, not of {self.plan.run_id}")
         return record
 
+    @_one_at_a_time
     def add(
         self,
         gang: str = "",
@@ -89,25 +106,47 @@ class HostRun:
     ) -> Record:
         """Adds what was seen to the record and writes it in one step.
 
-        Observations of a stage that was run before replace those of the earlier attempt; its launch stays.
+        What a launch measures takes the place of what an earlier launch of its stage did, which that one keeps.
         """
-        record, observations = self.record(gang), tuple(observations)
-        again = {seen.stage for seen in observations}
-        before = tuple(seen for seen in record.observations if seen.stage not in again)
+        record = self.record(gang)
         known = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}
         record = replace(
-            record,
+            self.grown(record, tuple(snapshots), tuple(observations), tuple(launches)),
             ended=now(),
             gpus=tuple(known[index] for index in sorted(known)),
             software={**record.software, **(software or {})},
-            snapshots=(*record.snapshots, *snapshots),
-            observations=(*before, *observations),
-            launches=(*record.launches, *launches),
         )
         document = to_json(record)
         documents.validate(document, "record", source="our own record")
         documents.write(self.path(gang), document)
         return record
+
+    def grown(
+        self,
+        record: Record,
+        snapshots: tuple[Snapshot, ...],
+        observations: tuple[Observation, ...],
+        launches: tuple[Launch, ...],
+    ) -> Record:
+        """The record with what was seen."""
+        again = {seen.stage for seen in observations} | {launch.stage for launch in launches if launch.ranks}
+        before = tuple(seen for seen in record.observations if seen.stage not in again)
+        return replace(
+            record,
+            snapshots=(*record.snapshots, *snapshots),
+            observations=(*before, *observations),
+            launches=(*_keeping(record, again), *launches),
+        )
+
+
+def _keeping(record: Record, again: set[str]) -> Iterator[Launch]:
+    """The record's launches; the last one of each of these stages that had ranks with what the record had of it."""
+    last = {launch.stage: place for place, launch in enumerate(record.launches) if launch.ranks}
+    for place, launch in enumerate(record.launches):
+        if launch.stage in again and last.get(launch.stage) == place:
+            theirs = tuple(seen for seen in record.observations if seen.stage == launch.stage)
+            launch = replace(launch, observations=(*launch.observations, *theirs))
+        yield launch
 
 
 def private_directory(path: Path) -> None:

@@ -17,7 +17,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,12 +25,14 @@ from typing import Any
 from agent.culprit import BY_REQUEST, RankState
 from agent.exchange import Exchange
 from agent.heartbeat import ADDRESS, SUPERVISOR, Beats, identity
+from agent.live import Live, Span
 from agent.record import HostRun
 from agent.snapshot import now, take
 from agent.telemetry import Telemetry
 from agent.vigil import FLIGHT, Vigil, dump_flights, flight_recorder
 from collectors.base import Collector
 from schemas import documents
+from schemas.probes import PROBE
 from schemas.records import Culprit, Launch, Observation, Rank, Record, Snapshot, observation_from_json
 
 GRACE_S = 5.0
@@ -72,8 +74,12 @@ def supervise(
     meanwhile: Sequence[Collector] | None = None,
     exchange: Exchange | None = None,
     patience_s: float = 60.0,
+    number: int = 0,
+    span: Span | None = None,
 ) -> Record:
     """Runs the command and returns the record, to which the outcome, the results and three snapshots were added.
+
+    Of a probe no snapshot is kept, and its launch has what it measured.
 
     Args:
         run: the host's run.
@@ -86,13 +92,17 @@ def supervise(
         report: told one line at a time what goes on.
         exchange: how the other supervisors of the gang are heard of; None: there are none.
         patience_s: the process group's time-out.
+        number: which launch of the gang, or which round of a soak, this is.
+        span: of the soak that it is a round of.
     """
+    probes = stage == PROBE
     before, gpus = take(collectors, stage=stage, phase="before")
-    run.add(gang, snapshots=[before], gpus=gpus)
+    run.add(gang, snapshots=[] if probes else [before], gpus=gpus)
     began, start = now(), time.monotonic()
     telemetry = Telemetry(run.host.devices) if run.host.device == "gpu" else None
     sampler = Sampler(collectors if meanwhile is None else meanwhile, stage)
     beats = Beats(work, {rank: run.host.scopes[local] for rank, local in command.ranks.items()})
+    live = Live(run, stage=stage, deadline_s=deadline_s, work=work, ranks=command.ranks, states=beats.states, span=span)
     vigil = Vigil(run.host.name, beats, exchange, patience_s)
     try:
         exit_code, culprit = _run(command, vigil, stage, work, deadline_s, report)
@@ -106,7 +116,7 @@ def supervise(
     after, gpus = take(collectors, stage=stage, phase="after")
     ranks = [_rank(work, rank, local, states[rank]) for rank, local in sorted(command.ranks.items())]
     outcome, reason = _outcome(exit_code, deadline_s, ranks)
-    observations, windows, software, problems = _results(work, command.ranks)
+    observations, windows, software, problems = results(work, command.ranks)
     if culprit:  # the same words on every host
         outcome, reason, problems = "failed", culprit.text, []
     if telemetry:
@@ -123,10 +133,19 @@ def supervise(
         ranks=tuple(ranks),
         log_tail=tail(work / "launcher.log"),
         culprit=culprit,
+        number=number,
+        observations=tuple(observations) if probes else (),
     )
-    return run.add(
-        gang, snapshots=[*during, after], gpus=gpus, observations=observations, launches=[launch], software=software
+    record = run.add(
+        gang,
+        snapshots=[] if probes else [*during, after],
+        gpus=gpus,
+        observations=[] if probes else observations,
+        launches=[launch],
+        software=software,
     )
+    live.stop(record)
+    return record
 
 
 def _run(
@@ -355,8 +374,8 @@ def _rank(work: Path, rank: int, local_rank: int, seen: RankState) -> Rank:
     )
 
 
-def _results(
-    work: Path, ranks: Mapping[int, int]
+def results(
+    work: Path, ranks: Iterable[int]
 ) -> tuple[list[Observation], list[Mapping[str, Any]], dict[str, str], list[str]]:
     """What the ranks of this host measured, for which times they want to know what NVML showed, the software they ran
     on, and which of their files cannot be believed."""

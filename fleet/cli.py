@@ -11,8 +11,11 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fleet import lock
+from fleet.alerts.rules import PACKS, RUNBOOK, rule_file
 from fleet.errors import RunError, UsageError
-from fleet.inventory import read_inventory
+from fleet.gangs import FEWEST, decide
+from fleet.inventory import Variables, check_addresses, check_variables, hosts_of, read_inventory
 from fleet.judge.criteria import Pack, read_pack, read_packs, shipped_packs
 from fleet.judge.lint import lint
 from fleet.manifest import read_manifest
@@ -20,28 +23,37 @@ from fleet.plan import make_plan, read_profile
 from fleet.report.load import PLAN_BYTES, load
 from fleet.report.merge import merge
 from fleet.report.render.checks import checks
+from fleet.watch.cli import add_verb as add_watch
+from fleet.watch.cli import watch
 from schemas import documents
 from schemas.records import to_json
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
 
-USAGE, TROUBLE = 64, 2
+USAGE, TROUBLE, HELD = 64, 2, 75
+YES = ("true", "yes", "on", "1")
+"""What `-e name=value` on the command line makes of true: text."""
 EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds plan, report, power and criteria to the command."""
+    """Adds plan, report, watch, power and criteria to the command."""
     plan = verbs.add_parser(
         "plan",
-        help="inventory and profile to the observations that must exist",
+        help="inventory and profile to the observations that must exist; exits 75 where another carries out the run",
         epilog="example: rackproof plan -i inventory/rack12 --profile smoke",
     )
     plan.add_argument(
-        "-i", "--inventory", action="append", required=True, help="as for ansible-playbook; may be repeated"
+        "-i",
+        "--inventory",
+        action="append",
+        required=True,
+        help="as for ansible-playbook; may be repeated; - reads what `ansible-inventory --list` prints",
     )
     plan.add_argument("--profile", help="profile (default: the inventory's rackproof_profile, else standard)")
     plan.add_argument("--run-dir", type=Path, help="begin a run in this directory; its name is the run id")
     plan.add_argument("--json", action="store_true", help="print the whole plan")
     plan.set_defaults(call=_checked(_plan))
+    _gangs_options(verbs)
     report = verbs.add_parser(
         "report",
         help="judge a run and write its report; exits 0 accepted, 1 rejected, 2 incomplete",
@@ -51,6 +63,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     report.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
     report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
     report.set_defaults(call=_checked(_report))
+    add_watch(verbs).set_defaults(call=_checked(watch))
     power = verbs.add_parser(
         "power",
         help="from several runs of the same hosts: what each floor finds, and how often it fails a healthy part",
@@ -62,14 +75,22 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     power.set_defaults(call=_checked(_power))
     criteria = verbs.add_parser(
         "criteria",
-        help="check criteria packs (exits 0 clean, 1 with findings), or list what they ask",
-        epilog="examples: rackproof criteria lint my-pack.yml; rackproof criteria list h200-sxm",
+        help="check criteria packs (exits 0 clean, 1 with findings), list what they ask, or print them as alerts",
+        epilog="examples: rackproof criteria lint my-pack.yml; rackproof criteria list h200-sxm; "
+        "rackproof criteria alerts my-pack.yml > /etc/prometheus/rackproof.rules.yml",
     )
     criteria.add_argument(
-        "what", choices=["lint", "list"], help="check packs against schema, catalogue and physics; or print them"
+        "what",
+        choices=["lint", "list", "alerts"],
+        help="check packs against schema, catalogue and physics; print them; or print rules for Prometheus",
     )
     criteria.add_argument(
-        "packs", nargs="*", help="lint: .yml files to check beside the shipped packs; list: names or .yml files"
+        "packs",
+        nargs="*",
+        help="lint: .yml files to check beside the shipped packs; list: names or .yml files; alerts: the same, as well",
+    )
+    criteria.add_argument(
+        "--runbook", default=RUNBOOK, help="alerts: where docs/alerts.md can be read (default: %(default)s)"
     )
     criteria.set_defaults(call=_checked(_criteria))
 
@@ -83,6 +104,9 @@ def _checked(call: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Na
         except UsageError as error:
             print(f"rackproof: {error}", file=sys.stderr)
             return USAGE
+        except lock.HeldError as error:
+            print(f"rackproof: {error}", file=sys.stderr)
+            return HELD
         except RunError as error:
             print(f"rackproof: {error}", file=sys.stderr)
             return TROUBLE
@@ -101,7 +125,7 @@ def _packs(names: Sequence[str]) -> tuple[Pack, ...]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    hosts = read_inventory(options.inventory)
+    hosts = _hosts(options.inventory)
     first = next(iter(hosts.values()))
     profile = read_profile(options.profile or str(first.get("rackproof_profile", "standard")))
     _packs(first.get("rackproof_criteria", ()))
@@ -126,7 +150,8 @@ def _plan(options: argparse.Namespace) -> int:
     )
     document = to_json(plan)
     if options.run_dir:
-        document = _begin(options.run_dir, json.loads(json.dumps(document)))
+        take_over = str(first.get("rackproof_take_over", False)).lower() in YES
+        document = _begin(options.run_dir, json.loads(json.dumps(document)), take_over)
     if options.json:
         print(json.dumps(document, indent=1))
         return 0
@@ -139,13 +164,29 @@ def _plan(options: argparse.Namespace) -> int:
     return 0
 
 
-def _begin(directory: Path, document: dict[str, object]) -> dict[str, object]:
+def _hosts(sources: list[str]) -> dict[str, Variables]:
+    """The hosts of an inventory, or of the listing on standard input."""
+    if sources != ["-"]:
+        return read_inventory(sources)
+    try:
+        listing = documents.parse(sys.stdin.read(), source="the inventory", max_bytes=200_000_000)
+    except documents.DocumentError as error:
+        raise UsageError(str(error)) from None
+    hosts = hosts_of(listing)
+    check_variables(hosts)
+    check_addresses(hosts)
+    return hosts
+
+
+def _begin(directory: Path, document: dict[str, object], take_over: bool = False) -> dict[str, object]:
     """Writes the plan of a new run; of a run that was cut off, the plan that is there holds."""
     path = directory / "plan.json"
     try:
         documents.validate(document, "plan", source="the plan")
     except documents.DocumentError as error:
         raise UsageError(str(error)) from None
+    if note := lock.take(directory, take_over=take_over):
+        print(note, file=sys.stderr)
     if path.exists():
         try:
             there = documents.read(path, "plan", max_bytes=PLAN_BYTES)
@@ -163,9 +204,43 @@ def _begin(directory: Path, document: dict[str, object]) -> dict[str, object]:
     return document
 
 
+def _gangs_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    gangs = verbs.add_parser(
+        "gangs",
+        help="from the gang records fetched so far: which hosts of a run launch together next; none when all is done",
+        epilog="example: rackproof gangs --run-dir runs/20261121T040000Z --hosts r12-h01,r12-h02,r12-h03",
+    )
+    gangs.add_argument("--run-dir", type=Path, required=True, help="directory of the run on the control node")
+    gangs.add_argument(
+        "--hosts", default="", help="those that can be reached, comma between them; - reads them (default: all planned)"
+    )
+    gangs.add_argument("--minimum", type=int, default=FEWEST, help="fewest hosts that launch together (default: 2)")
+    gangs.add_argument(
+        "--json", action="store_true", help="for programs: launches, which of them is each host's, and who left and why"
+    )
+    gangs.set_defaults(call=_checked(_gangs))
+
+
+def _gangs(options: argparse.Namespace) -> int:
+    run = load(options.run_dir, alone=False)
+    named = sys.stdin.read() if options.hosts == "-" else options.hosts
+    present = set(named.replace(",", " ").split()) if options.hosts else {host.name for host in run.plan.hosts}
+    found = decide(run.plan, run.evidence, _packs(run.plan.criteria), present=present, minimum=options.minimum)
+    for start in found.starts:  # where this is, whoever goes on after us looks for records first
+        (options.run_dir / "gangs" / start.gang).mkdir(parents=True, exist_ok=True)
+    if options.json:
+        print(json.dumps(found.document()))
+        return 0
+    print("\n".join(map(str, found.starts)) or "nothing is left to launch")
+    for host, why in found.left.items():
+        print(f"{host}: {why}")
+    return 0
+
+
 def _report(options: argparse.Namespace) -> int:
     from fleet.report.render.html import render_html
     from fleet.report.render.markdown import render_markdown
+    from fleet.report.render.prometheus import render_prometheus
     from fleet.report.render.text import render_summary
 
     run = load(options.run_dir)
@@ -174,8 +249,10 @@ def _report(options: argparse.Namespace) -> int:
     document = json.loads(json.dumps(to_json(report)))
     documents.validate(document, "report", source="our own report")
     documents.write(options.run_dir / "report.json", document)
-    documents.write_text(options.run_dir / "report.md", render_markdown(report))
-    documents.write_text(options.run_dir / "report.html", render_html(report))
+    documents.write_text(options.run_dir / "report.md", render_markdown(report, run.plan.grafana_url))
+    documents.write_text(options.run_dir / "report.html", render_html(report, run.plan.grafana_url))
+    documents.write_text(options.run_dir / "verdicts.prom", render_prometheus(report))
+    lock.release(options.run_dir, report.decision)
     if options.json:
         print(
             json.dumps(
@@ -206,6 +283,9 @@ def _power(options: argparse.Namespace) -> int:
 def _criteria(options: argparse.Namespace) -> int:
     if options.what == "list":
         print(checks([read_pack(name) for name in options.packs or ["common"]]), end="")
+        return 0
+    if options.what == "alerts":
+        print(rule_file([read_pack(name) for name in (*PACKS, *options.packs)], options.runbook), end="")
         return 0
     packs = [read_pack(name) for name in (*shipped_packs(), *options.packs)]
     findings = dict.fromkeys(finding for pack in packs for finding in lint(pack))

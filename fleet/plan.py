@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -13,7 +14,9 @@ from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.catalogue import BENCHMARKS, Expectation, expand
 from schemas.plans import GPU, Part, Plan, PlannedHost, Stage
+from schemas.timeline import SOAK, STOP_ON
 
+LONGEST_SOAK_S = 31 * 86400
 PROFILES = Path(__file__).parent / "profiles"
 
 
@@ -123,6 +126,7 @@ def make_plan(
         hosts=planned,
         expected=(),
         manifest=tuple(manifest),
+        grafana_url=str(first.get("rackproof_grafana_url", "")),
     )
     _check_manifest(plan)
     _check_gangs(plan, int(first.get("rackproof_gang_minimum", 2)))
@@ -132,11 +136,14 @@ def make_plan(
 _RUN_WIDE = (
     "rackproof_profile",
     "rackproof_manifest",
+    "rackproof_grafana_url",
     "rackproof_criteria",
     "rackproof_gang_minimum",
     "rackproof_validation_only",
     "rackproof_epochs",
     "rackproof_batch_size",
+    "rackproof_soak_duration",
+    "rackproof_soak_stop_on",
 )
 
 
@@ -204,7 +211,27 @@ def _stage(name: str, content: Mapping[str, Any], variables: Variables) -> Stage
         deadline_s=float(content["deadline_s"]),
         collective_timeout_s=float(content["collective_timeout_s"]),
         benchmarks=benchmarks,
+        **(_soak(content, variables) if name == SOAK else {}),
     )
+
+
+def _soak(content: Mapping[str, Any], variables: Variables) -> dict[str, Any]:
+    """How long it goes round, and what ends it."""
+    chosen = variables.get("rackproof_soak_duration")
+    duration_s = float(content["duration_s"]) if chosen is None else seconds(str(chosen))
+    if not 0 < duration_s <= LONGEST_SOAK_S:
+        raise UsageError(
+            f"rackproof_soak_duration {chosen}: give more than nothing, and {LONGEST_SOAK_S // 86400} d at most"
+        )
+    return {"duration_s": duration_s, "stop_on": str(variables.get("rackproof_soak_stop_on", STOP_ON[0]))}
+
+
+def seconds(text: str) -> float:
+    """`24h`, `45m`, `1h30m`, `90s`, `2d` in seconds. Raises UsageError where it is no such time."""
+    if not text or not re.fullmatch(r"(\d+d)?(\d+h)?(\d+m)?(\d+s)?", text):
+        raise UsageError(f"rackproof_soak_duration {text!r}: write a time such as 24h, 45m, 1h30m or 2d")
+    units = {"d": 86400, "h": 3600, "m": 60, "s": 1}
+    return float(sum(int(count) * units[unit] for count, unit in re.findall(r"(\d+)([dhms])", text)))
 
 
 def _check_manifest(plan: Plan) -> None:

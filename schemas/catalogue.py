@@ -34,6 +34,8 @@ class Output:
     """A CPU has nothing of the kind, so a rehearsal does not plan it."""
     sampled: bool = False
     """Made by the supervisor from what NVML showed while the ranks were at it, not by a rank."""
+    demanded: bool = True
+    """The plan asks for it. What not every kernel tells is left out, and each rank says why it is not there."""
 
     def makes(self, name: str) -> bool:
         """Whether `name` is this output's, with its placeholders filled in."""
@@ -160,7 +162,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
     ),
     "stress": Benchmark(
         summary="matrix products on all devices of the host at once, long enough for power and temperature to settle",
-        settings={"dtypes": ["bf16"], "size": 8192, "seconds": 10.0, "settle_seconds": 5.0, "reasons": _REASONS},
+        settings={"dtypes": ["bf16"], "size": 8192, "seconds": 20.0, "settle_seconds": 10.0, "reasons": _REASONS},
         choices={"dtypes": _DTYPES},
         outputs=(
             Output(name="stress.throughput", unit="FLOP/s", scope="device", over={"dtype": "dtypes"}),
@@ -341,6 +343,50 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             Output(name="transformer.memory_peak", unit="B", scope="device", gpu_only=True),
         ),
     ),
+    "straggler": Benchmark(
+        summary="data-parallel training taken apart: how long each rank computes and waits, and its clocks and its CPU then",
+        settings={
+            "layers": 4,
+            "width": 1024,
+            "heads": 16,
+            "sequence": 1024,
+            "batch_size": 16,
+            "seconds": 3.0,
+            "reasons": _REASONS,
+        },
+        needs_peers=True,
+        needs_group=True,
+        trains=True,
+        outputs=(
+            *(Output(name=f"straggler.{kind}", unit="s", scope="device") for kind in ("compute", "wait", "cpu_time")),
+            Output(name="straggler.launch", unit="s", scope="device", gpu_only=True),
+            Output(name="straggler.last_share", unit="1", scope="device"),
+            Output(name="straggler.preemptions", unit="1", scope="device"),
+            Output(name="straggler.step_time", unit="s", scope="world"),
+            Output(name="straggler.communication", unit="s", scope="world"),
+            *(
+                Output(name=f"straggler.{kind}", unit=unit, scope="device", demanded=False)
+                for kind, unit in (
+                    ("cpus", "1"),
+                    ("cpu_wait", "s"),
+                    ("cpu_pressure", "1"),
+                    ("cpu_throttled_share", "1"),
+                )
+            ),
+            *(
+                Output(name=f"straggler.{kind}", unit=unit, scope="device", gpu_only=True, sampled=True)
+                for kind, unit in (("power", "W"), ("clock", "Hz"), ("temperature", "Cel"))
+            ),
+            Output(
+                name="straggler.throttled_share",
+                unit="1",
+                scope="device",
+                over={"reason": "reasons"},
+                gpu_only=True,
+                sampled=True,
+            ),
+        ),
+    ),
     "overlap": Benchmark(
         summary="how much of an all_reduce hides behind matrix products",
         settings={"size": 8192, "size_bytes": 1 << 30, "repetitions": 10},
@@ -383,6 +429,8 @@ def expand(stage: str, benchmark: str, chosen: Settings, device: str = "gpu") ->
     """Every observation that `benchmark` must make with these settings, on a `gpu` or a `cpu`."""
     values = settings(benchmark, chosen)
     for output in outputs(benchmark, device):
+        if not output.demanded:
+            continue
         for combination in itertools.product(*(values[key] for key in output.over.values())):
             params = dict(zip(output.over, combination, strict=True))
             if "placement" in params and not offers(params["op"], params["placement"], device):

@@ -24,6 +24,15 @@ class Stage:
     collective_timeout_s: float
     benchmarks: Mapping[str, Mapping[str, Any]]
     """Benchmark -> its settings where they differ from the catalogue's."""
+    duration_s: float = 0.0
+    """For which it is carried out again and again, round after round; 0: once. `deadline_s` is then that of a round."""
+    stop_on: str = ""
+    """By which findings of its own a host ends that early: one of `timeline.STOP_ON`."""
+
+    @property
+    def longest_s(self) -> float:
+        """What it may take: a round that began in time comes to its end."""
+        return self.duration_s + self.deadline_s
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +92,8 @@ class Plan:
     expected: tuple[Expectation, ...]
     manifest: tuple[Part, ...] = ()
     """The parts that were ordered; empty where the inventory names no manifest."""
+    grafana_url: str = ""
+    """Where Grafana shows the run; the report leads there."""
     schema: str = PLAN_SCHEMA
 
     def host(self, name: str) -> PlannedHost:

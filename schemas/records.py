@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from schemas.timeline import Soak, soak_from_json
+
 RECORD_SCHEMA = "rackproof.record/1"
 
 MEASURED, ERROR, SKIPPED, UNSUPPORTED = "measured", "error", "skipped", "unsupported"
@@ -151,6 +153,10 @@ class Launch:
     log_tail: str
     culprit: Culprit | None = None
     """Named by the heartbeats while the ranks still waited."""
+    number: int = 0
+    """Which of its gang's launches this was, as the control node counts them; 0 where nobody counted."""
+    observations: tuple[Observation, ...] = ()
+    """What it measured, where a later launch of its stage took its place, or where it was a probe; else the record has it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -169,6 +175,8 @@ class Record:
     snapshots: tuple[Snapshot, ...] = ()
     observations: tuple[Observation, ...] = ()
     launches: tuple[Launch, ...] = ()
+    soak: Soak | None = None
+    """How far its soak is; of a soak's many rounds `observations` are of all, and of the launches a few are kept."""
     schema: str = RECORD_SCHEMA
 
     def everything(self) -> list[Observation]:
@@ -208,7 +216,8 @@ def record_from_json(document: Mapping[str, Any]) -> Record:
         "observations": [observation_from_json(item) for item in document.get("observations", ())],
         "launches": [_launch(item) for item in document.get("launches", ())],
     }
-    return Record(**{**document, **{key: tuple(value) for key, value in parts.items()}})
+    soak = soak_from_json(document["soak"]) if "soak" in document else None
+    return Record(**{**document, **{key: tuple(value) for key, value in parts.items()}, "soak": soak})
 
 
 def _launch(document: Mapping[str, Any]) -> Launch:
@@ -216,6 +225,7 @@ def _launch(document: Mapping[str, Any]) -> Launch:
         "members": tuple(document["members"]),
         "ranks": tuple(Rank(**rank) for rank in document["ranks"]),
         "culprit": culprit_from_json(document["culprit"]) if "culprit" in document else None,
+        "observations": tuple(observation_from_json(item) for item in document.get("observations", ())),
     }
     return Launch(**{**document, **parts})
 

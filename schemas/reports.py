@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from schemas.records import Gpu, Launch, Observation, Value
+from schemas.timeline import Soak
 
 REPORT_SCHEMA = "rackproof.report/1"
 
@@ -73,6 +74,8 @@ class HostReport:
     measurements: tuple[Observation, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
     """Scope of a pair of GPUs (`gpu=0,peer=1`) -> what links the two, as the last snapshot saw it."""
+    soak: Soak | None = None
+    """Its soak, with fewer buckets than the record has."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -20,9 +20,9 @@ from schemas.documents import nearest
 from schemas.readings import READINGS
 from schemas.records import Value
 
-COLLECTED = frozenset({name.split(".")[0] for name in READINGS} | {"launch", "collector"})
-"""First components of what the collectors read, of what the ranks ran on, and of how a collector fared."""
-STAGES, MEASURING = frozenset({"preflight", "benchmark", "gang"}), frozenset({"benchmark", "gang"})
+COLLECTED = frozenset({name.split(".")[0] for name in READINGS} | {"launch", "collector", "drift"})
+"""First components of what the collectors read, of what the ranks ran on, of how a collector fared, and of how a soak went."""
+STAGES, MEASURING = frozenset({"preflight", "benchmark", "soak", "gang"}), frozenset({"benchmark", "soak", "gang"})
 SCOPES: Mapping[str, frozenset[str]] = {
     "device": frozenset({"gpu", "cpu"}),
     "pair": frozenset({"peer"}),

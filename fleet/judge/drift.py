@@ -1,0 +1,175 @@
+"""A soak against itself: did it last, and did any rate fall under what it was at the beginning, and from when on?
+
+Of every rate that the rounds brought, the lowest level that it fell to, as a share of its own first hour (the first tenth of a
+short soak), is one more observation, `drift.stress.throughput` and so on: criteria hold it against a value, or against the
+fleet's, as they do any other.
+"""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from fleet.judge.evidence import Evidence, HostView
+from schemas.catalogue import BENCHMARKS
+from schemas.records import MEASURED, Observation, Record
+from schemas.reports import FAIL, Verdict
+from schemas.timeline import RATES, SOAK, Series, Soak
+
+DRIFT = "drift"
+"""First component of the names of these observations."""
+FIRST_S, FIRST_SHARE = 3600.0, 0.1
+WINDOW = 3
+"""Buckets: a level is the median of so many, so that one slow round is no drift."""
+LEAST = 2 * WINDOW
+"""Buckets with a figure, by which there is any telling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Course:
+    """How a figure went."""
+
+    start: float
+    """Its level in the first hour."""
+    begins_s: float
+    """When what is held against that begins."""
+    levels: tuple[tuple[float, float, float], ...]
+    """Of each window after that: when it begins, when it ends, and the level as a share of the start."""
+
+    @property
+    def lowest(self) -> float:
+        """The lowest level."""
+        return min(level for _, _, level in self.levels)
+
+    def fell(self, limit: float) -> tuple[float, float | None]:
+        """From when to when it was first under the limit; None: until the end."""
+        under = [level < limit for _, _, level in self.levels]
+        first = under.index(True)
+        until = next((place for place in range(first, len(under)) if not under[place]), None)
+        return self.levels[first][0], None if until is None else self.levels[until][0]
+
+
+def with_drift(left: Evidence) -> Evidence:
+    """The evidence with how far each rate fell under its own start."""
+    records = tuple(
+        replace(record, observations=(*record.observations, *_drifts(record))) if record.soak else record
+        for record in left.records
+    )
+    return replace(left, records=records)
+
+
+def _drifts(record: Record) -> Iterator[Observation]:
+    for series in record.soak.timeline.series if record.soak else ():
+        if record.soak and is_rate(series) and (found := course(series, record.soak)):
+            yield Observation(
+                name=f"{DRIFT}.{series.name}",
+                scope=series.scope,
+                stage=SOAK,
+                unit="1",
+                status=MEASURED,
+                value=round(found.lowest, 5),
+                params=series.params,
+            )
+
+
+def is_rate(series: Series) -> bool:
+    """Whether it shows how fast a part is."""
+    return series.unit in RATES and series.name.split(".")[0] in BENCHMARKS
+
+
+def course(series: Series, soak: Soak) -> Course | None:
+    """How the figure went; None where there is too little of it to tell."""
+    width = soak.timeline.bucket_s
+    ends = max(min(FIRST_S, FIRST_SHARE * soak.planned_s), width)
+    rows = list(zip(series.at, series.n, series.mean, strict=True))
+    first = [row for row in rows if row[0] * width < ends] or rows[:1]
+    rest = rows[len(first) :]
+    if len(rows) < LEAST or len(rest) < WINDOW:
+        return None
+    start = sum(n * mean for _, n, mean in first) / sum(n for _, n, _ in first)
+    if not start > 0:
+        return None
+    return Course(start=start, begins_s=rest[0][0] * width, levels=tuple(_levels(rest, start, width)))
+
+
+def _levels(rest: Sequence[tuple[int, int, float]], start: float, width: float) -> Iterator[tuple[float, float, float]]:
+    for place in range(len(rest) - WINDOW + 1):
+        window = rest[place : place + WINDOW]
+        level = statistics.median(mean for _, _, mean in window) / start
+        yield window[0][0] * width, (window[-1][0] + 1) * width, level
+
+
+def with_course(view: HostView, verdict: Verdict) -> Verdict:
+    """A drift that fails, with when it came: `from 04:12 on, 3.1 % under its first hour`."""
+    if verdict.verdict != FAIL or not verdict.name.startswith(f"{DRIFT}.") or not isinstance(verdict.limit, float):
+        return verdict
+    name = verdict.name.removeprefix(f"{DRIFT}.")
+    for soak in _soaks(view):
+        for series in soak.timeline.series:
+            same = (series.name, series.scope, dict(series.params)) == (name, verdict.scope, dict(verdict.params))
+            found = course(series, soak) if same else None
+            if found and found.lowest < verdict.limit:
+                text = _sentence(found, soak, verdict.limit)
+                detail = "; ".join(part for part in (text, verdict.detail) if part)
+                return replace(verdict, reason=f"{verdict.reason}; {text}", detail=detail)
+    return verdict
+
+
+def _sentence(found: Course, soak: Soak, limit: float) -> str:
+    since, until = found.fell(limit)
+    under = f"{(1 - found.lowest) * 100:.1f} % under its {first_name(soak)}"
+    return f"from {clock(since)} on, {under}" if until is None else f"from {clock(since)} to {clock(until)}, {under}"
+
+
+def first_name(soak: Soak) -> str:
+    """What a soak's figures are held against."""
+    return "first hour" if FIRST_SHARE * soak.planned_s >= FIRST_S else "first tenth"
+
+
+def clock(seconds: float) -> str:
+    """`04:12` hours and minutes of the soak; `0:45` minutes and seconds, with the words, of one that is young."""
+    minutes, rest = divmod(round(seconds), 60)
+    return f"{minutes // 60:02d}:{minutes % 60:02d}" if minutes >= 60 else f"{minutes} min {rest:02d} s"
+
+
+def _soaks(view: HostView) -> Iterator[Soak]:
+    for record in view.evidence.records:
+        if record.soak:
+            yield record.soak
+
+
+def soaked(view: HostView) -> Iterator[Verdict]:
+    """Whether the host soaked for as long as the plan says, every round came to its end, and drift could be told."""
+    if not any(stage.name == SOAK for stage in view.plan.stages):
+        return
+    for soak in _soaks(view):
+        for why in _shortcomings(view, soak):
+            yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK)
+
+
+def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
+    lasted = f"{span(soak.soaked_s)} of {span(soak.planned_s)}"
+    if not soak.ended:
+        yield f"cut off after {lasted}: resume the run"
+    elif soak.reason:
+        yield f"ended after {lasted}: {soak.reason}"
+    if soak.failed:
+        launches = [
+            launch for launch in view.evidence.launches() if launch.stage == SOAK and launch.outcome != "finished"
+        ]
+        first = f": round {launches[0].number}: {launches[0].reason}" if launches else ""
+        yield f"{soak.failed} of {soak.rounds} rounds did not come to their end{first}"
+    if soak.ended and not soak.reason:
+        untold = sorted(
+            {series.name for series in soak.timeline.series if is_rate(series) and not course(series, soak)}
+        )
+        if untold and not view.plan.rehearsal:
+            yield f"too few rounds to tell a drift of {', '.join(untold)}: {soak.rounds} in {span(soak.soaked_s)}"
+
+
+def span(seconds: float) -> str:
+    """`23 h 12 min`, `45 min 10 s`."""
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

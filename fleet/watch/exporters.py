@@ -1,0 +1,193 @@
+"""What the exporters on the hosts tell of the stage that runs there. They are asked over plain HTTP, as Prometheus would.
+
+Whatever answers is not trusted: it has a moment and a few megabytes for it, and only what looks right is taken from it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import re
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+DEADLINE_S = 3.0
+MOST_BYTES = 4_000_000
+AT_ONCE = 16
+HOSTS_PER_S = 20.0
+"""How many exporters are asked in a second at most; each is asked every EVERY_S at most."""
+EVERY_S = 5.0
+_LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
+_SAMPLE = re.compile(r"(rackproof_(?:run|stage)_[a-z_]+)(?:\{(.*)\})? ([0-9.eE+-]+)$")
+_STATES = ("planned", "running", "finished", "failed", "deadline", "silent")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """What an exporter said of one stage of this run."""
+
+    state: str
+    at: float
+    """When it was asked, by the clock here."""
+    progress: float | None = None
+    left_s: float | None = None
+    """Until the deadline, by the host's own clock."""
+    doing: str = ""
+    """The benchmark that most ranks are at."""
+
+
+class Exporters:
+    """Asks the exporters in turn, in the background where `start` was called."""
+
+    def __init__(self, run_dir: Path, run_id: str) -> None:
+        self._run_dir, self._run_id = run_dir, run_id
+        self._lock = threading.Lock()
+        self._told: dict[str, dict[str, Told]] = {}
+        self._problems: dict[str, str] = {}
+        self._wanted: frozenset[str] = frozenset()
+        self._targets_path = ""
+        self._begun = False
+
+    def told(self, host: str) -> Mapping[str, Told]:
+        """Stage -> the last that was told of it."""
+        with self._lock:
+            return self._told.get(host, {})
+
+    def problems(self) -> dict[str, str]:
+        """Host -> why its exporter told nothing the last time it was asked."""
+        with self._lock:
+            return {host: why for host, why in self._problems.items() if host in self._wanted}
+
+    def want(self, hosts: Collection[str], targets: str, *, background: bool = True) -> None:
+        """Whom to ask: the hosts on which a stage runs. `targets`: the file of addresses, where it is not in its usual place."""
+        with self._lock:
+            self._wanted, self._targets_path = frozenset(hosts), targets
+        if not background:
+            self._ask_all()
+        elif not self._begun and hosts:
+            self._begun = True
+            threading.Thread(target=self._go_on, name="exporters", daemon=True).start()
+
+    def _go_on(self) -> None:
+        while True:
+            asked = self._ask_all()
+            time.sleep(max(EVERY_S, asked / HOSTS_PER_S))
+
+    def _ask_all(self) -> int:
+        with self._lock:
+            wanted = self._wanted
+        there = self._targets() if wanted else {}
+        asked = {host: there[host] for host in wanted if host in there}
+        if asked:
+            with ThreadPoolExecutor(AT_ONCE, "exporter") as pool:
+                list(pool.map(lambda item: self._ask(*item), asked.items()))
+        with self._lock:
+            self._problems |= dict.fromkeys(wanted - asked.keys(), "no address of its exporter is known")
+        return len(asked)
+
+    def _ask(self, host: str, address: str) -> None:
+        told: dict[str, Told] = {}
+        try:
+            told = stages(fetch(address), self._run_id, time.time())
+            problem = "" if told else "its exporter tells nothing of this run"
+        except (OSError, ValueError) as error:
+            problem = f"its exporter at {address}: {error.strerror or error if isinstance(error, OSError) else error}"
+        with self._lock:
+            self._told[host] = told or self._told.get(host, {})
+            self._problems[host] = problem
+            if not problem:
+                del self._problems[host]
+
+    def _targets(self) -> dict[str, str]:
+        """Host -> address and port, out of the file that the monitoring role writes for Prometheus."""
+        name = f"{self._run_id}.json"
+        path = Path(self._targets_path or self._run_dir.parent / "prometheus" / name)
+        found = {}
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
+            for group in json.loads(path.read_text(encoding="utf-8")):
+                if group["labels"].get("run_id") == self._run_id:
+                    found[str(group["labels"]["host"])] = str(group["targets"][0])
+        return found
+
+
+def fetch(address: str) -> str:
+    """The page of an exporter.
+
+    Raises:
+        OSError: it cannot be reached, or takes too long.
+        ValueError: it answers something else.
+    """
+    ends = time.monotonic() + DEADLINE_S
+    host, _, port = address.rpartition(":")
+    host, body = host.strip("[]"), bytearray()
+    with socket.create_connection((host, int(port)), timeout=DEADLINE_S) as connection:
+        request = f"GET /metrics HTTP/1.0\r\nHost: {address}\r\nAccept: text/plain\r\nConnection: close\r\n\r\n"
+        connection.sendall(request.encode("ascii"))
+        while len(body) <= MOST_BYTES:
+            connection.settimeout(max(0.01, ends - time.monotonic()))
+            part = connection.recv(65536)
+            if not part:
+                break
+            body += part
+            if time.monotonic() > ends:
+                raise TimeoutError("timed out")
+    head, _, page = bytes(body).partition(b"\r\n\r\n")
+    words = head.split(b" ", 2)
+    if len(words) < 2 or not words[0].startswith(b"HTTP/1."):
+        raise ValueError("does not speak plain HTTP")
+    if words[1] != b"200":
+        raise ValueError("asks for a password" if words[1] == b"401" else "answers with an error")
+    if len(body) > MOST_BYTES:
+        raise ValueError("its page is too large")
+    return page.decode("utf-8", "replace")
+
+
+def stages(page: str, run_id: str, at: float) -> dict[str, Told]:
+    """Stage -> what the page says of it; nothing where the page is of another run."""
+    samples = list(_samples(page))
+    runs = [labels.get("run_id") for name, labels, _ in samples if name == "rackproof_run_info"]
+    if runs != [run_id]:
+        return {}
+    values = {(name, labels.get("stage", "")): value for name, labels, value in samples}
+    updated = values.get(("rackproof_run_updated_timestamp_seconds", ""))
+    found = {}
+    for name, labels, value in samples:
+        stage, state = labels.get("stage", ""), labels.get("state", "")
+        if name != "rackproof_stage_state" or value != 1 or state not in _STATES:
+            continue
+        deadline = values.get(("rackproof_stage_deadline_timestamp_seconds", stage))
+        progress = values.get(("rackproof_stage_progress_ratio", stage))
+        running = state == "running"
+        found[stage] = Told(
+            state=state,
+            at=at,
+            progress=min(1.0, max(0.0, progress)) if progress is not None else None,
+            left_s=deadline - updated if running and deadline is not None and updated is not None else None,
+            doing=_doing(samples, stage) if running else "",
+        )
+    return found
+
+
+def _doing(samples: list[tuple[str, dict[str, str], float]], stage: str) -> str:
+    at: Counter[str] = Counter()
+    for name, labels, value in samples:
+        if name == "rackproof_stage_ranks" and labels.get("stage") == stage:
+            at[labels.get("benchmark", "")[:64]] += int(min(value, 1e6))
+    return at.most_common(1)[0][0] if at else ""
+
+
+def _samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
+    for line in page.split("\n"):
+        if not line.startswith(("rackproof_run_", "rackproof_stage_")) or len(line) > 4096:
+            continue
+        found = _SAMPLE.match(line)
+        with contextlib.suppress(ValueError):
+            if found and math.isfinite(value := float(found[3])):
+                yield found[1], dict(_LABEL.findall(found[2] or "")), value

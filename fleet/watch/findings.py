@@ -1,0 +1,159 @@
+"""What the judge has to say of the records that were fetched so far, each read once as long as it does not change."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from fleet.errors import UsageError
+from fleet.judge.criteria import read_packs
+from fleet.judge.verdict import Evidence, judge
+from fleet.report.merge import reasons
+from schemas import documents
+from schemas.plans import Plan
+from schemas.records import Record, record_from_json
+from schemas.reports import FAIL, Verdict
+
+EVERY_S = 3.0
+REST = 9
+"""So many times as long as it judged it then rests: a large fleet takes long, and the control node has other work."""
+REPORT_BYTES = 64_000_000
+"""A report of hundreds of hosts is larger: its decision stands in the journal too."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What was found in the records so far."""
+
+    at: float = 0.0
+    """When; 0: not yet."""
+    records: int = 0
+    expected: int = 0
+    failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Host -> the criteria that it fails, a line each."""
+    outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """Host -> stage -> how its last launch ended."""
+    problems: tuple[str, ...] = ()
+    """What could not be read or judged."""
+
+
+class Judge:
+    """Reads and judges, in the background where `start` was called."""
+
+    def __init__(self, run_dir: Path, plan: Plan) -> None:
+        self._run_dir, self._plan = run_dir, plan
+        self._read: dict[str, tuple[object, Record | str]] = {}
+        self._begun = False
+        self.now = Judged(expected=len(self._paths()))
+
+    def start(self) -> None:
+        """Goes on by itself from now on."""
+        if not self._begun:
+            self._begun = True
+            threading.Thread(target=self._go_on, name="judge", daemon=True).start()
+
+    def _go_on(self) -> None:
+        while True:
+            began = time.monotonic()
+            self.look()
+            time.sleep(max(EVERY_S, REST * (time.monotonic() - began)))
+
+    def look(self) -> Judged:
+        """Judges again where a record has come or changed."""
+        if self._reread() or not self.now.at:
+            try:
+                self.now = self._judged()
+            except (UsageError, documents.DocumentError) as error:
+                self.now = Judged(at=time.time(), expected=len(self._read), problems=(str(error),))
+        return self.now
+
+    def _paths(self) -> dict[str, tuple[str, str]]:
+        """Path -> host and gang of each record that there will be."""
+        alone = {f"hosts/{host.name}.json": (host.name, "") for host in self._plan.hosts}
+        return alone | {
+            f"gangs/{host.gang}/{host.name}.json": (host.name, host.gang) for host in self._plan.hosts if host.gang
+        }
+
+    def _reread(self) -> bool:
+        changed = False
+        for path, (host, gang) in self._paths().items():
+            try:
+                there = (self._run_dir / path).lstat()
+            except OSError:
+                continue
+            mark = (there.st_mtime_ns, there.st_size, there.st_ino)
+            if self._read.get(path, (None,))[0] != mark:
+                self._read[path] = (mark, self._record(path, host, gang))
+                changed = True
+        return changed
+
+    def _record(self, path: str, host: str, gang: str) -> Record | str:
+        """The record, or why it is not believed."""
+        try:
+            record = record_from_json(documents.read(self._run_dir / path, "record"))
+        except documents.DocumentError as error:
+            return str(error).replace(f"{self._run_dir}/", "")
+        mine = (self._plan.run_id, self._plan.nonce, host, gang)
+        same = (record.run_id, record.nonce, record.host, record.gang) == mine
+        return record if same else f"{path}: not of this host and run"
+
+    def _judged(self) -> Judged:
+        records: dict[str, list[Record]] = defaultdict(list)
+        for _, record in self._read.values():
+            if isinstance(record, Record):
+                records[record.host].append(record)
+        evidence = {host: Evidence(records=tuple(found)) for host, found in records.items()}
+        failed: dict[str, list[Verdict]] = defaultdict(list)
+        for verdict in judge(self._plan, evidence, read_packs(self._plan.criteria)) if evidence else ():
+            if verdict.verdict == FAIL:
+                failed[verdict.host].append(verdict)
+        return Judged(
+            at=time.time(),
+            records=sum(map(len, records.values())),
+            expected=len(self._paths()),
+            failed={host: tuple(reasons(verdicts)) for host, verdicts in failed.items()},
+            outcomes={host: _outcomes(found) for host, found in records.items()},
+            problems=tuple(record for _, record in self._read.values() if isinstance(record, str)),
+        )
+
+
+def _outcomes(records: list[Record]) -> dict[str, str]:
+    return {launch.stage: launch.outcome for record in records for launch in record.launches}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Reported:
+    """What of report.json is shown."""
+
+    decision: str
+    status: str
+    summary: tuple[str, ...]
+    hosts: Mapping[str, str]
+    """Host -> its decision."""
+    outcomes: Mapping[str, Mapping[str, str]]
+    """As of `Judged`."""
+
+
+def reported(run_dir: Path) -> Reported | None:
+    """The report, where there is one of a size that can be read at once."""
+    with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        path = run_dir / "report.json"
+        if path.stat().st_size <= REPORT_BYTES:
+            found = json.loads(path.read_text(encoding="utf-8"))
+            return Reported(
+                decision=str(found["decision"]),
+                status=str(found["acceptance"]["status"]),
+                summary=tuple(map(str, found["acceptance"]["summary"])),
+                hosts={str(host["name"]): str(host["decision"]) for host in found["hosts"]},
+                outcomes={
+                    str(host["name"]): {str(each["stage"]): str(each["outcome"]) for each in host.get("launches", ())}
+                    for host in found["hosts"]
+                },
+            )
+    return None

@@ -1,0 +1,147 @@
+"""A run told in lines, for logs: what has changed from one view to the next, and that something still goes on."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+
+from fleet.watch.screen import state_of
+from fleet.watch.story import FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
+from fleet.watch.text import clock, duration, fit, names, percent
+from fleet.watch.view import HostView, View
+
+LONGEST = 600
+NAMED = 8
+SETTLE_S = 2.0
+"""Within which all hosts have begun with a task."""
+SILENT_S = 300.0
+"""After so long a wait is told of also where nothing but the time has changed: some CI ends what says nothing."""
+
+
+def changes(old: View | None, new: View) -> list[str]:
+    """A line for every host that failed, one for all that did the same, one for every finding, the decision."""
+    told = [*_begun(old, new), *_moves(old, new), *_findings(old, new), *_ends(old, new)]
+    return [fit(f"{clock(new.at)} {line}", LONGEST) for line in told]
+
+
+def _begun(old: View | None, new: View) -> Iterator[str]:
+    if old is None:
+        rehearsal = ", REHEARSAL" if new.rehearsal else ""
+        yield f"run {new.run_id}: {len(new.hosts)} hosts of {names(new.racks)}, profile {new.profile}{rehearsal}"
+    if new.by and (old is None or old.by != new.by):
+        yield f"carried out by {new.by}"
+    for note in new.notes if old is None else [note for note in new.notes if note not in old.notes]:
+        yield f"note: {note}"
+
+
+def _moves(old: View | None, new: View) -> Iterator[str]:
+    """Grouped: hundreds of hosts do the same at the same time."""
+    before = {host.name: host for host in old.hosts} if old else {}
+    same: dict[tuple[str, str], list[str]] = defaultdict(list)
+    for host in new.hosts:
+        for stage, cell in host.cells.items():
+            was = before[host.name].cells[stage].state if host.name in before else WAITING
+            if cell.state == was or cell.state in (WAITING, LEFT, NONE):
+                continue
+            if cell.state in (FAILED, UNREACHABLE) and host.trouble:
+                yield f"{host.name} {stage}: {cell.state}: {host.trouble}"
+            else:
+                same[stage, cell.state].append(host.name)
+        if host.trouble and host.name in before and not before[host.name].trouble and not _moved(before, host):
+            yield f"{host.name}: {host.trouble}"
+    for (stage, state), hosts in same.items():
+        yield f"{names(hosts, NAMED)} {stage}: {state}"
+
+
+def _moved(before: dict[str, HostView], host: HostView) -> bool:
+    old = before[host.name].cells
+    return any(
+        cell.state in (FAILED, UNREACHABLE) and cell.state != old[stage].state for stage, cell in host.cells.items()
+    )
+
+
+def _findings(old: View | None, new: View) -> Iterator[str]:
+    known = {line for host in old.hosts for line in host.failed} if old else set()
+    yield from (line for host in new.hosts for line in host.failed if line not in known)
+
+
+def _ends(old: View | None, new: View) -> Iterator[str]:
+    if new.decision and (old is None or old.decision != new.decision):
+        yield f"decision: {new.decision}"
+        yield from new.summary
+    elif new.over and not new.decision and (old is None or not old.over):
+        yield "nobody carries out this run at the moment"
+
+
+def begins(view: View) -> str:
+    """Who is measured now, and how long it may take; nothing where no stage is waited for."""
+    stage = view.waiting_for
+    if not stage or not view.pending:
+        return ""
+    most = f", for at most {duration(view.deadlines[stage])} each" if stage in view.deadlines else ""
+    return f"{stage}: {names(view.pending, NAMED)} measure now{most}"
+
+
+def beat(view: View) -> str:
+    """`benchmark: 3 of 4 hosts done, r12-h07 61 %, at most 2 min 10 s left`; nothing where nobody is waited for."""
+    if not view.pending:
+        return ""
+    through = f"{view.answered} of {view.answered + len(view.pending)} hosts done"
+    hosts = {host.name: host for host in view.hosts}
+    pending = [hosts[name] for name in view.pending if name in hosts]
+    if not view.waiting_for:
+        since = f" for {duration(view.at - view.task_since)}" if view.task_since else ""
+        return f"{view.task}: {through}, {names(view.pending)} still at it{since}"
+    left = [host.left_s for host in pending if host.left_s is not None]
+    until = f", at most {duration(max(left))} left" if left else ""
+    return f"{view.waiting_for}: {through}, {_progress(pending, view.waiting_for)}{until}"
+
+
+def _progress(pending: list[HostView], stage: str) -> str:
+    """How far each is; of many, how far they are from the slowest to the fastest."""
+    if len(pending) <= NAMED // 2:
+        return ", ".join(f"{host.name} {_far(host, stage)}" for host in pending)
+    known = [(cell.progress, host) for host in pending if (cell := host.cells[stage]).progress is not None]
+    if not known:
+        return f"{len(pending)} hosts, how far is unknown"
+    low, high = (
+        min(share for share, _ in known if share is not None),
+        max(share for share, _ in known if share is not None),
+    )
+    slowest = next(host.name for share, host in known if share == low)
+    unknown = f", {len(pending) - len(known)} unknown" if len(known) < len(pending) else ""
+    return f"{len(known)} hosts at {percent(low)} ({slowest}) to {percent(high)}{unknown}"
+
+
+def _far(host: HostView, stage: str) -> str:
+    cell = host.cells[stage]
+    if cell.state == RUNNING and cell.progress is None:
+        return UNKNOWN
+    return state_of(cell)
+
+
+class Beats:
+    """What the playbook's own terminal is told: little, and nothing twice."""
+
+    def __init__(self, every_s: float) -> None:
+        self._every_s = every_s
+        self._task: tuple[str, float | None] = ("", None)
+        self._said, self._said_at = "", 0.0
+
+    def hear(self, view: View) -> list[str]:
+        """The lines that are due."""
+        task = (view.waiting_for, view.task_since)
+        begun = view.at - (view.task_since or view.at)
+        if task != self._task and (line := begins(view)) and begun >= min(SETTLE_S, self._every_s):
+            self._task, self._said, self._said_at = task, "", view.at
+            return [fit(f"{clock(view.at)} {line}", LONGEST)]
+        line, since = beat(view), view.at - max(self._said_at, view.task_since or 0.0)
+        same = _timeless(line) == _timeless(self._said)
+        if not line or since < (SILENT_S if same else self._every_s):
+            return []
+        self._said, self._said_at = line, view.at
+        return [fit(f"{clock(view.at)} {line}", LONGEST)]
+
+
+def _timeless(line: str) -> str:
+    return line.partition(", at most ")[0].partition(" still at it for ")[0]

@@ -1,0 +1,213 @@
+"""A view of a run as a screenful of lines."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from fleet.watch.story import DONE, FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
+from fleet.watch.text import clean, clock, duration, fit, names, pad, percent, width
+from fleet.watch.view import Cell, HostView, View, attention
+
+ORDER = (FAILED, UNREACHABLE, UNKNOWN, RUNNING, WAITING, DONE, LEFT)
+COLOURS = {
+    FAILED: "31;1",
+    UNREACHABLE: "31;1",
+    UNKNOWN: "33",
+    RUNNING: "36",
+    DONE: "32",
+    WAITING: "2",
+    LEFT: "2",
+    NONE: "2",
+    "rejected": "31;1",
+    "incomplete": "33;1",
+    "accepted": "32;1",
+    "head": "1",
+}
+STATE_WIDTH = 11
+"""Of `unreachable` and `running 99 %`, nearly."""
+LEAST_TEXT = 14
+NO_END = 1_000_000
+FINDINGS_SHARE = 3
+"""Of the lines below the head at most one in so many goes to the findings, unless the hosts leave more."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A piece of a line, and how it is coloured."""
+
+    text: str
+    style: str = ""
+
+
+Line = list[Part]
+
+
+def render(view: View, columns: int, rows: int = NO_END, *, colour: bool = False) -> list[str]:
+    """At most `rows` lines of at most `columns` columns; the hosts that need attention first where not all have room."""
+    head = _head(view)
+    rest = max(0, rows - len(head))
+    tail = _findings(view)
+    table = _table(view, columns, max(rest - max(len(tail) and 2, min(len(tail), rest // FINDINGS_SHARE)), 2))
+    lines = [*head, *table, *tail]
+    if len(lines) > rows:
+        lines = [*lines[: rows - 1], [Part(f"… {len(lines) - rows + 1} lines more", "head")]]
+    return [_drawn(line, columns, colour) for line in lines[:rows]]
+
+
+def _drawn(line: Line, columns: int, colour: bool) -> str:
+    found, room = "", columns
+    for part in line:
+        core = part.text.rstrip(" ")  # what a host said is made harmless only here, and the padding kept
+        text = fit(core, room)
+        text += " " * min(len(part.text) - len(core), room - width(text))
+        room -= width(text)
+        style = COLOURS.get(part.style, "") if colour else ""
+        found += f"\x1b[{style}m{text}\x1b[0m" if style and text else text
+    return found if colour else found.rstrip()
+
+
+# --- head
+
+
+def _head(view: View) -> list[Line]:
+    what = [view.run_id, names(view.racks, 3), view.profile, *(["REHEARSAL"] if view.rehearsal else [])]
+    lines = [[Part(" · ".join(what), "head"), Part(f"   {clock(view.at)} UTC")], [Part(_who(view))]]
+    if view.decision:
+        said = f" ({clean(view.status)})" if view.status else ""
+        lines.append([Part("decision: "), Part(view.decision, view.decision), Part(said)])
+    elif view.task:
+        since = f", for {duration(view.at - view.task_since)}" if view.task_since else ""
+        lines.append([Part(f"now: {view.task}{since}{_still(view)}")])
+    lines += [_counts(view, stage) for stage in view.stages]
+    return [*lines, []]
+
+
+def _who(view: View) -> str:
+    so_far = duration((view.ended or view.at) - view.began)
+    again = f", attempt {view.attempts}" if view.attempts > 1 else ""
+    if view.carried is False:
+        if view.decision and not view.ended:
+            return f"reported; begun {so_far} ago{again}"
+        if view.ended:
+            return f"reported at {clock(view.ended)}, {so_far} after it was begun{again}"
+        gone = f": {view.by} had it and is gone" if view.by else ""
+        return f"nobody carries it out at the moment{gone}; begun {so_far} ago{again}"
+    unsure = " (it cannot be told from here whether that still runs)" if view.carried is None else ""
+    since = f" since {clock(view.since)}" if view.since else ""
+    return f"carried out by {view.by}{since}{unsure}, begun {so_far} ago{again}"
+
+
+def _still(view: View) -> str:
+    return f", still at it: {names(view.pending)}" if view.pending else ""
+
+
+def _counts(view: View, stage: str) -> Line:
+    counts = Counter(host.cells[stage].state for host in view.hosts)
+    line = [Part(pad(stage, max(map(width, view.stages)) + 2), "head")]
+    for state in ORDER:
+        if counts[state]:
+            line += [Part(f"{counts[state]} {state}", state), Part("  ")]
+    return line
+
+
+# --- hosts
+
+
+@dataclass(frozen=True)
+class _Column:
+    title: str
+    width: int
+    need: int
+    """Where there is no room for all, those of the highest number go first."""
+
+
+def _table(view: View, columns: int, rows: int) -> list[Line]:
+    """Title, hosts, and what is not shown, in so many rows at most."""
+    layout = _layout(view, columns)
+    hosts, hidden = list(view.hosts), []
+    if len(hosts) > rows - 1:
+        ordered = sorted(hosts, key=attention)  # stable: in the inventory's order among their like
+        hosts, hidden = ordered[: max(rows - 2, 0)], ordered[max(rows - 2, 0) :]
+    title = [Part(pad(column.title, column.width) + "  ", "head") for column in layout]
+    lines = [title, *(_row(view, host, layout) for host in hosts)]
+    if hidden:
+        lines.append([Part(f"… and {len(hidden)} more hosts: {_summary(hidden)}", "head")])
+    return lines
+
+
+def _layout(view: View, columns: int) -> list[_Column]:
+    host = min(max([width(item.name) for item in view.hosts] + [4]), max(8, columns // 4))
+    wanted = [_Column("host", host, 0)]
+    wanted += [_Column(stage, max(width(stage), STATE_WIDTH), 1) for stage in view.stages]
+    wanted += [_Column("heard", 9, 3), _Column("left", 12, 2)]
+    while len(wanted) > 1 and sum(column.width + 2 for column in wanted) > columns:
+        wanted.remove(max(reversed(wanted), key=lambda column: column.need) if wanted[-1].need > 1 else wanted[1])
+    room = columns - sum(column.width + 2 for column in wanted)
+    return [*wanted, _Column("what", room, 4)] if room >= LEAST_TEXT else wanted
+
+
+def _row(view: View, host: HostView, layout: Sequence[_Column]) -> Line:
+    line: Line = []
+    for column in layout:
+        style = ""
+        if column.title in host.cells:
+            cell = host.cells[column.title]
+            text, style = state_of(cell), cell.state
+        elif column.title == "host":
+            text, style = host.name, host.decision
+        elif column.title == "heard":
+            text = duration(view.at - host.heard) if host.heard else "-"
+        elif column.title == "left":
+            text = time_left(host)
+        else:
+            text = _what(host)
+        line += [Part(pad(text, column.width), style), Part("  ")]
+    return line[:-1]
+
+
+def state_of(cell: Cell) -> str:
+    """`running 43 %`, shortened to its number; else the state."""
+    if cell.state == NONE:
+        return "-"
+    return percent(cell.progress) if cell.state == RUNNING and cell.progress is not None else cell.state
+
+
+def time_left(host: HostView) -> str:
+    """Against the deadline."""
+    if host.left_s is None:
+        return "unknown" if any(cell.state == RUNNING for cell in host.cells.values()) and host.doing else ""
+    return duration(host.left_s) if host.left_s > 0 else "over"
+
+
+def _what(host: HostView) -> str:
+    if host.trouble:
+        return host.trouble
+    if host.failed:
+        return f"{len(host.failed)} criteria failed" if len(host.failed) > 1 else "1 criterion failed"
+    return host.decision if host.decision not in ("", "accepted") else host.doing
+
+
+def _summary(hosts: Sequence[HostView]) -> str:
+    """Counts by the stage that each host is at, or came to last."""
+    counts: Counter[str] = Counter()
+    for host in hosts:
+        met = [(stage, cell.state) for stage, cell in host.cells.items() if cell.state not in (WAITING, LEFT, NONE)]
+        counts[" ".join(met[-1]) if met else WAITING] += 1
+    return ", ".join(f"{count} {what}" for what, count in counts.most_common(4))
+
+
+# --- findings
+
+
+def _findings(view: View) -> list[Line]:
+    lines: list[Line] = [[Part(f"note: {note}", UNKNOWN)] for note in view.notes]
+    if view.summary:
+        return [[], *lines, *([Part(f"- {line}")] for line in view.summary)]
+    if view.judged is None:
+        return [[], *lines] if lines else []
+    failed = [line for host in view.hosts for line in host.failed]
+    records = f"{view.records} of {view.records_expected} records, judged {duration(view.at - view.judged)} ago"
+    title = Part(f"failed so far: {len(failed) or 'nothing'} ({records})", "head")
+    return [[], *lines, [title], *([Part(line, FAILED)] for line in failed)]

@@ -1,0 +1,73 @@
+"""Files of the run directory that are added to while they are read: whole lines of JSON, each once."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+MOST_AT_ONCE = 64_000_000
+LONGEST_LINE = 64_000
+
+
+class Tail:
+    """The lines of a file that were added since the last look. A line that is no event is left out: others read the rest."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._offset, self._rest = 0, b""
+        self._file: tuple[int, int] | None = None
+        self.problem = ""
+        """Why the file cannot be read, though it is there."""
+
+    def read(self) -> list[dict[str, Any]]:
+        """The events that are new."""
+        found = []
+        while text := self._more():
+            *lines, self._rest = (self._rest + text).split(b"\n")
+            found += [event for line in lines if (event := _event(line)) is not None]
+            self._rest = self._rest[: LONGEST_LINE + 1]
+        return found
+
+    def _more(self) -> bytes:
+        self.problem = ""
+        try:
+            descriptor = os.open(self._path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return b""
+        except OSError as error:
+            self.problem = f"{self._path.name}: {error.strerror}"
+            return b""
+        try:
+            there = os.fstat(descriptor)
+            if not stat.S_ISREG(there.st_mode):
+                self.problem = f"{self._path.name}: not a regular file"
+                return b""
+            if self._file != (there.st_dev, there.st_ino) or there.st_size < self._offset:  # another file, or cut short
+                self._file, self._offset, self._rest = (there.st_dev, there.st_ino), 0, b""
+            text = os.pread(descriptor, MOST_AT_ONCE, self._offset)
+        finally:
+            os.close(descriptor)
+        self._offset += len(text)
+        return text
+
+
+def _event(line: bytes) -> dict[str, Any] | None:
+    if len(line) > LONGEST_LINE:
+        return None
+    try:
+        found = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) and isinstance(found.get("what"), str) and moment(found.get("at")) else None
+
+
+def moment(at: object) -> float:
+    """Seconds since 1970 of a time as the files have it; 0 for what is none."""
+    try:
+        return datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() if isinstance(at, str) else 0.0
+    except (ValueError, OverflowError):
+        return 0.0

@@ -1,0 +1,91 @@
+"""A terminal that is drawn on and given back as it was: plain ANSI, as every terminal of the last decades has it."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from types import FrameType
+from typing import TextIO
+
+ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
+LEAVE = "\x1b[?25h\x1b[?1049l"
+"""The screen of its own that full-screen programs have, and the cursor."""
+BEGIN, END = "\x1b[?2026h", "\x1b[?2026l"
+"""Of one frame, for terminals that show it in one step; the others pass over it."""
+
+
+def is_screen(stream: TextIO) -> bool:
+    """Whether a screen can be drawn there."""
+    return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
+
+
+def has_colour() -> bool:
+    """As https://no-color.org asks."""
+    return not os.environ.get("NO_COLOR")
+
+
+class Screen:
+    """Draws whole screens, without flicker: each line is written over the old one, and what is left of it cleared."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._woken = threading.Event()
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Columns and rows, as they are now."""
+        with contextlib.suppress(OSError, ValueError):
+            found = os.get_terminal_size(self._stream.fileno())
+            if found.columns and found.lines:
+                return found.columns, found.lines
+        return 80, 24
+
+    def draw(self, lines: Sequence[str]) -> None:
+        """Shows these lines, which must fit."""
+        body = "\x1b[K\r\n".join(lines)
+        self._write(f"{BEGIN}\x1b[H{body}\x1b[K\x1b[J{END}")
+
+    def wait(self, seconds: float) -> None:
+        """Until then, or until the window has another size."""
+        self._woken.wait(seconds)
+        self._woken.clear()
+
+    def _write(self, text: str) -> None:
+        self._stream.write(text)
+        self._stream.flush()
+
+    @contextlib.contextmanager
+    def shown(self) -> Iterator[Screen]:
+        """Takes the terminal, and gives it back however this ends: Ctrl-C, SIGTERM, a lost connection, Ctrl-Z."""
+        handlers = {
+            signal.SIGTERM: self._end,
+            signal.SIGHUP: self._end,
+            signal.SIGWINCH: self._wake,
+            signal.SIGTSTP: self._pause,
+        }
+        before = {number: signal.signal(number, handler) for number, handler in handlers.items()}
+        try:
+            self._write(ENTER)
+            yield self
+        finally:
+            with contextlib.suppress(OSError, ValueError):
+                self._write(LEAVE)
+            for number, handler in before.items():
+                signal.signal(number, handler)
+
+    def _end(self, number: int, frame: FrameType | None) -> None:
+        sys.exit(128 + number)
+
+    def _wake(self, number: int, frame: FrameType | None) -> None:
+        self._woken.set()
+
+    def _pause(self, number: int, frame: FrameType | None) -> None:
+        """Ctrl-Z: the shell gets its screen; `fg` brings ours back."""
+        os.write(self._stream.fileno(), LEAVE.encode())
+        os.kill(os.getpid(), signal.SIGSTOP)
+        os.write(self._stream.fileno(), ENTER.encode())
+        self._woken.set()
