@@ -222,6 +222,15 @@ def test_of_one_rail_the_host_is_named_and_that_it_may_be_its_nic() -> None:
     assert "its GPU or NIC" in suspect.evidence
 
 
+def test_a_host_is_held_against_its_partners_by_its_own_limit_however_much_the_pairs_scatter() -> None:
+    """GB/s of four H200, each as a host of its own, over sockets of one machine; another process computed on that of h2."""
+    measured = {"01": 2.52, "02": 2.27, "03": 2.84, "12": 2.35, "13": 2.77, "23": 2.34}
+    pairs = [Pair(a=f"h{a}", b=f"h{b}", rail=0, bandwidth=rate * 1e9) for (a, b), rate in measured.items()]
+    found = only(explain(pairs))
+    assert (found.kind, found.where, found.confidence) == ("host", "h2", pytest.approx(4 / 5))
+    assert "with 3 of 3 hosts that are well" in found.evidence
+
+
 @pytest.mark.parametrize("rails", [1, 4])
 def test_a_gpu_that_failed_by_itself_is_named_and_not_its_nic(rails: int) -> None:
     fleet = Fleet(8, rails, nics={("h5", rails - 1): 0.4})

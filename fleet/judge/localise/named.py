@@ -121,7 +121,8 @@ class Named:
         slow: dict[str, bool] = {}
         for rail in rails:
             end = (host, rail)
-            base = self._slow.rails.get(rail, 0.0) - self._slow.limit
+            limit = self._slow.limit if end in self._slow.partial else self._slow.end_limit
+            base = self._slow.rails.get(rail, 0.0) - limit
             for place in self._slow.of_end[end]:
                 other = next(far for far in self._edges[place].ends() if far != end)
                 if other not in self._slow.ends:

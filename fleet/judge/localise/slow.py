@@ -56,6 +56,8 @@ class Slow:
     """Slow edges between two ends that are well."""
     limit: float = 0.0
     """Share of speed that an edge may lack, as a logarithm."""
+    end_limit: float = 0.0
+    """The same of the best that an end does, which scatters less."""
 
 
 def find_slow(edges: Sequence[Edge], tolerance: float, sigmas: float) -> Slow:
@@ -67,7 +69,7 @@ def find_slow(edges: Sequence[Edge], tolerance: float, sigmas: float) -> Slow:
         sigmas: standard deviations of what they scatter by that are noise.
     """
     least = -math.log(1 - tolerance)
-    found = Slow(shares=_shares(edges), limit=least)
+    found = Slow(shares=_shares(edges), limit=least, end_limit=least)
     for place in found.shares:
         for end in edges[place].ends():
             found.of_end.setdefault(end, []).append(place)
@@ -113,6 +115,7 @@ def _judge_ends(found: Slow, levels: Mapping[End, float], least: float, sigmas: 
     usual = {rail: upper_median(of_host.values()) for rail, of_host in of_rail.items()}
     centre = upper_median(usual.values())
     limit = max(least, sigmas * spread([level - usual[rail] for (_, rail), level in levels.items()], 0.0))
+    found.end_limit = limit
     for rail, level in usual.items():
         if level < centre - limit and len(of_rail[rail]) >= LEAST_HOSTS:
             found.rails[rail] = level - centre
