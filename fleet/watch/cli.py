@@ -15,7 +15,8 @@ from fleet.errors import UsageError
 from fleet.watch.lines import Beats, changes
 from fleet.watch.screen import render
 from fleet.watch.terminal import Screen, has_colour, is_screen
-from fleet.watch.view import View, Watcher
+from fleet.watch.view import View
+from fleet.watch.watcher import Watcher
 
 INTERRUPTED = 130
 BEAT_S = 30.0
@@ -92,7 +93,9 @@ def _follow(watcher: Watcher, every_s: float, as_json: bool) -> None:
     old: View | None = None
     beats = Beats(BEAT_S)
     while True:
-        view = watcher.look(background=old is not None or not as_json)
+        view = watcher.look()
+        if view.over:  # the last line says all that there is to say
+            view = watcher.look(background=False)
         if as_json:
             if old is None or _shown(view) != _shown(old):
                 _say(sys.stdout, json.dumps(view.json()))

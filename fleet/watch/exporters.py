@@ -97,7 +97,7 @@ class Exporters:
         try:
             told = stages(fetch(address), self._run_id, time.time())
             problem = "" if told else "its exporter tells nothing of this run"
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, OverflowError) as error:
             problem = f"its exporter at {address}: {error.strerror or error if isinstance(error, OSError) else error}"
         with self._lock:
             self._told[host] = told or self._told.get(host, {})

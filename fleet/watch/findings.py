@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet.errors import UsageError
 from fleet.judge.criteria import read_packs
 from fleet.judge.verdict import Evidence, judge
 from fleet.report.merge import reasons
@@ -50,6 +49,7 @@ class Judge:
         self._run_dir, self._plan = run_dir, plan
         self._read: dict[str, tuple[object, Record | str]] = {}
         self._begun = False
+        self._one_at_a_time = threading.Lock()
         self.now = Judged(expected=len(self._paths()))
 
     def start(self) -> None:
@@ -66,12 +66,17 @@ class Judge:
 
     def look(self) -> Judged:
         """Judges again where a record has come or changed."""
+        with self._one_at_a_time:
+            self._look()
+        return self.now
+
+    def _look(self) -> None:
         if self._reread() or not self.now.at:
             try:
                 self.now = self._judged()
-            except (UsageError, documents.DocumentError) as error:
-                self.now = Judged(at=time.time(), expected=len(self._read), problems=(str(error),))
-        return self.now
+            except Exception as error:  # noqa: BLE001 - the report will say it with its exit code; here the rest goes on
+                why = f"the records cannot be judged: {type(error).__name__}: {error}"
+                self.now = Judged(expected=len(self._paths()), problems=(why,))
 
     def _paths(self) -> dict[str, tuple[str, str]]:
         """Path -> host and gang of each record that there will be."""

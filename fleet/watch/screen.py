@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -25,9 +26,7 @@ COLOURS = {
     "accepted": "32;1",
     "head": "1",
 }
-STATE_WIDTH = 11
-"""Of `unreachable` and `running 99 %`, nearly."""
-LEAST_TEXT = 14
+LEAST_TEXT, LONGEST = 14, 1000
 NO_END = 1_000_000
 FINDINGS_SHARE = 3
 """Of the lines below the head at most one in so many goes to the findings, unless the hosts leave more."""
@@ -48,7 +47,7 @@ def render(view: View, columns: int, rows: int = NO_END, *, colour: bool = False
     """At most `rows` lines of at most `columns` columns; the hosts that need attention first where not all have room."""
     head = _head(view)
     rest = max(0, rows - len(head))
-    tail = _findings(view)
+    tail = _findings(view, columns)
     table = _table(view, columns, max(rest - max(len(tail) and 2, min(len(tail), rest // FINDINGS_SHARE)), 2))
     lines = [*head, *table, *tail]
     if len(lines) > rows:
@@ -125,11 +124,11 @@ class _Column:
 
 def _table(view: View, columns: int, rows: int) -> list[Line]:
     """Title, hosts, and what is not shown, in so many rows at most."""
-    layout = _layout(view, columns)
     hosts, hidden = list(view.hosts), []
     if len(hosts) > rows - 1:
         ordered = sorted(hosts, key=attention)  # stable: in the inventory's order among their like
         hosts, hidden = ordered[: max(rows - 2, 0)], ordered[max(rows - 2, 0) :]
+    layout = _layout(view, hosts, columns)
     title = [Part(pad(column.title, column.width) + "  ", "head") for column in layout]
     lines = [title, *(_row(view, host, layout) for host in hosts)]
     if hidden:
@@ -137,32 +136,35 @@ def _table(view: View, columns: int, rows: int) -> list[Line]:
     return lines
 
 
-def _layout(view: View, columns: int) -> list[_Column]:
-    host = min(max([width(item.name) for item in view.hosts] + [4]), max(8, columns // 4))
-    wanted = [_Column("host", host, 0)]
-    wanted += [_Column(stage, max(width(stage), STATE_WIDTH), 1) for stage in view.stages]
-    wanted += [_Column("heard", 9, 3), _Column("left", 12, 2)]
+def _layout(view: View, hosts: Sequence[HostView], columns: int) -> list[_Column]:
+    """As wide as what stands in it; where there is no room for all, the least needed go, and then the first stages."""
+    most = {"host": max(12, columns // 4), "what": columns}
+    need = {"host": 0, **dict.fromkeys(view.stages, 1), "time left": 2, "heard": 3}
+    wanted = []
+    for title in ("host", *view.stages, "heard", "time left"):
+        widest = max([width(_text(view, host, title)[0]) for host in hosts] + [width(title)])
+        wanted.append(_Column(title, min(widest, most.get(title, 14)), need[title]))
     while len(wanted) > 1 and sum(column.width + 2 for column in wanted) > columns:
-        wanted.remove(max(reversed(wanted), key=lambda column: column.need) if wanted[-1].need > 1 else wanted[1])
+        wanted.remove(max(wanted, key=lambda column: column.need))
     room = columns - sum(column.width + 2 for column in wanted)
     return [*wanted, _Column("what", room, 4)] if room >= LEAST_TEXT else wanted
+
+
+def _text(view: View, host: HostView, title: str) -> tuple[str, str]:
+    """What stands in a column, and how it is coloured."""
+    if title in host.cells:
+        return state_of(host.cells[title]), host.cells[title].state
+    if title == "host":
+        return host.name, host.decision
+    if title == "heard":
+        return duration(view.at - host.heard) if host.heard else "-", ""
+    return time_left(host) if title == "time left" else _what(host), ""
 
 
 def _row(view: View, host: HostView, layout: Sequence[_Column]) -> Line:
     line: Line = []
     for column in layout:
-        style = ""
-        if column.title in host.cells:
-            cell = host.cells[column.title]
-            text, style = state_of(cell), cell.state
-        elif column.title == "host":
-            text, style = host.name, host.decision
-        elif column.title == "heard":
-            text = duration(view.at - host.heard) if host.heard else "-"
-        elif column.title == "left":
-            text = time_left(host)
-        else:
-            text = _what(host)
+        text, style = _text(view, host, column.title)
         line += [Part(pad(text, column.width), style), Part("  ")]
     return line[:-1]
 
@@ -201,13 +203,21 @@ def _summary(hosts: Sequence[HostView]) -> str:
 # --- findings
 
 
-def _findings(view: View) -> list[Line]:
-    lines: list[Line] = [[Part(f"note: {note}", UNKNOWN)] for note in view.notes]
+def _findings(view: View, columns: int) -> list[Line]:
+    lines = [line for note in view.notes for line in _wrapped(f"note: {note}", UNKNOWN, columns)]
+    for host in view.hosts:
+        lines += _wrapped(f"{host.name}: {host.trouble}", FAILED, columns) if host.trouble else []
     if view.summary:
-        return [[], *lines, *([Part(f"- {line}")] for line in view.summary)]
-    if view.judged is None:
-        return [[], *lines] if lines else []
-    failed = [line for host in view.hosts for line in host.failed]
-    records = f"{view.records} of {view.records_expected} records, judged {duration(view.at - view.judged)} ago"
-    title = Part(f"failed so far: {len(failed) or 'nothing'} ({records})", "head")
-    return [[], *lines, [title], *([Part(line, FAILED)] for line in failed)]
+        lines += [line for said in view.summary for line in _wrapped(f"- {said}", "", columns)]
+    elif view.judged is not None:
+        failed = [line for host in view.hosts for line in host.failed]
+        records = f"{view.records} of {view.records_expected} records, judged {duration(view.at - view.judged)} ago"
+        lines.append([Part(f"failed so far: {len(failed) or 'nothing'} ({records})", "head")])
+        lines += [line for said in failed for line in _wrapped(said, FAILED, columns)]
+    return [[], *lines] if lines else []
+
+
+def _wrapped(text: str, style: str, columns: int) -> list[Line]:
+    """On as many lines as it takes: here is what somebody has to act on."""
+    rows = textwrap.wrap(clean(text, LONGEST), max(columns, 4), subsequent_indent="  ", break_on_hyphens=False)
+    return [[Part(row, style)] for row in rows]

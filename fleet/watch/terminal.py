@@ -6,7 +6,7 @@ import contextlib
 import os
 import signal
 import sys
-import threading
+import time
 from collections.abc import Iterator, Sequence
 from types import FrameType
 from typing import TextIO
@@ -16,6 +16,8 @@ LEAVE = "\x1b[?25h\x1b[?1049l"
 """The screen of its own that full-screen programs have, and the cursor."""
 BEGIN, END = "\x1b[?2026h", "\x1b[?2026l"
 """Of one frame, for terminals that show it in one step; the others pass over it."""
+
+LOOK_S = 0.1
 
 
 def is_screen(stream: TextIO) -> bool:
@@ -33,7 +35,7 @@ class Screen:
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
-        self._woken = threading.Event()
+        self._woken = False
 
     @property
     def size(self) -> tuple[int, int]:
@@ -51,8 +53,10 @@ class Screen:
 
     def wait(self, seconds: float) -> None:
         """Until then, or until the window has another size."""
-        self._woken.wait(seconds)
-        self._woken.clear()
+        ends = time.monotonic() + seconds
+        while not self._woken and (rest := ends - time.monotonic()) > 0:  # a handler may not set a threading.Event
+            time.sleep(min(LOOK_S, rest))
+        self._woken = False
 
     def _write(self, text: str) -> None:
         self._stream.write(text)
@@ -81,11 +85,11 @@ class Screen:
         sys.exit(128 + number)
 
     def _wake(self, number: int, frame: FrameType | None) -> None:
-        self._woken.set()
+        self._woken = True
 
     def _pause(self, number: int, frame: FrameType | None) -> None:
         """Ctrl-Z: the shell gets its screen; `fg` brings ours back."""
         os.write(self._stream.fileno(), LEAVE.encode())
         os.kill(os.getpid(), signal.SIGSTOP)
         os.write(self._stream.fileno(), ENTER.encode())
-        self._woken.set()
+        self._woken = True

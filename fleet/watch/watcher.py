@@ -1,0 +1,251 @@
+"""Looks at a run directory and puts together what is known of the run."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet import lock
+from fleet.errors import RunError
+from fleet.report.load import JOURNAL, PLAN_BYTES
+from fleet.watch.exporters import Exporters, Told
+from fleet.watch.findings import Judge, Judged, Reported, reported
+from fleet.watch.story import (
+    DONE,
+    FAILED,
+    INSPECT,
+    LEFT,
+    NONE,
+    PREPARE,
+    RUNNING,
+    UNKNOWN,
+    UNREACHABLE,
+    WAITING,
+    HostStory,
+    Story,
+)
+from fleet.watch.tail import Tail, moment
+from fleet.watch.view import Cell, HostView, View
+from schemas import documents
+from schemas.plans import Plan, PlannedHost, plan_from_json
+
+PROGRESS = "progress.jsonl"
+STALE_S = 60.0
+"""What an exporter told longer ago is not shown any more."""
+GANG = "gang"
+
+
+class Watcher:
+    """Looks at a run directory again and again; cheap, whatever its size."""
+
+    def __init__(self, run_dir: Path, *, judging: bool = True, asking: bool = True) -> None:
+        """Reads the plan, once.
+
+        Args:
+            run_dir: of the run on the control node.
+            judging: whether records are read and judged.
+            asking: whether exporters are asked how far they are.
+
+        Raises:
+            RunError: there is no plan, so there is nothing to see.
+        """
+        try:
+            self._plan: Plan = plan_from_json(documents.read(run_dir / lock.PLAN, "plan", max_bytes=PLAN_BYTES))
+        except documents.DocumentError as error:
+            raise RunError(f"{error}: give the directory of a run, which has a plan.json") from None
+        self._run_dir = run_dir.absolute()
+        self._story = Story([stage.name for stage in self._plan.stages], (host.name for host in self._plan.hosts))
+        self._progress, self._events = Tail(run_dir / PROGRESS), Tail(run_dir / JOURNAL)
+        self._journal = Tail(run_dir / lock.JOURNAL)
+        self._befell: dict[str, str] = {}
+        self._last: dict[str, Any] = {}
+        self._judge = Judge(self._run_dir, self._plan) if judging else None
+        self._exporters = Exporters(self._run_dir, self._plan.run_id) if asking else None
+        self._reported: tuple[object, Reported | None] = (None, None)
+
+    def look(self, *, background: bool = True) -> View:
+        """The run as it is now; without `background` everything that can be asked is asked first, which may take a while."""
+        self._story.feed(self._progress.read())
+        self._hear()
+        carried, by, since = self._holder()
+        report = self._report() if carried is False else None
+        ended = moment(self._last.get("at")) if self._last.get("what") == "reported" else 0.0
+        decision = report.decision if report else str(self._last.get("note", "")) if ended and carried is False else ""
+        if not decision:
+            self._judge_and_ask(background)
+        now = time.time()
+        judged = self._judge.now if self._judge else Judged()
+        return View(
+            at=now,
+            run_id=self._plan.run_id,
+            profile=self._plan.profile,
+            rehearsal=self._plan.rehearsal,
+            racks=tuple(dict.fromkeys(host.rack for host in self._plan.hosts)),
+            began=moment(self._plan.created),
+            carried=carried,
+            by=by,
+            since=since,
+            attempts=self._story.attempts,
+            **self._playing(carried),
+            stages=self._story.stages,
+            deadlines={stage.name: stage.deadline_s for stage in self._plan.stages},
+            hosts=tuple(self._host(host, carried, judged, report, now) for host in self._plan.hosts),
+            decision=decision,
+            status=report.status if report else "",
+            ended=ended or None,
+            summary=report.summary if report else (),
+            records=judged.records,
+            records_expected=judged.expected,
+            judged=judged.at or None,
+            notes=self._notes(judged, decision if not report else ""),
+        )
+
+    def _playing(self, carried: bool | None) -> dict[str, Any]:
+        """What the playbook is at; nothing where none is."""
+        story, here = self._story, carried is not False
+        return {
+            "playbook": story.playbook,
+            "play": story.play if here else "",
+            "task": story.task if here else "",
+            "task_since": story.task_since or None if here else None,
+            "waiting_for": story.waiting_for if here else "",
+            "pending": tuple(story.pending) if here else (),
+            "answered": len(story.answered),
+        }
+
+    def _hear(self) -> None:
+        for event in self._events.read():
+            host = event.get("host")
+            if isinstance(host, str) and event["what"] in (FAILED, UNREACHABLE):
+                self._befell[host] = f"{event.get('message', '')} (at {event.get('task', '')})"
+        for event in self._journal.read():
+            self._last = event
+
+    def _holder(self) -> tuple[bool | None, str, float | None]:
+        """Whether somebody carries out the run, who, and since when."""
+        try:
+            held = lock.peek(self._run_dir)
+        except OSError:
+            held = None
+        if held is None:
+            return False, "", None
+        lives = held.lives()
+        # Where processes of other users are hidden, one that cannot be seen may be there all the same.
+        hidden = lives is False and held.since and not _readable("/proc/1/stat")
+        return (None if hidden else lives), held.who(), moment(held.since) or None
+
+    def _report(self) -> Reported | None:
+        with contextlib.suppress(OSError):
+            there = (self._run_dir / "report.json").stat()
+            mark = (there.st_mtime_ns, there.st_size, there.st_ino)
+            if self._reported[0] != mark:
+                self._reported = (mark, reported(self._run_dir))
+            return self._reported[1]
+        return None
+
+    def _judge_and_ask(self, background: bool) -> None:
+        if self._judge and background:
+            self._judge.start()
+        elif self._judge:
+            self._judge.look()
+        if self._exporters:
+            hosts = self._story.hosts.items()
+            asked = [name for name, host in hosts if host.waits or UNKNOWN in host.states.values()]
+            self._exporters.want(asked, self._story.targets, background=background)
+
+    def _notes(self, judged: Judged, decided: str) -> tuple[str, ...]:
+        found = [f"the report is too large to be shown here: see {self._run_dir}/report.html"] if decided else []
+        found += [tail.problem for tail in (self._progress, self._events, self._journal) if tail.problem]
+        if not self._story.known and not self._progress.problem:
+            found.append(f"there is no {PROGRESS}: where the hosts are is known only from their records")
+        if self._story.stopped:
+            found.append(f"the playbook failed at {self._story.stopped}")
+        silent = self._exporters.problems() if self._exporters else {}
+        if silent:
+            host, why = next(iter(silent.items()))
+            more = f" (and {len(silent) - 1} more hosts)" if len(silent) > 1 else ""
+            found.append(f"how far the stage is cannot be told: {host}: {why}{more}")
+        return (*found, *judged.problems)
+
+    # --- one host
+
+    def _host(
+        self, host: PlannedHost, carried: bool | None, judged: Judged, report: Reported | None, now: float
+    ) -> HostView:
+        story = self._story.hosts[host.name]
+        told = self._exporters.told(host.name) if self._exporters else {}
+        fresh = {stage: item for stage, item in told.items() if now - item.at <= STALE_S}
+        outcomes = (report or judged).outcomes.get(host.name, {})
+        cells = {stage: self._cell(host, story, stage, fresh.get(stage), outcomes) for stage in self._story.stages}
+        if carried is False:  # nobody sees how it goes on, but for what its exporter tells
+            for stage, cell in cells.items():
+                if cell.state == RUNNING and stage not in fresh:
+                    cells[stage] = Cell(state=UNKNOWN, since=cell.since)
+        running = next((stage for stage, cell in cells.items() if cell.state == RUNNING), "")
+        now_told = fresh.get(running)
+        heard = max(story.heard, now_told.at if now_told else 0.0)
+        return HostView(
+            name=host.name,
+            rack=host.rack,
+            cells=cells,
+            heard=heard or None,
+            left_s=self._time_left(story, running, now_told, now),
+            doing=now_told.doing if now_told else "",
+            trouble=self._trouble(host.name, story, now_told),
+            failed=judged.failed.get(host.name, ()),
+            decision=report.hosts.get(host.name, "") if report else "",
+        )
+
+    def _cell(
+        self, host: PlannedHost, story: HostStory, stage: str, told: Told | None, outcomes: Mapping[str, str]
+    ) -> Cell:
+        if stage == GANG and not host.gang:
+            return Cell(state=NONE)
+        state, since = story.states.get(stage, WAITING), story.since.get(stage)
+        if story.left and state == WAITING and self._after(stage, story.left_in):
+            return Cell(state=LEFT)
+        if state in (WAITING, UNKNOWN):
+            state = self._otherwise(host, stage, state, told, outcomes)
+        progress = told.progress if told and state == RUNNING and told.state == "running" else None
+        return Cell(state=state, progress=progress, since=since)
+
+    def _otherwise(
+        self, host: PlannedHost, stage: str, state: str, told: Told | None, outcomes: Mapping[str, str]
+    ) -> str:
+        """The state where the playbook did not tell: by the host's exporter, else by its record."""
+        if told and told.state == "running":
+            return RUNNING
+        if stage in outcomes:
+            return DONE if outcomes[stage] == "finished" else FAILED
+        if stage in (PREPARE, INSPECT) and (self._run_dir / "hosts" / f"{host.name}.json").exists():
+            return DONE
+        return state if self._story.known else UNKNOWN
+
+    def _after(self, stage: str, left_in: str) -> bool:
+        order = self._story.stages
+        return left_in not in order or order.index(stage) > order.index(left_in)
+
+    def _time_left(self, story: HostStory, stage: str, told: Told | None, now: float) -> float | None:
+        if told and told.left_s is not None:
+            return told.left_s - (now - told.at)
+        deadlines = {item.name: item.deadline_s for item in self._plan.stages}
+        return story.waits + deadlines[stage] - now if story.waits and stage in deadlines else None
+
+    def _trouble(self, name: str, story: HostStory, told: Told | None) -> str:
+        if story.left:
+            return self._befell.get(name) or f"left at {story.left}"
+        if FAILED in story.states.values() or UNREACHABLE in story.states.values():
+            return self._befell.get(name, "")
+        if not self._story.known:
+            return self._befell.get(name, "")
+        return "its supervisor is silent" if told and told.state == "silent" else ""
+
+
+def _readable(path: str) -> bool:
+    try:
+        return bool(Path(path).read_bytes())
+    except OSError:
+        return False

@@ -1,0 +1,111 @@
+"""What a fleet costs the control node: acceptance of many hosts of loopback, `python -m tests.lab.fleet_size 200`.
+
+Every host is this machine, by a local connection, with a state directory and an exporter of its own; the agent is installed
+once for all of them. Nothing is replaced but the profile, which measures as little as it can. The second run finds settled hosts.
+CPU seconds are those of ansible-playbook and of all that it starts and waits for, the modules on the hosts among them; the
+benchmarks, which a host runs in the background, are not in them, but share the processors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import re
+import resource
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from tests.lab.kill_points import tiny
+
+ROOT = Path(__file__).parents[2]
+FIRST_PORT = 20000
+
+
+def inventory(count: int, directory: Path) -> dict[str, Any]:
+    """So many hosts of this machine."""
+    hosts = {f"h{number:04d}": {"rackproof_exporter_port": FIRST_PORT + number} for number in range(count)}
+    variables = {
+        "ansible_connection": "local",
+        "ansible_host": "127.0.0.1",
+        "ansible_python_interpreter": sys.executable,
+        "rackproof_profile": str(directory / "tiny.yml"),
+        "rackproof_rack": "loopback",
+        "rackproof_gang": "none",
+        "nvidia_driver_state": "ignored",
+        "rackproof_prefix": str(directory / "agent"),
+        "rackproof_state_directory": f"{directory}/state/{{{{ inventory_hostname }}}}",
+        "rackproof_runs_directory": str(directory / "runs"),
+        "rackproof_python": sys.executable,
+        "rackproof_system_torch": True,
+    }
+    return {"gpu_hosts": {"hosts": hosts, "vars": variables}}
+
+
+def play(directory: Path, playbook: str, run_id: str) -> tuple[float, float, str]:
+    """Seconds, CPU seconds, and what was printed."""
+    command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(directory / "hosts.yml")]
+    command += [str(ROOT / "playbooks" / f"{playbook}.yml"), "-e", f"rackproof_run_id={run_id}"]
+    began, before = time.monotonic(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    done = subprocess.run(
+        command,
+        cwd=ROOT,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        env={**os.environ, "ANSIBLE_HOME": str(directory / "ansible")},
+        check=False,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return time.monotonic() - began, spent, done.stdout
+
+
+def tasks_of(printed: str) -> float:
+    """Tasks that a host ran or looked at, on average."""
+    counts = [int(ok) for ok in re.findall(r"^h\d+ +: ok=(\d+)", printed, re.MULTILINE)]
+    return sum(counts) / len(counts) if counts else 0.0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Two runs, and what they cost."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("hosts", type=int, nargs="?", default=200)
+    parser.add_argument("--keep", action="store_true", help="leave everything where it is")
+    options = parser.parse_args(arguments)
+    directory = Path(tempfile.mkdtemp(prefix="rackproof-size-", dir="/var/tmp"))
+    profile = tiny(0.2)
+    profile["stages"] = {"benchmark": profile["stages"]["benchmark"] | {"deadline_s": 1800}}
+    (directory / "tiny.yml").write_text(yaml.safe_dump(profile))
+    (directory / "hosts.yml").write_text(yaml.safe_dump(inventory(options.hosts, directory)))
+    good = True
+    try:
+        for run_id in ("first", "settled"):
+            seconds, spent, printed = play(directory, "acceptance", run_id)
+            (directory / f"{run_id}.log").write_text(printed)
+            report = json.loads((directory / "runs" / run_id / "report.json").read_text())
+            passed = sum(host["decision"] == "accepted" for host in report["hosts"])
+            good = good and passed == options.hosts
+            print(
+                f"{run_id}: {options.hosts} hosts, {passed} passed, {tasks_of(printed):.1f} tasks a host, {seconds:.0f} s, "
+                f"{seconds / options.hosts:.2f} s and {spent / options.hosts:.2f} CPU-s a host",
+                flush=True,
+            )
+    finally:
+        if not options.keep:
+            play(directory, "teardown", "settled")
+            shutil.rmtree(directory, ignore_errors=True)
+    return 0 if good else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())
