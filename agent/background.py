@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import signal
 import socket
@@ -12,11 +13,14 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
+from agent import oom
 from agent.record import private_directory
 from schemas import documents
 from schemas.locks import born, exclusive
 
 LOG_BYTES = 2000
+ROOM_BYTES = 65536
+"""A file system with less has no room for a record."""
 GRACE_S = 5.0
 
 
@@ -45,6 +49,7 @@ def start(arguments: Sequence[str], directory: Path, name: str, until: str = "")
         running = _running(directory, name)
         if running:
             return f"{name} runs as process {running}"
+        oom.remember(directory / f"{name}.memory")
         with log_path.open("wb") as log:
             process = subprocess.Popen(
                 [sys.executable, *arguments], stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
@@ -76,6 +81,8 @@ def notify_systemd() -> None:
 def wait(directory: Path, name: str, deadline_s: float) -> str:
     """Waits until the process has ended, and returns the end of its log; ends it `deadline_s` after it was started.
 
+    One that was killed for want of memory, or had no room to write, left no word of it: that is added.
+
     Raises:
         BackgroundError: none was started there under this name.
     """
@@ -86,7 +93,18 @@ def wait(directory: Path, name: str, deadline_s: float) -> str:
         if time.time() > ends:
             stop(directory, name)
         time.sleep(0.2)
-    return _log(directory / f"{name}.log")[-LOG_BYTES:]
+    killed, log = oom.told(directory / f"{name}.memory"), _log(directory / f"{name}.log")[-LOG_BYTES:]
+    more = [f"a process of it was {killed}"] if killed and killed not in log else []
+    return log + "".join(f"{line}\n" for line in [*more, *_no_room(directory)])
+
+
+def _no_room(directory: Path) -> Iterator[str]:
+    """Why nothing can be written there: neither what was measured, nor what became of it."""
+    found = os.statvfs(directory)
+    if found.f_flag & os.ST_RDONLY:
+        yield f"{directory}: {os.strerror(errno.EROFS)}"
+    elif found.f_bavail * found.f_frsize < ROOM_BYTES or found.f_favail == 0 < found.f_files:
+        yield f"{directory}: {os.strerror(errno.ENOSPC)}"
 
 
 def runs(directory: Path, name: str) -> bool:

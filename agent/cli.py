@@ -323,23 +323,27 @@ def _soak(options: argparse.Namespace) -> int:
     if run.state.ended_by == FAILURE:
         run.reopen()
     if run.state.ended:
-        print(f"{told(run.state)}; nothing is measured twice")
-        return NOT_WELL if run.state.reason and options.looks else 0
+        print(told(run.state) + ("" if run.state.reason else "; nothing is measured twice"))
+        if run.state.reason and options.looks:
+            lease.release(lease.state_of(options.run_dir), run.plan.run_id)
+            return NOT_WELL
+        return 0
     planned = run.plan.stage(SOAK)
     try:
         if options.detach or options.looks:
             return _begin_soak(options, run, planned)
         with background.alone(options.run_dir, SOAK):
             run = SoakRun(options.run_dir, options.host)  # as whoever was at it has left it
-            carry_out(
-                run,
-                lambda number, span: _round(options, run, planned, number, span),
-                _collectors(run, thorough=False),
-                _progress,
-            )
+            if not run.state.ended:
+                carry_out(
+                    run,
+                    lambda number, span: _round(options, run, planned, number, span),
+                    _collectors(run, thorough=False),
+                    _progress,
+                )
     except lease.HeldError as held:
         return _complain(str(held), lease.HELD)
-    _told(run.record(), options.json)
+    print(json.dumps(to_json(run.state)) if options.json else told(run.state))
     return 0
 
 

@@ -62,6 +62,8 @@ class RankState:
     """Negative for a signal; None where it is not known, or the rank has not ended."""
     told: bool = False
     """Its end was asked for."""
+    why: str = ""
+    """How it ended, where its supervisor knows more than the exit code."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -181,7 +183,7 @@ def _gone(ranks: Iterable[Seen], patience_s: float) -> Culprit | None:
     moment = [item for item in ended if first - item[0] <= SAME_MOMENT_S]
     plain = [item for item in moment if item[2].exit_code is None or -item[2].exit_code in NO_LIVES]
     _, host, rank = max(plain or moment, key=lambda item: item[0])
-    return _rank("rank_ended", host, rank, how_it_ended(rank.exit_code))
+    return _rank("rank_ended", host, rank, rank.why or how_it_ended(rank.exit_code))
 
 
 def how_it_ended(exit_code: int | None) -> str:
@@ -313,6 +315,7 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "ended_s": (*_NUMBER, type(None)),
     "exit_code": (int, type(None)),
     "told": (bool,),
+    "why": (str,),
 }
 
 

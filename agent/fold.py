@@ -22,6 +22,9 @@ APART = ("numa", "world_size")
 ADDED = ("wrong_words", "wrong_products", "wrong_elements", "mismatches")
 WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_share": min, "accuracy": min}
 """Last parts of names -> which of many rounds' values is told."""
+DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
+THEN = ", then "
+"""Between texts that should have been one and the same in all rounds."""
 FIRST_LAUNCHES, LAST_LAUNCHES, FAILED_LAUNCHES = 1, 3, 16
 CHANGED_SNAPSHOTS = 8
 RESTLESS = ("gpu.throttle.active", "gpu.tenant", "host.cpu.governor", "gpu.performance_state")
@@ -61,8 +64,16 @@ def folded(
             item = replace(item, reason=f"in round {number}: {item.reason}"[:4096], samples=None)
         elif old is not None:
             item = _joined(old, item, recorder)
+            if item.name == DIGEST and item.value != old.value:  # it did not repeat itself, if not within a round
+                _add_mismatch(found, (MISMATCHES, *place[1:]))
         found[place] = item
     return list(found.values())
+
+
+def _add_mismatch(found: dict[Place, Observation], place: Place) -> None:
+    counted = found.get(place)
+    if counted and isinstance(counted.value, int):
+        found[place] = replace(counted, value=counted.value + 1)
 
 
 def _joined(old: Observation, new: Observation, recorder: Recorder) -> Observation:
@@ -71,7 +82,8 @@ def _joined(old: Observation, new: Observation, recorder: Recorder) -> Observati
     if isinstance(other, bool):
         return replace(new, value=bool(one) and other)
     if isinstance(one, str) or isinstance(other, str) or one is None or other is None:
-        return replace(new, value=one if one == other else other)
+        seen = str(one).split(THEN)
+        return replace(new, value=THEN.join([*seen, *([] if str(other) in seen else [str(other)])])[:1024])
     last = new.name.rpartition(".")[2]
     if last in ADDED:
         return replace(new, value=one + other)

@@ -46,13 +46,15 @@ class Span:
 
     began: float
     ends: float
+    """From when on no other round begins."""
+    deadline: float
     progress: float
 
     def told(self, now: float, since: float) -> Json:
         """What takes the place of the one round's; `since` is when that began."""
         left = max(self.ends - since, 1.0)
         done = self.progress + (1 - self.progress) * (now - since) / left
-        return {"began": self.began, "deadline": self.ends, "progress": max(0.0, min(1.0, done))}
+        return {"began": self.began, "deadline": self.deadline, "progress": max(0.0, min(1.0, done))}
 
 
 class Live(threading.Thread):
@@ -175,18 +177,21 @@ def document(run: HostRun, record: Record | None = None) -> Json:
                 [item for item in seen if item.stage == name],
                 owed(run, name),
             )
-            | (_soaked(soak) if name == SOAK and (soak := records[0].soak) else {})
+            | (_soaked(soak, run.plan.stage(SOAK).deadline_s) if name == SOAK and (soak := records[0].soak) else {})
             for name in names
         ],
     }
 
 
-def _soaked(soak: Soak) -> Json:
+def _soaked(soak: Soak, round_s: float) -> Json:
     """What a soak tells of its stage, beyond the last of its rounds: it goes on until it is said to be over."""
     began, share = _seconds(soak.began), min(1.0, soak.soaked_s / soak.planned_s)
     common = {"began": began, "progress": share}
     if not soak.ended:
-        return common | {"state": "running", "deadline": time.time() + max(0.0, soak.planned_s - soak.soaked_s)}
+        return common | {
+            "state": "running",
+            "deadline": time.time() + max(0.0, soak.planned_s - soak.soaked_s) + round_s,
+        }
     ended = _seconds(soak.ended)
     return common | {"state": "failed" if soak.reason else "finished", "deadline": ended, "ended": ended}
 

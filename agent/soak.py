@@ -6,6 +6,7 @@ is killed, host, supervisor or control node, costs the round that was under way 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import threading
@@ -114,7 +115,9 @@ class SoakRun(HostRun):
 
     def span(self) -> Span:
         """When it began, and when it will be over if nobody cuts it off."""
-        return Span(began=self._began_at, ends=time.time() + max(0.0, self.left_s), progress=self.progress())
+        ends = time.time() + max(0.0, self.left_s)
+        deadline = ends + self.plan.stage(SOAK).deadline_s
+        return Span(began=self._began_at, ends=ends, deadline=deadline, progress=self.progress())
 
     def progress(self) -> float:
         """The share that is done."""
@@ -212,7 +215,8 @@ class Watcher(threading.Thread):
             seen, _ = take(self._collectors, stage=SOAK, phase="during")
             self._run.recorder.see(self._run.at_s(), seen)
             if time.monotonic() - self._written > CHECKPOINT_S - LOOK_S:
-                self._run.checkpoint()
+                with contextlib.suppress(OSError):  # a full disk is told by whoever writes the record
+                    self._run.checkpoint()
                 self._written = time.monotonic()
             if self._ended.wait(LOOK_S):
                 return

@@ -106,7 +106,7 @@ def supervise(
     vigil = Vigil(run.host.name, beats, exchange, patience_s)
     try:
         exit_code, culprit = _run(command, vigil, stage, work, deadline_s, report)
-        states = vigil.states()
+        states, killed = vigil.states(), vigil.want_of_memory()
     finally:
         vigil.part()
     duration = time.monotonic() - start
@@ -115,7 +115,7 @@ def supervise(
         telemetry.stop()
     after, gpus = take(collectors, stage=stage, phase="after")
     ranks = [_rank(work, rank, local, states[rank]) for rank, local in sorted(command.ranks.items())]
-    outcome, reason = _outcome(exit_code, deadline_s, ranks)
+    outcome, reason = _outcome(exit_code, deadline_s, ranks, killed)
     observations, windows, software, problems = results(work, command.ranks)
     if culprit:  # the same words on every host
         outcome, reason, problems = "failed", culprit.text, []
@@ -169,6 +169,7 @@ def _run(
             start_new_session=True,
         )
         family = ProcessTree(process.pid)
+        vigil.pids = family.pids
         look_at, culprit = 0.0, None
         try:
             while process.poll() is None:
@@ -305,6 +306,10 @@ class ProcessTree:
             grew = bool(more)
         self._seen |= {pid: table[pid][1] for pid in family if pid in table}
 
+    def pids(self) -> list[int]:
+        """Of all that ever were."""
+        return list(self._seen)
+
     def alive(self) -> list[int]:
         """Those that still run (a zombie does not)."""
         table = {pid: born for pid, _, born in _processes()}
@@ -340,14 +345,16 @@ def _processes() -> list[tuple[int, int, str]]:
     return found
 
 
-def _outcome(exit_code: int | None, deadline_s: float, ranks: Sequence[Rank]) -> tuple[str, str]:
+def _outcome(exit_code: int | None, deadline_s: float, ranks: Sequence[Rank], killed: str) -> tuple[str, str]:
+    """`killed`: what is known of a process that the kernel killed: the launcher itself, or one that the ranks waited for."""
+    more = f"; a process of it was {killed}" if killed else ""
     if exit_code is None:
         silent = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'}" for rank in ranks if rank.exit_code is None)
-        return "deadline", f"not finished after {deadline_s:g} s ({silent or 'every rank had ended'})"
+        return "deadline", f"not finished after {deadline_s:g} s ({silent or 'every rank had ended'}){more}"
     failed = [rank for rank in ranks if rank.exit_code != 0]
     if exit_code or failed:
         who = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'} ({_how(rank.exit_code)})" for rank in failed)
-        return "failed", f"the launcher ended with {exit_code}: {who or 'every rank had ended well'}"
+        return "failed", f"the launcher ended with {exit_code}: {who or 'every rank had ended well'}{more}"
     return "finished", ""
 
 

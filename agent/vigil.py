@@ -5,13 +5,16 @@ from __future__ import annotations
 import contextlib
 import os
 import select
+import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from agent.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, RankState, View, Word, decide
 from agent.exchange import Exchange
 from agent.heartbeat import Beats
+from agent.oom import Memory
 from schemas.records import Culprit
 
 PAUSE_S = 2.0
@@ -34,6 +37,9 @@ class Vigil:
         self._began = self._looked = time.monotonic()
         self._think_at = 0.0
         self._decided: Culprit | None = None
+        self._memory, self._why = Memory(), dict[int, str]()
+        self.pids: Callable[[], Collection[int]] = tuple
+        """Processes of this launch."""
         if exchange:
             exchange.also(beats.socket)
 
@@ -51,7 +57,7 @@ class Vigil:
         if now < self._think_at and not news and not (self._exchange and self._exchange.verdict):
             return self._decided
         self._think_at = now + THINK_S
-        states = self._beats.states()
+        states = self._states()
         if self._exchange:
             self._exchange.say(states, at_once=news)
         verdict = self._verdict(states, now)
@@ -87,7 +93,22 @@ class Vigil:
     def states(self) -> Mapping[int, RankState]:
         """How each rank is, or was."""
         self._beats.read()
-        return {state.rank: state for state in self._beats.states()}
+        return {state.rank: state for state in self._states()}
+
+    def _states(self) -> tuple[RankState, ...]:
+        """Of a rank that was killed also why, if the kernel did it."""
+        return tuple(self._explained(state) for state in self._beats.states())
+
+    def _explained(self, state: RankState) -> RankState:
+        if state.ended_s is None or state.told or state.exit_code not in (None, -signal.SIGKILL):
+            return state
+        if state.rank not in self._why:
+            self._why[state.rank] = self.want_of_memory()
+        return replace(state, why=self._why[state.rank])
+
+    def want_of_memory(self) -> str:
+        """That the kernel killed a process of this launch for it, in words; empty where nothing says so."""
+        return self._memory.killed(self.pids())
 
     def settle(self, exit_code: int | None) -> Culprit | None:
         """After the launcher's end: waits for the verdict where something went wrong, and takes leave of the others."""
@@ -110,7 +131,7 @@ class Vigil:
         """Says that this host has come to its end, and hangs up once that was heard."""
         if self._exchange:
             self._exchange.finished = True
-            self._exchange.say(self._beats.states(), at_once=True)
+            self._exchange.say(self._states(), at_once=True)
             ends = time.monotonic() + PARTING_S
             while not self._exchange.heard_out() and time.monotonic() < ends:
                 self._exchange.step(0.1)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 SOAK = "soak"
@@ -98,3 +98,31 @@ def soak_from_json(document: Mapping[str, Any]) -> Soak:
         }
     )
     return Soak(**{**document, "timeline": timeline})
+
+
+def thinned(timeline: Timeline, most: int) -> Timeline:
+    """The same with no more than so many buckets."""
+    last = max((one.at[-1] for one in timeline.series if one.at), default=0)
+    factor = 1
+    while last // factor >= most:
+        factor *= 2
+    if factor == 1:
+        return timeline
+    series = tuple(_thinned(one, factor) for one in timeline.series)
+    return replace(timeline, bucket_s=timeline.bucket_s * factor, series=series)
+
+
+def _thinned(series: Series, factor: int) -> Series:
+    rows: dict[int, tuple[int, float, float, float]] = {}
+    for at, n, low, mean, high in zip(series.at, series.n, series.low, series.mean, series.high, strict=True):
+        before = rows.get(at // factor, (0, low, 0.0, high))
+        rows[at // factor] = (before[0] + n, min(before[1], low), before[2] + n * mean, max(before[3], high))
+    found = rows.values()
+    return replace(
+        series,
+        at=tuple(rows),
+        n=tuple(n for n, *_ in found),
+        low=tuple(low for _, low, _, _ in found),
+        mean=tuple(float(f"{total / n:.5g}") for n, _, total, _ in found),
+        high=tuple(high for *_, high in found),
+    )

@@ -8,7 +8,7 @@ fleet's, as they do any other.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from fleet.judge.evidence import Evidence, HostView
@@ -32,22 +32,29 @@ class Course:
 
     start: float
     """Its level in the first hour."""
-    begins_s: float
-    """When what is held against that begins."""
-    levels: tuple[tuple[float, float, float], ...]
-    """Of each window after that: when it begins, when it ends, and the level as a share of the start."""
+    shares: tuple[tuple[float, float, float], ...]
+    """Of each bucket after that: when it begins and ends, and its mean as a share of the start."""
+
+    @property
+    def levels(self) -> list[float]:
+        """The median of every WINDOW buckets that follow each other."""
+        return [
+            statistics.median(share for _, _, share in self.shares[place : place + WINDOW])
+            for place in range(len(self.shares) - WINDOW + 1)
+        ]
 
     @property
     def lowest(self) -> float:
         """The lowest level."""
-        return min(level for _, _, level in self.levels)
+        return min(self.levels)
 
     def fell(self, limit: float) -> tuple[float, float | None]:
-        """From when to when it was first under the limit; None: until the end."""
-        under = [level < limit for _, _, level in self.levels]
+        """From when to when it was first under the limit, which it was; None: until the end."""
+        under = [level < limit for level in self.levels]
         first = under.index(True)
-        until = next((place for place in range(first, len(under)) if not under[place]), None)
-        return self.levels[first][0], None if until is None else self.levels[until][0]
+        after = next((place for place in range(first, len(under)) if not under[place]), len(under))
+        bad = [one for one in self.shares[first : after - 1 + WINDOW] if one[2] < limit]
+        return bad[0][0], None if after == len(under) else bad[-1][1]
 
 
 def with_drift(left: Evidence) -> Evidence:
@@ -90,14 +97,7 @@ def course(series: Series, soak: Soak) -> Course | None:
     start = sum(n * mean for _, n, mean in first) / sum(n for _, n, _ in first)
     if not start > 0:
         return None
-    return Course(start=start, begins_s=rest[0][0] * width, levels=tuple(_levels(rest, start, width)))
-
-
-def _levels(rest: Sequence[tuple[int, int, float]], start: float, width: float) -> Iterator[tuple[float, float, float]]:
-    for place in range(len(rest) - WINDOW + 1):
-        window = rest[place : place + WINDOW]
-        level = statistics.median(mean for _, _, mean in window) / start
-        yield window[0][0] * width, (window[-1][0] + 1) * width, level
+    return Course(start=start, shares=tuple((at * width, (at + 1) * width, mean / start) for at, _, mean in rest))
 
 
 def with_course(view: HostView, verdict: Verdict) -> Verdict:
@@ -160,12 +160,14 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
         ]
         first = f": round {launches[0].number}: {launches[0].reason}" if launches else ""
         yield f"{soak.failed} of {soak.rounds} rounds did not come to their end{first}"
-    if soak.ended and not soak.reason:
-        untold = sorted(
-            {series.name for series in soak.timeline.series if is_rate(series) and not course(series, soak)}
-        )
-        if untold and not view.plan.rehearsal:
-            yield f"too few rounds to tell a drift of {', '.join(untold)}: {soak.rounds} in {span(soak.soaked_s)}"
+    long = soak.planned_s >= FIRST_S and not view.plan.rehearsal
+    if soak.ended and not soak.reason and long and (names := untold(soak)):
+        yield f"too few rounds to tell a drift of {', '.join(names)}: {soak.rounds} in {span(soak.soaked_s)}"
+
+
+def untold(soak: Soak) -> list[str]:
+    """Rates of which too little is known to tell a drift. That is no shortcoming of a soak of less than an hour."""
+    return sorted({series.name for series in soak.timeline.series if is_rate(series) and not course(series, soak)})
 
 
 def span(seconds: float) -> str:

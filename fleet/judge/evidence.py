@@ -16,7 +16,7 @@ from schemas.reports import INCONCLUSIVE, Verdict
 
 _PREFIXES = frozenset(
     {output.name.split(".")[0] for entry in BENCHMARKS.values() for output in entry.outputs}
-    | {DURATION.name.split(".")[0]}
+    | {DURATION.name.split(".")[0], "drift"}
 )
 LAUNCH = "launch"
 """First component of the names by which the versions that the ranks told are judged: `launch.torch`."""

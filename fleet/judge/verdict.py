@@ -12,7 +12,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from fleet.judge import expected
 from fleet.judge.criteria import Pack
 from fleet.judge.digests import judge_digests
-from fleet.judge.drift import DRIFT, soaked, with_course, with_drift
+from fleet.judge.drift import soaked, with_course, with_drift
 from fleet.judge.evidence import Evidence, HostView, Planned, find, packs_for
 from fleet.judge.held import held, sentence
 from fleet.judge.localise import judge_pairs
@@ -73,8 +73,6 @@ def _of_host(view: HostView, fleet: Fleet, groups: Groups) -> Iterator[Verdict]:
     yield from expected.unseen(view)
     yield from soaked(view)
     for criterion in view.criteria().values():
-        if criterion.name.startswith(f"{DRIFT}.") and not observed(view, criterion):
-            continue  # there was no soak, or not of this; `soaked` tells where one was too short
         if criterion.same_as_fleet is None:
             verdicts = [*held(view, criterion, fleet)]
             silent = not verdicts

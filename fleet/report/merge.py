@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fleet.judge.criteria import Pack
+from fleet.judge.drift import DRIFT, FIRST_S, span, untold
 from fleet.judge.evidence import Evidence, Index, packs_for
 from fleet.judge.manifest import as_ordered
 from fleet.judge.verdict import judge
@@ -30,11 +32,14 @@ from schemas.reports import (
     Quarantined,
     Verdict,
 )
+from schemas.timeline import SOAK, Soak, thinned
 
 _STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 _SUMMARY_LINES = 20
 LINK = "gpu.peer.link"
 MOST_NAMES = 10
+MOST_BUCKETS = 40
+"""Of a soak's timeline."""
 _TOLD_PARAMS = (
     "op",
     "dtype",
@@ -134,7 +139,14 @@ def _host(
         launches=left.launches(),
         measurements=tuple(left.benchmarks()),
         links=_links(left),
+        soak=_soak(left),
     )
+
+
+def _soak(left: Evidence) -> Soak | None:
+    """The host's soak with as many buckets as a picture needs."""
+    found = next((record.soak for record in left.records if record.soak), None)
+    return replace(found, timeline=thinned(found.timeline, MOST_BUCKETS)) if found else None
 
 
 def _coverage(plan: Plan, host: PlannedHost, left: Evidence) -> Coverage:
@@ -175,6 +187,7 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
     what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
     lines = [f"Hosts: {accepted} of {len(hosts)} {'passed' if plan.rehearsal else 'accepted'} ({what})"]
     lines += _smaller_gangs(plan, hosts)
+    lines += _soaked(plan, hosts)
     lines += [f"{name}: {state}" for name, state in _stages(plan, hosts, verdicts)]
     if ordered := as_ordered(plan, verdicts):
         lines.append(f"{MANIFEST}{ordered}")
@@ -189,6 +202,20 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
         status=f"{'REHEARSAL ' if plan.rehearsal else ''}{_STATUS[decision]}",
         summary=tuple(lines),
     )
+
+
+def _soaked(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
+    """How long the hosts soaked, where the plan asks for it."""
+    planned = next((stage.duration_s for stage in plan.stages if stage.name == SOAK), 0.0)
+    soaks = [host.soak for host in hosts if host.soak]
+    if planned:
+        whole = [soak for soak in soaks if soak.ended and not soak.reason]
+        least = f", the shortest {span(min(soak.soaked_s for soak in soaks))}" if 0 < len(soaks) != len(whole) else ""
+        rounds = sum(soak.rounds for soak in soaks)
+        short = sorted({name for soak in soaks if soak.planned_s < FIRST_S for name in untold(soak)})
+        yield f"Soak: {len(whole)} of {len(hosts)} hosts soaked {span(planned)}{least} ({rounds} rounds in all)"
+        if short and not plan.rehearsal:
+            yield f"Drift: NOT JUDGED for {', '.join(short)} (too short a soak: an hour and more tells)"
 
 
 def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
@@ -215,7 +242,7 @@ def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
 
 def _kind(verdict: Verdict) -> str:
     """The benchmark that a verdict is about; empty where it is about the health of host or GPU."""
-    first = verdict.name.split(".")[0]
+    first = verdict.name.removeprefix(f"{DRIFT}.").split(".")[0]
     if verdict.name == DURATION.name:
         first = str(verdict.params.get("benchmark", ""))
     return first if first in TITLES else ""

@@ -45,7 +45,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """An acceptance run owes a report, whatever happens to its plays."""
-        self._owes_report = Path(playbook._file_name).name == "acceptance.yml"
+        self._owes_report = Path(playbook._file_name).name in ("acceptance.yml", "burnin.yml")
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Notes who came through the play before."""
@@ -80,8 +80,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             self._host(result, "failed")
 
     def v2_runner_on_unreachable(self, result: Any) -> None:
-        """A host went out of reach and leaves the run."""
-        self._host(result, "unreachable")
+        """A host went out of reach and leaves the run, unless the task can wait for it."""
+        if not result.task.ignore_unreachable:
+            self._host(result, "unreachable")
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
         """Where every host has left, Ansible plays nothing more; the report is written all the same."""

@@ -23,6 +23,7 @@ from fleet.report.render import (
     peers,
     routes,
     rows,
+    timeline,
     timing,
     training,
     versions,
@@ -32,11 +33,14 @@ from schemas.reports import ACCEPTED, FAIL, FleetReport
 
 _HERE = Path(__file__).parent
 _SHOWN_REASONS = 60
+_STYLES = ("report.css", "timeline.css")
+"""The second where there was a soak."""
 
 
 def render_html(report: FleetReport, grafana_url: str = "") -> str:
     """The whole report for people. The same report gives the same bytes."""
-    css, js = _asset("report.css"), _asset("report.js")
+    soaks = timeline.timelines(report)
+    css, js = "\n".join(map(_asset, _STYLES if soaks else _STYLES[:1])), _asset("report.js")
     page = _environment().get_template("report.html.j2")
     return page.render(
         report=report,
@@ -47,6 +51,7 @@ def render_html(report: FleetReport, grafana_url: str = "") -> str:
         **_headline(report),
         **_hosts(report),
         **_measurements(report),
+        soaks=soaks,
         unjudged=headline.unjudged(report),
     ) + "\n"  # fmt: skip
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from fleet.report.render import collectives, devices, figure, gpus, peers, routes, timing, training, workloads
+from fleet.report.render import collectives, devices, figure, gpus, peers, routes, timeline, timing, training, workloads
+from fleet.report.render.format import NONE
 from fleet.report.render.markup import code, table
 from schemas.reports import FleetReport
 
@@ -12,6 +13,8 @@ from schemas.reports import FleetReport
 def measurements(report: FleetReport) -> Iterator[tuple[str, str]]:
     """Title and body of each section that tells of figures."""
     yield "Time", _time(report)
+    if any(host.soak for host in report.hosts):
+        yield "Soak", _soak(report)
     yield "Collectives", "\n\n".join([_collectives(report), *_routes(report)])
     yield "Devices", "\n\n".join([_devices(report), *_gpus(report)])
     yield "Peers", _peers(report)
@@ -25,6 +28,20 @@ def _time(report: FleetReport) -> str:
     ]
     columns = ("Benchmark", "Stage", "Median", "Share", "Longest")
     return table(columns, rows) if rows else "No host told how long its benchmarks took."
+
+
+def _soak(report: FleetReport) -> str:
+    lasted = [f"- {code(host.name)}: {code(timeline.summary(host.soak))}" for host in report.hosts if host.soak]
+    rows = [tuple(cell if cell == NONE else code(cell) for cell in row) for row in timeline.table_rows(report)]
+    columns = ("Host", "Part", "Power", "Temperature", "SM clock", "Stress", "Drift", "Clocks held down")
+    happened = [
+        (code(found.host), code(item.when), code(item.where), code(item.what))
+        for found in timeline.timelines(report)
+        for item in found.happenings
+    ]
+    parts = ["\n".join(lasted), *([table(columns, rows)] if rows else [])]
+    parts += [table(("Host", "When", "Where", "What happened"), happened)] if happened else []
+    return "\n\n".join(parts)
 
 
 def _collectives(report: FleetReport) -> str:

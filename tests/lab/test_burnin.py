@@ -1,0 +1,179 @@
+"""A burn-in of three lab hosts over real SSH: the control node is killed, then a host's supervisor, then it is resumed.
+
+A third host computes wrong values, ends its soak early, and the others go on.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas import documents
+from tests.lab.kill_points import STATE, Site
+from tests.lab.lab import Lab
+
+HOSTS = ("node1", "node2", "node3")
+KILLED, FAULTY = "node2", "node3"
+SOAK_S = 18
+PROFILE = {
+    "schema": "rackproof.profile/1",
+    "summary": "a soak of short rounds",
+    "device": "cpu",
+    "processes_per_host": 1,
+    "stages": {
+        "soak": {
+            "duration_s": 600,
+            "deadline_s": 90,
+            "collective_timeout_s": 30,
+            "benchmarks": {
+                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 0.5, "settle_seconds": 0.1},
+                "integrity": {"most_bytes": 1048576, "patterns": ["random"]},
+                "memory": {"ops": ["copy"], "size_bytes": 1048576, "seconds": 0.1},
+            },
+        }
+    },
+}
+FAULT = """
+import agent.benchmarks.integrity as benchmark
+
+right, calls = benchmark.fill, []
+
+def broken(words, pattern, address):
+    right(words, pattern, address)
+    if not calls:
+        words[0] += 1
+    calls.append(pattern)
+
+benchmark.fill = broken
+"""
+"""Memory that does not hold what was written to it, put beneath the agent of one host."""
+
+
+@dataclass(frozen=True)
+class Burnin:
+    """A burn-in that was killed twice and resumed."""
+
+    site: Site
+    code: int
+    output: str
+    before: dict[str, Any]
+    """What the record of the host whose supervisor was killed had, just before."""
+
+    def soak(self, host: str) -> dict[str, Any]:
+        """How far the host's soak is, as the record on the control node says."""
+        return dict(self.record(host)["soak"])
+
+    def record(self, host: str) -> dict[str, Any]:
+        """The record on the control node, checked."""
+        return dict(documents.read(self.site.runs / "burn" / "hosts" / f"{host}.json", "record"))
+
+
+def break_memory(site: Site, host: str) -> None:
+    places = site.lab.on(
+        host, "/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
+    )
+    packages = places.stdout.strip()
+    site.lab.put(host, f"{packages}/fault.py", FAULT)
+    site.lab.put(host, f"{packages}/fault.pth", "import os; 'LOCAL_RANK' in os.environ and __import__('fault')\n")
+
+
+def record_of(site: Site, host: str) -> dict[str, Any]:
+    return dict(json.loads(site.lab.on(host, "cat", f"{STATE}/runs/burn/record.json").stdout))
+
+
+def wait_for_round(site: Site, host: str, least: int) -> dict[str, Any]:
+    """Until the host's record has so many rounds."""
+    ends = time.monotonic() + 60
+    while time.monotonic() < ends:
+        record = record_of(site, host)
+        if record.get("soak", {}).get("finished", 0) >= least:
+            return record
+        time.sleep(0.2)
+    raise AssertionError(f"{host} did not come to round {least}")
+
+
+@pytest.fixture(scope="module")
+def burnin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Burnin]:
+    directory = tmp_path_factory.mktemp("burnin")
+    (directory / "runs").mkdir()
+    profile = directory / "soak.yml"
+    profile.write_text(yaml.safe_dump(PROFILE))
+    chosen = {"rackproof_soak_profile": str(profile), "rackproof_soak_duration": f"{SOAK_S}s"}
+    with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
+        site = Site(lab=lab, runs=directory / "runs")
+        attempt = site.start("burn", "burnin", **chosen)
+        assert attempt.reached("inspect : Begin the record with a snapshot"), attempt.lines[-30:]
+        break_memory(site, FAULTY)
+        assert attempt.reached("soak : Soak until the next look", random.uniform(1, 4)), attempt.lines[-30:]  # noqa: S311
+        attempt.kill()
+        before = wait_for_round(site, KILLED, 1)
+        time.sleep(random.uniform(0, 3))  # noqa: S311 - somewhere in a round
+        before = record_of(site, KILLED)
+        run = f"{STATE}/runs/burn"
+        in_a_round = f"until test -d {run}/work/soak; do sleep 0.05; done; kill -9 $(cut -d' ' -f1 {run}/soak.pid)"
+        site.lab.on(KILLED, "sh", "-c", in_a_round)
+        code, output = site.run("burn", "burnin", **chosen)
+        print(output[-5000:])
+        yield Burnin(site, code, output, before)
+
+
+def test_a_control_node_that_is_killed_costs_a_host_nothing(burnin: Burnin) -> None:
+    soak = burnin.soak("node1")
+    assert soak["soaked_s"] >= SOAK_S
+    assert (soak["ended_by"], soak.get("cut", 0), soak.get("failed", 0)) == ("time", 0, 0)
+    assert soak["finished"] >= 2
+
+
+def test_a_supervisor_that_is_killed_costs_the_round_that_was_under_way(burnin: Burnin) -> None:
+    soak, before = burnin.soak(KILLED), burnin.before["soak"]
+    assert (soak["began"], soak["ended_by"]) == (before["began"], "time")
+    assert soak["soaked_s"] >= SOAK_S
+    assert soak["finished"] >= before["finished"]
+    assert (soak["cut"], soak.get("failed", 0)) == (1, 0)
+    first = burnin.before["launches"][0]
+    assert burnin.record(KILLED)["launches"][0]["began"] == first["began"]
+    kept = {series["name"]: sum(series["n"]) for series in soak["timeline"]["series"]}
+    assert kept["stress.throughput"] >= soak["finished"]
+    assert [event["name"] for event in soak["timeline"]["events"] if event["scope"] == "host"] == ["soak.cut"]
+
+
+def test_a_host_that_finds_itself_unfit_ends_early_and_the_others_go_on(burnin: Burnin) -> None:
+    soak = burnin.soak(FAULTY)
+    assert (soak["ended_by"], soak["finished"]) == ("finding", 1)
+    assert soak["reason"] == "cpu=0 integrity.wrong_words: found 1, wanted = 0; rma"
+    report = burnin.site.report("burn")
+    assert {host["name"]: host["decision"] for host in report["hosts"]} == {
+        "node1": "accepted",
+        "node2": "accepted",
+        "node3": "rejected",
+    }
+    assert burnin.code == 2  # ansible-playbook's own, where a task failed: the report's, with a rack that is rejected
+    lines = report["acceptance"]["summary"]
+    assert any(line.startswith(f"Soak: 2 of 3 hosts soaked {SOAK_S} s, the shortest ") for line in lines), lines
+    assert any("FAIL: node3 cpu=0: integrity.wrong_words" in line for line in lines)
+
+
+def test_the_report_shows_how_it_went(burnin: Burnin) -> None:
+    page = (burnin.site.runs / "burn" / "report.html").read_text()
+    assert 'id="soak"' in page
+    assert page.count('class="spark"') >= len(HOSTS)
+    assert "the round was cut off with its supervisor" in page
+    assert "## Soak" in (burnin.site.runs / "burn" / "report.md").read_text()
+
+
+def test_nothing_is_soaked_twice_and_nothing_is_left_behind(burnin: Burnin) -> None:
+    run = f"{STATE}/runs/burn"
+    again = burnin.site.lab.on("node1", "/opt/rackproof/bin/rackproof", "soak", f"--run-dir={run}", "--host=node1")
+    assert again.stdout.startswith(f"soak: ended after {round(burnin.soak('node1')['soaked_s'])} s of {SOAK_S} s, ")
+    assert again.stdout.strip().endswith("nothing is measured twice")
+    for host in HOSTS:
+        left = burnin.site.lab.on(host, "pgrep", "-af", "agent.benchmarks|rackproof soak", check=False).stdout
+        assert left == "", host
+    assert burnin.site.left_over("burn") == []
