@@ -103,7 +103,7 @@ def _no_room(directory: Path) -> Iterator[str]:
     found = os.statvfs(directory)
     if found.f_flag & os.ST_RDONLY:
         yield f"{directory}: {os.strerror(errno.EROFS)}"
-    elif found.f_bavail * found.f_frsize < ROOM_BYTES or found.f_favail == 0 < found.f_files:
+    elif (found.f_bavail * found.f_frsize < ROOM_BYTES and found.f_blocks) or found.f_favail == 0 < found.f_files:
         yield f"{directory}: {os.strerror(errno.ENOSPC)}"
 
 

@@ -9,19 +9,9 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from schemas.readings import PROMETHEUS_SUFFIX
+
 PREFIX = "rackproof_"
-SUFFIX = {
-    "1": "",
-    "ratio": "_ratio",
-    "Cel": "_celsius",
-    "W": "_watts",
-    "J": "_joules",
-    "Hz": "_hertz",
-    "B": "_bytes",
-    "B/s": "_bytes_per_second",
-    "s": "_seconds",
-}
-"""SI unit in the record -> Prometheus' base unit in the name."""
 
 GAUGE, COUNTER, HISTOGRAM, INFO = "gauge", "counter", "histogram", "info"
 GPU = ("gpu", "uuid")
@@ -41,7 +31,7 @@ class Own:
 
 def exported(name: str, unit: str) -> str:
     """The name of one of our families, without the `_total` of a counter."""
-    return PREFIX + name.replace(".", "_") + SUFFIX.get(unit, f"_{label(unit.lower())}")
+    return PREFIX + name.replace(".", "_") + PROMETHEUS_SUFFIX.get(unit, f"_{label(unit.lower())}")
 
 
 def label(name: str) -> str:

@@ -12,6 +12,18 @@ from dataclasses import dataclass
 from pathlib import Path
 
 PATH = Path(__file__).with_name("readings.json")
+PROMETHEUS_SUFFIX = {
+    "1": "",
+    "ratio": "_ratio",
+    "Cel": "_celsius",
+    "W": "_watts",
+    "J": "_joules",
+    "Hz": "_hertz",
+    "B": "_bytes",
+    "B/s": "_bytes_per_second",
+    "s": "_seconds",
+}
+"""SI unit in the record -> Prometheus' base unit in the name of the exported series."""
 
 
 @dataclass(frozen=True, kw_only=True)

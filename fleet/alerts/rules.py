@@ -16,25 +16,13 @@ import yaml
 
 from fleet.errors import UsageError
 from fleet.judge.criteria import Criterion, Pack
-from schemas.readings import READINGS
+from schemas.readings import PROMETHEUS_SUFFIX, READINGS
 
 TABLE = Path(__file__).with_name("table.yml")
 RUNBOOK = "docs/alerts.md"
 PACKS = ("common", "fleet-relative")
 """The packs of which the table speaks."""
 WINDOW = "1h"
-SUFFIX = {
-    "1": "",
-    "ratio": "_ratio",
-    "Cel": "_celsius",
-    "W": "_watts",
-    "J": "_joules",
-    "Hz": "_hertz",
-    "B": "_bytes",
-    "B/s": "_bytes_per_second",
-    "s": "_seconds",
-}
-"""Unit in the record -> what the exporter adds to the name; tests/unit/test_alerts.py holds it against the exporter."""
 BROKEN = {"eq": "!=", "le": ">", "lt": ">=", "ge": "<", "gt": "<="}
 """Operator of a criterion -> the comparison that holds where the criterion does not."""
 _HEAD = """# Made by `rackproof criteria alerts` of fleet/alerts/table.yml and the criteria packs: change those, not this file.
@@ -210,7 +198,7 @@ def _text(criterion: Criterion, matchers: Sequence[str]) -> str:
 def exported(name: str) -> str:
     """A reading's name in Prometheus."""
     reading = READINGS[name]
-    return f"rackproof_{name.replace('.', '_')}{SUFFIX[reading.unit]}{'_total' if reading.counter else ''}"
+    return f"rackproof_{name.replace('.', '_')}{PROMETHEUS_SUFFIX[reading.unit]}{'_total' if reading.counter else ''}"
 
 
 def _wanted(criterion: Criterion) -> str:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
-from agent.metric_names import SUFFIX
 from collectors import nvml as collector
 from collectors.base import Absent
 from schemas import documents
+from schemas.readings import PROMETHEUS_SUFFIX
 from tests.fakes import nvml
 
 Readings = dict[str, object]
@@ -1097,7 +1097,7 @@ def test_a_reading_has_a_valid_name_a_known_unit_and_a_help(name: str, unit: str
     valid = documents.validator("observation").schema["$defs"]["name"]["pattern"]
     assert re.fullmatch(valid, name)
     assert name.startswith("gpu.")
-    assert unit in SUFFIX or unit == "B/s"
+    assert unit in PROMETHEUS_SUFFIX
     assert help
 
 

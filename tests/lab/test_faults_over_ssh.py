@@ -1,0 +1,372 @@
+"""A fleet under fire: one run over real SSH in which each host has a fault of its own (docs/faults.md), and two have none.
+
+Each fault is named by its host, costs that host alone, leaves no half-written record and no process. The time to name is printed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas import documents
+from schemas.records import to_json
+from tests import builders
+from tests.lab.kill_points import SHOWN, Attempt
+from tests.lab.lab import Lab
+from tests.lab.test_silence import rank_of, wait
+
+ROOT = Path(__file__).parents[2]
+STATE = "/var/lib/rackproof"
+WELL = ("node1", "node2")
+HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM, PORT, CLOCK, OPEN, LINKED, EARLIER = (
+    f"node{number}" for number in range(3, 13)
+)
+PROFILE = {
+    "schema": "rackproof.profile/1",
+    "summary": "long enough to be struck",
+    "device": "cpu",
+    "processes_per_host": 1,
+    "stages": {
+        "benchmark": {
+            "deadline_s": 90,
+            "collective_timeout_s": 60,
+            "benchmarks": {"stress": {"dtypes": ["fp32"], "size": 64, "seconds": 4.0, "settle_seconds": 0.5}},
+        },
+        "gang": {
+            "deadline_s": 90,
+            "collective_timeout_s": 60,
+            "benchmarks": {
+                "collective": {
+                    "ops": ["all_reduce"],
+                    "placements": ["in_place"],
+                    "sizes_bytes": [8],
+                    "seconds": 4.0,
+                    "precision": 1e-9,
+                }
+            },
+        },
+    },
+}
+
+
+# --- control groups
+
+
+V1 = Path("/sys/fs/cgroup/memory")
+TOP = V1 if V1.is_dir() else Path("/sys/fs/cgroup")
+
+
+@dataclass(frozen=True)
+class Limit:
+    """A control group with a limit of memory, of either version."""
+
+    path: Path
+
+    def set(self, limit: int) -> None:
+        (self.path / ("memory.limit_in_bytes" if TOP == V1 else "memory.max")).write_text(str(limit))
+
+    def used(self) -> int:
+        return int((self.path / ("memory.usage_in_bytes" if TOP == V1 else "memory.current")).read_text())
+
+    def take(self, lab: Lab, host: str, *pids: str) -> None:
+        """Processes of the host, by its own numbers."""
+        for pid in pids:
+            lab.on(host, "sh", "-c", f"echo {pid} >{self.path}/cgroup.procs")
+
+    def exhaust(self, lab: Lab, host: str, victim: str) -> None:
+        """Has another process ask for more than there is, so that the kernel kills the victim, and then that one."""
+        self.set(self.used() + 64_000_000)
+        hog = f"echo 1000 >/proc/{victim}/oom_score_adj; echo 900 >/proc/self/oom_score_adj; echo $$ >{self.path}/cgroup.procs"
+        lab.on(host, "sh", "-c", f"{hog}; exec {sys.executable} -c 'bytearray(10**9)'", check=False)
+
+
+@contextlib.contextmanager
+def limited(lab: Lab, name: str) -> Iterator[Limit]:
+    group = Limit(TOP / f"{lab.control.removesuffix('-control')}-{name}")
+    try:
+        group.path.mkdir()
+        group.used()
+    except OSError as error:
+        pytest.skip(f"no control group can be made here: {error}")
+    try:
+        yield group
+    finally:
+        wait(lambda: emptied(group.path), 10)
+
+
+def emptied(path: Path) -> bool:
+    for pid in (path / "cgroup.procs").read_text().split():
+        with contextlib.suppress(OSError):
+            (TOP / "cgroup.procs").write_text(pid)
+    with contextlib.suppress(OSError):
+        path.rmdir()
+    return not path.exists()
+
+
+# --- the run
+
+
+@dataclass
+class Fleet:
+    """The run, struck and finished."""
+
+    lab: Lab
+    directory: Path
+    struck: dict[str, float] = field(default_factory=dict)
+    """Host: when (of the wall clock)."""
+
+    @property
+    def run(self) -> Path:
+        return self.directory / "runs" / "fire"
+
+    def report(self) -> dict[str, Any]:
+        found: dict[str, Any] = documents.read(self.run / "report.json", "report", max_bytes=50_000_000)
+        return found
+
+    def events(self, host: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in (self.run / "events.jsonl").read_text().splitlines()]
+        return [event for event in lines if event.get("host") == host]
+
+
+PLAYBOOK = [
+    {"name": "Preflight", "hosts": "gpu_hosts", "gather_facts": False, "roles": ["preflight"]},
+    *({"import_playbook": str(ROOT / "playbooks" / f"{stage}.yml")} for stage in ("inspect", "benchmark", "gang")),
+]
+"""An acceptance with the agent that is installed here."""
+
+
+def play(fleet: Fleet) -> Attempt:
+    lab, directory = fleet.lab, fleet.directory
+    (directory / "runs").mkdir()
+    (directory / "playbooks").mkdir()
+    (directory / "rackproof.py").symlink_to(ROOT / "rackproof.py")
+    (directory / "playbooks" / "fire.yml").write_text(yaml.safe_dump(PLAYBOOK))
+    (directory / "profile.yml").write_text(yaml.safe_dump(PROFILE))
+    group = {
+        "rackproof_profile": str(directory / "profile.yml"),
+        "rackproof_rack": "rack1",
+        "rackproof_fabric_interface": "eth0",
+        "rackproof_python": sys.executable,
+        "rackproof_minimum_free_bytes": 1_000_000,
+        "rackproof_runs_directory": str(directory / "runs"),
+        "nvidia_driver_state": "ignored",
+        "container_toolkit_state": "ignored",
+    }
+    inventory = lab.inventory({CLOCK: {"rackproof_python": "/root/python"}}, group)
+    command: list[str | Path] = [
+        Path(sys.executable).parent / "ansible-playbook",
+        "-i",
+        inventory,
+        "-e",
+        "rackproof_run_id=fire",
+    ]
+    command += [directory / "playbooks" / "fire.yml"]
+    process = lab.popen(
+        command,
+        cwd=ROOT,
+        env={**SHOWN, "ANSIBLE_ROLES_PATH": str(ROOT / "roles")},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+    )
+    return Attempt(process, "fire")
+
+
+LATE = "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
+
+
+def prepare(lab: Lab) -> None:
+    """The faults that are there from the start."""
+    for every in lab.hosts:
+        lab.on(every.name, "sh", "-c", f"mkdir -p /opt/rackproof/wheels && ln -s {sys.prefix}/bin /opt/rackproof/bin")
+    for host in (FULL, READ_ONLY):
+        lab.on(host, "sh", "-c", f"mkdir -p {STATE} && mount -t tmpfs -o size=2m tmpfs {STATE}")
+    lab.on(FULL, "/opt/rackproof/bin/rackproof", "export", "--port", "9836", "--detach", f"{STATE}/exporter")
+    lab.start(PORT, "python3", "-m", "http.server", "29500")
+    lab.put(CLOCK, "/root/late/sitecustomize.py", LATE)
+    lab.put(CLOCK, "/root/python", f'#!/bin/sh\nPYTHONPATH=/root/late exec {sys.executable} "$@"\n', mode=0o755)
+    there = f"{STATE}/runs/fire"
+    lab.on(OPEN, "sh", "-c", f"mkdir -p {there} && chmod 777 {there}")
+    lab.on(LINKED, "sh", "-c", f"mkdir -p {STATE}/runs /srv/fire && ln -s /srv/fire {there}")
+    lab.put(
+        EARLIER,
+        f"{there}/plan.json",
+        json.dumps(to_json(replace(builders.plan(EARLIER, rackproof_gang="none"), run_id="fire"))),
+    )
+    lab.on(EARLIER, "chmod", "700", there)
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    with Lab(tmp_path_factory.mktemp("faults") / "lab", hosts=12) as found:
+        yield found
+
+
+def at_work(lab: Lab, host: str, stage: str, phase: str) -> Callable[[], bool]:
+    path = f"{STATE}/runs/fire/work/{stage}/rank*.state.json"
+    return lambda: f'"{phase}' in lab.on(host, "sh", "-c", f"cat {path}", check=False).stdout
+
+
+@pytest.fixture(scope="module")
+def fleet(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]:
+    fleet = Fleet(lab, tmp_path_factory.mktemp("fire"))
+    prepare(lab)
+    with limited(lab, "rank") as rank, limited(lab, "agent") as agent:
+        for group, host in ((rank, RANK_OOM), (agent, AGENT_OOM)):
+            group.take(lab, host, lab.on(host, "pgrep", "-o", "sshd").stdout.strip())
+        fleet.struck = dict.fromkeys((PORT, CLOCK, OPEN, LINKED, EARLIER), time.time())
+        attempt = play(fleet)
+        try:
+            strike(fleet, attempt, agent, rank)
+            attempt.end()
+            lab.run([sys.executable, ROOT / "rackproof.py", "report", fleet.run], check=False)
+        finally:
+            lab.on(HUNG, "pkill", "-CONT", "-f", "^sshd: root", check=False)
+            print("\n".join(attempt.lines)[-8000:])
+        print(f"the whole run: {time.time() - fleet.struck[PORT]:.1f} s")
+        yield fleet
+
+
+def strike(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit) -> None:
+    """The faults that come while the run goes on."""
+    lab = fleet.lab
+
+    def strike_one(host: str, blow: Callable[[], object]) -> None:
+        fleet.struck[host] = time.time()
+        blow()
+
+    def supervisor() -> str:
+        return lab.on(AGENT_OOM, "pgrep", "-of", "rackproof bench --run-dir").stdout.strip()
+
+    assert attempt.reached("inspect : Fetch the record")
+    strike_one(READ_ONLY, lambda: lab.on(READ_ONLY, "mount", "-o", "remount,ro", STATE))
+    assert attempt.reached("benchmark : Wait for the benchmarks")
+    for host in (HUNG, FULL, AGENT_OOM):
+        wait(at_work(lab, host, "benchmark", "stress"), 60)
+    strike_one(HUNG, lambda: lab.on(HUNG, "pkill", "-STOP", "-f", "^sshd: root"))
+    strike_one(FULL, lambda: lab.on(FULL, "dd", "if=/dev/zero", f"of={STATE}/fill", "bs=4096", check=False))
+    strike_one(AGENT_OOM, lambda: agent.exhaust(lab, AGENT_OOM, supervisor()))
+    wait(at_work(lab, RANK_OOM, "gang", "collective"), 120)
+    time.sleep(1.0)  # the heartbeats tell it too by then
+    strike_one(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, rank_of(lab, RANK_OOM, 0)))
+
+
+WANT = r"killed by the kernel for want of memory \(oom_kill \d, limit \d+ MB\)"
+
+
+@pytest.mark.parametrize(
+    ("host", "reason", "within_s"),
+    [
+        (PORT, r"port 29500 is taken by process \d+ \(python3 -m http.server 29500\)", 15),
+        (CLOCK, r"the clock is \+36\d\d\.\d s off the control node's", 15),
+        (OPEN, f"rackproof: {STATE}/runs/fire is writable by others: chmod go-w", 20),
+        (LINKED, f"rackproof: {STATE}/runs/fire is not a directory", 20),
+        (EARLIER, f"rackproof: {STATE}/runs/fire belongs to run fire of .*: give this run another run_id", 20),
+        (READ_ONLY, r"benchmark : Start the benchmarks: rackproof: .*: Read-only file system", 15),
+        (HUNG, r"unreachable at Benchmark: benchmark : Wait for the benchmarks", 25),
+        (FULL, r"Leave the run unless the stage finished: .*No space left on device", 25),
+        (AGENT_OOM, rf"a process of it was {WANT}", 25),
+    ],
+    ids=["port", "clock", "open", "linked", "earlier", "read-only", "hung", "full", "agent-out-of-memory"],
+)
+def test_host_is_named_with_the_cause(fleet: Fleet, host: str, reason: str, within_s: float) -> None:
+    report = fleet.report()
+    (found,) = (item for item in report["hosts"] if item["name"] == host)
+    assert found["decision"] == "incomplete"
+    (event,) = fleet.events(host)
+    named = moment(event["at"]) - fleet.struck[host]
+    print(f"{host}: named after {named:.1f} s: {event['message']}")
+    assert re.search(reason, found["events"][0]), found["events"]
+    assert any(reason_of(item, host, reason) for item in report["verdicts"])
+    assert named <= within_s
+
+
+def reason_of(verdict: dict[str, Any], host: str, reason: str) -> bool:
+    return (verdict["host"], verdict["verdict"]) == (host, "inconclusive") and bool(
+        re.search(reason, verdict["reason"])
+    )
+
+
+def test_rank_killed_for_want_of_memory_is_named_so_by_every_host_and_the_others_go_on(fleet: Fleet) -> None:
+    report = fleet.report()
+    (fault,) = (item for item in report["verdicts"] if item["verdict"] == "fail")
+    assert (fault["host"], fault["name"]) == (RANK_OOM, "gang.fault")
+    together = {host: launches(fleet, host) for host in (*WELL, RANK_OOM)}
+    said = {found[0]["reason"] for found in together.values()}
+    assert len(said) == 1, said
+    assert re.fullmatch(rf'host {RANK_OOM} cpu=0 rank 2 in phase "collective all_reduce.*": {WANT}', *said)
+    assert {host: [len(item["members"]) for item in found] for host, found in together.items()} == {
+        **{host: [3, 2] for host in WELL},
+        RANK_OOM: [3],
+    }
+    first = together[WELL[0]][0]
+    named = moment(first["began"]) + first["duration_s"] - fleet.struck[RANK_OOM]
+    print(f"{RANK_OOM}: named after {named:.1f} s: {first['reason']}")
+    assert named <= 8
+
+
+def moment(at: str) -> float:
+    return datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp()
+
+
+def launches(fleet: Fleet, host: str) -> list[dict[str, Any]]:
+    record = documents.read(fleet.run / "gangs" / "rack1" / f"{host}.json", "record")
+    found: list[dict[str, Any]] = record["launches"]
+    return found
+
+
+def test_hosts_without_a_fault_are_accepted(fleet: Fleet) -> None:
+    decisions = {host["name"]: host["decision"] for host in fleet.report()["hosts"]}
+    assert [host for host, decision in decisions.items() if decision == "accepted"] == list(WELL)
+    assert [host for host, decision in decisions.items() if decision == "rejected"] == [RANK_OOM]
+
+
+def test_what_was_seen_before_the_fault_is_kept(fleet: Fleet) -> None:
+    kept = {
+        path.stem: {seen["stage"] for seen in documents.read(path, "record")["snapshots"]}
+        for path in (fleet.run / "hosts").iterdir()
+    }
+    begun = {host: {"preflight", "benchmark"} for host in (*WELL, FULL, AGENT_OOM, RANK_OOM)}
+    assert kept == {**begun, HUNG: {"preflight"}, READ_ONLY: {"preflight"}}
+    measured = documents.read(fleet.run / "hosts" / f"{RANK_OOM}.json", "record")["observations"]
+    assert {seen["status"] for seen in measured} == {"measured"}
+
+
+def test_no_record_is_half_written(fleet: Fleet) -> None:
+    """Neither on the control node nor on the hosts, the full one and the read-only one among them."""
+    assert fleet.report().get("quarantined", []) == []
+    for path in fleet.run.rglob("*"):
+        assert not path.name.startswith("."), path
+    for host in (*WELL, HUNG, FULL, READ_ONLY, AGENT_OOM, RANK_OOM):
+        assert fleet.lab.on(host, "find", STATE, "-name", ".*").stdout == "", host
+        text = fleet.lab.on(host, "cat", f"{STATE}/runs/fire/record.json").stdout
+        documents.validate(documents.parse(text, source=host), "record", source=host)
+
+
+def test_exporter_of_the_full_host_goes_on(fleet: Fleet) -> None:
+    page = "import urllib.request; print(urllib.request.urlopen('http://127.0.0.1:9836/metrics', timeout=5).read().decode())"
+    assert "rackproof_host_memory_total_bytes" in fleet.lab.on(FULL, sys.executable, "-c", page).stdout
+
+
+def test_no_process_survives(fleet: Fleet) -> None:
+    def left() -> dict[str, str]:
+        ours = "rackproof (bench|launch|wait)|torch.distributed|agent.benchmarks|agent.guard"
+        found = {
+            host.name: fleet.lab.on(host.name, "pgrep", "-af", ours, check=False).stdout for host in fleet.lab.hosts
+        }
+        return {host: text for host, text in found.items() if text}
+
+    wait(
+        lambda: not left(), 10
+    )  # the host whose SSH hung ended by itself; its `wait` learns that its connection is gone

@@ -1,0 +1,146 @@
+"""Who was killed for want of memory is told by the kernel's own counts, in both versions of control groups, and by its log."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from agent import background, oom, supervise
+from agent.culprit import RankState, rank_from_json
+from agent.oom import Memory
+from schemas.records import to_json
+
+MB = 1_000_000
+
+
+def write(path: Path, text: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+
+
+class Tree:
+    """The /proc and /sys of a process in the group `slice/session`."""
+
+    def __init__(self, root: Path, version: int) -> None:
+        self.root, self._version = root, version
+        line = {1: "4:memory:/slice/session\n0::/\n", 2: "0::/slice/session\n"}.get(version, "0::/\n")
+        write(root / "proc/self/cgroup", line)
+        self.top = root / "sys/fs/cgroup" / ("memory" if version == 1 else "")
+        if version:
+            self.group("slice", limit=500 * MB)
+            self.group("slice/session")
+        self.machine(0)
+
+    def machine(self, kills: int) -> None:
+        write(self.root / "proc/vmstat", f"nr_free_pages 4711\noom_kill {kills}\n")
+
+    def group(self, name: str, kills: int = 0, hits: int = 0, limit: int | None = None) -> None:
+        if self._version == 1:
+            write(self.top / name / "memory.oom_control", f"oom_kill_disable 0\nunder_oom 0\noom_kill {kills}\n")
+            write(self.top / name / "memory.failcnt", f"{hits}\n")
+            write(self.top / name / "memory.limit_in_bytes", f"{9223372036854771712 if limit is None else limit}\n")
+        else:
+            write(self.top / name / "memory.events", f"low 0\nmax 9\noom {hits}\noom_kill {kills}\n")
+            write(self.top / name / "memory.max", f"{'max' if limit is None else limit}\n")
+
+
+@pytest.fixture(params=[1, 2])
+def tree(tmp_path: Path, request: pytest.FixtureRequest) -> Tree:
+    return Tree(tmp_path, request.param)
+
+
+def test_kill_at_the_limit_of_a_group_above_is_told_with_that_limit(tree: Tree) -> None:
+    memory = Memory(tree.root)
+    assert memory.killed() == ""
+    tree.group("slice/session", kills=1)
+    tree.group("slice", kills=1, hits=3, limit=500 * MB)
+    assert memory.killed() == "killed by the kernel for want of memory (oom_kill 1, limit 500 MB)"
+
+
+def test_kill_below_every_limit_is_the_hosts_own_want(tree: Tree) -> None:
+    memory = Memory(tree.root)
+    tree.group("slice/session", kills=2)
+    assert memory.killed() == "killed by the kernel for want of memory (oom_kill 2, the host had none left)"
+
+
+def test_kill_before_or_of_somebody_else_is_not_ours(tree: Tree) -> None:
+    tree.group("slice/session", kills=5)
+    memory = Memory(tree.root)
+    tree.machine(7)
+    tree.group("slice", kills=6, hits=1, limit=500 * MB)
+    assert memory.killed([4711]) == ""
+
+
+LOG = "6,{number},{at},-;Out of memory: Killed process {pid} (python3) total-vm:94692kB, anon-rss:30464kB\n"
+
+
+@pytest.mark.parametrize(
+    ("log", "said"),
+    [
+        (None, "killed by the kernel for want of memory (oom_kill 1 on this host)"),
+        (
+            (10**15, 4711),
+            "killed by the kernel for want of memory (kernel log: Out of memory: Killed process 4711 (python3))",
+        ),
+        ((10**15, 4712), ""),
+        ((1, 4711), ""),
+    ],
+    ids=["unreadable", "ours", "another", "before"],
+)
+def test_where_no_group_counts_the_kernels_log_tells_whose_it_was(
+    tmp_path: Path, log: tuple[int, int] | None, said: str
+) -> None:
+    tree = Tree(tmp_path, version=0)
+    memory = Memory(tmp_path)
+    tree.machine(1)
+    if log:
+        write(tmp_path / "dev/kmsg", LOG.format(number=0, at=log[0], pid=log[1]))
+    assert memory.killed([4711]) == said
+
+
+def test_nothing_is_said_where_nothing_can_be_read(tmp_path: Path) -> None:
+    assert oom.groups(tmp_path) == []
+    assert Memory(tmp_path).killed([1]) == ""
+
+
+@pytest.mark.parametrize("text", ["", "{", "[1]", '[{"path": 1}]'])
+def test_broken_memory_of_a_process_says_nothing(tmp_path: Path, text: str) -> None:
+    write(tmp_path / "gang.memory", text)
+    assert oom.told(tmp_path / "gang.memory") == ""
+
+
+def test_what_is_remembered_speaks_when_its_group_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A session's group goes with its last process; version 2 counts in the groups above it, too."""
+    tree = Tree(tmp_path, version=2)
+    monkeypatch.setattr(oom, "groups", lambda: _groups(tmp_path))
+    oom.remember(tmp_path / "bench.memory")
+    assert len(json.loads((tmp_path / "bench.memory").read_text())) == 3
+    assert oom.told(tmp_path / "bench.memory") == ""
+    tree.group("slice", kills=1, hits=1, limit=500 * MB)
+    for path in sorted((tree.top / "slice/session").iterdir()):
+        path.unlink()
+    assert oom.told(tmp_path / "bench.memory").endswith("(oom_kill 1, limit 500 MB)")
+
+
+_groups = oom.groups
+
+
+def test_the_reason_is_told_to_the_other_hosts() -> None:
+    state = RankState(rank=1, scope="gpu=1", why="killed by the kernel")
+    assert rank_from_json(json.loads(json.dumps(to_json(state)))) == state
+
+
+def test_launcher_that_was_killed_for_it_is_told_although_no_rank_is_to_blame() -> None:
+    killed = "killed by the kernel for want of memory (oom_kill 1, limit 500 MB)"
+    outcome, reason = supervise._outcome(-9, 20.0, [], killed)
+    assert (outcome, reason) == (
+        "failed",
+        f"the launcher ended with -9: every rank had ended well; a process of it was {killed}",
+    )
+    assert supervise._outcome(0, 20.0, [], killed) == ("finished", "")
+
+
+def test_room_is_missed_only_where_there_is_none(tmp_path: Path) -> None:
+    assert list(background._no_room(tmp_path)) == []
