@@ -27,6 +27,9 @@ THEN = ", then "
 """Between texts that should have been one and the same in all rounds."""
 FIRST_LAUNCHES, LAST_LAUNCHES, FAILED_LAUNCHES = 1, 3, 16
 CHANGED_SNAPSHOTS = 8
+FALLEN_PAIRS = 8
+"""Two snapshots between which the host was started anew, that are kept besides."""
+UPTIME = "host.uptime"
 RESTLESS = ("gpu.throttle.active", "gpu.tenant", "host.cpu.governor", "gpu.performance_state")
 """Flags that come and go as work does: that they changed is no reason to keep a snapshot."""
 _OVER = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]
@@ -108,9 +111,14 @@ def _samples(seen: Observation, recorder: Recorder) -> Samples:
     )
 
 
+def is_good(launch: Launch) -> bool:
+    """Whether a round came to its end, and what its ranks left can be believed."""
+    return launch.outcome == "finished" and not launch.reason
+
+
 def few_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
     """The first, the last and those that failed; the logs of ranks that ended well are left out."""
-    failed = [place for place, launch in enumerate(launches) if launch.outcome != "finished"]
+    failed = [place for place, launch in enumerate(launches) if not is_good(launch)]
     chosen = {
         *range(FIRST_LAUNCHES),
         *failed[:FAILED_LAUNCHES],
@@ -120,14 +128,14 @@ def few_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
 
 
 def _brief(launch: Launch) -> Launch:
-    if launch.outcome != "finished":
+    if not is_good(launch):
         return launch
     return replace(launch, log_tail="", ranks=tuple(replace(rank, log_tail="") for rank in launch.ranks))
 
 
 def few_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """The first before, the last after, those in which a state was another or a counter had fallen, and of the others what a
-    stage keeps."""
+    """The first before, the last after, those in which a state was another or a counter had fallen, both sides of a reboot,
+    and of the others what a stage keeps."""
     watch = Watch()
     for taken in snapshots:
         if taken.phase == "during":
@@ -135,8 +143,22 @@ def few_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
     edges = [taken for taken in snapshots if taken.phase != "during"]
     kept = edges[:1] + edges[-1:] if len(edges) > 1 else edges
     changed = [later for earlier, later in itertools.pairwise(edges) if _differs(earlier, later)]
-    kept += [taken for taken in changed[:CHANGED_SNAPSHOTS] if taken not in kept]
+    reboots = [pair for pair in itertools.pairwise(edges) if _rebooted(*pair)][:FALLEN_PAIRS]
+    for taken in (*changed[:CHANGED_SNAPSHOTS], *itertools.chain.from_iterable(reboots)):
+        kept += [taken] if taken not in kept else []
     return tuple(sorted([*kept, *watch.kept()], key=lambda taken: taken.at))
+
+
+def _rebooted(earlier: Snapshot, later: Snapshot) -> bool:
+    """Whether the time since boot fell: the one side without the other would not show it, once it has grown again."""
+    before, after = (
+        [value for metric in taken.metrics if metric.name == UPTIME for value in metric.values.values()]
+        for taken in (earlier, later)
+    )
+    return any(
+        isinstance(one, int | float) and isinstance(other, int | float) and other < one
+        for one, other in zip(before, after, strict=False)
+    )
 
 
 def _differs(earlier: Snapshot, later: Snapshot) -> bool:

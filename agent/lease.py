@@ -21,6 +21,8 @@ from schemas.locks import Claim, boot_id, born, claim, claim_from_json, exclusiv
 from schemas.plans import Plan
 
 LEASE, RUNS = "lease.json", "runs"
+MODE = 0o600
+"""The nonce of the run is in it."""
 HELD = 75
 """Exit code where another run has the host."""
 IDLE_S = 900.0
@@ -102,7 +104,7 @@ def take(run_dir: Path, plan: Plan, by: Claim, *, take_over: bool = False) -> st
         HeldError: another run has it.
     """
     note = ""
-    with exclusive(state_of(run_dir) / LEASE) as file:
+    with exclusive(state_of(run_dir) / LEASE, MODE) as file:
         there = _lease(read_line(file, "lease"))
         mine = there if there and (there.run_id, there.nonce) == (plan.run_id, plan.nonce) else None
         if there and not mine:
@@ -119,7 +121,7 @@ def renew(run_dir: Path, plan: Plan, stage: str = "") -> None:
     Raises:
         HeldError: another run has the host by now.
     """
-    with exclusive(state_of(run_dir) / LEASE) as file:
+    with exclusive(state_of(run_dir) / LEASE, MODE) as file:
         there = _lease(read_line(file, "lease"))
         by = given(None, plan.run_id, run_dir)
         if there and (there.run_id, there.nonce) != (plan.run_id, plan.nonce):
@@ -135,7 +137,7 @@ def renew(run_dir: Path, plan: Plan, stage: str = "") -> None:
 def release(state: Path, run_id: str) -> None:
     """Gives the host back where it is this run's."""
     if (state / LEASE).exists():
-        with exclusive(state / LEASE) as file:
+        with exclusive(state / LEASE, MODE) as file:
             there = _lease(read_line(file, "lease"))
             if there is None or there.run_id == run_id:
                 (state / LEASE).unlink()
@@ -145,7 +147,7 @@ def another(state: Path, run_id: str, by: Claim | None = None) -> Lease | None:
     """The lease of another run that has the host now; None where this run may use it."""
     if not (state / LEASE).exists():
         return None
-    with exclusive(state / LEASE) as file:
+    with exclusive(state / LEASE, MODE) as file:
         there = _lease(read_line(file, "lease"))
     if there is None or there.run_id == run_id:
         return None

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import re
 import shutil
 import threading
 import time
@@ -17,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from agent import background
-from agent.fold import few_launches, few_snapshots, folded
+from agent.fold import few_launches, few_snapshots, folded, is_good
 from agent.live import Span, tell
 from agent.record import HostRun
 from agent.snapshot import now, take
@@ -31,7 +32,7 @@ from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence, from_benchmark
 from fleet.judge.verdict import judge
 from schemas import documents
-from schemas.records import MEASURED, Launch, Observation, Record, Snapshot, to_json
+from schemas.records import ERROR, MEASURED, Launch, Observation, Record, Snapshot, to_json
 from schemas.reports import FAIL, Verdict
 from schemas.timeline import SOAK, Soak, soak_from_json
 
@@ -43,6 +44,14 @@ MOST_FAILED = 3
 """Rounds in a row that did not come to their end: another one will not either."""
 BREATH_S = 5.0
 """Before the round after one that failed."""
+ROUND = "soak.round"
+"""Beside the ranks' files: the number of the round that is under way."""
+OUR_DOING = re.compile(
+    r"SIGTERM|signal 15|SystemExit: 143|Connection (closed|reset) by (remote )?peer|Broken pipe|remote process exited"
+    r"|failed to recv, got 0 bytes",
+    re.IGNORECASE,
+)
+"""Errors of a round that was cut off: its ranks were ended with their supervisor, some before others."""
 CHECKPOINT, CHECKPOINT_BYTES = "soak.json", 32_000_000
 TIME, FINDING, FAILURE = "time", "finding", "failure"
 """By what a soak ends."""
@@ -139,7 +148,7 @@ class SoakRun(HostRun):
         others = tuple(seen for seen in record.observations if seen.stage != SOAK)
         with self._lock:
             for launch in launches:
-                done = launch.outcome == "finished"
+                done = is_good(launch)
                 self._state = replace(
                     self._state, finished=self._state.finished + done, failed=self._state.failed + (not done)
                 )
@@ -165,24 +174,43 @@ class SoakRun(HostRun):
         """Folds in what the ranks of a round that was cut off had measured, and tells of it; nothing where there was none."""
         if not work.is_dir():
             return ""
-        seen = [item for item in results(work, range(len(self.host.devices)))[0] if item.status == MEASURED]
+        number, recorded = self._under_way(), self.record().soak
+        if recorded and 0 < number <= recorded.rounds:
+            self.clear(work)
+            return ""
+        seen = [item for item in results(work, range(len(self.host.devices)))[0] if _counts(item)]
         with self._lock:
-            self._state = replace(self._state, cut=self._state.cut + 1)
+            if not 0 < number <= self._state.rounds:  # the checkpoint may have counted what the record lacks
+                self._state = replace(self._state, cut=self._state.cut + 1)
         self.recorder.note(self.at_s(), "soak.cut", "host", "the round was cut off with its supervisor")
         self.add(observations=seen)
         self.clear(work)
         return f"a round was cut off; {len(seen)} figures that it had measured count"
+
+    def begin_round(self) -> int:
+        """The number of the next round, which is written down: after a kill it tells whether the record has that round."""
+        number = self.state.rounds + 1
+        documents.write_text(self.directory / "work" / ROUND, f"{number}\n")
+        return number
+
+    def _under_way(self) -> int:
+        """Number of the round that was begun last; 0 where that is not known."""
+        try:
+            return int((self.directory / "work" / ROUND).read_text())
+        except (OSError, ValueError):
+            return 0
 
     def clear(self, work: Path, *, keep_logs: bool = True) -> None:
         """Removes what the ranks of a round left."""
         if keep_logs:
             set_aside(work, self.directory / "logs")
         shutil.rmtree(work, ignore_errors=True)
+        (work.parent / ROUND).unlink(missing_ok=True)
 
     def reopen(self) -> None:
-        """Where it had ended because nothing came to its end, it is tried again."""
+        """Where it had ended because nothing came to its end, it is tried again; the rounds that failed stay counted."""
         with self._lock:
-            self._state = replace(self._state, ended="", reason="", ended_by="", failed=0)
+            self._state = replace(self._state, ended="", reason="", ended_by="")
         self.add()
         self.checkpoint()
 
@@ -280,9 +308,9 @@ def _rounds(
     """By what the soak ends, and why before its time; empty where it does not."""
     packs, failed = known_packs(run), 0
     while run.left_s > 0:
-        record = launch(run.state.rounds + 1, run.span())
+        record = launch(run.begin_round(), run.span())
         last = next(launch for launch in reversed(record.launches) if launch.stage == SOAK)
-        failed = 0 if last.outcome == "finished" else failed + 1
+        failed = 0 if is_good(last) else failed + 1
         run.clear(run.directory / "work" / SOAK, keep_logs=failed > 0)
         run.checkpoint()
         report(told(run.state))
@@ -293,6 +321,11 @@ def _rounds(
         if failed:
             sleep(BREATH_S)
     return TIME, ""
+
+
+def _counts(seen: Observation) -> bool:
+    """Whether it counts though its round was cut off: what was measured, and an error that is not of our own making."""
+    return seen.status == MEASURED or (seen.status == ERROR and not OUR_DOING.search(seen.reason))
 
 
 def known_packs(run: SoakRun) -> tuple[Pack, ...]:

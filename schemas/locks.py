@@ -24,10 +24,10 @@ LINE_BYTES = 64_000
 
 
 @contextlib.contextmanager
-def exclusive(path: Path) -> Iterator[int]:
-    """The file at `path`, open and locked: whoever else opens it so waits. It is made where it is not there."""
+def exclusive(path: Path, mode: int = 0o644) -> Iterator[int]:
+    """The file at `path`, open and locked: whoever else opens it so waits. It is made, with `mode`, where it is not there."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, 0o644)
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             if _still_there(path, descriptor):

@@ -58,11 +58,12 @@ NUMBERED = {
     "4": ("REHEARSAL", GONE),
 }
 
+RULES = "count(rackproof:model:info)"
+"""Is there only where rules are evaluated: without them no alert is no news."""
+
 
 def _now() -> Section:
-    counted = (
-        f"0 * (count({UP} == 1) and on () count(rackproof:model:info))"  # the latter proves that rules are evaluated
-    )
+    counted = f"0 * (count({UP} == 1) and on () {RULES})"
     buses, drivers = f"sum(rackproof_gpu_pci_count{{{HOSTS}}})", f"sum(rackproof_gpu_count{{{HOSTS}}})"
     hosts = (now(f"sum({UP})", "answer"), now(f"count({UP}) - sum({UP})", "silent"))
     gpus = (now(drivers, "answer"), now(f"{buses} - ({drivers} or vector(0))", "on the bus, silent"))
@@ -97,14 +98,14 @@ def _racks() -> Section:
     critical, warning = (alerts.replace("{", '{gpu!="", ') for alerts in (CRITICAL, WARNING))
     tiles = matrix(
         text("racks"),
-        f"max by (host, gpu) (2 * {critical} or {warning} or 0 * {answers} or {gone})",
+        f"max by (host, gpu) (2 * {critical} or {warning} or 0 * {answers} and on () {RULES} or {gone})",
         ("host", "Host"),
         "gpu",
         told={**HEALTH, "3": ("answered before, not now", GONE)},
         numbers=True,
         link=to_host(),
     )
-    worst = f"max by (rack, host) (2 * {CRITICAL} or {WARNING} or 3 * ({UP} == bool 0))"
+    worst = f"max by (rack, host) (2 * {CRITICAL} or {WARNING} or ({UP} == 0) + 3 or 0 * {UP} and on () {RULES})"
     return Section(
         title="Racks",
         panels=[

@@ -8,12 +8,13 @@ fleet's, as they do any other.
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.judge.evidence import Evidence, HostView
 from schemas.catalogue import BENCHMARKS
-from schemas.records import MEASURED, Observation, Record
+from schemas.records import MEASURED, Launch, Observation, Record
 from schemas.reports import FAIL, Verdict
 from schemas.timeline import RATES, SOAK, Series, Soak
 
@@ -24,6 +25,14 @@ WINDOW = 3
 """Buckets: a level is the median of so many, so that one slow round is no drift."""
 LEAST = 2 * WINDOW
 """Buckets with a figure, by which there is any telling."""
+MOST_CUT = 3
+"""Rounds cut off with their supervisor: more of them are no accident, and what cut them off is not known."""
+LEAST_SHARE, SPARE = 0.9, 1
+"""Of the rounds, in which a rate must have come; and one round besides."""
+LATE_ROUNDS = 2.0
+"""By so many rounds a figure may end before the longest of its name."""
+ROUNDING_S = 0.1
+"""Of the time soaked, as it is written down."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -143,26 +152,69 @@ def soaked(view: HostView) -> Iterator[Verdict]:
     """Whether the host soaked for as long as the plan says, every round came to its end, and drift could be told."""
     if not any(stage.name == SOAK for stage in view.plan.stages):
         return
-    for soak in _soaks(view):
+    found = list(_soaks(view))
+    for why in () if found else ("the plan has a soak, and no record of the host has any",):
+        yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK)
+    for soak in found:
         for why in _shortcomings(view, soak):
             yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK)
+        for scope, reasons in stopped(soak).items():
+            more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+            yield view.inconclusive(f"stage.{SOAK}", scope, reasons[0] + more, SOAK)
 
 
 def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
-    lasted = f"{span(soak.soaked_s)} of {span(soak.planned_s)}"
+    planned_s = view.plan.stage(SOAK).duration_s  # the host's own word on it is not enough
+    lasted = f"{span(soak.soaked_s)} of {span(planned_s)}"
+    if soak.planned_s != planned_s:
+        yield f"the host planned to soak {span(soak.planned_s)}, the plan says {span(planned_s)}"
     if not soak.ended:
         yield f"cut off after {lasted}: resume the run"
     elif soak.reason:
         yield f"ended after {lasted}: {soak.reason}"
-    if soak.failed:
-        launches = [
-            launch for launch in view.evidence.launches() if launch.stage == SOAK and launch.outcome != "finished"
-        ]
-        first = f": round {launches[0].number}: {launches[0].reason}" if launches else ""
-        yield f"{soak.failed} of {soak.rounds} rounds did not come to their end{first}"
-    long = soak.planned_s >= FIRST_S and not view.plan.rehearsal
+    elif soak.soaked_s < planned_s - ROUNDING_S:
+        yield f"ended after {lasted}, and does not say why"
+    launches = [launch for launch in view.evidence.launches() if launch.stage == SOAK and not _is_good(launch)]
+    if failed := max(soak.failed, len(launches)):
+        first = f": round {launches[0].number}: {launches[0].reason or launches[0].outcome}" if launches else ""
+        yield f"{failed} of {max(soak.rounds, failed)} rounds did not come to their end{first}"
+    if soak.cut > MOST_CUT:
+        yield f"{soak.cut} of {soak.rounds} rounds were cut off with their supervisor, and nothing says by what"
+    long = planned_s >= FIRST_S and not view.plan.rehearsal
     if soak.ended and not soak.reason and long and (names := untold(soak)):
         yield f"too few rounds to tell a drift of {', '.join(names)}: {soak.rounds} in {span(soak.soaked_s)}"
+
+
+def _is_good(launch: Launch) -> bool:
+    """Whether a round came to its end, and what its ranks left can be believed."""
+    return launch.outcome == "finished" and not launch.reason
+
+
+def stopped(soak: Soak) -> Mapping[str, Sequence[str]]:
+    """Scope -> its figures that ended well before the longest of their name, or came in far too few rounds."""
+    width = soak.timeline.bucket_s
+    longest: dict[str, float] = defaultdict(float)
+    for one in soak.timeline.series:
+        longest[one.name] = max(longest[one.name], _ends_s(one, width))
+    late = max(LATE_ROUNDS * soak.soaked_s / max(1, soak.rounds), WINDOW * width)
+    least = LEAST_SHARE * soak.finished - SPARE
+    found: dict[str, list[str]] = defaultdict(list)
+    for one in soak.timeline.series:
+        ends, last = _ends_s(one, width), longest[one.name]
+        if ends < last - late:
+            found[one.scope].append(f"{_named(one)} was last seen at {clock(ends)}, others like it at {clock(last)}")
+        elif is_rate(one) and sum(one.n) < least:
+            found[one.scope].append(f"{_named(one)} came in {sum(one.n)} of {soak.finished} rounds")
+    return found
+
+
+def _ends_s(series: Series, width: float) -> float:
+    return (series.at[-1] + 1) * width if series.at else 0.0
+
+
+def _named(series: Series) -> str:
+    params = ",".join(f"{key}={value}" for key, value in sorted(series.params.items()))
+    return f"{series.name}[{params}]" if params else series.name
 
 
 def untold(soak: Soak) -> list[str]:

@@ -7,8 +7,10 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping
 
 from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.localise.launches import attempts
 from schemas.catalogue import Expectation, possible
 from schemas.plans import Plan
+from schemas.probes import GANG
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 
@@ -190,7 +192,7 @@ def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
 
     A gang that was formed again without a host is not divided from it: that host is judged by the launch it was in.
     """
-    members, met = _met(evidence)
+    members, met = _met(plan, evidence)
     found = []
     for gang, hosts in plan.gangs().items():
         for host in hosts:
@@ -211,13 +213,16 @@ def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
     return found
 
 
-def _met(evidence: Mapping[str, Evidence]) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:
-    """Of each host that a launch of its gang finished on: with whom the last one was, and with whom any of them."""
+def _met(plan: Plan, evidence: Mapping[str, Evidence]) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:
+    """Of each host that a launch of its gang worked on: with whom the last one was, and with whom any of them.
+
+    A launch that came to its end and measured nothing has not brought anybody together.
+    """
     members: dict[str, tuple[str, ...]] = {}
     met: dict[str, set[str]] = defaultdict(set)
-    for host, left in evidence.items():
-        for launch in left.launches():
-            if launch.stage == "gang" and launch.outcome == "finished":
-                members[host] = launch.members
-                met[host] |= set(launch.members)
+    for gang in plan.gangs():
+        for attempt in attempts(plan, evidence, gang) if any(stage.name == GANG for stage in plan.stages) else ():
+            for host in attempt.told if attempt.stage == GANG and attempt.worked else ():
+                members[host] = attempt.members
+                met[host] |= set(attempt.members)
     return members, met

@@ -18,6 +18,7 @@ from schemas import documents
 from schemas.plans import Plan
 from schemas.records import Record, record_from_json
 from schemas.reports import FAIL, Verdict
+from schemas.timeline import SOAK
 
 EVERY_S = 3.0
 REST = 9
@@ -129,7 +130,12 @@ class Judge:
 
 
 def _outcomes(records: list[Record]) -> dict[str, str]:
-    return {launch.stage: launch.outcome for record in records for launch in record.launches}
+    found = {launch.stage: launch.outcome for record in records for launch in record.launches}
+    for soak in (record.soak for record in records if record.soak):
+        found.pop(SOAK, None)  # a round that finished is no soak that did
+        if soak.ended:
+            found[SOAK] = "failed" if soak.reason else "finished"
+    return found
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import stat
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -68,6 +68,8 @@ def _event(line: bytes) -> dict[str, Any] | None:
 def moment(at: object) -> float:
     """Seconds since 1970 of a time as the files have it; 0 for what is none."""
     try:
-        return datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() if isinstance(at, str) else 0.0
-    except (ValueError, OverflowError):
+        found = datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() if isinstance(at, str) else 0.0
+        datetime.fromtimestamp(found, UTC)  # what cannot be told again is no time
+        return found
+    except (ValueError, OverflowError, OSError):
         return 0.0

@@ -228,6 +228,15 @@ def test_of_many_snapshots_the_edges_and_those_with_a_change_are_kept() -> None:
     assert told == [(0, False), (100, True), (101, False), (0, False), (99, False)]
 
 
+def test_both_sides_of_a_reboot_are_kept() -> None:
+    kept: tuple[Snapshot, ...] = ()
+    for number in range(300):
+        up = 50_000.0 + number if number < 100 else 300_000.0 + number if number > 200 else number - 90.0
+        seen = replace(taken("before", number), metrics=(Metric(name="host.uptime", unit="s", values={"host": up}),))
+        kept = few_snapshots([*kept, seen])
+    assert [one.metrics[0].values["host"] for one in kept] == [50_000.0, 50_099.0, 10.0, 300_299.0]
+
+
 # ---- round after round
 
 Round = Callable[[SoakRun, int], Sequence[Observation]]
@@ -357,7 +366,57 @@ def test_rounds_that_come_to_no_end_end_the_soak_and_a_resumed_run_tries_again(t
     again = SoakRun(run.directory, "h1")
     again.reopen()
     assert not SoakRun(run.directory, "h1").state.ended
-    assert go(again, good, step_s=1800.0).soak.ended_by == "time"  # type: ignore[union-attr]
+    record = go(again, good, step_s=1800.0)
+    assert record.soak
+    assert (record.soak.ended_by, record.soak.failed) == ("time", soak.MOST_FAILED)  # not forgotten
+    assert [launch.number for launch in record.launches] == [1, 2, 3, 4, 5]
+
+
+def test_round_that_finished_and_cannot_be_believed_is_a_failed_one(tmp_path: Path) -> None:
+    run = begin(tmp_path, "1h")
+    run.start()
+    bad = builders.launch(SOAK, ("h1",), "finished", "no result of rank 0: not JSON")
+    run.add(launches=[replace(bad, number=1)])
+    assert (run.state.finished, run.state.failed) == (0, 1)
+
+
+def leave(run: SoakRun, *seen: Observation) -> Path:
+    """What a rank of the round under way has written."""
+    work = run.directory / "work" / SOAK
+    work.mkdir(parents=True, exist_ok=True)
+    result = {"rank": 0, "observations": [to_json(one) for one in seen], "software": {}}
+    (work / "rank0.json").write_text(json.dumps(result))
+    return work
+
+
+def test_error_of_a_round_that_was_cut_off_counts_and_our_own_doing_does_not(tmp_path: Path) -> None:
+    run = begin(tmp_path, "1h")
+    lost = replace(rate(0.0), status=ERROR, value=None, reason="CUDA error: an illegal memory access")
+    ended = replace(rate(0.0, "memory.bandwidth"), status=ERROR, value=None, reason="RuntimeError: got SIGTERM")
+    run.start()
+    run.begin_round()
+    assert run.salvage(leave(run, lost, ended))
+    assert [(seen.name, seen.status, seen.reason) for seen in run.record().observations] == [
+        ("stress.throughput", ERROR, "in round 1: CUDA error: an illegal memory access")
+    ]
+
+
+def test_round_that_is_in_the_record_is_not_counted_again_after_a_kill(tmp_path: Path) -> None:
+    run = begin(tmp_path, "1h")
+    run.start()
+    number = run.begin_round()
+    wrong_words = rate(3, "integrity.wrong_words", pattern="random")
+    work = leave(run, wrong_words)
+    run.add(observations=[wrong_words], launches=[replace(builders.launch(SOAK, ("h1",)), number=number)])
+    again = SoakRun(run.directory, "h1")  # killed before the work was cleared
+    assert again.salvage(work) == ""
+    assert not work.exists()
+    assert (again.state.finished, again.state.cut) == (1, 0)
+    assert [seen.value for seen in again.record().observations] == [3]
+    again.begin_round()
+    assert again.salvage(leave(again, wrong_words))
+    assert (again.state.finished, again.state.cut) == (1, 1)
+    assert [seen.value for seen in again.record().observations] == [6]
 
 
 def test_record_of_a_week_is_no_larger_than_that_of_a_day(tmp_path: Path) -> None:
@@ -536,7 +595,7 @@ def test_soak_that_was_cut_off_or_too_short_is_no_pass(plan: Plan) -> None:
         alone, *rest = left["h1"].records
         other = {**left, "h1": replace(left["h1"], records=(replace(alone, soak=replace(alone.soak, **more)), *rest))}
         found = wrong(plan, other)
-        assert {(item.host, item.name, item.verdict) for item in found} == {("h1", "stage.soak", INCONCLUSIVE)}
+        assert {(item.host, item.name, item.verdict) for item in found} <= {("h1", "stage.soak", INCONCLUSIVE)}
         return [item.reason for item in found]
 
     assert changed(ended="", ended_by="", soaked_s=7200.0) == [
@@ -550,7 +609,58 @@ def test_soak_that_was_cut_off_or_too_short_is_no_pass(plan: Plan) -> None:
     few = replace(
         few, series=tuple(replace(one, at=(0,), n=(1,), low=(1.0,), mean=(1.0,), high=(1.0,)) for one in few.series)
     )
-    assert changed(timeline=few) == ["too few rounds to tell a drift of stress.throughput: 288 in 24 h 00 min"]
+    assert changed(timeline=few, finished=1) == [
+        "too few rounds to tell a drift of stress.throughput: 1 in 24 h 00 min"
+    ]
+    assert changed(cut=3) == []
+    assert changed(cut=4) == ["4 of 292 rounds were cut off with their supervisor, and nothing says by what"]
+    assert changed(soaked_s=DAY - 60) == ["ended after 23 h 59 min of 24 h 00 min, and does not say why"]
+    assert changed(planned_s=60.0, soaked_s=60.0) == [
+        "the host planned to soak 1 min 00 s, the plan says 24 h 00 min",
+        "ended after 1 min 00 s of 24 h 00 min, and does not say why",
+    ]
+
+
+def with_h1(left: Any, **more: Any) -> Any:
+    """The same with another record of host h1."""
+    alone, *rest = left["h1"].records
+    return {**left, "h1": replace(left["h1"], records=(replace(alone, **more), *rest))}
+
+
+@pytest.mark.parametrize(("outcome", "reason"), [("failed", "rank 1 crashed"), ("finished", "no result of rank 1")])
+def test_round_that_failed_or_cannot_be_believed_is_no_pass_however_it_was_counted(
+    plan: Plan, outcome: str, reason: str
+) -> None:
+    left = soaked(plan)
+    bad = replace(builders.launch(SOAK, ("h1",), outcome, reason), number=7)
+    found = wrong(plan, with_h1(left, launches=(bad, *left["h1"].records[0].launches)))
+    assert [(item.host, item.name, item.verdict, item.reason) for item in found] == [
+        ("h1", "stage.soak", INCONCLUSIVE, f"1 of 288 rounds did not come to their end: round 7: {reason}")
+    ]
+
+
+def test_gpu_whose_figures_stop_or_are_few_is_no_pass(plan: Plan) -> None:
+    left = soaked(plan)
+    told = left["h1"].records[0].soak
+
+    def without(keep: Callable[[int], bool]) -> list[tuple[str, str, str]]:
+        series = tuple(one if one.scope != "gpu=1" else some(one, keep) for one in told.timeline.series)
+        found = wrong(plan, with_h1(left, soak=replace(told, timeline=replace(told.timeline, series=series))))
+        return [(item.scope, item.name, item.reason) for item in found if item.name == "stage.soak"]
+
+    def some(series: Any, keep: Callable[[int], bool]) -> Any:
+        places = [place for place, at in enumerate(series.at) if keep(at)]
+        names = ("at", "n", "low", "mean", "high")
+        return replace(series, **{name: tuple(getattr(series, name)[place] for place in places) for name in names})
+
+    last = told.timeline.series[0].at[-1]
+    assert without(lambda at: at != last) == []  # half a round earlier or later is nothing
+    scope, name, reason = without(lambda at: at < last // 2)[0]
+    assert (scope, name) == ("gpu=1", "stage.soak")
+    assert reason.startswith("stress.throughput[dtype=bf16] was last seen at 11:5")
+    ((scope, _, reason),) = without(lambda at: at % 2 == 0)
+    assert scope == "gpu=1"
+    assert reason.endswith(" of 288 rounds")
 
 
 def test_drift_of_a_soak_of_minutes_is_told_as_not_judged(plan: Plan) -> None:
@@ -575,7 +685,9 @@ def test_host_that_never_soaked_is_no_pass(plan: Plan) -> None:
     alone, *rest = left["h1"].records
     bare = replace(alone, soak=None, observations=(), launches=())
     left["h1"] = replace(left["h1"], records=(bare, *rest))
-    assert {(item.host, item.name, item.verdict) for item in wrong(plan, left)} == {("h1", "stage.soak", INCONCLUSIVE)}
+    found = wrong(plan, left)
+    assert {(item.host, item.name, item.verdict) for item in found} == {("h1", "stage.soak", INCONCLUSIVE)}
+    assert "the plan has a soak, and no record of the host has any" in [item.reason for item in found]
 
 
 def test_course_needs_more_than_the_start() -> None:
