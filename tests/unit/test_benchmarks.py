@@ -294,7 +294,12 @@ def test_idx_file_is_read(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     "content",
-    [b"", b"junk", gzip.compress(b"\x00\x00\x0d\x01", mtime=0), gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x05ab")],
+    [
+        b"",
+        b"junk",
+        gzip.compress(b"\x00\x00\x0d\x01", mtime=0),
+        gzip.compress(b"\x00\x00\x08\x01\x00\x00\x00\x05ab", mtime=0),
+    ],
 )
 def test_idx_file_that_is_none_is_refused(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "x.gz"
