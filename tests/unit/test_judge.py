@@ -11,7 +11,7 @@ import pytest
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.verdict import Evidence, judge
 from schemas.catalogue import BENCHMARKS
-from schemas.records import Metric, Observation, Snapshot
+from schemas.records import Metric, Observation, Rank, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
 
@@ -577,13 +577,16 @@ def test_launch_that_did_not_finish_is_inconclusive_though_its_values_are_there(
     ]
 
 
-def test_gang_that_was_measured_in_parts_is_inconclusive() -> None:
+@pytest.mark.parametrize("before", [(), ("h1", "h2", "h3", "h4")], ids=["at once", "after one that measured nothing"])
+def test_gang_that_was_measured_in_parts_is_inconclusive(before: tuple[str, ...]) -> None:
     plan = builders.plan("h1", "h2", "h3", "h4")
     evidence = builders.evidence(plan)
     for host in evidence:
         alone, together = evidence[host].records
         members = ("h1", "h2") if host in ("h1", "h2") else ("h3", "h4")
-        evidence[host] = Evidence(records=(alone, replace(together, launches=(builders.launch("gang", members),))))
+        ranks = (Rank(rank=0, local_rank=0, phase="done", exit_code=0, log_tail=""),)
+        launches = [replace(builders.launch("gang", those), ranks=ranks) for those in (before, members) if those]
+        evidence[host] = Evidence(records=(alone, replace(together, launches=tuple(launches))))
     found = findings(plan, evidence)
     assert {(item.host, item.name, item.verdict) for item in found} == {
         (host, "stage.gang", INCONCLUSIVE) for host in ("h1", "h2", "h3", "h4")
