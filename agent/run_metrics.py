@@ -17,6 +17,8 @@ from schemas import documents
 
 LINGER_S = 300.0
 """Figures of a stage are told for so long after its end, so that the last ones are scraped too."""
+LASTING = frozenset({"rackproof_benchmark_wrong_results", "rackproof_benchmark_unmeasured"})
+"""Told for as long as the run is: a GPU that computed wrongly is no better for the time that has passed."""
 MOST_BYTES = 2_000_000
 
 
@@ -64,10 +66,11 @@ def families(live: Mapping[str, Any], now: float) -> list[Metric]:
         if stage["state"] == "running" and not silent:
             for name, labels, value in _ranks(stage, max(0.0, now - written)):
                 add(name, value, **labels)
-        if stage["state"] == "running" or now - stage.get("ended", 0.0) < LINGER_S:
-            for figure in stage.get("figures", ()):
-                if figure["metric"] in told:
-                    add(figure["metric"], figure["value"], stage=stage["name"], **figure["labels"])
+        current = stage["state"] == "running" or now - stage.get("ended", 0.0) < LINGER_S
+        for figure in stage.get("figures", ()):
+            if figure["metric"] in told and (current or figure["metric"] in LASTING):
+                add(figure["metric"], figure["value"], stage=stage["name"], **figure["labels"])
+        if current:
             add("rackproof_benchmark_series_left_out", stage.get("left_out", 0), stage=stage["name"])
     return [_info(run), *(metric for metric in told.values() if metric.samples)]
 

@@ -164,6 +164,9 @@ def test_a_stage_is_told_while_it_runs_and_after(run: HostRun, bench: Callable[[
     assert ("rank_silent_seconds", (("cpu", "0"), ("rank", "0"))) not in after
     assert any(name == "benchmark_flop_per_second" for name, _ in after), "the last figures have to be scraped too"
     assert not any(name.startswith("benchmark_") for name, _ in series(ended, later_s=400))
+    wrong = {"metric": "rackproof_benchmark_wrong_results", "value": 7.0, "labels": {"benchmark": "gemm", "gpu": "0"}}
+    next(item for item in ended["stages"] if item.get("figures"))["figures"].append(wrong)
+    assert [value for (name, _), value in series(ended, later_s=4000).items() if name.startswith("benchmark_")] == [7.0]
 
 
 def test_nothing_secret_is_told(run: HostRun, bench: Callable[[], None]) -> None:
