@@ -111,14 +111,9 @@ def _samples(seen: Observation, recorder: Recorder) -> Samples:
     )
 
 
-def is_good(launch: Launch) -> bool:
-    """Whether a round came to its end, and what its ranks left can be believed."""
-    return launch.outcome == "finished" and not launch.reason
-
-
 def few_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
     """The first, the last and those that failed; the logs of ranks that ended well are left out."""
-    failed = [place for place, launch in enumerate(launches) if not is_good(launch)]
+    failed = [place for place, launch in enumerate(launches) if not launch.good]
     chosen = {
         *range(FIRST_LAUNCHES),
         *failed[:FAILED_LAUNCHES],
@@ -128,7 +123,7 @@ def few_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
 
 
 def _brief(launch: Launch) -> Launch:
-    if not is_good(launch):
+    if not launch.good:
         return launch
     return replace(launch, log_tail="", ranks=tuple(replace(rank, log_tail="") for rank in launch.ranks))
 

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from agent import background
-from agent.fold import few_launches, few_snapshots, folded, is_good
+from agent.fold import few_launches, few_snapshots, folded
 from agent.live import Span, tell
 from agent.record import HostRun
 from agent.snapshot import now, take
@@ -148,7 +148,7 @@ class SoakRun(HostRun):
         others = tuple(seen for seen in record.observations if seen.stage != SOAK)
         with self._lock:
             for launch in launches:
-                done = is_good(launch)
+                done = launch.good
                 self._state = replace(
                     self._state, finished=self._state.finished + done, failed=self._state.failed + (not done)
                 )
@@ -310,7 +310,7 @@ def _rounds(
     while run.left_s > 0:
         record = launch(run.begin_round(), run.span())
         last = next(launch for launch in reversed(record.launches) if launch.stage == SOAK)
-        failed = 0 if is_good(last) else failed + 1
+        failed = 0 if last.good else failed + 1
         run.clear(run.directory / "work" / SOAK, keep_logs=failed > 0)
         run.checkpoint()
         report(told(run.state))

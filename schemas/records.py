@@ -158,6 +158,11 @@ class Launch:
     observations: tuple[Observation, ...] = ()
     """What it measured, where a later launch of its stage took its place, or where it was a probe; else the record has it."""
 
+    @property
+    def good(self) -> bool:
+        """It came to its end, and what its ranks left can be believed."""
+        return self.outcome == "finished" and not self.reason
+
 
 @dataclass(frozen=True, kw_only=True)
 class Record:

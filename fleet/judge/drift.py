@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 
 from fleet.judge.evidence import Evidence, HostView
 from schemas.catalogue import BENCHMARKS
-from schemas.records import MEASURED, Launch, Observation, Record
+from schemas.records import MEASURED, Observation, Record
 from schemas.reports import FAIL, Verdict
 from schemas.timeline import RATES, SOAK, Series, Soak
 
@@ -174,7 +174,7 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
         yield f"ended after {lasted}: {soak.reason}"
     elif soak.soaked_s < planned_s - ROUNDING_S:
         yield f"ended after {lasted}, and does not say why"
-    launches = [launch for launch in view.evidence.launches() if launch.stage == SOAK and not _is_good(launch)]
+    launches = [launch for launch in view.evidence.launches() if launch.stage == SOAK and not launch.good]
     if failed := max(soak.failed, len(launches)):
         first = f": round {launches[0].number}: {launches[0].reason or launches[0].outcome}" if launches else ""
         yield f"{failed} of {max(soak.rounds, failed)} rounds did not come to their end{first}"
@@ -183,11 +183,6 @@ def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:
     long = planned_s >= FIRST_S and not view.plan.rehearsal
     if soak.ended and not soak.reason and long and (names := untold(soak)):
         yield f"too few rounds to tell a drift of {', '.join(names)}: {soak.rounds} in {span(soak.soaked_s)}"
-
-
-def _is_good(launch: Launch) -> bool:
-    """Whether a round came to its end, and what its ranks left can be believed."""
-    return launch.outcome == "finished" and not launch.reason
 
 
 def stopped(soak: Soak) -> Mapping[str, Sequence[str]]:
