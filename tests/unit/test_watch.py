@@ -692,6 +692,7 @@ def test_shell_has_its_screen_while_the_command_is_stopped(terminal: Terminal) -
     terminal.until(b"now: ")
     terminal.process.send_signal(signal.SIGTSTP)
     terminal.until(b"\x1b[?25h\x1b[?1049l")
+    os.waitid(os.P_PID, terminal.process.pid, os.WSTOPPED)  # the screen is given back a moment before it stops
     terminal.process.send_signal(signal.SIGCONT)
     terminal.until(b"\x1b[?1049h\x1b[?25l")
     terminal.until(b"now: ")
