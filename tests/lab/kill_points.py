@@ -1,9 +1,9 @@
 """Kills the control node at many points of real acceptance runs and resumes them: `python -m tests.lab.kill_points 200`.
 
-A run is killed, resumed, killed further on, resumed, and so on; in the end it must have the report of a run that nobody
-disturbed, and every host must have launched every stage once. What is killed is everything on the control node at once, by
-SIGKILL; what runs on the hosts goes on, as it would. The kill points follow the playbook's own output: one a task, each time
-some tenths of a second later.
+A run is killed, and resumed (with `--in-one-run` killed further on, resumed, and so on); in the end it must have the report of
+a run that nobody disturbed, and every host must have launched every stage once. What is killed is everything on the control
+node at once, by SIGKILL; what runs on the hosts goes on, as it would. The kill points follow the playbook's own output: spread
+over its tasks, each some tenths of a second into one.
 """
 
 from __future__ import annotations
@@ -287,7 +287,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Makes the kills and prints what came of them; 1 where a run was another than the undisturbed one."""
     parser = argparse.ArgumentParser(prog="python -m tests.lab.kill_points", description=__doc__)
     parser.add_argument("kills", nargs="?", type=int, default=200)
-    parser.add_argument("--in-one-run", type=int, default=25, help="kills of one run before it may finish")
+    parser.add_argument(
+        "--in-one-run", type=int, default=1, help="kills of one run before it may finish (default: %(default)s)"
+    )
     parser.add_argument("--hosts", type=int, default=2)
     parser.add_argument("--fresh", action="store_true", help="take the agent off the hosts before every second run")
     parser.add_argument("--seed", type=int, default=0)
@@ -303,12 +305,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return 2
         undisturbed, tasks = site.report("undisturbed"), len(settled.tasks)
         print(f"undisturbed: {undisturbed['decision']}, {tasks} tasks, {time.monotonic() - began:.0f} s", flush=True)
-        while made < options.kills:
-            runs += 1
-            points = spread(min(options.in_one_run, options.kills - made), tasks, options.seed + runs)
+        every = spread(options.kills, tasks, options.seed)
+        of_run = -(-options.kills // options.in_one_run)
+        for runs in range(1, of_run + 1):
             if options.fresh and runs % 2:
                 site.run(f"teardown{runs}", "teardown")
-            made += chain(site, f"run{runs}", points, lambda line: print(line, flush=True))
+            made += chain(site, f"run{runs}", every[runs - 1 :: of_run], lambda line: print(line, flush=True))
             found = wrong(site, f"run{runs}", undisturbed)
             bad += bool(found)
             print(f"run{runs}: {made} kills so far: {'; '.join(found) if found else 'as undisturbed'}", flush=True)
