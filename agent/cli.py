@@ -4,30 +4,30 @@ from __future__ import annotations
 
 import argparse
 import json
-import shutil
-import signal
+import os
 import socket
 import sys
 from pathlib import Path
 
 import collectors
-from agent import background, cli_export, lease
+from agent import attend, background, cli_export, lease, tell
+from agent.busy import add_verb as add_busy
 from agent.doctor import examine, table
-from agent.exchange import Exchange
-from agent.launch.torchrun import LaunchError, torchrun
-from agent.live import Span, publish
-from agent.record import HostRun, private_directory
-from agent.snapshot import collect, now, take
+from agent.launch import options as given
+from agent.launch import stage as stages
+from agent.launch.detect import seat_of
+from agent.launch.part import all_processors, enough, host_of, members_of
+from agent.launch.seat import LAUNCHERS, MPI, TORCHRUN, Seat, SeatError
+from agent.live import Span
+from agent.record import HostRun
+from agent.snapshot import collect
 from agent.soak import FAILURE, NOT_WELL, SoakRun, carry_out, look, told
-from agent.supervise import set_aside, supervise
-from agent.wire import ExchangeError, Gang
 from collectors.base import Absent, scope
-from collectors.nvml import obstacles
 from fleet.errors import UsageError
 from fleet.judge.criteria import read_packs
 from schemas.plans import Stage
 from schemas.probes import GANG, PROBE, probe
-from schemas.records import Launch, Record, to_json
+from schemas.records import Record, to_json
 from schemas.timeline import SOAK
 
 USAGE, NOT_FINISHED = 64, 3
@@ -42,24 +42,38 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     _doctor_options(verbs)
     run = argparse.ArgumentParser(add_help=False)
     run.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
-    run.add_argument("--host", required=True, help="this host's name in the plan")
+    run.add_argument("--host", help="this host's name in the plan (default: found by the names that it goes by)")
     run.add_argument("--interface", default="", help="network interface for NCCL and gloo (default: they choose)")
     run.add_argument("--detach", action="store_true", help="return at once; `rackproof wait` waits for the end")
     run.add_argument("--json", action="store_true", help="print the outcome as JSON")
     bench = verbs.add_parser(
         "bench",
-        parents=[run],
+        parents=[run, given.without_ansible()],
         help="run the plan's benchmarks on this host alone",
         epilog="example: rackproof bench --run-dir /var/lib/rackproof/runs/r1 --host r12-h01",
     )
     bench.set_defaults(call=_bench)
     launch = verbs.add_parser(
         "launch",
-        parents=[run],
+        parents=[run, given.without_ansible()],
         help="run this host's part of a gang",
-        epilog="example: rackproof launch --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --members r12-h01,r12-h02",
+        epilog="examples: rackproof launch --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --members r12-h01,r12-h02; "
+        "mpirun --map-by ppr:1:node rackproof launch --launcher mpi --plan plan.json --run-dir /var/tmp/rackproof/runs/r1. "
+        "Exit codes: 0 a record was written, whatever it says; 2 not possible here; 64 wrong usage, such as launcher "
+        "variables that are missing or contradict each other; 75 another run has this host.",
     )
-    launch.add_argument("--members", required=True, help="hosts that start together, in rank order, comma between them")
+    launch.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        default=TORCHRUN,
+        help="who started this process: mpi (mpirun) or slurm (srun), which also tell with whom; "
+        "torchrun, which is started here: nobody did (default)",
+    )
+    launch.add_argument(
+        "--members",
+        default="",
+        help="hosts that start together, comma between them (default: this host's gang in the plan)",
+    )
     launch.add_argument(
         "--port",
         type=int,
@@ -90,6 +104,9 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     wait.add_argument("--stage", required=True, choices=["benchmark", "soak", "gang"])
     wait.set_defaults(call=_wait)
     cli_export.add_verbs(verbs)
+    for later in (attend, tell):
+        later.add_verb(verbs)
+    add_busy(verbs)
 
 
 def _soak_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser], run: argparse.ArgumentParser) -> None:
@@ -171,23 +188,13 @@ def _inspect(options: argparse.Namespace) -> int:
         return _complain("--host is missing: give this host's name in the plan")
     if options.plan:
         text = sys.stdin.read() if options.plan == "-" else Path(options.plan).read_text(encoding="utf-8")
-        run = HostRun.begin(options.run_dir, options.host, text)
-        by = lease.given(options.claim, run.plan.run_id, options.run_dir)
         try:
-            note = lease.take(options.run_dir, run.plan, by, take_over=options.take_over)
+            run = stages.take_up(options.run_dir, options.host, text, claim=options.claim, take_over=options.take_over)
         except lease.HeldError as held:
             return _complain(str(held), lease.HELD)
-        if note:
-            print(note, file=sys.stderr)
     else:
         run = HostRun(options.run_dir, options.host)
-    with background.alone(options.run_dir, "inspect"):
-        record = run.record()
-        begun = [seen for seen in record.snapshots if (seen.stage, seen.phase) == (options.stage, "before")]
-        if not (options.plan and begun):  # the run goes on: its first snapshot is what counters are compared with
-            snapshot, gpus = take(_collectors(run), stage=options.stage, phase="before")
-            record = run.add(snapshots=[snapshot], gpus=gpus)
-    publish(run)
+    record = stages.look(run, options.stage, once=bool(options.plan))
     _told(record, options.json)
     return 0
 
@@ -214,11 +221,61 @@ def _show(as_json: bool) -> int:
 
 
 def _bench(options: argparse.Namespace) -> int:
-    return _alone(options, "benchmark", [options.host])
+    try:
+        _begin(options)
+    except SeatError as error:
+        return _complain(str(error))
+    except lease.HeldError as held:
+        return _complain(str(held), lease.HELD)
+    return given.delivered(options, _alone(options, "benchmark", [options.host]))
 
 
 def _launch(options: argparse.Namespace) -> int:
-    return _alone(options, PROBE if options.probe else GANG, options.members.split(","))
+    try:
+        seat = seat_of(options.launcher, os.environ)
+        if seat and options.detach:
+            return _complain(
+                f"--detach with --launcher {seat.launcher}: the launcher ends what its process leaves behind"
+            )
+        if seat and seat.nodes > 1 and options.host:
+            return _complain(
+                f"--host {options.host}: {seat.nodes} hosts were started with this command; leave --host out"
+            )
+        if seat and not seat.leads:
+            _progress(
+                f"rank {seat.rank}: the first process of this host supervises its ranks, of which this would be one"
+            )
+            return 0
+        members = _take_part(options, seat)
+    except SeatError as error:
+        return _complain(str(error))
+    except lease.HeldError as held:
+        return _complain(str(held), lease.HELD)
+    return given.delivered(options, _alone(options, PROBE if options.probe else GANG, members))
+
+
+def _take_part(options: argparse.Namespace, seat: Seat | None) -> list[str]:
+    """Begins the run where it was not begun; who starts together. Raises SeatError, HeldError."""
+    plan = _begin(options, seat).plan
+    members = members_of(plan, plan.host(options.host), options.members, seat)
+    if seat:
+        enough(plan.host(options.host), os.environ)
+        note = all_processors() if seat.launcher == MPI else ""
+        if note:
+            _progress(note)
+    return members
+
+
+def _begin(options: argparse.Namespace, seat: Seat | None = None) -> HostRun:
+    """The run, begun here where --plan gives one; `options.host` is found where nobody said it. Raises SeatError, HeldError."""
+    plan = given.plan_of(options)
+    options.host = options.host or host_of(plan, os.environ, seat)
+    given.check(options)
+    if options.plan:
+        run = stages.take_up(options.run_dir, options.host, given.text_of(options))
+        stages.look(run, "preflight", once=True)
+        return run
+    return HostRun(options.run_dir, options.host)
 
 
 def _alone(options: argparse.Namespace, stage: str, members: list[str]) -> int:
@@ -244,7 +301,7 @@ def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
     except KeyError as unknown:
         return _complain(f"{unknown.args[0]!r} is not in the plan of run {run.plan.run_id}")
     gang = run.host.gang if stage in (GANG, PROBE) else ""
-    done = [launch for launch in run.record(gang).launches if _made(launch, stage, members, number)]
+    done = [launch for launch in run.record(gang).launches if stages.made(launch, stage, members, number)]
     if done:
         print(f"stage {stage} was {done[-1].outcome} at {done[-1].began}; nothing is measured twice")
         return 0
@@ -265,59 +322,25 @@ def _measure(
     number: int,
     span: Span | None = None,
 ) -> Record:
-    """One launch of a stage on this host; the record with it."""
-    stage, gang = planned.name, run.host.gang if planned.name in (GANG, PROBE) else ""
-    if run.host.device == "gpu" and (found := obstacles(run.host.devices, share=run.host.share_gpus)):
-        reason = f"{'; '.join(found)}: end it, or set rackproof_share_gpus to measure beside it"
-        return _left_out(run, gang, _not_started(stage, members, number, planned.deadline_s, reason))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the ranks are ended and not left behind
-    work = options.run_dir / "work" / stage
-    set_aside(work, options.run_dir / "logs")
-    shutil.rmtree(work, ignore_errors=True)
-    private_directory(work)
-    arrangements = {"stage": stage, "gang": gang, "members": members, "work": work, "number": number}
-    port = getattr(options, "port", 0)
-    closed = getattr(options, "admit", "") == "members"
-    meeting = Gang.of(run.plan, run.host, f"{stage} {number}", members, port, closed=closed)
-    try:
-        command = torchrun(
-            run.plan,
-            run.host,
-            planned,
-            gang=meeting,
-            work=work,
-            data=options.run_dir.parent.parent / "data",
-            port=port,
-            interface=options.interface,
-            uuids={gpu.index: gpu.uuid for gpu in run.record().gpus},
-        )
-        exchange = Exchange(meeting) if len(members) > 1 else None
-    except (LaunchError, ExchangeError) as error:
-        return _left_out(run, gang, _not_started(stage, members, number, planned.deadline_s, str(error)))
-    return supervise(
+    return stages.measure(
         run,
-        _collectors(run),
-        command,
-        deadline_s=planned.deadline_s,
-        report=_progress,
-        meanwhile=_collectors(run, thorough=False),
-        exchange=exchange,
-        patience_s=planned.collective_timeout_s,
+        planned,
+        members,
+        number,
+        port=getattr(options, "port", 0),
+        closed=getattr(options, "admit", "") == "members",
+        interface=options.interface,
         span=span,
-        **arrangements,
+        exported=given.exported(options),
     )
-
-
-def _left_out(run: HostRun, gang: str, launch: Launch) -> Record:
-    """The record with a launch that could not be started."""
-    record = run.add(gang, launches=[launch])
-    publish(run)
-    return record
 
 
 def _soak(options: argparse.Namespace) -> int:
     try:
+        options.host = options.host or host_of(given.plan_of(options), os.environ)
         run = SoakRun(options.run_dir, options.host)
+    except SeatError as error:
+        return _complain(str(error))
     except KeyError:
         return _complain("the plan of this run has no soak: choose a profile that has, such as soak")
     if run.state.ended_by == FAILURE:
@@ -338,7 +361,7 @@ def _soak(options: argparse.Namespace) -> int:
                 carry_out(
                     run,
                     lambda number, span: _round(options, run, planned, number, span),
-                    _collectors(run, thorough=False),
+                    stages.readers(run, thorough=False),
                     _progress,
                 )
     except lease.HeldError as held:
@@ -374,28 +397,6 @@ def _begin_soak(options: argparse.Namespace, run: SoakRun, planned: Stage) -> in
     return code
 
 
-def _made(launch: Launch, stage: str, members: list[str], number: int) -> bool:
-    """Whether this is the launch that is asked for: by its number, however it ended; without one, it finished."""
-    if (launch.stage, launch.members) != (stage, tuple(members)):
-        return False
-    return launch.number == number if number else launch.outcome == "finished"
-
-
-def _not_started(stage: str, members: list[str], number: int, deadline_s: float, reason: str) -> Launch:
-    return Launch(
-        stage=stage,
-        outcome="failed",
-        reason=reason[:4096],
-        members=tuple(members),
-        began=now(),
-        duration_s=0.0,
-        deadline_s=deadline_s,
-        ranks=(),
-        log_tail="",
-        number=number,
-    )
-
-
 def _wait(options: argparse.Namespace) -> int:
     run = HostRun(options.run_dir, options.host)
     print(background.wait(options.run_dir, options.stage, run.plan.stage(options.stage).longest_s + AFTER_DEADLINE_S))
@@ -412,10 +413,6 @@ def _wait(options: argparse.Namespace) -> int:
     elif not finished and options.stage == "benchmark":  # the host leaves the run, and others may have it
         lease.release(state, run.plan.run_id)
     return 0 if finished else NOT_FINISHED
-
-
-def _collectors(run: HostRun, *, thorough: bool = True) -> list[collectors.base.Collector]:
-    return collectors.start(run.host.devices if run.host.device == "gpu" else None, thorough=thorough)
 
 
 def _told(record: Record, as_json: bool) -> None:

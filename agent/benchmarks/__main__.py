@@ -1,14 +1,24 @@
-"""One rank. Started by torchrun: `torchrun --nproc-per-node=4 -m agent.benchmarks --epochs 5 --batch-size 128`."""
+"""One rank. Started by torchrun: `torchrun --nproc-per-node=4 -m agent.benchmarks --epochs 5 --batch-size 128`, by
+`mpirun -np 4 python -m agent.benchmarks` or by srun likewise."""
 
 from __future__ import annotations
 
+import sys
+
+from agent.launch import by_hand
+
+if (
+    __name__ == "__main__"
+):  # before torch, which takes seconds: what is wrong with the launcher's variables is told at once
+    by_hand.check(sys.argv[1:])
+
 import argparse
+import contextlib
 import importlib
 import json
 import os
 import re
 import shutil
-import sys
 import tempfile
 import time
 from collections.abc import Mapping
@@ -72,6 +82,7 @@ def main() -> int:
     context.phase("end", 0)
     if options.request:
         return 0
+    _part(context)
     if context.local_rank == 0:
         _show(work, keep=options.results is not None)
     return 1 if any(seen.status == ERROR for seen in context.observations) else 0
@@ -238,6 +249,17 @@ def _meeting_place() -> tuple[Store, int, int]:
     store, rank, world_size = next(rendezvous("env://", timeout=timedelta(seconds=60)))
     # Whoever reaches the store can write to it: nobody else knows the name that the supervisors gave this launch.
     return PrefixStore(os.environ.get("TORCHELASTIC_RUN_ID", "rackproof"), store), rank, world_size
+
+
+def _part(context: Context) -> None:
+    """Rank 0, which keeps the store where no torchrun does, is the last to go."""
+    if "TORCHELASTIC_RUN_ID" in os.environ or context.world_size == 1:
+        return
+    context.store.set(f"left/{context.rank}", "")
+    if context.rank == 0:
+        with contextlib.suppress(*NOT_THERE):
+            ranks = [f"left/{rank}" for rank in range(context.world_size)]
+            context.store.wait(ranks, timedelta(seconds=context.timeout_s))
 
 
 def _request(options: argparse.Namespace, store: Store, rank: int) -> tuple[dict[str, Any], Path]:

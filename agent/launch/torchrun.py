@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agent.launch.seat import cleared
 from agent.supervise import Command, write_request
 from agent.wire import Gang, own_address, resolve
 from schemas.catalogue import settings
@@ -37,6 +38,7 @@ def torchrun(
     port: int,
     interface: str,
     uuids: Mapping[int, str],
+    exported: Mapping[str, str] | None = None,
 ) -> Command:
     """The torchrun of this host's part of a stage.
 
@@ -47,6 +49,7 @@ def torchrun(
         port: the rendezvous on the first member.
         interface: network interface for NCCL and gloo; empty: they choose.
         uuids: NVML index -> UUID, where known: a rank that is given another GPU measures nothing.
+        exported: variables that the operator gives the ranks, before all others.
 
     Raises:
         LaunchError: torch is not there, `host` is not a member, or the first member's name cannot be resolved.
@@ -82,7 +85,7 @@ def torchrun(
             *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0"),
             *("-m", "agent.guard", "agent.benchmarks", "--request", str(request)),
         ],
-        environment=_environment(host, interface, work, alone=len(members) == 1),
+        environment={**_environment(host, interface, work, alone=len(members) == 1), **(exported or {})},
         ranks={first_rank + local: local for local in range(len(host.devices))},
     )
 
@@ -120,7 +123,7 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
 
 def _environment(host: PlannedHost, interface: str, work: Path, *, alone: bool) -> dict[str, str]:
     environment = {
-        **os.environ,
+        **cleared(os.environ),
         "PYTHONUNBUFFERED": "1",
         # What torch.compile builds is run: it must not lie where others can write, as /tmp is.
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),

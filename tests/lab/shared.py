@@ -1,0 +1,46 @@
+"""A directory of this machine in hosts of the lab, as a cluster's shared file system is: what one writes there, all see.
+
+Run as a program: `shared.py PID DIRECTORY AT` mounts it in the mount namespace of a process.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import sys
+from pathlib import Path
+
+from .lab import Lab
+from .processes import run
+
+OPEN_TREE, MOVE_MOUNT, CLONE_NEWNS = 428, 429, 0x20000
+AT_FDCWD, OPEN_TREE_CLONE, MOVE_MOUNT_F_EMPTY_PATH = -100, 1, 4
+
+
+def share(lab: Lab, directory: Path, at: str) -> None:
+    """Shows `directory` at that path in every host."""
+    directory.mkdir(parents=True, exist_ok=True)
+    for host in lab.hosts:
+        lab.on(host.name, "mkdir", "-p", at)
+        run([sys.executable, "-m", "tests.lab.shared", str(host.pid), directory, at], timeout=20)
+
+
+def main(pid: str, directory: str, at: str) -> None:
+    """The mount is taken here and put there: no path leads from one host's files to another's."""
+    kernel = ctypes.CDLL(None, use_errno=True)
+
+    def call(*arguments: object) -> int:
+        result = int(kernel.syscall(*arguments))
+        if result < 0:
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()))
+        return result
+
+    mount = call(OPEN_TREE, AT_FDCWD, directory.encode(), OPEN_TREE_CLONE)
+    with Path(f"/proc/{pid}/ns/mnt").open("rb") as namespace:
+        if kernel.setns(namespace.fileno(), CLONE_NEWNS):
+            raise OSError(ctypes.get_errno(), "setns")
+    call(MOVE_MOUNT, mount, b"", AT_FDCWD, at.encode(), MOVE_MOUNT_F_EMPTY_PATH)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,199 @@
+"""mpirun over two hosts, as a user without rights and over SSH on port 2222: the record that torchrun leaves. Real Open MPI."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.verdict import Evidence, judge
+from schemas import documents
+from schemas.plans import Plan
+from schemas.records import record_from_json, to_json
+from tests import builders
+from tests.lab.hosts import CHECKOUT
+from tests.lab.lab import Lab
+
+HOSTS = ("node1", "node2")
+USER, UID, HOME = "mpiuser", "10001", "/home/mpiuser"
+COLLECTIVE = {"ops": ["all_reduce"], "placements": ["in_place"], "sizes_bytes": [8, 65536], "seconds": 0.05}
+SSH = f"""Host *
+  Port 2222
+  User {USER}
+  IdentityFile {HOME}/.ssh/key
+  StrictHostKeyChecking no
+  UserKnownHostsFile /dev/null
+  LogLevel ERROR
+"""
+RACKPROOF = [sys.executable, "-m", "rackproof"]
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    if shutil.which("mpirun") is None:
+        pytest.fail("mpirun is not installed: apt-get install openmpi-bin")
+    with Lab(tmp_path_factory.mktemp("mpi") / "lab", hosts=len(HOSTS)) as found:
+        for host in HOSTS:
+            _give_user(found, host)
+        yield found
+
+
+def _give_user(lab: Lab, host: str) -> None:
+    """A user without rights, who reaches the other hosts with a key; the checkout is to be read by everybody."""
+    lab.on(
+        host,
+        "sh",
+        "-c",
+        f"echo {USER}:*:{UID}:{UID}::{HOME}:/bin/sh >>/etc/passwd && echo {USER}:*:::::: >>/etc/shadow",
+    )
+    lab.put(host, f"{HOME}/.ssh/key", lab.key.read_text(), 0o600)
+    lab.put(host, f"{HOME}/.ssh/authorized_keys", lab.key.with_suffix(".pub").read_text(), 0o600)
+    lab.put(host, f"{HOME}/.ssh/config", SSH, 0o600)
+    lab.on(host, "chown", "-R", f"{UID}:{UID}", HOME)
+    above = {*CHECKOUT.parents, *Path(sys.prefix).parents, *Path(sys.base_prefix).parents}
+    lab.on(host, "chmod", "a+x", *sorted(above))
+
+
+def plan_of(lab: Lab, run_id: str) -> Plan:
+    plan = builders.plan(*HOSTS, profile="rehearsal")
+    stage = replace(
+        plan.stage("gang"), benchmarks={"collective": COLLECTIVE}, deadline_s=90.0, collective_timeout_s=60.0
+    )
+    hosts = tuple(replace(host, address=lab.host(host.name).address, gang="rack1") for host in plan.hosts)
+    expected = tuple(
+        item for item in plan.expected if item.stage == "gang" and item.name.startswith("collective.all_reduce")
+    )
+    expected = tuple(item for item in expected if item.params.get("size_bytes", 8) in COLLECTIVE["sizes_bytes"])
+    return replace(plan, run_id=run_id, stages=(stage,), hosts=hosts, expected=expected)
+
+
+def as_user(lab: Lab, host: str, *command: str, check: bool = True) -> Any:
+    who = ["setpriv", f"--reuid={UID}", f"--regid={UID}", "--clear-groups", "env", f"HOME={HOME}", f"USER={USER}"]
+    return lab.on(host, *who, *command, cwd=CHECKOUT, check=check, timeout=150)
+
+
+def mpirun(lab: Lab, *arguments: str, check: bool = True) -> Any:
+    """On node1, over both hosts; each takes two ranks."""
+    network = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0"]
+    hosts = ",".join(f"{host}:2" for host in HOSTS)
+    return as_user(lab, "node1", "mpirun", "--host", hosts, *network, *arguments, check=check)
+
+
+def evidence(lab: Lab, run_id: str) -> dict[str, Evidence]:
+    found = {}
+    for host in HOSTS:
+        texts = [
+            lab.on(host, "cat", f"{HOME}/runs/{run_id}/{path}").stdout for path in ("record.json", "gangs/rack1.json")
+        ]
+        found[host] = Evidence(records=tuple(record_from_json(documents.parse(text, source=host)) for text in texts))
+    return found
+
+
+def told(lab: Lab, plan: Plan) -> Any:
+    """Everything in the records that is no figure, and what is judged of them."""
+    left = evidence(lab, plan.run_id)
+    gang = {host: one.records[1] for host, one in left.items()}
+    return {
+        "observations": {
+            (
+                host,
+                seen.name,
+                seen.scope,
+                seen.stage,
+                seen.status,
+                seen.unit,
+                json.dumps(dict(seen.params), sort_keys=True),
+            )
+            for host, record in gang.items()
+            for seen in record.observations
+        },
+        "launches": {
+            host: [(one.outcome, one.members, len(one.ranks)) for one in record.launches]
+            for host, record in gang.items()
+        },
+        "snapshots": {
+            host: {(seen.stage, seen.phase) for one in left[host].records for seen in one.snapshots} for host in HOSTS
+        },
+        "verdicts": {
+            (
+                item.host,
+                item.scope,
+                item.name,
+                item.criterion,
+                item.verdict,
+                json.dumps(dict(item.params), sort_keys=True),
+            )
+            for item in judge(plan, left, read_packs(()))
+            if item.stage == "gang" or item.name.startswith("collective")
+        },
+    }
+
+
+@pytest.fixture(scope="module")
+def by_torchrun(lab: Lab) -> Any:
+    """What a launch leaves that nobody but `rackproof launch` started."""
+    plan = plan_of(lab, "torchrun")
+
+    def launch(host: str) -> None:
+        lab.put(host, f"{HOME}/torchrun.json", json.dumps(to_json(plan)))
+        options = ["--plan", f"{HOME}/torchrun.json", "--run-dir", f"{HOME}/runs/torchrun", "--interface", "eth0"]
+        as_user(lab, host, *RACKPROOF, "launch", *options)
+
+    with ThreadPoolExecutor(len(HOSTS)) as pool:
+        list(pool.map(launch, HOSTS))
+    return told(lab, plan)
+
+
+def test_mpirun_goes_over_ssh_on_port_2222_as_a_user_without_rights(lab: Lab) -> None:
+    found = mpirun(lab, "--map-by", "ppr:1:node", "sh", "-c", "echo $(hostname) $(id -u) ${SSH_CONNECTION##* }").stdout
+    assert sorted(line.strip() for line in found.splitlines()) == ["node1 10001", "node2 10001 2222"]
+
+
+@pytest.mark.parametrize("processes", [["--map-by", "ppr:1:node"], ["-np", "4"]], ids=["one-a-host", "one-a-rank"])
+def test_mpirun_leaves_the_record_that_torchrun_leaves(lab: Lab, by_torchrun: Any, processes: list[str]) -> None:
+    plan = plan_of(lab, "mpi" + processes[-1].replace(":", "-"))
+    for host in HOSTS:
+        lab.put(host, f"{HOME}/plan.json", json.dumps(to_json(plan)))
+    options = [
+        "--plan",
+        f"{HOME}/plan.json",
+        "--run-dir",
+        f"{HOME}/runs/{plan.run_id}",
+        "--interface",
+        "eth0",
+        "--ethernet",
+    ]
+    done = mpirun(lab, *processes, *RACKPROOF, "launch", "--launcher", "mpi", *options)
+    print(done.stdout, done.stderr)
+    found = told(lab, plan)
+    assert found["launches"] == {host: [("finished", HOSTS, 2)] for host in HOSTS}
+    assert found == by_torchrun
+    assert len(found["observations"]) > 4
+    assert found["verdicts"]
+
+
+def test_mpirun_of_other_hosts_than_the_plan_has_is_refused_before_anything_is_started(lab: Lab) -> None:
+    plan = plan_of(lab, "refused")
+    lab.put("node1", f"{HOME}/plan.json", json.dumps(to_json(plan)))
+    options = ["--plan", f"{HOME}/plan.json", "--run-dir", f"{HOME}/runs/refused"]
+    done = as_user(lab, "node1", "mpirun", "-np", "1", *RACKPROOF, "launch", "--launcher", "mpi", *options, check=False)
+    assert done.returncode == 64
+    assert "mpirun started 1 processes, 1 on this host; the plan has 2 hosts with 4 cpu devices" in done.stderr
+    assert lab.on("node1", "ls", f"{HOME}/runs/refused/work", check=False).returncode != 0
+
+
+def test_ranks_that_mpirun_starts_itself_find_each_other(lab: Lab) -> None:
+    """The plain way: one MPI process a rank, without a supervisor and without a plan."""
+    ranks = ["-x", "MASTER_ADDR=10.77.0.11", "-x", "GLOO_SOCKET_IFNAME=eth0", "-np", "4"]
+    done = mpirun(lab, *ranks, sys.executable, "-m", "agent.benchmarks", "--only", "overlap")
+    told = [line for line in done.stdout.splitlines() if "overlap.hidden_share" in line]
+    assert len(told) == len(HOSTS), "each host prints what it saw"
+    assert all("world_size=4" in line for line in told)

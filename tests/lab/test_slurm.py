@@ -1,0 +1,185 @@
+"""A real Slurm over two hosts: the job that accepts its nodes, and the hook that drains a node with the reason."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from schemas import documents
+from tests.lab.lab import Lab
+from tests.lab.shared import share
+
+ROOT = Path(__file__).parents[2]
+HOSTS = ("node1", "node2")
+PROGRAMS = {"slurmctld": "slurmctld", "slurmd": "slurmd", "srun": "slurm-client", "munged": "munge"}
+SHARED = "/srv/shared"
+RACKPROOF = Path(sys.executable).parent / "rackproof"
+CONFIGURATION = """
+ClusterName=lab
+SlurmctldHost=node1(10.77.0.11)
+AuthType=auth/munge
+SlurmUser=root
+SlurmdUser=root
+ProctrackType=proctrack/linuxproc
+TaskPlugin=task/none
+JobAcctGatherType=jobacct_gather/none
+AccountingStorageType=accounting_storage/none
+MpiDefault=none
+SelectType=select/cons_tres
+SelectTypeParameters=CR_CPU
+StateSaveLocation=/var/spool/slurmctld
+SlurmdSpoolDir=/var/spool/slurmd
+SlurmctldPidFile=/run/slurmctld.pid
+SlurmdPidFile=/run/slurmd.pid
+SlurmctldLogFile=/var/log/slurmctld.log
+SlurmdLogFile=/var/log/slurmd.log
+ReturnToService=2
+Prolog=/etc/slurm/rackproof-health
+PrologFlags=Alloc
+SchedulerParameters=sched_interval=1,sched_min_interval=0,bf_interval=1
+NodeName=node[1-2] NodeAddr=10.77.0.1[1-2] CPUs=2 RealMemory=500 State=UNKNOWN
+PartitionName=gpu Nodes=ALL Default=YES MaxTime=120 State=UP
+"""
+UNIFIED = Path("/sys/fs/cgroup/cgroup.controllers").exists()
+CGROUPS = (
+    f"CgroupPlugin=cgroup/{'v2' if UNIFIED else 'v1'}\nCgroupAutomount=no\n{'IgnoreSystemd=yes' if UNIFIED else ''}\n"
+)
+PROFILE = {
+    "schema": "rackproof.profile/1",
+    "summary": "as little as there can be",
+    "device": "cpu",
+    "processes_per_host": 1,
+    "stages": {
+        "benchmark": {
+            "deadline_s": 90,
+            "collective_timeout_s": 60,
+            "benchmarks": {"digest": {"size": 64, "seconds": 0.1}},
+        },
+        "gang": {
+            "deadline_s": 90,
+            "collective_timeout_s": 60,
+            "benchmarks": {
+                "collective": {"ops": ["all_reduce"], "placements": ["in_place"], "sizes_bytes": [8], "seconds": 0.05}
+            },
+        },
+    },
+}
+
+
+@pytest.fixture(scope="module")
+def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
+    missing = [f"{program} ({package})" for program, package in PROGRAMS.items() if not shutil.which(program)]
+    if missing:
+        pytest.fail(
+            f"Slurm is not installed: {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge"
+        )
+    directory = tmp_path_factory.mktemp("slurm")
+    with Lab(directory / "lab", hosts=len(HOSTS)) as found:
+        share(found, directory / "shared", SHARED)
+        (directory / "shared" / "tiny.yml").write_text(yaml.safe_dump(PROFILE))
+        for host in HOSTS:
+            _start_node(found, host)
+        _until(lambda: _states(found) == dict.fromkeys(HOSTS, "idle"), 30, lambda: _logs(found))
+        yield found
+
+
+def _start_node(lab: Lab, host: str) -> None:
+    lab.put(host, "/etc/slurm/slurm.conf", CONFIGURATION)
+    lab.put(host, "/etc/slurm/cgroup.conf", CGROUPS)
+    hook = (ROOT / "deploy/slurm/rackproof-health").read_text()
+    lab.put(host, "/etc/slurm/rackproof-health", hook.replace("#!/usr/bin/python3", f"#!{sys.executable}"), 0o755)
+    lab.put(host, "/etc/rackproof/slurm-health.conf", f"RACKPROOF={RACKPROOF}\nSECONDS=0\n")
+    prepare = (
+        "mkdir -p /run/munge /var/lib/munge /var/log/munge /var/spool/slurmd /var/spool/slurmctld && "
+        "(echo 0123456789abcdef0123456789abcdef >/etc/munge/munge.key) && chown -R munge: /etc/munge /run/munge /var/l*/munge && "
+        "chmod 755 /run/munge && chmod 400 /etc/munge/munge.key && setpriv --reuid=munge --regid=munge --clear-groups munged"
+    )
+    lab.on(host, "sh", "-c", prepare)
+    quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    if host == HOSTS[0]:
+        lab.start(host, "slurmctld", "-D", "-i", **quiet)
+    lab.start(host, "slurmd", "-D", "-N", host, **quiet)
+
+
+def _states(lab: Lab) -> dict[str, str]:
+    lines = lab.on(HOSTS[0], "sinfo", "--noheader", "-N", "-o", "%N %T", check=False).stdout.splitlines()
+    return dict(line.split() for line in lines)
+
+
+def _logs(lab: Lab) -> str:
+    return "\n".join(
+        lab.on(host, "sh", "-c", "tail -n 25 /var/log/slurm*.log", check=False).stdout for host in HOSTS
+    ) + str(_states(lab))
+
+
+def _until(true: Any, patience_s: float, why: Any) -> None:
+    ends = time.monotonic() + patience_s
+    while not true():
+        assert time.monotonic() < ends, why()
+        time.sleep(0.1)
+
+
+def _submit(lab: Lab, *options: str, **variables: str) -> str:
+    settings = {"RACKPROOF": str(RACKPROOF), **variables}
+    return lab.on(
+        HOSTS[0],
+        "sbatch",
+        "--parsable",
+        *options,
+        ROOT / "deploy/slurm/rackproof.sbatch",
+        cwd=Path(SHARED),
+        env=settings,
+    ).stdout.strip()
+
+
+def _job(lab: Lab, job: str) -> str:
+    return lab.on(HOSTS[0], "scontrol", "show", "job", job, "--oneliner", check=False).stdout
+
+
+def test_a_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
+    """sbatch: planned, each node alone by srun, the gang by srun, and the report's exit code is the job's."""
+    job = _submit(
+        lab,
+        "--nodes=2",
+        RACKPROOF_PROFILE=f"{SHARED}/tiny.yml",
+        RACKPROOF_INTERFACE="eth0",
+        RACKPROOF_STATE="/var/tmp/rp",
+    )
+    _until(
+        lambda: "JobState=COMPLETED" in _job(lab, job) or "ExitCode=0:0" not in _job(lab, job),
+        120,
+        lambda: _job(lab, job),
+    )
+    log = lab.on(HOSTS[0], "cat", f"{SHARED}/rackproof-{job}.log").stdout
+    print(log)
+    report = documents.parse(lab.on(HOSTS[0], "cat", f"{SHARED}/runs/slurm-{job}/report.json").stdout, source="report")
+    assert report["decision"] == "accepted", log
+    assert "FINAL ACCEPTANCE: REHEARSAL PASS" in log
+    found = {
+        host["name"]: [(one["stage"], one["outcome"], one["members"]) for one in host["launches"]]
+        for host in report["hosts"]
+    }
+    assert found == {host: [("benchmark", "finished", [host]), ("gang", "finished", list(HOSTS))] for host in HOSTS}
+    assert "JobState=COMPLETED" in _job(lab, job)
+
+
+def test_a_faulty_node_is_drained_with_the_reason_before_the_job_begins(lab: Lab) -> None:
+    """node2 was ordered with eight GPUs and shows none; node1 says nothing of GPUs, and keeps its jobs."""
+    lab.put("node2", "/etc/rackproof/slurm-health.conf", f"RACKPROOF={RACKPROOF}\nSECONDS=0\nGPUS=8\n")
+    lab.on(HOSTS[0], "sbatch", "--parsable", "--nodelist=node2", "--output=/dev/null", "--wrap=true", cwd=Path(SHARED))
+    _until(lambda: _states(lab)["node2"].startswith("drain"), 40, lambda: _logs(lab))
+    told = lab.on(HOSTS[0], "scontrol", "show", "node", "node2", "--oneliner").stdout
+    print(told)
+    assert "Reason=rackproof: " in told
+    assert "gpu." in told
+    assert _states(lab)["node1"] == "idle"
+    done = lab.on(HOSTS[0], "srun", "--nodelist=node1", "echo", "here", cwd=Path(SHARED), timeout=40)
+    assert done.stdout == "here\n"
