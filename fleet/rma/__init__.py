@@ -1,0 +1,1 @@
+"""What a vendor is given about a failed part."""

@@ -1,0 +1,80 @@
+"""Packages on disk: `rma/<serial>/`. A serial is a host's own word, so it only ever names a file after it was made harmless."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+import stat
+import zipfile
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import RunError
+from fleet.report.stream import replacing, write_stream
+
+DIRECTORY = "rma"
+_LONGEST = 64
+_REFUSED = re.compile(r"[^A-Za-z0-9._-]")
+_RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
+"""Names that a vendor's Windows cannot make."""
+_BEGINNING = (1980, 1, 1, 0, 0, 0)
+"""Time of every file in an archive: the same package is the same file."""
+
+
+def names(found: Sequence[Mapping[str, Any]]) -> list[str]:
+    """A directory's name for each document: the serial, or host and place; both where two parts say the same serial."""
+    places = [f"{item['slot']['host']}-{item['slot']['place']}" for item in found]
+    serials = [str(item["part"].get("serial", "")) for item in found]
+    chosen = [safe(serial) if serial.strip() else safe(place) for serial, place in zip(serials, places, strict=True)]
+    counts = Counter(name.casefold() for name in chosen)
+    return [
+        safe(f"{name[:24]}-{place}") if counts[name.casefold()] > 1 else name
+        for name, place in zip(chosen, places, strict=True)
+    ]
+
+
+def safe(text: str) -> str:
+    """`text` as one file name; with a digest where it had to be changed, so that two texts never become one name."""
+    plain = _REFUSED.sub("_", text.replace("=", "-"))[:_LONGEST].lstrip(".-")
+    if plain == text.replace("=", "-") and plain and not _RESERVED.match(plain):
+        return plain
+    digest = hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()[:8]
+    return f"{plain.rstrip('.') or 'part'}-{digest}" if not _RESERVED.match(plain) else f"part-{plain}-{digest}"
+
+
+def write_package(run_dir: Path, name: str, files: Mapping[str, str], zipped: bool) -> Path:
+    """Writes one package under `run_dir`/rma and returns its directory, or its archive.
+
+    What else lies in that directory stays: a vendor's answer, say.
+
+    Raises:
+        RunError: `rma`, or the package in it, is a link or no directory: nothing is written through it.
+    """
+    directory = _directory(_directory(run_dir / DIRECTORY) / name)
+    for file, text in files.items():
+        write_stream(directory / file, [text])
+    if not zipped:
+        return directory
+    archive = run_dir / DIRECTORY / f"{name}.zip"
+    with replacing(archive) as temporary, zipfile.ZipFile(temporary, "w", zipfile.ZIP_DEFLATED) as made:
+        for file, text in files.items():
+            entry = zipfile.ZipInfo(f"{name}/{file}", _BEGINNING)
+            entry.compress_type, entry.external_attr = zipfile.ZIP_DEFLATED, (stat.S_IFREG | 0o644) << 16
+            made.writestr(entry, text)
+    return archive
+
+
+def _directory(path: Path) -> Path:
+    if not path.is_symlink() and not path.exists():
+        path.mkdir()
+    if path.is_symlink() or not path.is_dir():
+        raise RunError(f"{path}: a link or no directory, and nothing is written through it: remove it")
+    return path
+
+
+def as_json(found: Mapping[str, Any]) -> str:
+    """The document as part.json has it."""
+    return json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False) + "\n"

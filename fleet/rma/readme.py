@@ -1,0 +1,180 @@
+"""A package's README.md: what a vendor reads first. What a host said stands in code spans and fences that it cannot leave."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fleet.report.render.format import NONE, SIGNS, action_name, clean_log, finite, params_text, quantity
+from fleet.report.render.headline import REHEARSAL_NOTICE, SIMULATED_NOTICE
+from fleet.report.render.markup import FENCED, code, section, table
+from fleet.report.render.places import scope_name
+
+_NOTICES = {"REHEARSAL": REHEARSAL_NOTICE, "SIMULATED": SIMULATED_NOTICE}
+_NAMES = {
+    "uuid": "UUID",
+    "vbios": "VBIOS",
+    "inforom": "InfoROM",
+    "bios": "BIOS",
+    "psid": "PSID",
+    "pci_address": "PCI address",
+    "nvml_index": "NVML index",
+    "board_id": "Board id",
+    "module_id": "Module id",
+}
+_LOG_LINES = 60
+
+
+def render_readme(found: Mapping[str, Any]) -> str:
+    """The document of one part, for people."""
+    part = found["part"]
+    what = " ".join(text for text in (part.get("model", part["kind"]),) if text)
+    serial = f", serial {code(part['serial'])}" if part.get("serial") else ", serial not read"
+    mark = f"{found['mark']}: " if found["mark"] else ""
+    notice = [f"> **{found['mark']}.** {_NOTICES.get(found['mark'], '')}"] if found["mark"] else []
+    asked = action_name(found["action"]) or "nothing in particular"
+    run = found["run"]
+    intro = (
+        f"It failed {len(found['findings'])} of the criteria of acceptance run {code(run['run_id'])} "
+        f"({code(run['began'])} to {code(run['ended'])}, profile {code(run['profile'])}). Asked for: **{asked}**."
+    )
+    parts = [
+        f"# {mark}Failed part: {code(what)}{serial}",
+        *notice,
+        intro,
+        section("Part", _facts(part)),
+        section("Where it is", _facts(found["slot"])),
+        section("Findings", _findings(found["findings"])),
+        *([section("Not known of it", _open(found["open"]))] if found["open"] else []),
+        section("Counters, first and last reading of the run", _counters(found["counters"])),
+        section(
+            "GPU errors in the kernel's log (XID, SXid)", _errors(found["errors"], found.get("errors_not_read", ""))
+        ),
+        *([section("What befell the host", _list(found["events"]))] if found["events"] else []),
+        section("Log excerpts", _logs(found["logs"])),
+        section("Versions", _versions(found["versions"]) if found["versions"] else "The host told none."),
+        section("Measuring it again", _again(found["again"])),
+        section("Files", _files(run)),
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _facts(facts: Mapping[str, Any]) -> str:
+    unread = facts.get("not_read", {})
+    rows = [(_named(key), code(str(text))) for key, text in facts.items() if key != "not_read"]
+    rows += [(_named(key), f"not read: {code(why)}") for key, why in unread.items()]
+    return table(("", ""), rows)
+
+
+def _versions(versions: Mapping[str, str]) -> str:
+    return table(("Component", "Version"), [(code(key), code(text)) for key, text in versions.items()])
+
+
+def _named(key: str) -> str:
+    """One of our own words for people."""
+    return _NAMES.get(key, key.replace("_", " ").capitalize())
+
+
+def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
+    columns = ("Observation", "Found", "Wanted", "Its siblings in the host", "Asked for", "Where the limit comes from")
+    return table(columns, [_finding(item) for item in findings])
+
+
+def _finding(item: Mapping[str, Any]) -> tuple[str, ...]:
+    unit, value, limit = item.get("unit", ""), item.get("value"), item.get("limit")
+    params = params_text(item.get("params", {}))
+    stage = f", stage {code(item['stage'])}" if item.get("stage") else ""
+    name = f"{code(item['name'] + ' ' + params)} on {code(scope_name(item['scope']))}{stage}"
+    sign = SIGNS.get(item.get("operator", ""), "")
+    wanted = f"{sign} {quantity(limit, unit)}".strip() if limit is not None else NONE
+    waived = f" ({code(item['waiver'])})" if item.get("waiver") else ""
+    return (
+        name,
+        code(quantity(value, unit)) if value is not None else code(item["reason"]),
+        code(wanted) + (f" ({code(item['detail'])})" if item.get("detail") else ""),
+        _siblings(item),
+        (action_name(item["action"]) or NONE) + waived,
+        f"{code(item['criterion'])}: {code(item.get('source', ''))}",
+    )
+
+
+def _siblings(item: Mapping[str, Any]) -> str:
+    told, unit = item.get("siblings_summary"), item.get("unit", "")
+    if told:
+        low, middle, high = (quantity(told[key], unit) for key in ("min", "median", "max"))
+        return f"{told['n']}: {code(f'{low} … {high}, median {middle}')}"
+    values = sorted({quantity(other["value"], unit) for other in item.get("siblings", ())})
+    return f"{len(item['siblings'])}: {code(', '.join(values[:8]))}" if values else "none measured"
+
+
+def _open(findings: Sequence[Mapping[str, Any]]) -> str:
+    """What says the same of several observations is said once."""
+    alike: dict[str, dict[str, None]] = {}
+    for item in findings:
+        alike.setdefault(item["reason"], {})[f"{item['name']} on {scope_name(item['scope'])}"] = None
+    return "\n".join(f"- {code(why)}: {', '.join(map(code, names))}" for why, names in alike.items())
+
+
+def _list(texts: Sequence[str]) -> str:
+    return "\n".join(f"- {code(text)}" for text in texts)
+
+
+def _counters(counters: Sequence[Mapping[str, Any]]) -> str:
+    if not counters:
+        return "None was read."
+    shown = [item for item in counters if item.get("not_read") or finite(item.get("after")) != 0 or item.get("rose_by")]
+    rest = len(counters) - len(shown)
+    rows = [
+        (
+            code(f"{item['name']} {scope_name(item['scope'])}"),
+            code(quantity(item.get("before"), item["unit"])),
+            code(quantity(item.get("after"), item["unit"])),
+            code(quantity(item.get("rose_by"), item["unit"])),
+            code(item["not_read"]) if item.get("not_read") else "",
+        )
+        for item in shown
+    ]
+    told = [table(("Counter", "Before", "After", "Rose by", "Not read"), rows)] if rows else []
+    others = "All" if not shown else "The others"
+    told += [f"{others} ({rest}) stood at 0 and stayed there; part.json has each."] if rest else []
+    return "\n\n".join(told)
+
+
+def _errors(errors: Sequence[Mapping[str, Any]], unread: str) -> str:
+    lost = [f"The log was not read: {code(unread)}. Whether there were errors is not known."] if unread else []
+    rows = [(code(f"{item['name']} {item['scope']}"), code(str(item["count"]))) for item in errors]
+    told = [table(("Error", "Times"), rows)] if rows else [] if unread else ["None of this part."]
+    return "\n\n".join([*told, *lost])
+
+
+def _logs(logs: Sequence[Mapping[str, str]]) -> str:
+    if not logs:
+        return "No process of this part left one, and no launch failed."
+    return "\n\n".join(f"{code(item['what'])}\n\n{_fence(_end(item['text']))}" for item in logs)
+
+
+def _end(text: str) -> str:
+    lines = clean_log(text).splitlines()
+    return "\n".join(lines[-_LOG_LINES:]) or "(empty)"
+
+
+def _fence(text: str) -> str:
+    return f"```text\n{text.translate(FENCED)}\n```"
+
+
+def _again(commands: Sequence[Mapping[str, str]]) -> str:
+    return "\n\n".join(
+        f"{item['purpose'][:1].upper()}{item['purpose'][1:]} ({code(item['where'])}):\n\n{_fence(item['command'])}"
+        for item in commands
+    )
+
+
+def _files(run: Mapping[str, str]) -> str:
+    return "\n".join(
+        [
+            "- `part.json`: all of this for programs, in SI units",
+            "- `observations.csv`: everything that was observed of this part",
+            f"- Made by Rackproof {code(run['rackproof'])}. Every limit is data with a source; the run's `report.html` has "
+            "the whole fleet beside it.",
+        ]
+    )

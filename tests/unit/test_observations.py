@@ -1,0 +1,227 @@
+"""observations.csv: every observation once, numbers as numbers, and nothing that a spreadsheet calculates."""
+
+from __future__ import annotations
+
+import csv
+import importlib.util
+import io
+import unicodedata
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.verdict import Evidence
+from fleet.report.merge import merge
+from fleet.report.render.observations import COLUMNS, Head, Row, cell, piece, render_csv, safe
+from fleet.report.render.parquet import write_parquet
+from rackproof import main
+from schemas.records import ERROR, MEASURED, Observation, Samples
+from schemas.reports import EXCEPTIONS, FleetReport, Verdict
+from schemas.waivers import Waiver
+from tests import builders
+from tests.unit.test_report import write_run
+
+PLAN = builders.plan("h1", "h2", profile="smoke")
+PACKS = read_packs([])
+HAS_ARROW = importlib.util.find_spec("pyarrow") is not None
+Evidences = dict[str, Evidence]
+
+
+def table(text: str) -> list[dict[str, str]]:
+    lines = csv.reader(io.StringIO(text, newline=""), strict=True)
+    head = next(lines)
+    assert tuple(head) == COLUMNS
+    rows = list(lines)
+    assert all(len(row) == len(COLUMNS) for row in rows)
+    return [dict(zip(head, row, strict=True)) for row in rows]
+
+
+def both(left: Evidences) -> tuple[FleetReport, list[dict[str, str]]]:
+    report = merge(PLAN, left, PACKS)
+    return report, table("".join(render_csv(report, left)))
+
+
+@pytest.fixture(scope="module")
+def healthy() -> tuple[FleetReport, list[dict[str, str]]]:
+    return both(builders.evidence(PLAN))
+
+
+def slowed(seen: Observation) -> Observation:
+    return replace(seen, value=1.0e12) if seen.name == "memory.bandwidth" and seen.scope == "gpu=1" else seen
+
+
+def test_every_observation_is_one_row_and_every_verdict_has_its_place(
+    healthy: tuple[FleetReport, list[dict[str, str]]],
+) -> None:
+    report, rows = healthy
+    left = builders.evidence(PLAN)
+    observed = sum(len(item.observations()) + len(item.versions()) for item in left.values())
+    assert len([row for row in rows if row["status"]]) == observed > 500
+    assert {row["verdict"] for row in rows} == {"pass", ""}
+    assert sum(int(row["verdicts"]) for row in rows) == len(report.verdicts)
+    assert {(row["host"], row["serial"]) for row in rows if row["scope"] == "gpu=1"} == {("h1", "h1-1"), ("h2", "h2-1")}
+
+
+def test_a_failure_stands_at_the_observation_that_failed_with_its_limit() -> None:
+    left = builders.evidence(PLAN)
+    left["h2"] = builders.with_observations(left["h2"], slowed)
+    _, rows = both(left)
+    failed = [row for row in rows if row["verdict"] == "fail"]
+    assert {(row["host"], row["serial"], row["name"]) for row in failed} == {("h2", "h2-1", "memory.bandwidth")}
+    assert all(float(row["value"]) == 1.0e12 < float(row["limit"]) and row["operator"] == "ge" for row in failed)
+    assert {row["unit"] for row in failed} == {"B/s"}
+
+
+def test_what_is_missing_is_a_row_that_says_so() -> None:
+    left = builders.evidence(PLAN)
+    left["h2"] = builders.with_observations(left["h2"], lambda seen: None if seen.scope == "gpu=1" else seen)
+    _, rows = both(left)
+    missing = [row for row in rows if row["status"] == "missing"]
+    assert missing
+    assert {(row["host"], row["scope"], row["verdict"], row["value"]) for row in missing} == {
+        ("h2", "gpu=1", "inconclusive", "")
+    }
+    assert all(row["reason"] for row in missing)
+
+
+def test_a_host_without_a_record_is_in_the_file() -> None:
+    left = {**builders.evidence(PLAN), "h2": Evidence(problem="no record: hosts/h2.json is missing")}
+    _, rows = both(left)
+    assert [(row["status"], row["reason"]) for row in rows if row["host"] == "h2"] == [
+        ("missing", "no record: hosts/h2.json is missing")
+    ]
+
+
+def test_who_answers_for_a_failure_is_told(healthy: tuple[FleetReport, list[dict[str, str]]]) -> None:
+    waiver = Waiver(criterion="c", who="alice", why="known", until="2026-12-31", host="h1")
+    verdict = Verdict(
+        host="h1", scope="host", name="xid.last_seen", verdict="fail", criterion="c", reason="r", waiver=waiver
+    )
+    report = replace(healthy[0], verdicts=(verdict,))
+    (row,) = [row for row in table("".join(render_csv(report, {}))) if row["verdict"]]
+    assert (row["verdict"], row["waiver"]) == ("fail", "waived by alice until 2026-12-31: known")
+
+
+@pytest.mark.parametrize(("flag", "mark"), [("rehearsal", "REHEARSAL"), ("simulated", "SIMULATED")])
+def test_a_run_that_looked_at_no_gpu_says_so_in_every_row(
+    healthy: tuple[FleetReport, list[dict[str, str]]], flag: str, mark: str
+) -> None:
+    report = replace(healthy[0], **{flag: True})  # type: ignore[arg-type]
+    assert {row["mark"] for row in table("".join(render_csv(report, builders.evidence(PLAN))))} == {mark}
+    assert {row["mark"] for row in healthy[1]} == {""}
+
+
+def test_of_a_large_fleet_accepted_hosts_say_where_their_observations_are(
+    healthy: tuple[FleetReport, list[dict[str, str]]],
+) -> None:
+    first, second = healthy[0].hosts
+    report = replace(healthy[0], detail=EXCEPTIONS, verdicts=(), hosts=(first, replace(second, decision="rejected")))
+    rows = table("".join(render_csv(report, builders.evidence(PLAN))))
+    assert [(row["status"], row["reason"]) for row in rows if row["host"] == "h1"] == [
+        ("skipped", "accepted, and left out of this file as one of many: hosts/h1.json has them")
+    ]
+    assert len([row for row in rows if row["host"] == "h2"]) > 200
+    assert {row["verdict"] for row in rows} == {"not listed"}, "that it passed is not known from this report"
+    whole = table("".join(render_csv(report, builders.evidence(PLAN), whole=True)))
+    assert len(whole) == 2 * len([row for row in rows if row["host"] == "h2"])
+
+
+def row_of(value: object, reason: str = "") -> str:
+    samples = Samples(n=3, min=-1.5, p50=-1.0, max=2.0, cv=0.1)
+    seen = Observation(
+        name="x.y",
+        scope="host",
+        stage="benchmark",
+        unit="1",
+        status=ERROR if reason else MEASURED,
+        value=None if reason else value,  # type: ignore[arg-type]
+        reason=reason,
+        samples=samples,
+    )
+    row = Row(host="h1", rack="r1", serial="", scope="host", name="x.y", seen=seen)
+    return ",".join(COLUMNS) + "\r\n" + piece(Head(mark="", run_id="r1"), [row])
+
+
+@pytest.mark.parametrize(
+    ("value", "told"),
+    [(-3, "-3"), (-1.5e-9, "-1.5e-09"), (0, "0"), (2**63, str(2**63)), (True, "true"), ("580.1", "580.1")],
+)
+def test_numbers_stay_numbers_and_flags_are_words(value: object, told: str) -> None:
+    text = row_of(value)
+    (row,) = table(text)
+    assert (row["value"], row["min"], row["samples"]) == (told, "-1.5", "3")
+    assert text.endswith("\r\n")
+    assert text.count("\n") == 2
+
+
+DANGEROUS = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
+FORMULAE = [
+    "=1+1",
+    "+1",
+    "-1",
+    "@SUM(A1)",
+    "\t=1",
+    "\r=1",
+    "\n=1",
+    " =1",
+    "＝1",
+    '=HYPERLINK("http://x")',
+    "\x1b]=1",
+    "\u202e=1",
+]
+
+
+@pytest.mark.parametrize("text", FORMULAE)
+def test_no_text_of_a_host_is_calculated(text: str) -> None:
+    (value,) = table(row_of(text))
+    (reason,) = table(row_of(None, reason=f"{text}, and more"))
+    for told in (value["value"], reason["reason"]):
+        assert not told.strip().startswith(DANGEROUS)
+
+
+def test_nor_where_a_program_splits_lines_at_semicolons() -> None:
+    assert safe("a;=1+1") == "a;'=1+1"
+    assert safe("failed; reset the GPU") == "failed; reset the GPU"
+
+
+@given(st.text(alphabet=st.characters(exclude_categories=()), max_size=40))
+def test_any_text_is_one_cell_of_one_line(text: str) -> None:
+    told = cell(text)
+    assert isinstance(told, str)
+    assert not {unicodedata.category(character) for character in told} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    assert not told.strip().startswith(DANGEROUS)
+    told.encode()
+
+
+def test_the_verb_writes_it_and_says_what_parquet_needs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_run(tmp_path / "r1", PLAN)
+    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
+    assert main(["report", str(tmp_path / "r1"), "--parquet"]) == 64
+    assert "install rackproof with the extra `parquet`" in capsys.readouterr().err
+    assert not (tmp_path / "r1" / "observations.csv").exists(), "asked for what cannot be had, it does nothing"
+    assert main(["report", str(tmp_path / "r1")]) == 0
+    assert len(table((tmp_path / "r1" / "observations.csv").read_bytes().decode())) > 500
+
+
+@pytest.mark.skipif(not HAS_ARROW, reason="pyarrow is not installed (150 MB): pip install '.[parquet]'")
+def test_parquet_has_the_same_rows_with_types(
+    healthy: tuple[FleetReport, list[dict[str, str]]], tmp_path: Path
+) -> None:
+    from pyarrow import parquet
+
+    write_parquet(tmp_path / "o.parquet", healthy[0], builders.evidence(PLAN))
+    rows = parquet.read_table(tmp_path / "o.parquet").to_pylist()
+    assert len(rows) == len(healthy[1])
+    for typed, plain in zip(rows, healthy[1], strict=True):
+        assert (typed["host"], typed["name"], typed["verdict"]) == (plain["host"], plain["name"], plain["verdict"])
+        assert (plain["value"] or None) == (
+            typed["value_text"] or (typed["value"] is not None and plain["value"]) or None
+        )
+        if typed["value"] is not None:
+            assert typed["value"] == float(plain["value"])
