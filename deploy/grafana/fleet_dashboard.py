@@ -40,7 +40,11 @@ DECISIONS = {
     "accepted": ("accepted", FINE),
     "incomplete": ("incomplete", WARN),
     "rejected": ("rejected", BAD),
-    **{name: (name, GONE) for name in ("REHEARSAL accepted", "REHEARSAL incomplete", "REHEARSAL rejected")},
+    **{
+        name: (name, GONE)
+        for mark in ("REHEARSAL", "SIMULATED")
+        for name in (f"{mark} accepted", f"{mark} incomplete", f"{mark} rejected")
+    },
 }
 ACTIONS = {
     "rma": ("rma", BAD),
@@ -55,7 +59,7 @@ NUMBERED = {
     "1": DECISIONS["accepted"],
     "2": DECISIONS["incomplete"],
     "3": DECISIONS["rejected"],
-    "4": ("REHEARSAL", GONE),
+    "4": ("REHEARSAL or SIMULATED", GONE),
 }
 
 RULES = "count(rackproof:model:info)"
@@ -85,7 +89,7 @@ def _now() -> Section:
 
 def _decision() -> str:
     """The newest report's, by the numbers of NUMBERED."""
-    names = ("accepted", "incomplete", "rejected", "REHEARSAL.+")
+    names = ("accepted", "incomplete", "rejected", "(REHEARSAL|SIMULATED).+")
     found = " or ".join(
         f'{number} * (rackproof_report_decision{{decision=~"{name}"}} == 1)' for number, name in enumerate(names, 1)
     )

@@ -1,0 +1,112 @@
+"""`rackproof simulate`: arguments to calls."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import time
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fleet.errors import UsageError
+from fleet.simulate.faults import FAULTS
+from fleet.simulate.fleet import MOST_GPUS, Fleet, placed
+from fleet.simulate.fleet import simulate as simulated
+from fleet.simulate.measured import models
+from fleet.simulate.records import ALL, JUDGED
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Adds simulate to the command."""
+    verb = verbs.add_parser(
+        "simulate",
+        help="write the run of a fleet that does not exist, with the faults that you name; its report says SIMULATED",
+        description="Writes a run directory as if the hosts of a made-up fleet had been measured: the real plan, and records "
+        "drawn from what real GPUs measured. `rackproof report RUN_DIR` judges it. Everything in it is marked as simulated, and "
+        "nothing that comes of it accepts hardware.",
+        epilog="example: rackproof simulate runs/demo --hosts 64 --racks 8 --fault ecc --fault slow_nic:r03-h02:5 "
+        f"--fault unreachable. Kinds of faults: {', '.join(FAULTS)}",
+    )
+    verb.add_argument("run_dir", type=Path, nargs="?", help="directory to be made; its name is the run id")
+    verb.add_argument("--hosts", type=_count, default=8, help="hosts (default: %(default)s)")
+    verb.add_argument("--gpus", type=_count, default=8, help=f"GPUs a host, {MOST_GPUS} at most (default: %(default)s)")
+    verb.add_argument("--racks", type=_count, help="racks (default: one for eight hosts)")
+    verb.add_argument("--model", default="h200-sxm", help=f"GPU: {', '.join(models())} (default: %(default)s)")
+    verb.add_argument("--profile", default="standard", help="as for rackproof plan (default: %(default)s)")
+    verb.add_argument("--gang", choices=["rack", "all", "none"], default="rack",
+                      help="hosts that launch together (default: %(default)s)")  # fmt: skip
+    verb.add_argument("--fabric-gbps", type=float, default=400.0,
+                      help="line rate of the fabric port of each GPU (default: %(default)g)")  # fmt: skip
+    verb.add_argument("--fault", action="append", default=[], metavar="KIND[:HOST[:GPU]]",
+                      help="may be repeated; without a place it is somewhere, by the seed")  # fmt: skip
+    verb.add_argument("--seed", type=int, default=0, help="another run of the same parts (default: %(default)s)")
+    verb.add_argument("--readings", choices=[ALL, JUDGED], default=ALL,
+                      help=f"{JUDGED}: those alone that criteria speak of, for large fleets (default: %(default)s)")  # fmt: skip
+    verb.add_argument("--jobs", type=_count, default=1, help="processes that write (default: %(default)s)")
+    verb.add_argument("--list-faults", action="store_true", help="show the kinds of faults")
+    verb.add_argument("--json", action="store_true", help="print what was made, and where the faults are, as JSON")
+    return verb
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 to 1000000")
+    return int(text)
+
+
+def simulate(options: argparse.Namespace) -> int:
+    """Carries out the verb. Raises UsageError."""
+    if options.list_faults:
+        kinds = [{"kind": fault.kind, "of": "gpu" if fault.of_gpu else "host", "about": fault.about}
+                 for fault in FAULTS.values()]  # fmt: skip
+        lines = [f"{kind['kind']:<21} {kind['of']:<5} {kind['about']}" for kind in kinds]
+        print(json.dumps(kinds, indent=1) if options.json else "\n".join(lines))
+        return 0
+    if options.run_dir is None:
+        raise UsageError("no RUN_DIR: give the directory to be made, such as runs/demo")
+    fleet = _fleet(options)
+    directory: Path = options.run_dir
+    if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
+        raise UsageError(
+            f"{directory} is there already: a simulated run is not written into anything; give another name"
+        )
+    began = time.monotonic()
+    plan = fleet.plan(directory.absolute().name, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
+    faults = placed(options.fault, plan, fleet.seed)
+    simulated(directory, fleet, faults, plan, jobs=min(options.jobs, os.cpu_count() or 1))
+    gpus = sum(len(host.devices) for host in plan.hosts)
+    if options.json:
+        print(json.dumps({
+            "run_dir": str(directory), "simulated": True, "profile": plan.profile, "hosts": len(plan.hosts), "gpus": gpus,
+            "faults": [{"kind": item.fault.kind, "host": item.host, **({"gpu": item.gpu} if item.fault.of_gpu else {})}
+                       for item in faults],
+        }))  # fmt: skip
+        return 0
+    print(f"SIMULATED run {plan.run_id}: profile {plan.profile}, {len(plan.hosts)} hosts, {gpus} GPUs, "
+          f"{time.monotonic() - began:.1f} s")  # fmt: skip
+    for item in faults:
+        print(f"fault {item}")
+    print(f"next: rackproof report {directory}")
+    return 0
+
+
+def _fleet(options: argparse.Namespace) -> Fleet:
+    racks = options.racks or -(-options.hosts // 8)
+    if racks > options.hosts:
+        raise UsageError(f"--racks {racks}: more than there are hosts ({options.hosts})")
+    if options.gpus > MOST_GPUS:
+        raise UsageError(f"--gpus {options.gpus}: a host has {MOST_GPUS} at most")
+    if not 0 < options.fabric_gbps <= 100_000:
+        raise UsageError(f"--fabric-gbps {options.fabric_gbps:g}: give more than 0, and 100000 at most")
+    return Fleet(
+        hosts=options.hosts,
+        gpus=options.gpus,
+        racks=racks,
+        model=options.model,
+        profile=options.profile,
+        gang=options.gang,
+        fabric_gbps=options.fabric_gbps,
+        seed=options.seed,
+        readings=options.readings,
+    )

@@ -1,0 +1,118 @@
+"""What launches of a gang leave behind where a host of it is slow or stops them.
+
+Who launches together, and who leaves, is decided by the real planner (`fleet.gangs`), asked again after each launch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from fleet.gangs import Start, decide
+from fleet.judge.criteria import Pack, read_packs
+from fleet.judge.evidence import Evidence
+from fleet.simulate.faults import Effect, scale
+from fleet.simulate.figures import LARGE
+from schemas.plans import Plan
+from schemas.probes import GANG
+from schemas.records import record_from_json
+
+Doc = dict[str, Any]
+Fill = Callable[[Sequence[str], int], dict[str, Doc]]
+"""The hosts of a launch, in rank order, and its number -> the record that each would leave of it, were nothing wrong."""
+MOST_LAUNCHES = 8
+_HOW = {
+    "rank_ended": "killed by SIGABRT",
+    "rank_silent": "silent for 8 s: its process is frozen, or gets no processor",
+}
+
+
+@cache
+def _packs() -> tuple[Pack, ...]:
+    return read_packs([])
+
+
+def gang_records(
+    plan: Plan, gang: str, present: Collection[str], effects: Mapping[str, tuple[int, Effect]], fill: Fill
+) -> dict[str, Doc]:
+    """Host -> its gang record, after all launches.
+
+    Args:
+        effects: host -> GPU and what it does to the others.
+    """
+    theirs = replace(plan, hosts=tuple(host for host in plan.hosts if host.gang == gang))
+    records: dict[str, Doc] = {}
+    for _ in range(MOST_LAUNCHES):
+        evidence = {host: Evidence(records=(record_from_json(record),)) for host, record in records.items()}
+        starts = decide(theirs, evidence, _packs(), present=present).starts
+        if not starts:
+            break
+        for start in starts:
+            for host, record in _launched(theirs, start, effects, fill).items():
+                records[host] = _grown(records[host], record) if host in records else record
+    return records
+
+
+def _launched(plan: Plan, start: Start, effects: Mapping[str, tuple[int, Effect]], fill: Fill) -> dict[str, Doc]:
+    """What each host tells of one launch."""
+    records = fill(start.members, start.number)
+    stops = [host for host in start.members if host in effects and effects[host][1].stops]
+    if stops:
+        return _stopped(plan, records, start, stops[0], *effects[stops[0]])
+    for host, (_, effect) in effects.items():
+        if host in start.members and effect.speed < 1:
+            _slowed(records, host, effect)
+    return records
+
+
+def _stopped(plan: Plan, records: dict[str, Doc], start: Start, host: str, gpu: int, effect: Effect) -> dict[str, Doc]:
+    """A launch that a rank of `host` ended: nothing was measured, and all of them say who it was."""
+    benchmarks = list(plan.stage(GANG).benchmarks)
+    devices = plan.host(host).devices
+    rank = start.members.index(host) * len(devices) + devices.index(gpu)
+    text = f'host {host} gpu={gpu} rank {rank} in phase "{benchmarks[0]}": {_HOW[effect.stops]}'
+    culprit = {
+        "kind": effect.stops,
+        "hosts": [host],
+        "text": text,
+        "scope": f"gpu={gpu}",
+        "rank": rank,
+        "phase": benchmarks[0],
+    }
+    for record in records.values():
+        record["observations"] = []
+        for launch in record["launches"]:
+            for item in launch["ranks"]:
+                item |= {"exit_code": None, "phase": benchmarks[0]}
+            launch |= {"outcome": "failed", "reason": text, "culprit": culprit, "duration_s": 31.0}
+    return records
+
+
+def _slowed(records: Mapping[str, Doc], host: str, effect: Effect) -> None:
+    """The pairs of a slow host on the rails that are slow, and what all hosts do together."""
+    slow = {f"gpu={rail}" for rail in effect.rails}
+    for name, record in records.items():
+        for item in record["observations"]:
+            scope, _, partner = item["scope"].partition(",partner=")
+            first, _, kind = item["name"].rpartition(".")
+            if item["name"] == "pairs.bandwidth" and host in (name, partner) and (not slow or scope in slow):
+                scale(item, effect.speed)
+                continue
+            large = first.startswith("collective.") and item["params"].get("size_bytes", 0) >= LARGE
+            if large and kind in ("busbw", "algbw", "latency"):
+                scale(item, 1 / effect.speed if kind == "latency" else effect.speed)
+
+
+def _grown(before: Doc, after: Doc) -> Doc:
+    """A host's record with one more launch in it: what an earlier one measured stays with it."""
+    *earlier, last = before["launches"]
+    if before["observations"]:
+        last = {**last, "observations": before["observations"]}
+    return {
+        **after,
+        "began": before["began"],
+        "snapshots": [*before["snapshots"], *after["snapshots"]],
+        "launches": [*earlier, last, *after["launches"]],
+    }
