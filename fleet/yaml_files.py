@@ -22,6 +22,13 @@ class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
         return dict(super().construct_mapping(node, deep))
 
 
+# A day is text, as in JSON: 2026-12-31 needs no quotes.
+_UniqueKeys.yaml_implicit_resolvers = {
+    first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
+    for first, known in _UniqueKeys.yaml_implicit_resolvers.items()
+}
+
+
 def read_yaml(path: Path, schema: str) -> Any:
     """The YAML document at `path`, checked against schemas/`schema`.schema.json.
 

@@ -91,17 +91,26 @@ def read(path: Path, schema: str, *, max_bytes: int = MAX_BYTES) -> Json:
     Raises:
         DocumentError: as `parse` and `validate`; also where the file is missing, unreadable or not a regular file.
     """
+    return checked(read_bytes(path, max_bytes=max_bytes), schema, source=str(path), max_bytes=max_bytes)
+
+
+def checked(text: bytes, schema: str, *, source: str, max_bytes: int = MAX_BYTES) -> Json:
+    """The document in `text`, checked against schemas/`schema`.schema.json. Raises DocumentError as `parse` and `validate`."""
+    value = parse(text, source=source, max_bytes=max_bytes)
+    validate(value, schema, source=source)
+    return value
+
+
+def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
+    """What stands in a regular file; one byte more than `max_bytes` of it at most. Raises DocumentError as `read`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
                 raise DocumentError(f"{path}: not a regular file")
-            text = file.read(max_bytes + 1)
+            return file.read(max_bytes + 1)
     except OSError as error:
         raise DocumentError(f"{path}: {error.strerror}") from None
-    value = parse(text, source=str(path), max_bytes=max_bytes)
-    validate(value, schema, source=str(path))
-    return value
 
 
 def write(path: Path, value: Json) -> None:
@@ -111,7 +120,12 @@ def write(path: Path, value: Json) -> None:
         ValueError: `value` holds NaN or an infinity.
         OSError: the file system refused; `path` is as it was.
     """
-    write_text(path, json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, default=_plain) + "\n")
+    write_text(path, text(value))
+
+
+def text(value: Json) -> str:
+    """`value` as we write JSON. Raises ValueError where it holds NaN or an infinity."""
+    return json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, default=_plain) + "\n"
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:

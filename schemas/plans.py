@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
+from schemas.baselines import PlannedBaseline
 from schemas.catalogue import Expectation, possible, settings
 from schemas.tournament import partners
+from schemas.waivers import Waiver
 
 PLAN_SCHEMA = "rackproof.plan/1"
 GPU, NIC = "gpu", "nic"
@@ -54,8 +57,10 @@ class PlannedHost:
     environment: Mapping[str, str] = field(default_factory=dict)
     share_gpus: bool = False
     """Measure although other processes use the GPUs."""
+    count_found: bool = False
+    """`devices` are those that were found: nobody said how many there should be."""
 
-    @property
+    @cached_property
     def scopes(self) -> tuple[str, ...]:
         """The scope of each device: `gpu=0`, `gpu=1` … or `cpu=0` …"""
         return tuple(f"{self.device}={index}" for index in self.devices)
@@ -77,6 +82,30 @@ class Part:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Chosen:
+    """A benchmark of the profile that is run, or left out for want of time."""
+
+    stage: str
+    benchmark: str
+    chosen: bool
+    cost_s: float
+    """What it is thought to take."""
+    why: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """What of a profile is run within a given time (`fleet/choice.py`)."""
+
+    budget_s: float
+    cost_s: float
+    runs: int
+    """Earlier runs by which it was chosen."""
+    items: tuple[Chosen, ...]
+    """All that the profile has: first what is run, in the order in which it was chosen."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Plan:
     """What must be observed, by whom, and how long it may take."""
 
@@ -94,11 +123,48 @@ class Plan:
     """The parts that were ordered; empty where the inventory names no manifest."""
     grafana_url: str = ""
     """Where Grafana shows the run; the report leads there."""
+    simulated: bool = False
+    """`rackproof simulate` made it up: its records say so too, and nothing that comes of it accepts hardware."""
+    reason: str = ""
+    """Why the run is made, in the operator's words."""
+    choice: Choice | None = None
+    """Where there was no time for all of the profile: what was chosen and what was not."""
+    waivers: tuple[Waiver, ...] = ()
+    """What somebody answers for, as it stood when the run began."""
+    baseline: PlannedBaseline | None = None
+    """The accepted records that the run is compared with."""
     schema: str = PLAN_SCHEMA
 
     def host(self, name: str) -> PlannedHost:
         """The planned host of that name. Raises KeyError."""
-        return next((host for host in self.hosts if host.name == name), None) or _missing(name)
+        return self._by_name[name]
+
+    @cached_property
+    def _by_name(self) -> dict[str, PlannedHost]:
+        return {host.name: host for host in reversed(self.hosts)}
+
+    @cached_property
+    def _of_gang(self) -> dict[str, list[PlannedHost]]:
+        found: dict[str, list[PlannedHost]] = {}
+        for host in self.hosts:
+            if host.gang:
+                found.setdefault(host.gang, []).append(host)
+        return found
+
+    @cached_property
+    def _expected(self) -> dict[tuple[bool, int, int], list[Expectation]]:
+        """What hosts of one kind must observe, as far as somebody asked."""
+        return {}
+
+    def only(self, hosts: Iterable[str]) -> Plan:
+        """The plan of these hosts alone, whole gangs of them, in their order; without what was ordered."""
+        part = replace(self, hosts=tuple(self._by_name[name] for name in hosts), manifest=())
+        vars(part)["_expected"] = self._expected  # hosts of one kind must observe the same in either
+        return part
+
+    def ranks(self, hosts: Iterable[str]) -> int:
+        """How many devices those of the named hosts have that are of the plan."""
+        return sum(len(self._by_name[name].devices) for name in set(hosts) if name in self._by_name)
 
     def stage(self, name: str) -> Stage:
         """The planned stage of that name. Raises KeyError."""
@@ -107,13 +173,16 @@ class Plan:
     def expected_of(self, host: PlannedHost) -> list[Expectation]:
         """What `host` must observe."""
         alone = len(host.devices)
-        together = sum(len(other.devices) for other in self.hosts if host.gang and other.gang == host.gang)
-        return [
-            item
-            for item in self.expected
-            if (host.gang if item.stage == "gang" else not item.peers or alone > 1)
-            and possible(item.name, together if item.stage == "gang" else alone)
-        ]
+        together = sum(len(other.devices) for other in self._of_gang.get(host.gang, ()))
+        key = bool(host.gang), alone, together
+        if key not in self._expected:
+            self._expected[key] = [
+                item
+                for item in self.expected
+                if (host.gang if item.stage == "gang" else not item.peers or alone > 1)
+                and possible(item.name, together if item.stage == "gang" else alone)
+            ]
+        return self._expected[key]
 
     def scopes_of(self, host: PlannedHost, expectation: Expectation) -> tuple[str, ...]:
         """The scopes in which `host` must make that observation."""
@@ -130,7 +199,7 @@ class Plan:
 
     def _partner_scopes(self, host: PlannedHost, expectation: Expectation) -> tuple[str, ...]:
         """The devices that every host of the gang has, each with every host that its own meets."""
-        gang = [other for other in self.hosts if host.gang and other.gang == host.gang]
+        gang = self._of_gang.get(host.gang, [])
         if expectation.stage != "gang" or not gang:
             return ()
         benchmark = expectation.name.split(".")[0]
@@ -141,11 +210,11 @@ class Plan:
 
     def gangs(self) -> dict[str, tuple[str, ...]]:
         """Gang -> its hosts, in inventory order."""
-        found: dict[str, tuple[str, ...]] = {}
-        for host in self.hosts:
-            if host.gang:
-                found[host.gang] = (*found.get(host.gang, ()), host.name)
-        return found
+        return self._gangs
+
+    @cached_property
+    def _gangs(self) -> dict[str, tuple[str, ...]]:
+        return {gang: tuple(host.name for host in hosts) for gang, hosts in self._of_gang.items()}
 
 
 def _missing(name: str) -> Any:
@@ -160,5 +229,13 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
         "hosts": tuple(PlannedHost(**{**host, "devices": tuple(host["devices"])}) for host in document["hosts"]),
         "expected": tuple(Expectation(**item) for item in document["expected"]),
         "manifest": tuple(Part(**item) for item in document.get("manifest", ())),
+        "choice": choice_from_json(document["choice"]) if "choice" in document else None,
+        "waivers": tuple(Waiver(**item) for item in document.get("waivers", ())),
+        "baseline": PlannedBaseline(**document["baseline"]) if "baseline" in document else None,
     }
     return Plan(**{**document, **parts})
+
+
+def choice_from_json(document: Mapping[str, Any]) -> Choice:
+    """The choice of a plan."""
+    return Choice(**{**document, "items": tuple(Chosen(**item) for item in document["items"])})

@@ -5,15 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from schemas.baselines import Change
 from schemas.records import Gpu, Launch, Observation, Value
 from schemas.timeline import Soak
+from schemas.waivers import Waiver
 
 REPORT_SCHEMA = "rackproof.report/1"
 
 PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
 ACCEPTED, REJECTED, INCOMPLETE = "accepted", "rejected", "incomplete"
+ALL, EXCEPTIONS = "all", "exceptions"
+"""How much of the hosts a report holds."""
 ACTIONS = ("rma", "inspect_hardware", "reseat", "reset_gpu", "reboot", "monitor", "none")
 """What a failed criterion asks for, the gravest first."""
+CRITICAL, WARNING = "critical", "warning"
+SEVERITY = {action: WARNING if action in ("monitor", "none") else CRITICAL for action in ACTIONS}
+"""How grave a failure is where no pack says: by what it asks for. The words are those of the alerts (fleet/alerts/table.yml)."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,6 +47,19 @@ class Verdict:
     action: str = "none"
     source: str = ""
     basis: str = ""
+    severity: str = ""
+    """Of a failure: `critical`, not fit for work; or `warning`, somebody should look. Empty where nothing failed."""
+    waiver: Waiver | None = None
+    """By whom and until when it is waived: the verdict stays what it is, and does not stand against acceptance."""
+
+    def __post_init__(self) -> None:
+        if self.verdict == FAIL and not self.severity:
+            object.__setattr__(self, "severity", SEVERITY.get(self.action, CRITICAL))
+
+    @property
+    def stands(self) -> bool:
+        """It speaks against acceptance: a failure, or something unknown, for which nobody answers."""
+        return self.verdict != PASS and self.waiver is None
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -79,6 +99,60 @@ class HostReport:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Spread:
+    """How the numbers of one row lie: exact while few differ, else to one part in ten thousand; `min` and `max` are exact."""
+
+    n: int
+    min: float
+    p05: float
+    p50: float
+    p95: float
+    max: float
+    bins: tuple[int, ...] = ()
+    """How many lie in each of equal steps from `min` to `max`; empty where all are the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Far:
+    """A part that is farthest on the wrong side of a limit, or nearest to it."""
+
+    host: str
+    scope: str
+    value: Value
+    serial: str = ""
+    verdict: str = PASS
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judged:
+    """What one criterion found over the whole fleet: a row for each observation and settings that it judged."""
+
+    criterion: str
+    """Id of the criterion; `plan` where the plan alone demands the observation."""
+    name: str
+    stage: str = ""
+    params: Mapping[str, Value] = field(default_factory=dict)
+    """The settings that the figures have in common."""
+    unit: str = ""
+    operator: str = ""
+    limit: Value = None
+    """None where it differs from host to host, or there is none."""
+    source: str = ""
+    basis: str = ""
+    action: str = "none"
+    """What a failure asks for: the gravest that one of them did ask for; else what it would."""
+    passed: int = 0
+    failed: int = 0
+    inconclusive: int = 0
+    spread: Spread | None = None
+    """Of the values, where they are numbers."""
+    values: Mapping[str, int] = field(default_factory=dict)
+    """Of values that are none, texts and flags: the commonest, and how many show each."""
+    farthest: tuple[Far, ...] = ()
+    """At most ten: those that fail, the worst first, then those that come nearest to it. None where all values are the same."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Quarantined:
     """A file in the run directory that was not believed."""
 
@@ -88,7 +162,7 @@ class Quarantined:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """The summary on top: `status` is PASS, FAIL or INCOMPLETE, after `REHEARSAL ` where no GPU was looked at."""
+    """The summary on top: `status` is PASS, FAIL or INCOMPLETE, after `REHEARSAL ` where no GPU was looked at, `SIMULATED ` where nothing was."""
 
     status: str
     summary: tuple[str, ...]
@@ -114,4 +188,29 @@ class FleetReport:
     """What was measured and no criterion speaks of: `NAME in stage STAGE`."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Name of what was measured -> why the packs of these GPUs hold no figure for it."""
+    judged: tuple[Judged, ...] = ()
+    """Every verdict of the fleet, summed up: complete at any size."""
+    detail: str = ALL
+    """`all`; or `exceptions` in a large fleet: verdicts that pass, and what accepted hosts measured, are left out, and
+    `rackproof report RUN_DIR --host NAME` brings them back."""
+    left_out: int = 0
+    """Verdicts that are summed up in `judged` and are not in `verdicts`."""
+    simulated: bool = False
+    """`rackproof simulate` made up the plan and every record."""
+    waivers: tuple[Waiver, ...] = ()
+    """All that the run was given, whether or not they were used."""
+    baseline: str = ""
+    """Digest of the baseline that the run is compared with; empty where it is compared with none."""
+    changes: tuple[Change, ...] = ()
+    """What is not as it was when the hosts were accepted: regressions and parts that differ first."""
     schema: str = REPORT_SCHEMA
+
+    @property
+    def mark(self) -> str:
+        """`SIMULATED` or `REHEARSAL`: every view says so, and calls nothing accepted; empty where hardware was looked at."""
+        return mark(simulated=self.simulated, rehearsal=self.rehearsal)
+
+
+def mark(*, simulated: bool, rehearsal: bool) -> str:
+    """The word that stands before whatever is decided; empty where hardware was looked at."""
+    return "SIMULATED" if simulated else "REHEARSAL" if rehearsal else ""

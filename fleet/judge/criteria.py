@@ -5,7 +5,7 @@ from __future__ import annotations
 import fnmatch
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -13,20 +13,37 @@ from fleet.errors import UsageError
 from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.records import Value
+from schemas.reports import SEVERITY
 
 PACKS = Path(__file__).parent / "packs"
+
+
+@dataclass(frozen=True, kw_only=True)
+class VsBaseline:
+    """How far a figure may lie from what the same part showed when it was accepted."""
+
+    fraction: float = 1.0
+    """Of the accepted value."""
+    sigmas: float = 4.0
+    """The limit is never within so many standard deviations of the figure's own noise, where that is known."""
+    change: float | None = None
+    """In place of the fraction, for counts: by how much it may differ, in its unit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Criterion:
     """What an observation must show, what to do when it does not, and where the number comes from.
 
-    Exactly one of `value`, `expected`, `variable`, `fleet_fraction` and `same_as_fleet` is set:
+    Exactly one of `value`, `expected`, `variable`, `baseline`, `same_as_fleet`, and either or both of `fleet_fraction` and
+    `fleet_deviations`, is set:
         value: the limit itself.
         expected, fraction: the limit is that fraction of what the part is expected to do.
         variable, fraction: the limit is (that fraction of) what the inventory states.
         fleet_fraction: the limit is that fraction of the median of the same observation (name, params, kind of scope)
             over the fleet's GPUs, or hosts, of the same GPU model.
+        fleet_deviations: the limit lies so many robust standard deviations (from the median absolute deviation) from that
+            median; with a fraction too, the limit is the farther of the two.
+        baseline: the limit comes from the accepted record of the same part; where the run has no baseline, it judges nothing.
         same_as_fleet: True: the value must be the one that most of the group's GPUs, or hosts, show (`uniform`); False: it
             may be any, which switches off a shipped criterion of the same id.
     """
@@ -45,19 +62,39 @@ class Criterion:
     fraction: float = 1.0
     variable: str = ""
     fleet_fraction: float | None = None
+    fleet_deviations: float | None = None
+    by_position: bool = False
+    """Compare with the fleet's parts in the same place of their host (gpu=3 with gpu=3), where there are enough of them."""
+    baseline: VsBaseline | None = None
     same_as_fleet: bool | None = None
     delta: bool = False
     optional: bool = False
     best_of_run: bool = False
     basis: str = "policy"
     note: str = ""
+    severity: str = ""
+    """`critical`: not fit for work. `warning`: somebody should look. By its action where the pack does not say."""
     origin: str = ""
     """The pack in whose file it stands; a pack that includes that file has it too."""
 
+    def __post_init__(self) -> None:
+        if not self.severity:
+            object.__setattr__(self, "severity", SEVERITY[self.action])
+
+    @property
+    def vs_fleet(self) -> bool:
+        """Whether it compares numbers with the fleet's."""
+        return self.fleet_fraction is not None or self.fleet_deviations is not None
+
     def speaks_of(self, name: str) -> bool:
         """Whether it judges observations of that name: a `*` in its own name stands for any one component."""
-        own, other = self.name.split("."), name.split(".")
-        return len(own) == len(other) and all(map(fnmatch.fnmatchcase, other, own))
+        return name == self.name if "*" not in self.name else _matches(self.name, name)
+
+
+@lru_cache(maxsize=65536)
+def _matches(pattern: str, name: str) -> bool:
+    own, other = pattern.split("."), name.split(".")
+    return len(own) == len(other) and all(map(fnmatch.fnmatchcase, other, own))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,5 +174,8 @@ def _criterion(item: Mapping[str, Any], origin: str) -> Criterion:
     if inventory := item.get("vs_inventory"):
         found |= {"variable": inventory["variable"], "fraction": inventory.get("fraction", 1.0)}
     if fleet := item.get("vs_fleet"):
-        found |= {"fleet_fraction": fleet["fraction"]}
+        found |= {"fleet_fraction": fleet.get("fraction"), "fleet_deviations": fleet.get("deviations")}
+        found |= {"by_position": fleet.get("by") == "position"}
+    if baseline := item.get("vs_baseline"):
+        found |= {"baseline": VsBaseline(**baseline)}
     return Criterion(**found)

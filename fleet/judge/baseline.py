@@ -1,0 +1,285 @@
+"""What a part showed when it was accepted, as a limit for what it shows now: `vs_baseline`.
+
+A baseline is settled over the runs in which the part was accepted, so that up to two in five of them may be wrong without
+moving it; how far the others lie apart is its noise, and a limit is never set within it.
+
+A record holds of repeated samples their number, extremes, median and coefficient of variation, and not the samples. A distance
+between two distributions (Wasserstein, Kolmogorov-Smirnov, the area between them) cannot be had from that; what can be had, and
+is used, is how far two medians lie apart in standard deviations of what is known of their noise (`noise`).
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fleet.judge.criteria import Criterion
+from fleet.judge.finding import FLOORS
+from fleet.judge.lint_sense import HIGH, LOW, NEVER, RATES
+from schemas.baselines import HostBaseline, Kept, Key, Level
+from schemas.records import MEASURED, Gpu, Observation, Samples, Value
+from schemas.reports import Verdict
+
+if TYPE_CHECKING:
+    from fleet.judge.evidence import HostView
+
+CRITERION = "baseline"
+SOURCE = "the record on which the part was accepted"
+FEW = 5
+"""Values of which fewer tell no one of them from the rest; their median stands, which bears one wrong value in three."""
+LEAST_RUNS = 3
+"""Runs from which the noise from run to run is known."""
+NEAR = 0.01
+"""Share of the value: a run within it of the others is never left out, however close those lie together."""
+FAR_SIGMAS = 5.0
+WIDEST = 0.25
+"""Share: where the accepted runs scatter so that a smaller loss would go unseen, nothing can be told from them."""
+HALF_OF_NORMAL = 1.349
+"""The middle half of a normal distribution is so many sigmas wide."""
+MEDIAN_ERROR = 1.2533
+"""Standard error of the median over that of the mean, of many normal values."""
+INTERVAL = 1.96
+OUTCOMES = frozenset(
+    {
+        *("phase", "algorithm", "protocol", "transport", "nvls", "nccl_log", "moved_bytes", "places", "access", "peak"),
+        *("bytes", "free_bytes", "samples_per_second", "cpus_per_rank", "left_out", "repetitions", "devices"),
+    }
+)
+"""Parameters that say how a measurement went: no setting by which two figures would differ."""
+READINGS = {
+    "gpu.pcie.generation": 1,
+    "gpu.pcie.width": 1,
+    "gpu.nvlink.active_links": 1,
+    "gpu.remapped_rows.uncorrectable": -1,
+    "gpu.ecc.uncorrectable_aggregate": -1,
+    "gpu.retired_pages.count": -1,
+    "infiniband.rate": 1,
+    "network.speed": 1,
+}
+"""Of what the collectors read, what a baseline keeps: 1 where more is better (the best of a run counts, links save power when
+idle), -1 for wear, which only grows."""
+KEPT_UNITS = RATES | {"W", "Hz", "Cel"}
+KEPT_NAMES = frozenset({"latency", "graph_latency", "step_time", "save_time", "restore_time", "mfu", "hidden_share"})
+UNKEPT_NAMES = frozenset({"algbw"})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Settled:
+    """Several measurements of the same thing, as one."""
+
+    value: float
+    sigma: float
+    """Standard deviation of the values that count; 0 of one."""
+    n: int
+    """Values that count."""
+    left_out: int
+
+
+def settle(values: Sequence[float]) -> Settled:
+    """The value that most of `values` speak for; up to 40 % of five and more may be anything at all.
+
+    The shortest interval with more than half of the values is where the sound ones are; what lies far from it is left out, and
+    of the rest the median stands. Of fewer than five the median of all stands.
+
+    Raises:
+        ValueError: there are none, or one that is not finite.
+    """
+    if not values or not all(map(math.isfinite, values)):
+        raise ValueError(f"nothing to settle: {list(values)[:5]}")
+    ordered = sorted(values)
+    near = ordered
+    if len(ordered) >= FEW:
+        size = len(ordered) // 2 + 1
+        first = min(range(len(ordered) - size + 1), key=lambda place: ordered[place + size - 1] - ordered[place])
+        half = ordered[first : first + size]
+        middle = statistics.median(half)
+        reach = max(FAR_SIGMAS * (half[-1] - half[0]) / HALF_OF_NORMAL, NEAR * abs(middle))
+        near = [value for value in ordered if abs(value - middle) <= reach]
+    return Settled(
+        value=statistics.median(near),
+        sigma=careful_sigma(near),
+        n=len(near),
+        left_out=len(ordered) - len(near),
+    )
+
+
+def careful_sigma(values: Sequence[float]) -> float:
+    """Standard deviation of values from which the outliers are gone; of few, made as much larger as few may fall short."""
+    few = {
+        2: 0.7979,
+        3: 0.8862,
+        4: 0.9213,
+        5: 0.9400,
+    }  # mean of the standard deviation of so many normal values over sigma
+    return statistics.stdev(values) / few.get(len(values), 1.0) if len(values) > 1 else 0.0
+
+
+def precision(samples: Samples | None) -> float | None:
+    """Standard error of a median over the median, from what a record holds of its samples; None of one sample."""
+    if samples is None or samples.n < 2:
+        return None
+    if samples.precision is not None:
+        return samples.precision / INTERVAL
+    return MEDIAN_ERROR * samples.cv / math.sqrt(samples.n)
+
+
+def level_of(
+    name: str, unit: str, stage: str, within: str, params: dict[str, Value], values: dict[str, float]
+) -> Level:
+    """The level of a figure over the runs that have it."""
+    found = settle(list(values.values()))
+    known = found.n >= LEAST_RUNS and found.value
+    return Level(
+        name=name,
+        unit=unit,
+        stage=stage,
+        within=within,
+        params=params,
+        value=found.value,
+        sigma=found.sigma / abs(found.value) if known else None,
+        left_out=found.left_out,
+        values=values,
+    )
+
+
+def noise(level: Level) -> float:
+    """Standard deviation, over the value, of one more measurement against the level, as far as it is known; else 0.
+
+    It is that of the part when it was accepted: one that scatters more since is not excused by it.
+    """
+    sigma = (level.sigma or 0.0) * math.sqrt(1 + 1 / max(1, len(level.values) - level.left_out))
+    return math.hypot(sigma, level.precision or 0.0)
+
+
+def direction(name: str, unit: str) -> int:
+    """1 where more of it is better, -1 where less is, 0 where neither is said."""
+    last = name.rpartition(".")[2]
+    if name in READINGS:
+        return READINGS[name]
+    if unit in RATES or last in HIGH or last == "mfu":
+        return 1
+    return -1 if last in LOW | NEVER and unit != "Cel" else 0
+
+
+def is_kept(seen: Observation) -> bool:
+    """Whether a baseline keeps it: how fast a part is, what it draws, how its links stand."""
+    if seen.status != MEASURED or isinstance(seen.value, bool) or not isinstance(seen.value, int | float):
+        return False
+    if "phase" in seen.params:
+        return seen.name in READINGS
+    last = seen.name.rpartition(".")[2]
+    return math.isfinite(seen.value) and last not in UNKEPT_NAMES and (seen.unit in KEPT_UNITS or last in KEPT_NAMES)
+
+
+def owner(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
+    """The serial of the GPU that a scope begins with, empty where it is the host's, and the place within the part."""
+    first, _, rest = scope.partition(",")
+    gpu = gpus.get(first)
+    if gpu is None or not identity(gpu):
+        return "", scope if scope != "host" else ""
+    kind, _, other = rest.partition("=")
+    peer = gpus.get(f"gpu={other}") if kind == "peer" else None
+    return identity(gpu), f"peer={identity(peer)}" if peer else rest
+
+
+def identity(gpu: Gpu) -> str:
+    """Its serial; the UUID of a part that has none."""
+    return gpu.serial.strip() or gpu.uuid.strip()
+
+
+def key_of(seen: Observation, within: str) -> Key:
+    """What an observation is compared by."""
+    stage = "" if "phase" in seen.params else seen.stage
+    return seen.name, stage, within, tuple(sorted(settings(seen).items()))
+
+
+def settings(seen: Observation) -> dict[str, Value]:
+    """The parameters that are settings."""
+    return {key: value for key, value in seen.params.items() if key not in OUTCOMES}
+
+
+class Accepted:
+    """The accepted record of one host, in the form in which the judge asks for it."""
+
+    def __init__(self, left: HostBaseline | None, gpus: Sequence[Gpu]) -> None:
+        self._gpus = {f"gpu={gpu.index}": gpu for gpu in gpus}
+        self._levels: dict[str, dict[Key, Level]] = {}
+        for serial, kept in (("", left.host if left else None), *(left.gpus.items() if left else ())):
+            if kept:
+                self._levels[serial] = {level.key: level for level in kept.figures}
+
+    def level(self, seen: Observation) -> Level | None:
+        """What the same part showed of the same figure; None where its accepted record does not say, or there is none."""
+        serial, within = owner(self._gpus, seen.scope)
+        return self._levels.get(serial, {}).get(key_of(seen, within))
+
+    def has(self, scope: str) -> bool:
+        """Whether the part that a scope begins with has an accepted record."""
+        return owner(self._gpus, scope)[0] in self._levels
+
+
+def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
+    """The limit that an accepted figure makes, and where it comes from; None where its noise is too large to tell a loss.
+
+    It lies as far from the level as the criterion says, or farther where the figure's own noise does. A criterion with the
+    fraction 1 goes by the noise alone, and tells nothing where that is not known.
+    """
+    asked = criterion.baseline
+    if asked is None:
+        raise ValueError(f"criterion {criterion.id} compares with no baseline")
+    if asked.change is not None:
+        return level.value + asked.change, _origin(level, f"changed by {asked.change:+g} at most")
+    scatter = asked.sigmas * noise(level)
+    if scatter > WIDEST or (asked.fraction == 1 and not scatter and level.unit != "1"):
+        return None
+    lower = criterion.operator in FLOORS
+    share = min(asked.fraction, 1 - scatter) if lower else max(asked.fraction, 1 + scatter)
+    by = f"{share * 100:.4g} % of it"
+    if share != asked.fraction:
+        by += f", for its own noise ({asked.sigmas:g} sigma) is more than {abs(1 - asked.fraction) * 100:.3g} %"
+    return share * level.value, _origin(level, by)
+
+
+def _origin(level: Level, by: str) -> str:
+    runs = f"{len(level.values)} accepted runs" if len(level.values) != 1 else "the accepted run"
+    out = f", {level.left_out} of them left out" if level.left_out else ""
+    return f"{by}; {level.value:.4g}{'' if level.unit == '1' else f' {level.unit}'} in {runs}{out}"
+
+
+def too_noisy(level: Level) -> str:
+    """Why nothing can be told."""
+    if not noise(level):
+        return "the noise of the accepted figure is not known (three accepted runs tell it), and the criterion goes by that alone"
+    return f"the accepted runs scatter by {noise(level) * 100:.2g} % (sigma): no loss can be told from their noise"
+
+
+def judge_presence(view: HostView) -> Iterator[Verdict]:
+    """Inconclusive for the host, and for each GPU, that has no accepted record where the plan compares with one."""
+    if view.plan.baseline is None:
+        return
+    left = view.evidence.baseline
+    problem = left.problem if left else "the baseline was not read"
+    if problem or left is None:
+        yield _absent(view, "host", problem)
+        return
+    if left.host is None:
+        yield _absent(view, "host", f"no accepted record of host {view.host.name} in {view.plan.baseline.directory}")
+    for gpu in view.evidence.gpus() if view.host.device == "gpu" else ():
+        scope = f"gpu={gpu.index}"
+        if scope in view.host.scopes and identity(gpu) not in left.gpus:
+            yield _absent(view, scope, _unknown_gpu(gpu, left.host))
+
+
+def _unknown_gpu(gpu: Gpu, host: Kept | None) -> str:
+    before = next((other for other in host.gpus if other.pci_bus_id == gpu.pci_bus_id), None) if host else None
+    came = f": it came in place of {identity(before)}" if before and identity(before) != identity(gpu) else ""
+    return f"no accepted record of serial {identity(gpu) or 'unknown'}{came}"
+
+
+def _absent(view: HostView, scope: str, why: str) -> Verdict:
+    remedy = "accept a full run of it without rackproof_baseline, then `rackproof baseline accept`"
+    verdict = view.inconclusive(CRITERION, scope, f"{why}; {remedy}")
+    return replace(verdict, criterion=CRITERION, source=SOURCE)

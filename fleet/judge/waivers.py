@@ -1,0 +1,80 @@
+"""Waivers: what failed stays failed, and says who answers for it. Pure: days are held against the day of the plan.
+
+A waiver is for one criterion on one host or one part. It is never for a whole fleet: that would be another criterion, and those
+are written in packs. What is absent (inconclusive) is waived only by host and name of the observation, and never where nothing
+at all is known: a host without a record, a GPU or a stage of which nothing was seen.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from schemas.reports import FAIL, INCONCLUSIVE, Verdict
+from schemas.waivers import Waiver
+
+NEVER = frozenset({"record", "gpu", "host.events"})
+"""Observations whose absence nobody can answer for: nothing is known of the host, or of the GPU."""
+STAGE = "stage."
+"""Begins the names by which a whole stage is missing."""
+
+
+class Waived:
+    """The verdicts of a run with those that somebody answers for marked, and what became of each waiver."""
+
+    def __init__(self, waivers: Sequence[Waiver], day: str) -> None:
+        """`day` is that of the plan, `2026-11-21`."""
+        self._day = day[:10]
+        self._of_host: dict[str, list[Waiver]] = {}
+        self._of_serial: dict[str, list[Waiver]] = {}
+        for waiver in waivers:
+            places = self._of_host if waiver.host else self._of_serial
+            places.setdefault(waiver.host or waiver.serial, []).append(waiver)
+
+    def verdict(self, verdict: Verdict) -> Verdict:
+        """The same verdict with the waiver that holds for it; or, where that has expired, with a word on that."""
+        if verdict.verdict not in (FAIL, INCONCLUSIVE) or verdict.waiver is not None:
+            return verdict
+        found = [waiver for waiver in self._near(verdict) if covers(waiver, verdict)]
+        valid = next((waiver for waiver in found if waiver.until >= self._day), None)
+        if valid:
+            return replace(verdict, waiver=valid)
+        if found:
+            told = f"its waiver by {found[0].who} expired on {found[0].until} ({found[0].why})"
+            detail = "; ".join(text for text in (verdict.detail, told) if text)
+            return replace(verdict, reason=f"{verdict.reason}; {told}", detail=detail)
+        return verdict
+
+    def _near(self, verdict: Verdict) -> Iterator[Waiver]:
+        yield from self._of_host.get(verdict.host, ())
+        if verdict.serial:
+            yield from self._of_serial.get(verdict.serial, ())
+
+
+def covers(waiver: Waiver, verdict: Verdict) -> bool:
+    """Whether a waiver is for a verdict, its day aside."""
+    if waiver.criterion != verdict.criterion or waiver.absent != (verdict.verdict == INCONCLUSIVE):
+        return False
+    if (waiver.host and waiver.host != verdict.host) or (waiver.serial and waiver.serial != verdict.serial):
+        return False
+    if waiver.name and waiver.name != verdict.name:
+        return False
+    if waiver.scope and not f"{verdict.scope},".startswith(f"{waiver.scope},"):
+        return False
+    return not (waiver.absent and (verdict.name in NEVER or verdict.name.startswith(STAGE)))
+
+
+def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) -> Iterator[str]:
+    """A line for each waiver: how often it was used, by whom and until when it is given, or why it was not."""
+    counts: dict[Waiver, int] = {}
+    for verdict in verdicts:
+        if verdict.waiver:
+            counts[verdict.waiver] = counts.get(verdict.waiver, 0) + 1
+    for waiver in waivers:
+        if count := counts.get(waiver, 0):
+            kind = "inconclusive" if waiver.absent else "failed"
+            yield f"WAIVED: {waiver.target}: {count} {kind}; by {waiver.who} until {waiver.until}: {waiver.why}"
+        elif waiver.until < day[:10]:
+            yield f"Waiver EXPIRED on {waiver.until}: {waiver.target} (by {waiver.who})"
+        else:
+            yield f"Waiver not used: {waiver.target} (by {waiver.who} until {waiver.until})"

@@ -1,0 +1,185 @@
+"""Records in a log: how a host that no control node reaches tells its record, and how it is read again.
+
+A record is compressed and cut into lines, each of which says whose it is, which part of how many, and what it must come to.
+Container runtimes cut lines at 16 KiB and a pipe keeps a line of several writers whole up to 4096 bytes, so none is longer than
+that. What stands around a line (a time, a pod's name, a rank) does not matter; what is missing or changed in it is told.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import gzip
+import hashlib
+import json
+import zlib
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from schemas import documents
+
+MARK = "RACKPROOF-RECORD/1 "
+LINE_BYTES = 4096
+"""PIPE_BUF of Linux: what is written in one piece."""
+DATA_BYTES = 3000
+MOST_PARTS = 20_000
+"""Of one record: 60 MB of base64, far more than a record may have."""
+TEXTS = {"run_id": 256, "host": 253, "gang": 256, "node": 253, "sha256": 64}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Told:
+    """A record that was read whole from a log."""
+
+    run_id: str
+    host: str
+    gang: str
+    """Empty: the record of the host alone."""
+    node: str
+    """Where it was measured, as the cluster names the machine; empty where nobody said it."""
+    text: bytes
+    """The record, as it lay on the host."""
+    source: str
+
+    @property
+    def sha256(self) -> str:
+        """Of the text."""
+        return hashlib.sha256(self.text).hexdigest()
+
+
+def lines(text: bytes, *, run_id: str, host: str, gang: str = "", node: str = "") -> Iterator[str]:
+    """The lines that tell this record."""
+    data = base64.b64encode(gzip.compress(text, mtime=0)).decode()
+    parts = [data[at : at + DATA_BYTES] for at in range(0, len(data), DATA_BYTES)]
+    digest = hashlib.sha256(text).hexdigest()
+    for number, part in enumerate(parts, 1):
+        frame = {
+            "run_id": run_id,
+            "host": host,
+            "gang": gang,
+            "node": node,
+            "part": number,
+            "parts": len(parts),
+            "bytes": len(text),
+            "sha256": digest,
+            "crc32": _check(digest, number, part),
+            "data": part,
+        }
+        yield MARK + json.dumps(frame, separators=(",", ":"))
+
+
+def read(log: Iterable[str], *, source: str) -> tuple[list[Told], list[str]]:
+    """The records that a log tells whole, in its order, and what is wrong with the others.
+
+    Args:
+        log: its lines; those that tell no record are passed over.
+        source: where it comes from, for people: opens each complaint.
+    """
+    records: dict[tuple[str, ...], _Parts] = {}
+    problems: list[str] = []
+    for number, line in enumerate(log, 1):
+        try:
+            frame = _frame(line, f"{source} line {number}")
+        except documents.DocumentError as error:
+            problems.append(str(error))
+            continue
+        if frame:
+            key = tuple(str(frame[name]) for name in (*TEXTS, "parts", "bytes"))
+            records.setdefault(key, _Parts(frame)).add(frame)
+    whole = []
+    for parts in records.values():
+        try:
+            whole.append(parts.told(source))
+        except documents.DocumentError as error:
+            problems.append(str(error))
+    return whole, problems
+
+
+class _Parts:
+    """What was read so far of one record."""
+
+    def __init__(self, first: dict[str, Any]) -> None:
+        self._first = first
+        self._found: dict[int, str] = {}
+
+    def add(self, frame: dict[str, Any]) -> None:
+        """One more part; the same one again, as where a log was read twice, is nothing new."""
+        self._found[frame["part"]] = frame["data"]
+
+    def told(self, source: str) -> Told:
+        """The record. Raises DocumentError where it is not whole, or not what it should come to."""
+        first = self._first
+        whose = f"{source}: the record of {first['host']}" + (f" in gang {first['gang']}" if first["gang"] else "")
+        missing = [number for number in range(1, first["parts"] + 1) if number not in self._found]
+        if missing:
+            some = ", ".join(map(str, missing[:8])) + (" …" if len(missing) > 8 else "")
+            raise documents.DocumentError(
+                f"{whose} is cut off: {len(missing)} of {first['parts']} parts are missing ({some}): "
+                "the pod still writes, or the log was rotated; collect the whole log, or the volume"
+            )
+        text = _inflated("".join(self._found[number] for number in sorted(self._found)), first["bytes"])
+        if text is None or hashlib.sha256(text).hexdigest() != first["sha256"]:
+            raise documents.DocumentError(f"{whose} does not come to its own checksum: it was changed on its way")
+        names = {name: first[name] for name in ("run_id", "host", "gang", "node")}
+        return Told(**names, text=text, source=source)
+
+
+def _frame(line: str, where: str) -> dict[str, Any] | None:
+    """What one line of a log tells; None where it tells no part of a record. Raises DocumentError where it is garbled."""
+    line = _unwrapped(line)
+    _, mark, rest = line.partition(MARK)
+    if not mark:
+        return None
+    try:
+        frame = documents.parse(rest.strip(), source=where, max_bytes=LINE_BYTES)
+    except documents.DocumentError as error:
+        raise documents.DocumentError(f"{error}: the line of a record was cut off or mixed with another") from None
+    if not isinstance(frame, dict) or not _well_formed(frame):
+        raise documents.DocumentError(
+            f"{where}: a line of a record without what such a line has: it was changed on its way"
+        )
+    if frame["crc32"] != _check(frame["sha256"], frame["part"], frame["data"]):
+        raise documents.DocumentError(
+            f"{where}: part {frame['part']} of the record of {frame['host']} does not come to its checksum: "
+            "it was changed on its way"
+        )
+    return frame
+
+
+def _unwrapped(line: str) -> str:
+    """The text of a line of Docker's json-file logs; any other line as it is."""
+    if MARK in line and line.startswith('{"log":'):
+        try:
+            found = json.loads(line)
+        except ValueError:
+            return line
+        return str(found.get("log", line))
+    return line
+
+
+def _well_formed(frame: dict[str, Any]) -> bool:
+    texts = all(isinstance(frame.get(name), str) and len(frame[name]) <= most for name, most in TEXTS.items())
+    numbers = all(type(frame.get(name)) is int and frame[name] > 0 for name in ("part", "parts", "bytes"))
+    return (
+        texts
+        and numbers
+        and frame["part"] <= frame["parts"] <= MOST_PARTS
+        and frame["bytes"] <= documents.MAX_BYTES
+        and isinstance(frame.get("data"), str)
+    )
+
+
+def _check(digest: str, number: int, data: str) -> str:
+    return f"{zlib.crc32(f'{digest} {number} {data}'.encode()):08x}"
+
+
+def _inflated(data: str, size: int) -> bytes | None:
+    """The text of `size` bytes; None where it is none. No more than that is ever unpacked."""
+    try:
+        packed = base64.b64decode(data, validate=True)
+        engine = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
+        text = engine.decompress(packed, size + 1)
+    except (binascii.Error, zlib.error):
+        return None
+    return text if len(text) == size and engine.eof else None

@@ -1,0 +1,179 @@
+"""Reading thousands of records: the same schemas, compiled, and what many hosts say in the same words read once.
+
+`documents` and jsonschema are the authority. What is accepted here they accept too, and say the same (a fuzz test holds them
+against each other); whatever is not plainly in order is `None`, and whoever asked goes to the authority, which has the words
+for it. Without msgspec and jsonschema-rs, which only the control node has, everything is.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from schemas import documents
+from schemas.documents import MAX_BYTES
+from schemas.records import Metric, Record, record_from_parts
+
+try:
+    import jsonschema_rs
+    import msgspec
+except ImportError:  # a GPU host reads no records but its own
+    jsonschema_rs = msgspec = None  # type: ignore[assignment]
+
+_HERE = Path(__file__).parent
+_BASE = "json-schema:///"
+_METRIC = "record.schema.json#/$defs/snapshot/properties/metrics/items"
+_OBSERVATIONS = "record.schema.json#/properties/observations"
+_METRICS = "record.schema.json#/$defs/snapshot/properties/metrics"
+MOST_KEPT = 100_000
+"""Different metrics that are remembered; then it begins anew, since hosts may tell whatever they like."""
+
+
+_DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))
+_LONG = b"0" * 20
+
+
+def available() -> bool:
+    """Whether the libraries for it are installed."""
+    return msgspec is not None
+
+
+@cache
+def compiled(schema: str) -> Any:
+    """The compiled validator of schemas/`schema`.schema.json, or of a part of it (`record.schema.json#/$defs/gpu`)."""
+    reference = schema if "#" in schema else f"{schema}.schema.json"
+    return jsonschema_rs.Draft202012Validator({"$ref": f"{_BASE}{reference}"}, registry=_registry())
+
+
+@cache
+def _registry() -> Any:
+    found = []
+    for path in sorted(_HERE.glob("*.schema.json")):
+        document = json.loads(path.read_text(encoding="utf-8"))
+        found.append((f"{_BASE}{path.name}", document | {"$id": f"{_BASE}{path.name}"}))
+    return jsonschema_rs.Registry(found)
+
+
+def validate(value: documents.Json, schema: str, *, source: str) -> None:
+    """As `documents.validate`, which has the word where something is wrong."""
+    if not available() or not compiled(schema).is_valid(value):
+        documents.validate(value, schema, source=source)
+
+
+def text(value: documents.Json) -> str:
+    """A large document as `documents.write` writes a small one, but for how numbers are spelled."""
+    if not available():
+        return documents.text(value)
+    encoded: bytes = msgspec.json.format(msgspec.json.encode(value), indent=1)
+    return encoded.decode() + "\n"
+
+
+class Reader:
+    """Reads records of one run. Metrics that have been read before, byte for byte, are the same objects again."""
+
+    def __init__(self) -> None:
+        self._kept: dict[bytes, tuple[Metric, int]] = {}
+        self._tokens = 0
+        if available():
+            self._decode = msgspec.json.Decoder(_frame())
+            self._absent = re.compile(
+                json.loads((_HERE / "record.schema.json").read_text(encoding="utf-8"))["$defs"]["snapshot"][
+                    "properties"]["metrics"]["items"]["properties"]["absent"]["additionalProperties"]["pattern"]
+            )  # fmt: skip
+            self._most_metrics = int(_part(_METRICS)["maxItems"])
+
+    def record(self, text: bytes) -> Record | None:
+        """The record in `text`; None where the authority must decide."""
+        if not available() or len(text) > MAX_BYTES or b"\\u003" in text:  # a colon in disguise
+            return None
+        if _LONG in text.translate(_DIGITS):  # it may be a number of more than 64 bits
+            return None
+        try:
+            return self._record(text)
+        except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, ValueError, RecursionError):
+            return None
+
+    def _record(self, text: bytes) -> Record | None:
+        frame = self._decode.decode(text)
+        document = {name: value for name in frame.__struct_fields__ if (value := getattr(frame, name)) is not _unset()}
+        colons = 0
+        snapshots = []
+        for taken in document.get("snapshots", ()):
+            if len(taken.metrics) > self._most_metrics:
+                return None
+            metrics = []
+            for raw in taken.metrics:
+                known = self._kept.get(bytes(raw)) or self._metric(bytes(raw))
+                if known is None:
+                    return None
+                metrics.append(known[0])
+                colons += known[1]
+            snapshots.append((taken, tuple(metrics)))
+        observations = document.get("observations", ())
+        whole = document | {"snapshots": [_without(taken) for taken, _ in snapshots]} if snapshots else document
+        outer = whole | {"observations": []} if observations else whole
+        if not compiled("record").is_valid(outer) or not compiled(_OBSERVATIONS).is_valid(list(observations)):
+            return None
+        # Every colon of the text is one of what was read: no key stood twice, for one of the two would be lost.
+        if msgspec.json.encode(whole).count(b":") + colons != text.count(b":"):
+            return None
+        return record_from_parts(outer, [(_without(taken), metrics) for taken, metrics in snapshots], observations)
+
+    def _metric(self, raw: bytes) -> tuple[Metric, int] | None:
+        document = msgspec.json.decode(raw)
+        if not compiled(_METRIC).is_valid(document):
+            return None
+        absent = document.get("absent", {})
+        # What is white space, two regular expressions do not agree on.
+        if not all(map(self._absent.search, absent.values())):
+            return None
+        if msgspec.json.encode(document).count(b":") != raw.count(b":"):
+            return None
+        if len(self._kept) >= MOST_KEPT:
+            self._kept.clear()
+        metric = Metric(**document)
+        self._tokens += 1
+        vars(metric)["token"] = self._tokens  # by which it is known again; none is ever used twice
+        found = self._kept[raw] = (metric, raw.count(b":"))
+        return found
+
+
+def _without(taken: Any) -> dict[str, Any]:
+    """A snapshot without its metrics."""
+    return {
+        "stage": taken.stage,
+        "phase": taken.phase,
+        "at": taken.at,
+        "duration_s": taken.duration_s,
+        "metrics": [],
+    }
+
+
+def _unset() -> Any:
+    return msgspec.UNSET
+
+
+def _part(reference: str) -> Any:
+    name, _, pointer = reference.partition("#/")
+    found = json.loads((_HERE / name).read_text(encoding="utf-8"))
+    for step in pointer.split("/"):
+        found = found[step]
+    return found
+
+
+@cache
+def _frame() -> Any:
+    """The outer shape of a record, made from its schema: only snapshots are looked into, for their metrics."""
+    names = _part("record.schema.json#/properties")
+    taken = _part("record.schema.json#/$defs/snapshot/properties")
+    snapshot = msgspec.defstruct(
+        "Snapshot",
+        [(name, list[msgspec.Raw] if name == "metrics" else Any) for name in taken],
+        forbid_unknown_fields=True,
+    )
+    types = {"snapshots": list[snapshot], "observations": list[Any]}  # type: ignore[valid-type]
+    fields = [(name, types.get(name, Any) | msgspec.UnsetType, msgspec.UNSET) for name in names]
+    return msgspec.defstruct("Frame", fields, forbid_unknown_fields=True)

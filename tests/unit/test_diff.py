@@ -1,0 +1,289 @@
+"""What is not as it was: parts, versions, figures beyond their noise; each named once, and nothing else."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.baseline.sight import Figure, Sight, together
+from fleet.diff import difference
+from fleet.judge.criteria import Criterion, VsBaseline
+from schemas.baselines import Change, Level, Place
+from schemas.records import Gpu, Record
+from tests.accepted import call, run_directory, slowed, swapped
+
+CRITERIA = [
+    Criterion(
+        id=f"c-{name.partition('.')[0]}",
+        name=name,
+        operator="ge",
+        unit="B/s",
+        action="rma",
+        source="a test",
+        baseline=VsBaseline(fraction=0.98),
+    )
+    for name in ("memory.bandwidth", "pairs.bandwidth", "collective.all_reduce.busbw")
+]
+
+
+def gpu(serial: str, index: int = 0) -> Gpu:
+    return Gpu(index=index, serial=serial, uuid=f"GPU-{serial}", name="NVIDIA H200", pci_bus_id=f"0000:{index:02}:00.0")
+
+
+def figure(
+    value: float, *, name: str = "memory.bandwidth", scope: str = "gpu=0", sigma: float | None = None, runs: int = 1
+) -> Figure:
+    within = scope.partition(",")[2] if scope.startswith("gpu=") else scope.replace("host", "")
+    values = {f"r{number}": value for number in range(runs)}
+    level = Level(
+        name=name,
+        unit="B/s",
+        stage="benchmark",
+        within=within,
+        value=value,
+        sigma=sigma,
+        values=values,
+        params={"op": "copy"},
+    )
+    return Figure(level=level, scope=scope)
+
+
+def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]] = (), **more: object) -> Sight:
+    found: dict[str, dict[object, Figure]] = {}
+    for serial, one in figures:
+        found.setdefault(serial, {})[one.level.key] = one
+    gpus = tuple(gpu(serial, index) for index, serial in enumerate(serials) if serial)
+    return Sight(gpus=gpus, figures=found, **more)  # type: ignore[arg-type]
+
+
+def told(old: dict[str, Sight], new: dict[str, Sight]) -> list[tuple[str, str, str]]:
+    return [(item.kind, item.host, item.scope) for item in changes(old, new)]
+
+
+def changes(old: dict[str, Sight], new: dict[str, Sight]) -> tuple[Change, ...]:
+    return difference(old, new, dict.fromkeys(new, CRITERIA))
+
+
+# --- parts
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        ({"h1": ["A", "B"]}, {"h1": ["A", "B"]}, []),
+        ({"h1": ["A", "B"]}, {"h1": ["A", "C"]}, [("replaced", "h1", "gpu=1")]),
+        ({"h1": ["A", "B"]}, {"h1": ["A", ""]}, [("gone", "h1", "gpu=1")]),
+        ({"h1": ["A", ""]}, {"h1": ["A", "B"]}, [("new", "h1", "gpu=1")]),
+        ({"h1": ["A", "B"]}, {"h1": ["B", "A"]}, [("moved", "h1", "gpu=0"), ("moved", "h1", "gpu=1")]),
+        ({"h1": ["A"], "h2": ["B"]}, {"h1": ["B"], "h2": ["A"]}, [("moved", "h1", "gpu=0"), ("moved", "h2", "gpu=0")]),
+        # the part of h2 went to h1, and a new one came in its place
+        (
+            {"h1": ["A"], "h2": ["B"]},
+            {"h1": ["B"], "h2": ["C"]},
+            [("moved", "h1", "gpu=0"), ("gone", "h1", "gpu=0"), ("new", "h2", "gpu=0")],
+        ),
+    ],
+)
+def test_gpus_by_slot_and_serial(
+    old: dict[str, list[str]], new: dict[str, list[str]], expected: list[tuple[str, str, str]]
+) -> None:
+    before = {name: host(serials) for name, serials in old.items()}
+    assert told(before, {name: host(serials) for name, serials in new.items()}) == expected
+
+
+def test_gpu_that_falls_off_the_bus_does_not_make_its_neighbours_new() -> None:
+    """NVML's indices move up; the slots do not."""
+    old = host(["A", "B", "C"])
+    new = replace(old, gpus=(gpu("A", 0), replace(gpu("C", 2), index=1)))
+    assert told({"h1": old}, {"h1": new}) == [("gone", "h1", "gpu=1")]
+
+
+def disks(*serials: str, kind: str = "disk") -> tuple[Place, ...]:
+    return tuple(Place(kind=kind, slot=f"disk=nvme{number}n1", serial=serial) for number, serial in enumerate(serials))
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "expected"),
+    [
+        (disks("A", "B"), disks("B", "A"), []),  # the kernel found them in another order
+        (disks("A", "B"), disks("A", "C"), ["replaced"]),
+        (disks("A", "B"), disks("A"), ["gone"]),
+        (disks("A"), disks("A", "B"), ["new"]),
+        (disks("A"), (), ["unclear"]),  # nothing tells a serial any more: that is no disk gone
+        ((), disks("A"), []),
+    ],
+)
+def test_other_parts_by_serial(old: tuple[Place, ...], new: tuple[Place, ...], expected: list[str]) -> None:
+    assert [kind for kind, _, _ in told({"h1": host(parts=old)}, {"h1": host(parts=new)})] == expected
+
+
+def test_hosts_that_went_and_came() -> None:
+    lost = {"h1": Sight(known=False), "h3": host(["C"])}
+    assert told({"h1": host(["A"]), "h2": host(["B"])}, lost) == [
+        ("gone", "h1", "host"),
+        ("gone", "h2", "host"),
+        ("new", "h3", "host"),
+    ]
+
+
+def test_versions_that_changed_alike_are_told_once() -> None:
+    old = {name: host([f"S-{name}"], versions={"driver.version": "570", "nccl": "2.28"}) for name in ("h1", "h2", "h3")}
+    new = {name: replace(was, versions={"driver.version": "580", "nccl": "2.28"}) for name, was in old.items()}
+    (found,) = changes(old, new)
+    assert (found.kind, found.what, found.old, found.new) == ("version", "driver.version", "570", "580")
+    assert found.text == "h1, h2, h3: driver.version 570 → 580"
+
+
+def test_version_that_differs_within_a_host_is_compared_as_a_whole() -> None:
+    old = {"h1": host(versions={"gpu.vbios_version": "96.00"})}
+    new = {"h1": host(versions={"gpu.vbios_version[gpu=0]": "96.00", "gpu.vbios_version[gpu=1]": "97.00"})}
+    (found,) = changes(old, new)
+    assert (found.old, found.new) == ("96.00", "96.00, 97.00")
+
+
+# --- figures and noise
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        (figure(100.0), figure(98.5), []),
+        (figure(100.0), figure(97.5), ["regressed"]),
+        (figure(100.0), figure(102.5), ["improved"]),
+        (figure(100.0, sigma=0.001, runs=4), figure(97.5), ["regressed"]),
+        (figure(100.0, sigma=0.010, runs=4), figure(97.5), []),  # 4 sigma of five runs' noise: 4.5 %
+        (figure(100.0, sigma=0.010, runs=4), figure(95.0), ["regressed"]),
+        (figure(100.0, sigma=0.100, runs=4), figure(50.0), ["unclear"]),  # a noise in which anything could hide
+        (figure(100.0, name="host_copy.bandwidth"), figure(85.0, name="host_copy.bandwidth"), []),
+        (figure(100.0, name="host_copy.bandwidth"), figure(60.0, name="host_copy.bandwidth"), ["changed"]),
+        (figure(16.0, name="gpu.pcie.width"), figure(8.0, name="gpu.pcie.width"), ["regressed"]),
+        (
+            figure(2.0, name="gpu.remapped_rows.uncorrectable"),
+            figure(3.0, name="gpu.remapped_rows.uncorrectable"),
+            ["regressed"],
+        ),
+    ],
+)
+def test_figure_must_leave_its_noise(before: Figure, after: Figure, expected: list[str]) -> None:
+    old, new = host(figures=[("S1", before)]), host(figures=[("S1", after)])
+    assert [kind for kind, _, _ in told({"h1": old}, {"h1": new})] == expected
+
+
+def test_change_states_its_noise_and_where_that_is_known_from() -> None:
+    old = host(figures=[("S1", figure(100.0, sigma=0.01, runs=4))])
+    (found,) = changes({"h1": old}, {"h1": host(figures=[("S1", figure(90.0))])})
+    assert (found.share, found.noise) == (-0.1, pytest.approx(0.0447, abs=1e-4))
+    assert found.basis == "4 times its own, which is 1.1 % (sigma) over 4 runs"
+    assert "100 B/s → 90 B/s (-10 %), beyond 4.47 % of noise" in found.text
+    (once,) = changes({"h1": host(figures=[("S1", figure(100.0))])}, {"h1": host(figures=[("S1", figure(90.0))])})
+    assert once.basis == "criterion c-memory; its own is not known"
+
+
+def test_figures_of_another_part_are_not_compared() -> None:
+    old = {"h1": host(["A"], [("A", figure(100.0))])}
+    assert told(old, {"h1": host(["B"], [("B", figure(50.0))])}) == [("replaced", "h1", "gpu=0")]
+
+
+def test_part_that_moved_takes_its_figures_along() -> None:
+    old = {"h1": host(["A"], [("A", figure(100.0))]), "h2": host(["B"], [("B", figure(100.0))])}
+    new = {"h1": host(["B"], [("B", figure(50.0))]), "h2": host(["A"], [("A", figure(100.0))])}
+    assert told(old, new) == [("regressed", "h1", "gpu=0"), ("moved", "h1", "gpu=0"), ("moved", "h2", "gpu=0")]
+
+
+def test_figures_that_were_not_measured_are_counted_and_no_regression() -> None:
+    old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
+    new = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="gemm.throughput"))])
+    found = changes({"h1": old}, {"h1": new})
+    assert [(item.kind, item.old or item.new) for item in found] == [("figures_gone", 1), ("figures_new", 1)]
+    assert not any(item.counts for item in found)
+
+
+def pairs(slow: str = "", share: float = 0.1) -> dict[str, Sight]:
+    """Three hosts, each with the rates to the two others."""
+    names = ("h1", "h2", "h3")
+    return {
+        one: host(
+            [f"S-{one}"],
+            [
+                (
+                    f"S-{one}",
+                    figure(share if slow in (one, other) else 1.0, name="pairs.bandwidth", scope=f"gpu=0,partner={other}"),
+                )
+                for other in names
+                if other != one
+            ]
+            + [("", figure(share if slow else 1.0, name="collective.all_reduce.busbw", scope="gang=r1"))],
+        )
+        for one in names
+    }  # fmt: skip
+
+
+def test_host_whose_link_became_slow_is_named_and_not_its_partners() -> None:
+    found = changes(pairs(), pairs("h2"))
+    assert [(item.kind, item.host, item.what) for item in found] == [
+        ("regressed", "h2", "collective.all_reduce.busbw"),
+        ("regressed", "h2", "pairs.bandwidth"),
+    ]
+    assert "pairs.bandwidth with h1, h3 changed by -90 to -90 %" in found[1].text
+    assert "gang=r1: collective.all_reduce.busbw" in found[0].text
+
+
+def test_runs_together_settle_and_tell_the_spread() -> None:
+    runs = [host(figures=[("S1", figure(value))]) for value in (100.0, 101.0, 99.0)]
+    for number, one in enumerate(runs):
+        for key, found in one.figures["S1"].items():
+            level = replace(found.level, values={f"r{number}": found.level.value})
+            one.figures["S1"][key] = replace(found, level=level)  # type: ignore[index]
+    (settled,) = together(runs).figures["S1"].values()
+    assert settled.level.value == 100.0
+    assert settled.level.sigma == pytest.approx(0.01 / 0.8862)
+    assert together([Sight(known=False)]).known is False
+
+
+# --- the command
+
+
+def test_command_names_exactly_what_was_done_and_its_exit_code_says_so(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def both(record: Record) -> Record:
+        return swapped("h2", 1, "S-NEW")(slowed("memory.bandwidth", 0.9, op="copy")(record))
+
+    before, same = run_directory(tmp_path / "before"), run_directory(tmp_path / "same")
+    after = run_directory(tmp_path / "after", change=both)
+    assert call("diff", before, same) == 0
+    assert "run before → same: 2 hosts, 52 figures compared: nothing changed" in capsys.readouterr().out
+    assert call("diff", before, after, "--json") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert [(item["kind"], item["host"], item["scope"]) for item in document["changes"]] == [
+        ("regressed", "h1", "gpu=0"),
+        ("replaced", "h2", "gpu=1"),
+    ]
+    assert call("diff", before, after, "--markdown") == 1
+    assert "| **replaced** | `h2` | `gpu=1` serial `S-NEW` |" in capsys.readouterr().out
+
+
+def test_several_earlier_runs_give_the_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    earlier = [
+        run_directory(tmp_path / f"run{number}", change=slowed("memory.bandwidth", share, op="copy"))
+        for number, share in enumerate((1.0, 1.02, 0.98))
+    ]
+    after = run_directory(tmp_path / "after", change=slowed("memory.bandwidth", 0.96, op="copy"))
+    assert call("diff", earlier[0], after) == 1
+    assert call("diff", *earlier, after) == 0
+    capsys.readouterr()
+    assert call("diff", earlier[0], earlier[0], after) == 64
+    assert "is given twice" in capsys.readouterr().err
+
+
+def test_nothing_in_common_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    one, other = run_directory(tmp_path / "a", hosts=["h1"]), run_directory(tmp_path / "b", hosts=["h9"])
+    assert call("diff", one, other) == 2
+    assert "nothing of it can be compared" in capsys.readouterr().err
+    assert call("diff", one, run_directory(tmp_path / "c", hosts=["h1"], simulated=False, rehearsal=True)) == 2
+    assert call("diff", tmp_path / "nowhere", one) == 2
+    assert call("diff", one) == 64

@@ -1,0 +1,130 @@
+"""A part against the fleet's others: by a share of their median, by robust deviations, in the same place of their hosts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.errors import UsageError
+from fleet.judge.criteria import Criterion, Pack, read_pack
+from fleet.judge.lint import lint
+from fleet.judge.verdict import Evidence, judge
+from schemas.records import Record
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+from tests.accepted import small
+
+NORMAL = (1.0, 1.001, 0.999, 1.002, 0.998, 1.0005, 0.9995, 1.0015, 0.9985, 1.0)
+"""Shares: their robust standard deviation is about 0.15 %."""
+
+
+def criterion(**over: object) -> Criterion:
+    fields = {"id": "relative", "name": "stress.throughput", "scope": "gpu", "operator": "ge", "unit": "FLOP/s"}
+    return Criterion(**{**fields, "action": "inspect_hardware", "source": "a test", **over})  # type: ignore[arg-type]
+
+
+def judged(asked: Criterion, shares: dict[str, tuple[float, float]]) -> dict[tuple[str, str], Verdict]:
+    """The verdicts on hosts of two GPUs, whose rates under stress are these shares of the usual."""
+    plan = small(*shares)
+    evidence = {}
+    for host in shares:
+
+        def share(record: Record, host: str = host) -> Record:
+            seen = tuple(
+                replace(item, value=float(item.value) * shares[host][int(item.scope[-1])])
+                if item.name == "stress.throughput" and isinstance(item.value, float)
+                else item
+                for item in record.observations
+            )
+            return replace(record, observations=seen)
+
+        evidence[host] = Evidence(records=tuple(map(share, builders.records(plan, host))))
+    packs = (Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=(asked,)),)
+    return {(item.host, item.scope): item for item in judge(plan, evidence, packs) if item.criterion == "relative"}
+
+
+def fleet(count: int, **odd: tuple[float, float]) -> dict[str, tuple[float, float]]:
+    usual = {f"h{number}": (NORMAL[number % 10], NORMAL[(number + 3) % 10]) for number in range(count)}
+    return {**usual, **odd}
+
+
+def test_part_many_deviations_away_fails_alone_and_the_spread_is_told() -> None:
+    found = judged(criterion(fleet_deviations=6.0), fleet(6, h2=(0.98, 1.0)))
+    assert [place for place, item in found.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
+    assert "6 robust deviations" in found[("h2", "gpu=0")].detail
+    assert "over 12 GPUs" in found[("h2", "gpu=0")].detail
+
+
+def test_spread_of_few_parts_is_not_known() -> None:
+    found = judged(criterion(fleet_deviations=6.0), fleet(3, h2=(0.5, 1.0)))
+    assert {item.verdict for item in found.values()} == {INCONCLUSIVE}
+    assert "a spread needs at least 8" in next(iter(found.values())).reason
+    assert judged(criterion(fleet_deviations=6.0, optional=True), fleet(3)) == {}
+
+
+def test_of_share_and_deviations_the_farther_counts() -> None:
+    """1.2 % under the median: many deviations, and yet within the 2 % that are always allowed."""
+    slow = fleet(6, h2=(0.988, 1.0))
+    assert judged(criterion(fleet_deviations=4.0), slow)[("h2", "gpu=0")].verdict == FAIL
+    assert judged(criterion(fleet_deviations=4.0, fleet_fraction=0.98), slow)[("h2", "gpu=0")].verdict == PASS
+    # a fleet too small for its spread falls back to the share
+    few = judged(criterion(fleet_deviations=4.0, fleet_fraction=0.98), fleet(3, h2=(0.95, 1.0)))
+    assert [place for place, item in few.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
+
+
+def test_parts_are_compared_with_those_in_the_same_place_where_they_are_enough() -> None:
+    """The second GPU of every host is in warmer air, and 4 % slower: a slow first one hides behind those."""
+    warm = {host: (first, second * 0.96) for host, (first, second) in fleet(10).items()}
+    warm["h3"] = (0.97, 0.96)
+    by_model = judged(criterion(fleet_fraction=0.985), warm)
+    assert {item.verdict for item in by_model.values()} == {PASS}
+    by_place = judged(criterion(fleet_fraction=0.985, by_position=True), warm)
+    assert [place for place, item in by_place.items() if item.verdict == FAIL] == [("h3", "gpu=0")]
+    assert "over 10 GPUs at gpu=0" in by_place[("h3", "gpu=0")].detail
+    few = {host: warm[host] for host in ("h0", "h1", "h2", "h4")}
+    assert "over 8 GPUs" in next(iter(judged(criterion(fleet_fraction=0.5, by_position=True), few).values())).detail
+
+
+PACK = """\
+schema: rackproof.criteria/1
+summary: ours
+criteria:
+  - {{id: a, name: stress.throughput, scope: gpu, operator: {operator}, {limit}, unit: FLOP/s, action: rma, source: "ours alone"}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("operator", "limit", "finding"),
+    [
+        ("ge", "vs_fleet: {deviations: 5}", ""),
+        ("ge", "vs_fleet: {fraction: 0.95, deviations: 5, by: position}", ""),
+        ("ge", "vs_baseline: {fraction: 0.95}", ""),
+        ("ge", "vs_baseline: {fraction: 1.05}", "half of the healthy parts miss it"),
+        ("eq", "vs_baseline: {fraction: 0.95}", "no two measurements"),
+        ("eq", "vs_fleet: {deviations: 5}", "no two measurements"),
+    ],
+)
+def test_pack_says_so_and_the_lint_knows_it(operator: str, limit: str, finding: str, tmp_path: Path) -> None:
+    path = tmp_path / "ours.yml"
+    path.write_text(PACK.format(operator=operator, limit=limit))
+    found = [str(item) for item in lint(read_pack(str(path)))]
+    assert any(finding in text for text in found) if finding else found == []
+
+
+@pytest.mark.parametrize(
+    "limit",
+    [
+        "vs_fleet: {by: position}",
+        "vs_fleet: {deviations: 1}",
+        "vs_baseline: {sigmas: 4}",
+        "vs_baseline: {fraction: 0.9, change: 1}",
+        "vs_baseline: {fraction: 0.9}, value: 1.0",
+    ],
+)
+def test_limit_that_says_nothing_or_two_things_is_refused(limit: str, tmp_path: Path) -> None:
+    path = tmp_path / "ours.yml"
+    path.write_text(PACK.format(operator="ge", limit=limit))
+    with pytest.raises(UsageError):
+        read_pack(str(path))

@@ -1,0 +1,76 @@
+"""An old run under another pack: what the pack changed changes, and nothing else; nothing is written unless asked."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.accepted import call, report_of, run_directory
+
+PACK = """\
+schema: rackproof.criteria/1
+summary: ours
+criteria:
+  - {{id: {id}, name: memory.bandwidth, scope: gpu, where: {{op: copy}}, operator: ge, value: {value}, unit: B/s, action: rma,
+     source: "the contract, annex 3"}}
+"""
+
+
+def pack(path: Path, criterion: str, value: str) -> Path:
+    path.write_text(PACK.format(id=criterion, value=value))
+    return path
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run that was accepted and reported."""
+    directory = run_directory(tmp_path / "old")
+    assert call("report", directory) == 0
+    return directory
+
+
+def places(verdicts: list[dict[str, object]], but: str) -> list[dict[str, object]]:
+    return [verdict for verdict in verdicts if verdict["criterion"] != but]
+
+
+def test_rejudging_under_a_tighter_pack_changes_only_the_verdicts_that_the_pack_changed(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = (run / "report.json").read_bytes()
+    tighter = pack(tmp_path / "tighter.yml", "hbm-copy", "4.5e+12")
+    capsys.readouterr()
+    assert call("judge", run, "--criteria", tighter, "--json") == 1
+    document = json.loads(capsys.readouterr().out)
+    assert (document["was"]["status"], document["status"]) == ("PASS", "FAIL")
+    told = [(item["kind"], item["new"]) for item in document["changes"]]
+    changed = {(kind, now["host"], now["scope"], now["criterion"]) for kind, now in told}
+    assert changed == {("verdict", host, f"gpu={index}", "hbm-copy") for host in ("h1", "h2") for index in (0, 1)}
+    assert {(item["old"]["verdict"], item["new"]["verdict"]) for item in document["changes"]} == {("pass", "fail")}
+    assert (run / "report.json").read_bytes() == before
+    old = report_of(run)["verdicts"]
+    assert call("judge", run, "--criteria", tighter, "--write") == 1
+    assert places(report_of(run)["verdicts"], "hbm-copy") == places(old, "hbm-copy")
+    assert report_of(run)["decision"] == "rejected"
+
+
+def test_same_criteria_change_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    capsys.readouterr()
+    assert call("judge", run) == 0
+    assert "old: PASS, as before\nno verdict is another; " in capsys.readouterr().out
+
+
+def test_criterion_that_is_new_and_limit_that_moved_are_told_apart(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    capsys.readouterr()
+    assert call("judge", run, "--criteria", pack(tmp_path / "more.yml", "ours", "1.0e+12")) == 0
+    assert "PASS, as before\n4 new; " in capsys.readouterr().out
+    assert call("judge", run, "--criteria", pack(tmp_path / "looser.yml", "hbm-copy", "3.0e+12")) == 0
+    assert "PASS, as before\n4 other limits or reasons; " in capsys.readouterr().out
+
+
+def test_run_without_a_report_has_nothing_to_compare_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert call("judge", run_directory(tmp_path / "fresh")) == 2
+    assert "there is nothing to compare with" in capsys.readouterr().err

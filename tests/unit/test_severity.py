@@ -1,0 +1,67 @@
+"""How grave a failure is: by its action, or as the pack says; the alerts say the same; reports rank by it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fleet.alerts.rules import PACKS, criteria_of, read_table, rules_of
+from fleet.judge.criteria import read_pack
+from fleet.report.merge import reasons
+from fleet.report.render import rows
+from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, WARNING, Verdict
+
+
+def failed(action: str, name: str = "gpu.a", **over: str) -> Verdict:
+    fields = {"host": "h1", "scope": "host", "name": name, "verdict": FAIL, "criterion": name, "reason": name}
+    return Verdict(**{**fields, "action": action, **over})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("action", ACTIONS)
+def test_severity_follows_the_action_where_nobody_says(action: str) -> None:
+    assert failed(action).severity == (WARNING if action in ("monitor", "none") else CRITICAL)
+    assert failed(action, severity=WARNING).severity == WARNING
+
+
+@pytest.mark.parametrize("verdict", [PASS, INCONCLUSIVE])
+def test_what_did_not_fail_has_no_severity(verdict: str) -> None:
+    assert failed("rma", verdict=verdict).severity == ""
+
+
+def test_alerts_say_the_same_as_the_criteria_that_they_speak_for() -> None:
+    criteria = criteria_of([read_pack(name) for name in PACKS])
+    other = {
+        criterion.id: (criterion.severity, alert.severity)
+        for group in read_table()
+        for alert in group.alerts
+        for rule in rules_of(alert, criteria)
+        for criterion in rule.criteria
+        if criterion.severity != alert.severity
+    }
+    assert other == {}
+
+
+PACK = """\
+schema: rackproof.criteria/1
+summary: ours
+criteria:
+  - {id: a, name: gpu.count, operator: eq, value: 1, unit: "1", action: rma, severity: warning, source: "ours alone"}
+  - {id: b, name: gpu.count, operator: eq, value: 1, unit: "1", action: rma, source: "ours alone"}
+"""
+
+
+def test_pack_has_the_last_word(tmp_path: Path) -> None:
+    path = tmp_path / "ours.yml"
+    path.write_text(PACK)
+    assert {item.id: item.severity for item in read_pack(str(path)).criteria} == {"a": WARNING, "b": CRITICAL}
+
+
+def test_reports_tell_what_is_critical_first() -> None:
+    verdicts = [
+        failed("none", "gpu.open", verdict=INCONCLUSIVE),
+        failed("rma", "gpu.noise", severity=WARNING),
+        failed("reboot", "gpu.dead"),
+    ]
+    assert [line.split(": ")[2] for line in reasons(verdicts)] == ["gpu.dead", "gpu.noise", "gpu.open"]
+    assert [item.name for item in rows.reasons(verdicts)] == ["gpu.dead", "gpu.noise", "gpu.open"]

@@ -1,0 +1,209 @@
+"""Waivers: what failed stays failed and says who answers for it; what expired fails; nothing unknown is waived in passing."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from fleet.baseline.waivers import read_waivers
+from fleet.errors import UsageError
+from fleet.judge.waivers import Waived, covers
+from schemas import documents
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.waivers import Waiver
+from tests import builders
+from tests.accepted import call, report_of, run_directory, slowed
+
+WAIVER = Waiver(
+    criterion="hbm-copy", host="h1", who="Ada Example", why="known slow, replaced in May", until="2026-12-31"
+)
+SLOW = slowed("memory.bandwidth", 0.5, op="copy")
+
+
+def failed(**over: object) -> Verdict:
+    fields = {"host": "h1", "scope": "gpu=0", "serial": "S1", "name": "memory.bandwidth", "verdict": FAIL}
+    return Verdict(**{**fields, "criterion": "hbm-copy", "reason": "found 1, wanted 2", "action": "rma", **over})  # type: ignore[arg-type]
+
+
+def written(path: Path, *waivers: dict[str, object]) -> Path:
+    common = {
+        "criterion": "hbm-copy",
+        "who": "Ada Example",
+        "why": "known slow, replaced in May",
+        "until": "2026-12-31",
+    }
+    lines = ["schema: rackproof.waivers/1", "waivers:"]
+    for waiver in waivers:
+        shown = {
+            key: str(value).lower() if isinstance(value, bool) else f'"{value}"'
+            for key, value in {**common, **waiver}.items()
+        }
+        lines.append(f"  - {{{', '.join(f'{key}: {value}' for key, value in shown.items())}}}")
+    path.write_text("\n".join(lines) + "\n")
+    return path
+
+
+@pytest.mark.parametrize(
+    ("waiver", "verdict", "holds"),
+    [
+        ({}, {}, True),
+        ({"host": "h2"}, {}, False),
+        ({"criterion": "memory-vs-fleet"}, {}, False),
+        ({"scope": "gpu=0"}, {}, True),
+        ({"scope": "gpu=0"}, {"scope": "gpu=0,link=3"}, True),
+        ({"scope": "gpu=1"}, {"scope": "gpu=11"}, False),
+        ({"host": "", "serial": "S1"}, {}, True),
+        ({"host": "", "serial": "S1"}, {"host": "h9", "scope": "gpu=7"}, True),
+        ({"host": "", "serial": "S2"}, {}, False),
+        ({"name": "memory.bandwidth"}, {}, True),
+        ({"name": "memory.latency"}, {}, False),
+        ({}, {"verdict": INCONCLUSIVE}, False),
+        ({"absent": True, "name": "memory.bandwidth"}, {"verdict": INCONCLUSIVE}, True),
+        ({"absent": True, "name": "memory.bandwidth"}, {}, False),
+        ({"absent": True, "name": "record"}, {"verdict": INCONCLUSIVE, "name": "record"}, False),
+        ({"absent": True, "name": "stage.gang"}, {"verdict": INCONCLUSIVE, "name": "stage.gang"}, False),
+        ({"absent": True, "name": "gpu"}, {"verdict": INCONCLUSIVE, "name": "gpu"}, False),
+    ],
+)
+def test_what_a_waiver_is_for(waiver: dict[str, object], verdict: dict[str, object], holds: bool) -> None:
+    assert covers(replace(WAIVER, **waiver), failed(**verdict)) is holds  # type: ignore[arg-type]
+
+
+def test_waived_verdict_stays_what_it_is_and_carries_the_waiver() -> None:
+    verdict = Waived([WAIVER], builders.WHEN).verdict(failed())
+    assert (verdict.verdict, verdict.reason, verdict.waiver) == (FAIL, "found 1, wanted 2", WAIVER)
+    assert not verdict.stands
+    assert failed().stands
+
+
+@pytest.mark.parametrize(("day", "waived"), [("2026-12-30", True), ("2026-12-31", True), ("2027-01-01", False)])
+def test_waiver_holds_through_its_last_day_by_the_day_of_the_plan(day: str, waived: bool) -> None:
+    verdict = Waived([WAIVER], f"{day}T23:59:59Z").verdict(failed())
+    assert (verdict.waiver is not None) is waived
+    told = "its waiver by Ada Example expired on 2026-12-31 (known slow, replaced in May)"
+    assert (told in verdict.reason) is not waived
+
+
+def test_of_two_waivers_the_one_that_still_holds_counts() -> None:
+    old = replace(WAIVER, until="2026-01-01")
+    assert Waived([old, WAIVER], builders.WHEN).verdict(failed()).waiver == WAIVER
+
+
+def test_passes_are_left_alone() -> None:
+    assert Waived([WAIVER], builders.WHEN).verdict(failed(verdict=PASS)).waiver is None
+
+
+def test_run_with_a_waived_failure_is_accepted_as_such_and_names_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory(tmp_path / "r1", change=SLOW)
+    assert call("report", run) == 1
+    plain = {item["criterion"] for item in report_of(run)["verdicts"] if item["verdict"] == FAIL}
+    lines = [{"criterion": criterion, "host": "h1", "scope": "gpu=0"} for criterion in sorted(plain)]
+    capsys.readouterr()
+    assert call("report", run, "--waivers", written(tmp_path / "w.yml", *lines)) == 0
+    report, shown = report_of(run), capsys.readouterr().out
+    assert (report["decision"], report["acceptance"]["status"]) == ("accepted", "PASS WITH WAIVERS")
+    assert "FINAL ACCEPTANCE: PASS WITH WAIVERS" in shown
+    assert "WAIVED: hbm-copy on h1 gpu=0: 1 failed; by Ada Example until 2026-12-31" in shown
+    assert "Memory bandwidth: FAIL (waived)" in shown
+    waived = [item for item in report["verdicts"] if "waiver" in item]
+    assert {(item["verdict"], item["criterion"]) for item in waived} == {(FAIL, criterion) for criterion in plain}
+    for view in ("report.md", "report.html"):
+        assert "Ada Example" in (run / view).read_text()
+        assert "PASS WITH WAIVERS" in (run / view).read_text()
+
+
+def test_expired_waiver_rejects_and_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_directory(tmp_path / "r1", change=SLOW)
+    waivers = written(tmp_path / "w.yml", {"host": "h1", "until": "2026-11-20"})
+    assert call("report", run, "--waivers", waivers) == 1
+    shown = capsys.readouterr().out
+    assert "its waiver by Ada Example expired on 2026-11-20" in shown
+    assert "Waiver EXPIRED on 2026-11-20: hbm-copy on h1 (by Ada Example)" in shown
+
+
+def test_waiver_that_nothing_needs_is_told_and_changes_nothing(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory(tmp_path / "r1")
+    assert call("report", run, "--waivers", written(tmp_path / "w.yml", {"host": "h2"})) == 0
+    shown = capsys.readouterr().out
+    assert "FINAL ACCEPTANCE: PASS\n" in shown
+    assert "Waiver not used: hbm-copy on h2 (by Ada Example until 2026-12-31)" in shown
+
+
+def test_absence_is_waived_by_host_and_name_alone(tmp_path: Path) -> None:
+    def without(record: builders.Record) -> builders.Record:
+        kept = tuple(seen for seen in record.observations if seen.name != "stress.power" or record.host == "h2")
+        return replace(record, observations=kept)
+
+    run = run_directory(tmp_path / "r1", change=without)
+    assert call("report", run) == 2
+    vague = written(tmp_path / "vague.yml", {"criterion": "stress-power", "host": "h1"})
+    assert call("report", run, "--waivers", vague) == 2
+    named = {"criterion": "plan", "host": "h1", "name": "stress.power", "absent": True}
+    assert call("report", run, "--waivers", written(tmp_path / "named.yml", named)) == 0
+    assert report_of(run)["acceptance"]["status"] == "PASS WITH WAIVERS"
+
+
+def test_host_without_record_cannot_be_waived(tmp_path: Path) -> None:
+    run = run_directory(tmp_path / "r1")
+    (run / "hosts" / "h2.json").unlink()
+    waivers = written(tmp_path / "w.yml", {"criterion": "plan", "host": "h2", "name": "record", "absent": True})
+    assert call("report", run, "--waivers", waivers) == 64
+    assert call("report", run) == 2
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ({}, "waivers.0"),  # a fleet cannot be waived
+        ({"host": "h1", "until": "2026-02-30"}, "until 2026-02-30 is no day"),
+        ({"host": "h1", "why": "short"}, "waivers.0.why"),
+        ({"host": "h1", "hots": "h1"}, "unknown hots (did you mean host?)"),
+        ({"host": "h1", "absent": True}, "'name' is a required property"),
+        ({"host": "h1", "criterion": "plan"}, "write `absent: true` with host and name"),
+        ({"host": "h1", "name": "stage.gang", "absent": True}, "cannot be waived"),
+    ],
+)
+def test_waiver_that_cannot_be_meant_is_refused(line: dict[str, object], message: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError) as refused:
+        read_waivers(str(written(tmp_path / "w.yml", line)), {"h1"})
+    assert message in str(refused.value)
+
+
+def test_day_needs_no_quotes(tmp_path: Path) -> None:
+    path = written(tmp_path / "w.yml", {"host": "h1"})
+    path.write_text(path.read_text().replace('"2026-12-31"', "2026-12-31"))
+    assert [waiver.until for waiver in read_waivers(str(path), {"h1"})] == ["2026-12-31"]
+
+
+def test_waivers_of_the_inventory_stand_in_the_plan_and_judge_without_the_file(tmp_path: Path) -> None:
+    path = written(tmp_path / "w.yml", {"host": "h1"}, {"host": "elsewhere"}, {"serial": "S9"})
+    waivers = read_waivers(str(path), {"h1", "h2"})
+    assert [waiver.host or waiver.serial for waiver in waivers] == ["h1", "S9"]
+    slow = slowed("memory.bandwidth", 0.974, op="copy")  # under the floor, within what the fleet allows
+    run = run_directory(tmp_path / "r1", change=slow, waivers=waivers)
+    path.unlink()
+    call("report", run)
+    states = {item["criterion"]: "waiver" in item for item in report_of(run)["verdicts"] if item["verdict"] == FAIL}
+    assert states["hbm-copy"] is True
+
+
+def test_plan_records_the_waivers_that_the_inventory_names(tmp_path: Path) -> None:
+    path = written(tmp_path / "w.yml", {"host": "h2"}, {"host": "elsewhere"})
+    hosts = builders.inventory(
+        "h1", "h2", rackproof_gpu_count=2, rackproof_gang="none", rackproof_profile="smoke", rackproof_waivers=str(path)
+    )
+    listing = tmp_path / "inventory.json"
+    listing.write_text(json.dumps({"gpu_hosts": {"hosts": list(hosts)}, "_meta": {"hostvars": hosts}}))
+    run = tmp_path / "runs" / "r1"
+    assert call("plan", "-i", listing, "--run-dir", run) == 0
+    (waiver,) = documents.read(run / "plan.json", "plan")["waivers"]
+    assert (waiver["host"], waiver["origin"]) == ("h2", "w.yml waiver 1")
+    written(path, {"host": "h1"})  # a run that is resumed under other waivers is another run
+    assert call("plan", "-i", listing, "--run-dir", run) == 64
