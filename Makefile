@@ -75,5 +75,8 @@ test-image: $(STAMP) ## Build the container image and run it, as root with build
 test-gpu: $(STAMP) ## What needs GPUs, on a host that has them
 	$(BIN)/pytest -m gpu tests/gpu
 
+bench-report: $(STAMP) ## Time and memory of the report by the number of hosts: HOSTS="100 1000 10000"
+	$(BIN)/python docs/measurements/report_scale.py $(HOSTS)
+
 clean: ## Remove what was built here
 	rm -rf $(VENV) build dist runs .lab

@@ -10,8 +10,27 @@ import traceback
 
 from schemas import VERSION, documents
 
-HOST_VERBS = ("inspect", "doctor", "bench", "launch", "soak", "wait", "export", "stop")
-FLEET_VERBS = ("plan", "gangs", "report", "watch", "power", "criteria")
+HOST_VERBS = ("inspect", "doctor", "bench", "launch", "soak", "wait", "export", "stop", "busy", "attend", "tell")
+FLEET_VERBS = (
+    "plan",
+    "gangs",
+    "report",
+    "judge",
+    "baseline",
+    "diff",
+    "watch",
+    "simulate",
+    "power",
+    "criteria",
+    "scheduler",
+    "notice",
+    "revalidate",
+    "collect",
+    "rma",
+    "sign",
+    "verify",
+)
+BOTH_VERBS = ("run",)
 USAGE, TROUBLE, DEFECT = 64, 2, 70
 
 
@@ -36,10 +55,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--version", action="version", version=f"rackproof {VERSION}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=_Parser)
     verb = next((word for word in arguments if not word.startswith("-")), "")
-    if verb and verb not in HOST_VERBS + FLEET_VERBS:
-        parser.error(f"unknown verb {verb!r}{documents.nearest(verb, HOST_VERBS + FLEET_VERBS)}")
+    if verb and verb not in HOST_VERBS + FLEET_VERBS + BOTH_VERBS:
+        parser.error(f"unknown verb {verb!r}{documents.nearest(verb, HOST_VERBS + FLEET_VERBS + BOTH_VERBS)}")
     # Each side has needs of its own (NVML here, Ansible there), so only the one that is asked for is imported.
-    for module, mine in (("agent.cli", HOST_VERBS), ("fleet.cli", FLEET_VERBS)):
+    for module, mine in (("agent.cli", HOST_VERBS), ("fleet.cli", FLEET_VERBS), ("rackproof_run", BOTH_VERBS)):
         if verb in mine or not verb:
             try:
                 importlib.import_module(module).add_verbs(verbs)

@@ -106,7 +106,7 @@ def _checked(options: argparse.Namespace) -> int:
 def _run(options: argparse.Namespace) -> int:
     seat_of(TORCHRUN, os.environ)
     now = datetime.now(timezone.utc)
-    options.run_dir = options.run_dir or Path("runs") / now.strftime("%Y%m%dT%H%M%SZ")
+    options.run_dir = (options.run_dir or Path("runs") / now.strftime("%Y%m%dT%H%M%SZ")).absolute()
     profile = alone(read_profile(options.profile))
     cpu = profile["device"] == "cpu"
     _check(options, cpu=cpu)
@@ -208,7 +208,7 @@ def plan_of(options: argparse.Namespace, profile: Mapping[str, Any], machine: Ma
     plan = make_plan(
         profile,
         {name: variables},
-        run_id=options.run_dir.absolute().name,
+        run_id=options.run_dir.name,
         nonce=secrets.token_hex(16),
         created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
     )

@@ -19,7 +19,7 @@ from agent.launch.detect import seat_of
 from agent.launch.part import all_processors, enough, host_of, members_of
 from agent.launch.seat import LAUNCHERS, MPI, TORCHRUN, Seat, SeatError
 from agent.live import Span
-from agent.record import HostRun
+from agent.record import HostRun, run_directory
 from agent.snapshot import collect
 from agent.soak import FAILURE, NOT_WELL, SoakRun, carry_out, look, told
 from collectors.base import Absent, scope
@@ -41,7 +41,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     _inspect_options(verbs)
     _doctor_options(verbs)
     run = argparse.ArgumentParser(add_help=False)
-    run.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
+    run.add_argument("--run-dir", type=run_directory, required=True, help="directory of the run on this host")
     run.add_argument("--host", help="this host's name in the plan (default: found by the names that it goes by)")
     run.add_argument("--interface", default="", help="network interface for NCCL and gloo (default: they choose)")
     run.add_argument("--detach", action="store_true", help="return at once; `rackproof wait` waits for the end")
@@ -99,7 +99,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="wait for the end of a detached stage; exits 3 where it did not finish well",
         epilog="example: rackproof wait --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --stage gang",
     )
-    wait.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
+    wait.add_argument("--run-dir", type=run_directory, required=True, help="directory of the run on this host")
     wait.add_argument("--host", required=True, help="this host's name in the plan")
     wait.add_argument("--stage", required=True, choices=["benchmark", "soak", "gang"])
     wait.set_defaults(call=_wait)
@@ -133,7 +133,7 @@ def _inspect_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser])
         help="take a snapshot of this host, and begin its record where a plan is given; exits 75 where another run has it",
         epilog="example: rackproof inspect --json",
     )
-    inspect.add_argument("--run-dir", type=Path, help="add the snapshot to the record of this run")
+    inspect.add_argument("--run-dir", type=run_directory, help="add the snapshot to the record of this run")
     inspect.add_argument("--host", help="this host's name in the plan; needed with --run-dir")
     inspect.add_argument("--plan", help="plan to begin the run with; - reads it from standard input")
     inspect.add_argument("--claim", help="lock.json of the run on the control node: who carries it out")

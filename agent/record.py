@@ -31,6 +31,11 @@ def _one_at_a_time(change: Callable[Concatenate[HostRun, _P], Record]) -> Callab
     return alone
 
 
+def run_directory(path: str) -> Path:
+    """For a command line: as it lies now, since the ranks run elsewhere."""
+    return Path(path).absolute()
+
+
 class HostRun:
     """One host's part in one run, kept under `directory`.
 

@@ -1,4 +1,4 @@
-"""The acceptance playbook over real SSH, with real torchrun across hosts and a real Prometheus, on three lab hosts."""
+"""The acceptance playbook over real SSH, with real torchrun across hosts, a real Prometheus and `rackproof watch`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,32 @@ import pytest
 import yaml
 
 from schemas import documents
-from tests.lab.kill_points import tiny
+from tests.lab.kill_points import ROOT, Attempt, Site
 from tests.lab.lab import Lab
 from tests.lab.prometheus import Prometheus
 
-ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
-DEADLINE_S = 300
+SMALL: dict[str, Any] = {
+    "schema": "rackproof.profile/1",
+    "summary": "as little as shows whom a fault costs what",
+    "device": "cpu",
+    "processes_per_host": 1,
+    "stages": {
+        "benchmark": {
+            "deadline_s": 90,
+            "collective_timeout_s": 30,
+            "benchmarks": {
+                "memory": {"ops": ["copy", "triad"], "size_bytes": 1048576, "seconds": 0.1},
+                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 3.0, "settle_seconds": 0.2},
+            },
+        },
+        "gang": {
+            "deadline_s": 90,
+            "collective_timeout_s": 30,
+            "benchmarks": {"pairs": {"size_bytes": 65536, "seconds": 0.1}},
+        },
+    },
+}
 
 
 @dataclass(frozen=True)
@@ -29,7 +48,8 @@ class Run:
     """One finished acceptance run."""
 
     directory: Path
-    playbook: subprocess.CompletedProcess[str]
+    code: int
+    output: str
 
     @property
     def report(self) -> dict[str, Any]:
@@ -44,64 +64,50 @@ class Run:
 
     def measured(self, host: str) -> int:
         """How many observations of the plan the report has of a host."""
-        return int(next(item for item in self.report["hosts"] if item["name"] == host)["coverage"]["measured"])
+        return int(self._coverage(host)["measured"])
 
+    def missing(self, host: str) -> int:
+        """How many of them it has not."""
+        return int(self._coverage(host)["expected"]) - self.measured(host)
 
-@dataclass(frozen=True)
-class Site:
-    """A control node with three hosts."""
-
-    lab: Lab
-    runs: Path
-    prometheus: Prometheus
-
-    def accept(self, run_id: str, **variables: Any) -> Run:
-        """Runs playbooks/acceptance.yml."""
-        group = {
-            "rackproof_profile": "rehearsal",
-            "rackproof_rack": "rack1",
-            "rackproof_fabric_interface": "eth0",
-            "rackproof_python": sys.executable,
-            "rackproof_system_torch": True,
-            "rackproof_wheelhouse": str(ROOT / "build" / "wheelhouse"),
-            "rackproof_minimum_free_bytes": 100_000_000,  # a lab host's disk is a small tmpfs
-            "rackproof_runs_directory": str(self.runs),
-            **variables,
-        }
-        inventory = self.lab.inventory(groupvars=group, name=run_id)
-        playbook = self.lab.run(
-            [
-                *(Path(sys.executable).parent / "ansible-playbook", "-i", inventory),
-                *(ROOT / "playbooks" / "acceptance.yml", "-e", f"rackproof_run_id={run_id}"),
-            ],
-            cwd=ROOT,
-            check=False,
-            timeout=DEADLINE_S,
-        )
-        print(playbook.stdout[-6000:], playbook.stderr[-2000:])
-        return Run(directory=self.runs / run_id, playbook=playbook)
-
-    def processes(self, host: str) -> str:
-        """Command lines of ours that run on a host."""
-        return self.lab.on(host, "pgrep", "-af", "rackproof|torch.distributed|agent.benchmarks", check=False).stdout
+    def _coverage(self, host: str) -> dict[str, Any]:
+        found: dict[str, Any] = next(item for item in self.report["hosts"] if item["name"] == host)["coverage"]
+        return found
 
 
 @pytest.fixture(scope="module")
 def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("site")
     (directory / "runs").mkdir()
-    with Lab(directory / "lab") as lab:
-        prometheus = lab.prometheus(directory / "runs" / "prometheus" / "*.json")
-        yield Site(lab=lab, runs=directory / "runs", prometheus=prometheus)
+    alone = {**SMALL, "stages": {"benchmark": SMALL["stages"]["benchmark"]}}
+    for name, profile in (("small", SMALL), ("alone", alone)):
+        (directory / f"{name}.yml").write_text(yaml.safe_dump(profile))
+    with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
+        yield Site(lab=lab, runs=directory / "runs")
 
 
 @pytest.fixture(scope="module")
-def accepted(site: Site) -> Run:
-    return site.accept("first")
+def prometheus(site: Site) -> Prometheus:
+    return site.lab.prometheus(site.runs / "prometheus" / "*.json")
+
+
+def accept(site: Site, run_id: str, profile: str) -> Run:
+    """An acceptance by a small profile."""
+    code, output = site.run(run_id, rackproof_profile=str(site.runs.parent / f"{profile}.yml"))
+    print(output[-6000:])
+    return Run(site.runs / run_id, code, output)
+
+
+@pytest.fixture(scope="module")
+def accepted(site: Site, prometheus: Prometheus) -> Run:
+    """The rehearsal as users have it, all of it."""
+    code, output = site.run("first", rackproof_profile="rehearsal", nvidia_driver_state=None)
+    print(output[-6000:])
+    return Run(site.runs / "first", code, output)
 
 
 def test_rack_is_accepted_as_a_rehearsal(accepted: Run) -> None:
-    assert accepted.playbook.returncode == 0
+    assert accepted.code == 0
     report = accepted.report
     assert (report["decision"], report["rehearsal"], report["acceptance"]["status"]) == (
         "accepted",
@@ -110,7 +116,7 @@ def test_rack_is_accepted_as_a_rehearsal(accepted: Run) -> None:
     )
     assert {host["name"]: host["decision"] for host in report["hosts"]} == dict.fromkeys(HOSTS, "accepted")
     assert report["coverage"]["measured"] == report["coverage"]["expected"] > 300
-    assert "FINAL ACCEPTANCE: REHEARSAL PASS" in accepted.playbook.stdout
+    assert "FINAL ACCEPTANCE: REHEARSAL PASS" in accepted.output
     for view in ("report.html", "report.md"):
         assert "REHEARSAL" in (accepted.directory / view).read_text()
 
@@ -124,14 +130,15 @@ def test_ranks_of_all_hosts_worked_together(accepted: Run) -> None:
         assert [rank["exit_code"] for rank in record["launches"][0]["ranks"]] == [0, 0]
 
 
-def test_prometheus_has_every_host_under_this_run(site: Site, accepted: Run) -> None:
+def test_prometheus_has_every_host_under_this_run(prometheus: Prometheus, accepted: Run) -> None:
     series = 'count_over_time(rackproof_host_memory_total_bytes{run_id="first"}[1h])'
-    found = {item["metric"]["host"]: item["metric"]["rack"] for item in site.prometheus.wait_for(series, at_least=3)}
+    found = {item["metric"]["host"]: item["metric"]["rack"] for item in prometheus.wait_for(series, at_least=3)}
     assert found == dict.fromkeys(HOSTS, "rack1")
 
 
 def test_nothing_runs_on_after_the_run(site: Site, accepted: Run) -> None:
-    assert {host: site.processes(host) for host in HOSTS} == dict.fromkeys(HOSTS, "")
+    ours = ("pgrep", "-af", "rackproof|torch.distributed|agent.benchmarks")
+    assert {host: site.lab.on(host, *ours, check=False).stdout for host in HOSTS} == dict.fromkeys(HOSTS, "")
 
 
 def test_deleted_record_is_named_and_the_rest_is_kept(accepted: Run, tmp_path: Path) -> None:
@@ -142,7 +149,7 @@ def test_deleted_record_is_named_and_the_rest_is_kept(accepted: Run, tmp_path: P
         [sys.executable, ROOT / "rackproof.py", "report", directory], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
-    run = Run(directory=directory, playbook=done)
+    run = Run(directory, done.returncode, done.stdout)
     assert run.findings() == {("node2", "record", "inconclusive")}
     assert run.measured("node1") == accepted.measured("node1")
     assert run.measured("node3") == accepted.measured("node3")
@@ -159,12 +166,44 @@ def changed_tasks(output: str) -> set[str]:
     return found
 
 
-def test_settled_hosts_are_left_as_they_are(site: Site, accepted: Run) -> None:
-    short = site.runs.parent / "tiny.yml"
-    short.write_text(yaml.safe_dump(tiny(0.3)))
-    again = site.accept("again", rackproof_profile=str(short), nvidia_driver_state="ignored")
-    assert again.playbook.returncode == 0
-    assert changed_tasks(again.playbook.stdout) == {
+@dataclass(frozen=True)
+class Watched(Run):
+    """A run that was watched from the moment on at which hosts were looked at."""
+
+    views: list[dict[str, Any]]
+    lines: list[str]
+
+
+@pytest.fixture(scope="module")
+def again(site: Site, accepted: Run) -> Watched:
+    """A second run, on settled hosts, of little: what the faults below are held against."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("RACKPROOF_HEARTBEAT", "2")
+        attempt = site.start("again", rackproof_profile=str(site.runs.parent / "small.yml"))
+    watchers = watch(attempt, site.lab, site.runs / "again")
+    output = attempt.end()
+    for watcher in watchers:
+        assert watcher.wait(20) == 0
+    views, lines = ((site.lab.directory / name).read_text().splitlines() for name in ("views", "lines"))
+    print(output[-6000:], *lines, sep="\n")
+    found = [json.loads(view) for view in views]
+    return Watched(site.runs / "again", attempt.process.returncode, output, found, lines)
+
+
+def watch(attempt: Attempt, lab: Lab, run: Path) -> list[subprocess.Popen[str]]:
+    """One that tells a program, one that tells a log; into files, since nobody reads while they tell."""
+    assert attempt.reached("preflight : Check that the host can be measured", 1.0), attempt.lines[-20:]
+    command = [sys.executable, str(ROOT / "rackproof.py"), "watch", str(run), "--every=0.5"]
+    found = []
+    for name, *options in (("views", "--json"), ("lines", "--every=1", "--no-judge", "--no-ask")):
+        with (lab.directory / name).open("w") as file:
+            found.append(lab.popen([*command, *options], stdout=file))
+    return found
+
+
+def test_settled_hosts_are_left_as_they_are(again: Run) -> None:
+    assert again.code == 0
+    assert changed_tasks(again.output) == {
         "monitoring : Write the targets",
         "monitoring : Run the exporter for this run",
         "inspect : Begin the record with a snapshot",
@@ -175,26 +214,25 @@ def test_settled_hosts_are_left_as_they_are(site: Site, accepted: Run) -> None:
         "gang : Fetch the gang record",
         "report : Judge the run",
     }
-    counted = again.playbook.stdout.rsplit("PLAY RECAP", 1)[1]
+    counted = again.output.rsplit("PLAY RECAP", 1)[1]
     print(counted)
     tasks = {line.split()[0]: int(line.split("ok=")[1].split()[0]) for line in counted.splitlines() if "ok=" in line}
     assert max(tasks[host] for host in ("node2", "node3")) <= 25
 
 
-def test_unreachable_host_is_named_and_the_others_finish(site: Site, accepted: Run) -> None:
+def test_unreachable_host_is_named_and_the_others_finish(site: Site, again: Run) -> None:
     site.lab.cut("node3")
     try:
-        run = site.accept("cut")
+        run = accept(site, "cut", "small")
     finally:
         site.lab.mend("node3")
-    assert run.playbook.returncode != 0
+    assert run.code != 0
     assert run.report["decision"] == "incomplete"
     assert run.findings() == {("node3", "record", "inconclusive")}
     lost = next(host for host in run.report["hosts"] if host["name"] == "node3")
     assert any("unreachable at Preflight" in event for event in lost["events"])
-    with_node3 = 2 * 2  # bandwidth and latency of two ranks with their partners there
-    for host in ("node1", "node2"):
-        assert run.measured(host) == accepted.measured(host) - with_node3
+    bandwidth_and_latency_with_node3 = 2
+    assert [run.missing(host) for host in ("node1", "node2")] == [bandwidth_and_latency_with_node3] * 2
     record = json.loads((run.directory / "gangs" / "rack1" / "node1.json").read_text())
     assert record["launches"][0]["members"] == ["node1", "node2"]
 
@@ -209,7 +247,7 @@ benchmark.OPERATIONS = dict.fromkeys(benchmark.OPERATIONS, broken)
 """
 
 
-def test_failing_benchmark_is_named_with_its_host_and_reason(site: Site, accepted: Run) -> None:
+def test_failing_benchmark_is_named_with_its_host_and_reason(site: Site, again: Run) -> None:
     """The fault is put beneath the agent, into the Python environment of one host."""
     places = site.lab.on(
         "node2", "/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
@@ -218,14 +256,67 @@ def test_failing_benchmark_is_named_with_its_host_and_reason(site: Site, accepte
     site.lab.put("node2", f"{packages}/fault.py", FAULT)
     site.lab.put("node2", f"{packages}/fault.pth", "import os; 'LOCAL_RANK' in os.environ and __import__('fault')\n")
     try:
-        run = site.accept("fault")
+        run = accept(site, "fault", "alone")
     finally:
         site.lab.on("node2", "rm", f"{packages}/fault.pth", f"{packages}/fault.py")
     assert run.report["decision"] == "incomplete"
     assert run.findings() == {("node2", "memory.bandwidth", "inconclusive")}
     reasons = [item["reason"] for item in run.report["verdicts"] if item["verdict"] != "pass"]
-    four_operations_on_two_devices = 8
     why = "error: RuntimeError: CUDA error: uncorrectable ECC error encountered"
-    assert reasons == [why] * four_operations_on_two_devices
-    assert run.measured("node1") == accepted.measured("node1")
-    assert run.measured("node2") == accepted.measured("node2") - four_operations_on_two_devices
+    assert reasons == [why] * len(("copy", "triad"))
+    assert {host: run.missing(host) for host in HOSTS} == {"node1": 0, "node2": 2, "node3": 0}
+
+
+# --- `rackproof watch` beside the run, and what the playbook tells of itself
+
+
+def cells(view: dict[str, Any], stage: str) -> dict[str, dict[str, Any]]:
+    return {host["name"]: host["cells"][stage] for host in view["hosts"]}
+
+
+def test_stages_are_seen_to_run_and_then_the_decision(again: Watched) -> None:
+    for stage in ("prepare", "inspect", "benchmark", "gang"):
+        states = [{cell["state"] for cell in cells(view, stage).values()} for view in again.views]
+        assert {"running"} in states, stage
+        assert states[-1] == {"done"}, stage
+    assert [view["decision"] for view in again.views][-1] == "accepted"
+    assert not any(view["decision"] for view in again.views if view["carried"])
+
+
+def test_exporters_tell_how_far_a_stage_is_and_how_long_it_has_left(again: Watched) -> None:
+    measured = [
+        host for view in again.views if view["task"] == "benchmark : Wait for the benchmarks" for host in view["hosts"]
+    ]
+    assert {"stress"} <= {host["doing"] for host in measured}
+    left = [host["left_s"] for host in measured if host["left_s"] is not None]
+    assert left
+    assert all(0 < seconds <= 90 for seconds in left)
+    progress = [host["cells"]["benchmark"]["progress"] for host in measured]
+    assert all(share is None or 0 <= share <= 1 for share in progress)
+    assert any(share is not None for share in progress)
+
+
+def test_log_has_a_line_for_each_change(again: Watched) -> None:
+    said = [line.split(" ", 1)[1] for line in again.lines]
+    assert "run again: 3 hosts of rack1, profile small, REHEARSAL" in said
+    for host in HOSTS:  # one line for several where they are seen at once
+        running = [place for place, line in enumerate(said) if host in line and line.endswith(" benchmark: running")]
+        assert len(running) == 1
+        assert running[0] < said.index("decision: accepted")
+    assert not [line for line in again.lines if "\x1b" in line]
+
+
+def test_playbook_tells_what_it_waits_for(again: Watched) -> None:
+    assert "benchmark: node1, node2, node3 measure now, for at most 1 min 30 s each" in again.output
+    assert "benchmark: 0 of 3 hosts done, node1 " in again.output
+    assert "no progress is told any more" not in again.output
+
+
+def test_every_event_is_as_the_schema_says(again: Watched) -> None:
+    events = [json.loads(line) for line in (again.directory / "progress.jsonl").read_text().splitlines()]
+    for event in events:
+        documents.validate(event, "progress", source="progress.jsonl")
+    assert (events[0]["what"], events[-1]["what"]) == ("start", "end")
+    waits = [event["stage"] for event in events if event["what"] == "task" and "stage" in event]
+    assert list(dict.fromkeys(waits)) == ["benchmark", "gang"]
+    assert [event for event in events if event["what"] == "targets"]

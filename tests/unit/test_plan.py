@@ -197,7 +197,7 @@ def test_command_exits_64_with_a_message_and_no_traceback(
     ("arguments", "message"),
     [
         (["plann"], "unknown verb 'plann' (did you mean plan?)"),
-        (["plan"], "required: -i/--inventory"),
+        (["plan"], "either -i with an inventory or --hosts with their names"),
         (["plan", "-i", "no/such"], "inventory no/such: no such file or directory"),
         (["report"], "required: run_dir"),
         ([], ""),

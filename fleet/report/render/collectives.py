@@ -82,6 +82,8 @@ class Chart:
     table: tuple[tuple[str, ...], ...]
     """Rows of the size and a figure a column."""
     lines: int
+    failed: bool = False
+    """Some line fails its criterion."""
 
 
 def charts(report: FleetReport) -> list[Chart]:
@@ -206,6 +208,7 @@ def _chart(op: str, kind: str, series: Sequence[Series], limits: Sequence[tuple[
         columns=columns,
         table=table,
         lines=len(series),
+        failed=any(line.failed for line in series),
     )
 
 

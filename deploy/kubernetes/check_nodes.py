@@ -1,0 +1,94 @@
+"""Whether a cluster's nodes offer the GPUs that a plan counts on, before a job waits for them for ever.
+
+    kubectl get nodes -o json | python3 deploy/kubernetes/check_nodes.py --plan runs/r1/plan.json
+
+Exit codes: 0 the cluster can take every host of the plan at once, 1 it cannot, 64 wrong usage. Only the standard library is used.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+RESOURCE = "nvidia.com/gpu"
+TOLERATED = (RESOURCE,)
+"""Taints that the manifests' pods tolerate."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the check; its exit code."""
+    parser = argparse.ArgumentParser(description="Checks that nodes offer the GPUs that a plan counts on.")
+    parser.add_argument("--plan", required=True, help="plan.json of the run")
+    parser.add_argument("--selector", default="", metavar="LABEL=VALUE", help="only nodes with this label")
+    options = parser.parse_args(arguments)
+    try:
+        with Path(options.plan).open(encoding="utf-8") as file:
+            plan = json.load(file)
+        nodes = json.load(sys.stdin)["items"]
+        wanted = {host["name"]: len(host["devices"]) for host in plan["hosts"] if host["device"] == "gpu"}
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        sys.stderr.write(f"check_nodes: {error}: give a plan.json, and on standard input `kubectl get nodes -o json`\n")
+        return 64
+    key, _, value = options.selector.partition("=")
+    chosen = [node for node in nodes if not key or node["metadata"].get("labels", {}).get(key) == value]
+    lines, fits = verdict(wanted, chosen)
+    sys.stdout.write("\n".join(lines) + "\n")
+    return 0 if fits else 1
+
+
+def verdict(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
+    """What to tell of each node, and whether the plan's hosts fit. `wanted`: host -> GPUs; nodes as the API gives them."""
+    most = max(wanted.values(), default=0)
+    by_name = {str(node["metadata"]["name"]): node for node in nodes}
+    named = set(wanted) & set(by_name)
+    lines, usable = [], 0
+    for name, node in sorted(by_name.items()):
+        if named and name not in wanted:
+            continue
+        problems = problems_of(node, wanted.get(name, most))
+        usable += not problems
+        lines.append(f"{name}: {'; '.join(problems) or f'{allocatable(node)} GPUs'}")
+    absent = sorted(set(wanted) - set(by_name)) if named else []
+    lines += [f"{name}: the cluster has no such node" for name in absent]
+    fits = usable >= len(wanted)
+    lines.append(f"{usable} nodes can take a pod; the plan has {len(wanted)} hosts{'' if fits else ': not enough'}")
+    return lines, fits
+
+
+def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
+    """Why a pod that wants so many GPUs would not be scheduled to this node, or not get them."""
+    found = []
+    status, spec = node.get("status", {}), node.get("spec", {})
+    ready = [item for item in status.get("conditions", []) if item.get("type") == "Ready"]
+    if not ready or ready[0].get("status") != "True":
+        found.append("not Ready")
+    if spec.get("unschedulable"):
+        found.append(f"cordoned: kubectl uncordon {node['metadata']['name']}")
+    found += [
+        f"taint {taint['key']}, which the manifests do not tolerate: add a toleration"
+        for taint in spec.get("taints", [])
+        if taint.get("effect") in ("NoSchedule", "NoExecute")
+        and taint["key"] not in TOLERATED
+        and not taint["key"].startswith("node.kubernetes.io/")  # what it says is told above
+    ]
+    there, capacity = allocatable(node), int(status.get("capacity", {}).get(RESOURCE, 0))
+    if RESOURCE not in status.get("capacity", {}):
+        found.append(f"no {RESOURCE}: the device plugin does not run there, or sees no driver")
+    elif there < capacity:
+        found.append(f"{capacity - there} of {capacity} GPUs are not healthy to the device plugin")
+    elif there < wanted:
+        found.append(f"{there} GPUs, the plan counts on {wanted}")
+    return found
+
+
+def allocatable(node: Mapping[str, Any]) -> int:
+    """GPUs that pods can be given on this node, whether others have them or not."""
+    return int(node.get("status", {}).get("allocatable", {}).get(RESOURCE, 0))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

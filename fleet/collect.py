@@ -1,0 +1,327 @@
+"""`rackproof collect`: records that hosts left in logs or on volumes, where no playbook fetches them, into the run's directory.
+
+A record is believed where it comes to its own checksum and is of this run, by its id and its nonce, and of a host of its plan.
+Of anything else nothing gets where records lie: what is broken is refused, what is of another run is set aside in `quarantine/`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fleet import lock
+from fleet.errors import RunError, UsageError
+from fleet.report.load import PLAN_BYTES
+from schemas import documents, frames
+from schemas.frames import Told
+from schemas.plans import Plan, plan_from_json
+from schemas.probes import GANG
+from schemas.records import Record, record_from_json
+
+TROUBLE = 2
+STANDARD_INPUT = "-"
+QUARANTINE, COLLECTED = "quarantine", "collected.jsonl"
+RECORDS = ("record.json", "hosts/*.json", "gangs/*.json", "gangs/*/*.json")
+"""Where a host, and where the run's directory, keeps records."""
+MOST_FILES = 200_000
+LINE_BYTES = 1 << 20
+"""No line of a log that is longer tells a record."""
+FIRST, LAST = "first", "last"
+
+
+@dataclass(kw_only=True)
+class Outcome:
+    """What became of what was found."""
+
+    taken: list[str] = field(default_factory=list)
+    """Records that are new in the run's directory, or have grown, by their path in it."""
+    known: list[str] = field(default_factory=list)
+    """Records that were there."""
+    problems: list[str] = field(default_factory=list)
+    """What was refused or set aside, and why."""
+    missing: list[str] = field(default_factory=list)
+    """Records that the plan expects and that are not there yet."""
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Adds collect to the command."""
+    collect = verbs.add_parser(
+        "collect",
+        help="take records out of logs and volumes into a run's directory, for `rackproof report`",
+        description="Takes the records that `rackproof attend` or `tell` wrote into a log, or left on a volume.",
+        epilog="examples: kubectl logs -l rackproof.dev/run=r1 --tail=-1 | rackproof collect runs/r1 -; "
+        "rackproof collect runs/r1 logs/*.log /mnt/results. "
+        "Exit codes: 0 everything that was found was taken, or was there; 2 nothing was found, or something was refused or set "
+        "aside; 64 wrong usage; 75 somebody else has the run. What is still missing is named: the report calls it inconclusive.",
+    )
+    collect.add_argument(
+        "run_dir", type=Path, help="directory of the run, with the plan.json that the hosts were given"
+    )
+    collect.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="a log, a directory of logs or records, or - for standard input"
+    )
+    collect.add_argument(
+        "--attempt",
+        choices=[FIRST, LAST],
+        help="where a host began twice, as when its pod was replaced: which counts (default: what is there stays, else neither)",
+    )
+    collect.add_argument("--json", action="store_true", help="print what became of it as JSON")
+    return collect
+
+
+def call(options: argparse.Namespace) -> int:
+    """Runs the verb."""
+    plan = _plan(options.run_dir)
+    told, problems = [], []
+    for source in options.sources:
+        found, wrong = _source(source)
+        told += found
+        problems += wrong
+    if not told and not problems:
+        problems.append(
+            f"{', '.join(options.sources)}: no record was found: collect the whole log (kubectl logs --tail=-1), "
+            "of a pod whose `rackproof attend` has ended"
+        )
+    lock.take(options.run_dir)
+    outcome = Collection(options.run_dir, plan, options.attempt).take(told)
+    outcome.problems[:0] = problems
+    _show(outcome, options.json)
+    return TROUBLE if outcome.problems else 0
+
+
+def _plan(directory: Path) -> Plan:
+    try:
+        return plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
+    except documents.DocumentError as error:
+        raise RunError(f"{error}: give the directory that `rackproof plan --run-dir` has made") from None
+
+
+class Collection:
+    """Records on their way into one run's directory.
+
+    Args:
+        attempt: which of a host's records counts where it began twice: FIRST, LAST, or neither.
+    """
+
+    def __init__(self, directory: Path, plan: Plan, attempt: str | None = None) -> None:
+        self._directory, self._plan, self._attempt = directory, plan, attempt
+        self._outcome = Outcome()
+
+    def take(self, told: Iterable[Told]) -> Outcome:
+        """Puts each record where it belongs, the one that ended last of those of one attempt."""
+        chosen: dict[str, list[tuple[Record, Told]]] = {}
+        for item in dict.fromkeys(told):
+            try:
+                record = self._believed(item)
+            except documents.DocumentError as error:
+                self._note("refused", item, str(error))
+                continue
+            if why := self._foreign(record, item):
+                self._set_aside(item, why)
+                continue
+            chosen.setdefault(_path(record.host, record.gang), []).append((record, item))
+        for path, records in chosen.items():
+            self._put(path, records)
+        self._outcome.missing = [path for path in self._expected() if not (self._directory / path).exists()]
+        return self._outcome
+
+    def _believed(self, item: Told) -> Record:
+        """The record. Raises DocumentError where it is none, or another's than its frame says."""
+        document = documents.parse(item.text, source=item.source)
+        documents.validate(document, "record", source=item.source)
+        record = record_from_json(document)
+        for what, found, said in (
+            ("run", record.run_id, item.run_id),
+            ("host", record.host, item.host),
+            ("gang", record.gang, item.gang),
+        ):
+            if found != said:
+                raise documents.DocumentError(
+                    f"{item.source}: a record of {what} {found or 'none'}, where {said or 'none'} was told"
+                )
+        return record
+
+    def _foreign(self, record: Record, item: Told) -> str:
+        """Why a record is none of this run; empty where it is."""
+        plan = self._plan
+        if record.run_id != plan.run_id:
+            return f"{item.source}: a record of run {record.run_id} (host {record.host}), not of {plan.run_id}"
+        if record.nonce != plan.nonce:
+            return (
+                f"{item.source}: the record of {record.host} was made by another plan of the name {plan.run_id}: "
+                "give the hosts the plan.json of this directory"
+            )
+        names = [host.name for host in plan.hosts]
+        if record.host not in names:
+            return f"{item.source}: host {record.host} is not in the plan{documents.nearest(record.host, names)}"
+        gang = plan.host(record.host).gang
+        if record.gang not in ("", gang):
+            return (
+                f"{item.source}: host {record.host} is not of gang {record.gang} in the plan, but of {gang or 'none'}"
+            )
+        return ""
+
+    def _put(self, path: str, records: list[tuple[Record, Told]]) -> None:
+        """The record that counts, of those found now and the one that is there."""
+        there = self._there(path)
+        found = [*([there] if there else []), *records]
+        attempts = sorted({record.began for record, _ in found})
+        if len(attempts) > 1 and not self._attempt:
+            self._note(
+                "refused",
+                records[0][1],
+                f"{records[0][1].source}: {path}: the host began {len(attempts)} times ({', '.join(attempts)}), as where its pod "
+                "was replaced: --attempt first or last says which counts",
+            )
+            return
+        began = attempts[0 if self._attempt == FIRST else -1]
+        _, item = max((pair for pair in found if pair[0].began == began), key=lambda pair: pair[0].ended)
+        if there and item.text == there[1].text:
+            self._outcome.known.append(path)
+            return
+        documents.write_text(self._directory / path, item.text.decode())
+        self._outcome.taken.append(path)
+        self._journal("taken", item, "")
+
+    def _there(self, path: str) -> tuple[Record, Told] | None:
+        """The record that lies there; None where none does, or one that the report would not believe."""
+        if not (self._directory / path).exists():
+            return None
+        try:
+            document = documents.read(self._directory / path, "record")
+        except documents.DocumentError:
+            return None
+        record = record_from_json(document)
+        text = (self._directory / path).read_bytes()
+        if (record.run_id, record.nonce) != (self._plan.run_id, self._plan.nonce):
+            return None
+        return record, Told(
+            run_id=record.run_id, host=record.host, gang=record.gang, node="", text=text, source=str(path)
+        )
+
+    def _set_aside(self, item: Told, why: str) -> None:
+        place = self._directory / QUARANTINE / f"{item.sha256[:16]}.json"
+        if not place.exists():
+            documents.write_text(place, item.text.decode(errors="replace"))
+        self._note("set aside", item, f"{why}; set aside as {QUARANTINE}/{place.name}")
+
+    def _note(self, what: str, item: Told, why: str) -> None:
+        self._outcome.problems.append(why)
+        self._journal(what, item, why)
+
+    def _journal(self, what: str, item: Told, why: str) -> None:
+        event = {
+            "at": datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            "what": what,
+            "host": item.host,
+            "gang": item.gang,
+            "node": item.node,
+            "source": item.source,
+            "sha256": item.sha256,
+            **({"reason": why} if why else {}),
+        }
+        with (self._directory / COLLECTED).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(event) + "\n")
+
+    def _expected(self) -> Iterator[str]:
+        together = any(stage.name == GANG for stage in self._plan.stages)
+        for host in self._plan.hosts:
+            yield _path(host.name, "")
+            if host.gang and together:
+                yield _path(host.name, host.gang)
+
+
+def _path(host: str, gang: str) -> str:
+    return f"gangs/{gang}/{host}.json" if gang else f"hosts/{host}.json"
+
+
+def _source(source: str) -> tuple[list[Told], list[str]]:
+    """The records of one source, and what is wrong there. Raises UsageError where it cannot be read."""
+    if source == STANDARD_INPUT:
+        return frames.read(_lines(sys.stdin.buffer.fileno()), source="standard input")
+    path = Path(source)
+    if path.is_dir():
+        return _directory(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UsageError(f"{path}: not a file: give a log, a directory, or - for standard input")
+        if path.suffix != ".json":
+            return frames.read(_lines(descriptor), source=str(path))
+    finally:
+        os.close(descriptor)
+    return _record(path)
+
+
+def _directory(directory: Path) -> tuple[list[Told], list[str]]:
+    """What lies on a volume: records, wherever in it, and logs. Links are not followed."""
+    told: list[Told] = []
+    problems: list[str] = []
+    count = 0
+    for parent, folders, names in os.walk(directory):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(parent) / name
+            count += 1
+            if count > MOST_FILES:
+                return told, [
+                    *problems,
+                    f"{directory}: more than {MOST_FILES} files: give the directory of the run alone",
+                ]
+            if path.is_symlink() or not path.is_file():
+                continue
+            if path.suffix == ".json" and any(path.match(pattern) for pattern in RECORDS):
+                found, wrong = _record(path)
+            elif path.suffix == ".log":
+                found, wrong = _source(str(path))
+            else:
+                continue
+            told += found
+            problems += wrong
+    return told, problems
+
+
+def _record(path: Path) -> tuple[list[Told], list[str]]:
+    """A record that lies in a file as it lay on its host."""
+    try:
+        document = documents.read(path, "record")
+        text = path.read_bytes()
+    except documents.DocumentError as error:
+        return [], [str(error)]
+    names = {name: str(document.get(name, "")) for name in ("run_id", "host", "gang")}
+    return [Told(**names, node="", text=text, source=str(path))], []
+
+
+def _lines(descriptor: int) -> Iterator[str]:
+    """The lines of a log, whatever bytes are in it; a line without end is passed over in pieces."""
+    rest = b""
+    while more := os.read(descriptor, 1 << 20):
+        *lines, rest = (rest + more).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", errors="replace")
+        if len(rest) > LINE_BYTES:
+            yield rest.decode("utf-8", errors="replace")
+            rest = b""
+    if rest:
+        yield rest.decode("utf-8", errors="replace")
+
+
+def _show(outcome: Outcome, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
+        return
+    sys.stderr.writelines(f"rackproof: {problem}\n" for problem in outcome.problems)
+    sys.stdout.writelines(f"took {path}\n" for path in outcome.taken)
+    some = ", ".join(outcome.missing[:8]) + (" …" if len(outcome.missing) > 8 else "")
+    still = f"{len(outcome.missing)} are missing: {some}" if outcome.missing else "none is missing"
+    sys.stdout.write(f"{len(outcome.taken)} records taken, {len(outcome.known)} were there, {still}\n")

@@ -1,0 +1,129 @@
+"""The verb `revalidate`, which a timer starts: runs the playbook under a run id of the date, and exits by the decision."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import shutil
+import signal
+import subprocess
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+
+from fleet import lock, scheduler
+from fleet.errors import RunError, UsageError
+from fleet.notice import read, state
+from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
+
+ROOT = Path(__file__).parents[1]
+EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
+HELD = 75
+END_S = 60.0
+TOLD = "notified.json"
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Adds revalidate to the command."""
+    verb = verbs.add_parser(
+        "revalidate",
+        help="run playbooks/revalidate.yml under a run id of the date; exits 0, 1 or 2 as report does, 75 where it is under way",
+        epilog="example: rackproof revalidate -i inventory/rack12 --name rack12 -- -e rackproof_budget_s=300",
+    )
+    verb.add_argument(
+        "-i", "--inventory", action="append", required=True, help="as for ansible-playbook; may be repeated"
+    )
+    verb.add_argument("--name", default="revalidate", help="the run id begins so (default: revalidate)")
+    verb.add_argument(
+        "--date",
+        default="%Y%m%d",
+        help="and ends so, of now in UTC, as strftime writes it (default: %(default)s)".replace("%Y%m%d", "%%Y%%m%%d"),
+    )
+    verb.add_argument(
+        "--runs", type=Path, default=ROOT / "runs", help="directory of the runs (default: runs beside the playbooks)"
+    )
+    verb.add_argument("options", nargs="*", help="after --: options of ansible-playbook")
+    return verb
+
+
+def call(options: argparse.Namespace) -> int:
+    """Carries the verb out."""
+    run_id = f"{options.name}-{datetime.now(UTC).strftime(options.date)}"
+    directory = options.runs.absolute() / run_id
+    if not scheduler.NAME.fullmatch(run_id) or len(run_id) > 128:
+        raise UsageError(f"run id {run_id!r}: --name and --date give letters, digits, '.', '_' and '-' only")
+    if told := _held(directory):
+        print(f"rackproof: {told}: nothing was done", file=sys.stderr)
+        return HELD
+    playbook = ROOT / "playbooks" / "revalidate.yml"
+    if not playbook.exists():
+        raise UsageError(f"{playbook} is missing: run this in a checkout, where the playbooks are")
+    before = _stamp(directory)
+    arguments = [argument for source in options.inventory for argument in ("-i", source)]
+    given = [
+        "-e",
+        f"rackproof_run_id={run_id}",
+        "-e",
+        f"rackproof_runs_directory={options.runs.absolute()}",
+        *options.options,
+    ]
+    code = _play(playbook, [*arguments, *given])
+    if _stamp(directory) == before:
+        return _without_report(directory, code)
+    if not _told_since(directory):
+        _play(ROOT / "playbooks" / "notify.yml", [*arguments, *given, "-e", f"_rackproof_told_of={directory}"])
+    report, plan = read(directory)
+    found, _ = state(report, plan)
+    print(f"rackproof: run {run_id}: {found}: {directory / 'report.html'}", file=sys.stderr)
+    return EXIT[str(report["decision"])]
+
+
+def _held(directory: Path) -> str:
+    """Who carries the run out now; nothing where nobody does."""
+    by = lock.peek(directory)
+    return f"run {by.run_id} is carried out by {by.who()} since {by.since}" if by and by.lives() else ""
+
+
+def _stamp(directory: Path) -> int:
+    """When the report was written; 0 for none."""
+    try:
+        return (directory / "report.json").stat().st_mtime_ns
+    except OSError:
+        return 0
+
+
+def _told_since(directory: Path) -> bool:
+    """Whether somebody was told of this report, or that nobody is to be told."""
+    try:
+        return (directory / TOLD).stat().st_mtime_ns >= _stamp(directory)
+    except OSError:
+        return False
+
+
+def _without_report(directory: Path, code: int) -> int:
+    if told := _held(directory):
+        print(f"rackproof: {told}: nothing was done", file=sys.stderr)
+        return HELD
+    raise RunError(
+        f"the playbook ended with {code} and without a report: see what it says above, and resume run {directory.name}"
+    )
+
+
+def _play(playbook: Path, arguments: list[str]) -> int:
+    """Runs a playbook to its end. When this process is told to end, so is the playbook, and what was drained is given back."""
+    program = shutil.which("ansible-playbook", path=Path(sys.executable).parent) or shutil.which("ansible-playbook")
+    if program is None:
+        raise UsageError("ansible-playbook is not on PATH: install rackproof[control], or run `make dev`")
+    environment = {"ANSIBLE_CONFIG": str(ROOT / "ansible.cfg"), **os.environ}
+    process = subprocess.Popen([program, *arguments, str(playbook)], cwd=ROOT, env=environment)
+
+    def end(number: int, frame: object) -> None:
+        process.send_signal(signal.SIGINT)
+
+    before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal it has had it itself
+    try:
+        return process.wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

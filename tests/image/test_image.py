@@ -1,0 +1,210 @@
+"""The image, built and run for real: `make test-image`, as root, with buildah and debootstrap; no engine and no registry.
+
+The base is a Debian of debootstrap with the torch of the environment that runs this, as NVIDIA's base brings one.
+It takes about four minutes and 5 GB of disk, so that `make test` has tests/unit/test_image.py in its place.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+ROOT = Path(__file__).parents[2]
+BASE, IMAGE = "localhost/rackproof-test-base", "localhost/rackproof-test"
+PORT = "2222"
+
+pytestmark = pytest.mark.image
+
+
+def buildah(*arguments: str | Path, check: bool = True, timeout_s: float = 600) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        ["buildah", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=timeout_s,
+        cwd=ROOT,
+        env=environment(),
+    )
+    assert not check or done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    return done
+
+
+def environment() -> dict[str, str]:
+    return {**os.environ, "BUILDAH_ISOLATION": "chroot"}
+
+
+@pytest.fixture(scope="session")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """A small Debian with Python, pip, Open MPI and torch; RACKPROOF_TEST_BASE names an image that is one already."""
+    if ready := os.environ.get("RACKPROOF_TEST_BASE"):
+        yield ready
+        return
+    root = tmp_path_factory.mktemp("base") / "root"
+    packages = "python3,python3-pip,python3-venv,ca-certificates,openmpi-bin"
+    mirror = os.environ.get("DEBIAN_MIRROR", "http://deb.debian.org/debian")
+    subprocess.run(
+        ["debootstrap", "--variant=minbase", f"--include={packages}", "bookworm", root, mirror],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
+    theirs = Path(torch.__file__).parents[1]
+    ours = root / "usr/local/lib/python3.11/dist-packages"
+    needed = (
+        "torch",
+        "torchgen",
+        "torchvision",
+        "numpy",
+        "sympy",
+        "mpmath",
+        "networkx",
+        "jinja2",
+        "markupsafe",
+        "fsspec",
+    )
+    for name in (*needed, "filelock", "PIL", "setuptools", "functorch"):
+        for path in (*theirs.glob(name), *theirs.glob(f"{name}.libs"), *theirs.glob(f"{name}-*.dist-info")):
+            shutil.copytree(path, ours / path.name, symlinks=True)
+    for path in (*theirs.glob("typing_extensions.py"), *theirs.glob("*pillow.libs")):
+        (shutil.copytree if path.is_dir() else shutil.copy)(path, ours / path.name)
+    shutil.copy("/etc/ssl/certs/ca-certificates.crt", root / "etc/ssl/certs/ca-certificates.crt")
+    container = buildah("from", "scratch").stdout.strip()
+    buildah("add", container, root, "/")
+    buildah("commit", container, BASE)
+    buildah("rm", container)
+    shutil.rmtree(root)
+    yield BASE
+    buildah("rmi", BASE)
+
+
+@pytest.fixture(scope="session")
+def container(base: str) -> Iterator[str]:
+    """A container of the image, built from the checkout by the command that docs/container.md gives."""
+    here = "deploy/container/Containerfile"
+    arguments = [f"--build-arg={item}" for item in (f"BASE={base}", "VERSION=1.2.3", "REVISION=abc")]
+    buildah("bud", "--format=docker", f"--ignorefile={here}.dockerignore", "-f", here, *arguments, "-t", IMAGE, ".")
+    name = buildah("from", IMAGE).stdout.strip()
+    yield name
+    buildah("rm", name)
+    buildah("rmi", IMAGE)
+
+
+def config(container: str) -> dict[str, object]:
+    found: dict[str, object] = json.loads(buildah("inspect", container).stdout)["Docker"]["config"]
+    return found
+
+
+def command_of(container: str, *arguments: str) -> list[str]:
+    """What an engine starts: the entry point, and the image's own arguments where there are none."""
+    found = config(container)
+    return [*found["Entrypoint"], *(arguments or found["Cmd"])]  # type: ignore[misc, has-type]
+
+
+def run(container: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
+    variables = [f"--env={name}={value}" for name, value in (env or {}).items()]
+    return buildah(
+        "run", "--cap-drop=all", *variables, container, "--", *command_of(container, *arguments), check=False
+    )
+
+
+def test_who_runs_in_it_and_what_it_says_of_itself(container: str) -> None:
+    found = config(container)
+    assert (found["User"], found["WorkingDir"]) == ("10001:0", "/results")
+    assert {"2222/tcp", "9836/tcp"} <= set(found["ExposedPorts"])  # type: ignore[call-overload]
+    labels: dict[str, str] = found["Labels"]  # type: ignore[assignment]
+    assert (labels["org.opencontainers.image.version"], labels["org.opencontainers.image.revision"]) == ("1.2.3", "abc")
+    assert found["Healthcheck"]["Test"] == ["CMD", "/opt/rackproof/container/healthy.sh"]  # type: ignore[index]
+    assert "uid=10001(rackproof) gid=0(root)" in run(container, "id").stdout
+
+
+def test_the_bases_torch_is_used_and_nothing_of_the_base_is_changed(container: str) -> None:
+    where = run(container, "python", "-c", "import torch, rackproof; print(torch.__file__, torch.__version__)").stdout
+    assert where.split() == ["/usr/local/lib/python3.11/dist-packages/torch/__init__.py", torch.__version__]
+    packages = run(
+        container, "python", "-m", "pip", "list", "--path", "/opt/rackproof/lib/python3.11/site-packages"
+    ).stdout
+    assert "rackproof" in packages
+    assert not {"torch", "ansible-core", "hatchling"} & set(packages.split())
+    assert "openssh-server" in run(container, "dpkg-query", "-W", "-f", "${Package}\n").stdout, (
+        "for a bill of materials"
+    )
+
+
+@pytest.mark.parametrize("host_key", ["etc/ssh/ssh_host_rsa_key", "etc/ssh/ssh_host_ed25519_key"])
+def test_no_key_is_in_it(container: str, host_key: str) -> None:
+    assert run(container, "ls", f"/{host_key}").returncode == 2
+
+
+def test_without_a_gpu_the_default_command_says_so_and_accepts_nothing(container: str) -> None:
+    done = run(container)
+    assert done.returncode == 2
+    assert "GPU" in done.stderr
+    assert "PASS" not in done.stdout
+
+
+def test_flags_alone_rehearse_the_whole_acceptance_and_print_the_summary(container: str) -> None:
+    done = run(container, "--profile", "rehearsal", "--epochs", "1", "--batch-size", "16")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "FINAL ACCEPTANCE: REHEARSAL PASS" in done.stdout
+    assert "Training" in done.stdout
+
+
+def test_validation_only_trains_nothing(container: str) -> None:
+    done = run(container, "rackproof", "--profile", "rehearsal", "--validation-only", "--json")
+    assert done.returncode == 0, done.stdout + done.stderr
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert told["rehearsal"] is True
+    assert not any("Training" in line for line in told["acceptance"]["summary"])
+
+
+@pytest.fixture
+def keys(container: str, tmp_path: Path) -> str:
+    """The key that the MPI operator would mount, with root as its owner; where it lies in the container."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ecdsa", "-b", "521", "-N", "", "-f", tmp_path / "id_rsa"], check=True)
+    shutil.copy(tmp_path / "id_rsa.pub", tmp_path / "authorized_keys")
+    (tmp_path / "id_rsa").chmod(0o644)
+    buildah("copy", "--chown=0:0", container, tmp_path, "/home/rackproof/.ssh")
+    return "/home/rackproof/.ssh"
+
+
+def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys: str) -> None:
+    pid = "/tmp/rackproof-sshd.pid"
+    words: tuple[str, ...] = ("sshd", "-o", f"PidFile={pid}")
+    sshd = subprocess.Popen(
+        ["buildah", "run", "--cap-drop=all", "--env=NCCL_DEBUG=WARN", container, "--", *command_of(container, *words)],
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        healthy = "/opt/rackproof/container/healthy.sh"
+        ends = time.monotonic() + 30
+        while run(container, healthy).returncode and time.monotonic() < ends:
+            # The check itself was started by the entry point here, which notes what the container does.
+            buildah("run", container, "--", "sh", "-c", "echo sshd >/tmp/rackproof-container/does")
+            time.sleep(0.3)
+        words = ("--map-by", "ppr:1:node", "--bind-to", "none", "--mca", "plm_rsh_no_tree_spawn", "1")
+        told = run(
+            container,
+            *("mpi", "mpirun", "--host", "127.0.0.2", *words, "sh", "-c"),
+            'echo "$(id -u) $OMPI_COMM_WORLD_RANK $NCCL_DEBUG $(command -v rackproof)"',
+        )
+        assert told.returncode == 0, told.stderr
+        assert told.stdout.split() == ["10001", "0", "WARN", "/opt/rackproof/bin/rackproof"]
+    finally:
+        buildah("run", container, "--", "sh", "-c", f"kill $(cat {pid})")  # buildah would leave what it started
+        sshd.wait(20)
+
+
+def test_the_version_is_the_checkouts(container: str) -> None:
+    said = run(container, "rackproof", "--version").stdout.split()
+    assert said == ["rackproof", importlib.metadata.version("rackproof")]

@@ -1,0 +1,87 @@
+"""What kustomize makes of our overlays, as far as they use it: resources, components, namespace, images and JSON patches.
+
+kubectl is not on every machine that runs the tests; where it is, a test compares the two.
+"""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+KNOWN = {"apiVersion", "kind", "namespace", "resources", "components", "images", "patches"}
+CLUSTER_WIDE = ("ClusterRole",)
+
+Resource = dict[str, Any]
+
+
+def render(directory: Path) -> list[Resource]:
+    """The resources of an overlay, in no particular order."""
+    return _apply(directory, [])
+
+
+def _apply(directory: Path, resources: list[Resource]) -> list[Resource]:
+    """The resources so far, with those of this kustomization and what it does to them."""
+    (document,) = _documents(directory / "kustomization.yaml")
+    unknown = set(document) - KNOWN
+    assert not unknown, f"{directory}: this renderer does not know {unknown}"
+    for name in document.get("resources", ()):
+        path = directory / name
+        resources += _apply(path.resolve(), []) if path.is_dir() else _documents(path)
+    for name in document.get("components", ()):
+        resources = _apply((directory / name).resolve(), resources)
+    for patch in document.get("patches", ()):
+        _patch(resources, patch)
+    for image in document.get("images", ()):
+        for resource in resources:
+            _rename(resource, image)
+    for resource in resources if "namespace" in document else ():
+        _place(resource, document["namespace"])
+    return resources
+
+
+def _documents(path: Path) -> list[Resource]:
+    return [item for item in yaml.safe_load_all(path.read_text(encoding="utf-8")) if item]
+
+
+def _patch(resources: list[Resource], patch: dict[str, Any]) -> None:
+    target = patch["target"]
+    found = [r for r in resources if (r["kind"], r["metadata"]["name"]) == (target["kind"], target["name"])]
+    assert found, f"a patch has no target: {target}"
+    for resource in found:
+        for step in yaml.safe_load(patch["patch"]):
+            *parents, last = (part.replace("~1", "/") for part in step["path"].strip("/").split("/"))
+            place: Any = resource
+            for part in parents:
+                place = place[int(part)] if isinstance(place, list) else place[part]
+            value = copy.deepcopy(step["value"])
+            if isinstance(place, list):
+                assert (step["op"], last) == ("add", "-")
+                place.append(value)
+            else:
+                assert step["op"] in (("add", "replace") if last in place else ("add",)), step
+                place[last] = value
+
+
+def _rename(value: Any, image: dict[str, str]) -> None:
+    """Every container's image of that name."""
+    if isinstance(value, dict):
+        for key, item in value.items():
+            if key in ("containers", "initContainers") and isinstance(item, list):
+                for container in item:
+                    if container.get("image") == image["name"]:
+                        container["image"] = f"{image['newName']}:{image['newTag']}"
+            _rename(item, image)
+    elif isinstance(value, list):
+        for item in value:
+            _rename(item, image)
+
+
+def _place(resource: Resource, namespace: str) -> None:
+    if resource["kind"] not in CLUSTER_WIDE:
+        resource["metadata"]["namespace"] = namespace
+    for subject in resource.get("subjects", ()):
+        if subject["kind"] == "ServiceAccount":
+            subject.setdefault("namespace", namespace)

@@ -1,0 +1,190 @@
+"""A host's part of a run without a control node: who meets whom, what is told, and what is refused before anything starts."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+import rackproof as command
+from agent import attend
+from agent.meet import PORT_AFTER, meet
+from agent.wire import Gang
+from schemas import documents, frames
+from schemas.plans import Plan
+from schemas.records import to_json
+from tests import builders
+
+HOSTS = ("h1", "h2", "h3")
+
+
+@pytest.fixture
+def port() -> int:
+    """The gang's port: the three after it are free, too, for all that anybody knows."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1]) % 50000 + 10000
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def gang(me: str, port: int, nonce: str = builders.NONCE) -> Gang:
+    addresses = dict.fromkeys(HOSTS, "127.0.0.1")
+    return Gang(me=me, members=HOSTS, addresses=addresses, port=port + 1, nonce=nonce, about="r1 meeting all")
+
+
+def coming(threads: ThreadPoolExecutor, port: int, *hosts: str, within_s: float = 20.0) -> dict[str, Future[list[str]]]:
+    return {host: threads.submit(meet, gang(host, port), within_s) for host in hosts}
+
+
+def test_all_are_told_of_all_in_the_plans_order(threads: ThreadPoolExecutor, port: int) -> None:
+    came = coming(threads, port, "h3", "h2")
+    time.sleep(0.2)
+    came |= coming(threads, port, "h1")
+    assert {host: who.result(20) for host, who in came.items()} == {host: list(HOSTS) for host in HOSTS}
+
+
+def test_those_that_came_start_without_the_one_that_did_not(threads: ThreadPoolExecutor, port: int) -> None:
+    came = coming(threads, port, "h1", "h3", within_s=2.0)
+    assert {host: who.result(20) for host, who in came.items()} == {"h1": ["h1", "h3"], "h3": ["h1", "h3"]}
+
+
+def test_where_the_first_is_dead_they_meet_at_the_second(threads: ThreadPoolExecutor, port: int) -> None:
+    came = coming(threads, port, "h2", "h3", within_s=2.0)
+    assert {host: who.result(20) for host, who in came.items()} == {"h2": ["h2", "h3"], "h3": ["h2", "h3"]}
+
+
+def test_who_is_left_alone_meets_nobody(port: int) -> None:
+    assert meet(gang("h3", port), 0.5) == []
+    assert meet(gang("h1", port), 0.5) == ["h1"]
+
+
+def test_nobody_without_the_nonce_is_heard_and_silence_holds_nobody_up(threads: ThreadPoolExecutor, port: int) -> None:
+    first = threads.submit(meet, gang("h1", port), 4.0)
+    stranger = threads.submit(meet, gang("h2", port, nonce="f" * 32), 2.0)
+    at = ("127.0.0.1", port + 1 + PORT_AFTER)
+    silent = wait_for(lambda: socket.create_connection(at, timeout=1))
+    try:
+        silent.sendall(b"GET / HTTP/1.1\r\n")
+        friend = threads.submit(meet, gang("h3", port), 4.0)
+        assert friend.result(20) == first.result(20) == ["h1", "h3"]
+        assert stranger.result(20) in ([], ["h2"])
+    finally:
+        silent.close()
+
+
+def wait_for(call: Callable[[], socket.socket]) -> socket.socket:
+    for _ in range(100):
+        try:
+            return call()
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError("nobody listens")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A host's directory of a run, with its records."""
+    plan: Plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1)
+    directory = tmp_path / "runs" / "r1"
+    documents.write(directory / "plan.json", to_json(plan))
+    for record in builders.records(plan, "h1"):
+        documents.write(directory / (f"gangs/{record.gang}.json" if record.gang else "record.json"), to_json(record))
+    return directory
+
+
+def test_tell_prints_what_collect_reads(run_dir: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, command.__file__, "tell", "--run-dir", run_dir, "--host", "h1"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "RACKPROOF_NODE": "gpu-a"},
+    )
+    told, problems = frames.read(done.stdout.splitlines(), source="log")
+    assert problems == []
+    assert [(item.host, item.gang, item.node) for item in told] == [("h1", "", "gpu-a"), ("h1", "r1", "gpu-a")]
+    assert [item.text for item in told] == [
+        (run_dir / "record.json").read_bytes(),
+        (run_dir / "gangs" / "r1.json").read_bytes(),
+    ]
+
+
+def test_a_host_that_measured_nothing_tells_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (run_dir / "record.json", run_dir / "gangs" / "r1.json"):
+        path.unlink()
+    assert command.main(["tell", "--run-dir", str(run_dir), "--host", "h1"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "has no record of h1 yet" in said.err
+
+
+def test_another_hosts_record_is_not_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["tell", "--run-dir", str(run_dir), "--host", "h2"]) == 2
+    said = capsys.readouterr()
+    assert frames.MARK not in said.out
+    assert "a record of h1, not of h2" in said.err
+
+
+def test_a_record_that_no_reader_would_believe_is_not_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir / "record.json").write_text('{"schema": "rackproof.record/1"', encoding="utf-8")
+    assert command.main(["tell", "--run-dir", str(run_dir), "--host", "h1"]) == 2
+    said = capsys.readouterr()
+    assert frames.MARK not in said.out
+    assert "record.json: not JSON" in said.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        ([], 64, "--plan is missing"),
+        (["--plan=nowhere.json"], 2, "nowhere.json: No such file or directory"),
+        (["--plan=PLAN", "--meet-within=0"], 64, "--meet-within 0: give more than 0"),
+        (["--plan=PLAN", "--port=65533"], 64, "--port 65533: give 1 to 65532"),
+        (["--plan=PLAN", "--results=/proc/none"], 2, "/proc/none"),
+        (["--plan=PLAN", "--env=x"], 64, "--env x: write NAME=VALUE"),
+        (["--plan=PLAN", "--host=h9"], 2, "host h9 is not in the plan of run r1"),
+        (["--plan=PLAN"], 64, "which the plan of run r1 does not have (h1, h2)"),
+    ],
+)
+def test_what_is_wrong_is_named_before_anything_starts(
+    arguments: list[str], code: int, says: str, run_dir: Path, tmp_path: Path
+) -> None:
+    words = [word.replace("PLAN", str(run_dir / "plan.json")) for word in arguments]
+    done = subprocess.run(
+        [sys.executable, command.__file__, "attend", f"--run-dir={tmp_path / 'here' / 'runs' / 'r1'}", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert says in done.stderr
+    assert not (tmp_path / "here").exists() or "h9" in says
+
+
+def test_what_an_operator_or_mpirun_says_of_places_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    kubeflow = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "MASTER_ADDR": "m",
+        "MASTER_PORT": "1",
+    }
+    mpirun = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}
+    for name, value in {**kubeflow, **mpirun, "NCCL_DEBUG": "WARN"}.items():
+        monkeypatch.setenv(name, value)
+    environment = attend._environment()
+    assert not {*kubeflow, *mpirun} & set(environment)
+    assert environment["NCCL_DEBUG"] == "WARN"

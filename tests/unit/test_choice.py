@@ -1,0 +1,275 @@
+"""What is run where there is no time for all of it: by what was found before, for how long nobody looked, and what it takes."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from dataclasses import replace
+from datetime import datetime, timedelta, timezone
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.choice import ALONE, COST_S, PARTS, START_S, Past, choose, told
+from fleet.errors import UsageError
+from fleet.history import history, narrowed
+from fleet.judge.criteria import read_packs
+from fleet.plan import read_profile
+from fleet.report.merge import merge
+from schemas import documents
+from schemas.catalogue import BENCHMARKS
+from schemas.plans import Choice, plan_from_json
+from schemas.records import to_json
+from tests import builders
+
+ROOT = Path(__file__).parents[2]
+NOW = "2026-11-21T04:00:00Z"
+STAGES = {ALONE: ["gemm", "memory", "stress", "peer_copy"], "gang": ["collective", "pairs"]}
+EACH = [(stage, name) for stage, names in STAGES.items() for name in names]
+
+
+def ago(days: float) -> str:
+    return (datetime(2026, 11, 21, 4, tzinfo=timezone.utc) - timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def past(days: float, hosts: int = 10, **changes: Any) -> Past:
+    """A run of everything, some days ago, that found nothing and took 10 s each."""
+    whole = Past(
+        run_id=f"r{days}",
+        began=ago(days),
+        profile="revalidate",
+        looks=dict.fromkeys(EACH, hosts),
+        cost_s=dict.fromkeys(EACH, 10.0),
+    )
+    return replace(whole, **changes)
+
+
+def chosen(choice: Choice) -> list[tuple[str, str]]:
+    return [(item.stage, item.benchmark) for item in choice.items if item.chosen]
+
+
+def pick(budget_s: float, *runs: Past, profile: str = "revalidate") -> Choice:
+    return choose(STAGES, runs, budget_s=budget_s, profile=profile, now=NOW)
+
+
+def test_every_benchmark_has_a_cost_and_parts() -> None:
+    assert set(COST_S) == set(PARTS) == set(BENCHMARKS)
+
+
+def test_without_history_the_cheapest_comes_first_and_all_that_fits_is_run() -> None:
+    choice = pick(10_000)
+    assert set(chosen(choice)) == set(EACH)
+    assert [name for _, name in chosen(choice)][:4] == ["memory", "gemm", "peer_copy", "pairs"]
+    assert choice.cost_s == sum(COST_S[name] for _, name in EACH) + 2 * START_S
+
+
+def test_what_does_not_fit_is_named_with_what_it_takes() -> None:
+    choice = pick(30)
+    assert chosen(choice) == [(ALONE, "memory"), (ALONE, "gemm"), (ALONE, "peer_copy")]
+    left = {item.benchmark: item.why for item in choice.items if not item.chosen}
+    assert left["stress"] == "takes 22 s, of 30 s 2 s are left; no earlier run: the cheapest first"
+    assert left["pairs"].startswith("takes 30 s")  # with the start of the ranks of its stage
+
+
+def test_a_benchmark_that_found_something_comes_before_one_that_did_not() -> None:
+    assert chosen(pick(26, past(1)))[0] == (ALONE, "stress")  # three kinds of parts for the price of one
+    found = past(1, findings={(ALONE, "peer_copy"): 4})
+    assert chosen(pick(26, found)) == [(ALONE, "peer_copy")]
+
+
+def test_dear_benchmarks_need_more_risk_than_cheap_ones() -> None:
+    dear = past(
+        1,
+        findings={(ALONE, "gemm"): 2, (ALONE, "memory"): 2},
+        cost_s={**dict.fromkeys(EACH, 10.0), (ALONE, "gemm"): 90.0},
+    )
+    assert chosen(pick(26, dear)) == [(ALONE, "memory")]
+
+
+def test_a_part_that_was_looked_at_already_counts_less() -> None:
+    order = chosen(pick(10_000, past(1)))
+    assert order.index((ALONE, "memory")) < order.index((ALONE, "gemm"))  # stress has looked at the compute units
+
+
+def test_what_nobody_ran_for_long_gets_its_turn() -> None:
+    """Two of six fit each week: within some weeks every one of them was run."""
+    runs, seen = [past(70)], set()
+    for week in range(9, 0, -1):
+        choice = choose(STAGES, runs, budget_s=50, profile="revalidate", now=ago(7 * week))
+        assert choice.cost_s <= 50
+        seen |= set(chosen(choice))
+        runs.append(past(7 * week, looks=dict.fromkeys(chosen(choice), 10)))
+    assert seen == set(EACH)
+
+
+def test_never_run_counts_as_long_ago() -> None:
+    half = past(1, looks=dict.fromkeys(EACH[1:], 10))
+    choice = pick(26, half)
+    assert chosen(choice) == [(ALONE, "gemm")]
+    assert choice.items[0].why == "0 findings in 0 looks, never run; looks at compute"
+
+
+def test_time_under_the_same_profile_goes_before_that_under_another() -> None:
+    other = past(2, profile="standard", cost_s=dict.fromkeys(EACH, 100.0))
+    assert {item.cost_s for item in pick(1000, other).items} == {100.0}
+    assert {item.cost_s for item in pick(1000, other, past(1)).items} == {10.0}
+
+
+@pytest.mark.parametrize("budget_s", [1, 20, 26, 47, 60, 81, 200, 1000])
+def test_budget_is_kept_and_the_order_of_the_history_says_nothing(budget_s: float) -> None:
+    runs = [past(day, findings={EACH[day % 6]: day % 3}) for day in range(1, 8)]
+    choice = pick(budget_s, *runs)
+    assert choice == pick(budget_s, *reversed(runs))
+    assert {(item.stage, item.benchmark) for item in choice.items} == set(EACH)
+    assert chosen(choice)[0][0] == ALONE
+    assert choice.cost_s <= budget_s or len(chosen(choice)) == 1
+
+
+# --- the history on disk
+
+
+def run_of(runs: Path, name: str, *, began: str = builders.WHEN, wrong: str = "") -> Path:
+    """A run of three hosts that was reported; on `wrong` every matrix product was slow."""
+    plan = replace(builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none"), run_id=name, created=began)
+    directory = runs / name
+    documents.write(directory / "plan.json", json.loads(json.dumps(to_json(plan))))
+    evidence = builders.evidence(plan)
+    if wrong:
+        evidence[wrong] = builders.with_observations(
+            evidence[wrong], lambda seen: replace(seen, value=1.0) if seen.name == "gemm.throughput" else seen
+        )
+    for host, left in evidence.items():
+        documents.write(directory / "hosts" / f"{host}.json", to_json(left.records[0]))
+    report = merge(plan, evidence, read_packs(()))
+    documents.write(directory / "report.json", json.loads(json.dumps(to_json(report))))
+    return directory
+
+
+@pytest.fixture(scope="module")
+def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    runs = tmp_path_factory.mktemp("runs")
+    run_of(runs, "first", wrong="h2")
+    run_of(runs, "second")
+    return runs
+
+
+def test_history_is_read_from_the_reports_of_these_hosts(earlier: Path) -> None:
+    found = {run.run_id: run for run in history(earlier, {"h1", "h2", "h3"}, rehearsal=False)}
+    assert set(found) == {"first", "second"}
+    assert found["first"].looks[(ALONE, "gemm")] == 3
+    assert (found["first"].findings.get((ALONE, "gemm")), found["second"].findings) == (1, {})
+    assert found["first"].cost_s[(ALONE, "gemm")] == builders.FIGURES["benchmark.duration"]
+    (one,) = (run for run in history(earlier, {"h2", "elsewhere"}, rehearsal=False) if run.run_id == "first")
+    assert one.looks[(ALONE, "gemm")] == 1
+    assert [*history(earlier, {"elsewhere"}, rehearsal=False)] == []
+    assert [*history(earlier, {"h1"}, rehearsal=True)] == []
+    assert {run.run_id for run in history(earlier, {"h1"}, rehearsal=False, but=earlier / "first")} == {"second"}
+
+
+def test_runs_that_cannot_be_read_tell_nothing(earlier: Path, tmp_path: Path) -> None:
+    shutil.copytree(earlier, tmp_path, dirs_exist_ok=True)
+    text = (tmp_path / "first" / "report.json").read_text()
+    for number, broken in enumerate(("", "{}", "[]", text[: len(text) // 2], '{"hosts": 3, "verdicts": []}')):
+        shutil.copytree(tmp_path / "first", tmp_path / f"broken{number}")
+        (tmp_path / f"broken{number}" / "report.json").write_text(broken)
+    assert {run.run_id for run in history(tmp_path, {"h1"}, rehearsal=False)} == {"first", "second"}
+
+
+# --- the plan
+
+
+def plan_of(*arguments: str | Path, **variables: Any) -> subprocess.CompletedProcess[str]:
+    hosts = builders.inventory("h1", "h2", "h3", rackproof_gang="none", rackproof_gpu_count=2, **variables)
+    listing = {"gpu_hosts": {"hosts": list(hosts)}, "_meta": {"hostvars": hosts}}
+    command = [sys.executable, ROOT / "rackproof.py", "plan", "-i", "-", "--profile", "revalidate", *arguments]
+    return subprocess.run(command, input=json.dumps(listing), capture_output=True, text=True, check=False)
+
+
+def test_plan_holds_what_was_chosen_and_why_the_run_is_made(earlier: Path) -> None:
+    done = plan_of("--budget", "60", "--history", earlier, "--json", rackproof_reason="replaced GPU 3")
+    assert done.returncode == 0, done.stderr
+    document = json.loads(done.stdout)
+    documents.validate(document, "plan", source="the plan")
+    plan = plan_from_json(document)
+    assert plan.reason == "replaced GPU 3"
+    assert plan.choice
+    assert plan.choice.runs == 2
+    kept = {item.benchmark for item in plan.choice.items if item.chosen}
+    assert kept == {*plan.stage(ALONE).benchmarks}
+    assert {item.name.split(".")[0] for item in plan.expected} - {"benchmark"} == kept
+    assert "gemm" in kept  # it found something
+    assert {item.benchmark for item in plan.choice.items} == {
+        *read_profile("revalidate")["stages"][ALONE]["benchmarks"]
+    }
+    lines = told(plan)
+    assert lines[0] == "Reason: replaced GPU 3"
+    assert lines[1] == f"Chosen: {len(kept)} of {len(plan.choice.items)} benchmarks of revalidate, for 60 s"
+    assert lines[2].startswith("NOT CHOSEN, so nothing is said of it: ")
+    assert all(item.chosen or f"{item.benchmark} (benchmark)" in lines[2] for item in plan.choice.items)
+
+
+def test_plan_is_explained_in_a_line_a_benchmark(earlier: Path) -> None:
+    done = plan_of("--budget", "60", "--history", earlier)
+    assert "chosen for 60 s by 2 earlier runs (takes about " in done.stdout
+    assert any(
+        line.startswith("  run      benchmark gemm") and "1 finding in 6 looks" in line
+        for line in done.stdout.splitlines()
+    )
+    assert "  not run  benchmark " in done.stdout
+
+
+def test_plan_without_a_budget_is_the_whole_profile() -> None:
+    document = json.loads(plan_of("--json").stdout)
+    assert "choice" not in document
+    assert told(plan_from_json(document)) == []
+    assert list(document["stages"][0]["benchmarks"]) == [*read_profile("revalidate")["stages"][ALONE]["benchmarks"]]
+
+
+def test_resumed_run_keeps_its_choice_whatever_was_learned_meanwhile(earlier: Path, tmp_path: Path) -> None:
+    runs = tmp_path / "runs"
+    shutil.copytree(earlier / "second", runs / "second")
+    arguments = ("--run-dir", runs / "now", "--json")
+    first = plan_of(*arguments, rackproof_budget_s=60)
+    assert first.returncode == 0, first.stderr
+    shutil.copytree(earlier / "first", runs / "first")
+    again = plan_of(*arguments, rackproof_budget_s=60)
+    assert json.loads(again.stdout)["choice"] == json.loads(first.stdout)["choice"]
+    other = plan_of(*arguments, rackproof_budget_s=90)
+    assert (other.returncode, "begun with another choice" in other.stderr) == (64, True)
+
+
+@pytest.mark.parametrize(
+    ("budget", "message"),
+    [("soon", "'soon': give seconds"), ("0", "more than 0"), ("5", "5 s is too small"), ("nan", "give seconds")],
+)
+def test_budget_that_is_none_is_refused(budget: str, message: str) -> None:
+    done = plan_of("--budget", budget)
+    assert done.returncode == 64
+    assert message in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_a_burn_in_takes_no_budget() -> None:
+    with pytest.raises(UsageError, match="rackproof_soak_duration says how long"):
+        narrowed(read_profile("soak"), builders.inventory(), budget=300, runs=None, run_dir=None, now=NOW)
+
+
+@pytest.mark.parametrize(("short", "whole"), [("revalidate", "standard"), ("revalidate-rehearsal", "rehearsal")])
+def test_figures_of_a_revalidation_are_those_of_the_acceptance(short: str, whole: str) -> None:
+    """The baseline has every figure that it asks for, measured with the same settings."""
+    both = [builders.plan("h1", "h2", "h3", profile=name) for name in (short, whole)]
+    asked, there = ({(item.stage, item.name, json.dumps(item.params)) for item in plan.expected} for plan in both)
+    assert asked <= there
+    free = {"seconds", "settle_seconds", "precision", "rounds", "max_steps"}
+    for stage in both[0].stages:
+        for benchmark, chosen_here in stage.benchmarks.items():
+            there_too = both[1].stage(stage.name).benchmarks[benchmark]
+            defaults = BENCHMARKS[benchmark].settings
+            for key, value in {**defaults, **chosen_here}.items():
+                reference = {**defaults, **there_too}[key]
+                assert (
+                    key in free or value == reference or (isinstance(value, list) and set(value) <= set(reference))
+                ), key

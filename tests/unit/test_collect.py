@@ -1,0 +1,307 @@
+"""Records through logs and volumes into a run's directory: whole ones arrive, others are named, strangers' are set aside."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rackproof as command
+from schemas import documents, frames
+from schemas.plans import Plan
+from schemas.records import Record, to_json
+from tests import builders
+
+HOSTS = ("h1", "h2")
+
+
+@dataclass
+class Done:
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+def rackproof(*arguments: str | Path) -> Done:
+    """The command, in this process: a new one takes a second to import."""
+    out, err = io.StringIO(), io.StringIO()
+    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+        try:
+            code = command.main([str(word) for word in arguments])
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+    return Done(code, out.getvalue(), err.getvalue())
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return builders.plan(*HOSTS, profile="smoke", gpu_count=1)
+
+
+@pytest.fixture
+def run(tmp_path: Path, plan: Plan) -> Path:
+    """A run directory that has its plan and nothing else."""
+    documents.write(tmp_path / "runs" / "r1" / "plan.json", to_json(plan))
+    return tmp_path / "runs" / "r1"
+
+
+def text_of(record: Record) -> bytes:
+    return (json.dumps(to_json(record), default=dict) + "\n").encode()
+
+
+def lines_of(plan: Plan, *hosts: str, node: str = "", **over: Any) -> list[str]:
+    """What the hosts' logs hold; `over`: what is otherwise in their records."""
+    return [
+        line
+        for host in hosts
+        for record in builders.records(plan, host)
+        for line in frames.lines(
+            text_of(replace(record, **over)),
+            run_id=over.get("run_id", record.run_id),
+            host=over.get("host", record.host),
+            gang=record.gang,
+            node=node,
+        )
+    ]
+
+
+def log_of(tmp_path: Path, lines: list[str], name: str = "pods.log") -> Path:
+    path = tmp_path / name
+    path.write_text("\n".join(["h1: 900 observations recorded", *lines, "rackproof: done"]) + "\n", encoding="utf-8")
+    return path
+
+
+def test_a_fleet_whose_records_came_by_log_is_accepted(run: Path, plan: Plan, tmp_path: Path) -> None:
+    done = rackproof("collect", run, log_of(tmp_path, lines_of(plan, *HOSTS)))
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "took hosts/h1.json" in done.stdout
+    assert "none is missing" in done.stdout
+    assert rackproof("report", run).returncode == 0
+
+
+def test_a_pod_that_told_nothing_leaves_the_fleet_incomplete(run: Path, plan: Plan, tmp_path: Path) -> None:
+    done = rackproof("collect", run, log_of(tmp_path, lines_of(plan, "h1")))
+    assert done.returncode == 0
+    assert "missing: hosts/h2.json, gangs/r1/h2.json" in done.stdout
+    report = rackproof("report", run)
+    assert report.returncode == 2
+    assert "h2" in report.stdout
+
+
+def test_a_record_arrives_byte_for_byte(plan: Plan) -> None:
+    record = text_of(builders.records(plan, "h1")[0])
+    told, problems = frames.read(frames.lines(record, run_id="r1", host="h1", node="gpu-a"), source="log")
+    assert problems == []
+    assert [(item.text, item.host, item.node) for item in told] == [(record, "h1", "gpu-a")]
+
+
+def test_no_line_is_longer_than_a_pipe_keeps_whole(plan: Plan) -> None:
+    assert max(len(line) + 1 for line in lines_of(plan, *HOSTS, node="n" * 253)) <= frames.LINE_BYTES
+
+
+@pytest.mark.parametrize(
+    "around",
+    [
+        lambda line: f"[pod/rackproof-0-x7k2p/rackproof] {line}",
+        lambda line: f"2026-11-21T04:00:00.123456789Z stdout F {line}",
+        lambda line: f"[1,0]<stdout>:{line}\r",
+        lambda line: json.dumps({"log": f"{line}\n", "stream": "stdout", "time": "2026-11-21T04:00:00Z"}),
+    ],
+    ids=["kubectl --prefix", "containerd's file", "mpirun --tag-output", "Docker's file"],
+)
+def test_what_stands_around_a_line_does_not_matter(
+    around: Callable[[str], str], run: Path, plan: Plan, tmp_path: Path
+) -> None:
+    done = rackproof("collect", run, log_of(tmp_path, [around(line) for line in lines_of(plan, *HOSTS)]))
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_lines_of_several_pods_in_any_order_and_twice(run: Path, plan: Plan, tmp_path: Path) -> None:
+    lines = lines_of(plan, *HOSTS)
+    lines = [*lines[1::2], *reversed(lines), *lines[::2]]
+    assert rackproof("collect", run, log_of(tmp_path, lines)).returncode == 0
+
+
+def test_standard_input_and_json(run: Path, plan: Plan) -> None:
+    done = subprocess.run(
+        [sys.executable, command.__file__, "collect", run, "-", "--json"],
+        input="\n".join(lines_of(plan, *HOSTS)),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    told = json.loads(done.stdout)
+    assert done.returncode == 0
+    assert sorted(told["taken"]) == [f"gangs/r1/{host}.json" for host in HOSTS] + [
+        f"hosts/{host}.json" for host in HOSTS
+    ]
+    assert (told["problems"], told["missing"], told["known"]) == ([], [], [])
+
+
+def spoil_cut(lines: list[str]) -> list[str]:
+    return [*lines[:1], lines[1][:200], *lines[2:]]
+
+
+def spoil_lost(lines: list[str]) -> list[str]:
+    return [*lines[:1], *lines[2:]]
+
+
+def spoil_letter(lines: list[str]) -> list[str]:
+    at = lines[1].index('"data":"') + 50
+    other = "A" if lines[1][at] != "A" else "B"
+    return [*lines[:1], lines[1][:at] + other + lines[1][at + 1 :], *lines[2:]]
+
+
+def spoil_mixed(lines: list[str]) -> list[str]:
+    return [*lines[:1], lines[1][:500] + lines[2][:500] + lines[1][500:], *lines[2:]]
+
+
+def spoil_number(lines: list[str]) -> list[str]:
+    return [*lines[:1], lines[1].replace('"part":2', '"part":3'), *lines[2:]]
+
+
+def spoil_size(lines: list[str]) -> list[str]:
+    frame = json.loads(lines[0].removeprefix(frames.MARK))
+    return [line.replace(f'"bytes":{frame["bytes"]}', '"bytes":100') for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (spoil_cut, "line 3: not JSON"),
+        (spoil_lost, "is cut off: 1 of"),
+        (spoil_letter, "line 3: part 2 of the record of h1 does not come to its checksum"),
+        (spoil_mixed, "the line of a record was cut off or mixed with another"),
+        (spoil_number, "line 3: part 3 of the record of h1 does not come to its checksum"),
+        (spoil_size, "does not come to its own checksum"),
+    ],
+)
+def test_a_log_that_changed_a_line_is_refused_by_name(
+    spoil: Callable[[list[str]], list[str]], says: str, run: Path, plan: Plan, tmp_path: Path
+) -> None:
+    many = {str(number): hashlib.sha256(str(number).encode()).hexdigest() for number in range(200)}
+    record = replace(builders.records(plan, "h1")[0], software=many)
+    lines = list(frames.lines(text_of(record), run_id="r1", host="h1"))
+    assert len(lines) > 3
+    done = rackproof("collect", run, log_of(tmp_path, [*spoil(lines), *lines_of(plan, "h2")]))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert all(line.startswith("rackproof: ") for line in done.stderr.splitlines())
+    assert not (run / "hosts" / "h1.json").exists()
+    assert (run / "hosts" / "h2.json").exists(), "the other host's record is whole"
+
+
+def test_nothing_that_unpacks_to_more_than_it_says_is_unpacked() -> None:
+    (line,) = frames.lines(b"x" * 1000, run_id="r1", host="h1")
+    frame = json.loads(line.removeprefix(frames.MARK))
+    bomb = next(frames.lines(b"\0" * 50_000_000, run_id="r1", host="h1"))
+    frame |= {"data": json.loads(bomb.removeprefix(frames.MARK))["data"], "parts": 1, "part": 1}
+    frame["crc32"] = frames._check(frame["sha256"], 1, frame["data"])
+    told, problems = frames.read([frames.MARK + json.dumps(frame)], source="log")
+    assert told == []
+    assert "does not come to its own checksum" in problems[0]
+
+
+@pytest.mark.parametrize(
+    ("over", "says"),
+    [
+        ({"run_id": "r0"}, "a record of run r0 (host h1), not of r1"),
+        ({"nonce": "f" * 32}, "was made by another plan of the name r1"),
+        ({"host": "h9"}, "host h9 is not in the plan"),
+    ],
+)
+def test_a_stranger_is_set_aside(over: dict[str, str], says: str, run: Path, plan: Plan, tmp_path: Path) -> None:
+    done = rackproof("collect", run, log_of(tmp_path, lines_of(plan, "h1", **over)))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert not list(run.glob("hosts/*")) + list(run.glob("gangs/*/*"))
+    assert len(list(run.glob("quarantine/*.json"))) == 2
+    events = [json.loads(line) for line in (run / "collected.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert {event["what"] for event in events} == {"set aside"}
+
+
+def test_a_record_that_says_another_host_than_its_lines_is_refused(run: Path, plan: Plan, tmp_path: Path) -> None:
+    record = builders.records(plan, "h1")[0]
+    lines = list(frames.lines(text_of(record), run_id="r1", host="h2"))
+    done = rackproof("collect", run, log_of(tmp_path, lines))
+    assert done.returncode == 2
+    assert "a record of host h1, where h2 was told" in done.stderr
+
+
+def test_a_record_that_grew_takes_the_place_of_the_earlier_and_never_the_other_way(
+    run: Path, plan: Plan, tmp_path: Path
+) -> None:
+    early = log_of(tmp_path, lines_of(plan, "h1", ended="2026-11-21T04:01:00Z"), "early.log")
+    late = log_of(tmp_path, lines_of(plan, "h1", ended="2026-11-21T04:09:00Z"), "late.log")
+    for log, ended in ((early, "04:01"), (late, "04:09"), (early, "04:09")):
+        assert rackproof("collect", run, log).returncode == 0
+        assert f"T{ended}" in json.loads((run / "hosts" / "h1.json").read_text(encoding="utf-8"))["ended"]
+
+
+@pytest.mark.parametrize(("attempt", "began"), [("first", "T04:00"), ("last", "T05:00")])
+def test_of_two_attempts_the_operator_says_which_counts(
+    attempt: str, began: str, run: Path, plan: Plan, tmp_path: Path
+) -> None:
+    again = {"began": "2026-11-21T05:00:00Z", "ended": "2026-11-21T05:09:00Z"}
+    log = log_of(tmp_path, lines_of(plan, "h1") + lines_of(plan, "h1", **again))
+    done = rackproof("collect", run, log)
+    assert done.returncode == 2
+    assert "hosts/h1.json: the host began 2 times" in done.stderr
+    assert not (run / "hosts" / "h1.json").exists()
+    assert rackproof("collect", run, log, "--attempt", attempt).returncode == 0
+    assert began in json.loads((run / "hosts" / "h1.json").read_text(encoding="utf-8"))["began"]
+
+
+def test_a_volume_is_searched_and_links_in_it_are_not_followed(run: Path, plan: Plan, tmp_path: Path) -> None:
+    volume = tmp_path / "volume"
+    for host in HOSTS:
+        for record in builders.records(plan, host):
+            place = f"gangs/{record.gang}.json" if record.gang else "record.json"
+            documents.write(volume / host / "runs" / "r1" / place, to_json(record))
+    documents.write(volume / "h1" / "runs" / "r1" / "plan.json", to_json(plan))
+    (volume / "h1" / "hosts").symlink_to(tmp_path)
+    (volume / "h1" / "other.log").symlink_to("/etc/passwd")
+    done = rackproof("collect", run, volume)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert "4 records taken" in done.stdout
+    assert "0 records taken, 4 were there" in rackproof("collect", run, volume).stdout
+
+
+def test_a_broken_record_on_a_volume_is_refused_and_the_others_are_taken(run: Path, plan: Plan, tmp_path: Path) -> None:
+    (tmp_path / "volume" / "hosts").mkdir(parents=True)
+    (tmp_path / "volume" / "hosts" / "h1.json").write_bytes(text_of(builders.records(plan, "h1")[0])[:-40])
+    (tmp_path / "volume" / "hosts" / "h2.json").write_bytes(text_of(builders.records(plan, "h2")[0]))
+    done = rackproof("collect", run, tmp_path / "volume")
+    assert done.returncode == 2
+    assert "volume/hosts/h1.json: not JSON at offset" in done.stderr
+    assert "took hosts/h2.json" in done.stdout
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "says"),
+    [
+        (["nowhere", "-"], 2, "give the directory that `rackproof plan --run-dir` has made"),
+        (["RUN", "nowhere.log"], 64, "nowhere.log: No such file or directory"),
+        (["RUN", "/dev/null"], 64, "not a file: give a log, a directory, or - for standard input"),
+        (["RUN"], 64, "the following arguments are required: SOURCE"),
+    ],
+)
+def test_wrong_usage_is_one_line(arguments: list[str], code: int, says: str, run: Path) -> None:
+    done = rackproof("collect", *[str(run) if word == "RUN" else word for word in arguments])
+    assert done.returncode == code
+    assert says in done.stderr
+
+
+def test_a_log_without_a_record_is_named(run: Path, tmp_path: Path) -> None:
+    done = rackproof("collect", run, log_of(tmp_path, []))
+    assert done.returncode == 2
+    assert "pods.log: no record was found: collect the whole log" in done.stderr

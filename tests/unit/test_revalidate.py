@@ -1,0 +1,460 @@
+"""Hosts that are in use: who is asked, what their records say, who is drained and given back; and what is told in the end."""
+
+from __future__ import annotations
+
+import argparse
+import email
+import json
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.errors import RunError, UsageError
+from fleet.judge.criteria import read_packs
+from fleet.notice import call, mail, notice, state
+from fleet.report.load import load
+from fleet.report.merge import merge
+from fleet.scheduler import DRAINED, give_back, take
+from schemas import documents
+from schemas.locks import claim
+from schemas.plans import Plan
+from schemas.records import SKIPPED, to_json
+from schemas.skips import BUSY
+from tests import builders
+from tests.fakes import nvml
+
+ROOT = Path(__file__).parents[2]
+RACKPROOF = (sys.executable, ROOT / "rackproof.py")
+SLURM = """#!/bin/sh
+cd "$(dirname "$0")"; echo "$*" >>log
+case "$*" in
+squeue*) test -f down && { echo "slurm_load_jobs error: Unable to contact slurm controller" >&2; exit 1; }
+  cat "jobs-$4" 2>/dev/null ;;
+"scontrol show"*) echo "NodeName=$4 State=$(cat "state-$4") Reason=$(cat "reason-$4") [root@2026-11-21T04:00:00] Extra=x" ;;
+*state=drain*) test -f denied && { echo "slurm_update error: Access/permission denied" >&2; exit 1; }
+  node=${3#nodename=}; echo MIXED+DRAIN >"state-$node"; echo "${5#reason=}" >"reason-$node" ;;
+*state=resume) node=${3#nodename=}; echo IDLE >"state-$node" ;;
+esac
+exit 0
+"""
+KUBERNETES = """#!/bin/sh
+cd "$(dirname "$0")"; echo "$*" >>log
+case "$*" in
+"kubectl get pods"*) cat pods ;;
+"kubectl get node"*) echo "{\\"spec\\": {$(cat "cordon-$4")}, \\"metadata\\": {\\"annotations\\": {$(cat "mark-$4")}}}" ;;
+*annotate*"-") : >"mark-$4" ;;
+*annotate*) value=${6#*=}; echo "\\"rackproof/drained-by\\": \\"$value\\"" >"mark-$5" ;;
+*uncordon*) : >"cordon-$3" ;;
+*cordon*) echo '"unschedulable": true' >"cordon-$3" ;;
+esac
+"""
+
+
+class Site:
+    """A run directory, and a scheduler of two nodes that answers from files."""
+
+    def __init__(self, path: Path, kind: str, program: str) -> None:
+        self.run = path / "runs" / "r1"
+        self.run.mkdir(parents=True)
+        self.kind, self.path = kind, path
+        (path / "words").write_text(program)
+        (path / "words").chmod(0o755)
+        self.put(**{"state-n1": "IDLE", "state-n2": "IDLE", "reason-n1": "", "reason-n2": "", "pods": '{"items": []}'})
+        self.put(**{"cordon-n1": "", "cordon-n2": "", "mark-n1": "", "mark-n2": ""})
+
+    def put(self, **files: str) -> None:
+        for name, text in files.items():
+            (self.path / name).write_text(f"{text}\n")
+
+    def take(self, *, drain: bool = True, wait_s: float = 0.0) -> dict[str, str]:
+        return take(
+            self.run, self.kind, [str(self.path / "words")], {"h1": "n1", "h2": "n2"}, drain=drain, wait_s=wait_s
+        )
+
+    def end(self) -> None:
+        """So that nobody waits for the end of this process to give anything back."""
+        (self.run / DRAINED).unlink(missing_ok=True)
+
+    def changes(self) -> list[str]:
+        """What was asked to be changed, without the first word."""
+        text = (self.path / "log").read_text() if (self.path / "log").exists() else ""
+        return [
+            line.partition(" ")[2]
+            for line in text.splitlines()
+            if " get " not in line and "squeue" not in line and " show " not in line
+        ]
+
+
+@pytest.fixture
+def slurm(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path, "slurm", SLURM)
+    yield site
+    site.end()
+
+
+@pytest.fixture
+def kubernetes(tmp_path: Path) -> Iterator[Site]:
+    site = Site(tmp_path, "kubernetes", KUBERNETES)
+    yield site
+    site.end()
+
+
+def drain(node: str) -> str:
+    return f"update nodename={node} state=drain reason=rackproof:r1"
+
+
+def resume(node: str) -> str:
+    return f"update nodename={node} state=resume"
+
+
+def test_host_with_a_job_is_in_use(slurm: Site) -> None:
+    slurm.put(**{"jobs-n2": "12_3:alice:RUNNING\n13:bob:PENDING\n14:bob:COMPLETING"})
+    assert slurm.take(drain=False) == {"h2": "Slurm job 12_3 of alice (RUNNING); Slurm job 14 of bob (COMPLETING)"}
+    assert slurm.changes() == []
+
+
+def test_scheduler_that_does_not_answer_is_no_permission(slurm: Site) -> None:
+    slurm.put(down="")
+    found = slurm.take(drain=False)
+    assert set(found) == {"h1", "h2"}
+    assert found["h1"].startswith(
+        "the scheduler cannot be asked: squeue ends with 1: slurm_load_jobs error: Unable to contact"
+    )
+
+
+def test_what_was_drained_is_given_back_and_what_is_in_use_at_once(slurm: Site) -> None:
+    slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
+    assert set(slurm.take()) == {"h2"}
+    assert slurm.changes() == [drain("n1"), drain("n2"), resume("n2")]
+    assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h1"}
+    assert give_back(slurm.run) == []
+    assert slurm.changes()[3:] == [resume("n1")]
+    assert not (slurm.run / DRAINED).exists()
+    assert give_back(slurm.run) == []
+
+
+def test_what_others_drained_is_measured_and_left_drained(slurm: Site) -> None:
+    slurm.put(**{"state-n1": "DOWN+DRAIN", "reason-n1": "replaced PSU"})
+    assert slurm.take() == {}
+    give_back(slurm.run)
+    assert slurm.changes() == [drain("n2"), resume("n2")]
+
+
+def test_what_others_drained_meanwhile_stays_drained(slurm: Site) -> None:
+    slurm.take()
+    slurm.put(**{"reason-n1": "kernel panic"})
+    give_back(slurm.run)
+    assert slurm.changes()[2:] == [resume("n2")]
+    assert not (slurm.run / DRAINED).exists()
+
+
+def test_host_that_cannot_be_drained_is_skipped(slurm: Site) -> None:
+    slurm.put(denied="")
+    assert (
+        slurm.take()["h1"]
+        == "it could not be drained: scontrol ends with 1: slurm_update error: Access/permission denied"
+    )
+
+
+def test_jobs_are_waited_for(slurm: Site) -> None:
+    slurm.put(**{"jobs-n2": "4711:alice:RUNNING"})
+    with subprocess.Popen(["sh", "-c", f"sleep 0.7; rm {slurm.path}/jobs-n2"]):
+        assert slurm.take(wait_s=3.0) == {}
+
+
+def test_what_cannot_be_given_back_is_told_and_kept_in_mind(slurm: Site) -> None:
+    slurm.take()
+    (slurm.path / "words").rename(slurm.path / "away")
+    assert len(give_back(slurm.run)) == 2
+    (slurm.path / "away").rename(slurm.path / "words")
+    assert give_back(slurm.run) == []
+    assert slurm.changes()[2:] == [resume("n1"), resume("n2")]
+
+
+def wait(done: Callable[[], bool], seconds: float = 20.0) -> None:
+    ends = time.monotonic() + seconds
+    while not done():
+        assert time.monotonic() < ends
+        time.sleep(0.05)
+
+
+def test_playbook_that_is_killed_gives_back_what_it_drained(slurm: Site) -> None:
+    """Whatever ended it: nothing of its own could run any more."""
+    program = (
+        'import subprocess, sys, time; subprocess.run(sys.argv[1:], input=\'{"h1": "n1"}\', text=True); time.sleep(60)'
+    )
+    command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
+    playbook = subprocess.Popen([sys.executable, "-c", program, *command])
+    wait(lambda: slurm.changes() == [drain("n1")])
+    time.sleep(0.3)
+    assert (slurm.run / DRAINED).exists()
+    playbook.kill()
+    playbook.wait()
+    wait(lambda: slurm.changes() == [drain("n1"), resume("n1")])
+
+
+def test_pods_that_ask_for_gpus_use_a_node(kubernetes: Site) -> None:
+    pod = {
+        "metadata": {"namespace": "train", "name": "llm-0"},
+        "spec": {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "8"}}}]},
+    }
+    other = {
+        "metadata": {"namespace": "web", "name": "nginx"},
+        "spec": {"containers": [{"resources": {"limits": {"cpu": "2"}}}, {}]},
+    }
+    kubernetes.put(pods=json.dumps({"items": [other]}))
+    assert kubernetes.take(drain=False) == {}
+    kubernetes.put(pods=json.dumps({"items": [other, pod]}))
+    assert kubernetes.take(drain=False)["h1"] == "pod train/llm-0 asks for 8 nvidia.com/gpu"
+    kubernetes.put(pods="Error from server")
+    assert kubernetes.take(drain=False)["h1"] == "the scheduler cannot be asked: kubectl does not answer in JSON"
+
+
+def test_nodes_are_cordoned_with_a_mark_and_only_those_uncordoned(kubernetes: Site) -> None:
+    kubernetes.put(**{"cordon-n2": '"unschedulable": true'})
+    assert kubernetes.take() == {}
+    assert kubernetes.changes() == ["annotate --overwrite node n1 rackproof/drained-by=rackproof:r1", "cordon n1"]
+    give_back(kubernetes.run)
+    assert kubernetes.changes()[2:] == ["uncordon n1", "annotate node n1 rackproof/drained-by-"]
+
+
+@pytest.mark.parametrize("name", ["n1 state=down", "--all", "", "n1;reboot"])
+def test_names_that_would_be_options_are_refused(slurm: Site, name: str) -> None:
+    command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
+    done = subprocess.run(command, input=json.dumps({"h1": name}), capture_output=True, text=True, check=False)
+    assert (done.returncode, slurm.changes()) == (64, [])
+
+
+# --- the record of a host that is in use
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return nvml.build(tmp_path_factory.mktemp("nvml"))
+
+
+class Host:
+    """A host of a run with two GPUs, as far as NVML goes."""
+
+    def __init__(self, path: Path, library: Path, **variables: Any) -> None:
+        self.plan = builders.plan("h1", "h2", profile="revalidate", **variables)
+        self.path, self._library = path, library
+        self.run = path / "state" / "runs" / "r1"
+        (path / "plan.json").write_text(json.dumps(to_json(self.plan)))
+
+    def busy(self, *lines: str, because: str = "", claim: str = "") -> subprocess.CompletedProcess[str]:
+        scenario = nvml.write(self.path / "nvml.conf", "healthy-h200x4", *lines)
+        command = [*RACKPROOF, "busy", f"--plan={self.path / 'plan.json'}", f"--run-dir={self.run}", "--host=h1"]
+        environment = {**os.environ, **nvml.environment(self._library, scenario)}
+        return subprocess.run(
+            [*command, f"--because={because}", f"--claim={claim}"],
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    def record(self) -> dict[str, Any]:
+        return dict(documents.read(self.run / "record.json", "record"))
+
+
+def test_host_with_a_process_on_its_gpus_is_looked_at_and_skipped(tmp_path: Path, library: Path) -> None:
+    host = Host(tmp_path, library)
+    done = host.busy("gpu.1.ComputeRunningProcesses=4711")
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("gpu=1 is in use by process 4711")
+    record = host.record()
+    assert {gpu["serial"] for gpu in record["gpus"]} == {"1650000000000", "1650000000001"}
+    assert [(taken["stage"], taken["phase"]) for taken in record["snapshots"]] == [("preflight", "before")]
+    planned = host.plan.host("h1")
+    expected = [scope for item in host.plan.expected_of(planned) for scope in host.plan.scopes_of(planned, item)]
+    assert len(record["observations"]) == len(expected)
+    assert {(seen["status"], seen["reason"]) for seen in record["observations"]} == {
+        (SKIPPED, f"{BUSY}{done.stdout.strip()}")
+    }
+    units = {seen["name"]: seen["unit"] for seen in record["observations"]}
+    assert (units["gemm.throughput"], units["benchmark.duration"], units["collective.all_reduce.busbw"]) == (
+        "FLOP/s",
+        "s",
+        "B/s",
+    )
+    assert not (host.run.parent.parent / "lease.json").exists()  # nothing is measured, so nobody is kept out
+    assert host.busy("gpu.1.ComputeRunningProcesses=4711").returncode == 1
+    assert host.record()["observations"] == record["observations"]
+
+
+def test_host_that_nobody_uses_is_free_and_leaves_no_record(tmp_path: Path, library: Path) -> None:
+    host = Host(tmp_path, library)
+    done = host.busy("gpu.3.ComputeRunningProcesses=4711")  # of the four GPUs two are planned
+    assert (done.returncode, done.stdout) == (0, "free\n")
+    assert not (host.run / "record.json").exists()
+
+
+@pytest.mark.parametrize(
+    ("lines", "variables", "because", "code"),
+    [
+        (("ComputeRunningProcesses=!999",), {}, "", 1),
+        (("gpu.0.MigMode=1 1",), {}, "", 0),
+        (("gpu.0.ComputeRunningProcesses=4711",), {"rackproof_share_gpus": True}, "", 0),
+        ((), {}, "Slurm job 1 of alice", 1),
+    ],
+    ids=["not told", "MIG is nobody", "shared by the inventory", "scheduler"],
+)
+def test_what_counts_as_use(
+    tmp_path: Path, library: Path, lines: tuple[str, ...], variables: dict[str, Any], because: str, code: int
+) -> None:
+    done = Host(tmp_path, library, **variables).busy(*lines, because=because)
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_host_of_another_run_is_in_use(tmp_path: Path, library: Path) -> None:
+    host = Host(tmp_path, library)
+    other = replace(host.plan, run_id="r0", nonce="f" * 32)
+    (tmp_path / "other.json").write_text(json.dumps(to_json(other)))
+    scenario = nvml.write(tmp_path / "nvml.conf", "healthy-h200x4")
+    begin = [
+        *RACKPROOF,
+        "inspect",
+        f"--plan={tmp_path / 'other.json'}",
+        f"--run-dir={host.run.parent / 'r0'}",
+        "--host=h1",
+    ]
+    subprocess.run(begin, env={**os.environ, **nvml.environment(library, scenario)}, check=True, capture_output=True)
+    elsewhere = claim("r1", Path("/elsewhere"), os.getpid(), "2026-11-21T04:00:00.000000Z")
+    done = host.busy(claim=json.dumps({**vars(elsewhere), "running": []}))
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.startswith("held by run r0 of ")
+
+
+# --- what is told
+
+
+def judged(tmp_path: Path, change: Callable[[Plan, Path], None], **variables: Any) -> tuple[dict[str, Any], Plan]:
+    """The report on three hosts in order, after a change to the run's directory."""
+    plan = builders.plan("h1", "h2", "h3", profile="smoke", **variables)
+    documents.write(tmp_path / "plan.json", json.loads(json.dumps(to_json(plan))))
+    for host in ("h1", "h2", "h3"):
+        for record in builders.records(plan, host):
+            path = f"gangs/{record.gang}/{host}.json" if record.gang else f"hosts/{host}.json"
+            documents.write(tmp_path / path, json.loads(json.dumps(to_json(record))))
+    change(plan, tmp_path)
+    run = load(tmp_path)
+    report = merge(run.plan, run.evidence, read_packs(()), events=run.events, quarantined=run.quarantined)
+    return json.loads(json.dumps(to_json(report))), plan
+
+
+def skipped(plan: Plan, directory: Path) -> None:
+    """h2 was in use."""
+    planned = plan.host("h2")
+    made = [
+        {
+            "name": item.name,
+            "scope": scope,
+            "stage": item.stage,
+            "unit": "1",
+            "status": SKIPPED,
+            "reason": f"{BUSY}job 4711",
+            "params": item.params,
+        }
+        for item in plan.expected_of(planned)
+        for scope in plan.scopes_of(planned, item)
+    ]
+    record = json.loads((directory / "hosts" / "h2.json").read_text())
+    del record["launches"]
+    documents.write(directory / "hosts" / "h2.json", {**record, "observations": made})
+    for path in directory.glob("gangs/*/h2.json"):
+        path.unlink()
+
+
+def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) -> None:
+    report, plan = judged(tmp_path, skipped, rackproof_gang="none", rackproof_reason="replaced GPU 3")
+    coverage = {host["name"]: host["coverage"] for host in report["hosts"]}
+    assert coverage["h2"]["skipped"] == coverage["h2"]["expected"] > 0
+    assert coverage["h1"]["measured"] == coverage["h1"]["expected"]
+    assert report["decision"] == "incomplete"
+    assert state(report, plan) == ("busy", {"h2": "job 4711"})
+    told = notice(report, plan, link="https://runs.example.org/", directory=tmp_path)
+    assert told["text"].startswith(
+        "incomplete: run r1, profile smoke, 3 hosts (replaced GPU 3); in use and not measured: h2\n"
+    )
+    assert told["report"] == "https://runs.example.org/r1/report.html"
+
+
+def test_partner_of_a_host_in_use_is_no_other_trouble(tmp_path: Path) -> None:
+    def alone(plan: Plan, directory: Path) -> None:
+        skipped(plan, directory)
+        for path in directory.glob("gangs/*/*.json"):
+            path.unlink()
+
+    report, plan = judged(tmp_path, alone)
+    assert {host["decision"] for host in report["hosts"]} == {"incomplete"}
+    assert state(report, plan)[0] == "busy"
+
+
+def test_trouble_beside_a_host_in_use_is_not_called_busy(tmp_path: Path) -> None:
+    def lost(plan: Plan, directory: Path) -> None:
+        skipped(plan, directory)
+        (directory / "hosts" / "h3.json").unlink()
+
+    report, plan = judged(tmp_path, lost, rackproof_gang="none")
+    assert state(report, plan) == ("incomplete", {"h2": "job 4711"})
+
+
+def test_host_that_another_run_has_is_in_use_too(tmp_path: Path) -> None:
+    def held(plan: Plan, directory: Path) -> None:
+        (directory / "hosts" / "h3.json").unlink()
+        event = {
+            "at": builders.WHEN,
+            "what": "failed",
+            "play": "Install the agent",
+            "host": "h3",
+            "task": "agent : Install",
+        }
+        message = "rackproof: this host is held by run r0 of alice on control1"
+        (directory / "events.jsonl").write_text(json.dumps({**event, "message": message}) + "\n")
+
+    report, plan = judged(tmp_path, held, rackproof_gang="none")
+    assert state(report, plan) == ("busy", {"h3": "held by run r0 of alice on control1"})
+
+
+def test_only_what_is_asked_for_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    report, _ = judged(tmp_path, lambda plan, directory: None)
+    documents.write(tmp_path / "report.json", report)
+
+    def told(on: str, run: Path = tmp_path) -> str:
+        assert call(argparse.Namespace(run_dir=run, on=on, link="", mail_to=[], mail_from="")) == 0
+        return capsys.readouterr().out
+
+    assert told("rejected,incomplete,busy") == ""
+    assert json.loads(told("accepted"))["state"] == "accepted"
+    with pytest.raises(UsageError, match="did you mean rejected"):
+        told("rejceted")
+    with pytest.raises(RunError, match="has no report that can be read"):
+        told("accepted", tmp_path / "nothing")
+
+
+def test_mail_is_a_mail_whatever_hosts_say(tmp_path: Path) -> None:
+    report, plan = judged(tmp_path, lambda plan, directory: None, rackproof_reason="x")
+    report["acceptance"]["summary"] = ["evil\r\nBcc: all@example.org\x1b[2J\x00"] * 40
+    told = notice(report, plan, link="", directory=tmp_path)
+    text = mail(told, ["ops@example.org", "dc@example.org"], "rackproof@example.org")
+    message = email.message_from_string(text)
+    assert (message["To"], message["Bcc"]) == ("ops@example.org, dc@example.org", None)
+    assert message["Subject"].startswith("accepted: run r1")
+    assert "\x1b" not in text
+    assert "… and 28 more lines" in message.get_payload(decode=True).decode()  # type: ignore[union-attr]
+    with pytest.raises(UsageError, match="cannot stand in a mail"):
+        mail(told, ["a@b\nBcc: c@d"], "")
+
+
+def test_drained_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
+    (tmp_path / DRAINED).write_text('{"kind": "sh", "words": ["reboot"], "nodes": {"h1": "n1"}}')
+    with pytest.raises(RunError, match="not what we wrote"):
+        give_back(tmp_path)
