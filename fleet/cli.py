@@ -11,23 +11,35 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet import lock
+from fleet import collect, listed, lock, notice, revalidate, scheduler
 from fleet.alerts.rules import PACKS, RUNBOOK, rule_file
+from fleet.baseline.cli import add_baseline, add_diff, add_judge, baseline, diff, judge, with_waivers
+from fleet.baseline.store import planned
+from fleet.baseline.waivers import read_waivers
+from fleet.choice import table
 from fleet.errors import RunError, UsageError
 from fleet.gangs import FEWEST, decide
+from fleet.history import narrowed
 from fleet.inventory import Variables, check_addresses, check_variables, hosts_of, read_inventory
 from fleet.judge.criteria import Pack, read_pack, read_packs, shipped_packs
 from fleet.judge.lint import lint
 from fleet.manifest import read_manifest
 from fleet.plan import make_plan, read_profile
-from fleet.report.load import PLAN_BYTES, load
-from fleet.report.merge import merge
+from fleet.report import one_host, views
+from fleet.report.load import PLAN_BYTES, Run, load
 from fleet.report.render.checks import checks
+from fleet.report.scale import report_of
+from fleet.rma.cli import add_verb as add_rma
+from fleet.rma.cli import rma
+from fleet.signature.cli import add_sign, add_verify, sign, verify
+from fleet.signature.signing import outdated
+from fleet.simulate.cli import add_verb as add_simulate
+from fleet.simulate.cli import simulate
 from fleet.watch.cli import add_verb as add_watch
 from fleet.watch.cli import watch
-from schemas import documents
+from schemas import documents, quick
 from schemas.records import to_json
-from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
+from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
 
 USAGE, TROUBLE, HELD = 64, 2, 75
 YES = ("true", "yes", "on", "1")
@@ -40,17 +52,21 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     plan = verbs.add_parser(
         "plan",
         help="inventory and profile to the observations that must exist; exits 75 where another carries out the run",
-        epilog="example: rackproof plan -i inventory/rack12 --profile smoke",
+        epilog="examples: rackproof plan -i inventory/rack12 --profile smoke; "
+        "rackproof plan --hosts n1,n2 --gpus 8 --run-dir runs/r1",
     )
     plan.add_argument(
         "-i",
         "--inventory",
         action="append",
-        required=True,
+        default=[],
         help="as for ansible-playbook; may be repeated; - reads what `ansible-inventory --list` prints",
     )
+    listed.add_options(plan)
     plan.add_argument("--profile", help="profile (default: the inventory's rackproof_profile, else standard)")
     plan.add_argument("--run-dir", type=Path, help="begin a run in this directory; its name is the run id")
+    plan.add_argument("--budget", help="seconds a host; more than they allow is left out (default: rackproof_budget_s)")
+    plan.add_argument("--history", type=Path, help="directory of earlier runs, by which is chosen (default: of --run-dir)")
     plan.add_argument("--json", action="store_true", help="print the whole plan")
     plan.set_defaults(call=_checked(_plan))
     _gangs_options(verbs)
@@ -61,9 +77,21 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     report.add_argument("run_dir", type=Path, help="directory of the run")
     report.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
+    report.add_argument("--waivers", action="append", default=[], help="a file of waivers, beside those of the plan")
     report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
+    views.add_options(report)
+    one_host.add_option(report)
     report.set_defaults(call=_checked(_report))
+    add_judge(verbs).set_defaults(call=_checked(lambda options: judge(options, _merged, _report)))
+    add_baseline(verbs).set_defaults(call=_checked(lambda options: baseline(options, _merged)))
+    add_diff(verbs).set_defaults(call=_checked(lambda options: diff(options, _packs)))
+    add_rma(verbs).set_defaults(call=_checked(rma))
+    add_sign(verbs).set_defaults(call=_checked(lambda options: sign(options, _judged)))
+    add_verify(verbs).set_defaults(call=_checked(lambda options: verify(options, _judged)))
     add_watch(verbs).set_defaults(call=_checked(watch))
+    add_simulate(verbs).set_defaults(call=_checked(simulate))
+    for later in (scheduler, notice, revalidate, collect):
+        later.add_verb(verbs).set_defaults(call=_checked(later.call))
     power = verbs.add_parser(
         "power",
         help="from several runs of the same hosts: what each floor finds, and how often it fails a healthy part",
@@ -125,7 +153,9 @@ def _packs(names: Sequence[str]) -> tuple[Pack, ...]:
 
 
 def _plan(options: argparse.Namespace) -> int:
-    hosts = _hosts(options.inventory)
+    if bool(options.inventory) == bool(options.hosts):
+        raise UsageError("give the hosts to plan for: either -i with an inventory or --hosts with their names, and not both")
+    hosts = listed.hosts_listed(options) if options.hosts else _hosts(options.inventory)
     first = next(iter(hosts.values()))
     profile = read_profile(options.profile or str(first.get("rackproof_profile", "standard")))
     _packs(first.get("rackproof_criteria", ()))
@@ -139,19 +169,30 @@ def _plan(options: argparse.Namespace) -> int:
     named = first.get("rackproof_manifest")
     manifest = read_manifest(named, hosts) if named else ()
     now = datetime.now(UTC)
+    chosen, choice = narrowed(
+        profile,
+        hosts,
+        budget=options.budget or first.get("rackproof_budget_s"),
+        runs=options.history or (options.run_dir.parent if options.run_dir else None),
+        run_dir=options.run_dir,
+        now=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
+    )
     run_id = options.run_dir.name if options.run_dir else now.strftime("%Y%m%dT%H%M%SZ")
     plan = make_plan(
-        profile,
+        chosen,
         hosts,
         run_id=run_id,
         nonce=secrets.token_hex(16),
         created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
         manifest=manifest,
+        choice=choice,
+        waivers=read_waivers(waived, hosts) if (waived := first.get("rackproof_waivers")) else (),
+        baseline=planned(first.get("rackproof_baseline"), profile["device"] == "cpu", hosts, options.run_dir),
     )
     document = to_json(plan)
     if options.run_dir:
         take_over = str(first.get("rackproof_take_over", False)).lower() in YES
-        document = _begin(options.run_dir, json.loads(json.dumps(document)), take_over)
+        document = begin(options.run_dir, json.loads(json.dumps(document)), take_over)
     if options.json:
         print(json.dumps(document, indent=1))
         return 0
@@ -161,6 +202,8 @@ def _plan(options: argparse.Namespace) -> int:
         f"{sum(len(host.devices) for host in plan.hosts)} {plan.hosts[0].device} devices, {expected} observations expected"
         + (f", {len(plan.manifest)} parts ordered" if plan.manifest else "")
     )
+    if plan.choice:
+        print(table(plan.choice))
     return 0
 
 
@@ -178,7 +221,7 @@ def _hosts(sources: list[str]) -> dict[str, Variables]:
     return hosts
 
 
-def _begin(directory: Path, document: dict[str, object], take_over: bool = False) -> dict[str, object]:
+def begin(directory: Path, document: dict[str, object], take_over: bool = False) -> dict[str, object]:
     """Writes the plan of a new run; of a run that was cut off, the plan that is there holds."""
     path = directory / "plan.json"
     try:
@@ -237,31 +280,53 @@ def _gangs(options: argparse.Namespace) -> int:
     return 0
 
 
+def _merged(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str] = ()) -> tuple[Run, FleetReport]:
+    """The run and its report: what `report` writes, and what `sign` and `verify` hold report.json against."""
+    run = with_waivers(load(run_dir), waivers)
+    packs = _packs([*run.plan.criteria, *criteria])
+    return run, report_of(run, packs)
+
+
+def _judged(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str]) -> FleetReport:
+    return _merged(run_dir, criteria, waivers)[1]
+
+
 def _report(options: argparse.Namespace) -> int:
     from fleet.report.render.html import render_html
     from fleet.report.render.markdown import render_markdown
     from fleet.report.render.prometheus import render_prometheus
     from fleet.report.render.text import render_summary
 
-    run = load(options.run_dir)
-    packs = _packs([*run.plan.criteria, *options.criteria])
-    report = merge(run.plan, run.evidence, packs, events=run.events, quarantined=run.quarantined)
-    document = json.loads(json.dumps(to_json(report)))
-    documents.validate(document, "report", source="our own report")
-    documents.write(options.run_dir / "report.json", document)
+    views.check_options(options)
+    if getattr(options, "host", None):
+        run = with_waivers(load(options.run_dir), options.waivers)
+        return EXIT[one_host.write_page(options, run, _packs([*run.plan.criteria, *options.criteria]))]
+    run, report = _merged(options.run_dir, options.criteria, options.waivers)
+    document = to_json(report)
+    quick.validate(document, "report", source="our own report")
+    text = quick.text(document) if run.large else documents.text(document)
+    documents.write_text(options.run_dir / "report.json", text)
     documents.write_text(options.run_dir / "report.md", render_markdown(report, run.plan.grafana_url))
     documents.write_text(options.run_dir / "report.html", render_html(report, run.plan.grafana_url))
     documents.write_text(options.run_dir / "verdicts.prom", render_prometheus(report))
+    views.write_views(options.run_dir, report, run.evidence, options)
     lock.release(options.run_dir, report.decision)
     if options.json:
         print(
             json.dumps(
-                {"decision": report.decision, "rehearsal": report.rehearsal, "acceptance": document["acceptance"]}
+                {
+                    "decision": report.decision,
+                    "rehearsal": report.rehearsal,
+                    "simulated": report.simulated,
+                    "acceptance": document["acceptance"],
+                }
             )
         )
     else:
         print(render_summary(report))
         print(f"report: {options.run_dir / 'report.html'}")
+    if note := outdated(options.run_dir):
+        print(f"rackproof: {note}", file=sys.stderr)
     return EXIT[report.decision]
 
 
@@ -276,7 +341,10 @@ def _power(options: argparse.Namespace) -> int:
     runs = [load(directory) for directory in options.run_dirs]
     packs = _packs([*runs[0].plan.criteria, *options.criteria])
     found = power([(run.plan, run.evidence) for run in runs], packs)
-    print(json.dumps(dataclasses.asdict(found), indent=1) if options.json else render_power(found))
+    simulated = any(run.plan.simulated for run in runs)
+    document = {**dataclasses.asdict(found), "simulated": simulated}
+    head = "SIMULATED: figures of rackproof simulate, not of hardware\n" if simulated else ""
+    print(json.dumps(document, indent=1) if options.json else f"{head}{render_power(found)}")
     return 0
 
 

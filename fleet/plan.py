@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from fleet.errors import UsageError
 from fleet.inventory import Variables
 from fleet.yaml_files import read_yaml
 from schemas import documents
+from schemas.baselines import PlannedBaseline
 from schemas.catalogue import BENCHMARKS, Expectation, expand
-from schemas.plans import GPU, Part, Plan, PlannedHost, Stage
+from schemas.plans import GPU, Choice, Part, Plan, PlannedHost, Stage
 from schemas.timeline import SOAK, STOP_ON
+from schemas.waivers import Waiver
 
 LONGEST_SOAK_S = 31 * 86400
 PROFILES = Path(__file__).parent / "profiles"
@@ -99,6 +102,9 @@ def make_plan(
     nonce: str,
     created: str,
     manifest: Sequence[Part] = (),
+    choice: Choice | None = None,
+    waivers: Sequence[Waiver] = (),
+    baseline: PlannedBaseline | None = None,
 ) -> Plan:
     """The plan of one run.
 
@@ -108,6 +114,9 @@ def make_plan(
         run_id, nonce: every record of the run must carry both.
         created: UTC time, ISO 8601 with `Z`.
         manifest: what was ordered, as `read_manifest` gives it.
+        choice: where `profile` is what of it was chosen: that, and what was not.
+        waivers: what somebody answers for, as `read_waivers` gives it.
+        baseline: the accepted records that the run is compared with, as `freeze` leaves them in the run directory.
 
     Raises:
         UsageError: the inventory lacks what the profile needs; the message names host and variable.
@@ -127,10 +136,14 @@ def make_plan(
         expected=(),
         manifest=tuple(manifest),
         grafana_url=str(first.get("rackproof_grafana_url", "")),
+        reason=" ".join(str(first.get("rackproof_reason", "")).split()),
+        choice=choice,
+        waivers=tuple(waivers),
+        baseline=baseline,
     )
     _check_manifest(plan)
     _check_gangs(plan, int(first.get("rackproof_gang_minimum", 2)))
-    return Plan(**{**vars(plan), "expected": _expected(plan)})
+    return replace(plan, expected=_expected(plan))
 
 
 _RUN_WIDE = (
@@ -144,6 +157,10 @@ _RUN_WIDE = (
     "rackproof_batch_size",
     "rackproof_soak_duration",
     "rackproof_soak_stop_on",
+    "rackproof_reason",
+    "rackproof_budget_s",
+    "rackproof_waivers",
+    "rackproof_baseline",
 )
 
 

@@ -197,8 +197,9 @@ def key_of(seen: Observation, within: str) -> Key:
 
 
 def settings(seen: Observation) -> dict[str, Value]:
-    """The parameters that are settings."""
-    return {key: value for key, value in seen.params.items() if key not in OUTCOMES}
+    """The parameters that are settings: the message size of pairs is none, being smaller where a pair is too slow for it."""
+    outcomes = OUTCOMES | {"size_bytes"} if seen.name.startswith("pairs.") else OUTCOMES
+    return {key: value for key, value in seen.params.items() if key not in outcomes}
 
 
 class Accepted:
@@ -233,7 +234,7 @@ def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
     if asked.change is not None:
         return level.value + asked.change, _origin(level, f"changed by {asked.change:+g} at most")
     scatter = asked.sigmas * noise(level)
-    if scatter > WIDEST or (asked.fraction == 1 and not scatter and level.unit != "1"):
+    if scatter > max(WIDEST, abs(1 - asked.fraction)) or (asked.fraction == 1 and not scatter and level.unit != "1"):
         return None
     lower = criterion.operator in FLOORS
     share = min(asked.fraction, 1 - scatter) if lower else max(asked.fraction, 1 + scatter)

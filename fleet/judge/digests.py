@@ -8,8 +8,8 @@ others, within its host and across the fleet alike.
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.evidence import HostView, Planned
@@ -30,7 +30,7 @@ Key = tuple[object, ...]
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Told:
+class Told:
     """A digest and the GPU that computed it."""
 
     view: HostView
@@ -41,27 +41,61 @@ class _Told:
         return self.seen.value
 
 
-def judge_digests(views: Iterable[HostView], planned: Planned) -> list[Verdict]:
+class Digests:
+    """How many GPUs that are comparable computed which digest; several, each of other hosts, can be put together."""
+
+    def __init__(self, planned: Planned, views: Iterable[HostView] = ()) -> None:
+        self._planned = planned
+        self._counts: dict[Key, Counter[Value]] = {}
+        for view in views:
+            self.add(view)
+
+    def add(self, view: HostView) -> None:
+        """Counts the GPUs of a host."""
+        self.count(told_digests(view, self._planned))
+
+    def count(self, digests: Iterable[tuple[Key, Told]]) -> None:
+        """Counts GPUs by what they told."""
+        for key, told in digests:
+            self._counts.setdefault(key, Counter())[told.digest] += 1
+
+    def update(self, other: Digests) -> None:
+        """Counts the GPUs that another has counted."""
+        for key, counts in other._counts.items():
+            self._counts.setdefault(key, Counter()).update(counts)
+
+    def of(self, key: Key) -> Counter[Value]:
+        """What the comparable GPUs computed."""
+        return self._counts.get(key, Counter())
+
+
+def judge_digests(views: Iterable[HostView], planned: Planned, known: Digests) -> list[Verdict]:
     """A verdict on each GPU's digest of each workload, where at least one other GPU is comparable.
 
     GPUs are comparable when model, settings, stage, driver and the versions of torch, CUDA, cuDNN and NCCL are the same.
     """
-    return [verdict for group in _groups(views, planned).values() if len(group) > 1 for verdict in _judged(group)]
-
-
-def _groups(views: Iterable[HostView], planned: Planned) -> dict[Key, list[_Told]]:
-    groups: dict[Key, list[_Told]] = defaultdict(list)
+    found = []
     for view in views:
-        software = _software(view)
-        latest = {}
-        for seen in view.observations.get(NAME, ()):
-            settings = tuple(planned.params(seen).items())
-            latest[(seen.stage, seen.scope, settings)] = seen
-        for (stage, scope, settings), seen in latest.items():
-            model = view.names.get(scope)
-            if model and seen.status == MEASURED:
-                groups[(model, stage, *software, *_without_ranks(settings))].append(_Told(view=view, seen=seen))
-    return groups
+        own = told_digests(view, planned)
+        for key, told in own:
+            counts = known.of(key)
+            if counts.total() > 1:
+                siblings = [other for its_key, other in own if its_key == key and other is not told]
+                found.append(_judged(told, counts, siblings))
+    return found
+
+
+def told_digests(view: HostView, planned: Planned) -> list[tuple[Key, Told]]:
+    """The digests of a host, each with what it must share with those that it is compared with."""
+    latest = {}
+    for seen in view.observations.get(NAME, ()):
+        latest[(seen.stage, seen.scope, tuple(planned.params(seen).items()))] = seen
+    software = _software(view) if latest else ()
+    return [
+        ((model, stage, *software, *_without_ranks(settings)), Told(view=view, seen=seen))
+        for (stage, scope, settings), seen in latest.items()
+        if (model := view.names.get(scope)) and seen.status == MEASURED
+    ]
 
 
 def _without_ranks(settings: Sequence[tuple[str, Value]]) -> list[tuple[str, Value]]:
@@ -75,37 +109,33 @@ def _software(view: HostView) -> tuple[str, ...]:
     return (*(versions.get(name, "") for name in _LIBRARIES), driver[-1] if driver else "")
 
 
-def _judged(group: Sequence[_Told]) -> Iterator[Verdict]:
-    digest, agreeing = Counter(told.digest for told in group).most_common(1)[0]
-    if agreeing == len(group):
-        for told in group:
-            yield _verdict(told, PASS, f"found {digest}, as on all {len(group)} GPUs of its kind", limit=digest)
-    elif agreeing * 2 > len(group) and len(group) >= LEAST:
-        for told in group:
-            yield _against(told, digest, agreeing, group)
-    else:
-        for told in group:
-            kinds = len({other.digest for other in group})
-            reason = (
-                f"digests differ and no majority tells which is right: {kinds} digests on {len(group)} GPUs, "
-                f"{told.digest} on this one"
-            )
-            yield _verdict(told, INCONCLUSIVE, reason)
-
-
-def _against(told: _Told, digest: Value, agreeing: int, group: Sequence[_Told]) -> Verdict:
-    """The verdict on one GPU where a majority is known."""
-    majority = f"{agreeing} of {len(group)} GPUs of its model and software agree on {digest}"
+def _judged(told: Told, counts: Counter[Value], siblings: Sequence[Told]) -> Verdict:
+    """The verdict on one GPU, from how many computed what, itself among them, and from the others of its host."""
+    (digest, agreeing), total = counts.most_common(1)[0], counts.total()
+    if agreeing == total:
+        return digest_verdict(told, PASS, f"found {digest}, as on all {total} GPUs of its kind", limit=digest)
+    if agreeing * 2 <= total or total < LEAST:
+        reason = (
+            f"digests differ and no majority tells which is right: {len(counts)} digests on {total} GPUs, "
+            f"{told.digest} on this one"
+        )
+        return digest_verdict(told, INCONCLUSIVE, reason)
+    majority = f"{agreeing} of {total} GPUs of its model and software agree on {digest}"
     if told.digest == digest:
-        return _verdict(told, PASS, f"found {told.digest}; {majority}", limit=digest, detail=majority)
+        return digest_verdict(told, PASS, f"found {told.digest}; {majority}", limit=digest, detail=majority)
     serial = told.view.serial(told.seen.scope) or "unknown"
-    detail = f"{majority}, the GPU of serial {serial} does not; {_siblings(told, digest, group)}"
-    return _verdict(told, FAIL, f"found {told.digest}: {detail}", limit=digest, detail=detail)
+    detail = f"{majority}, the GPU of serial {serial} does not; {_siblings(digest, siblings)}"
+    return digest_verdict(told, FAIL, f"found {told.digest}: {detail}", limit=digest, detail=detail)
 
 
-def _siblings(told: _Told, digest: Value, group: Sequence[_Told]) -> str:
+def agrees(digest: Value, counts: Counter[Value]) -> bool:
+    """Whether it is what all the comparable GPUs computed, or so many of them that they must be right."""
+    (usual, agreeing), total = counts.most_common(1)[0], counts.total()
+    return digest == usual and (agreeing == total or (agreeing * 2 > total and total >= LEAST))
+
+
+def _siblings(digest: Value, others: Sequence[Told]) -> str:
     """Whether the host or the part is to be suspected: what the host's other GPUs computed."""
-    others = [other for other in group if other.view is told.view and other is not told]
     differing = sum(other.digest != digest for other in others)
     if not others:
         return "its host has no other GPU to compare with"
@@ -114,7 +144,7 @@ def _siblings(told: _Told, digest: Value, group: Sequence[_Told]) -> str:
     return f"{differing} of the {len(others)} other GPUs of its host differ from the majority too: suspect the host"
 
 
-def _verdict(told: _Told, verdict: str, reason: str, limit: Value = None, detail: str = "") -> Verdict:
+def digest_verdict(told: Told, verdict: str, reason: str, limit: Value = None, detail: str = "") -> Verdict:
     return Verdict(
         host=told.view.host.name,
         scope=told.seen.scope,

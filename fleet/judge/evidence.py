@@ -5,13 +5,16 @@ from __future__ import annotations
 import heapq
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
+from fleet.judge.baseline import Accepted
 from fleet.judge.criteria import Criterion, Pack
+from schemas.baselines import HostBaseline
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation
 from schemas.plans import Plan, PlannedHost
-from schemas.records import MEASURED, Gpu, Launch, Observation, Record, Snapshot, Value
+from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot, Value
 from schemas.reports import INCONCLUSIVE, Verdict
 
 _PREFIXES = frozenset(
@@ -32,15 +35,21 @@ class Evidence:
     """Its host record and its gang record, as far as they can be believed."""
     problem: str = ""
     """Why there is no host record, or what the control node saw go wrong."""
+    baseline: HostBaseline | None = None
+    """What it showed when it was accepted; None where the plan compares with nothing."""
 
     def observations(self) -> list[Observation]:
         """All of them, in the order in which they were made.
 
         What the kernel and the bus say of a GPU by its PCI address (`pci=0000:1b:00.0`) is told of that GPU (`gpu=0`).
         """
-        places = {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in self.gpus() if gpu.pci_bus_id}
+        places = self.places()
         taken = [seen for snapshot in self.snapshots() for seen in snapshot.observations()]
         return [_placed(seen, places) for seen in (*taken, *self.benchmarks())]
+
+    def places(self) -> dict[str, str]:
+        """Scope of each GPU by its PCI address -> its scope by index."""
+        return {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in self.gpus() if gpu.pci_bus_id}
 
     def snapshots(self) -> list[Snapshot]:
         """Those of all its records, in the order in which they were taken: a stage that was run again may have come last."""
@@ -89,16 +98,82 @@ def _placed(seen: Observation, places: Mapping[str, str]) -> Observation:
     return replace(seen, scope=f"{places[first]}{comma}{rest}") if first in places else seen
 
 
+class Named(Mapping[str, list[Observation]]):
+    """A host's observations by name, in the order in which they were made, and the versions that its ranks told.
+
+    Those of a name are made when somebody asks for them: of most that a fleet's hosts show, nobody does. A name that the host
+    does not show has none.
+    """
+
+    def __init__(self, left: Evidence) -> None:
+        self._places = left.places()
+        self.metrics: dict[str, list[tuple[Snapshot, Metric]]] = {}
+        """Name -> the snapshots that have it."""
+        for snapshot in left.snapshots():
+            for metric in snapshot.metrics:
+                self.metrics.setdefault(metric.name, []).append((snapshot, metric))
+        self._others: dict[str, list[Observation]] = {}
+        for seen in left.benchmarks():
+            self._others.setdefault(seen.name, []).append(seen)
+        self._versions = left.versions()
+        for seen in self._versions:
+            self._others.setdefault(seen.name, []).append(seen)
+        self._made: dict[str, list[Observation]] = {}
+
+    def __getitem__(self, name: str) -> list[Observation]:
+        found = self._made.get(name)
+        if found is None:
+            found = self._made[name] = self._make(name)
+        return found
+
+    def _make(self, name: str) -> list[Observation]:
+        taken = [seen for snapshot, metric in self.metrics.get(name, ()) for seen in snapshot.told(metric)]
+        others = self._others.get(name, ())
+        return [_placed(seen, self._places) if seen.scope.startswith("pci=") else seen for seen in (*taken, *others)]
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.metrics or name in self._others
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self.metrics, *self._others)))
+
+    def __len__(self) -> int:
+        return len(self.metrics.keys() | self._others.keys())
+
+    def measured_at(self, scope: str) -> bool:
+        """Whether anything was measured there: what the host says of itself as a whole aside, as is what its ranks ran on."""
+        if any(scope in metric.values for told in self.metrics.values() for _, metric in told):
+            return True
+        return any(seen.scope == scope and seen.status == MEASURED for name in self for seen in self[name])
+
+    def stages(self) -> set[str]:
+        """The stages of which anything was seen."""
+        found = {
+            taken.stage for told in self.metrics.values() for taken, metric in told if metric.values or metric.absent
+        }
+        versions = set(map(id, self._versions))
+        return found | {seen.stage for items in self._others.values() for seen in items if id(seen) not in versions}
+
+
 class Index:
     """Observations by what an expectation asks for, so that looking one up does not read them all."""
 
-    def __init__(self, observations: Iterable[Observation]) -> None:
+    def __init__(self, observations: Iterable[Observation] | Named) -> None:
+        self._named = observations if isinstance(observations, Named) else None
         self._found: dict[tuple[str, str, str], list[Observation]] = defaultdict(list)
-        for seen in observations:
-            self._found[(seen.name, seen.stage, seen.scope)].append(seen)
+        self._filed: set[str] = set()
+        for seen in observations if not isinstance(observations, Named) else ():
+            self._file(seen)
+
+    def _file(self, seen: Observation) -> None:
+        self._found[(seen.name, seen.stage, seen.scope)].append(seen)
 
     def find(self, item: Expectation, scope: str) -> Observation | None:
         """The observation that an expectation asks for in `scope`; the last one where a stage was run again."""
+        if self._named is not None and item.name not in self._filed:
+            self._filed.add(item.name)
+            for seen in self._named[item.name]:
+                self._file(seen)
         return find(self._found.get((item.name, item.stage, scope), ()), item, scope)
 
 
@@ -123,14 +198,10 @@ class HostView:
         self.plan = plan
         self.host = host
         self.evidence = evidence
-        everything = evidence.observations()
-        self.index = Index(everything)
-        self.observations: dict[str, list[Observation]] = defaultdict(list)
-        for seen in (*everything, *evidence.versions()):
-            self.observations[seen.name].append(seen)
-        self.stages_seen = {seen.stage for seen in everything}
-        self.scopes_seen = {seen.scope for seen in everything if seen.status == MEASURED}
-        taken = [(snapshot.stage, snapshot.phase) for snapshot in evidence.snapshots()]
+        self.observations = Named(evidence)
+        self.index = Index(self.observations)
+        snapshots = evidence.snapshots()
+        taken = [(snapshot.stage, snapshot.phase) for snapshot in snapshots]
         self.first_snapshot, self.last_snapshot = (taken[0], taken[-1]) if taken else (("", ""), ("", ""))
         self.serials = {f"gpu={gpu.index}": gpu.serial for gpu in evidence.gpus()}
         self.names = {f"gpu={gpu.index}": gpu.name for gpu in evidence.gpus()}
@@ -139,6 +210,7 @@ class HostView:
         self.operators = {pack.name for pack in packs if pack.chosen} - shipped
         """Packs that the operator wrote: a criterion of theirs that speaks of nothing is a mistake, and no pass."""
         self.expected = plan.expected_of(host)
+        self.accepted = Accepted(evidence.baseline, evidence.gpus())
 
     @property
     def has_record(self) -> bool:
@@ -151,7 +223,21 @@ class HostView:
 
     def unseen(self) -> list[str]:
         """Scopes of planned GPUs of which nothing at all was measured."""
-        return [scope for scope in self.host.scopes if self.host.device == "gpu" and scope not in self.scopes_seen]
+        return self._unseen
+
+    @cached_property
+    def _unseen(self) -> list[str]:
+        gpus = self.host.scopes if self.host.device == "gpu" else ()
+        return [scope for scope in gpus if not self.measured_at(scope)]
+
+    def measured_at(self, scope: str) -> bool:
+        """Whether anything was measured in that scope."""
+        return self.observations.measured_at(scope)
+
+    @cached_property
+    def stages_seen(self) -> set[str]:
+        """Stages of which anything was seen."""
+        return self.observations.stages()
 
     def lacks(self, item: Expectation) -> bool:
         """Whether the pack of the part says that it has no such thing as this observation asks for."""
@@ -163,7 +249,7 @@ class HostView:
 
     def criteria(self) -> dict[str, Criterion]:
         """The criteria that judge this host by their ids; a pack that the operator named comes last and wins."""
-        return {item.id: item for pack in self.packs for item in pack.criteria}
+        return criteria_of(self.packs)
 
     def inconclusive(
         self,
@@ -188,6 +274,20 @@ class HostView:
             action="none",
             source=criterion.source if criterion else "plan",
         )
+
+
+_CRITERIA: dict[tuple[int, ...], tuple[list[Pack], dict[str, Criterion]]] = {}
+"""By the packs themselves, which are kept so that no other is mistaken for one of them."""
+
+
+def criteria_of(packs: list[Pack]) -> dict[str, Criterion]:
+    """The criteria of these packs by their ids, the last of each."""
+    key = tuple(map(id, packs))
+    if key not in _CRITERIA:
+        if len(_CRITERIA) >= 64:
+            _CRITERIA.clear()
+        _CRITERIA[key] = packs, {item.id: item for pack in packs for item in pack.criteria}
+    return _CRITERIA[key][1]
 
 
 def packs_for(plan: Plan, host: PlannedHost, gpus: Sequence[Gpu], packs: Sequence[Pack]) -> tuple[list[Pack], str]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
 from fleet.judge.evidence import Evidence, HostView
 from fleet.judge.localise.launches import attempts
@@ -13,6 +13,9 @@ from schemas.plans import Plan
 from schemas.probes import GANG
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+
+Place = tuple[str, int]
+"""Host and index of a GPU."""
 
 
 def model(view: HostView) -> Iterator[Verdict]:
@@ -23,7 +26,7 @@ def model(view: HostView) -> Iterator[Verdict]:
         )
     expected = next((pack for pack in view.packs if pack.name == view.host.gpu_model), None)
     for scope in view.host.scopes if view.host.device == "gpu" else ():
-        if scope not in view.names and scope in view.scopes_seen:
+        if scope not in view.names and view.measured_at(scope):
             yield view.inconclusive("gpu.name", scope, "the GPU does not tell its name")
         elif scope in view.names and expected:
             name = view.names[scope]
@@ -73,8 +76,8 @@ def _fact(
 
 def collectors(view: HostView) -> Iterator[Verdict]:
     """A collector that failed in any snapshot took with it what would have been seen then."""
-    for name, items in view.observations.items():
-        for item in items if name.startswith("collector.") else ():
+    for name in view.observations:
+        for item in view.observations[name] if name.startswith("collector.") else ():
             if item.status != MEASURED:
                 when = f"{item.params['phase']} {item.stage}"
                 yield view.inconclusive(name, item.scope, f"{item.status} {when}: {item.reason}", item.stage)
@@ -86,7 +89,7 @@ def planned(view: HostView) -> Iterator[Verdict]:
         wanted = [item for item in view.expected if item.stage == stage.name]
         why = _stage_problem(view, stage.name)
         missing, members = [], _members(view, stage.name)
-        ranks = sum(len(host.devices) for host in view.plan.hosts if host.name in members)
+        ranks = view.plan.ranks(members)
         for item in wanted:
             if stage.name == "gang" and members and not possible(item.name, ranks):
                 continue  # a gang that was formed again has another number of ranks
@@ -155,23 +158,57 @@ def unseen(view: HostView) -> Iterator[Verdict]:
         yield view.inconclusive("gpu", scope, "nothing was observed of this GPU")
 
 
-def duplicates(evidence: Mapping[str, Evidence]) -> list[Verdict]:
-    """The same serial or UUID seen twice: each place fails, and names the other."""
-    places: dict[tuple[str, str], list[tuple[str, Gpu]]] = defaultdict(list)
-    for host, left in evidence.items():
+class Twins:
+    """Where each serial and each UUID was seen; several, each of other hosts, can be put together."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str], Place] = {}
+        self._more: dict[tuple[str, str], list[Place]] = {}
+
+    def add(self, host: str, left: Evidence) -> None:
+        """Takes the GPUs of a host."""
         for gpu in left.gpus():
-            for kind, identity in (("gpu.serial", gpu.serial), ("gpu.uuid", gpu.uuid)):
-                if identity:
-                    places[(kind, identity)].append((host, gpu))
+            for key in _identities(gpu):
+                self._see(key, (host, gpu.index))
+
+    def _see(self, key: tuple[str, str], place: Place) -> None:
+        if self._first.setdefault(key, place) != place:
+            self._more.setdefault(key, []).append(place)
+
+    def update(self, other: Twins) -> None:
+        """Takes the GPUs of other hosts."""
+        for key, place in other._first.items():
+            self._see(key, place)
+        for key, places in other._more.items():
+            for place in places:
+                self._see(key, place)
+
+    def others(self, key: tuple[str, str], own: Place) -> list[Place]:
+        """Where else it was seen, by the names of the hosts."""
+        return sorted({self._first.get(key, own), *self._more.get(key, ())} - {own})
+
+    def hosts(self) -> set[str]:
+        """Those with a part that was seen twice."""
+        return {host for key, places in self._more.items() for host, _ in (self._first[key], *places)}
+
+
+def _identities(gpu: Gpu) -> list[tuple[str, str]]:
+    told = (("gpu.serial", gpu.serial), ("gpu.uuid", gpu.uuid))
+    return [(kind, identity) for kind, identity in told if identity]
+
+
+def duplicates(evidence: Mapping[str, Evidence], known: Twins) -> list[Verdict]:
+    """The same serial or UUID seen twice: each place fails, and names the other."""
     return [
-        _duplicate(host, gpu, kind, identity, [place for place in found if place != (host, gpu)])
-        for (kind, identity), found in places.items()
-        if len(found) > 1
-        for host, gpu in found
+        _duplicate(host, gpu, *key, others)
+        for host, left in evidence.items()
+        for gpu in left.gpus()
+        for key in _identities(gpu)
+        if (others := known.others(key, (host, gpu.index)))
     ]
 
 
-def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: list[tuple[str, Gpu]]) -> Verdict:
+def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: Sequence[Place]) -> Verdict:
     return Verdict(
         host=host,
         scope=f"gpu={gpu.index}",
@@ -180,7 +217,7 @@ def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: list[tuple
         verdict=FAIL,
         criterion="identity-unique",
         value=identity,
-        reason=f"{identity} is also {' and '.join(f'{other} gpu={its.index}' for other, its in others)}",
+        reason=f"{identity} is also {' and '.join(f'{other} gpu={index}' for other, index in others)}",
         action="inspect_hardware",
         source="a serial or UUID names one part",
         basis="policy",

@@ -6,8 +6,9 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
-from fleet.judge import outliers
+from fleet.judge import baseline, outliers
 from fleet.judge.change import change, net
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import HostView, from_benchmark
@@ -29,25 +30,33 @@ def held(view: HostView, criterion: Criterion, fleet: outliers.Fleet) -> Iterato
     """Every verdict that one criterion gives on one host."""
     if criterion.variable == "fabric_bytes_per_second" and not view.host.fabric_gbps:
         return  # the inventory does not say what to expect; the report lists what went unjudged
-    benchmark = from_benchmark(criterion.name)
-    candidates = [seen for seen in spoken_of(view, criterion) if concerns(criterion, seen)]
-    groups: dict[tuple[str, ...], list[Observation]] = defaultdict(list)
-    for seen in candidates:
-        params = sorted(f"{key}={value}" for key, value in seen.params.items() if key != "phase")
-        groups[(seen.name, seen.scope, *params, seen.stage if benchmark else "")].append(seen)
-    for group in groups.values():
+    if criterion.baseline is not None and view.plan.baseline is None:
+        return
+    groups = series(view, criterion)
+    for group in groups:
         verdict = _on_series(view, criterion, group, fleet)
         if verdict:
             yield verdict
-    if not benchmark:
-        yield from _unobserved(view, criterion, {seen.scope for seen in candidates} | set(view.unseen()))
+    if not from_benchmark(criterion.name):
+        yield from _unobserved(view, criterion, {group[0].scope for group in groups} | set(view.unseen()))
+
+
+def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
+    """What a criterion is for, each figure of each part by itself, in the order in which it was observed."""
+    benchmark = from_benchmark(criterion.name)
+    groups: dict[tuple[str, ...], list[Observation]] = defaultdict(list)
+    for seen in spoken_of(view, criterion):
+        if concerns(criterion, seen):
+            params = sorted(f"{key}={value}" for key, value in seen.params.items() if key != "phase")
+            groups[(seen.name, seen.scope, *params, seen.stage if benchmark else "")].append(seen)
+    return list(groups.values())
 
 
 def spoken_of(view: HostView, criterion: Criterion) -> list[Observation]:
     """What the host observed under the names that a criterion is for, whatever its scope and parameters."""
     if "*" not in criterion.name:
-        return view.observations.get(criterion.name, [])
-    return [seen for name, items in view.observations.items() if criterion.speaks_of(name) for seen in items]
+        return view.observations[criterion.name]
+    return [seen for name in view.observations if criterion.speaks_of(name) for seen in view.observations[name]]
 
 
 def _on_series(
@@ -61,7 +70,8 @@ def _on_series(
     if found and lost and found.verdict == PASS and not benchmark and not criterion.best_of_run:
         reason = f"{lost[-1].status} {lost[-1].params.get('phase', '')} {lost[-1].stage}: {lost[-1].reason}"
         return view.inconclusive(lost[-1].name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
-    if found or benchmark or (criterion.optional and group[-1].status == UNSUPPORTED):
+    nothing_accepted = bool(criterion.baseline and measured)
+    if found or benchmark or nothing_accepted or (criterion.optional and group[-1].status == UNSUPPORTED):
         return found
     last = group[-1]
     return view.inconclusive(last.name, last.scope, f"{last.status}: {last.reason}", last.stage, criterion=criterion)
@@ -85,21 +95,42 @@ def _on_measured(
 
     None where it is optional and the fleet too small to compare with; the report lists it as not judged.
     """
-    limit, detail = _limit(view, criterion), ""
-    if criterion.fleet_fraction is not None:
-        crowd = fleet.crowd(view, seen[-1])
-        if not crowd.enough and criterion.optional:
+    limit, detail = limit_of(view, criterion), ""
+    if criterion.baseline is not None:
+        return _against_accepted(view, criterion, seen)
+    if criterion.vs_fleet:
+        crowd = fleet.crowd(view, seen[-1], criterion)
+        enough = outliers.enough(criterion, crowd)
+        if not enough and criterion.optional:
             return None
-        if not crowd.enough:
-            last, reason = seen[-1], outliers.too_few(crowd)
+        if not enough:
+            last, reason = seen[-1], outliers.too_few(crowd, criterion)
             verdict = view.inconclusive(last.name, last.scope, reason, last.stage, last.params, criterion)
             return replace(verdict, value=last.value, unit=criterion.unit)
-        limit = criterion.fleet_fraction * crowd.median
+        limit = outliers.limit(criterion, crowd)
         detail = outliers.explained(criterion, crowd, f"{_short(crowd.median)}{_unit(criterion)}")
     if criterion.delta:
         return _on_change(view, criterion, seen, limit)
     chosen = _chosen(criterion, seen, limit)
     return _verdict(view, criterion, chosen, chosen.value, limit, detail)
+
+
+def _against_accepted(view: HostView, criterion: Criterion, seen: Sequence[Observation]) -> Verdict | None:
+    """The verdict against what the same part showed when it was accepted.
+
+    None where the part has no accepted record, which is told once for the part (`baseline.judge_presence`).
+    """
+    last = seen[-1]
+    level = view.accepted.level(last)
+    if level is None and (criterion.optional or not view.accepted.has(last.scope)):
+        return None
+    found = baseline.limit(criterion, level) if level else None
+    if found is None:
+        why = baseline.too_noisy(level) if level else "its accepted record does not have this figure"
+        verdict = view.inconclusive(last.name, last.scope, why, last.stage, last.params, criterion)
+        return replace(verdict, value=last.value, unit=criterion.unit)
+    chosen = _chosen(criterion, seen, found[0])
+    return _verdict(view, criterion, chosen, chosen.value, *found)
 
 
 def _on_change(view: HostView, criterion: Criterion, seen: Sequence[Observation], limit: Value) -> Verdict:
@@ -113,7 +144,7 @@ def _on_change(view: HostView, criterion: Criterion, seen: Sequence[Observation]
         return _verdict(view, criterion, last, net(seen), limit, "")
     found = change(seen)
     chosen = replace(found.seen, stage=found.stage)
-    if not _holds(criterion.operator, found.total, limit):
+    if not holds(criterion.operator, found.total, limit):
         detail = "; ".join(text for text in (found.where, found.fell) if text)
         return _verdict(view, criterion, chosen, found.total, limit, detail)
     if found.fell:
@@ -123,7 +154,7 @@ def _on_change(view: HostView, criterion: Criterion, seen: Sequence[Observation]
 
 
 def _chosen(criterion: Criterion, seen: Sequence[Observation], limit: Value) -> Observation:
-    failing = [item for item in seen if not _holds(criterion.operator, item.value, limit)]
+    failing = [item for item in seen if not holds(criterion.operator, item.value, limit)]
     holding = [item for item in seen if item not in failing]
     return (holding or failing)[0] if criterion.best_of_run else (failing or holding)[-1]
 
@@ -131,7 +162,7 @@ def _chosen(criterion: Criterion, seen: Sequence[Observation], limit: Value) -> 
 def _verdict(
     view: HostView, criterion: Criterion, chosen: Observation, value: Value, limit: Value, detail: str
 ) -> Verdict:
-    passed = _holds(criterion.operator, value, limit)
+    passed = holds(criterion.operator, value, limit)
     told = sentence(criterion, value, limit)
     return Verdict(
         host=view.host.name,
@@ -151,10 +182,12 @@ def _verdict(
         action="none" if passed else criterion.action,
         source=criterion.source,
         basis=criterion.basis,
+        severity="" if passed else criterion.severity,
     )
 
 
-def _limit(view: HostView, criterion: Criterion) -> Value:
+def limit_of(view: HostView, criterion: Criterion) -> Value:
+    """The limit, where it needs neither the fleet nor an accepted record."""
     if criterion.expected is not None:
         return criterion.expected * criterion.fraction
     if criterion.variable == "gpu_count":
@@ -185,16 +218,22 @@ def _short(value: Value) -> str:
 
 def concerns(criterion: Criterion, seen: Observation) -> bool:
     """Whether the criterion is for an observation of that scope, stage and parameters."""
-    kind = seen.scope.rsplit(",", 1)[-1].split("=")[0]
+    kind, labels = _parsed(seen.scope)
     if criterion.scope and criterion.scope != kind:
         return False
     if criterion.stage and criterion.stage != seen.stage:
         return False
-    labels = dict(part.split("=", 1) for part in seen.scope.split(",") if "=" in part)
     return all(seen.params.get(key, labels.get(key)) == value for key, value in criterion.where.items())
 
 
-def _holds(how: str, value: Value, limit: Value) -> bool:
+@lru_cache(maxsize=16384)
+def _parsed(scope: str) -> tuple[str, Mapping[str, str]]:
+    """Its kind and its labels."""
+    labels = dict(part.split("=", 1) for part in scope.split(",") if "=" in part)
+    return scope.rsplit(",", 1)[-1].split("=")[0], labels
+
+
+def holds(how: str, value: Value, limit: Value) -> bool:
     """Whether the comparison holds; a value of another kind than its limit never does."""
     if isinstance(value, int | float) and isinstance(limit, int | float):
         return isinstance(value, bool) == isinstance(limit, bool) and _HOLDS[how](value, limit)

@@ -83,7 +83,9 @@ def _unknown_name(name: str) -> str:
 
 def _endless(criterion: Criterion) -> Iterator[Finding]:
     """A limit that is no number, or beyond all numbers."""
-    for part in (criterion.value, criterion.expected, criterion.fraction, criterion.fleet_fraction):
+    accepted = (criterion.baseline.fraction, criterion.baseline.change) if criterion.baseline else ()
+    fleet = (criterion.fleet_fraction, criterion.fleet_deviations)
+    for part in (criterion.value, criterion.expected, criterion.fraction, *fleet, *accepted):
         if isinstance(part, float) and not math.isfinite(part):
             yield about(
                 criterion, part, "not a finite number: nothing, or everything, holds against it", "write a number"
@@ -110,7 +112,7 @@ def _pack(pack: Pack) -> Iterator[Finding]:
         own = (
             item
             for item in pack.criteria
-            if item.speaks_of(name) and item.fleet_fraction is None and item.same_as_fleet is None
+            if item.speaks_of(name) and not (item.vs_fleet or item.baseline) and item.same_as_fleet is None
         )
         if name not in pack.unknown and not any(item.stage != "gang" for item in own):
             yield finding(name, "neither judged nor called unknown", "add a criterion, or a line under unknown")
@@ -166,9 +168,19 @@ def _type(criterion: Criterion) -> Iterator[Finding]:
         yield about(criterion, value, f"a figure in {criterion.unit} is a number", "write a number")
 
 
+def _distance(criterion: Criterion) -> Iterator[Finding]:
+    """Whether a limit by distance, or from the accepted record, lies on the side on which it finds something."""
+    if (criterion.fleet_deviations or criterion.baseline) and criterion.operator == "eq":
+        yield about(criterion, "eq", "no two measurements are equal", "use ge or le")
+    fraction = criterion.baseline.fraction if criterion.baseline and criterion.baseline.change is None else 1.0
+    if (criterion.operator in FLOORS and fraction > 1) or (criterion.operator in CEILINGS and fraction < 1):
+        yield about(criterion, fraction, "half of the healthy parts miss it", "turn the fraction or the operator")
+
+
 def _expectation(criterion: Criterion) -> Iterator[Finding]:
     """Whether the limit is near what is expected: the part's figure, the inventory's or the fleet's median."""
     fraction = criterion.fraction if criterion.fleet_fraction is None else criterion.fleet_fraction
+    yield from _distance(criterion)
     if criterion.expected is None and not criterion.variable and criterion.fleet_fraction is None:
         return
     remedy = f"keep within {(1 - LEAST_OF_EXPECTED) * 100:.0f} % of it, or correct the expectation"

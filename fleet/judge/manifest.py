@@ -36,7 +36,7 @@ def identity(kind: str, serial: str) -> str:
 class Found:
     """A part and where it is."""
 
-    view: HostView
+    host: str
     name: str
     """Of the observation that tells its serial."""
     scope: str
@@ -44,22 +44,46 @@ class Found:
     slots: frozenset[str]
     """Everything that its place is called: index, PCI address, name of the adapter."""
 
+    ethernet: bool = False
+    """An adapter of which no port says that it is InfiniBand, though one says something."""
+
     @property
     def place(self) -> str:
         """`r12-h02 gpu=3`."""
-        return f"{self.view.host.name} {self.scope}"
+        return f"{self.host} {self.scope}"
 
 
-def judge_manifest(plan: Plan, views: Sequence[HostView]) -> list[Verdict]:
+@dataclass(frozen=True, kw_only=True)
+class Stock:
+    """The parts of one host."""
+
+    host: str
+    parts: tuple[Found, ...]
+    unknown: Mapping[str, str]
+    """Observation that tells serials -> why nobody can say that a part is missing; empty where it is."""
+
+
+def stock(view: HostView) -> Stock:
+    """What the host tells of its parts."""
+    unknown = {name: _unknown(name, view) for name in (SERIAL, GUID, MAC)}
+    return Stock(host=view.host.name, parts=tuple(_found(view)), unknown=unknown)
+
+
+def judge_manifest(plan: Plan, views: Iterable[HostView]) -> list[Verdict]:
     """A verdict on each part that was ordered, on each one in the wrong host, and on each that nobody ordered."""
+    return judge_stocks(plan, map(stock, views)) if plan.manifest else []
+
+
+def judge_stocks(plan: Plan, stocks: Iterable[Stock]) -> list[Verdict]:
+    """The same from what all hosts of the plan tell of their parts."""
     if plan.rehearsal or not plan.manifest:
         return []
-    found = [part for view in views for part in _found(view)]
+    of_host = {one.host: one for one in stocks}
+    found = [part for one in of_host.values() for part in one.parts]
     places: dict[tuple[str, str], list[Found]] = defaultdict(list)
     for part in found:
         for key in _keys(part):
             places[key].append(part)
-    of_host = {view.host.name: view for view in views}
     verdicts = [
         verdict
         for part in plan.manifest
@@ -83,7 +107,7 @@ def _found(view: HostView) -> Iterator[Found]:
     for gpu in view.evidence.gpus():
         if gpu.serial:
             slots = frozenset({str(gpu.index), pci_address(gpu.pci_bus_id)})
-            yield Found(view=view, name=SERIAL, scope=f"gpu={gpu.index}", serial=gpu.serial, slots=slots)
+            yield Found(host=view.host.name, name=SERIAL, scope=f"gpu={gpu.index}", serial=gpu.serial, slots=slots)
     for name in (GUID, MAC):
         addresses = _latest(view, f"{name.rpartition('.')[0]}.pci_address")
         for scope, seen in _latest(view, name).items():
@@ -91,7 +115,14 @@ def _found(view: HostView) -> Iterator[Found]:
                 slots = frozenset({label.partition("=")[2] for label in scope.split(",")})
                 where = addresses.get(scope)
                 known = frozenset({pci_address(str(where.value))} if where and where.status == MEASURED else ())
-                yield Found(view=view, name=name, scope=scope, serial=str(seen.value), slots=slots | known)
+                yield Found(
+                    host=view.host.name,
+                    name=name,
+                    scope=scope,
+                    serial=str(seen.value),
+                    slots=slots | known,
+                    ethernet=name == GUID and _is_ethernet(view, scope),
+                )
 
 
 def _latest(view: HostView, name: str) -> dict[str, Observation]:
@@ -115,16 +146,16 @@ def _name(part: Part) -> str:
     return GUID if len(identity(NIC, part.serial)) == _GUID_DIGITS else MAC
 
 
-def _on_part(part: Part, places: Sequence[Found], views: Mapping[str, HostView]) -> Iterator[Verdict]:
-    at_home = [place for place in places if place.view.host.name == part.host]
+def _on_part(part: Part, places: Sequence[Found], stocks: Mapping[str, Stock]) -> Iterator[Verdict]:
+    at_home = [place for place in places if place.host == part.host]
     if at_home:
         right = [place for place in at_home if not part.slot or part.slot in place.slots]
         yield _in_host(part, (right or at_home)[0], bool(right))
     elif places:
         reason = f"ordered for {_ordered(part)}, found in {places[0].place}"
         yield _verdict(part, FAIL, reason)
-        yield _verdict(part, FAIL, reason, host=places[0].view.host.name, scope=places[0].scope)
-    elif unknown := _unknown(part, views[part.host]):
+        yield _verdict(part, FAIL, reason, host=places[0].host, scope=places[0].scope)
+    elif unknown := stocks[part.host].unknown[_name(part)]:
         yield _verdict(part, INCONCLUSIVE, f"ordered for {_ordered(part)}: {unknown}")
     else:
         yield _verdict(part, FAIL, f"ordered for {_ordered(part)}, found on no host")
@@ -144,12 +175,11 @@ def _ordered(part: Part) -> str:
     return f"{part.host} slot {part.slot}" if part.slot else part.host
 
 
-def _unknown(part: Part, view: HostView) -> str:
+def _unknown(name: str, view: HostView) -> str:
     """Why nobody can say that the part is missing from its host; empty where it is."""
     if not view.has_record:
         return "the host left no record"
-    name = _name(part)
-    if part.kind == GPU:
+    if name == SERIAL:
         told = sum(bool(gpu.serial) for gpu in view.evidence.gpus())
         silent = _gpus(view) - told
         what = "1 GPU of the host does" if silent == 1 else f"{silent} GPUs of the host do"
@@ -173,8 +203,8 @@ def _extra(ordered: Sequence[Part], found: Sequence[Found]) -> Iterator[Verdict]
     names = {_name(part) for part in ordered} & {SERIAL, GUID}
     listed = {(_name(part), identity(part.kind, part.serial)) for part in ordered}
     for part in found:
-        if part.name in names and not listed & set(_keys(part)) and not (part.name == GUID and _is_ethernet(part)):
-            ghost = Part(host=part.view.host.name, kind="", serial=part.serial, origin=_file(ordered[0]))
+        if part.name in names and not listed & set(_keys(part)) and not (part.name == GUID and part.ethernet):
+            ghost = Part(host=part.host, kind="", serial=part.serial, origin=_file(ordered[0]))
             yield _verdict(
                 ghost,
                 FAIL,
@@ -185,12 +215,11 @@ def _extra(ordered: Sequence[Part], found: Sequence[Found]) -> Iterator[Verdict]
             )
 
 
-def _is_ethernet(part: Found) -> bool:
-    """Whether no port of the adapter says that it is InfiniBand, though one says something."""
+def _is_ethernet(view: HostView, scope: str) -> bool:
     layers = [
         str(seen.value)
-        for scope, seen in _latest(part.view, LAYER).items()
-        if scope.startswith(f"{part.scope},") and seen.status == MEASURED
+        for its_scope, seen in _latest(view, LAYER).items()
+        if its_scope.startswith(f"{scope},") and seen.status == MEASURED
     ]
     return bool(layers) and "InfiniBand" not in layers
 

@@ -32,10 +32,10 @@ Path = tuple[str, str, str, Value, Value]
 def normal_paths(found: Iterable[tuple[HostView, Sequence[Verdict]]]) -> set[Path]:
     """The transports over which some ranks reach what a criterion wants: they explain no failure of others."""
     return {
-        _path(view, verdict)
+        path_of(view, verdict)
         for view, verdicts in found
         for verdict in verdicts
-        if verdict.verdict == PASS and _is_bandwidth(verdict)
+        if verdict.verdict == PASS and is_bandwidth(verdict)
     }
 
 
@@ -54,7 +54,7 @@ def with_lost_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict],
         return verdict
     if verdict.name == "collective.nvls" and verdict.value is False:
         return replace(verdict, reason=f"{verdict.reason}; {CHECK_NVLS}", detail=CHECK_NVLS)
-    lost = _transport(view, verdict) if _is_bandwidth(verdict) and _path(view, verdict) not in normal else ""
+    lost = _transport(view, verdict) if is_bandwidth(verdict) and path_of(view, verdict) not in normal else ""
     if not lost:
         return verdict
     detail = "; ".join(text for text in (lost, verdict.detail) if text)
@@ -63,11 +63,13 @@ def with_lost_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict],
     return replace(verdict, reason=f"{lost}; {verdict.reason}", detail=detail, action=action)
 
 
-def _is_bandwidth(verdict: Verdict) -> bool:
+def is_bandwidth(verdict: Verdict) -> bool:
+    """Whether it is about the bandwidth of a collective."""
     return verdict.name.startswith("collective.") and verdict.name.endswith(".busbw")
 
 
-def _path(view: HostView, verdict: Verdict) -> Path:
+def path_of(view: HostView, verdict: Verdict) -> Path:
+    """The way that the ranks of a figure talk."""
     size = verdict.params.get("size_bytes")
     return verdict.criterion, verdict.name, verdict.stage, size, _told(view, verdict, "transport")
 

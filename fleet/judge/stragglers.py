@@ -8,12 +8,13 @@ out of line with the other GPUs of its model in the same stage. Nothing is judge
 from __future__ import annotations
 
 import statistics
+from array import array
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fleet.judge.evidence import HostView
-from schemas.records import MEASURED
+from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, Verdict
 
 NAME = "straggler.compute"
@@ -35,74 +36,122 @@ POWER_CAP = "power_cap"
 
 Figures = Mapping[str, float]
 """Last part of the name (and the reason, for a share) -> value."""
-Place = tuple[str, str]
-"""Host and scope."""
+Kind = tuple[str, str]
+"""GPU model and stage."""
 Sign = Callable[[Figures, Figures], str]
 """Own figures and the peers' medians -> what is out of line, or an empty string."""
 
 
-@dataclass(kw_only=True)
-class _Ranks:
-    """The ranks of one GPU model in one stage."""
+class Ranks:
+    """What was seen of the ranks of each GPU model in each stage; several, each of other hosts, can be put together."""
 
-    figures: dict[Place, dict[str, float]] = field(default_factory=lambda: defaultdict(dict))
-    launched: dict[Place, str] = field(default_factory=dict)
-    """Which of them wait for each other: their gang, or their host."""
+    def __init__(self, views: Iterable[HostView] = ()) -> None:
+        self._series: dict[Kind, dict[str, array[float]]] = {}
+        for view in views:
+            self.add(view)
 
-    def usual(self, own: Place, together: bool = False) -> dict[str, float]:
-        """The medians of the others; `together`: of those that were launched with it."""
-        series: dict[str, list[float]] = defaultdict(list)
-        for place, figures in self.figures.items():
-            if place != own and (not together or self.launched[place] == self.launched[own]):
+    def add(self, view: HostView) -> None:
+        """Takes the figures of a host's ranks."""
+        for kind, ranks in _own(view).items():
+            series = self._series.setdefault(kind, {})
+            for figures in ranks.values():
                 for name, value in figures.items():
-                    series[name].append(value)
-        return {name: statistics.median(values) for name, values in series.items()}
+                    series.setdefault(name, array("d")).append(value)
+
+    def feed(self, kind: Kind, figure: str, value: float) -> None:
+        """Takes one figure of one rank."""
+        self._series.setdefault(kind, {}).setdefault(figure, array("d")).append(value)
+
+    def update(self, other: Ranks) -> None:
+        """Takes the figures that another has."""
+        for kind, series in other._series.items():
+            mine = self._series.setdefault(kind, {})
+            for name, values in series.items():
+                mine.setdefault(name, array("d")).extend(values)
+
+    def usual(self, kind: Kind, own: Figures) -> dict[str, float]:
+        """The medians of the others."""
+        return _medians(self._series.get(kind, {}), own)
 
 
-def with_causes(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[Verdict]:
+def _medians(series: Mapping[str, Iterable[float]], own: Figures) -> dict[str, float]:
+    """The median of each figure, one's own left out."""
+    found = {}
+    for name, values in series.items():
+        others = sorted(values)
+        if name in own:
+            others.remove(own[name])
+        if others:
+            found[name] = statistics.median(others)
+    return found
+
+
+def _own(view: HostView) -> dict[Kind, dict[str, dict[str, float]]]:
+    """The figures of a host's ranks: GPU model and stage -> scope -> figure -> value."""
+    found: dict[Kind, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for kind, figure, seen in ranks_of(view):
+        if isinstance(seen.value, float | int):
+            found[kind][seen.scope][figure] = float(seen.value)
+    return found
+
+
+def ranks_of(view: HostView) -> Iterator[tuple[Kind, str, Observation]]:
+    """What was measured of each rank, the last of each figure, with the ranks that it is like."""
+    latest: dict[tuple[Kind, str, str], Observation] = {}
+    for name in view.observations:
+        for seen in view.observations[name] if name.startswith("straggler.") else ():
+            number = isinstance(seen.value, float | int)
+            if seen.scope in view.host.scopes and seen.status == MEASURED and number:
+                figure = f"{name.rpartition('.')[2]} {seen.params.get('reason', '')}".strip()
+                latest[(_key(view, seen.stage, seen.scope), seen.scope, figure)] = seen
+    return ((kind, figure, seen) for (kind, _, figure), seen in latest.items())
+
+
+def with_causes(views: Iterable[HostView], verdicts: Sequence[Verdict], known: Ranks | None = None) -> list[Verdict]:
     """The verdicts, those on ranks that compute too long with who it is, what it costs the others, and the cause.
 
-    Where it is a setting of the host's CPU that explains it, and nothing of the GPU is out of line, no part is to be acted on.
+    `known` are the ranks of the whole fleet, where there are more than those of the views. Where it is a setting of the host's
+    CPU that explains it, and nothing of the GPU is out of line, no part is to be acted on.
     """
     if not any(_names(verdict) for verdict in verdicts):
         return list(verdicts)
     hosts = {view.host.name: view for view in views}
-    ranks = _ranks(hosts.values())
-    return [_told(hosts[item.host], item, ranks) if _names(item) and item.host in hosts else item for item in verdicts]
+    known = known or Ranks(hosts.values())
+    return [
+        _told(hosts[item.host], item, known, hosts.values()) if _names(item) and item.host in hosts else item
+        for item in verdicts
+    ]
+
+
+def _mates(view: HostView, kind: Kind, views: Iterable[HostView]) -> dict[str, list[float]]:
+    """The figures of those that were launched with the ranks of this host, and of itself."""
+    series: dict[str, list[float]] = defaultdict(list)
+    for other in views:
+        same = other is view or (kind[1] == "gang" and other.host.gang == view.host.gang)
+        for figures in _own(other).get(kind, {}).values() if same else ():
+            for name, value in figures.items():
+                series[name].append(value)
+    return series
 
 
 def _names(verdict: Verdict) -> bool:
     return verdict.name == NAME and verdict.verdict == FAIL and isinstance(verdict.value, float | int)
 
 
-def _key(view: HostView, stage: str, scope: str) -> tuple[str, str]:
+def _key(view: HostView, stage: str, scope: str) -> Kind:
     return view.names.get(scope, ""), stage
 
 
-def _ranks(views: Iterable[HostView]) -> dict[tuple[str, str], _Ranks]:
-    found: dict[tuple[str, str], _Ranks] = defaultdict(_Ranks)
-    for view in views:
-        for name, items in view.observations.items():
-            for seen in items if name.startswith("straggler.") else ():
-                value = seen.value
-                if seen.scope in view.host.scopes and seen.status == MEASURED and isinstance(value, float | int):
-                    ranks, place = found[_key(view, seen.stage, seen.scope)], (view.host.name, seen.scope)
-                    last = name.rpartition(".")[2]
-                    ranks.figures[place][f"{last} {seen.params.get('reason', '')}".strip()] = float(value)
-                    ranks.launched[place] = f"gang={view.host.gang}" if seen.stage == "gang" else view.host.name
-    return found
-
-
-def _told(view: HostView, verdict: Verdict, found: Mapping[tuple[str, str], _Ranks]) -> Verdict:
-    ranks, place = found[_key(view, verdict.stage, verdict.scope)], (view.host.name, verdict.scope)
-    own, usual = {**ranks.figures[place], "compute": float(verdict.value or 0)}, ranks.usual(place)
+def _told(view: HostView, verdict: Verdict, known: Ranks, views: Iterable[HostView]) -> Verdict:
+    kind = _key(view, verdict.stage, verdict.scope)
+    figures = _own(view).get(kind, {}).get(verdict.scope, {})
+    own, usual = {**figures, "compute": float(verdict.value or 0)}, known.usual(kind, figures)
+    mates = _medians(_mates(view, kind, views), figures)
     gpu, host = _signs(ON_GPU, own, usual), _signs(ON_HOST, own, usual)
     withheld = _signs(WITHHELD, own, usual)
     causes = [*gpu, *withheld, *host]
     why = "; ".join(causes) or "nothing that was read of its GPU and its host's CPU in those steps explains it"
-    text = (
-        f"{_who(view, verdict)} computes {_longer(own, usual)}{_waited(own, ranks.usual(place, together=True))}: {why}"
-    )
+    text = f"{_who(view, verdict)} computes {_longer(own, usual)}{_waited(own, mates)}: {why}"
     return replace(
         verdict,
         reason=f"{text}; {verdict.reason}",

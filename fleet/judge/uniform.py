@@ -21,23 +21,37 @@ _NAMED_VALUES = 4
 
 Key = tuple[str, str, str, str, str]
 """Criterion, name, GPU model, gang and place: what two values must share to be compared."""
-Part = tuple[str, str]
-"""Host and scope."""
 
 
 @dataclass(kw_only=True)
 class Group:
-    """The last value of each part of a group."""
+    """How many parts of a group show which last value."""
 
     what: str
-    values: dict[Part, Value] = field(default_factory=dict)
+    counts: Counter[tuple[bool, Value]] = field(default_factory=Counter)
+    _told: list[tuple[Value, int]] = field(default_factory=list)
+
+    def add(self, value: Value) -> None:
+        """Counts one part."""
+        self.counts[_exact(value)] += 1
+        self._told = []
+
+    def update(self, other: Group) -> None:
+        """Counts the parts of another."""
+        self.counts.update(other.counts)
+        self._told = []
+
+    @property
+    def total(self) -> int:
+        """Its parts."""
+        return self.counts.total()
 
     def told(self) -> list[tuple[Value, int]]:
         """Each value and how many parts show it, the commonest first."""
-        counts = Counter(map(_exact, self.values.values()))
-        return [
-            (value, count) for (_, value), count in sorted(counts.items(), key=lambda item: (-item[1], str(item[0])))
-        ]
+        if not self._told:
+            found = sorted(self.counts.items(), key=lambda item: (-item[1], str(item[0])))
+            self._told = [(value, count) for (_, value), count in found]
+        return self._told
 
     @property
     def plural(self) -> str:
@@ -51,47 +65,74 @@ def _exact(value: Value) -> tuple[bool, Value]:
 
 
 class Groups:
-    """Every value that some criterion wants to be the same over its group."""
+    """Every value that some criterion wants to be the same over its group; several, each of other hosts, can be put together."""
 
-    def __init__(self, views: Iterable[HostView]) -> None:
+    def __init__(self, views: Iterable[HostView] = ()) -> None:
         self._groups: dict[Key, Group] = {}
-        self._told: dict[tuple[str, str, str], set[str]] = defaultdict(set)
+        self._told: set[tuple[str, str, str]] = set()
         for view in views:
-            for criterion in view.criteria().values():
-                if criterion.same_as_fleet:
-                    self._add(view, criterion)
+            self.add(view)
+
+    def add(self, view: HostView) -> None:
+        """Takes what the host shows of it."""
+        for criterion in view.criteria().values():
+            if criterion.same_as_fleet:
+                self._add(view, criterion)
 
     def _add(self, view: HostView, criterion: Criterion) -> None:
+        own: dict[tuple[Key, str], tuple[str, Value]] = {}
         for seen in spoken_of(view, criterion):
             if seen.status == MEASURED and concerns(criterion, seen):
-                key, what = _key(view, criterion, seen)
-                group = self._groups.setdefault(key, Group(what=what))
-                group.values[(view.host.name, seen.scope)] = seen.value
-                self._told[(criterion.id, *_kin(view))].add(view.host.name)
+                key, what = group_key(view, criterion, seen)
+                own[(key, seen.scope)] = what, seen.value
+        for (key, _), (what, value) in own.items():
+            self.feed(key, what, value, (criterion.id, *kin(view)))
+
+    def feed(self, key: Key, what: str, value: Value, told: tuple[str, str, str]) -> None:
+        """Counts the last value of one part; `told` as `told` is asked for it."""
+        group = self._groups.get(key)
+        if group is None:
+            group = self._groups[key] = Group(what=what)
+        group.add(value)
+        self._told.add(told)
+
+    def update(self, other: Groups) -> None:
+        """Takes what another has of other hosts."""
+        for key, group in other._groups.items():
+            self._groups.setdefault(key, Group(what=group.what)).update(group)
+        self._told |= other._told
 
     def of(self, view: HostView, criterion: Criterion, seen: Observation) -> Group:
         """The group that a value of this host belongs to."""
-        key, what = _key(view, criterion, seen)
-        return self._groups.get(key, Group(what=what))
+        key, what = group_key(view, criterion, seen)
+        return self._groups.get(key) or Group(what=what)
+
+    def at(self, key: Key) -> Group:
+        """The group of that key."""
+        return self._groups.get(key) or Group(what="")
+
+    def told(self, key: tuple[str, str, str]) -> bool:
+        """Whether any host of these (criterion, models, gang) shows what the criterion compares."""
+        return key in self._told
 
     def others_tell(self, view: HostView, criterion: Criterion) -> bool:
-        """Whether another host of the group shows what this criterion compares."""
-        return bool(self._told[(criterion.id, *_kin(view))] - {view.host.name})
+        """Whether another host of the group shows what this criterion compares, where this one does not."""
+        return (criterion.id, *kin(view)) in self._told
 
 
-def _kin(view: HostView) -> tuple[str, str]:
+def kin(view: HostView) -> tuple[str, str]:
     """What hosts must share to be alike: the models of their GPUs, and the gang."""
     return " and ".join(sorted(set(view.names.values()))), view.host.gang
 
 
-def _key(view: HostView, criterion: Criterion, seen: Observation) -> tuple[Key, str]:
+def group_key(view: HostView, criterion: Criterion, seen: Observation | Verdict) -> tuple[Key, str]:
     """The group of an observation, and what a part of it is called.
 
     GPUs of a model are alike wherever they sit. Anything else is compared with what has its name on the other hosts: an
     adapter for storage need not be like the one beside it.
     """
     first, _, rest = seen.scope.partition(",")
-    models, gang = _kin(view)
+    models, gang = kin(view)
     if first.startswith("gpu="):
         return (criterion.id, seen.name, view.names.get(first, ""), gang, f"gpu,{rest}"), "GPU" if not rest else "place"
     return (criterion.id, seen.name, models, gang, seen.scope), "host"
@@ -106,21 +147,27 @@ def uniform(view: HostView, criterion: Criterion, groups: Groups) -> Iterator[Ve
     """Every verdict that one criterion gives on one host; none where there is nothing to compare it with."""
     if not criterion.same_as_fleet:
         return
-    series: dict[tuple[str, str], list[Observation]] = defaultdict(list)
-    for seen in spoken_of(view, criterion):
-        if concerns(criterion, seen):
-            series[(seen.name, seen.scope)].append(seen)
-    for items in series.values():
+    series = same_series(view, criterion)
+    for items in series:
         yield from _on_series(view, criterion, items, groups)
     if not series and not criterion.optional and groups.others_tell(view, criterion):
         yield view.inconclusive(criterion.name, "host", "not observed, and other hosts tell it", criterion=criterion)
 
 
+def same_series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
+    """What a criterion compares, each figure of each part by itself, in the order in which it was observed."""
+    found: dict[tuple[str, str], list[Observation]] = defaultdict(list)
+    for seen in spoken_of(view, criterion):
+        if concerns(criterion, seen):
+            found[(seen.name, seen.scope)].append(seen)
+    return list(found.values())
+
+
 def _on_series(view: HostView, criterion: Criterion, items: Sequence[Observation], groups: Groups) -> Iterator[Verdict]:
     measured, last = [seen for seen in items if seen.status == MEASURED], items[-1]
     group = groups.of(view, criterion, last)
-    if not group.values.keys() - {(view.host.name, last.scope)}:
-        return
+    if group.total == bool(measured):
+        return  # there is no other part
     if measured and last.status != ERROR:
         yield _compared(view, criterion, measured, group)
     elif not (criterion.optional and last.status == UNSUPPORTED):
@@ -135,20 +182,16 @@ def _compared(view: HostView, criterion: Criterion, measured: Sequence[Observati
     # A text or a flag must never have been another during the run; a number may be regulated.
     looked = measured[-1:] if isinstance(value, float | int) and not isinstance(value, bool) else measured
     odd = [seen for seen in looked if _exact(seen.value) != _exact(value)]
-    most = f"{count} of {len(group.values)} {group.plural} have {shown(criterion, value)}"
+    most = f"{count} of {group.total} {group.plural} have {shown(criterion, value)}"
     if odd:
         return _verdict(view, criterion, odd[-1], value, most)
-    alike = (
-        f"as on all {count} {group.plural}"
-        if len(told) == 1
-        else f"as on {count} of {len(group.values)} {group.plural}"
-    )
+    alike = f"as on all {count} {group.plural}" if len(told) == 1 else f"as on {count} of {group.total} {group.plural}"
     return _verdict(view, criterion, measured[-1], value, alike)
 
 
 def _tie(criterion: Criterion, told: Sequence[tuple[Value, int]], group: Group) -> str:
     """`1 of 2 hosts has X, 1 has Y`."""
-    named = [(f"{count} of {len(group.values)} {group.plural}" if not index else str(count), value, count)
+    named = [(f"{count} of {group.total} {group.plural}" if not index else str(count), value, count)
              for index, (value, count) in enumerate(told[:_NAMED_VALUES])]  # fmt: skip
     texts = [f"{many} {'has' if count == 1 else 'have'} {shown(criterion, value)}" for many, value, count in named]
     more = [f"{len(told) - _NAMED_VALUES} more values"] if len(told) > _NAMED_VALUES else []
@@ -176,4 +219,5 @@ def _verdict(view: HostView, criterion: Criterion, seen: Observation, limit: Val
         action="none" if passed else criterion.action,
         source=criterion.source,
         basis=criterion.basis,
+        severity="" if passed else criterion.severity,
     )

@@ -7,55 +7,72 @@ of it (`held`), where need be against the fleet's other parts (`outliers`, `unif
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fleet.judge import expected
+from fleet.judge.baseline import judge_presence
 from fleet.judge.criteria import Pack
 from fleet.judge.digests import judge_digests
 from fleet.judge.drift import soaked, with_course, with_drift
 from fleet.judge.evidence import Evidence, HostView, Planned, find, packs_for
 from fleet.judge.held import held, sentence
+from fleet.judge.known import Known
 from fleet.judge.localise import judge_pairs
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.outliers import Fleet
 from fleet.judge.paths import normal_paths, with_lost_path
 from fleet.judge.stragglers import with_causes
 from fleet.judge.uniform import Groups, observed, uniform
+from fleet.judge.waivers import Waived
 from schemas.plans import Plan
 from schemas.reports import Verdict
 
 __all__ = ["Evidence", "find", "judge", "packs_for", "sentence"]
 
 
-def judge(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> list[Verdict]:
+def judge(
+    plan: Plan,
+    evidence: Mapping[str, Evidence],
+    packs: Sequence[Pack],
+    known: Known | None = None,
+    well: Collection[str] = (),
+) -> list[Verdict]:
     """Every verdict on every host of the plan, in plan order.
 
     Args:
         plan: what must exist. A host of the plan that `evidence` lacks is inconclusive.
         evidence: host -> what it left behind.
         packs: every pack that may apply; which ones do is read from the plan and the GPUs' names.
+        known: what is known of the whole fleet, where these hosts are a part of it; gangs are never divided. It learns which
+            paths are normal for these hosts.
+        well: hosts of which it is known that by themselves, and against the fleet, they pass: of these only what their gang
+            makes of them is told.
     """
     left = {host.name: with_drift(evidence.get(host.name, Evidence())) for host in plan.hosts}
     views = [HostView(plan, host, left[host.name], packs) for host in plan.hosts]
     planned = Planned(plan)
-    fleet, groups = Fleet(planned, views), Groups(views)
-    found = [(view, list(_of_host(view, fleet, groups))) for view in views]
-    normal = normal_paths(found)
+    known = known or Known(planned, views)
+    found = [
+        (view, [] if view.host.name in well else list(_of_host(view, known.fleet, known.groups))) for view in views
+    ]
+    normal = known.normal = known.normal | normal_paths(found)
     verdicts = [
         with_course(view, with_lost_path(view, verdict, of_host, normal))
         for view, of_host in found
         for verdict in of_host
     ]
-    verdicts = with_causes(views, verdicts)
+    verdicts = with_causes(views, verdicts, known.ranks)
     believed = [view for view in views if view.has_record]
-    return [
+    everything = [
         *verdicts,
-        *judge_digests(believed, planned),
+        *judge_digests([view for view in believed if view.host.name not in well], planned, known.digests),
         *judge_pairs(believed, verdicts),
-        *expected.duplicates(left),
+        *expected.duplicates(left, known.twins),
         *expected.divided(plan, left),
         *judge_manifest(plan, views),
     ]
+    waived = Waived(plan.waivers, plan.created)
+    return [waived.verdict(verdict) for verdict in everything] if plan.waivers else everything
 
 
 def _of_host(view: HostView, fleet: Fleet, groups: Groups) -> Iterator[Verdict]:
@@ -65,13 +82,7 @@ def _of_host(view: HostView, fleet: Fleet, groups: Groups) -> Iterator[Verdict]:
         return
     if view.evidence.problem:
         yield view.inconclusive("host.events", "host", view.evidence.problem)
-    yield from expected.model(view)
-    yield from expected.constancy(view)
-    yield from expected.collectors(view)
-    yield from expected.planned(view)
-    yield from expected.reported(view)
-    yield from expected.unseen(view)
-    yield from soaked(view)
+    yield from without_criteria(view)
     for criterion in view.criteria().values():
         if criterion.same_as_fleet is None:
             verdicts = [*held(view, criterion, fleet)]
@@ -81,6 +92,19 @@ def _of_host(view: HostView, fleet: Fleet, groups: Groups) -> Iterator[Verdict]:
             silent = criterion.same_as_fleet and not verdicts and not observed(view, criterion)
         yield from verdicts
         asked = criterion.origin in view.operators and not criterion.optional and not view.plan.rehearsal
+        asked = asked and (criterion.baseline is None or view.plan.baseline is not None)
         if asked and silent:
             reason = "nothing was observed that this criterion speaks of"
             yield view.inconclusive(criterion.name, "host", reason, criterion.stage, criterion=criterion)
+
+
+def without_criteria(view: HostView) -> Iterator[Verdict]:
+    """What can be said of a host that left a record before any criterion is looked at."""
+    yield from expected.model(view)
+    yield from expected.constancy(view)
+    yield from expected.collectors(view)
+    yield from expected.planned(view)
+    yield from expected.reported(view)
+    yield from expected.unseen(view)
+    yield from soaked(view)
+    yield from judge_presence(view)

@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from fleet.baseline.store import Copy
 from fleet.errors import RunError
 from fleet.judge.verdict import Evidence
-from schemas import documents
-from schemas.plans import Plan, plan_from_json
+from schemas import documents, quick
+from schemas.plans import Plan, PlannedHost, plan_from_json
 from schemas.records import Record, record_from_json
 from schemas.reports import Quarantined
 
 PLAN_BYTES = 64_000_000
 JOURNAL = "events.jsonl"
+LARGE = 64
+"""Hosts from which a fleet is looked at host by host, and the report holds the exceptions alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -23,13 +27,60 @@ class Run:
 
     directory: Path
     plan: Plan
-    evidence: dict[str, Evidence]
+    evidence: Mapping[str, Evidence]
     events: dict[str, list[str]]
     quarantined: tuple[Quarantined, ...]
+    large: bool = False
+    """The evidence is read from disk whenever it is asked for, and `quarantined` lacks the records that are not believed."""
+    journal: tuple[str, ...] = ()
+    """Why the journal cannot be believed."""
+
+
+class Records(Mapping[str, Evidence]):
+    """The evidence of each host of a run, read when it is asked for and not kept: a large fleet's does not fit into memory."""
+
+    def __init__(
+        self, directory: Path, plan: Plan, events: Mapping[str, list[str]], journal: Sequence[str] = ()
+    ) -> None:
+        """`journal`: why it cannot be believed, of which every host is told."""
+        self._directory, self._plan, self._events, self._journal = directory, plan, events, journal
+        self._baseline = Copy(directory, plan) if plan.baseline else None
+        self._reader = quick.Reader()
+
+    def __getitem__(self, host: str) -> Evidence:
+        return self.read(self._plan.host(host))[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return (host.name for host in self._plan.hosts)
+
+    def __len__(self) -> int:
+        return len(self._plan.hosts)
+
+    def read(self, host: PlannedHost, *, alone: bool = True) -> tuple[Evidence, list[Quarantined]]:
+        """What the host left behind, without `alone` its gang record only; and the files that are not believed."""
+        records, problems, quarantined = [], [], []
+        for gang in (*([""] if alone else []), *([host.gang] if host.gang else [])):
+            path = f"gangs/{gang}/{host.name}.json" if gang else f"hosts/{host.name}.json"
+            try:
+                records.append(_record(self._directory, path, self._plan, host.name, gang, self._reader))
+            except FileNotFoundError:
+                if not gang:
+                    problems.append(f"no record: {path} is missing")
+            except documents.DocumentError as error:
+                quarantined.append(Quarantined(path=path, reason=str(error)))
+                problems.append(f"quarantined: {error}")
+        problems += self._events.get(host.name, [])
+        problems += [f"the journal cannot be believed: {why}" for why in self._journal]
+        left = Evidence(records=tuple(records), problem="; ".join(problems))
+        # What the host is compared with is a part of what the judge is told of it.
+        known = self._baseline.of_host(host.name, left.gpus()) if self._baseline else None
+        return replace(left, baseline=known) if known else left, quarantined
 
 
 def load(directory: Path, *, alone: bool = True) -> Run:
     """Reads the run in `directory`; without `alone` the gang records only.
+
+    Of a large fleet the records are read when they are asked for, and what cannot be believed is found then.
 
     Raises:
         RunError: there is no plan, so nothing can be said about what is missing.
@@ -40,32 +91,35 @@ def load(directory: Path, *, alone: bool = True) -> Run:
         raise RunError(f"{error}: give the directory of a run, which has a plan.json") from None
     quarantined: list[Quarantined] = []
     events = _events(directory, quarantined)
-    evidence = {}
-    for host in plan.hosts:
-        records, problems = [], []
-        for gang in (*([""] if alone else []), *([host.gang] if host.gang else [])):
-            path = f"gangs/{gang}/{host.name}.json" if gang else f"hosts/{host.name}.json"
-            try:
-                records.append(_record(directory, path, plan, host.name, gang))
-            except FileNotFoundError:
-                if not gang:
-                    problems.append(f"no record: {path} is missing")
-            except documents.DocumentError as error:
-                quarantined.append(Quarantined(path=path, reason=str(error)))
-                problems.append(f"quarantined: {error}")
-        problems += events.get(host.name, [])
-        problems += [f"the journal cannot be believed: {item.reason}" for item in quarantined if item.path == JOURNAL]
-        evidence[host.name] = Evidence(records=tuple(records), problem="; ".join(problems))
-    quarantined += _strays(directory, plan)
-    return Run(directory=directory, plan=plan, evidence=evidence, events=events, quarantined=tuple(quarantined))
+    journal = tuple(item.reason for item in quarantined)
+    records = Records(directory, plan, events, journal)
+    evidence: Mapping[str, Evidence] = records
+    strays = _strays(directory, plan)
+    if not (large := alone and len(plan.hosts) > LARGE):
+        evidence = {}
+        for host in plan.hosts:
+            evidence[host.name], refused = records.read(host, alone=alone)
+            quarantined += refused
+    return Run(
+        directory=directory,
+        plan=plan,
+        evidence=evidence,
+        events=events,
+        quarantined=(*quarantined, *strays),
+        large=large,
+        journal=journal,
+    )
 
 
-def _record(directory: Path, path: str, plan: Plan, host: str, gang: str) -> Record:
+def _record(directory: Path, path: str, plan: Plan, host: str, gang: str, reader: quick.Reader) -> Record:
     """The record at `path`. Raises FileNotFoundError; DocumentError where it is broken or not this host's or run's."""
     if not (directory / path).exists() and not (directory / path).is_symlink():
         raise FileNotFoundError(path)
     try:
-        record = record_from_json(documents.read(directory / path, "record"))
+        text = documents.read_bytes(directory / path)
+        record = reader.record(text)
+        if record is None:
+            record = record_from_json(documents.checked(text, "record", source=str(directory / path)))
     except documents.DocumentError as error:
         raise documents.DocumentError(str(error).replace(f"{directory}/", "")) from None
     for what, found, wanted in (
@@ -73,6 +127,7 @@ def _record(directory: Path, path: str, plan: Plan, host: str, gang: str) -> Rec
         ("nonce", record.nonce, plan.nonce),
         ("host", record.host, host),
         ("gang", record.gang, gang),
+        ("simulated", record.simulated and "yes", plan.simulated and "yes"),
     ):
         if found != wanted:
             raise documents.DocumentError(f"{path}: {what} {found or 'none'}, expected {wanted or 'none'}")

@@ -6,20 +6,27 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
+from fleet.choice import told
+from fleet.diff import since_accepted
+from fleet.diff import summary as changes_summary
 from fleet.judge.criteria import Pack
 from fleet.judge.drift import DRIFT, FIRST_S, span, untold
-from fleet.judge.evidence import Evidence, Index, packs_for
+from fleet.judge.evidence import Evidence, Index, Planned, packs_for
 from fleet.judge.manifest import as_ordered
+from fleet.judge.tally import Tally
 from fleet.judge.verdict import judge
+from fleet.judge.waivers import summary as waivers_summary
 from fleet.report.titles import MANIFEST, TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, unjudged, unjudged_bandwidth, unjudged_digests
 from fleet.report.versions import versions
 from schemas import VERSION
+from schemas.baselines import Change
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED
 from schemas.reports import (
     ACCEPTED,
+    CRITICAL,
     FAIL,
     INCOMPLETE,
     INCONCLUSIVE,
@@ -29,12 +36,18 @@ from schemas.reports import (
     Coverage,
     FleetReport,
     HostReport,
+    Judged,
     Quarantined,
     Verdict,
+    mark,
 )
+from schemas.skips import BUSY
 from schemas.timeline import SOAK, Soak, thinned
 
-_STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
+STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
+WAIVED = " waived"
+_OPEN = 2
+"""Rank of a reason by which nothing failed."""
 _SUMMARY_LINES = 20
 LINK = "gpu.peer.link"
 MOST_NAMES = 10
@@ -76,7 +89,7 @@ def merge(
     for verdict in verdicts:
         of_host[verdict.host].append(verdict)
     hosts = tuple(
-        _host(
+        host_report(
             plan,
             host,
             evidence.get(host.name, Evidence()),
@@ -86,38 +99,74 @@ def merge(
         )
         for host in plan.hosts
     )
+    records = [record for left in evidence.values() for record in left.records]
+    tally = Tally(Planned(plan), {host.name: place for place, host in enumerate(plan.hosts)})
+    for verdict in verdicts:
+        tally.add(verdict)
+    return put_together(
+        plan,
+        hosts,
+        verdicts,
+        packs,
+        quarantined=quarantined,
+        ended=max((record.ended for record in records), default=plan.created),
+        changes=since_accepted(plan, evidence, packs),
+        judged=tally.judged(),
+    )
+
+
+def put_together(
+    plan: Plan,
+    hosts: Sequence[HostReport],
+    verdicts: Sequence[Verdict],
+    packs: Sequence[Pack],
+    *,
+    quarantined: Iterable[Quarantined],
+    ended: str,
+    changes: Sequence[Change],
+    judged: tuple[Judged, ...],
+) -> FleetReport:
+    """The report from what is told of each host; of verdicts that pass one of each kind is enough."""
     strays = tuple(sorted(quarantined, key=lambda item: item.path))
     decision = decide(verdicts, [host.decision for host in hosts])
-    records = [record for left in evidence.values() for record in left.records]
     return FleetReport(
         run_id=plan.run_id,
         profile=plan.profile,
         rehearsal=plan.rehearsal,
+        simulated=plan.simulated,
         decision=decision,
-        acceptance=_acceptance(plan, decision, verdicts, hosts),
+        acceptance=_acceptance(plan, decision, verdicts, hosts, changes),
         began=plan.created,
-        ended=max((record.ended for record in records), default=plan.created),
+        ended=ended,
         rackproof=VERSION,
         coverage=_total(host.coverage for host in hosts),
-        hosts=hosts,
+        hosts=tuple(hosts),
         verdicts=tuple(verdicts),
         quarantined=strays,
         unjudged=unjudged(hosts, verdicts),
         unknown=_unknown(hosts, packs),
+        waivers=plan.waivers,
+        baseline=plan.baseline.digest if plan.baseline else "",
+        changes=tuple(changes),
+        judged=judged,
     )
 
 
 def decide(verdicts: Iterable[Verdict], host_decisions: Iterable[str] = ()) -> str:
-    """`rejected` where anything fails, else `incomplete` where anything is inconclusive, else `accepted`."""
-    found = {verdict.verdict for verdict in verdicts}
+    """`rejected` where anything fails, else `incomplete` where anything is inconclusive, else `accepted`.
+
+    What somebody answers for (a waiver) does not count.
+    """
+    judged = list(verdicts)
+    found = {verdict.verdict for verdict in judged if verdict.stands}
     if FAIL in found or REJECTED in (decisions := set(host_decisions)):
         return REJECTED
-    if INCONCLUSIVE in found or not found or INCOMPLETE in decisions:
+    if INCONCLUSIVE in found or not judged or INCOMPLETE in decisions:
         return INCOMPLETE
     return ACCEPTED
 
 
-def _host(
+def host_report(
     plan: Plan,
     host: PlannedHost,
     left: Evidence,
@@ -125,6 +174,7 @@ def _host(
     packs: Sequence[Pack],
     events: tuple[str, ...],
 ) -> HostReport:
+    """What is told of one host."""
     applied = packs_for(plan, host, left.gpus(), packs)[0]
     return HostReport(
         name=host.name,
@@ -181,13 +231,19 @@ def _total(coverages: Iterable[Coverage]) -> Coverage:
     )
 
 
-def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport]) -> Acceptance:
+def _acceptance(
+    plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport], changes: Sequence[Change]
+) -> Acceptance:
     accepted = sum(host.decision == ACCEPTED for host in hosts)
     gpus = sum(len(host.gpus) for host in hosts)
     what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
-    lines = [f"Hosts: {accepted} of {len(hosts)} {'passed' if plan.rehearsal else 'accepted'} ({what})"]
+    if plan.simulated:
+        what = f"no GPU was looked at: rackproof simulate made up {gpus} GPUs"
+    passed = "passed" if plan.rehearsal or plan.simulated else "accepted"
+    lines = [f"Hosts: {accepted} of {len(hosts)} {passed} ({what})"]
     lines += _smaller_gangs(plan, hosts)
     lines += _soaked(plan, hosts)
+    lines += told(plan)
     lines += [f"{name}: {state}" for name, state in _stages(plan, hosts, verdicts)]
     if ordered := as_ordered(plan, verdicts):
         lines.append(f"{MANIFEST}{ordered}")
@@ -196,10 +252,16 @@ def _acceptance(plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: S
     shared = [host.name for host in plan.hosts if host.share_gpus]
     if shared:
         lines.append(f"GPUs were measured beside other processes, if there were any, on {', '.join(shared[:5])}"[:200])
+    if counted := [host.name for host in plan.hosts if host.count_found]:
+        lines.append(f"GPU count: as found on {', '.join(counted[:5])}: nobody said how many there should be"[:200])
+    lines += waivers_summary(plan.waivers, verdicts, plan.created)
+    lines += changes_summary(plan, changes)
     lines += reasons(verdicts)
     lines.append(f"Criteria: {', '.join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or 'none'}")
+    waived = decision == ACCEPTED and any(verdict.waiver for verdict in verdicts)
+    status = f"{STATUS[decision]} WITH WAIVERS" if waived else STATUS[decision]
     return Acceptance(
-        status=f"{'REHEARSAL ' if plan.rehearsal else ''}{_STATUS[decision]}",
+        status=f"{mark(simulated=plan.simulated, rehearsal=plan.rehearsal)} {status}".strip(),
         summary=tuple(lines),
     )
 
@@ -254,12 +316,13 @@ def _stages(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]
     planned &= {item.name.split(".")[0] for host in plan.hosts for item in plan.expected_of(host)}
     seen: dict[str, set[str]] = {}
     for verdict in verdicts:
-        seen.setdefault(_kind(verdict), set()).add(verdict.verdict)
+        told = f"{verdict.verdict}{WAIVED}" if verdict.waiver else verdict.verdict
+        seen.setdefault(_kind(verdict), set()).add(told)
         # What a stage or a host left out as a whole is missing from each kind that it should have measured.
         for stage in plan.stages:
             if verdict.name in ("record", f"stage.{stage.name}"):
                 for benchmark in stage.benchmarks:
-                    seen.setdefault(benchmark, set()).add(verdict.verdict)
+                    seen.setdefault(benchmark, set()).add(told)
     health = "Host health" if plan.rehearsal else "Host and GPU health"
     titles = {"": health, **{name: title for name, title in TITLES.items() if name in planned}}
     slow = speed_unjudged(hosts, verdicts)
@@ -271,20 +334,29 @@ def _stages(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]
 
 
 def _state(verdicts: set[str]) -> str:
-    worst = next((kind for kind in (FAIL, INCONCLUSIVE, PASS) if kind in verdicts), "")
-    return {FAIL: "FAIL", INCONCLUSIVE: "INCOMPLETE", PASS: "PASS"}.get(worst, "NOT JUDGED")
+    words = {
+        FAIL: "FAIL",
+        INCONCLUSIVE: "INCOMPLETE",
+        f"{FAIL}{WAIVED}": "FAIL (waived)",
+        f"{INCONCLUSIVE}{WAIVED}": "INCOMPLETE (waived)",
+        PASS: "PASS",
+    }
+    return next((word for kind, word in words.items() if kind in verdicts), "NOT JUDGED")
 
 
 def reasons(verdicts: Iterable[Verdict]) -> list[str]:
-    """One line a reason, failures first: host, part, what was found. Equal reasons of one host are told once."""
+    """One line a reason, failures first, the critical ones before the others: host, part, what was found.
+
+    Equal reasons of one host are told once.
+    """
     grouped: dict[tuple[int, str, str, str], list[Verdict]] = {}
     for verdict in verdicts:
-        if verdict.verdict in (FAIL, INCONCLUSIVE):
+        if verdict.stands:
             failed = verdict.verdict == FAIL
             detail = f"{verdict.criterion} {verdict.reason}" if failed else verdict.reason
-            grouped.setdefault((0 if failed else 1, verdict.host, verdict.name.split(".")[0], detail), []).append(
-                verdict
-            )
+            rank = int(verdict.severity != CRITICAL) if failed else _OPEN
+            kind = "" if detail.startswith(f"{SKIPPED}: {BUSY}") else verdict.name.split(".")[0]
+            grouped.setdefault((rank, verdict.host, kind, detail), []).append(verdict)
     lines = []
     for (rank, host, _, _), group in sorted(grouped.items(), key=lambda item: item[0][0]):
         first = group[0]
@@ -292,11 +364,11 @@ def reasons(verdicts: Iterable[Verdict]) -> list[str]:
         serial = f" (serial {first.serial})" if first.serial else ""
         more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
         stage = f" in stage {first.stage}" if first.stage else ""
-        action = f"; {first.action.replace('_', ' ')}" if rank == 0 and first.action != "none" else ""
+        action = f"; {first.action.replace('_', ' ')}" if rank != _OPEN and first.action != "none" else ""
         params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in _TOLD_PARAMS)
         named = f"{first.name}[{params}]" if params else first.name
         lines.append(
-            f"{'FAIL' if rank == 0 else 'INCOMPLETE'}: {host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}"
+            f"{'INCOMPLETE' if rank == _OPEN else 'FAIL'}: {host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}"
         )
     if len(lines) > _SUMMARY_LINES:
         lines = [*lines[:_SUMMARY_LINES], f"… and {len(lines) - _SUMMARY_LINES} more reasons in the report"]

@@ -23,12 +23,12 @@ def unjudged_bandwidth(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequen
             (seen.name.split(".")[1], host.name): None
             for host in hosts
             for seen in host.measurements
-            if (seen.stage, seen.status) == (stage, MEASURED) and _is_busbw(seen.name)
+            if (seen.stage, seen.status) == (stage, MEASURED) and is_busbw(seen.name)
         }
         judged = {
             (item.name.split(".")[1], item.host)
             for item in verdicts
-            if item.stage == stage and _is_busbw(item.name) and item.limit is not None
+            if item.stage == stage and is_busbw(item.name) and item.limit is not None
         }
         left = [key for key in measured if key not in judged]
         if left and not plan.rehearsal:
@@ -38,7 +38,8 @@ def unjudged_bandwidth(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequen
     return lines
 
 
-def _is_busbw(name: str) -> bool:
+def is_busbw(name: str) -> bool:
+    """Whether it is the bandwidth of a collective."""
     return name.startswith("collective.") and name.endswith(".busbw")
 
 

@@ -26,8 +26,8 @@ def changes(old: View | None, new: View) -> list[str]:
 
 def _begun(old: View | None, new: View) -> Iterator[str]:
     if old is None:
-        rehearsal = ", REHEARSAL" if new.rehearsal else ""
-        yield f"run {new.run_id}: {len(new.hosts)} hosts of {names(new.racks)}, profile {new.profile}{rehearsal}"
+        mark = f", {new.mark}" if new.mark else ""
+        yield f"run {new.run_id}: {len(new.hosts)} hosts of {names(new.racks)}, profile {new.profile}{mark}"
     if new.by and (old is None or old.by != new.by):
         yield f"carried out by {new.by}"
     for note in new.notes if old is None else [note for note in new.notes if note not in old.notes]:

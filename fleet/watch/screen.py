@@ -71,7 +71,7 @@ def _drawn(line: Line, columns: int, colour: bool) -> str:
 
 
 def _head(view: View) -> list[Line]:
-    what = [view.run_id, names(view.racks, 3), view.profile, *(["REHEARSAL"] if view.rehearsal else [])]
+    what = [view.run_id, names(view.racks, 3), view.profile, *([view.mark] if view.mark else [])]
     lines = [[Part(" · ".join(what), "head"), Part(f"   {clock(view.at)} UTC")], [Part(_who(view))]]
     if view.decision:
         said = f" ({clean(view.status)})" if view.status else ""

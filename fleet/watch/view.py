@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from fleet.watch.story import FAILED, RUNNING, UNKNOWN, UNREACHABLE, WAITING
+from schemas.reports import mark
 
 SCHEMA = "rackproof.watch/1"
 
@@ -79,7 +80,13 @@ class View:
     """When the records were last judged; None: not yet."""
     notes: tuple[str, ...]
     """What could not be told, and why."""
+    simulated: bool = False
     schema: str = SCHEMA
+
+    @property
+    def mark(self) -> str:
+        """`SIMULATED` or `REHEARSAL`; empty where hardware is looked at."""
+        return mark(simulated=self.simulated, rehearsal=self.rehearsal)
 
     @property
     def over(self) -> bool:

@@ -83,6 +83,7 @@ class Watcher:
             run_id=self._plan.run_id,
             profile=self._plan.profile,
             rehearsal=self._plan.rehearsal,
+            simulated=self._plan.simulated,
             racks=tuple(dict.fromkeys(host.rack for host in self._plan.hosts)),
             began=moment(self._plan.created),
             carried=carried,

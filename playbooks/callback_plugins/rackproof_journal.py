@@ -45,7 +45,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """An acceptance run owes a report, whatever happens to its plays."""
-        self._owes_report = Path(playbook._file_name).name in ("acceptance.yml", "burnin.yml")
+        self._owes_report = Path(playbook._file_name).name in ("acceptance.yml", "burnin.yml", "revalidate.yml")
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Notes who came through the play before."""

@@ -14,6 +14,7 @@ from fleet.report.merge import merge
 from fleet.report.render.prometheus import LABEL_LIMIT, MOST_FAILURES, render_prometheus
 from schemas.plans import Plan
 from schemas.reports import FleetReport, Verdict
+from schemas.waivers import Waiver
 from tests import builders
 from tests.unit.test_plan import rackproof
 from tests.unit.test_report import write_run
@@ -77,6 +78,42 @@ def test_failures_are_named_with_part_and_action_the_gravest_first(report: Fleet
     assert chosen(found["decision"]) == [{"decision": "rejected"}]
     fails = {labels["host"]: value for labels, value in found["host_verdicts"] if labels["verdict"] == "fail"}
     assert fails == {"h1": 0, "h2": 3, "h3": 0}
+
+
+def test_a_failure_has_its_value_and_limit_in_the_unit_that_it_names(report: FleetReport) -> None:
+    floor = {
+        "operator": "ge",
+        "unit": "B/s",
+        "name": "memory.bandwidth",
+        "stage": "benchmark",
+        "params": {"op": "read"},
+    }
+    slow = replace(failure(criterion="memory-vs-fleet"), value=4.2e12, limit=4.3e12, **floor)  # type: ignore[arg-type]
+    word = replace(failure(), value="580", limit="570", operator="eq")
+    text = render_prometheus(replace(report, verdicts=(*report.verdicts, slow, word)))
+    found = series(text)
+    ((value, told), (limit, wanted)) = (found[f"failure_{kind}"][0] for kind in ("value", "limit"))
+    assert (told, wanted) == (4.2e12, 4.3e12)
+    assert value == limit
+    assert {key: value[key] for key in ("serial", "criterion", "name", "params", "unit", "operator")} == {
+        "serial": "h2-1", "criterion": "memory-vs-fleet", "name": "memory.bandwidth", "params": "read", "unit": "B/s",
+        "operator": "ge",
+    }  # fmt: skip
+    assert len(found["failure_value"]) == 1, "a text is no sample"
+    assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
+
+
+def test_a_waived_failure_is_told_apart(report: FleetReport) -> None:
+    waiver = Waiver(criterion="row-remap-failed", who="alice", why="spare ordered", until="2026-12-31", host="h2")
+    found = series(render_prometheus(replace(report, verdicts=(*report.verdicts, replace(failure(), waiver=waiver)))))
+    assert "failures" not in found
+    assert [value for _, value in found["waived"]] == [1]
+    assert "failure_value" not in found
+
+
+def test_what_a_large_fleets_report_leaves_out_is_not_told_as_none(report: FleetReport) -> None:
+    found = series(render_prometheus(replace(report, detail="exceptions", verdicts=(failure(),))))
+    assert {labels["verdict"] for labels, _ in found["host_verdicts"]} == {"fail", "inconclusive"}
 
 
 def test_a_rehearsal_never_reads_as_an_accepted_fleet(report: FleetReport) -> None:

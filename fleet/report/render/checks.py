@@ -64,8 +64,12 @@ def _wanted(criterion: Criterion) -> str:
 
 
 def _limit(criterion: Criterion) -> str:
-    if criterion.fleet_fraction is not None:
-        return f"{criterion.fleet_fraction * 100:g} % of the fleet's median"
+    if criterion.vs_fleet:
+        return _of_fleet(criterion)
+    if criterion.baseline is not None:
+        change = criterion.baseline.change
+        share = f"{criterion.baseline.fraction * 100:g} % of" if change is None else f"{change:+g} from"
+        return f"{share} what the part showed when it was accepted *where the run names a baseline*"
     if criterion.variable:
         share = "" if criterion.fraction == 1 else f"{criterion.fraction * 100:g} % of "
         return f"{share}what the inventory says ({criterion.variable.replace('_', ' ')})"
@@ -76,6 +80,14 @@ def _limit(criterion: Criterion) -> str:
         return str(limit)
     factor, unit = scale(float(limit), criterion.unit)
     return f"{number(limit / factor if factor != 1 else limit)} {unit}".strip()
+
+
+def _of_fleet(criterion: Criterion) -> str:
+    share, away = criterion.fleet_fraction, criterion.fleet_deviations
+    parts = [f"{share * 100:g} % of the fleet's median"] if share is not None else []
+    parts += [f"{away:g} robust deviations from the fleet's median"] if away is not None else []
+    at = ", of the parts in the same place" if criterion.by_position else ""
+    return f"{' and '.join(parts)}{at}"
 
 
 def _plain(text: str) -> str:

@@ -19,6 +19,7 @@ SIGNS = {"eq": "=", "ge": "≥", "le": "≤", "gt": ">", "lt": "<"}
 VERDICTS = (PASS, FAIL, INCONCLUSIVE)
 DECISIONS = {ACCEPTED: "accepted", REJECTED: "rejected", INCOMPLETE: "incomplete"}
 REHEARSED = {ACCEPTED: "rehearsal passed", REJECTED: "rehearsal failed", INCOMPLETE: "rehearsal incomplete"}
+SIMULATED = {ACCEPTED: "simulation passed", REJECTED: "simulation failed", INCOMPLETE: "simulation incomplete"}
 ACTIONS = {
     "rma": "Return the part (RMA)",
     "inspect_hardware": "Inspect the hardware",
@@ -242,14 +243,14 @@ def action_name(action: str) -> str:
 
 
 def decision_name(report: FleetReport, decision: str) -> str:
-    """A decision in words; in a rehearsal never a word by which hardware could be taken for accepted."""
-    return (REHEARSED if report.rehearsal else DECISIONS).get(decision, decision)
+    """A decision in words; in a rehearsal or simulation never a word by which hardware could be taken for accepted."""
+    return {"SIMULATED": SIMULATED, "REHEARSAL": REHEARSED}.get(report.mark, DECISIONS).get(decision, decision)
 
 
 def status(report: FleetReport) -> str:
-    """The acceptance status; `REHEARSAL` stands in it whenever no GPU was looked at, whoever built the report."""
+    """The acceptance status; SIMULATED or REHEARSAL stands in it whenever no GPU was looked at, whoever built the report."""
     found = report.acceptance.status
-    return found if not report.rehearsal or found.startswith("REHEARSAL ") else f"REHEARSAL {found}"
+    return found if not report.mark or found.startswith(f"{report.mark} ") else f"{report.mark} {found}"
 
 
 def when(time: str) -> str:

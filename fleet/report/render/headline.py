@@ -10,8 +10,18 @@ from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJE
 REHEARSAL_NOTICE = (
     "This run rehearsed the pipeline on CPUs. No GPU was looked at and none was judged: it accepts no hardware."
 )
+SIMULATED_NOTICE = (
+    "No host was looked at: rackproof simulate made up every host, every GPU and every figure. It accepts no hardware."
+)
 
-_STATES = {"PASS": PASS, VALUES_ONLY: PASS, "FAIL": FAIL, "INCOMPLETE": INCONCLUSIVE}
+_STATES = {
+    "PASS": PASS,
+    VALUES_ONLY: PASS,
+    "FAIL": FAIL,
+    "INCOMPLETE": INCONCLUSIVE,
+    "FAIL (waived)": FAIL,
+    "INCOMPLETE (waived)": INCONCLUSIVE,
+}
 _TONES = {ACCEPTED: PASS, REJECTED: FAIL, INCOMPLETE: INCONCLUSIVE}
 
 
@@ -22,6 +32,11 @@ class Check:
     title: str
     word: str
     state: str
+
+
+def notice(report: FleetReport) -> str:
+    """Why the report accepts no hardware, whatever it decides; empty where it may."""
+    return {"SIMULATED": SIMULATED_NOTICE, "REHEARSAL": REHEARSAL_NOTICE}.get(report.mark, "")
 
 
 def checks(report: FleetReport) -> list[Check]:
@@ -46,8 +61,9 @@ def tone(decision: str) -> str:
 
 def sentence(report: FleetReport) -> str:
     """What was decided and on what grounds."""
-    failed = [verdict for verdict in report.verdicts if verdict.verdict == FAIL]
-    open_ = sum(verdict.verdict == INCONCLUSIVE for verdict in report.verdicts)
+    failed = [verdict for verdict in report.verdicts if verdict.verdict == FAIL and verdict.stands]
+    open_ = sum(verdict.verdict == INCONCLUSIVE and verdict.stands for verdict in report.verdicts)
+    waived = sum(verdict.waiver is not None for verdict in report.verdicts)
     if not report.verdicts:
         return "No verdict was reached on anything, so nothing is known of this fleet."
     if report.decision == REJECTED:
@@ -57,6 +73,11 @@ def sentence(report: FleetReport) -> str:
         return f"{_count(len(failed), 'verdict')} on {where} of {_count(len(report.hosts), 'host')} {are}.{more}"
     if report.decision == ACCEPTED:
         passed = sum(verdict.verdict == PASS for verdict in report.verdicts)
+        if waived:
+            return (
+                f"{passed} verdicts on {_count(len(report.hosts), 'host')} are passes; {waived} are not, and are accepted on the "
+                "word of those who waived them."
+            )
         return (
             f"{report.coverage.measured} of {report.coverage.expected} expected observations were measured, "
             f"and all {passed} verdicts on {_count(len(report.hosts), 'host')} are passes."
@@ -80,7 +101,8 @@ def gpu_count(report: FleetReport) -> int:
 def hosts_and_gpus(report: FleetReport) -> str:
     """`16 hosts, 128 GPUs`; in a rehearsal the hosts alone, and that no GPU counts."""
     gpus = "no GPU judged" if report.rehearsal else _count(gpu_count(report), "GPU")
-    return f"{_count(len(report.hosts), 'host')}, {gpus}"
+    made_up = ", all of them simulated" if report.simulated else ""
+    return f"{_count(len(report.hosts), 'host')}, {gpus}{made_up}"
 
 
 def unjudged(report: FleetReport) -> list[tuple[str, tuple[str, ...]]]:

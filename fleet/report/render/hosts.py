@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import quote
 
-from fleet.report.render.format import clean_log, decision_name, duration, when
-from fleet.report.render.rows import Row, fold, worst
-from fleet.report.render.versions import version_order
+from fleet.report.render.format import clean, clean_log, decision_name, duration, when
+from fleet.report.render.rows import worst
 from schemas.records import Gpu, Launch
-from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, PASS, Coverage, FleetReport, HostReport, Verdict
+from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, PASS, FleetReport, HostReport, Verdict
 
-FEW_HOSTS = 4
-_SAFE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
+NO_GPU = "This host named no GPU."
+NO_GPU_JUDGED = "No GPU was looked at: the ranks ran on CPUs."
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,85 +41,75 @@ class Start:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Host:
-    """A host's section."""
+class Open:
+    """A host that is not accepted, for readers whose browser runs no script."""
 
     name: str
     anchor: str
-    rack: str
     decision: str
     word: str
-    open: bool
-    record: str
-    coverage: Coverage
-    parts: tuple[Part, ...]
-    software: tuple[tuple[str, str], ...]
-    packs: tuple[str, ...]
-    events: tuple[str, ...]
-    starts: tuple[Start, ...]
-    rows: tuple[Row, ...]
-    counts: Mapping[str, int]
-    """Verdicts by kind."""
+    counts: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rack:
-    """A rack and its hosts, in inventory order."""
+    """A rack: how many of its hosts are accepted, and those that are not."""
 
     name: str
-    hosts: tuple[Host, ...]
+    hosts: int
+    accepted: int
+    open: tuple[Open, ...]
 
 
-def hosts(report: FleetReport) -> list[Host]:
-    """Every host of the plan, in its order."""
-    verdicts: dict[str, list[Verdict]] = {}
-    for verdict in report.verdicts:
-        verdicts.setdefault(verdict.host, []).append(verdict)
-    anchors = anchors_of(report)
-    few = len(report.hosts) <= FEW_HOSTS
-    return [_host(report, host, verdicts.get(host.name, []), anchors[host.name], few) for host in report.hosts]
+def anchor_of(name: str) -> str:
+    """The fragment by which a host's page is linked: `host=NAME`, with what no link can hold written as %XX."""
+    return f"host={quote(clean(name), safe='')}"
 
 
 def anchors_of(report: FleetReport) -> dict[str, str]:
-    """Host -> the id of its section: `host-NAME`, or a number where the name would not do as one."""
-    return {
-        host.name: f"host-{host.name if _SAFE.fullmatch(host.name) else number}"
-        for number, host in enumerate(report.hosts, 1)
-    }
+    """Host -> the fragment that leads to its page."""
+    return {host.name: anchor_of(host.name) for host in report.hosts}
 
 
-def racks(found: Sequence[Host]) -> list[Rack]:
+def racks(report: FleetReport) -> list[Rack]:
     """The racks, in the order in which the inventory first names them."""
-    names = dict.fromkeys(host.rack for host in found)
-    return [Rack(name=name, hosts=tuple(host for host in found if host.rack == name)) for name in names]
+    found: dict[str, list[HostReport]] = {}
+    for host in report.hosts:
+        found.setdefault(host.rack, []).append(host)
+    kinds = Counter((verdict.host, verdict.verdict) for verdict in report.verdicts)
+    return [
+        Rack(
+            name=name,
+            hosts=len(members),
+            accepted=sum(host.decision == ACCEPTED for host in members),
+            open=tuple(
+                Open(
+                    name=host.name,
+                    anchor=anchor_of(host.name),
+                    decision=host.decision,
+                    word=decision_name(report, host.decision),
+                    counts=f"{kinds[host.name, FAIL]} failed, {kinds[host.name, INCONCLUSIVE]} inconclusive",
+                )
+                for host in members
+                if host.decision != ACCEPTED
+            ),
+        )
+        for name, members in found.items()
+    ]
 
 
-def _host(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict], anchor: str, few: bool) -> Host:
-    counts = Counter(verdict.verdict for verdict in verdicts)
-    return Host(
-        name=host.name,
-        anchor=anchor,
-        rack=host.rack,
-        decision=host.decision,
-        word=decision_name(report, host.decision),
-        open=few or host.decision != ACCEPTED,
-        record=host.record,
-        coverage=host.coverage,
-        parts=tuple(Part(gpu=gpu, state=_state(gpu, verdicts)) for gpu in host.gpus),
-        software=tuple((name, host.software[name]) for name in sorted(host.software, key=version_order)),
-        packs=host.packs,
-        events=host.events,
-        starts=tuple(_start(launch) for launch in host.launches),
-        rows=tuple(fold(verdicts)),
-        counts={kind: counts[kind] for kind in (PASS, FAIL, INCONCLUSIVE)},
-    )
+def parts(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[Part]:
+    """The GPUs of a host, each with the worst of the verdicts on it; without one nothing is known, unless passes are left out."""
+    of_gpu: dict[str, list[Verdict]] = {}
+    for verdict in verdicts:
+        of_gpu.setdefault(verdict.scope.partition(",")[0], []).append(verdict)
+    quiet = PASS if passes_left_out else INCONCLUSIVE
+    found = [of_gpu.get(f"gpu={gpu.index}", ()) for gpu in host.gpus]
+    return [Part(gpu=gpu, state=worst(own) if own else quiet) for gpu, own in zip(host.gpus, found, strict=True)]
 
 
-def _state(gpu: Gpu, verdicts: Sequence[Verdict]) -> str:
-    return worst(verdict for verdict in verdicts if verdict.scope.partition(",")[0] == f"gpu={gpu.index}")
-
-
-def _start(launch: Launch) -> Start:
+def start(launch: Launch) -> Start:
+    """A launch in words."""
     ok = launch.outcome == "finished" and not launch.reason
     tails = [
         (f"rank {rank.rank}{_end(rank.exit_code)}, {rank.phase or 'no phase'}", rank.log_tail) for rank in launch.ranks

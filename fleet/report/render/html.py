@@ -1,9 +1,16 @@
-"""The report as one HTML file: no network, no outside style or script, and nothing of a host's that is more than text."""
+"""The report as one HTML file: no network, no outside style or script, and nothing of a host's that is more than text.
+
+The decision, the reasons and every figure of the fleet are in the page as it stands; the hosts are in a block of data from
+which the script draws the map, the list and the page of each host. Where a fleet is so large that the file would be, pages of
+accepted hosts are left out first, and the page says by which command they are had.
+"""
 
 from __future__ import annotations
 
 import base64
 import hashlib
+from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -13,16 +20,19 @@ from markupsafe import Markup, escape
 
 from fleet.report.render import (
     collectives,
-    devices,
     figure,
     format,
     gpus,
     grafana,
     headline,
     hosts,
+    pages,
+    pairs,
     peers,
+    places,
     routes,
     rows,
+    strips,
     timeline,
     timing,
     training,
@@ -31,58 +41,130 @@ from fleet.report.render import (
 )
 from schemas.reports import ACCEPTED, FAIL, FleetReport
 
+MOST_BYTES = 2_000_000
+"""Of the file, whatever the fleet."""
+_SPARE = 20_000
 _HERE = Path(__file__).parent
-_SHOWN_REASONS = 60
+_SHOWN_REASONS, _MOST_REASONS = 12, 200
+"""Of one action: so many at once, so many in all; the hosts' pages have the others."""
+_MOST_FILES = 100
+_MOST_GAPS = 12
+_MOST_CHANGES = 200
+_MOST_LINES = 1000
+"""Of hosts that are not accepted, for readers without a script; of more the names alone."""
 _STYLES = ("report.css", "timeline.css")
 """The second where there was a soak."""
+_END = "</script>\n"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Duty:
+    """The reasons that ask for one action."""
+
+    title: str
+    tone: str
+    first: Sequence[rows.Reason]
+    rest: Sequence[rows.Reason]
+    left_out: int
+    count: int
+    hosts: int
 
 
 def render_html(report: FleetReport, grafana_url: str = "") -> str:
     """The whole report for people. The same report gives the same bytes."""
     soaks = timeline.timelines(report)
     css, js = "\n".join(map(_asset, _STYLES if soaks else _STYLES[:1])), _asset("report.js")
-    page = _environment().get_template("report.html.j2")
-    return page.render(
+    page = _environment().get_template("report.html.j2").render(
         report=report,
         css=Markup(css),  # noqa: S704 - our own file
-        js=Markup(js),  # noqa: S704 - our own file
         policy=_policy(css, js),
         run_dashboard=grafana.run_dashboard(report, grafana_url),
         **_headline(report),
-        **_hosts(report),
         **_measurements(report),
+        racks=hosts.racks(report),
+        brief=sum(host.decision != ACCEPTED for host in report.hosts) > _MOST_LINES,
+        anchors=hosts.anchors_of(report),
+        versions=versions.versions(report),
+        accepted=ACCEPTED,
+        changes=_changes(report) if report.baseline else None,
         soaks=soaks,
         unjudged=headline.unjudged(report),
-    ) + "\n"  # fmt: skip
+        files=report.quarantined[:_MOST_FILES],
+    )  # fmt: skip
+    end = f"<script>{js}{_END}</body>\n</html>\n"
+    begin = f'{page}\n<script type="application/json" id="data">'
+    room = MOST_BYTES - _SPARE - len(begin.encode()) - len(end.encode()) - len(_END)
+    return f"{begin}{pages.embedded(report, room)}{_END}{end}"
 
 
 def _headline(report: FleetReport) -> dict[str, Any]:
     """What the banner, the reasons and the coverage say."""
-    why = rows.reasons(report.verdicts)
+    duties = _duties(rows.reasons(report.verdicts))
     return {
         "status": format.status(report),
         "tone": headline.tone(report.decision),
         "sentence": headline.sentence(report),
-        "notice": headline.REHEARSAL_NOTICE,
+        "notice": headline.notice(report),
         "size": headline.hosts_and_gpus(report),
         "checks": headline.checks(report),
         "manifest": headline.manifest(report),
-        "first_reasons": why[:_SHOWN_REASONS],
-        "other_reasons": why[_SHOWN_REASONS:],
-        "failures": sum(reason.verdict == FAIL for reason in why),
+        "duties": duties,
         "coverage": _coverage(report),
+        "gaps": _gaps(report),
     }
 
 
-def _hosts(report: FleetReport) -> dict[str, Any]:
-    """What the rack map and the hosts' sections say."""
-    found = hosts.hosts(report)
+def _duties(reasons: Sequence[rows.Reason]) -> list[Duty]:
+    """What to do, the gravest first; then what is not known; then what somebody answers for."""
+    found: dict[tuple[str, str], list[rows.Reason]] = {}
+    for reason in reasons:
+        if reason.waiver:
+            key = "Waived", "waived"
+        elif reason.verdict == FAIL:
+            key = reason.action or "Failed, with no action named", FAIL
+        else:
+            key = "Not known", "inconclusive"
+        found.setdefault(key, []).append(reason)
+    return [_duty(title, tone, own) for (title, tone), own in found.items()]
+
+
+def _duty(title: str, tone: str, own: Sequence[rows.Reason]) -> Duty:
+    told = rows.together(own)
+    return Duty(
+        title=title,
+        tone=tone,
+        first=told[:_SHOWN_REASONS],
+        rest=told[_SHOWN_REASONS:_MOST_REASONS],
+        left_out=max(0, len(told) - _MOST_REASONS),
+        count=len(own),
+        hosts=len({host for reason in own for host in reason.hosts}),
+    )
+
+
+def _changes(report: FleetReport) -> dict[str, Any]:
+    """What differs from the accepted records: as many lines as are read, and how many there are."""
+    found = report.changes
     return {
-        "hosts": found,
-        "anchors": hosts.anchors_of(report),
-        "racks": hosts.racks(found),
-        "versions": versions.versions(report),
-        "accepted": ACCEPTED,
+        "rows": [
+            {
+                "kind": change.kind.replace("_", " "),
+                "counts": change.counts,
+                "host": change.host,
+                "part": places.scope_name(change.scope) if change.scope not in ("", "host") else "",
+                "serial": change.serial,
+                "what": change.what,
+                "settings": format.params_text(change.params),
+                "old": format.quantity(change.old, change.unit),
+                "new": format.quantity(change.new, change.unit),
+                "share": format.percent(change.share) if change.share is not None else "",
+                "noise": format.percent_of(change.noise) if change.noise is not None else "",
+                "text": change.text,
+            }
+            for change in found[:_MOST_CHANGES]
+        ],
+        "count": len(found),
+        "hosts": len({change.host for change in found}),
+        "counting": sum(change.counts for change in found),
     }
 
 
@@ -95,12 +177,13 @@ def _measurements(report: FleetReport) -> dict[str, Any]:
         "plot": _PLOT,
         "routes": routes.routes(report),
         "latencies": routes.latencies(report),
-        "panels": devices.panels(report),
+        "figures": strips.groups(report),
         "gpu_tables": [table for table in (gpus.speeds(report), gpus.stress(report)) if table],
         "legend": figure.LEGEND,
         "shown": figure.shown(report),
         "checks_made": gpus.checks(report),
         "peers": peers.peers(report),
+        "pairs": pairs.pictures(report),
         "trainings": training.table(report),
         "workloads": workloads.workloads(report),
     }
@@ -134,6 +217,13 @@ def _coverage(report: FleetReport) -> list[dict[str, Any]]:
     return parts
 
 
+def _gaps(report: FleetReport) -> dict[str, Any]:
+    """The hosts of which most is not known."""
+    found = [host for host in report.hosts if host.coverage.measured < host.coverage.expected]
+    found.sort(key=lambda host: host.coverage.measured / max(host.coverage.expected, 1))
+    return {"first": found[:_MOST_GAPS], "count": len(found)}
+
+
 @cache
 def _asset(name: str) -> str:
     return (_HERE / name).read_text(encoding="utf-8").strip()
@@ -164,6 +254,8 @@ def _environment() -> Environment:
     environment.filters.update({name: getattr(format, name) for name in names})
     environment.filters["tone"] = headline.tone
     environment.filters["log"] = escape  # cleaned when it was read, and its lines are kept
+    environment.filters["drawn"] = Markup  # paths of our own numbers, which are longer than any text
+    environment.filters["count"] = lambda value: format.number(int(value), 12)
     return environment
 
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fleet.report.render import headline
+from fleet.report.render.changes import since_accepted
 from fleet.report.render.format import (
     ACTIONS,
     DECISIONS,
     NONE,
     REHEARSED,
+    SIMULATED,
     VERDICTS,
     clean,
     decision_name,
@@ -38,6 +40,7 @@ def render_markdown(report: FleetReport, grafana_url: str = "") -> str:
     parts = [
         _head(report, grafana_url),
         section("Reasons", _reasons(report)),
+        *since_accepted(report),
         section("Coverage", _coverage(report)),
         section("Hosts", _hosts(report)),
         *(section(title, body) for title, body in measurements(report)),
@@ -57,7 +60,7 @@ def _head(report: FleetReport, grafana_url: str) -> str:
     ]
     dashboard = run_dashboard(report, grafana_url)
     facts += [f"- [The run in Grafana](<{dashboard}>)"] if dashboard else []
-    notice = [f"> **REHEARSAL.** {headline.REHEARSAL_NOTICE}"] if report.rehearsal else []
+    notice = [f"> **{report.mark}.** {headline.notice(report)}"] if report.mark else []
     return "\n\n".join(
         [
             f"# FINAL ACCEPTANCE: {clean(status(report)).translate(HARMLESS)}",
@@ -94,12 +97,13 @@ def _reason(item: Reason) -> tuple[str, ...]:
     detail = f": {code(item.detail)}" if item.found and item.detail else ""
     count = f" × {item.count}" if item.count > 1 else ""
     source = "plan" if item.criterion == "plan" else f"{code(item.criterion)} {code(item.source)}"
+    waived = f"; {code(item.waiver)}" if item.waiver else ""
     return (
-        f"**{_word(item.verdict, VERDICTS)}**",
+        f"**{_word(item.verdict, VERDICTS)}**{' (waived)' if item.waiver else ''}",
         hosts,
         part + serial,
         name + stage + count,
-        found + detail,
+        found + detail + waived,
         _word(item.action, ACTIONS.values()) if item.action else NONE,
         source,
     )
@@ -130,7 +134,7 @@ def _host(report: FleetReport, host: HostReport) -> tuple[str, ...]:
     return (
         code(host.name),
         code(host.rack),
-        f"**{_word(decision_name(report, host.decision), {*DECISIONS.values(), *REHEARSED.values()})}**",
+        f"**{_word(decision_name(report, host.decision), {*DECISIONS.values(), *REHEARSED.values(), *SIMULATED.values()})}**",
         "not judged" if report.rehearsal else str(len(host.gpus)),
         f"{host.coverage.measured} of {host.coverage.expected}",
         "; ".join(code(trouble) for trouble in troubles) or NONE,

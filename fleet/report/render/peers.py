@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.report.render.figure import TIMED_OUT, shown
@@ -28,12 +29,24 @@ class Square:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Layer:
+    """One quantity of all pairs."""
+
+    caption: str
+    rows: tuple[tuple[Square, ...], ...]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Matrix:
     """The pairs of one host: rows copy from, columns to."""
 
     host: str
     devices: tuple[int, ...]
     rows: tuple[tuple[Square, ...], ...]
+    layers: tuple[Layer, ...] = ()
+    """The same as pictures: one way, both ways, latency."""
+    link: str = ""
+    """`NV18 between all of them`, or what is odd."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,7 +103,53 @@ def _matrix(host: HostReport, ends: tuple[float, float], failed: set[str]) -> Ma
         tuple(_square((source, target), found.get((source, target), {}), host, ends, failed) for target in devices)
         for source in devices
     )
-    return Matrix(host=host.name, devices=devices, rows=tuple(rows))
+    return Matrix(
+        host=host.name,
+        devices=devices,
+        rows=tuple(rows),
+        layers=tuple(_layers(found, devices, failed)),
+        link=_link(found, host.links),
+    )
+
+
+_LAYERS = (
+    ("bandwidth one_way", "One way, GB/s", 1e9),
+    ("bandwidth both_ways", "Both ways, GB/s", 1e9),
+    ("latency", "Latency, µs", 1e-6),
+)
+
+
+def _layers(
+    found: Mapping[Pair, Mapping[str, Observation]], devices: Sequence[int], failed: set[str]
+) -> Iterator[Layer]:
+    """A picture of each quantity that was measured, its colours by the fastest of the host; of latency none is good."""
+    for kind, caption, factor in _LAYERS:
+        seen = {pair: kinds[kind] for pair, kinds in found.items() if kind in kinds}
+        values = [value for item in seen.values() if (value := _value(item)) is not None]
+        ends = (min(values, default=0.0), max(values, default=0.0))
+        rows = (tuple(_cell((a, b), seen.get((a, b)), ends, factor, failed) for b in devices) for a in devices)
+        if values:
+            yield Layer(caption=caption, rows=tuple(rows))
+
+
+def _cell(pair: Pair, seen: Observation | None, ends: tuple[float, float], factor: float, failed: set[str]) -> Square:
+    if pair[0] == pair[1] or seen is None:
+        return Square(text="" if pair[0] == pair[1] else NONE, note="", css="")
+    value = _value(seen)
+    if value is None:
+        return Square(text=seen.status, note="", css="inconclusive")
+    heat = "" if seen.name.endswith("latency") else _heat(value, ends)
+    css = FAIL if f"gpu={pair[0]},peer={pair[1]}" in failed and not seen.name.endswith("latency") else heat
+    return Square(text=number(value / factor, 3), note="", css=css)
+
+
+def _link(found: Mapping[Pair, Mapping[str, Observation]], links: Mapping[str, str]) -> str:
+    """How the pairs are linked, and where none may reach the other."""
+    kinds = Counter(link for (a, b) in found if (link := links.get(f"gpu={a},peer={b}", "")))
+    barred = [pair for pair, seen in found.items() if (access := seen.get("access")) and access.value is False]
+    told = [f"{link} between {'all of them' if len(kinds) == 1 else f'{count} pairs'}" for link, count in kinds.items()]
+    told += [f"no access: {', '.join(f'GPU {a} to GPU {b}' for a, b in barred[:4])}"] if barred else []
+    return "; ".join(told)
 
 
 def _pair(scope: str) -> Pair | None:

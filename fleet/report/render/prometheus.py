@@ -1,6 +1,7 @@
 """The report for Prometheus: `verdicts.prom`, a textfile of node_exporter, so that a fleet's last acceptance can be asked for.
 
-A rehearsal's decisions are called `REHEARSAL accepted` and so on: no query for accepted GPUs finds one.
+A rehearsal's decisions are called `REHEARSAL accepted` and so on, a simulated run's `SIMULATED accepted`: no query for
+accepted GPUs finds one.
 """
 
 from __future__ import annotations
@@ -12,10 +13,11 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from fleet.report.render.format import clean
+from fleet.report.render.format import clean, finite, params_text
 from schemas.reports import (
     ACCEPTED,
     ACTIONS,
+    ALL,
     FAIL,
     INCOMPLETE,
     INCONCLUSIVE,
@@ -29,6 +31,7 @@ MOST_FAILURES = 500
 """A fleet that is all wrong must not be a flood of series; the gravest actions are kept. What is inconclusive is only counted."""
 LABEL_LIMIT = 128
 _FAILURE = ("host", "rack", "gpu", "scope", "serial", "criterion", "action")
+_FIGURE = (*_FAILURE, "name", "stage", "params", "unit", "operator")
 
 
 def render_prometheus(report: FleetReport) -> str:
@@ -52,9 +55,14 @@ class _Report:
     def collect(self) -> Iterator[GaugeMetricFamily]:
         """Every family; each series has the run, so that files of several runs can lie side by side."""
         report = self._report
-        yield self._family("info", "What was judged, and by which Rackproof", ("profile", "rehearsal", "rackproof"), [
-            ((report.profile, str(report.rehearsal).lower(), report.rackproof), 1.0)
-        ])  # fmt: skip
+        flags = tuple(str(flag).lower() for flag in (report.rehearsal, report.simulated))
+        labels = ("profile", "rehearsal", "simulated", "rackproof")
+        yield self._family(
+            "info",
+            "What was judged, and by which Rackproof",
+            labels,
+            [((report.profile, *flags, report.rackproof), 1.0)],
+        )
         yield self._family(
             "end_timestamp_seconds", "When the last host's record ended", (), [((), _seconds(report.ended))]
         )
@@ -71,22 +79,29 @@ class _Report:
             ("host", "rack", "status"),
             self._seen(),
         )
-        found = self._failures()
+        found = self._failures(waived=False)
         yield self._family("failures", "Observations that fail the criterion", _FAILURE, found[:MOST_FAILURES])
         left_out = float(len(found[MOST_FAILURES:]))
         yield self._family("failures_left_out", f"Failures beyond {MOST_FAILURES}; 0: none", (), [((), left_out)])
+        waived = self._failures(waived=True)[:MOST_FAILURES]
+        yield self._family("waived", "Observations that fail a criterion, for which somebody answers", _FAILURE, waived)
+        for name, about, figures in (
+            ("failure_value", "What was found where a criterion fails, in the unit of its label", "value"),
+            ("failure_limit", "What the criterion wanted there", "limit"),
+        ):
+            yield self._family(name, about, _FIGURE, self._figures(figures))
 
     def _family(
         self, name: str, about: str, labels: tuple[str, ...], samples: Iterable[tuple[tuple[str, ...], float]]
     ) -> GaugeMetricFamily:
-        said = f"REHEARSAL, no GPU was looked at. {about}" if self._report.rehearsal else about
+        said = f"{self._report.mark}, no GPU was looked at. {about}" if self._report.mark else about
         family = GaugeMetricFamily(f"rackproof_report_{name}", said, labels=("run_id", *labels))
         for values, value in samples:
             family.add_metric([clean(text) for text in (self._report.run_id, *values)], value)
         return family
 
     def _named(self, decision: str) -> str:
-        return f"REHEARSAL {decision}" if self._report.rehearsal else decision
+        return f"{self._report.mark} {decision}".strip()
 
     def _decisions(self) -> Iterator[tuple[tuple[str, ...], float]]:
         for decision in (ACCEPTED, REJECTED, INCOMPLETE):
@@ -100,7 +115,8 @@ class _Report:
     def _counts(self) -> Iterator[tuple[tuple[str, ...], float]]:
         counts = Counter((verdict.host, verdict.verdict) for verdict in self._report.verdicts)
         for host in self._report.hosts:
-            for verdict in (PASS, FAIL, INCONCLUSIVE):
+            # Of a large fleet the report does not hold what passed of each host: then it is not told, and not 0.
+            for verdict in (PASS, FAIL, INCONCLUSIVE) if self._report.detail == ALL else (FAIL, INCONCLUSIVE):
                 yield (host.name, host.rack, verdict), float(counts[host.name, verdict])
 
     def _seen(self) -> Iterator[tuple[tuple[str, ...], float]]:
@@ -108,12 +124,28 @@ class _Report:
             for status in ("expected", "measured", "missing", "error", "skipped", "unsupported"):
                 yield (host.name, host.rack, status), float(getattr(host.coverage, status))
 
-    def _failures(self) -> list[tuple[tuple[str, ...], float]]:
+    def _failures(self, *, waived: bool) -> list[tuple[tuple[str, ...], float]]:
         """The gravest action first."""
-        counts = Counter(self._failure(verdict) for verdict in self._report.verdicts if verdict.verdict == FAIL)
-        gravity = {action: number for number, action in enumerate(ACTIONS)}
+        counts = Counter(self._failure(verdict) for verdict in self._failed() if (verdict.waiver is not None) == waived)
         told = ((labels, float(count)) for labels, count in counts.items())
-        return sorted(told, key=lambda item: (gravity.get(item[0][-1], len(gravity)), item[0]))
+        return sorted(told, key=lambda item: (_gravity(item[0][-1]), item[0]))
+
+    def _failed(self) -> Iterator[Verdict]:
+        return (verdict for verdict in self._report.verdicts if verdict.verdict == FAIL)
+
+    def _figures(self, kind: str) -> Iterator[tuple[tuple[str, ...], float]]:
+        """Value or limit of each failure that is a number, the gravest action first."""
+        standing = [verdict for verdict in self._failed() if verdict.waiver is None]
+        ordered = sorted(standing, key=lambda verdict: _gravity(verdict.action))[:MOST_FAILURES]
+        found: dict[tuple[str, ...], float] = {}
+        for verdict in ordered:
+            params = params_text(verdict.params)
+            more = (verdict.name, verdict.stage, params, verdict.unit, verdict.operator)
+            value = getattr(verdict, kind)
+            number = float(value) if isinstance(value, bool) else finite(value)
+            if number is not None:
+                found[(*self._failure(verdict), *(clean(text, LABEL_LIMIT) for text in more))] = number
+        yield from found.items()
 
     def _failure(self, verdict: Verdict) -> tuple[str, ...]:
         places = dict(part.partition("=")[::2] for part in verdict.scope.split(","))
@@ -122,6 +154,10 @@ class _Report:
             verdict.criterion, verdict.action,
         )  # fmt: skip
         return tuple(clean(text, LABEL_LIMIT) for text in texts)
+
+
+def _gravity(action: str) -> int:
+    return ACTIONS.index(action) if action in ACTIONS else len(ACTIONS)
 
 
 def _seconds(when: str) -> float:

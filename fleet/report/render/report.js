@@ -1,17 +1,360 @@
 "use strict";
-// The page is complete without this: it opens the section that a link leads to, and offers to open or close them all.
-function reveal() {
-  const target = location.hash && document.getElementById(location.hash.slice(1));
-  if (target instanceof HTMLDetailsElement) {
-    target.open = true;
-    target.scrollIntoView();
+// Draws the hosts from the block of data: map, list and a page each. What hosts say only ever becomes text nodes.
+const data = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+const NS = "http://www.w3.org/2000/svg";
+const KIND = { p: "pass", f: "fail", i: "inconclusive" };
+const TONES = ["pass", "fail", "inconclusive"];
+const ROWS = 25, TILES = 24, UNITS = 640, CELL = 11;
+const S = (number) => data.s[number] || "";
+const count = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, "\u202f");
+const plural = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
+
+function fill(node, attributes, children) {
+  for (const [name, value] of Object.entries(attributes || {})) {
+    if (value === true) node.setAttribute(name, "");
+    else if (value !== false && value !== "" && value != null) node.setAttribute(name, value);
+  }
+  node.append(...children.flat().filter((child) => child !== "" && child != null && child !== false));
+  return node;
+}
+const el = (tag, attributes, ...children) => fill(document.createElement(tag), attributes, children);
+const svg = (tag, attributes, ...children) => fill(document.createElementNS(NS, tag), attributes, children);
+const icon = (kind) => svg("svg", { class: `icon ${kind}`, "aria-hidden": "true" }, svg("use", { href: `#i-${kind}` }));
+const note = (...children) => el("span", { class: "note" }, ...children);
+const spread = (runs) => runs.flatMap(([value, times]) => Array(times).fill(value));
+
+// Columns as long as there are hosts.
+const names = data.names, size = names.length;
+const rackOf = spread(data.rack), gpusOf = spread(data.gpus), seenOf = spread(data.seen);
+const decisionOf = Uint8Array.from(data.decision, Number);
+const numberOf = new Map(names.map((name, number) => [name, number]));
+const blob = names.map((name, number) => [name, data.racks[rackOf[number]], data.words[decisionOf[number]], S(data.why[number]),
+  (data.acts[number] || []).map((act) => data.actions[act]).join(" "), data.serials ? data.serials[number] : ""].join("\n").toLowerCase());
+const tone = (number) => TONES[decisionOf[number]];
+const word = (number) => data.words[decisionOf[number]];
+const link = (number, ...children) => el("a", { href: `#host=${encodeURIComponent(names[number])}` }, ...(children.length ? children : [names[number]]));
+
+function findings(number) {
+  const [failed, open, waived] = data.counts[number] || [0, 0, 0];
+  return [failed && `${count(failed)} failed`, open && `${count(open)} not known`, waived && `${count(waived)} waived`].filter(Boolean).join(", ");
+}
+
+function squares(states, step = 10) {
+  const across = Math.min(states.length, 8), down = Math.ceil(states.length / 8);
+  const bad = [...states].map((state, at) => state === "f" ? at : -1).filter((at) => at >= 0);
+  const shapes = [...states].map((state, at) => {
+    const x = at % 8 * step + 1, y = Math.floor(at / 8) * step + 1, side = step - 3;
+    const mark = state === "f" && svg("path", { d: `M${x + 1.8} ${y + 1.8}l${side - 3.6} ${side - 3.6}m0-${side - 3.6}l-${side - 3.6} ${side - 3.6}` });
+    return [svg("rect", { class: KIND[state], x, y, width: side, height: side, rx: 1 }), mark];
+  });
+  const label = bad.length ? `fails: GPU ${bad.join(", ")}` : plural(states.length, "GPU");
+  return svg("svg", { class: "gpus", width: across * step, height: down * step, role: "img", "aria-label": label }, ...shapes.flat());
+}
+
+// The map: tiles for a few hosts, a line each for a rack or some, cells for thousands.
+const racks = data.racks.map((name) => ({ name, hosts: [] }));
+rackOf.forEach((rack, number) => racks[rack].hosts.push(number));
+const marks = [];
+
+function drawMap() {
+  const map = $("map");
+  const how = size <= TILES ? "tiles" : size <= UNITS ? "units" : "cells";
+  map.className = `map ${how}`;
+  for (const [at, rack] of racks.entries()) {
+    const good = rack.hosts.filter((number) => decisionOf[number] === 0).length;
+    const choose = el("button", { type: "button", class: "rack-name", title: "Show this rack alone" }, rack.name, " ", note(`${good}/${rack.hosts.length}`));
+    choose.addEventListener("click", () => { $("in").value = $("in").value === String(at) ? "" : String(at); filter(); });
+    const draw = { tiles, units, cells }[how];
+    map.append(el("div", { class: "rack", role: "group", "aria-label": `Rack ${rack.name}: ${good} of ${rack.hosts.length} ${data.words[0]}` }, choose, draw(rack)));
+  }
+  map.hidden = false;
+}
+
+function tiles(rack) {
+  return el("ul", {}, ...rack.hosts.map((number) => {
+    const where = link(number, el("b", {}, names[number]), el("span", { class: "word" }, icon(tone(number)), word(number)),
+      gpusOf[number] && squares(gpusOf[number], 12), note(gpusOf[number] ? plural(gpusOf[number].length, "GPU") : data.mark === "REHEARSAL" ? "no GPU judged" : "no GPU seen"));
+    where.className = `tile ${tone(number)}`;
+    marks[number] = where;
+    return el("li", {}, where);
+  }));
+}
+
+function units(rack) {
+  return el("ul", {}, ...rack.hosts.map((number) => {
+    const where = link(number, icon(tone(number)), el("span", { class: "name" }, names[number]), gpusOf[number] && squares(gpusOf[number], 8));
+    where.className = `unit ${tone(number)}`;
+    where.title = `${names[number]}: ${word(number)}${data.counts[number] ? `, ${findings(number)}` : ""}`;
+    marks[number] = where;
+    return el("li", {}, where);
+  }));
+}
+
+function cells(rack) {
+  const across = Math.min(rack.hosts.length, 8), down = Math.ceil(rack.hosts.length / 8);
+  const picture = svg("svg", { width: across * CELL, height: down * CELL, "aria-hidden": "true" });
+  rack.hits = TONES.map((kind) => svg("path", { class: kind }));
+  rack.picture = picture;
+  picture.append(...TONES.map((kind, at) => svg("path", { class: `${kind} base`, d: squaresOf(rack, at, () => true) })), ...rack.hits);
+  const under = (event) => {
+    const box = picture.getBoundingClientRect();
+    const column = Math.floor((event.clientX - box.left) / CELL), row = Math.floor((event.clientY - box.top) / CELL);
+    return column >= 0 && column < across ? rack.hosts[row * 8 + column] : undefined;
+  };
+  picture.addEventListener("click", (event) => { const number = under(event); if (number !== undefined) location.hash = `host=${encodeURIComponent(names[number])}`; });
+  picture.addEventListener("pointermove", (event) => hint(under(event), event));
+  picture.addEventListener("pointerleave", () => { $("tip").hidden = true; });
+  return picture;
+}
+
+// One path a colour; a failed host is a cross, one that is not known a diamond, so that no eye needs the colour.
+function squaresOf(rack, kind, wanted) {
+  let path = "";
+  rack.hosts.forEach((number, at) => {
+    if (decisionOf[number] !== kind || !wanted(number)) return;
+    const x = at % 8 * CELL, y = Math.floor(at / 8) * CELL;
+    path += [`M${x + 1} ${y + 1}h9v9h-9z`, `M${x} ${y}h11v11h-11zM${x + 3} ${y + 2}l-1 1 2.5 2.5-2.5 2.5 1 1 2.5-2.5 2.5 2.5 1-1-2.5-2.5 2.5-2.5-1-1-2.5 2.5z`,
+      `M${x + 5.5} ${y}l5.5 5.5-5.5 5.5-5.5-5.5z`][kind];
+  });
+  return path;
+}
+
+// A search fades what does not match, and draws what does over it: the many that do not are never drawn anew.
+function paint(rack, shown) {
+  const matching = shown ? rack.hosts.filter((number) => shown[number]).length : rack.hosts.length;
+  const some = matching > 0 && matching < rack.hosts.length;
+  rack.picture.setAttribute("class", some ? "some" : matching ? "" : "dim");
+  rack.hits.forEach((hit, kind) => hit.setAttribute("d", some ? squaresOf(rack, kind, (number) => shown[number]) : ""));
+}
+
+function hint(number, event) {
+  const tip = $("tip");
+  tip.hidden = number === undefined;
+  if (tip.hidden) return;
+  tip.replaceChildren(icon(tone(number)), el("b", {}, names[number]), " ", word(number), data.counts[number] ? `, ${findings(number)}` : "");
+  tip.style.left = `${Math.min(event.clientX + 14, innerWidth - 300)}px`;
+  tip.style.top = `${event.clientY + 16}px`;
+}
+
+// Filter and list.
+let chosen = [], drawn = 0;
+
+function filter() {
+  const terms = $("find").value.toLowerCase().split(/\s+/).filter(Boolean);
+  const only = $("only").value, act = $("act").value, rack = $("in").value;
+  const shown = new Uint8Array(size);
+  chosen = [];
+  for (let number = 0; number < size; number++) {
+    if (only && (only === "not" ? decisionOf[number] === 0 : String(decisionOf[number]) !== only)) continue;
+    if (rack && String(rackOf[number]) !== rack) continue;
+    if (act && !(data.acts[number] || []).includes(Number(act))) continue;
+    if (!terms.every((term) => blob[number].includes(term))) continue;
+    shown[number] = 1;
+    chosen.push(number);
+  }
+  const all = chosen.length === size;
+  if (size > UNITS) racks.forEach((found) => paint(found, all ? null : shown));
+  else marks.forEach((mark, number) => mark.classList.toggle("dim", !shown[number]));
+  chosen.sort((a, b) => (decisionOf[a] === 0) - (decisionOf[b] === 0) || (decisionOf[a] === 2) - (decisionOf[b] === 2) || a - b);
+  $("count").value = all ? plural(size, "host") : `${count(chosen.length)} of ${plural(size, "host")}`;
+  drawList();
+}
+
+function drawList() {
+  const body = el("tbody", {});
+  const head = ["Host", "Rack", "Decision", "GPUs", "Measured", "Findings"].map((name) => el("th", { scope: "col" }, name));
+  const table = el("table", { class: "hosts" }, el("caption", { class: "hidden" }, "Hosts, those with findings first"), el("thead", {}, el("tr", {}, ...head)), body);
+  const more = el("button", { type: "button" });
+  more.addEventListener("click", () => addRows(body, more));
+  drawn = 0;
+  addRows(body, more);
+  $("list").replaceChildren(chosen.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "List of hosts" }, table)
+    : el("p", { class: "empty" }, "No host is like that."), more);
+}
+
+function addRows(body, more) {
+  const next = chosen.slice(drawn, drawn + ROWS);
+  drawn += next.length;
+  body.append(...next.map((number) => el("tr", {}, el("th", { scope: "row" }, link(number)), el("td", {}, data.racks[rackOf[number]]),
+    el("td", {}, el("span", { class: `verdict ${tone(number)}` }, icon(tone(number)), word(number))),
+    el("td", {}, gpusOf[number] && squares(gpusOf[number])), el("td", { class: "n" }, seenOf[number]),
+    el("td", { class: "why" }, data.counts[number] && el("b", {}, findings(number)), data.why[number] !== undefined && note(S(data.why[number]))))));
+  more.hidden = drawn >= chosen.length;
+  more.textContent = `Show ${Math.min(ROWS, chosen.length - drawn)} more of ${count(chosen.length - drawn)}`;
+}
+
+// The page of a host.
+const quoted = (name) => /^[\w.@%+:,/-]+$/.test(name) ? name : `'${name.replaceAll("'", `'"'"'`)}'`;
+const code = (text) => el("code", {}, text);
+const lines = (title, ...cells) => el("tr", {}, el("th", { scope: "row" }, title), ...cells.map((cell) => el("td", {}, cell)));
+
+function tableOf(caption, heads, rows, css) {
+  return el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": caption },
+    roles(el("table", { class: css }, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...rows))));
+}
+
+// On a narrow screen the rows are laid out otherwise; the roles keep it a table for who listens.
+function roles(table) {
+  const names = { table: "table", thead: "rowgroup", tbody: "rowgroup", tr: "row", td: "cell", "thead th": "columnheader", "tbody th": "rowheader" };
+  for (const [which, role] of Object.entries(names)) for (const found of which === "table" ? [table] : table.querySelectorAll(which)) found.setAttribute("role", role);
+  return table;
+}
+
+function card(found) {
+  const [kind, times, ...rest] = found;
+  const [action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, again, severity] = rest.map(S);
+  const facts = [["Found", value], ["Limit", wanted], ["Margin", margin], ["Why", why], ["Criterion", criterion], ["Source", source], ["Severity", severity], ["Waived", waiver], ["Evidence", evidence]];
+  return el("li", { class: `card ${waiver ? "waived" : KIND[kind]}` },
+    el("h4", {}, icon(waiver ? "waived" : KIND[kind]), `${part && part !== "host" ? part : "Host"} `, serial && note("serial ", code(serial))),
+    el("p", { class: "name" }, code(name), settings && ` ${settings}`, stage && note(` stage ${stage}`), times > 1 && note(` ${plural(times, "verdict")}`)),
+    action && el("p", { class: "action" }, action),
+    el("dl", {}, ...facts.filter(([, text]) => text).map(([title, text]) => el("div", {}, el("dt", {}, title), el("dd", { class: title === "Margin" && kind === "f" ? "off" : "" }, text)))),
+    el("p", { class: "command" }, note("Measure again "), code(again)));
+}
+
+function pairPicture(found) {
+  const across = found.rails.length, step = 14;
+  const shapes = found.bands.flatMap((row, y) => [...row].map((band, x) => band !== "-" && svg("rect",
+    { class: band === "t" ? "lost" : `b${band}`, x: x * step, y: y * step, width: step - 1, height: step - 1 },
+    svg("title", {}, `${found.partners[y]}, rail ${found.rails[x]}: ${found.rates[y][x] ?? "failed"} GB/s`))));
+  const least = found.rates.map((rates) => Math.min(...rates.map((rate) => rate ?? 0)));
+  const labels = found.partners.map((name, y) => svg("text", { x: across * step + 8, y: y * step + 11 }, `${name}  ${least[y] || "failed"}`));
+  const worst = found.partners.map((name, y) => [name, least[y]]).sort((a, b) => a[1] - b[1]).slice(0, 3);
+  const told = `${plural(found.partners.length, "partner")} over ${plural(across, "rail")}, median ${found.median}; slowest ${worst.map(([name, rate]) => `${name} ${rate} GB/s`).join(", ")}`;
+  return el("figure", { class: "own-pairs" }, el("figcaption", {}, el("b", {}, "Exchanges with other hosts"), " ", note(told, ". A row a partner with its slowest rate, a column a rail.")),
+    svg("svg", { class: "heat", width: across * step + 220, height: found.partners.length * step, role: "img", "aria-label": told }, ...shapes, ...labels));
+}
+
+function pageOf(number, id = "") {
+  const page = data.pages[number];
+  const states = gpusOf[number];
+  const top = [el("h2", { id }, icon(tone(number)), names[number], " ", el("span", { class: `word ${tone(number)}` }, word(number))),
+    el("p", { class: "lede" }, `${data.racks[rackOf[number]]}. `, page ? S(page.lede) : `${seenOf[number].replace("/", " of ")} expected observations measured.`)];
+  if (!page) {
+    return [...top, states && el("p", {}, squares(states, 14)), data.serials && data.serials[number] && el("p", {}, note("Serials "), code(data.serials[number])),
+      el("p", { class: "left-out" }, "The figures of this host are left out of a report of this size. They are written by", el("br", {}),
+        code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
+  }
+  const parts = [...top];
+  if (page.events.length) parts.push(el("h3", {}, "What happened to it"), el("ul", { class: "events" }, ...page.events.map((event) => el("li", {}, icon("inconclusive"), S(event)))));
+  if (page.reasons.length) parts.push(el("h3", {}, "Findings ", note(findings(number))), el("ol", { class: "cards" }, ...page.reasons.map(card)));
+  else if (page.rows.length) parts.push(el("p", { class: "verdict pass" }, icon("pass"), `All ${plural(page.counts[2], "verdict")} are passes.`));
+  parts.push(page.gpus.length ? tableOf("GPUs", ["Index", "Verdict", "Name", "Serial", "UUID", "PCI address"], page.gpus.map(([state, index, ...rest]) =>
+    lines(S(index), el("span", { class: `verdict ${KIND[state]}` }, icon(KIND[state]), KIND[state]), S(rest[0]), ...rest.slice(1).map((text) => S(text) ? code(S(text)) : "–"))), "parts")
+    : el("p", { class: "empty" }, S(page.no_gpu)));
+  if (page.pairs.partners) parts.push(pairPicture(page.pairs));
+  if (page.rows.length) parts.push(tableOf(`Verdicts: ${page.counts[0]} failed, ${page.counts[1]} inconclusive, ${page.counts[2]} passed`,
+    ["Observation", "Part", "Found", "Limit", "Margin", "Verdict", "Source"], page.rows.flatMap(verdictRow), "verdicts"));
+  else parts.push(el("p", { class: "empty" }, "No verdict was reached on this host."));
+  if (page.more) parts.push(note(`and ${count(page.more)} more in report.json`));
+  parts.push(...launches(page));
+  if (page.software.length) parts.push(el("h3", {}, "Versions"), el("dl", { class: "software" }, ...page.software.map(([name, version]) => el("div", {}, el("dt", {}, S(name)), el("dd", {}, code(S(version)))))));
+  parts.push(el("p", { class: "note" }, "Record: ", code(`${data.run}/${S(page.record)}`)));
+  return parts;
+}
+
+function verdictRow([kind, ...rest]) {
+  const [name, settings, part, found, wanted, margin, origin, criterion, why] = rest.map(S);
+  const plain = found === "\u2013" && wanted === "\u2013";
+  const values = plain ? [el("td", { colspan: "3", class: "said" }, why)] : [el("td", { class: "n" }, found), el("td", { class: "n" }, wanted), el("td", { class: "n" }, margin)];
+  const first = el("tr", { class: kind === "p" ? "" : KIND[kind] }, el("th", { scope: "row" }, code(name), settings && el("i", {}, settings)), el("td", {}, part), ...values,
+    el("td", {}, el("span", { class: `verdict ${KIND[kind]}` }, icon(KIND[kind]), KIND[kind])),
+    el("td", { class: "note" }, criterion !== "plan" && [code(criterion), " "], origin));
+  return kind !== "p" && why && !plain ? [first, el("tr", { class: "why" }, el("td", { colspan: "7" }, why))] : [first];
+}
+
+function launches(page) {
+  if (!page.starts.length) return [el("p", { class: "empty" }, "No stage was started on this host.")];
+  const rows = page.starts.map(([ok, stage, outcome, members, began, took, deadline, reason]) =>
+    lines(S(stage), el("span", { class: `verdict ${ok ? "pass" : "inconclusive"}` }, icon(ok ? "pass" : "inconclusive"), S(outcome)), S(members), S(began), S(took), S(deadline), S(reason)));
+  const logs = page.starts.filter((start) => start[8].length).map((start) => el("details", { class: "data" }, el("summary", {}, `Last lines of stage ${S(start[1])}`),
+    ...start[8].flatMap(([who, tail]) => [el("h4", {}, S(who)), el("pre", { tabindex: "0" }, S(tail))])));
+  return [tableOf("Launches", ["Stage", "Outcome", "Together with", "Began", "Took", "Deadline", "Reason"], rows), ...logs];
+}
+
+// Where the fragment leads: a host's page, a search, or a section of the overview.
+const title = document.title;
+let back = 0;
+
+function neighbour(number, step) {
+  for (let next = number + step; next >= 0 && next < size; next += step) if (decisionOf[next] !== 0) return next;
+  return -1;
+}
+
+function show(number) {
+  const page = $("host-page");
+  if (page.hidden) back = scrollY;
+  const before = neighbour(number, -1), after = neighbour(number, 1);
+  const ways = [el("a", { href: "#hosts" }, "← All hosts"), before >= 0 && link(before, `‹ ${names[before]}`), after >= 0 && link(after, `${names[after]} ›`)];
+  page.replaceChildren(el("nav", { class: "ways", "aria-label": "Hosts with findings" }, ...ways), ...pageOf(number, "host-name").filter(Boolean));
+  $("overview").hidden = true;
+  document.body.classList.add("on-host");
+  page.hidden = false;
+  page.setAttribute("aria-labelledby", "host-name");
+  document.title = `${names[number]} – ${title}`;
+  scrollTo(0, 0);
+  page.focus({ preventScroll: true });
+  $("told").textContent = `Page of host ${names[number]}, ${word(number)}`;
+}
+
+function overview(target) {
+  const page = $("host-page"), was = !page.hidden;
+  page.hidden = true;
+  $("overview").hidden = false;
+  document.body.classList.remove("on-host");
+  document.title = title;
+  if (!was) return;
+  const found = target && $(target);
+  if (found && target !== "hosts") found.scrollIntoView();
+  else scrollTo(0, back);
+  $("told").textContent = "Report of the whole fleet";
+}
+
+function route() {
+  let fragment = location.hash.slice(1);
+  try { fragment = decodeURIComponent(fragment); } catch { /* not ours: no such name */ }
+  const [, kind, rest] = /^(host|find|rack)=([^]*)$/.exec(fragment) || [];
+  if (kind === "host" && numberOf.has(rest)) return show(numberOf.get(rest));
+  overview(fragment);
+  if (kind === "host") $("told").textContent = `This report has no host ${rest}`;
+  if (kind === "find" || kind === "rack") {
+    if (kind === "find") $("find").value = rest;
+    else $("in").value = String(Math.max(data.racks.indexOf(rest), 0));
+    filter();
+    $("hosts").scrollIntoView();
   }
 }
-addEventListener("hashchange", reveal);
-reveal();
-const sections = document.querySelectorAll("details.section");
-for (const [id, open] of [["open-all", true], ["close-all", false]]) {
-  const button = document.getElementById(id);
-  button.hidden = false;
-  button.addEventListener("click", () => sections.forEach((section) => { section.open = open; }));
+
+function start() {
+  for (const [code_, name] of data.words.entries()) $("only").append(el("option", { value: String(code_) }, name));
+  const acts = new Set(Object.values(data.acts).flat());
+  for (const [number, name] of data.actions.entries()) if (acts.has(number)) $("act").append(el("option", { value: String(number) }, name));
+  for (const [number, name] of data.racks.entries()) $("in").append(el("option", { value: String(number) }, name));
+  $("tools").hidden = size < 2;
+  $("tools").addEventListener("input", filter);
+  $("tools").addEventListener("submit", (event) => event.preventDefault());
+  if (size > 1) drawMap();
+  filter();
+  addEventListener("hashchange", route);
+  addEventListener("keydown", (event) => {
+    if (event.ctrlKey || event.metaKey || event.altKey) return;
+    const typing = event.target.matches && event.target.matches("input, select, textarea");
+    if (event.key === "/" && !typing && !$("tools").hidden) { event.preventDefault(); if (!$("host-page").hidden) location.hash = "hosts"; overview("hosts"); $("find").focus(); }
+    if (event.key === "Escape" && !$("host-page").hidden) location.hash = "hosts";
+  });
+  // On paper the pages of the hosts that are not accepted come after the overview; of a few hosts all of them.
+  const folded = document.querySelectorAll("details.rest:not([open])");
+  addEventListener("beforeprint", () => {
+    folded.forEach((rest) => { rest.open = true; });
+    if (!$("host-page").hidden) return;
+    const wanted = names.map((_, number) => number).filter((number) => size <= 4 || decisionOf[number] !== 0).slice(0, 40);
+    $("host-prints").replaceChildren(...wanted.map((number) => el("section", { class: "print-page" }, ...pageOf(number).filter(Boolean))));
+  });
+  addEventListener("afterprint", () => {
+    folded.forEach((rest) => { rest.open = false; });
+    $("host-prints").replaceChildren();
+  });
+  route();
 }
+start();

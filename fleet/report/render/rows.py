@@ -23,9 +23,11 @@ from fleet.report.render.format import (
 )
 from fleet.report.render.places import scopes_name
 from schemas.records import Value
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.reports import CRITICAL, FAIL, INCONCLUSIVE, PASS, Verdict
 
 _MANY_VALUES = 16
+_MANY_ALIKE = 4
+"""So many findings of one criterion on whole hosts are told as one."""
 _ALL = object()
 
 
@@ -200,6 +202,11 @@ class Reason:
     more: tuple[Row, ...]
     """All verdicts that this reason stands for, where it is more than one."""
     count: int
+    share: float | None = None
+    """The value as a share of its limit, where both are numbers."""
+    severity: str = ""
+    waiver: str = ""
+    """Who answers for it, why and until when; the verdict stays what it is."""
 
 
 def reasons(verdicts: Iterable[Verdict]) -> list[Reason]:
@@ -208,15 +215,27 @@ def reasons(verdicts: Iterable[Verdict]) -> list[Reason]:
     for verdict in verdicts:
         if verdict.verdict in (FAIL, INCONCLUSIVE):
             criterion = verdict.criterion if verdict.verdict == FAIL else ""
-            key = (verdict.verdict, verdict.host, verdict.name.partition(".")[0], criterion, verdict.reason)
+            family = verdict.name.partition(".")[0]
+            key = (verdict.verdict, verdict.host, family, criterion, verdict.reason, waiver_text(verdict))
             groups.setdefault(key, []).append(verdict)
-    ordered = sorted(groups.values(), key=lambda group: (group[0].verdict != FAIL, _gravity(group[0].action)))
+    ordered = sorted(groups.values(), key=_urgency)
     alike: dict[Reason, list[str]] = {}
     for found in map(_reason, ordered):
         # A part has a serial and a place of its own to name; what is true of whole hosts is said once for all of them.
         whole = not found.serial and found.scope in ("", "host")
         alike.setdefault(replace(found, hosts=()) if whole else found, []).extend(found.hosts)
     return [replace(found, hosts=tuple(hosts)) for found, hosts in alike.items()]
+
+
+def _urgency(group: Sequence[Verdict]) -> tuple[bool, bool, bool, int]:
+    """What somebody answers for comes last, what failed before what is not known, what is critical before the rest."""
+    first = group[0]
+    return waiver_text(first) != "", first.verdict != FAIL, first.severity != CRITICAL, _gravity(first.action)
+
+
+def waiver_text(verdict: Verdict) -> str:
+    """`waived by NAME until DAY: WHY`; empty where nobody answers for it."""
+    return str(verdict.waiver or "")
 
 
 def _gravity(action: str) -> int:
@@ -249,7 +268,53 @@ def _reason(group: Sequence[Verdict]) -> Reason:
         criterion=first.criterion,
         more=tuple(fold(group)) if len(group) > 1 else (),
         count=len(group),
+        share=_share(first),
+        severity=first.severity,
+        waiver=waiver_text(first),
     )
+
+
+def _share(verdict: Verdict) -> float | None:
+    value, limit = finite(verdict.value), finite(verdict.limit)
+    return round(value / limit, 4) if value is not None and limit and verdict.operator != "eq" else None
+
+
+def together(found: Sequence[Reason]) -> list[Reason]:
+    """The same with less to read: what is unknown for one cause told once, and one criterion that many whole hosts fail."""
+    groups: dict[tuple[object, ...], list[Reason]] = {}
+    for reason in found:
+        whole = reason.scope in ("", "host") and not reason.serial
+        key: tuple[object, ...] = (len(groups),)
+        if reason.verdict != FAIL and whole:
+            key = (reason.hosts, reason.text, reason.waiver)
+        elif whole:
+            key = (reason.criterion, reason.waiver)
+        groups.setdefault(key, []).append(reason)
+    told = []
+    for group in groups.values():
+        if group[0].verdict != FAIL:
+            told.append(_of_one_cause(group))
+        else:
+            told += group if len(group) < _MANY_ALIKE else [_of_many_hosts(group)]
+    return sorted(told, key=lambda reason: not reason.serial) if told and told[0].verdict == FAIL else told
+
+
+def _of_one_cause(group: Sequence[Reason]) -> Reason:
+    names = list(dict.fromkeys(reason.name for reason in group))
+    if len(group) == 1:
+        return group[0]
+    rows = tuple(row for reason in group for row in reason.more)
+    stage = group[0].stage if len({reason.stage for reason in group}) == 1 else ""
+    count = sum(reason.count for reason in group)
+    return replace(group[0], name=", ".join(names), params="", stage=stage, more=rows, count=count, scope="")
+
+
+def _of_many_hosts(group: Sequence[Reason]) -> Reason:
+    """The worst of them, with every host."""
+    first = min(group, key=lambda reason: -abs(1 - (reason.share if reason.share is not None else 1)))
+    hosts = tuple(dict.fromkeys(host for reason in group for host in reason.hosts))
+    detail = f"the worst of {len(group)} findings, on {first.hosts[0]}{f'; {first.detail}' if first.detail else ''}"
+    return replace(first, hosts=hosts, detail=detail, count=sum(reason.count for reason in group), more=())
 
 
 def worst(verdicts: Iterable[Verdict]) -> str:

@@ -1,0 +1,329 @@
+"""Every verdict of a fleet summed up, a row for each criterion, observation and settings: the same at any size, in any order.
+
+What is kept of a row does not grow with the fleet: counts, the values (exact while few of them differ, else to one part in
+ten thousand), and the parts that lie farthest on the wrong side.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fleet.judge.evidence import Planned, from_benchmark
+from schemas.records import Value
+from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Far, Judged, Spread, Verdict
+
+MOST_FAR, MOST_VALUES, MOST_BINS = 10, 8, 24
+MOST_EXACT = 1000
+"""Different numbers of a row that are told apart exactly."""
+DIGITS = 1 << 14
+"""Steps between two powers of two, beyond that."""
+BUFFERED = 2048
+_RANK = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2}
+_NUMBERED = ("partner", "phase")
+"""Parameters and labels that only say whose or when."""
+
+RowKey = tuple[object, ...]
+
+
+@dataclass(kw_only=True, slots=True)
+class Row:
+    """One row as it fills."""
+
+    criterion: str
+    name: str
+    stage: str
+    params: Mapping[str, Value]
+    unit: str
+    operator: str
+    source: str
+    basis: str
+    action: str = "none"
+    limits: set[tuple[str, Value]] = field(default_factory=set)
+    """At most two, by which it is known that they differ."""
+    counts: Counter[str] = field(default_factory=Counter)
+    numbers: Counter[float] = field(default_factory=Counter)
+    rounded: bool = False
+    least: float = math.inf
+    most: float = -math.inf
+    texts: Counter[str] = field(default_factory=Counter)
+    far: list[tuple[int, float, int, str, Value, str, str, str]] = field(default_factory=list)
+    """Rank of the verdict, how well it is, place and name of the host, scope, value, serial, verdict."""
+    edge: float = math.inf
+    """A pass that is better than this is none of the farthest."""
+    upward: bool = True
+    buffer: list[float] = field(default_factory=list)
+    passing: list[float] = field(default_factory=list)
+    """Of passes that are not counted yet."""
+
+    def add(self, verdict: str, value: Value, limit: Value, place: int, host: str, scope: str, serial: str) -> None:
+        """Counts one verdict."""
+        self.counts[verdict] += 1
+        self.note(limit)
+        if isinstance(value, float | int) and not isinstance(value, bool):
+            if not math.isfinite(value):
+                return
+            self.buffer.append(value)
+            if len(self.buffer) >= BUFFERED:
+                self.settle()
+            good = self._good(value, limit)
+        elif value is None:
+            return
+        else:
+            self.texts[str(value)] += 1
+            good = 0.0
+        self._offer((_RANK[verdict], good, place, scope, value, host, serial, verdict))
+
+    def note(self, limit: Value) -> None:
+        """Knows a limit of the row."""
+        if limit is not None and len(self.limits) < 2:
+            self.limits.add((type(limit).__name__, limit))
+
+    def put(self, value: float, place: int, host: str, scope: str) -> None:
+        """Counts a number that passes, as `add` does; the limit is known to the row."""
+        buffer = self.passing
+        buffer.append(value)
+        if len(buffer) >= BUFFERED:
+            self.settle()
+        good = value if self.upward else -value
+        if good <= self.edge:
+            self._offer((_RANK[PASS], good, place, scope, value, host, "", PASS))
+
+    def many(self, value: Value, limit: Value, hosts: Sequence[tuple[int, str]], count: int, scope: str) -> None:
+        """Counts the same pass of `count` hosts, of which `hosts` are the first, MOST_FAR of them if there are so many."""
+        for place, host in hosts:
+            self.add(PASS, value, limit, place, host, scope, "")
+        more = count - len(hosts)
+        self.counts[PASS] += more
+        if isinstance(value, float | int) and not isinstance(value, bool):
+            if more and math.isfinite(value):
+                self.settle()
+                self.numbers[_rounded(value) if self.rounded else value] += more
+        elif value is not None:
+            self.texts[str(value)] += more
+
+    def _offer(self, entry: tuple[int, float, int, str, Value, str, str, str]) -> None:
+        far = self.far
+        if len(far) < MOST_FAR:
+            far.append(entry)
+        elif _order(entry) < _order(far[-1]):
+            far[-1] = entry
+        else:
+            return
+        far.sort(key=_order)
+        if len(far) == MOST_FAR:
+            self.edge = far[-1][1] if far[-1][0] == _RANK[PASS] else -math.inf
+
+    def describe(self, source: str, basis: str, unit: str, operator: str) -> None:
+        """Of several descriptions always the same one: packs of two GPU models may have a criterion of one name."""
+        self.source, self.basis = min(told for told in ((self.source, self.basis), (source, basis)))
+        self.unit, self.operator = max(self.unit, unit), max(self.operator, operator)
+
+    def _good(self, value: float, limit: Value) -> float:
+        """The larger, the farther on the right side."""
+        if self.operator in ("ge", "gt"):
+            return value
+        if self.operator in ("le", "lt"):
+            return -value
+        return 0.0 if value == limit else -1.0
+
+    def settle(self) -> None:
+        """Takes what was put aside into the counts."""
+        if self.passing:
+            self.counts[PASS] += len(self.passing)
+            self.buffer += self.passing
+            self.passing.clear()
+        if not self.buffer:
+            return
+        self.least, self.most = min(self.least, *self.buffer), max(self.most, *self.buffer)
+        self.numbers.update(map(_rounded, self.buffer) if self.rounded else self.buffer)
+        self.buffer.clear()
+        self._round()
+
+    def _round(self) -> None:
+        if len(self.numbers) > MOST_EXACT:
+            self._coarse()
+
+    def _coarse(self) -> None:
+        """From now on numbers are rounded, and so are those that are there."""
+        if not self.rounded:
+            self.rounded, exact = True, self.numbers
+            self.numbers = Counter()
+            for value, count in exact.items():
+                self.numbers[_rounded(value)] += count
+
+    def update(self, other: Row) -> None:
+        """Adds the same row of other hosts."""
+        self.settle()
+        other.settle()
+        self.counts.update(other.counts)
+        self.texts.update(other.texts)
+        self.limits = set(sorted(self.limits | other.limits, key=str)[:2])
+        self.least, self.most = min(self.least, other.least), max(self.most, other.most)
+        if self.rounded != other.rounded:
+            self._coarse()
+            other._coarse()
+        self.numbers.update(other.numbers)
+        self._round()
+        self.far = heapq.nsmallest(MOST_FAR, [*self.far, *other.far], key=_order)
+        if len(self.far) == MOST_FAR:
+            self.edge = self.far[-1][1] if self.far[-1][0] == _RANK[PASS] else -math.inf
+        self.action = worst(self.action, other.action)
+        self.describe(other.source, other.basis, other.unit, other.operator)
+
+    def stand_in(self) -> Verdict:
+        """A pass of the row, of no host in particular."""
+        return Verdict(
+            host="",
+            scope="",
+            name=self.name,
+            stage=self.stage,
+            params=self.params,
+            verdict=PASS,
+            criterion=self.criterion,
+            limit=min((limit for _, limit in self.limits), default=None, key=str),
+            reason="",
+        )
+
+    def judged(self, serials: Mapping[tuple[str, str], str]) -> Judged:
+        """The row as the report has it; `serials`: host and scope of each GPU -> its serial, where verdicts did not tell."""
+        self.settle()
+        limit = next(iter(self.limits))[1] if len(self.limits) == 1 else None
+        differ = len(self.texts) > 1 or self.least < self.most or (self.texts and self.least <= self.most)
+        return Judged(
+            criterion=self.criterion,
+            name=self.name,
+            stage=self.stage,
+            params=self.params,
+            unit=self.unit,
+            operator=self.operator,
+            limit=limit,
+            source=self.source,
+            basis=self.basis,
+            action=self.action,
+            passed=self.counts[PASS],
+            failed=self.counts[FAIL],
+            inconclusive=self.counts[INCONCLUSIVE],
+            spread=self._spread(),
+            values=dict(sorted(self.texts.items(), key=lambda item: (-item[1], item[0]))[:MOST_VALUES]),
+            farthest=tuple(
+                Far(
+                    host=host,
+                    scope=scope,
+                    value=value,
+                    serial=serial or serials.get((host, scope.partition(",")[0]), ""),
+                    verdict=verdict,
+                )
+                for _, _, _, scope, value, host, serial, verdict in self.far
+            )
+            if differ or self.counts[FAIL]
+            else (),
+        )
+
+    def _spread(self) -> Spread | None:
+        if not self.numbers:
+            return None
+        total, ordered = self.numbers.total(), sorted(self.numbers.items())
+        bins = [0] * MOST_BINS if self.least < self.most else []
+        width = self.most - self.least
+        for value, count in ordered if bins and math.isfinite(width) else ():
+            place = int((value - self.least) / width * MOST_BINS)
+            bins[min(max(place, 0), MOST_BINS - 1)] += count
+        low, middle, high = (_at(ordered, share * (total - 1)) for share in (0.05, 0.5, 0.95))
+        within = [min(max(value, self.least), self.most) for value in (low, middle, high)]
+        least, p05, p50, p95, most = map(_plain, (self.least, *within, self.most))
+        return Spread(n=total, min=least, p05=p05, p50=p50, p95=p95, max=most, bins=tuple(bins))
+
+
+def _order(entry: tuple[int, float, int, str, Value, str, str, str]) -> tuple[int, float, int, str]:
+    return entry[:4]
+
+
+def _plain(value: float) -> float:
+    """A whole number without a point: 1 and 1.0 are the same to a counter, and are written differently."""
+    return int(value) if float(value).is_integer() and abs(value) < 1 << 53 else float(value)
+
+
+def _rounded(value: float) -> float:
+    fraction, exponent = math.frexp(value)
+    return math.ldexp(round(fraction * DIGITS) / DIGITS, exponent)
+
+
+def _at(ordered: Iterable[tuple[float, int]], place: float) -> float:
+    """The value at a place of the sorted list, by nearest rank."""
+    seen = 0
+    last = 0.0
+    for value, count in ordered:
+        seen += count
+        last = value
+        if seen > place:
+            break
+    return last
+
+
+def worst(first: str, second: str) -> str:
+    """The graver of two actions."""
+    return min(first, second, key=lambda action: ACTIONS.index(action) if action in ACTIONS else len(ACTIONS))
+
+
+class Tally:
+    """All rows of a fleet; several, each of other hosts, can be put together in any order."""
+
+    def __init__(self, planned: Planned, places: Mapping[str, int]) -> None:
+        """`places`: where each host stands in the plan."""
+        self._planned, self._places = planned, places
+        self.rows: dict[RowKey, Row] = {}
+
+    def add(self, verdict: Verdict) -> None:
+        """Counts one verdict."""
+        row = self.row(verdict)
+        if verdict.verdict == FAIL:
+            row.action = worst(row.action, verdict.action)
+        self.count(row, verdict, verdict.host, verdict.serial)
+
+    def count(self, row: Row, verdict: Verdict, host: str, serial: str) -> None:
+        """Counts a verdict of a row for a host, which need not be the one that it was made for."""
+        row.add(verdict.verdict, verdict.value, verdict.limit, self._places.get(host, -1), host, verdict.scope, serial)
+
+    def row(self, verdict: Verdict) -> Row:
+        """The row that a verdict belongs to."""
+        params = self._settings(verdict)
+        stage = verdict.stage if from_benchmark(verdict.name) else ""
+        key = (verdict.criterion, verdict.name, stage, *params.items())
+        row = self.rows.get(key)
+        if row is None:
+            row = self.rows[key] = Row(
+                criterion=verdict.criterion,
+                name=verdict.name,
+                stage=stage,
+                params=params,
+                unit=verdict.unit,
+                operator=verdict.operator,
+                source=verdict.source,
+                basis=verdict.basis,
+            )
+        elif row.source != verdict.source or row.operator != verdict.operator:
+            row.describe(verdict.source, verdict.basis, verdict.unit, verdict.operator)
+        return row
+
+    def _settings(self, verdict: Verdict) -> dict[str, Value]:
+        return {key: value for key, value in self._planned.params(verdict).items() if key not in _NUMBERED}
+
+    def update(self, other: Tally) -> None:
+        """Adds what another has counted."""
+        for key, row in other.rows.items():
+            mine = self.rows.get(key)
+            if mine is None:
+                self.rows[key] = row
+            else:
+                mine.update(row)
+
+    def judged(self, serials: Mapping[tuple[str, str], str] | None = None) -> tuple[Judged, ...]:
+        """The rows, by criterion, name and settings."""
+        return tuple(
+            self.rows[key].judged(serials or {})
+            for key in sorted(self.rows, key=lambda key: [str(part) for part in key])
+        )

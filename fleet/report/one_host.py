@@ -1,0 +1,49 @@
+"""`rackproof report RUN_DIR --host NAME`: the page of one host, which the report of a large fleet leaves out."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Sequence
+
+from fleet.errors import UsageError
+from fleet.judge.criteria import Pack
+from fleet.report.load import Run
+from fleet.report.scale import report_on_host
+from schemas import documents, quick
+from schemas.records import to_json
+
+PAGES = "pages"
+"""Folder of the run directory."""
+
+
+def add_option(report: argparse.ArgumentParser) -> None:
+    """Adds `--host` to the verb."""
+    report.add_argument(
+        "--host",
+        metavar="NAME",
+        help="write the page of this host alone into RUN_DIR/pages (with --json: print it), no report",
+    )
+
+
+def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> str:
+    """Writes or prints the page; returns the decision on the host. Raises UsageError where the plan has no such host."""
+    from fleet.report.render.html import render_html
+    from fleet.report.render.markdown import render_markdown
+
+    names = [host.name for host in run.plan.hosts]
+    if options.host not in names:
+        raise UsageError(
+            f"the run has no host {options.host[:80]!r}{documents.nearest(options.host[:80], names)}: choose one of its plan"
+        )
+    report = report_on_host(run, packs, options.host)
+    document = json.loads(json.dumps(to_json(report)))
+    quick.validate(document, "report", source="our own report")
+    if options.json:
+        print(json.dumps(document, indent=1))  # noqa: T201  # what --json is for
+        return report.decision
+    page = options.run_dir / PAGES / f"{options.host}.html"
+    documents.write_text(page, render_html(report, run.plan.grafana_url))
+    documents.write_text(page.parent / f"{options.host}.md", render_markdown(report, run.plan.grafana_url))
+    print(f"{options.host}: {report.decision}\npage: {page}")  # noqa: T201  # as `report` does
+    return report.decision

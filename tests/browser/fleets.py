@@ -1,0 +1,243 @@
+"""Fleets for the browser: a small one, one of racks with faults, and one of any size as a large report has it."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from typing import Any
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.evidence import Evidence
+from fleet.plan import make_plan, read_profile
+from fleet.report.merge import merge
+from schemas.plans import Plan
+from schemas.records import ERROR, Observation, Rank
+from schemas.reports import (
+    ACCEPTED,
+    EXCEPTIONS,
+    FAIL,
+    INCOMPLETE,
+    INCONCLUSIVE,
+    REJECTED,
+    Acceptance,
+    Coverage,
+    Far,
+    FleetReport,
+    HostReport,
+    Judged,
+    Spread,
+    Verdict,
+)
+from tests import builders
+
+NOISE = 0.004
+_RATES = ("FLOP/s", "B/s", "images/s", "tokens/s")
+
+
+def plan(racks: int, hosts: int, *, gpus: int = 8, profile: str = "standard", **variables: Any) -> Plan:
+    """Racks of so many hosts."""
+    names = [f"r{rack:02}-h{host:02}" for rack in range(1, racks + 1) for host in range(1, hosts + 1)]
+    inventory = builders.inventory(*names, rackproof_gpu_count=gpus, **variables)
+    for name in names:
+        inventory[name]["rackproof_rack"] = name[:3]
+    return make_plan(
+        read_profile(profile), inventory, run_id="20261121T040000Z", nonce=builders.NONCE, created=builders.WHEN
+    )
+
+
+def noisy(left: Evidence, host: str) -> Evidence:
+    """The same with rates that differ from part to part as real ones do."""
+    dice = random.Random(host)  # noqa: S311 - the same each time
+
+    def shaken(seen: Observation) -> Observation:
+        if seen.name == "pairs.bandwidth":
+            return replace(seen, value=4.81e10 * (1 + dice.gauss(0, NOISE)))
+        if seen.unit not in _RATES or not isinstance(seen.value, float):
+            return seen
+        return replace(seen, value=seen.value * (1 + dice.gauss(0.004, NOISE)))
+
+    return builders.with_observations(builders.with_observations(left, shaken), shaken, gang=True)
+
+
+def slowed(left: Evidence, scope: str, name: str, factor: float) -> Evidence:
+    """One figure of one part times `factor`."""
+
+    def change(seen: Observation) -> Observation:
+        hit = seen.name.startswith(name) and f"{seen.scope},".startswith(f"{scope},") and isinstance(seen.value, float)
+        return replace(seen, value=seen.value * factor) if hit and seen.unit in _RATES else seen
+
+    return builders.with_observations(builders.with_observations(left, change), change, gang=True)
+
+
+def failed(left: Evidence, text: str) -> Evidence:
+    """A benchmark that did not come to its end."""
+    first, *rest = left.records
+    rank = Rank(rank=3, local_rank=3, phase="collective all_reduce 1 GiB", exit_code=-9, log_tail=text)
+    ended = replace(first.launches[0], outcome="deadline", reason="not finished after 600 s", ranks=(rank,))
+
+    def lost(seen: Observation) -> Observation:
+        if not seen.name.startswith(("collective.", "training.")):
+            return seen
+        return replace(seen, status=ERROR, value=None, reason="the launch was ended at its deadline")
+
+    gone = builders.with_observations(left, lost)
+    return replace(gone, records=(replace(gone.records[0], launches=(ended,)), *rest))
+
+
+def demo(racks: int = 2, hosts: int = 6, gpus: int = 8) -> FleetReport:
+    """Racks with one fault of each kind."""
+    made = plan(racks, hosts, gpus=gpus)
+    evidence = {name: noisy(left, name) for name, left in builders.evidence(made).items()}
+    names = list(evidence)
+    evidence[names[2]] = slowed(evidence[names[2]], "gpu=3", "gemm", 0.85)
+    evidence[names[2]] = slowed(evidence[names[2]], "gpu=3", "memory", 0.9)
+    errors = {f"gpu={index}": 3 if index == gpus - 3 else 0 for index in range(gpus)}
+    bad = builders.snapshot(range(gpus), stage="benchmark", phase="after", gpu__ecc__uncorrectable_volatile=errors)
+    evidence[names[7]] = builders.with_snapshot(evidence[names[7]], bad)
+    evidence[names[9]] = slowed(evidence[names[9]], f"gpu={gpus - 2}", "pairs", 0.55)
+    stuck = names[len(names) // 2 - 2]
+    evidence[stuck] = failed(evidence[stuck], "NCCL WARN socketProgress: Connection closed by remote peer\nkilled")
+    evidence[names[-1]] = Evidence(problem="no record: it is missing")
+    events = {names[-1]: ["unreachable at preflight: ssh: connect to host 10.0.0.24 port 22: Connection timed out"]}
+    return merge(made, evidence, read_packs([]), events=events)
+
+
+def lab() -> FleetReport:
+    """Three small hosts, one with a slow GPU."""
+    made = plan(1, 3, gpus=2)
+    evidence = {name: noisy(left, name) for name, left in builders.evidence(made).items()}
+    evidence["r01-h02"] = slowed(evidence["r01-h02"], "gpu=1", "memory", 0.93)
+    return merge(made, evidence, read_packs([]))
+
+
+def large(hosts: int = 10_000, bad: int = 300, word: str = "") -> FleetReport:
+    """A report as a large fleet has it: no measurements, verdicts only of what does not pass, the rest summed up."""
+    dice = random.Random(hosts)  # noqa: S311 - the same each time
+    odd = {dice.randrange(hosts): kind for kind in (REJECTED, REJECTED, INCOMPLETE) for _ in range(bad // 3)}
+    verdicts: list[Verdict] = []
+    made = []
+    for number in range(hosts):
+        name, decision = f"r{number // 32:03}-h{number % 32:02}{word}", odd.get(number, ACCEPTED)
+        gpus = tuple(replace(builders.gpu(name, index), serial=f"165{number:07}{index:03}") for index in range(8))
+        seen = Coverage(
+            expected=900,
+            measured=900 - (decision == INCOMPLETE),
+            missing=0,
+            error=int(decision == INCOMPLETE),
+            skipped=0,
+            unsupported=0,
+        )
+        made.append(
+            HostReport(
+                name=name,
+                rack=name[:4],
+                decision=decision,
+                record=f"hosts/{name}.json",
+                coverage=seen,
+                gpus=gpus,
+                packs=("h200-sxm",),
+            )
+        )
+        if decision != ACCEPTED:
+            verdicts.append(_odd(name, gpus[number % 8].serial, number % 8, decision, dice, word))
+    failed_ = sum(verdict.verdict == FAIL for verdict in verdicts)
+    return FleetReport(
+        run_id="20261121T040000Z",
+        profile="standard",
+        rehearsal=False,
+        decision=REJECTED,
+        acceptance=Acceptance(
+            status="FAIL", summary=(f"Hosts: {hosts - len(verdicts)} of {hosts} accepted", "GEMM: FAIL")
+        ),
+        began=builders.WHEN,
+        ended="2026-11-21T04:21:07Z",
+        rackproof="0.1.0",
+        coverage=Coverage(
+            expected=900 * hosts,
+            measured=900 * hosts - (len(verdicts) - failed_),
+            missing=0,
+            error=len(verdicts) - failed_,
+            skipped=0,
+            unsupported=0,
+        ),
+        hosts=tuple(made),
+        verdicts=tuple(verdicts),
+        judged=_judged(hosts, [verdict for verdict in verdicts if verdict.verdict == FAIL]),
+        detail=EXCEPTIONS,
+        left_out=700 * hosts,
+    )
+
+
+def _odd(host: str, serial: str, gpu: int, decision: str, dice: random.Random, word: str) -> Verdict:
+    common: dict[str, Any] = {"host": host, "scope": f"gpu={gpu}", "serial": serial, "stage": "benchmark"}
+    if decision == INCOMPLETE:
+        return Verdict(
+            **{**common, "scope": "host"},
+            name="collective.all_reduce.busbw",
+            verdict=INCONCLUSIVE,
+            criterion="plan",
+            reason=f"error: the launch was ended at its deadline{word}",
+        )
+    value = 6.9e14 * dice.uniform(0.8, 0.995)
+    return Verdict(
+        **common,
+        name="gemm.throughput",
+        verdict=FAIL,
+        criterion="gemm-bf16",
+        reason=f"found {value:.4g}",
+        params={"dtype": "bf16"},
+        value=value,
+        limit=6.966e14,
+        operator="ge",
+        unit="FLOP/s",
+        action="rma",
+        source="measured, 4x H200 SXM, 3 runs",
+        basis="measured",
+    )
+
+
+def _judged(hosts: int, bad: list[Verdict]) -> tuple[Judged, ...]:
+    bins = tuple(
+        round(8 * hosts / 20 * weight) for weight in (0.01, 0.02, 0.1, 0.4, 1.2, 3.1, 5.2, 5.1, 3.0, 1.1, 0.5, 0.2)
+    )
+    far = tuple(
+        Far(host=item.host, scope=item.scope, value=item.value, serial=item.serial, verdict=FAIL)
+        for item in sorted(bad, key=lambda item: float(str(item.value)))[:10]
+    )
+    rows = []
+    for number, (name, unit, middle) in enumerate(
+        [
+            ("gemm.throughput", "FLOP/s", 7.9e14),
+            ("memory.bandwidth", "B/s", 4.3e12),
+            ("stress.power", "W", 691.0),
+            ("host_copy.bandwidth", "B/s", 5.5e10),
+        ]
+    ):
+        spread = Spread(
+            n=8 * hosts,
+            min=middle * 0.7,
+            p05=middle * 0.97,
+            p50=middle,
+            p95=middle * 1.02,
+            max=middle * 1.05,
+            bins=bins,
+        )
+        rows.append(
+            Judged(
+                criterion=f"floor-{name}",
+                name=name,
+                stage="benchmark",
+                params={"dtype": "bf16"},
+                unit=unit,
+                operator="ge",
+                limit=middle * 0.88,
+                source="measured",
+                basis="measured",
+                action="rma",
+                passed=8 * hosts - (len(bad) if not number else 0),
+                failed=0 if number else len(bad),
+                spread=spread,
+                farthest=() if number else far,
+            )
+        )
+    return tuple(rows)

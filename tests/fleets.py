@@ -1,0 +1,72 @@
+"""Run directories of fleets of any size, from the builders' healthy hosts: for tests and for the benchmark of the report."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fleet.plan import make_plan, read_profile
+from schemas import documents
+from schemas.plans import Plan
+from schemas.records import Observation, Record, to_json
+from tests import builders
+
+Change = Callable[[Record], Record]
+RACK = 8
+NOISY = ("B/s", "FLOP/s", "images/s", "tokens/s", "s", "W", "Hz", "Cel", "FLOP/J", "FLOP/cycle")
+
+
+def plan(count: int, *, profile: str = "smoke", gpu_count: int = 8, gangs: bool = True, **variables: Any) -> Plan:
+    """Hosts `r001-h1` …, eight a rack, each rack a gang."""
+    names = [f"r{at // RACK:05}-h{at % RACK}" for at in range(count)]
+    hosts = {
+        name: {
+            "ansible_host": f"10.{at >> 16}.{at >> 8 & 255}.{at & 255}",
+            "rackproof_rack": name[:6],
+            "rackproof_gpu_count": gpu_count,
+            "rackproof_gpu_model": "h200-sxm",
+            "rackproof_gang": "rack" if gangs else "none",
+            **variables,
+        }
+        for at, name in enumerate(names)
+    }
+    return make_plan(read_profile(profile), hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN)
+
+
+def records(of: Plan, host: str, seed: int = 0, spread: float = 0.005) -> tuple[Record, ...]:
+    """A healthy host's records; its rates scatter by so much."""
+    noise = random.Random(f"{seed} {host}")  # noqa: S311
+
+    def shaken(seen: Observation) -> Observation:
+        if isinstance(seen.value, float) and seen.unit in NOISY:
+            return replace(seen, value=seen.value * (1 + spread * max(-3.0, min(3.0, noise.gauss(0, 1)))))
+        return seen
+
+    part = of.only(of.gangs().get(of.host(host).gang) or (host,))
+    return tuple(
+        replace(record, observations=tuple(map(shaken, record.observations))) for record in builders.records(part, host)
+    )
+
+
+def write(
+    directory: Path, of: Plan, faults: Mapping[str, Change | None] | None = None, hosts: Iterable[str] = ()
+) -> None:
+    """The run directory; `faults`: what is done to a host's own record, None: it left none."""
+    documents.write(directory / "plan.json", to_json(of))
+    for name in hosts or [host.name for host in of.hosts]:
+        change = (faults or {}).get(name, lambda record: record)
+        for record in records(of, name):
+            if record.gang:
+                documents.write_text(directory / "gangs" / record.gang / f"{name}.json", text(record), durable=False)
+            elif change:
+                documents.write_text(directory / "hosts" / f"{name}.json", text(change(record)), durable=False)
+
+
+def text(record: Record) -> str:
+    """As a host writes it."""
+    import json
+
+    return json.dumps(to_json(record), ensure_ascii=False, indent=1) + "\n"
