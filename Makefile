@@ -14,7 +14,10 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help acceptance demo test test-gpu test-image lint dev clean count-gpus
+# As many at once as there are processors, three at least: the lab's tests wait more than they compute.
+WORKERS := $(shell n=$$(nproc); echo $$((n > 3 ? n : 3)))
+
+.PHONY: help screenshots acceptance demo test test-gpu test-image lint dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -67,7 +70,7 @@ $(CRDS): $(STAMP)
 	touch $@
 
 test: lint $(WHEELHOUSE) $(CRDS) ## Everything that needs no GPU, with its gates
-	$(BIN)/pytest --numprocesses 3 --dist loadfile
+	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
 
 test-image: $(STAMP) ## Build the container image and run it, as root with buildah and debootstrap (four minutes)
 	$(BIN)/pytest -m image tests/image
@@ -77,6 +80,9 @@ test-gpu: $(STAMP) ## What needs GPUs, on a host that has them
 
 bench-report: $(STAMP) ## Time and memory of the report by the number of hosts: HOSTS="100 1000 10000"
 	$(BIN)/python docs/measurements/report_scale.py $(HOSTS)
+
+screenshots: $(STAMP) ## Make the pictures of docs/images again
+	$(BIN)/python -m tests.browser.screenshots
 
 clean: ## Remove what was built here
 	rm -rf $(VENV) build dist runs .lab

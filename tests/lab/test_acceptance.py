@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import bcrypt
 import pytest
 import yaml
 
 from schemas import documents
-from tests.lab.kill_points import ROOT, Attempt, Site
+from tests.lab.kill_points import ROOT, STATE, Attempt, Site
 from tests.lab.lab import Lab
 from tests.lab.prometheus import Prometheus
 
@@ -91,9 +94,9 @@ def prometheus(site: Site) -> Prometheus:
     return site.lab.prometheus(site.runs / "prometheus" / "*.json")
 
 
-def accept(site: Site, run_id: str, profile: str) -> Run:
+def accept(site: Site, run_id: str, profile: str, **variables: Any) -> Run:
     """An acceptance by a small profile."""
-    code, output = site.run(run_id, rackproof_profile=str(site.runs.parent / f"{profile}.yml"))
+    code, output = site.run(run_id, rackproof_profile=str(site.runs.parent / f"{profile}.yml"), **variables)
     print(output[-6000:])
     return Run(site.runs / run_id, code, output)
 
@@ -220,12 +223,65 @@ def test_settled_hosts_are_left_as_they_are(again: Run) -> None:
     assert max(tasks[host] for host in ("node2", "node3")) <= 25
 
 
-def test_unreachable_host_is_named_and_the_others_finish(site: Site, again: Run) -> None:
+WEB_CONFIG = "/etc/rackproof/web.config.yml"
+PASSWORD = "canary-become"
+
+
+@dataclass(frozen=True)
+class Cut(Run):
+    """A run to which a host was lost, with secrets in the inventory and on the hosts, and all that `ps` showed meanwhile."""
+
+    password_hash: str
+    arguments: set[str]
+
+
+@pytest.fixture(scope="module")
+def cut(site: Site, again: Run) -> Cut:
+    hashed = bcrypt.hashpw(b"canary", bcrypt.gensalt(4)).decode()
+    for host in HOSTS:
+        site.lab.on(host, "mkdir", "-p", str(Path(WEB_CONFIG).parent))
+        site.lab.put(host, WEB_CONFIG, f"basic_auth_users:\n  prometheus: {hashed}\n", mode=0o600)
     site.lab.cut("node3")
+    over, arguments = threading.Event(), set[str]()
+    watcher = threading.Thread(target=watch_arguments, args=(over, arguments))
+    watcher.start()
     try:
-        run = accept(site, "cut", "small")
+        secrets = {"ansible_become_password": PASSWORD, "rackproof_exporter_web_config": WEB_CONFIG}
+        run = accept(site, "cut", "small", **secrets)
     finally:
+        over.set()
+        watcher.join()
         site.lab.mend("node3")
+    return Cut(**vars(run), password_hash=hashed, arguments=arguments)
+
+
+def watch_arguments(over: threading.Event, seen: set[str]) -> None:
+    """What every process of this machine is started with, the hosts' among them."""
+    while not over.wait(0.05):
+        for path in Path("/proc").glob("[0-9]*/cmdline"):
+            with contextlib.suppress(OSError):
+                seen.add(path.read_bytes().decode(errors="replace"))
+
+
+def test_no_secret_is_in_an_argument_a_log_or_a_result(site: Site, cut: Cut) -> None:
+    """Of the web.config.yml the hash of the password, of the inventory a password, of the run the nonce that seals its lines."""
+    assert any("--web-config" in line and WEB_CONFIG in line for line in cut.arguments)
+    assert any("agent.benchmarks" in line for line in cut.arguments)
+    nonce = json.loads((cut.directory / "plan.json").read_text())["nonce"]
+    told = "\n".join([cut.output, *cut.arguments])
+    for secret in (nonce, cut.password_hash, PASSWORD):
+        assert secret not in told
+    written = ["grep", "-rlaF", "-e", cut.password_hash, "-e", PASSWORD]
+    assert subprocess.run([*written, cut.directory], capture_output=True, check=False).stdout == b""
+    for host in ("node1", "node2"):
+        found = site.lab.on(host, *written, "/var", "/opt/rackproof", "/tmp", "/etc", "/root", check=False).stdout
+        assert found.split() == [WEB_CONFIG]
+        logs = ("grep", "-rlaF", nonce, f"{STATE}/runs/cut/logs", f"{STATE}/runs/cut/work", f"{STATE}/exporter")
+        assert site.lab.on(host, *logs, check=False).stdout == ""
+
+
+def test_unreachable_host_is_named_and_the_others_finish(cut: Cut) -> None:
+    run = cut
     assert run.code != 0
     assert run.report["decision"] == "incomplete"
     assert run.findings() == {("node3", "record", "inconclusive")}
