@@ -17,7 +17,7 @@ RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 # As many at once as there are processors, three at least: the lab's tests wait more than they compute.
 WORKERS := $(shell n=$$(nproc); echo $$((n > 3 ? n : 3)))
 
-.PHONY: help screenshots acceptance demo test test-gpu test-image lint dev clean count-gpus
+.PHONY: help screenshots acceptance demo test test-gpu test-image lint collection dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -83,6 +83,9 @@ bench-report: $(STAMP) ## Time and memory of the report by the number of hosts: 
 
 screenshots: $(STAMP) ## Make the pictures of docs/images again
 	$(BIN)/python -m tests.browser.screenshots
+
+collection: $(STAMP) ## Build the Ansible collection, dist/rackproof-rackproof-VERSION.tar.gz
+	$(BIN)/ansible-galaxy collection build --force --output-path dist
 
 clean: ## Remove what was built here
 	rm -rf $(VENV) build dist runs .lab
