@@ -22,7 +22,7 @@ import tempfile
 import time
 import types
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
@@ -53,9 +53,9 @@ TESTS = [
     "manifest", "localise", "baseline", "diff", "report",
 ]
 # fmt: on
-LONGEST_TEST_S = 5.0
+LONGEST_TEST_S = 4.0
 """A test that takes longer, with its lines counted, is left out: it would run for every mutant that the others do not notice."""
-LONGEST_S = 60.0
+LONGEST_S = 120.0
 """A mutant that runs longer has been noticed: it goes round in circles."""
 FEWEST = 0.90
 
@@ -220,10 +220,11 @@ class Trial:
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
         """Tries each mutant."""
-        passing = self._lines(session.items)
         began, done = time.monotonic(), 0
         everything = {item.nodeid: item for item in session.items}
         with ThreadPoolExecutor(self.jobs) as pool:
+            passing = self._lines(session.items, pool)
+            print(f"{len(everything)} tests looked at, {time.monotonic() - began:.0f} s", flush=True)
             tasks = []
             for mutant in self.chosen:
                 items = [everything[name] for name in passing.get(f"{mutant.file}:{mutant.line}", ())]
@@ -237,52 +238,66 @@ class Trial:
                     print(f"… {done} of {len(tasks)} mutants, {time.monotonic() - began:.0f} s", flush=True)
         return True
 
-    def _lines(self, items: list[pytest.Item]) -> dict[str, list[str]]:
+    def _lines(self, items: list[pytest.Item], pool: ThreadPoolExecutor) -> dict[str, list[str]]:
         """`file:line` -> the tests that pass through it, the quickest first."""
-        wanted = {str(ROOT / mutant.file): mutant.file for mutant in self.chosen}
+        files: dict[str, list[pytest.Item]] = defaultdict(list)
+        for item in items:
+            files[str(item.path)].append(item)
+        through: dict[str, list[tuple[float, str]]] = defaultdict(list)
         with tempfile.TemporaryDirectory() as place:
-            told = Path(place) / "lines.json"
-            if pid := os.fork():
-                os.waitpid(pid, 0)
-                found: dict[str, list[str]] = json.loads(told.read_text())
-                return found
-            with _alone():
-                through: dict[str, list[tuple[float, str]]] = defaultdict(list)
-                for item in items:
-                    seen: set[str] = set()
+            told = {name: Path(place) / f"{Path(name).stem}.json" for name in files}
+            running = {name: pool.submit(self._forked, self._write_lines, told[name], files[name]) for name in files}
+            for name, ended in running.items():
+                if ended.result():
+                    print(f"{name}: its tests took too long, or failed, and are left out", flush=True)
+                    continue
+                for line, tests in json.loads(told[name].read_text()).items():
+                    through[line] += tests
+        return {line: [name for _, name in sorted(tests)] for line, tests in through.items()}
 
-                    def line(frame: Any, event: str, _: Any, seen: set[str] = seen) -> Any:
-                        if event == "line":
-                            seen.add(f"{wanted[frame.f_code.co_filename]}:{frame.f_lineno}")
-                        return line
+    def _write_lines(self, told: Path, items: list[pytest.Item]) -> None:
+        wanted = {str(ROOT / mutant.file): mutant.file for mutant in self.chosen}
+        seen: set[tuple[str, int]] = set()
 
-                    def call(frame: Any, event: str, _: Any, line: Any = line) -> Any:
-                        return line if frame.f_code.co_filename in wanted else None
+        def line(frame: Any, event: str, _: Any) -> Any:
+            if event == "line":
+                seen.add((frame.f_code.co_filename, frame.f_lineno))
+            return line
 
-                    began = time.monotonic()
-                    with _limit(LONGEST_TEST_S):
-                        sys.settrace(call)
-                        reports = runtestprotocol(item, nextitem=None, log=False)
-                        sys.settrace(None)
-                    if not any(report.failed for report in reports):
-                        for name in seen:
-                            through[name].append((time.monotonic() - began, item.nodeid))
-                told.write_text(
-                    json.dumps({key: [name for _, name in sorted(tests)] for key, tests in through.items()})
-                )
-        raise AssertionError
+        def call(frame: Any, _: str, __: Any) -> Any:
+            return line if frame.f_code.co_filename in wanted else None
+
+        through: dict[str, list[tuple[float, str]]] = defaultdict(list)
+        for item in items:
+            seen.clear()
+            began = time.monotonic()
+            with _limit(LONGEST_TEST_S):
+                sys.settrace(call)
+                reports = runtestprotocol(item, nextitem=None, log=False)
+                sys.settrace(None)
+            if not any(report.failed for report in reports):
+                for file, number in seen:
+                    through[f"{wanted[file]}:{number}"].append((time.monotonic() - began, item.nodeid))
+        told.write_text(json.dumps(through))
 
     def _noticed(self, mutant: Mutant, items: list[pytest.Item]) -> bool:
         """Whether any of the tests fails on it."""
-        if not items:
-            return False
+        return bool(items) and self._forked(self._fail, mutant, items)
+
+    @staticmethod
+    def _fail(mutant: Mutant, items: list[pytest.Item]) -> None:
+        implant(mutant)
+        for item in items:
+            if any(report.failed for report in runtestprotocol(item, nextitem=None, log=False)):
+                raise AssertionError(item.nodeid)
+
+    @staticmethod
+    def _forked(work: Callable[..., None], *arguments: Any) -> bool:
+        """Whether `work`, in a process of its own, raises or takes too long."""
         pid = os.fork()
         if not pid:
             with _alone():
-                implant(mutant)
-                for item in items:
-                    if any(report.failed for report in runtestprotocol(item, nextitem=None, log=False)):
-                        os._exit(1)
+                work(*arguments)
         end = time.monotonic() + LONGEST_S
         while time.monotonic() < end:
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -316,7 +331,7 @@ def _limit(seconds: float) -> Iterator[None]:
         raise TimeoutError("too long a test")
 
     signal.signal(signal.SIGALRM, ring)
-    signal.setitimer(signal.ITIMER_REAL, seconds)
+    signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)
     try:
         yield
     finally:

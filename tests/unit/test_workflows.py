@@ -27,9 +27,7 @@ def read(path: Path) -> dict[str, Any]:
     return found
 
 
-JOBS = [
-    pytest.param(job, id=f"{path.stem}-{name}") for path in WORKFLOWS for name, job in read(path)["jobs"].items()
-]
+JOBS = [pytest.param(job, id=f"{path.stem}-{name}") for path in WORKFLOWS for name, job in read(path)["jobs"].items()]
 
 
 def test_githubs_schema_takes_them() -> None:
