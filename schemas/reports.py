@@ -162,7 +162,7 @@ class Quarantined:
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """The summary on top: `status` is PASS, FAIL or INCOMPLETE; before it REHEARSAL where no GPU was looked at, SIMULATED where nothing was."""
+    """The summary on top: `status` is PASS, FAIL or INCOMPLETE; before it the `mark`."""
 
     status: str
     summary: tuple[str, ...]
