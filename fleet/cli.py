@@ -66,7 +66,9 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     plan.add_argument("--profile", help="profile (default: the inventory's rackproof_profile, else standard)")
     plan.add_argument("--run-dir", type=Path, help="begin a run in this directory; its name is the run id")
     plan.add_argument("--budget", help="seconds a host; more than they allow is left out (default: rackproof_budget_s)")
-    plan.add_argument("--history", type=Path, help="directory of earlier runs, by which is chosen (default: of --run-dir)")
+    plan.add_argument(
+        "--history", type=Path, help="directory of earlier runs, by which is chosen (default: of --run-dir)"
+    )
     plan.add_argument("--json", action="store_true", help="print the whole plan")
     plan.set_defaults(call=_checked(_plan))
     _gangs_options(verbs)
@@ -154,7 +156,9 @@ def _packs(names: Sequence[str]) -> tuple[Pack, ...]:
 
 def _plan(options: argparse.Namespace) -> int:
     if bool(options.inventory) == bool(options.hosts):
-        raise UsageError("give the hosts to plan for: either -i with an inventory or --hosts with their names, and not both")
+        raise UsageError(
+            "give the hosts to plan for: either -i with an inventory or --hosts with their names, and not both"
+        )
     hosts = listed.hosts_listed(options) if options.hosts else _hosts(options.inventory)
     first = next(iter(hosts.values()))
     profile = read_profile(options.profile or str(first.get("rackproof_profile", "standard")))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -17,6 +18,7 @@ from schemas.reports import Quarantined
 
 PLAN_BYTES = 64_000_000
 JOURNAL = "events.jsonl"
+JOURNAL_BYTES = 64_000_000
 LARGE = 64
 """Hosts from which a fleet is looked at host by host, and the report holds the exceptions alone."""
 
@@ -150,10 +152,14 @@ def _events(directory: Path, quarantined: list[Quarantined]) -> dict[str, list[s
     """Host -> what befell it, as the playbooks' journal tells; void once the host came through the same play."""
     path = directory / JOURNAL
     try:
-        lines = path.read_text(encoding="utf-8", errors="replace").splitlines() if path.exists() else []
-    except OSError as error:
-        quarantined.append(Quarantined(path=JOURNAL, reason=str(error)))
+        there = os.path.lexists(path)
+        whole = documents.read_bytes(path, max_bytes=JOURNAL_BYTES) if there else b""
+        if len(whole) > JOURNAL_BYTES:
+            raise documents.DocumentError(f"{path}: more than the {JOURNAL_BYTES} bytes that a journal may have")
+    except documents.DocumentError as error:
+        quarantined.append(Quarantined(path=JOURNAL, reason=str(error).replace(f"{directory}/", "")))
         return {}
+    lines = whole.decode("utf-8", "replace").removesuffix("\n").split("\n") if whole else []
     befell: dict[str, dict[str, list[str]]] = {}
     for number, line in enumerate(lines, 1):
         try:

@@ -20,10 +20,8 @@ from tests.lab.lab import Lab
 
 HOSTS = ("node1", "node2")
 POINTS: list[tuple[int | str, float]] = [
-    ("inspect : Begin the record with a snapshot", 0.1),
     ("benchmark : Wait for the benchmarks", 1.0),
     ("gang : Wait for the gang", 0.5),
-    ("report : Judge the run", 0.3),
 ]
 
 
