@@ -10,6 +10,7 @@ import difflib
 import json
 import math
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterable, Mapping
@@ -23,6 +24,7 @@ from referencing import Registry, Resource
 MAX_BYTES = 8_000_000
 """A host record of 8 GPUs under `standard` is about 0.8 MB, one of 16 about 1.5 MB; what is far more is not one of ours."""
 MAX_DEPTH = 12
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 Json = Any
 
@@ -53,7 +55,8 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
         raise DocumentError(f"{source}: {word} is not JSON")
 
     try:
-        value = json.loads(text, object_pairs_hook=unique, parse_constant=constant)
+        whole = text if isinstance(text, str) else text.decode()  # or json would take UTF-16, a BOM and lone surrogates
+        value = json.loads(whole, object_pairs_hook=unique, parse_constant=constant)
     except RecursionError:
         raise DocumentError(f"{source}: nested deeper than {MAX_DEPTH} levels") from None
     except json.JSONDecodeError as error:
@@ -67,7 +70,7 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
 
 
 def refuse_unbounded(value: Json, *, source: str) -> None:
-    """Raises DocumentError where `value` holds a number that is not finite, or nests deeper than MAX_DEPTH."""
+    """Raises DocumentError where `value` holds a number that is not finite, half a character, or nests deeper than MAX_DEPTH."""
     pending = [(value, 0)]
     while pending:
         item, depth = pending.pop()
@@ -77,8 +80,11 @@ def refuse_unbounded(value: Json, *, source: str) -> None:
             raise DocumentError(f"{source}: holds a number that is not finite")
         if isinstance(item, int) and abs(item) >= 1 << 64:
             raise DocumentError(f"{source}: holds a number of more than 64 bits")
+        if isinstance(item, str) and not item.isascii() and _SURROGATE.search(item):
+            raise DocumentError(f"{source}: holds half a character (a lone surrogate), which is no text")
         if isinstance(item, dict):
             pending.extend((child, depth + 1) for child in item.values())
+            pending.extend((key, depth + 1) for key in item if not key.isascii())
         elif isinstance(item, list):
             pending.extend((child, depth + 1) for child in item)
 
@@ -106,9 +112,10 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            there = os.fstat(descriptor)
+            if not stat.S_ISREG(there.st_mode):
                 raise DocumentError(f"{path}: not a regular file")
-            return file.read(max_bytes + 1)
+            return file.read(min(max_bytes, there.st_size) + 1)
     except OSError as error:
         raise DocumentError(f"{path}: {error.strerror}") from None
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -91,6 +91,8 @@ def load(directory: Path, *, alone: bool = True) -> Run:
         plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
     except documents.DocumentError as error:
         raise RunError(f"{error}: give the directory of a run, which has a plan.json") from None
+    if twice := [name for name, count in Counter(host.name for host in plan.hosts).items() if count > 1]:
+        raise RunError(f"{directory / 'plan.json'}: the host {twice[0]} stands twice in it: make the plan anew")
     quarantined: list[Quarantined] = []
     events = _events(directory, quarantined)
     journal = tuple(item.reason for item in quarantined)
@@ -118,6 +120,8 @@ def _record(directory: Path, path: str, plan: Plan, host: str, gang: str, reader
     if not (directory / path).exists() and not (directory / path).is_symlink():
         raise FileNotFoundError(path)
     try:
+        if (directory / path).parent.is_symlink():
+            raise documents.DocumentError(f"{directory / path}: its directory is a symbolic link")
         text = documents.read_bytes(directory / path)
         record = reader.record(text)
         if record is None:

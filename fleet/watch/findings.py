@@ -154,9 +154,9 @@ class Reported:
 def reported(run_dir: Path) -> Reported | None:
     """The report, where there is one of a size that can be read at once."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        path = run_dir / "report.json"
-        if path.stat().st_size <= REPORT_BYTES:
-            found = json.loads(path.read_text(encoding="utf-8"))
+        text = documents.read_bytes(run_dir / "report.json", max_bytes=REPORT_BYTES)
+        if len(text) <= REPORT_BYTES:
+            found = json.loads(text)
             return Reported(
                 decision=str(found["decision"]),
                 status=str(found["acceptance"]["status"]),

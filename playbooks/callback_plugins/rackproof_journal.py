@@ -103,7 +103,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
                 "what": what,
                 "host": result._host.get_name(),
                 "task": result._task.get_name()[:200],
-                "message": " ".join(str(said).split())[:1000] or "no message",
+                "message": " ".join(str(said).encode(errors="replace").decode().split())[:1000] or "no message",
             }
         )
 

@@ -167,7 +167,7 @@ def test_a_size_that_no_memory_holds_is_an_error_with_its_reason_and_the_others_
     assert sizes == {8}
 
 
-def test_command_line_of_the_seeds(tmp_path: Path) -> None:
+def test_command_line_of_a_single_benchmark(tmp_path: Path) -> None:
     printed = torchrun(
         tmp_path, None, "--only", "training", "gemm", "--validation-only", "--results", str(tmp_path / "kept")
     )

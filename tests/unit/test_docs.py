@@ -46,7 +46,19 @@ MAKEFILE = (ROOT / "Makefile").read_text(encoding="utf-8")
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 # Programs that are not ours: what they are given of this checkout must be there, and no more is known of them here.
 OTHERS = (
-    *("ansible-builder", "ansible-navigator", "cp", "curl", "docker", "export", "grep", "install", "kubectl"),
+    *(
+        "ansible",
+        "ansible-builder",
+        "ansible-navigator",
+        "cp",
+        "curl",
+        "docker",
+        "export",
+        "git",
+        "grep",
+        "install",
+        "kubectl",
+    ),
     *("nvidia-smi", "oc", "podman", "promtool", "rsync", "scp", "source", "ssh", "systemctl", "tar", "."),
 )
 STARTERS = ("docker", "mpirun", "podman", "srun", "sudo", "ansible-navigator")
@@ -95,7 +107,7 @@ def prose(page: Path) -> str:
 
 
 def script(block: Block) -> str:
-    """The commands of a block, or nothing where it is output, a file or a listing. Where lines begin with `$ `, those are the commands."""
+    """The commands of a block: its lines that begin with `$ ` where there are any; nothing of output, a file or a listing."""
     lines = block.text.splitlines()
     if prompted := [line.removeprefix("$ ") for line in lines if line.startswith("$ ")]:
         return "\n".join(prompted)
@@ -154,9 +166,11 @@ def complaints_of(words: list[str]) -> Iterator[str]:
 
 
 def missing(word: str) -> bool:
-    """Whether it is a path of this checkout, but that it is not there. `inventory/rack12` is the reader's own."""
+    """Whether it is a path of this checkout, but that it is not there. `inventory/rack12`, `packs/MODEL.yml` are the reader's."""
     word = word.rpartition("=")[2].removeprefix("./")
-    if not re.fullmatch(rf"(?:{OURS})/[\w./*-]*", word) or re.match(r"inventory/(?!example|local)", word):
+    if not re.fullmatch(rf"(?:{OURS})/[\w./*-]*", word) or re.search(
+        r"^inventory/(?!example|local)|/[A-Z]+\.\w+$", word
+    ):
         return False
     return not (list(ROOT.glob(word)) if "*" in word else (ROOT / word).exists())
 
@@ -324,9 +338,12 @@ def mentions(text: str) -> Iterator[str]:
     for words in found:
         if words[0] == "rackproof":
             parser, rest = verb_of(words[1:])
-            if any(isinstance(action, argparse._SubParsersAction) for action in parser._actions) and (
-                parser is PARSER or (rest and re.match(r"[a-z]", rest[0]))
-            ):
+            choices = next((action.choices for action in parser._actions if not action.option_strings), None)
+            if (
+                choices is not None
+                and (parser is PARSER or re.match("[a-z]", "".join(rest[:1])))
+                and rest[:1] != ["--version"]
+            ) and (not rest or rest[0] not in choices):
                 yield f"{text}: no such verb"
             known = {option for action in parser._actions for option in action.option_strings}
             own = rest[: rest.index("--")] if "--" in rest else rest
@@ -411,6 +428,32 @@ def check_example(block: Block) -> Iterator[str]:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_examples_can_be_read(page: Path) -> None:
     assert [told for block in blocks(page) for told in check_example(block)] == []
+
+
+SAID_ELSEWHERE = ("OutOfMemoryError: CUDA out of memory.", "Insufficient nvidia.com/gpu", "unreachable at Preflight")
+"""By torch, by Kubernetes; and put together of what happened and the play."""
+
+
+@pytest.fixture(scope="module")
+def sources() -> str:
+    """All of our text, with the pieces of one string joined."""
+    suffixes = (".py", ".yml", ".j2")
+    folders = (ROOT / name for name in ("agent", "collectors", "fleet", "roles", "schemas"))
+    files = [path for folder in folders for path in sorted(folder.rglob("*")) if path.suffix in suffixes]
+    text = "\n".join(path.read_text(encoding="utf-8") for path in [*files, *sorted(ROOT.glob("rackproof*.py"))])
+    return " ".join(re.sub(r'"\s*\n\s*f?"', "", text).split())
+
+
+def test_messages_that_are_explained_are_what_is_said(sources: str) -> None:
+    """In the first column of the tables of troubleshooting, where `…` stands for what varies."""
+    page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
+    told = [
+        text for line in page.splitlines() if line.startswith("| ") for text in INLINE.findall(line.split(" | ")[0])
+    ]
+    assert len(told) > 30
+    for text in told:
+        pieces = re.split(r"…|, |: ", text) if not text.startswith(SAID_ELSEWHERE) else ()
+        assert [piece for piece in pieces if len(piece) > 12 and piece.strip() not in sources] == [], text
 
 
 def test_the_index_has_every_page() -> None:
