@@ -17,7 +17,7 @@ RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 # As many at once as there are processors, three at least: the lab's tests wait more than they compute.
 WORKERS := $(shell n=$$(nproc); echo $$((n > 3 ? n : 3)))
 
-.PHONY: help screenshots acceptance demo test test-gpu test-image lint collection dev clean count-gpus
+.PHONY: help screenshots acceptance demo test test-gpu test-image fuzz mutate lint collection dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -71,6 +71,12 @@ $(CRDS): $(STAMP)
 
 test: lint $(WHEELHOUSE) $(CRDS) ## Everything that needs no GPU, with its gates
 	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
+
+fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside
+	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000)
+
+mutate: $(STAMP) ## Change the judge's code, one thing at a time: how much of it its tests notice (SAMPLE of each file)
+	$(BIN)/python -m tests.mutate --sample $(or $(SAMPLE),100) $(FILES)
 
 test-image: $(STAMP) ## Build the container image and run it, as root with buildah and debootstrap (four minutes)
 	$(BIN)/pytest -m image tests/image

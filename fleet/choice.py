@@ -11,7 +11,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from statistics import median
+from typing import Any
 
+from fleet.errors import UsageError
 from schemas.plans import Choice, Chosen, Plan
 
 Key = tuple[str, str]
@@ -172,11 +174,33 @@ def _item(item: _Known, has_history: bool, without: str = "") -> Chosen:
     )
 
 
+def refuse_budget(profile: Mapping[str, Any], budget: object) -> None:
+    """Raises UsageError where a budget is given and the profile must be run as a whole."""
+    if budget is not None and not profile.get("may_choose", False):
+        raise UsageError(
+            f"rackproof_budget_s (--budget) is {budget}, and profile {profile['name']} is run as a whole or not at all: "
+            "leave the budget out, or take a profile that says `may_choose: true`, as revalidate does"
+        )
+
+
+def left_out(plan: Plan) -> list[str]:
+    """What the profile has and the run was not asked for, for want of time."""
+    return [f"{item.benchmark} ({item.stage})" for item in plan.choice.items if not item.chosen] if plan.choice else []
+
+
+def remark(plan: Plan) -> str:
+    """For the status, so that a part is never taken for the whole: ` (5 of 9 benchmarks chosen)`; empty of a whole profile."""
+    names = left_out(plan)
+    if not plan.choice or not names:
+        return ""
+    return f" ({len(plan.choice.items) - len(names)} of {len(plan.choice.items)} benchmarks chosen)"
+
+
 def told(plan: Plan) -> list[str]:
     """For the summary of a report: why the run was made, and what of the profile was not asked for."""
     lines = [f"Reason: {plan.reason}"] if plan.reason else []
     if plan.choice:
-        names = [f"{item.benchmark} ({item.stage})" for item in plan.choice.items if not item.chosen]
+        names = left_out(plan)
         kept = len(plan.choice.items) - len(names)
         lines.append(
             f"Chosen: {kept} of {len(plan.choice.items)} benchmarks of {plan.profile}, for {plan.choice.budget_s:.0f} s"

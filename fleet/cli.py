@@ -16,7 +16,7 @@ from fleet.alerts.rules import PACKS, RUNBOOK, rule_file
 from fleet.baseline.cli import add_baseline, add_diff, add_judge, baseline, diff, judge, with_waivers
 from fleet.baseline.store import planned
 from fleet.baseline.waivers import read_waivers
-from fleet.choice import table
+from fleet.choice import refuse_budget, table
 from fleet.errors import RunError, UsageError
 from fleet.gangs import FEWEST, decide
 from fleet.history import narrowed
@@ -173,10 +173,12 @@ def _plan(options: argparse.Namespace) -> int:
     named = first.get("rackproof_manifest")
     manifest = read_manifest(named, hosts) if named else ()
     now = datetime.now(UTC)
+    budget = options.budget or first.get("rackproof_budget_s")
+    refuse_budget(profile, budget)
     chosen, choice = narrowed(
         profile,
         hosts,
-        budget=options.budget or first.get("rackproof_budget_s"),
+        budget=budget,
         runs=options.history or (options.run_dir.parent if options.run_dir else None),
         run_dir=options.run_dir,
         now=now.strftime("%Y-%m-%dT%H:%M:%SZ"),

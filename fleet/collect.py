@@ -1,6 +1,7 @@
 """`rackproof collect`: records that hosts left in logs or on volumes, where no playbook fetches them, into the run's directory.
 
 A record is believed where it comes to its own checksum and is of this run, by its id and its nonce, and of a host of its plan.
+One takes the place of another only where it holds all of it and more, or where the operator says which attempt counts.
 Of anything else nothing gets where records lie: what is broken is refused, what is of another run is set aside in `quarantine/`.
 """
 
@@ -11,7 +12,7 @@ import json
 import os
 import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -70,7 +71,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     collect.add_argument(
         "--attempt",
         choices=[FIRST, LAST],
-        help="where a host began twice, as when its pod was replaced: which counts (default: what is there stays, else neither)",
+        help="where a host told two records of which neither is the other grown, as when its pod was replaced: which counts "
+        "(default: what is there stays, else neither)",
     )
     collect.add_argument("--json", action="store_true", help="print what became of it as JSON")
     return collect
@@ -115,7 +117,7 @@ class Collection:
         self._outcome = Outcome()
 
     def take(self, told: Iterable[Told]) -> Outcome:
-        """Puts each record where it belongs, the one that ended last of those of one attempt."""
+        """Puts each record where it belongs, the one that ended last of those that grew out of each other."""
         chosen: dict[str, list[tuple[Record, Told]]] = {}
         for item in dict.fromkeys(told):
             try:
@@ -172,23 +174,35 @@ class Collection:
         """The record that counts, of those found now and the one that is there."""
         there = self._there(path)
         found = [*([there] if there else []), *records]
-        attempts = sorted({record.began for record, _ in found})
+        attempts = _attempts(found)
         if len(attempts) > 1 and not self._attempt:
+            source = records[0][1].source
             self._note(
                 "refused",
                 records[0][1],
-                f"{records[0][1].source}: {path}: the host began {len(attempts)} times ({', '.join(attempts)}), as where its pod "
-                "was replaced: --attempt first or last says which counts",
+                f"{source}: {path}: {_why_several(attempts)}: --attempt first or last says which counts",
             )
             return
-        began = attempts[0 if self._attempt == FIRST else -1]
-        _, item = max((pair for pair in found if pair[0].began == began), key=lambda pair: pair[0].ended)
+        chosen = attempts[0 if self._attempt == FIRST else -1]
+        _, item = chosen[-1]
         if there and item.text == there[1].text:
             self._outcome.known.append(path)
             return
+        if not any(pair is there for pair in chosen):
+            self._keep(path)
         documents.write_text(self._directory / path, item.text.decode())
         self._outcome.taken.append(path)
         self._journal("taken", item, "")
+
+    def _keep(self, path: str) -> None:
+        """Sets aside what lies there, whatever it is, before something else takes its place."""
+        try:
+            text = documents.read_bytes(self._directory / path)
+        except documents.DocumentError:
+            return  # nothing, or a link: what that leads to stays
+        gang, host = Path(path).parent.name if path.startswith("gangs/") else "", Path(path).stem
+        item = Told(run_id=self._plan.run_id, host=host, gang=gang, node="", text=text, source=path)
+        self._journal("replaced", item, f"kept as {self._kept(item)}")
 
     def _there(self, path: str) -> tuple[Record, Told] | None:
         """The record that lies there; None where none does, or one that the report would not believe."""
@@ -207,10 +221,14 @@ class Collection:
         )
 
     def _set_aside(self, item: Told, why: str) -> None:
+        self._note("set aside", item, f"{why}; set aside as {self._kept(item)}")
+
+    def _kept(self, item: Told) -> str:
+        """Writes it into quarantine; where it is there."""
         place = self._directory / QUARANTINE / f"{item.sha256[:16]}.json"
         if not place.exists():
             documents.write_text(place, item.text.decode(errors="replace"))
-        self._note("set aside", item, f"{why}; set aside as {QUARANTINE}/{place.name}")
+        return f"{QUARANTINE}/{place.name}"
 
     def _note(self, what: str, item: Told, why: str) -> None:
         self._outcome.problems.append(why)
@@ -236,6 +254,40 @@ class Collection:
             yield _path(host.name, "")
             if host.gang and together:
                 yield _path(host.name, host.gang)
+
+
+def _attempts(found: Iterable[tuple[Record, Told]]) -> list[list[tuple[Record, Told]]]:
+    """The records in the order of time, those together of which each is the one before it, grown."""
+    attempts: list[list[tuple[Record, Told]]] = []
+    for pair in sorted(found, key=lambda pair: (pair[0].began, pair[0].ended)):
+        if attempts and _grew(attempts[-1][-1][0], pair[0]):
+            attempts[-1].append(pair)
+        else:
+            attempts.append([pair])
+    return attempts
+
+
+def _grew(old: Record, new: Record) -> bool:
+    """Whether `new` is of the same attempt and holds everything that `old` does: nothing was taken back or said otherwise."""
+    return (
+        (old.began, old.rackproof, old.simulated) == (new.began, new.rackproof, new.simulated)
+        and new.snapshots[: len(old.snapshots)] == old.snapshots
+        and new.launches[: len(old.launches)] == old.launches
+        and new.observations[: len(old.observations)] == old.observations
+        and old.soak in (None, new.soak)
+        and all(gpu in new.gpus for gpu in old.gpus)
+        and old.software.items() <= new.software.items()
+    )
+
+
+def _why_several(attempts: Sequence[Sequence[tuple[Record, Told]]]) -> str:
+    begun = sorted({attempt[0][0].began for attempt in attempts})
+    if len(begun) > 1:
+        return f"the host began {len(begun)} times ({', '.join(begun)}), as where its pod was replaced"
+    return (
+        f"{len(attempts)} records that began at {begun[0]}, and the later lacks or changes what the earlier holds: "
+        "no host that goes on measuring tells that; another may have told it in its name"
+    )
 
 
 def _path(host: str, gang: str) -> str:

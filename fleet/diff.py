@@ -13,9 +13,9 @@ from dataclasses import dataclass, replace
 
 from fleet.baseline.sight import Figure, Sight, accepted, serials, sight
 from fleet.judge.baseline import READINGS, WIDEST, direction, noise
+from fleet.judge.concern import concerns
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.evidence import Evidence, packs_for
-from fleet.judge.held import concerns
 from schemas.baselines import (
     CHANGED,
     FIGURES_GONE,
@@ -40,7 +40,7 @@ from schemas.records import MEASURED, Gpu, Observation, Value
 OTHERWISE = 0.25
 """Share by which a figure must move to be told, where no criterion says how well it repeats."""
 SIGMAS = 4.0
-ORDER = (REGRESSED, REPLACED, MOVED, GONE, NEW, UNCLEAR, VERSION, CHANGED, IMPROVED, FIGURES_GONE, FIGURES_NEW)
+ORDER = (REGRESSED, REPLACED, MOVED, GONE, NEW, UNCLEAR, FIGURES_GONE, VERSION, CHANGED, IMPROVED, FIGURES_NEW)
 PARTNER = ",partner="
 MOST_LINES = 12
 LONGEST = 1000
@@ -58,6 +58,8 @@ class Comparison:
     def __init__(self) -> None:
         self.compared = 0
         """Figures that both sides have: with none of them nothing was compared."""
+        self.figures = 0
+        """Figures that the new side has."""
         self.hosts = 0
         """Hosts of which both sides have a record."""
         self._found: list[Change] = []
@@ -73,6 +75,8 @@ class Comparison:
         """
         self._order.setdefault(host, len(self._order))
         was, now = old is not None and old.known, new is not None and new.known
+        if new is not None and now:
+            self.figures += sum(map(len, new.figures.values()))
         if old is not None and new is not None and was and now:
             self.hosts += 1
             self.compared += _in_common(old, new)
@@ -261,6 +265,11 @@ def _figures(host: str, old: Sight, new: Sight, criteria: Sequence[Criterion]) -
     asked = [item for item in criteria if item.baseline is not None]
     gone, came = 0, 0
     missing: Counter[str] = Counter()
+    there = {"", *serials(new.gpus)}
+    for serial, before in old.figures.items():
+        if serial in there and serial not in new.figures:  # the part is in its place, and nothing of it was measured
+            gone += len(before)
+            missing.update(key[0] for key in before)
     for serial, now in new.figures.items():
         was = old.figures.get(serial)
         if was is None:
@@ -421,14 +430,24 @@ def _slow_with_all(host: str, found: Sequence[Change]) -> Change:
 # --- a run against its baseline
 
 
-def since_accepted(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> tuple[Change, ...]:
+@dataclass(frozen=True, kw_only=True)
+class Since:
+    """What came of a comparison with the accepted records, and of how much of the run."""
+
+    changes: tuple[Change, ...] = ()
+    compared: int = 0
+    figures: int = 0
+    """Those of the run, compared or not."""
+
+
+def since_accepted(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> Since:
     """What is not as it was when the hosts of a run were accepted; nothing where its plan names no baseline."""
     if plan.baseline is None:
-        return ()
+        return Since()
     found = Comparison()
     for host in plan.hosts:
         take(found, plan, host, evidence.get(host.name, Evidence()), packs)
-    return found.changes()
+    return Since(changes=found.changes(), compared=found.compared, figures=found.figures)
 
 
 def take(found: Comparison, plan: Plan, host: PlannedHost, left: Evidence, packs: Sequence[Pack]) -> None:
@@ -443,20 +462,24 @@ def criteria_of(plan: Plan, host: PlannedHost, left: Evidence, packs: Sequence[P
     return [item for item in chosen.values() if item.baseline is not None]
 
 
-def summary(plan: Plan, changes: Sequence[Change]) -> Iterator[str]:
+def summary(plan: Plan, since: Since) -> Iterator[str]:
     """What of the changes stands on top of the report: how much, and each regression and part that differs."""
     if plan.baseline is None:
         return
-    kinds = Counter(change.kind for change in changes)
+    kinds = Counter(change.kind for change in since.changes)
+    gone = sum(int(change.old or 0) for change in since.changes if change.kind == FIGURES_GONE)
     parts = sum(kinds[kind] for kind in PARTS)
     told = [
         f"{kinds[REGRESSED]} regressed" if kinds[REGRESSED] else "",
         f"{_count(parts, 'part')} differ" if parts else "",
     ]
-    found = ", ".join(text for text in told if text) or "nothing regressed, the parts are the same"
+    same = "nothing regressed, the parts are the same" if since.compared else "nothing can be told of how they were"
+    found = ", ".join(text for text in told if text) or same
+    found = f"{since.compared} of {since.figures} figures compared, {found}"
     unclear = f", {kinds[UNCLEAR]} cannot be told" if kinds[UNCLEAR] else ""
-    yield f"Against the accepted records (baseline {plan.baseline.digest[:12]}): {found}{unclear}"
-    shown = [change for change in changes if change.counts]
+    lost = f", {_count(gone, 'accepted figure')} not measured" if gone else ""
+    yield f"Against the accepted records (baseline {plan.baseline.digest[:12]}): {found}{unclear}{lost}"
+    shown = [change for change in since.changes if change.counts]
     yield from (f"{change.kind.upper()}: {change.text}" for change in shown[:MOST_LINES])
     if len(shown) > MOST_LINES:
         yield f"… and {len(shown) - MOST_LINES} more changes in the report"

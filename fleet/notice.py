@@ -10,10 +10,11 @@ from email.utils import formatdate, make_msgid
 from pathlib import Path
 from typing import Any
 
+from fleet import scheduler
 from fleet.errors import RunError, UsageError
-from schemas import documents
+from schemas import documents, quick
 from schemas.plans import Plan, plan_from_json
-from schemas.reports import ACCEPTED, INCOMPLETE, INCONCLUSIVE, REJECTED
+from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED
 from schemas.skips import BUSY
 
 IN_USE = "busy"
@@ -55,7 +56,7 @@ def call(options: argparse.Namespace) -> int:
         raise UsageError(f"--on {unknown[0]}{documents.nearest(unknown[0], STATES)}: choose from {', '.join(STATES)}")
     report, plan = read(options.run_dir)
     told = notice(report, plan, link=options.link, directory=options.run_dir)
-    if told["state"] in on:
+    if told["state"] in on or (on and told["drained"]):
         print(mail(told, options.mail_to, options.mail_from) if options.mail_to else json.dumps(told))
     return 0
 
@@ -65,17 +66,19 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
     try:
         report = documents.parse((directory / "report.json").read_bytes(), source="report.json", max_bytes=BYTES)
         plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=BYTES))
-        if not isinstance(report, dict) or report["decision"] not in (ACCEPTED, REJECTED, INCOMPLETE):
-            raise RunError(f"{directory}/report.json is not a report")
-    except (OSError, KeyError, documents.DocumentError) as error:
+        quick.validate(report, "report", source="report.json")
+    except (OSError, documents.DocumentError) as error:
         raise RunError(f"{directory} has no report that can be read ({error}): rackproof report {directory}") from None
     return report, plan
 
 
 def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
     """The decision, but `busy` where it is incomplete only since hosts were in use; and those hosts with the reasons."""
-    lost = [item for item in report["verdicts"] if item["verdict"] == INCONCLUSIVE and not item.get("waiver")]
+    lost = [item for item in report["verdicts"] if item["verdict"] != PASS and not item.get("waiver")]
     busy = {item["host"]: why for item in lost if (why := _in_use(item["reason"]))}
+    for item in lost:  # a host of which something else stands as well is not just in use
+        if not _in_use(item["reason"]):
+            busy.pop(item["host"], None)
     short = {host.gang for host in plan.hosts if host.gang and host.name in busy}
     partners = {host.name for host in plan.hosts if host.gang in short}
     others = [
@@ -106,8 +109,15 @@ def notice(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path)
     lines = [_plain(line) for line in report["acceptance"]["summary"]]
     more = [f"… and {len(lines) - MOST_LINES} more lines in the report"] if len(lines) > MOST_LINES else []
     shown = [*lines[:MOST_LINES], *more]
+    drained = scheduler.still_drained(directory)
+    amiss = (
+        [f"NOT GIVEN BACK to the scheduler: {', '.join(drained[:MOST_HOSTS])}: rackproof scheduler resume"]
+        if drained
+        else []
+    )
+    amiss = [_plain(line) for line in (*amiss, *scheduler.notes(directory)[:MOST_LINES])]
     return {
-        "text": "\n".join([_plain(head), *shown, where]),
+        "text": "\n".join([_plain(head), *amiss, *shown, where]),
         "state": found,
         "decision": report["decision"],
         "run_id": plan.run_id,
@@ -115,6 +125,8 @@ def notice(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path)
         "rehearsal": plan.rehearsal,
         "reason": plan.reason,
         "busy": busy,
+        "drained": drained,
+        "notes": amiss,
         "summary": shown,
         "report": where,
     }

@@ -8,12 +8,14 @@ import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Collection
 from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet import lock, scheduler
 from fleet.errors import RunError, UsageError
 from fleet.notice import read, state
+from schemas import documents
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
 
 ROOT = Path(__file__).parents[1]
@@ -48,12 +50,13 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 def call(options: argparse.Namespace) -> int:
     """Carries the verb out."""
-    run_id = f"{options.name}-{datetime.now(UTC).strftime(options.date)}"
-    directory = options.runs.absolute() / run_id
-    if not scheduler.NAME.fullmatch(run_id) or len(run_id) > 128:
-        raise UsageError(f"run id {run_id!r}: --name and --date give letters, digits, '.', '_' and '-' only")
+    directory = _directory(options)
+    run_id = directory.name
     if told := _held(directory):
         print(f"rackproof: {told}: nothing was done", file=sys.stderr)
+        return HELD
+    if _done(directory):
+        print(f"rackproof: run {run_id} is reported already, this minute: nothing was done", file=sys.stderr)
         return HELD
     playbook = ROOT / "playbooks" / "revalidate.yml"
     if not playbook.exists():
@@ -68,14 +71,46 @@ def call(options: argparse.Namespace) -> int:
         *options.options,
     ]
     code = _play(playbook, [*arguments, *given])
+    left = scheduler.left_over(directory)
+    for line in (*left, *scheduler.notes(directory)):
+        print(f"rackproof: {line}", file=sys.stderr)
     if _stamp(directory) == before:
         return _without_report(directory, code)
-    if not _told_since(directory):
+    if not _told_since(directory, scheduler.still_drained(directory) if left else []):
         _play(ROOT / "playbooks" / "notify.yml", [*arguments, *given, "-e", f"_rackproof_told_of={directory}"])
     report, plan = read(directory)
     found, _ = state(report, plan)
     print(f"rackproof: run {run_id}: {found}: {directory / 'report.html'}", file=sys.stderr)
-    return EXIT[str(report["decision"])]
+    if left:
+        print(
+            f"rackproof: NOT GIVEN BACK to the scheduler: rackproof scheduler resume --run-dir {directory}",
+            file=sys.stderr,
+        )
+    return EXIT[str(report["decision"])] or (EXIT[INCOMPLETE] if left else 0)
+
+
+def _directory(options: argparse.Namespace) -> Path:
+    """Of the run of this date; once that has come to a decision, of one with the time of day besides."""
+    now = datetime.now(UTC)
+    try:
+        run_id = f"{options.name}-{now.strftime(options.date)}"
+    except ValueError as error:
+        raise UsageError(f"--date {options.date!r}: {error}: give a format of strftime, such as %Y%m%d") from None
+    directory: Path = options.runs.absolute() / run_id
+    if not scheduler.NAME.fullmatch(run_id) or len(run_id) > 120:
+        raise UsageError(f"run id {run_id!r}: --name and --date give letters, digits, '.', '_' and '-' only")
+    if not _held(directory) and _done(directory):
+        directory = directory.with_name(f"{run_id}-{now:%H%M}")
+        print(f"rackproof: run {run_id} is reported already: this is run {directory.name}", file=sys.stderr)
+    return directory
+
+
+def _done(directory: Path) -> bool:
+    """Whether it was accepted or rejected: to carry it out again would measure nothing. An incomplete one goes on."""
+    try:
+        return str(read(directory)[0]["decision"]) != INCOMPLETE
+    except RunError:
+        return False
 
 
 def _held(directory: Path) -> str:
@@ -92,11 +127,14 @@ def _stamp(directory: Path) -> int:
         return 0
 
 
-def _told_since(directory: Path) -> bool:
-    """Whether somebody was told of this report, or that nobody is to be told."""
+def _told_since(directory: Path, drained: Collection[str]) -> bool:
+    """Whether somebody was told of this report and of what stays drained, or that nobody is to be told."""
     try:
-        return (directory / TOLD).stat().st_mtime_ns >= _stamp(directory)
-    except OSError:
+        told = documents.parse((directory / TOLD).read_bytes(), source=TOLD)
+        return (directory / TOLD).stat().st_mtime_ns >= _stamp(directory) and set(drained) <= set(
+            told.get("drained", ())
+        )
+    except (OSError, AttributeError, TypeError, documents.DocumentError):
         return False
 
 

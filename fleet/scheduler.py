@@ -12,170 +12,24 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from fleet import lock
 from fleet.errors import RunError, UsageError
+from fleet.schedulers import CORDONED, KINDS, OURS, Scheduler, ours, scheduler
 from schemas import documents
 from schemas.locks import born, exclusive
 
-DRAINED, GUARD = "drained.json", "drained.lock"
-KINDS = ("slurm", "kubernetes")
+DRAINED, GUARD, NOTES = "drained.json", "drained.lock", "scheduler.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
-ANSWER_S, LOOK_S, GUARD_S = 60.0, 5.0, 0.5
-MARK = "rackproof/drained-by"
-"""Annotation of a node that we cordoned."""
-
-
-class Scheduler(Protocol):
-    """What is asked of a scheduler about one node. Each raises RunError where it cannot be had."""
-
-    def users(self, node: str) -> list[str]:
-        """The jobs on it."""
-
-    def drained(self, node: str) -> str:
-        """Why it takes no new jobs; empty where it does."""
-
-    def drain(self, node: str, run_id: str) -> None:
-        """Lets it take no new jobs."""
-
-    def resume(self, node: str) -> None:
-        """Lets it take jobs again."""
-
-
-class Slurm:
-    """squeue and scontrol."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words = words
-
-    def users(self, node: str) -> list[str]:
-        """Jobs that are allocated the node, whatever their state."""
-        listed = _ask(self._words, "squeue", "-h", "-w", node, "-o", "%i:%u:%T")
-        return [
-            "Slurm job {} of {} ({})".format(*[*line.split(":"), "?", "?"][:3])
-            for line in map(str.strip, listed.splitlines())
-            if line and not line.endswith(":PENDING")
-        ]
-
-    def drained(self, node: str) -> str:
-        """The reason that Slurm shows: `State=IDLE+DRAIN … Reason=replaced PSU [root@2026-11-21T04:00:00] Comment=…`."""
-        told = _ask(self._words, "scontrol", "show", "node", node, "-o")
-        state = re.search(r"(?:^|\s)State=(\S+)", told)
-        if state is None:
-            raise RunError(f"scontrol tells no state of node {node}: {told.strip()[:200]}")
-        reason = re.search(r"\sReason=(.*?)(?:\s\[[^\]]*@[^\]]*\]|\s\w+=|\s*$)", told)
-        return (reason.group(1).strip() if reason else "no reason given") if "DRAIN" in state.group(1) else ""
-
-    def drain(self, node: str, run_id: str) -> None:
-        """Jobs that run go on."""
-        _ask(self._words, "scontrol", "update", f"nodename={node}", "state=drain", f"reason={ours(run_id)}")
-
-    def resume(self, node: str) -> None:
-        """Back to work."""
-        _ask(self._words, "scontrol", "update", f"nodename={node}", "state=resume")
-
-
-class Kubernetes:
-    """kubectl: cordon and uncordon. Pods that run go on."""
-
-    def __init__(self, words: Sequence[str]) -> None:
-        self._words = words
-
-    def users(self, node: str) -> list[str]:
-        """Pods on the node that asked for GPUs and have not ended."""
-        which = f"--field-selector=spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
-        pods = _json(self._words, "kubectl", "get", "pods", "--all-namespaces", which, "-o", "json")
-        found = []
-        for pod in pods.get("items", []):
-            asked = sorted(_gpus(pod.get("spec", {})))
-            if asked:
-                where = pod.get("metadata", {})
-                found.append(f"pod {where.get('namespace', '?')}/{where.get('name', '?')} asks for {', '.join(asked)}")
-        return found
-
-    def drained(self, node: str) -> str:
-        """By whom it was cordoned."""
-        told = _json(self._words, "kubectl", "get", "node", node, "-o", "json")
-        if not told.get("spec", {}).get("unschedulable"):
-            return ""
-        return str(told.get("metadata", {}).get("annotations", {}).get(MARK) or "cordoned")
-
-    def drain(self, node: str, run_id: str) -> None:
-        """With a mark that says for what."""
-        _ask(self._words, "kubectl", "annotate", "--overwrite", "node", node, f"{MARK}={ours(run_id)}")
-        _ask(self._words, "kubectl", "cordon", node)
-
-    def resume(self, node: str) -> None:
-        """And takes the mark away."""
-        _ask(self._words, "kubectl", "uncordon", node)
-        _ask(self._words, "kubectl", "annotate", "node", node, f"{MARK}-")
-
-
-def ours(run_id: str) -> str:
-    """The reason by which we know what we drained: no blank in it, so that no shell on the way divides it."""
-    return f"rackproof:{run_id}"
-
-
-def scheduler(kind: str, words: Sequence[str]) -> Scheduler:
-    """The scheduler of that kind; `words` come before each of its commands."""
-    return Slurm(words) if kind == "slurm" else Kubernetes(words)
-
-
-def _gpus(spec: Mapping[str, Any]) -> set[str]:
-    """`8 nvidia.com/gpu` for each of the resources of NVIDIA's that a pod's containers ask for."""
-    found = set()
-    for container in [*spec.get("containers", []), *spec.get("initContainers", [])]:
-        resources = container.get("resources", {})
-        asked = {**resources.get("requests", {}), **resources.get("limits", {})}
-        found |= {
-            f"{count} {name}" for name, count in asked.items() if name.startswith("nvidia.com/") and str(count) != "0"
-        }
-    return found
-
-
-def _ask(words: Sequence[str], *command: str) -> str:
-    """What the command says. Raises RunError where it fails, is not there or does not answer."""
-    try:
-        done = subprocess.run(
-            [*words, *command],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=ANSWER_S,
-            check=False,
-        )
-    except subprocess.TimeoutExpired:
-        raise RunError(f"{command[0]} did not answer within {ANSWER_S:.0f} s") from None
-    except OSError as error:
-        raise RunError(
-            f"{[*words, *command][0]}: {error.strerror}: install it, or set rackproof_scheduler_command"
-        ) from None
-    if done.returncode:
-        raise RunError(
-            f"{command[0]} ends with {done.returncode}: {' '.join(done.stderr.split())[:300] or 'it says nothing'}"
-        )
-    return done.stdout
-
-
-def _json(words: Sequence[str], *command: str) -> dict[str, Any]:
-    try:
-        found = json.loads(_ask(words, *command))
-    except (ValueError, RecursionError):
-        raise RunError(f"{command[0]} does not answer in JSON") from None
-    if not isinstance(found, dict):
-        raise RunError(f"{command[0]} does not answer with an object")
-    return found
-
-
-# --- the run's part in it
+LOOK_S, GUARD_S = 5.0, 0.5
+BACKOFF_S = (2.0, 10.0, 30.0)
+"""Before each further attempt at what could not be given back."""
 
 
 def take(
@@ -213,18 +67,39 @@ def _why(asked: Scheduler, node: str) -> str:
 
 
 def _drain(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, str]) -> dict[str, str]:
-    """Drains what is not drained; host -> why it could not be."""
-    asked, failed, run_id = scheduler(kind, words), dict[str, str](), directory.name
+    """Drains what is in order and not drained; host -> why it could not be, or whose it is."""
+    asked, failed, notes, run_id = scheduler(kind, words), dict[str, str](), dict[str, str](), directory.name
     for host, node in nodes.items():
         try:
-            why = asked.drained(node)
-            if why in ("", ours(run_id)):
+            seen = asked.look(node)
+            if seen.drained not in ("", ours(run_id)):
+                _of_another(directory, host, seen.drained, failed, notes)
+            elif seen.amiss and not seen.drained:
+                failed[host] = f"node {node} was taken out of use by others ({seen.amiss})"
+            else:
                 _note(directory, kind, words, {host: node})
-                if not why:
+                if not seen.drained:
                     asked.drain(node, run_id)
         except RunError as error:
             failed[host] = f"it could not be drained: {error}"
+    if notes or (directory / NOTES).exists():
+        documents.write(directory / NOTES, notes)
     return failed
+
+
+def _of_another(directory: Path, host: str, why: str, failed: dict[str, str], notes: dict[str, str]) -> None:
+    """What others drained is measured; what another run of ours drained is in use, or was forgotten, which is told."""
+    run_id = why.removeprefix(OURS)
+    if not why.startswith(OURS) or not NAME.fullmatch(run_id):
+        return
+    by = lock.peek(directory.parent / run_id)
+    if by and by.lives() is not False:
+        failed[host] = f"run {run_id} drained it, and is carried out by {by.who()} since {by.since}"
+    else:
+        notes[host] = (
+            f"run {run_id} drained it, is not carried out here any more and has not given it back: it is measured and stays "
+            f"drained; rackproof scheduler resume --run-dir {directory.parent / run_id}"
+        )
 
 
 def _note(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, str]) -> None:
@@ -243,13 +118,35 @@ def _note(directory: Path, kind: str, words: Sequence[str], nodes: Mapping[str, 
 
 
 def _noted(directory: Path) -> dict[str, Any]:
+    """What is drained. Raises RunError where the file is not as we write it: its words would be carried out."""
+    path = directory / DRAINED
     try:
-        found = documents.parse((directory / DRAINED).read_text(encoding="utf-8"), source=DRAINED)
+        found = documents.parse(path.read_bytes(), source=DRAINED)
     except FileNotFoundError:
         return {}
-    if not isinstance(found, dict) or found.get("kind") not in KINDS:
-        raise RunError(f"{directory / DRAINED} is not what we wrote: give the nodes back by hand, and remove it")
-    return found
+    except (OSError, documents.DocumentError) as error:
+        raise RunError(f"{path} cannot be read ({error}): give the nodes back by hand, and remove it") from None
+    if not _is_ours(found):
+        raise RunError(f"{path} is not what we wrote: give the nodes back by hand, and remove it")
+    return dict(found)
+
+
+def _is_ours(found: object) -> bool:
+    if not isinstance(found, dict) or set(found) != {"kind", "words", "by", "nodes"} or found["kind"] not in KINDS:
+        return False
+    words, by, nodes = found["words"], found["by"], found["nodes"]
+    return (
+        isinstance(words, list)
+        and all(isinstance(word, str) for word in words)
+        and isinstance(by, dict)
+        and isinstance(by.get("pid"), int)
+        and isinstance(by.get("born"), str)
+        and _are_nodes(nodes)
+    )
+
+
+def _are_nodes(found: object) -> bool:
+    return isinstance(found, dict) and all(isinstance(node, str) and NAME.fullmatch(node) for node in found.values())
 
 
 def _start_guard(directory: Path) -> None:
@@ -286,8 +183,13 @@ def _give_back(directory: Path, hosts: Sequence[str]) -> list[str]:
 def _resume(asked: Scheduler, node: str, run_id: str) -> str:
     """Nothing where it takes jobs again, or somebody else drained it meanwhile; else why not."""
     try:
-        if asked.drained(node) == ours(run_id):
-            asked.resume(node)
+        seen = asked.look(node)
+        if seen.drained == CORDONED:  # by somebody else, or we were ended between the two steps
+            return f"node {node} is cordoned without our mark: uncordon it by hand where nobody else needs it so"
+        if seen.drained == ours(run_id):
+            if seen.amiss:
+                return f"node {node} was drained by us and is out of use meanwhile ({seen.amiss}): it is left so"
+            asked.resume(node, run_id)
     except RunError as error:
         return f"node {node} was drained by us and is not given back: {error}"
     return ""
@@ -296,6 +198,45 @@ def _resume(asked: Scheduler, node: str, run_id: str) -> str:
 def give_back(directory: Path) -> list[str]:
     """Resumes all that this run drained; lines for people of what could not be."""
     return _give_back(directory, list(_noted(directory).get("nodes", {})))
+
+
+def keep_giving_back(directory: Path) -> list[str]:
+    """The same, several times where it cannot be done, unless another playbook took the run up meanwhile."""
+    by, said = _noted(directory).get("by"), list[str]()
+    for wait in (0.0, *BACKOFF_S):
+        time.sleep(wait)
+        if not by or _noted(directory).get("by") != by:
+            return []
+        said = give_back(directory)
+        if not said:
+            break
+    return said
+
+
+def left_over(directory: Path) -> list[str]:
+    """Gives back what a playbook that is over left drained; lines for people of what could not be."""
+    try:
+        by = _noted(directory).get("by")
+        return keep_giving_back(directory) if by and born(by["pid"]) != by["born"] else []
+    except RunError as error:
+        return [str(error)]
+
+
+def still_drained(directory: Path) -> list[str]:
+    """The hosts that this run drained and did not give back yet."""
+    try:
+        return list(_noted(directory).get("nodes", {}))
+    except RunError:
+        return [f"those of {DRAINED}, which cannot be read"]
+
+
+def notes(directory: Path) -> list[str]:
+    """Lines for people of nodes that an earlier run left drained."""
+    try:
+        found = documents.parse((directory / NOTES).read_bytes(), source=NOTES)
+    except (OSError, documents.DocumentError):
+        return []
+    return [f"{host}: {why}" for host, why in found.items()] if isinstance(found, dict) else []
 
 
 def guard(directory: Path) -> list[str]:
@@ -311,7 +252,7 @@ def guard(directory: Path) -> list[str]:
         while by and born(by["pid"]) == by["born"] and _noted(directory).get("by") == by:
             time.sleep(GUARD_S)
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    return give_back(directory) if _noted(directory).get("by") == by else []
+    return keep_giving_back(directory) if _noted(directory).get("by") == by else []
 
 
 # --- the verb
@@ -351,14 +292,17 @@ def call(options: argparse.Namespace) -> int:
         return 1 if problems else 0
     if options.kind is None:
         raise UsageError(f"--kind is missing: one of {', '.join(KINDS)}")
-    nodes = documents.parse(sys.stdin.read(), source="standard input")
-    if not isinstance(nodes, dict) or not all(
-        isinstance(node, str) and NAME.fullmatch(node) for node in nodes.values()
-    ):
+    try:
+        nodes = documents.parse(sys.stdin.buffer.read(), source="standard input")
+    except documents.DocumentError as error:
+        raise UsageError(str(error)) from None
+    if not _are_nodes(nodes):
         raise UsageError(
             'standard input: give {"host": "its name with the scheduler"}; letters, digits, ., _ and - only'
         )
     busy = take(options.run_dir, options.kind, options.words, nodes, drain=options.what == "drain", wait_s=options.wait)
+    if options.what == "drain":
+        print("".join(f"{line}\n" for line in notes(options.run_dir)), end="", file=sys.stderr)
     if options.json:
         print(json.dumps(busy))
     else:

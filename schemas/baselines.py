@@ -152,6 +152,11 @@ class Change:
         """A regression, or a part that differs: what a comparison is made for."""
         return self.kind in (REGRESSED, *PARTS)
 
+    @property
+    def untold(self) -> bool:
+        """Something that was known before, and of which the new side tells nothing: it is not known to be unchanged."""
+        return self.kind in (UNCLEAR, FIGURES_GONE)
+
 
 def kept_from_json(document: Mapping[str, Any]) -> Kept:
     """The baseline in a document that baseline.schema.json has passed."""

@@ -115,7 +115,9 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
             there = os.fstat(descriptor)
             if not stat.S_ISREG(there.st_mode):
                 raise DocumentError(f"{path}: not a regular file")
-            return file.read(min(max_bytes, there.st_size) + 1)
+            if there.st_size > max_bytes:
+                raise DocumentError(f"{path}: {there.st_size} bytes, more than the {max_bytes} that it may have")
+            return file.read(max_bytes + 1 if max_bytes <= MAX_BYTES else there.st_size + 1)
     except OSError as error:
         raise DocumentError(f"{path}: {error.strerror}") from None
 

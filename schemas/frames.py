@@ -8,7 +8,6 @@ that. What stands around a line (a time, a pod's name, a rank) does not matter; 
 from __future__ import annotations
 
 import base64
-import binascii
 import gzip
 import hashlib
 import json
@@ -127,7 +126,7 @@ class _Parts:
 
 def _frame(line: str, where: str) -> dict[str, Any] | None:
     """What one line of a log tells; None where it tells no part of a record. Raises DocumentError where it is garbled."""
-    line = _unwrapped(line)
+    line = _unwrapped(line, where)
     _, mark, rest = line.partition(MARK)
     if not mark:
         return None
@@ -147,11 +146,15 @@ def _frame(line: str, where: str) -> dict[str, Any] | None:
     return frame
 
 
-def _unwrapped(line: str) -> str:
-    """The text of a line of Docker's json-file logs; any other line as it is."""
+def _unwrapped(line: str, where: str) -> str:
+    """The text of a line of Docker's json-file logs; any other line as it is. Raises DocumentError where it nests without end."""
     if MARK in line and line.startswith('{"log":'):
         try:
             found = json.loads(line)
+        except RecursionError:
+            raise documents.DocumentError(
+                f"{where}: nested deeper than {documents.MAX_DEPTH} levels: no runtime writes such a line"
+            ) from None
         except ValueError:
             return line
         return str(found.get("log", line))
@@ -166,7 +169,9 @@ def _well_formed(frame: dict[str, Any]) -> bool:
         and numbers
         and frame["part"] <= frame["parts"] <= MOST_PARTS
         and frame["bytes"] <= documents.MAX_BYTES
+        and isinstance(frame.get("crc32"), str)
         and isinstance(frame.get("data"), str)
+        and frame["data"].isascii()
     )
 
 
@@ -180,6 +185,6 @@ def _inflated(data: str, size: int) -> bytes | None:
         packed = base64.b64decode(data, validate=True)
         engine = zlib.decompressobj(wbits=zlib.MAX_WBITS | 16)
         text = engine.decompress(packed, size + 1)
-    except (binascii.Error, zlib.error):
+    except (ValueError, zlib.error):
         return None
     return text if len(text) == size and engine.eof else None

@@ -40,9 +40,9 @@ from tests import accepted, builders
 PACKS = read_packs([])
 WHOLE = next(pack for pack in PACKS if pack.name == "h200-sxm")
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-FULL = 100
+FULL = 200
 """Of so many mutations one is of a run with all that a host tells and every criterion; the others are of a short one."""
-COMMAND = 20
+COMMAND = 10
 """Of so many of those one is put through the whole command, which writes its files."""
 PART = 5_000
 KEPT = ("memory", "digest")
@@ -103,7 +103,7 @@ def small_run(directory: Path, full: bool = False) -> Plan:
 
 def mutated(draw: random.Random, whole: bytes) -> bytes:
     """The document, changed in one to three places: by its bytes, or as JSON."""
-    if draw.random() < 0.75:
+    if draw.random() < 0.8:
         return _bytes(draw, whole)
     document = json.loads(whole)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):

@@ -46,7 +46,7 @@ FILES = (
     "digests",
     "paths",
 )
-JUDGE = [*(f"fleet/judge/{name}.py" for name in FILES), "fleet/report/merge.py"]
+JUDGE = [*(f"fleet/judge/{name}.py" for name in FILES), "fleet/report/merge.py:decide", "fleet/report/merge.py:reasons"]
 # fmt: off
 TESTS = [
     "judge", "judge_edges", "verdicts", "outliers", "uniformity", "waivers", "digests", "power", "severity", "faults", "rejudge",
@@ -89,13 +89,20 @@ class Mutant:
         return tree, f"{before} -> {after}"[:160]
 
 
-def mutants(file: str) -> list[Mutant]:
-    """Every mutant of a file."""
+def mutants(place: str) -> list[Mutant]:
+    """Every mutant of a file, or of one function of it (`FILE:NAME`)."""
+    file, _, name = place.partition(":")
     tree = ast.parse((ROOT / file).read_text())
+    within = [
+        (node.lineno, node.end_lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.FunctionDef) and node.name == name
+    ]
     return [
-        Mutant(file=file, line=_line(node), number=number, kind=kind)
+        Mutant(file=file, line=line, number=number, kind=kind)
         for number, (node, _) in enumerate(_changeable(tree))
         for kind in range(len(_changes(node)))
+        if (line := _line(node)) and (not name or any(first <= line <= (last or 0) for first, last in within))
     ]
 
 
@@ -371,9 +378,9 @@ def main() -> int:
     paths = [str(ROOT / f"tests/unit/test_{name}.py") for name in TESTS]
     pytest.main(["-q", "--no-header", *paths], plugins=[trial])
     for file in options.files:
-        own = [mutant for mutant in chosen if mutant.file == file]
-        left = sum(mutant.file == file for mutant in trial.survived)
-        print(f"{file}: {len(own) - left} of {len(own)} mutants noticed")
+        own = set(mutants(file)) & set(chosen)
+        left = len(own & set(trial.survived))
+        print(f"{file}: {len(own) - left} of {len(own)} mutants noticed ({(len(own) - left) / len(own):.1%})")
     score = 1 - len(trial.survived) / len(chosen)
     print(f"mutation score {score:.1%}: {len(chosen) - len(trial.survived)} of {len(chosen)}, seed {options.seed}")
     return int(score < FEWEST)

@@ -11,6 +11,7 @@ from fleet.baseline import store
 from fleet.baseline.sight import Sight, merged, serials, sight
 from fleet.errors import RunError, UsageError
 from fleet.report.load import Run
+from fleet.signature.rejudged import verdicts_differ
 from schemas import documents
 from schemas.baselines import GPU, HOST, Accepted, Kept, Level
 from schemas.reports import ACCEPTED, FleetReport, Verdict
@@ -34,17 +35,15 @@ def refuse_unaccepted(run: Run, report: FleetReport) -> str:
     """Digest of the run's report.
 
     Raises:
-        RunError: there is no report, it does not say that the fleet is accepted, or judged again the run is not.
+        RunError: there is no report, it does not say that the fleet is accepted, or judged again the run is not, or not so.
     """
     path = run.directory / REPORT
     try:
-        content = path.read_bytes()
-        said = documents.parse(content, source=str(path), max_bytes=REPORT_BYTES)
-    except OSError as error:
-        raise RunError(f"{path}: {error.strerror}: run `rackproof report {run.directory}` first") from None
+        content = documents.read_bytes(path, max_bytes=REPORT_BYTES)
+        said = documents.checked(content, "report", source=str(path), max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
-        raise RunError(f"{error}: run `rackproof report {run.directory}` again") from None
-    decision = said.get("decision") if isinstance(said, dict) else None
+        raise RunError(f"{error}: run `rackproof report {run.directory}` first") from None
+    decision = said["decision"]
     if decision != ACCEPTED:
         raise RunError(
             f"run {run.plan.run_id} is {decision}: only an accepted run can be a baseline. What somebody answers for is waived "
@@ -54,6 +53,12 @@ def refuse_unaccepted(run: Run, report: FleetReport) -> str:
         raise RunError(
             f"run {run.plan.run_id} is {report.decision} when it is judged again, though its report says accepted: name the "
             "criteria and waivers with which it was reported (--criteria, --waivers), or report it anew"
+        )
+    if differ := verdicts_differ(said, report):
+        more = f" (and {len(differ) - 1} more)" if differ[1:] else ""
+        raise RunError(
+            f"{path} is not what the records give: {differ[0]}{more}: name the criteria and waivers with which it was reported "
+            f"(--criteria, --waivers), or run `rackproof report {run.directory}` again and read it"
         )
     return hashlib.sha256(content).hexdigest()
 

@@ -19,6 +19,7 @@ from fleet.baseline.rejudge import compared as without_left_out
 from fleet.baseline.rejudge import lines, rejudged
 from fleet.baseline.sight import Sight, accepted, sight, together
 from fleet.baseline.waivers import read_waivers
+from fleet.choice import left_out
 from fleet.diff import compare, criteria_of
 from fleet.errors import RunError, UsageError
 from fleet.judge.criteria import Pack
@@ -33,6 +34,7 @@ from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
 from schemas.waivers import Waiver
 
 SAME, DIFFERS, TROUBLE = 0, 1, 2
+_NAMED = 6
 EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 
 Parser = argparse.ArgumentParser
@@ -91,12 +93,23 @@ def _accept(options: argparse.Namespace, merged: Merged) -> int:
     taken: list[Kept] = []
     for number, name in enumerate(options.names):
         run, report = merged(Path(name), options.criteria, options.waivers)
+        _refuse_part(run)
         taken = accept(run, report, options.baseline, by, anew=options.replace and not number)
         if not options.json:
             print(_taken(run, taken, options.baseline))
     if options.json:
         print(json.dumps([_short(one) for one in taken], indent=1))
     return SAME
+
+
+def _refuse_part(run: Run) -> None:
+    """Raises RunError where benchmarks were left out for want of time: what was not measured would seem never to have been."""
+    if names := left_out(run.plan):
+        more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+        raise RunError(
+            f"run {run.plan.run_id} left out {', '.join(names[:_NAMED])}{more} of {run.plan.profile} (rackproof_budget_s): "
+            "only a run of the whole profile can be a baseline; run it without the budget"
+        )
 
 
 def _taken(run: Run, taken: Sequence[Kept], directory: Path) -> str:
@@ -194,7 +207,7 @@ def add_diff(verbs: Verbs[Parser]) -> Parser:
     parser = verbs.add_parser(
         "diff",
         help="what is not as it was: parts, versions, figures beyond noise; exits 0 none, 1 regressed or a part differs, "
-        "2 cannot compare",
+        "2 cannot compare, or not all that was known before",
         description="Compares the last run named with those before it, or with a directory of baselines. Of several earlier runs "
         "the figures are settled, and their spread from run to run is the noise.",
         epilog="examples: rackproof diff runs/before runs/after; rackproof diff runs/a runs/b runs/c runs/after --json; "
@@ -231,7 +244,7 @@ def diff(options: argparse.Namespace, packs: Packs) -> int:
     facts = [
         f"old: {what}",
         f"new: run {code(run.plan.run_id)}, profile {code(run.plan.profile)}",
-        f"compared: {hosts} hosts, {count} figures",
+        f"compared: {hosts} hosts, {count} of {comparison.figures} figures",
     ]
     kind = store.kind_of(run.plan)
     mark = "" if kind == REAL else kind
@@ -243,6 +256,7 @@ def diff(options: argparse.Namespace, packs: Packs) -> int:
             "simulated": run.plan.simulated,
             "hosts": hosts,
             "figures": count,
+            "figures_measured": comparison.figures,
             "counts": {
                 kind: sum(item.kind == kind for item in found) for kind in dict.fromkeys(item.kind for item in found)
             },
@@ -253,10 +267,15 @@ def diff(options: argparse.Namespace, packs: Packs) -> int:
         print(shown.markdown(f"{mark.upper()} Changes".strip(), facts, found), end="")
     else:
         head = f"{mark.upper()}: no GPU was looked at\n" if mark else ""
-        print(f"{head}{what} → {run.plan.run_id}: {hosts} hosts, {count} figures compared: {shown.counts(found)}")
-        if text := shown.text(found, everything=options.all):
+        many = f"{hosts} hosts, {count} of {comparison.figures} figures compared"
+        print(f"{head}{what} → {run.plan.run_id}: {many}: {shown.counts(found)}")
+        first = shown.text([item for item in found if item.counts or item.untold], everything=True)
+        rest = shown.text([item for item in found if not item.counts and not item.untold], everything=options.all)
+        for text in filter(None, (first, rest)):
             print(text)
-    return DIFFERS if any(item.counts for item in found) else SAME
+    if any(item.counts for item in found):
+        return DIFFERS
+    return TROUBLE if any(item.untold for item in found) else SAME
 
 
 def _earlier(places: Sequence[Path], run: Run) -> tuple[dict[str, Sight], str]:

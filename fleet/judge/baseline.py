@@ -16,6 +16,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fleet.judge.concern import concerns
 from fleet.judge.criteria import Criterion
 from fleet.judge.finding import FLOORS
 from fleet.judge.lint_sense import HIGH, LOW, NEVER, RATES
@@ -217,6 +218,10 @@ class Accepted:
         serial, within = owner(self._gpus, seen.scope)
         return self._levels.get(serial, {}).get(key_of(seen, within))
 
+    def part(self, scope: str) -> str:
+        """The serial of the GPU that a scope begins with; empty for the host."""
+        return owner(self._gpus, scope)[0]
+
     def has(self, scope: str) -> bool:
         """Whether the part that a scope begins with has an accepted record."""
         return owner(self._gpus, scope)[0] in self._levels
@@ -258,7 +263,9 @@ def too_noisy(level: Level) -> str:
 
 
 def judge_presence(view: HostView) -> Iterator[Verdict]:
-    """Inconclusive for the host, and for each GPU, that has no accepted record where the plan compares with one."""
+    """Inconclusive for the host, and for each GPU, that has no accepted record where the plan compares with one, or whose
+    record has none of what it is compared by.
+    """
     if view.plan.baseline is None:
         return
     left = view.evidence.baseline
@@ -268,10 +275,32 @@ def judge_presence(view: HostView) -> Iterator[Verdict]:
         return
     if left.host is None:
         yield _absent(view, "host", f"no accepted record of host {view.host.name} in {view.plan.baseline.directory}")
+    bare = _bare(view)
+    if left.host is not None and "" in bare:
+        yield _absent(view, "host", f"the accepted record of host {view.host.name} has {NOTHING_OF_IT}")
     for gpu in view.evidence.gpus() if view.host.device == "gpu" else ():
         scope = f"gpu={gpu.index}"
         if scope in view.host.scopes and identity(gpu) not in left.gpus:
             yield _absent(view, scope, _unknown_gpu(gpu, left.host))
+        elif scope in view.host.scopes and identity(gpu) in bare:
+            yield _absent(view, scope, f"the accepted record of serial {identity(gpu)} has {NOTHING_OF_IT}")
+
+
+NOTHING_OF_IT = "none of the figures that this run is compared by"
+
+
+def _bare(view: HostView) -> set[str]:
+    """The parts, the host as an empty serial, of which something was measured that is compared, and nothing was accepted."""
+    known: dict[str, bool] = {}
+    for criterion in view.criteria().values():
+        if criterion.baseline is None:
+            continue
+        for name in [name for name in view.observations if criterion.speaks_of(name)]:
+            for seen in view.observations[name]:
+                part = view.accepted.part(seen.scope)
+                if seen.status == MEASURED and not known.get(part) and concerns(criterion, seen):
+                    known[part] = view.accepted.level(seen) is not None
+    return {part for part, compared in known.items() if not compared}
 
 
 def _unknown_gpu(gpu: Gpu, host: Kept | None) -> str:

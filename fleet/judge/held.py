@@ -6,10 +6,10 @@ import operator
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import lru_cache
 
 from fleet.judge import baseline, outliers
 from fleet.judge.change import change, net
+from fleet.judge.concern import concerns as concerns
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import HostView, from_benchmark
 from fleet.judge.finding import FLOORS
@@ -70,8 +70,8 @@ def _on_series(
     if found and lost and found.verdict == PASS and not benchmark and not criterion.best_of_run:
         reason = f"{lost[-1].status} {lost[-1].params.get('phase', '')} {lost[-1].stage}: {lost[-1].reason}"
         return view.inconclusive(lost[-1].name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
-    nothing_accepted = bool(criterion.baseline and measured)
-    if found or benchmark or nothing_accepted or (criterion.optional and group[-1].status == UNSUPPORTED):
+    # What was measured and has no verdict has nothing to be compared with.
+    if found or benchmark or measured or (criterion.optional and group[-1].status == UNSUPPORTED):
         return found
     last = group[-1]
     return view.inconclusive(last.name, last.scope, f"{last.status}: {last.reason}", last.stage, criterion=criterion)
@@ -214,23 +214,6 @@ def _unit(criterion: Criterion) -> str:
 
 def _short(value: Value) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def concerns(criterion: Criterion, seen: Observation) -> bool:
-    """Whether the criterion is for an observation of that scope, stage and parameters."""
-    kind, labels = _parsed(seen.scope)
-    if criterion.scope and criterion.scope != kind:
-        return False
-    if criterion.stage and criterion.stage != seen.stage:
-        return False
-    return all(seen.params.get(key, labels.get(key)) == value for key, value in criterion.where.items())
-
-
-@lru_cache(maxsize=16384)
-def _parsed(scope: str) -> tuple[str, Mapping[str, str]]:
-    """Its kind and its labels."""
-    labels = dict(part.split("=", 1) for part in scope.split(",") if "=" in part)
-    return scope.rsplit(",", 1)[-1].split("=")[0], labels
 
 
 def holds(how: str, value: Value, limit: Value) -> bool:

@@ -158,8 +158,6 @@ def _events(directory: Path, quarantined: list[Quarantined]) -> dict[str, list[s
     try:
         there = os.path.lexists(path)
         whole = documents.read_bytes(path, max_bytes=JOURNAL_BYTES) if there else b""
-        if len(whole) > JOURNAL_BYTES:
-            raise documents.DocumentError(f"{path}: more than the {JOURNAL_BYTES} bytes that a journal may have")
     except documents.DocumentError as error:
         quarantined.append(Quarantined(path=JOURNAL, reason=str(error).replace(f"{directory}/", "")))
         return {}

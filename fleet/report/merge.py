@@ -6,8 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fleet.choice import told
-from fleet.diff import since_accepted
+from fleet.choice import remark, told
+from fleet.diff import Since, since_accepted
 from fleet.diff import summary as changes_summary
 from fleet.judge.criteria import Pack
 from fleet.judge.drift import DRIFT, FIRST_S, span, untold
@@ -20,7 +20,6 @@ from fleet.report.titles import MANIFEST, TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, unjudged, unjudged_bandwidth, unjudged_digests
 from fleet.report.versions import versions
 from schemas import VERSION
-from schemas.baselines import Change
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED
@@ -110,7 +109,7 @@ def merge(
         packs,
         quarantined=quarantined,
         ended=max((record.ended for record in records), default=plan.created),
-        changes=since_accepted(plan, evidence, packs),
+        since=since_accepted(plan, evidence, packs),
         judged=tally.judged(),
     )
 
@@ -123,7 +122,7 @@ def put_together(
     *,
     quarantined: Iterable[Quarantined],
     ended: str,
-    changes: Sequence[Change],
+    since: Since,
     judged: tuple[Judged, ...],
 ) -> FleetReport:
     """The report from what is told of each host; of verdicts that pass one of each kind is enough."""
@@ -135,7 +134,7 @@ def put_together(
         rehearsal=plan.rehearsal,
         simulated=plan.simulated,
         decision=decision,
-        acceptance=_acceptance(plan, decision, verdicts, hosts, changes),
+        acceptance=_acceptance(plan, decision, verdicts, hosts, since),
         began=plan.created,
         ended=ended,
         rackproof=VERSION,
@@ -147,7 +146,7 @@ def put_together(
         unknown=_unknown(hosts, packs),
         waivers=plan.waivers,
         baseline=plan.baseline.digest if plan.baseline else "",
-        changes=tuple(changes),
+        changes=since.changes,
         judged=judged,
     )
 
@@ -232,7 +231,7 @@ def _total(coverages: Iterable[Coverage]) -> Coverage:
 
 
 def _acceptance(
-    plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport], changes: Sequence[Change]
+    plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport], since: Since
 ) -> Acceptance:
     accepted = sum(host.decision == ACCEPTED for host in hosts)
     gpus = sum(len(host.gpus) for host in hosts)
@@ -249,21 +248,27 @@ def _acceptance(
         lines.append(f"{MANIFEST}{ordered}")
     lines += unjudged_bandwidth(plan, hosts, verdicts)
     lines += unjudged_digests(plan, hosts, verdicts)
-    shared = [host.name for host in plan.hosts if host.share_gpus]
-    if shared:
-        lines.append(f"GPUs were measured beside other processes, if there were any, on {', '.join(shared[:5])}"[:200])
-    if counted := [host.name for host in plan.hosts if host.count_found]:
-        lines.append(f"GPU count: as found on {', '.join(counted[:5])}: nobody said how many there should be"[:200])
+    lines += allowances(plan.hosts)
     lines += waivers_summary(plan.waivers, verdicts, plan.created)
-    lines += changes_summary(plan, changes)
+    lines += changes_summary(plan, since)
     lines += reasons(verdicts)
     lines.append(f"Criteria: {', '.join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or 'none'}")
+    return Acceptance(status=status_of(plan, decision, verdicts), summary=tuple(lines))
+
+
+def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
+    """The decision in a word, with all that must be read with it: no GPU looked at, waivers, benchmarks left out."""
     waived = decision == ACCEPTED and any(verdict.waiver for verdict in verdicts)
     status = f"{STATUS[decision]} WITH WAIVERS" if waived else STATUS[decision]
-    return Acceptance(
-        status=f"{mark(simulated=plan.simulated, rehearsal=plan.rehearsal)} {status}".strip(),
-        summary=tuple(lines),
-    )
+    return f"{mark(simulated=plan.simulated, rehearsal=plan.rehearsal)} {status}{remark(plan)}".strip()
+
+
+def allowances(hosts: Sequence[PlannedHost]) -> Iterator[str]:
+    """What the inventory allows some hosts that makes their figures, or their GPUs, worth less."""
+    if shared := [host.name for host in hosts if host.share_gpus]:
+        yield f"GPUs were measured beside other processes, if there were any, on {', '.join(shared[:5])}"[:200]
+    if counted := [host.name for host in hosts if host.count_found]:
+        yield f"GPU count: as found on {', '.join(counted[:5])}: nobody said how many there should be"[:200]
 
 
 def _soaked(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from fleet.diff import since_accepted
+from fleet.choice import told
+from fleet.diff import Since, since_accepted
 from fleet.judge import expected
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.digests import NAME as DIGEST
@@ -29,11 +30,11 @@ from fleet.judge.tally import Tally
 from fleet.judge.verdict import judge
 from fleet.judge.waivers import Waived
 from fleet.report.load import Records, Run
-from fleet.report.merge import STATUS, decide, host_report, merge, put_together, reasons
+from fleet.report.merge import allowances, decide, host_report, merge, put_together, reasons, status_of
 from fleet.report.unjudged import is_busbw
 from fleet.report.versions import may_be_version, versions
 from schemas.plans import Plan, PlannedHost
-from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED, Observation
+from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED, Launch, Observation
 from schemas.reports import (
     ACCEPTED,
     EXCEPTIONS,
@@ -49,6 +50,8 @@ from schemas.reports import (
     Verdict,
 )
 
+GANG = "gang"
+"""The stage in which hosts are started together."""
 ALONE = 256
 """Hosts up to which one process is faster than several."""
 WHOLE_HOSTS = 64
@@ -82,6 +85,8 @@ class _First:
     """Host -> one observation of each kind that it made."""
     bandwidths: dict[str, frozenset[Figure]] = field(default_factory=dict)
     """Host -> the bandwidths of collectives that some criterion judged."""
+    met: dict[str, tuple[Launch, ...]] = field(default_factory=dict)
+    """Host -> with whom it was started, and how that ended, launch by launch of its gang."""
     quarantined: list[Quarantined] = field(default_factory=list)
     stocks: list[Stock] = field(default_factory=list)
     ended: str = ""
@@ -130,7 +135,7 @@ def report_on_host(run: Run, packs: Sequence[Pack], host: str, *, workers: int |
     planned = plan.host(host)
     if not run.large:
         whole = merge(plan, run.evidence, packs, events=run.events, quarantined=run.quarantined)
-        return _only(whole, whole.verdicts, next(found for found in whole.hosts if found.name == host))
+        return _only(plan, whole, whole.verdicts, next(found for found in whole.hosts if found.name == host))
     first = _first_look(run, packs, workers)
     part = plan.only(plan.gangs().get(planned.gang) or (host,))
     evidence = {name: run.evidence[name] for name in (other.name for other in part.hosts)}
@@ -141,11 +146,13 @@ def report_on_host(run: Run, packs: Sequence[Pack], host: str, *, workers: int |
     ]
     report = host_report(plan, planned, evidence[host], verdicts, packs, tuple(run.events.get(host, ())))
     refused = [item for item in first.quarantined if item.path.endswith(f"/{host}.json")]
-    whole = put_together(part, [report], verdicts, packs, quarantined=refused, ended=first.ended, changes=(), judged=())
-    return _only(whole, verdicts, report)
+    whole = put_together(
+        part, [report], verdicts, packs, quarantined=refused, ended=first.ended, since=Since(), judged=()
+    )
+    return _only(plan, whole, verdicts, report)
 
 
-def _only(whole: FleetReport, verdicts: Iterable[Verdict], report: HostReport) -> FleetReport:
+def _only(plan: Plan, whole: FleetReport, verdicts: Iterable[Verdict], report: HostReport) -> FleetReport:
     """The report with one host and what is told of it."""
     own = tuple(verdict for verdict in verdicts if verdict.host == report.name)
     return replace(
@@ -154,8 +161,13 @@ def _only(whole: FleetReport, verdicts: Iterable[Verdict], report: HostReport) -
         verdicts=own,
         decision=report.decision,
         acceptance=Acceptance(
-            status=f"{whole.mark} {STATUS[report.decision]}".strip(),
-            summary=(f"Host {report.name} alone: {report.decision}", *reasons(own)),
+            status=status_of(plan, report.decision, own),
+            summary=(
+                f"Host {report.name} alone: {report.decision}",
+                *told(plan),
+                *allowances([plan.host(report.name)]),
+                *reasons(own),
+            ),
         ),
         coverage=report.coverage,
         judged=(),
@@ -256,9 +268,20 @@ def _look_at_unit(part: Plan, views: Sequence[HostView], found: _First, interned
             found.hosts[name] = _plain_report(view, one, interned)
             found.seen[name] = one.program.kinds
             found.bandwidths[name] = _bandwidths(one, interned)
+        if launches := tuple(_met(launch, interned) for launch in left.launches() if launch.stage == GANG):
+            found.met[name] = launches
         found.ended = max([found.ended, *(record.ended for record in left.records)])
         if run.plan.manifest:
             found.stocks.append(stock(view))
+
+
+def _met(launch: Launch, interned: dict[Any, Any]) -> Launch:
+    """What the summary tells of a launch; the same object for all who were started together."""
+    key = (GANG, launch.outcome, launch.members)
+    if key not in interned:
+        interned[key] = replace(launch, reason="", ranks=(), log_tail="", culprit=None, observations=())
+    found: Launch = interned[key]
+    return found
 
 
 def _plain_report(view: HostView, looked: Looked, interned: dict[Any, Any]) -> HostReport:
@@ -323,6 +346,7 @@ def _joined(parts: Sequence[_First]) -> _First:
         first.hosts |= other.hosts
         first.seen |= other.seen
         first.bandwidths |= other.bandwidths
+        first.met |= other.met
         first.quarantined += other.quarantined
         first.stocks += other.stocks
         first.ended = max(first.ended, other.ended)
@@ -436,7 +460,7 @@ def _report(run: Run, packs: Sequence[Pack], first: _First, full: _Full) -> Flee
         packs,
         quarantined=[*run.quarantined, *first.quarantined],
         ended=first.ended or plan.created,
-        changes=since_accepted(plan, run.evidence, packs),
+        since=since_accepted(plan, run.evidence, packs),
         judged=judged,
     )
     total = sum(row.passed + row.failed + row.inconclusive for row in judged)
@@ -469,7 +493,7 @@ def _decided(plan: Plan, hosts: Mapping[str, HostReport], manifest: Iterable[Ver
 
 
 def _with_facts(hosts: Iterable[HostReport], first: _First, full: _Full) -> list[HostReport]:
-    """The hosts with one measurement of each kind, by which the summary tells what was measured and not judged."""
+    """The hosts with what the summary is told by: one measurement of each kind, and with whom they were started."""
     names = [host.name for host in _job.run.plan.hosts]
     lonely: dict[str, list[Observation]] = {
         name: [
@@ -479,7 +503,14 @@ def _with_facts(hosts: Iterable[HostReport], first: _First, full: _Full) -> list
         for name, items in first.survey.lonely(names).items()
     } | full.lonely
     seen = first.seen | full.seen
-    return [replace(host, measurements=(*seen[host.name], *lonely.get(host.name, ()))) for host in hosts]
+    return [
+        replace(
+            host,
+            measurements=(*seen[host.name], *lonely.get(host.name, ())),
+            launches=first.met.get(host.name, ()),
+        )
+        for host in hosts
+    ]
 
 
 def _stand_ins(tally: Tally) -> Iterator[Verdict]:

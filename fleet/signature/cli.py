@@ -21,10 +21,11 @@ def add_sign(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     verb = verbs.add_parser(
         "sign",
         help="sign a reported run with an SSH key: SHA256SUMS, SHA256SUMS.sig and signed.json in its directory",
-        description="Judges the run again, and where report.json is what the records give, takes a SHA-256 of every file "
-        "(signed.json says what is left out, and why) and signs the sums by ssh-keygen -Y sign -n rackproof.",
+        description="Judges the run again, and where report.json and its views are what the records give, takes a SHA-256 of "
+        "every file (signed.json says what is left out, and why) and signs the sums by ssh-keygen -Y sign -n rackproof.",
         epilog="example: rackproof sign runs/rack12 --key ~/.ssh/id_ed25519. Exit codes: 0 signed, whatever was decided; "
-        "2 no report, one that the records do not give, or a key that cannot be used; 75 the run goes on.",
+        "2 no report, one that the records do not give, a view of it that it does not give, a file that changed meanwhile or was "
+        "left half written, or a key that cannot be used; 75 the run goes on.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
     verb.add_argument(
@@ -41,7 +42,7 @@ def add_verify(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> ar
         "verify",
         help="whether a signed run is what was signed, by whom, and whether its records give its report",
         epilog="example: rackproof verify runs/rack12 --allowed-signers signers. Exit codes: 0 it holds; 1 a file was changed, "
-        "added or removed, the signature is not of an allowed signer, or the records give another report; 2 it is not "
+        "added or removed, the signature is not of an allowed signer, or the records give another report or view; 2 it is not "
         "signed, or its judgement cannot be repeated here, as packs or Rackproof changed since and judge otherwise.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
@@ -70,14 +71,16 @@ def _given(options: argparse.Namespace) -> Rules:
 def sign(options: argparse.Namespace, judge: Judge) -> int:
     """Runs the verb."""
     _is_run(options.run_dir)
-    report, count = signing.sign(options.run_dir, options.key.expanduser(), _given(options), judge)
+    report, count, notes = signing.sign(options.run_dir, options.key.expanduser(), _given(options), judge)
     if options.json:
         told = {"run_id": report.run_id, "mark": report.mark, "decision": report.decision, "files": count}
-        print(json.dumps(told))
+        print(json.dumps({**told, "notes": notes}))
     else:
         print(
             f"signed: run {clean(report.run_id)}, {status(report)}, {count} files: {options.run_dir / 'SHA256SUMS.sig'}"
         )
+        for text in notes:
+            print(f"- {clean(text)}")
     return 0
 
 

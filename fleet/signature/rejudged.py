@@ -53,17 +53,21 @@ def rejudged(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
 
 def differences(there: Mapping[str, Any], report: FleetReport) -> list[str]:
     """Where a report.json is not what the records give: decisions first, then verdicts, then whatever else."""
+    if told := verdicts_differ(there, report):
+        return told
     here: Mapping[str, Any] = json.loads(json.dumps(to_json(report)))
-    found = [_differs("decision", there["decision"], here["decision"])]
+    rest = sorted(key for key in {*there, *here} - {"rackproof"} if there.get(key) != here.get(key))
+    return [f"{key} differs" for key in rest]
+
+
+def verdicts_differ(there: Mapping[str, Any], report: FleetReport) -> list[str]:
+    """Where the decisions, of the fleet and of each host, and the verdicts of a report.json are not what the records give."""
+    found = [_differs("decision", there["decision"], report.decision)]
     before = {host["name"]: host["decision"] for host in there["hosts"]}
     after = {host.name: host.decision for host in report.hosts}
     found += [_differs(host, before.get(host), after.get(host)) for host in {**before, **after}]
     found += map(str, compared(there["verdicts"], report))
-    told = [text for text in found if text]
-    if not told:
-        rest = sorted(key for key in {*there, *here} - {"rackproof"} if there.get(key) != here.get(key))
-        told += [f"{key} differs" for key in rest]
-    return told
+    return [text for text in found if text]
 
 
 def _differs(what: str, there: str | None, here: str | None) -> str:

@@ -14,7 +14,8 @@ from typing import Any
 from fleet import lock
 from fleet.errors import RunError, UsageError
 from fleet.report.render.format import clean, status
-from fleet.signature import ssh
+from fleet.report.views import PARQUET
+from fleet.signature import ssh, views
 from fleet.signature.rejudged import Judge, Rules, digests, rejudged
 from fleet.signature.sums import (
     LEFT_OUT,
@@ -50,14 +51,15 @@ class Verified:
     notes: tuple[str, ...] = ()
 
 
-def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetReport, int]:
-    """Signs the run, after judging it again: nobody signs a report that the records do not give.
+def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetReport, int, tuple[str, ...]]:
+    """Signs the run, after judging it again and making its views again: nobody signs what the records do not give.
 
     Returns:
-        The report, and of how many files sums were taken.
+        The report, of how many files sums were taken, and what was signed unseen.
 
     Raises:
-        RunError: there is no report, it is not what the records give, or the key cannot be used.
+        RunError: there is no report, it or a view of it is not what the records give, a file changed meanwhile, or the key
+            cannot be used.
         HeldError: the run goes on.
     """
     there = lock.peek(run_dir)
@@ -65,15 +67,24 @@ def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetRep
         raise lock.HeldError(
             f"{run_dir}: carried out by {there.who()} since {there.since}: sign it when it is reported"
         )
+    # Before anything is read: what is judged then must be what is signed.
+    before = sums(run_dir)
     again = rejudged(run_dir, rules, judge)
     if again.differences:
         raise RunError(
             f"{run_dir}: report.json is not what the records give by these criteria and waivers: {again.differences[0]}"
             f"{_more(again.differences)}: rackproof report {run_dir}, read it, then sign"
         )
+    seen = views.compared(run_dir, again.report, before)
+    if seen.differ:
+        raise RunError(
+            f"{run_dir}: {', '.join(seen.differ)}: not what this Rackproof makes of report.json: "
+            f"rackproof report {run_dir}{' --parquet' * (PARQUET in seen.differ)}, read it, then sign"
+        )
     statement = _statement(run_dir, again.report, rules)
     text = json.dumps(statement, ensure_ascii=False, indent=1) + "\n"
-    found = {**sums(run_dir), STATEMENT: hashlib.sha256(text.encode()).hexdigest()}
+    _refuse_changed(run_dir, before)
+    found = {**before, STATEMENT: hashlib.sha256(text.encode()).hexdigest()}
     signed = as_text(dict(sorted(found.items())))
     signature = ssh.sign(signed.encode(), key)
     # The old signature goes first: at no moment do sums and signature of two signings lie together and look whole.
@@ -81,7 +92,20 @@ def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetRep
     documents.write_text(run_dir / STATEMENT, text)
     documents.write_text(run_dir / SUMS, signed)
     documents.write_text(run_dir / SIGNATURE, signature)
-    return again.report, len(found)
+    return again.report, len(found), _unmade(seen)
+
+
+def _refuse_changed(run_dir: Path, before: Mapping[str, str]) -> None:
+    after = sums(run_dir)
+    if changed := sorted({path for path, _ in before.items() ^ after.items()}):
+        raise RunError(
+            f"{run_dir}: {clean(changed[0])}{_more(changed)} changed while the run was judged: let whoever writes there end, "
+            "then sign"
+        )
+
+
+def _unmade(seen: views.Compared) -> tuple[str, ...]:
+    return tuple(f"{name} was not made again: {why}" for name, why in seen.unmade.items())
 
 
 def _statement(run_dir: Path, report: FleetReport, rules: Rules) -> dict[str, Any]:
@@ -138,7 +162,7 @@ def verify(
     statement = documents.read(run_dir / STATEMENT, "signed", max_bytes=MOST_BYTES)
     told = Verified(code=HOLDS, signer=signer, statement=statement, files=len(listed))
     theirs = Rules(criteria=tuple(statement["criteria"]), waivers=tuple(statement["waivers"]))
-    return _judged_again(told, run_dir, rules or theirs, judge) if judge else told
+    return _judged_again(told, run_dir, rules or theirs, judge, listed) if judge else told
 
 
 def _changed(run_dir: Path, listed: Mapping[str, str]) -> list[str]:
@@ -159,7 +183,7 @@ def _changed(run_dir: Path, listed: Mapping[str, str]) -> list[str]:
     return found
 
 
-def _judged_again(told: Verified, run_dir: Path, rules: Rules, judge: Judge) -> Verified:
+def _judged_again(told: Verified, run_dir: Path, rules: Rules, judge: Judge, listed: Mapping[str, str]) -> Verified:
     """The verification with what judging the records again gives; that it differs says nothing where the rules differ too."""
     try:
         here = digests(run_dir, rules)
@@ -169,11 +193,29 @@ def _judged_again(told: Verified, run_dir: Path, rules: Rules, judge: Judge) -> 
     notes = _since(told.statement, here)
     if not again.differences:
         same = "judged again, the records give this report" + (" all the same" if notes else "")
-        return replace(told, notes=(*notes, same))
+        return _seen_again(replace(told, notes=(*notes, same)), run_dir, again.report, listed)
     if notes:
         return replace(told, code=UNSURE, notes=(*notes, *(f"judged again: {text}" for text in again.differences)))
     wrong = tuple(f"report.json is not what the records give: {text}" for text in again.differences)
     return replace(told, code=BROKEN, problems=wrong)
+
+
+def _seen_again(told: Verified, run_dir: Path, report: FleetReport, listed: Mapping[str, str]) -> Verified:
+    """The verification with what making the views of the report again gives; only by the version that made them."""
+    if told.statement["rackproof"] != VERSION:
+        return replace(
+            told, notes=(*told.notes, "its views were not made again: another version writes them otherwise")
+        )
+    seen = views.compared(run_dir, report, listed)
+    told = replace(told, notes=(*told.notes, *_unmade(seen)))
+    wrong = tuple(f"{name} is not what report.json gives" for name in seen.differ if name != PARQUET)
+    if wrong:
+        return replace(told, code=BROKEN, problems=wrong)
+    if seen.differ:
+        return replace(
+            told, code=UNSURE, notes=(*told.notes, f"{PARQUET}, made again, is another: by another pyarrow?")
+        )
+    return told
 
 
 def _since(statement: Mapping[str, Any], here: Mapping[str, str]) -> tuple[str, ...]:

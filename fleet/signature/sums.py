@@ -20,11 +20,12 @@ LEFT_OUT: Mapping[str, str] = {
     "metrics": "data of the run's Prometheus, which goes on compacting it",
     "agent": "the wheel that was installed on the hosts; every record names its version",
     "rma": "made from the records by rackproof rma, at any time",
+    "pages": "made from the records by rackproof report --host, at any time",
 }
 """Name of a file or directory in the run directory -> why no sum is taken of it."""
 MOST_BYTES = 100_000_000
-_TEMPORARY = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")
-"""A file that is being written."""
+_TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
+"""A file that was being written, as we name such files."""
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
@@ -32,12 +33,16 @@ def sums(directory: Path) -> dict[str, str]:
     """Path within the run -> its SHA-256, sorted; without LEFT_OUT.
 
     Raises:
-        RunError: something in the run is a link, no regular file, or has a name that no line can hold.
+        RunError: something in the run is a link, no regular file, was left half written, or has a name that no line can hold.
     """
     found = {}
     for path in sorted(files(directory)):
         if not path.isprintable() or "\\" in path:
             raise RunError(f"{path!r}: a name that cannot be signed: rename or remove the file")
+        if _TEMPORARY.fullmatch(Path(path).name):
+            raise RunError(
+                f"{directory / path}: left by somebody who was cut off while writing a file: remove or rename it"
+            )
         found[path] = digest(directory / path)
     return found
 
@@ -45,7 +50,7 @@ def sums(directory: Path) -> dict[str, str]:
 def files(directory: Path) -> Iterator[str]:
     """Path within the run of everything in it that is no directory; without LEFT_OUT."""
     for top in directory.iterdir():
-        if top.name not in LEFT_OUT and not _TEMPORARY.fullmatch(top.name):
+        if top.name not in LEFT_OUT:
             yield from _below(top, directory)
 
 

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import random
 import statistics
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -181,6 +183,37 @@ def test_run_that_is_not_accepted_is_refused_and_nothing_is_written(
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
     assert "is rejected when it is judged again, though its report says accepted" in capsys.readouterr().err
     assert not (tmp_path / "base").exists()
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        (lambda said: {**said, "verdicts": said["verdicts"][1:]}, "report.json is not what the records give: "),
+        (lambda said: {**said, "verdicts": "none"}, "report.json: verdicts: 'none' is not of type 'array'"),
+        (lambda said: {**said, "more": 1}, "report.json: the document: unknown more"),
+    ],
+    ids=["lacks a verdict", "another type", "more than a report has"],
+)
+def test_report_that_the_records_do_not_give_makes_no_baseline(
+    change: Callable[[dict[str, Any]], dict[str, Any]], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory(tmp_path / "good")
+    assert call("report", run) == 0
+    documents.write(run / "report.json", change(report_of(run)))
+    assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
+    said = capsys.readouterr().err
+    assert says in said
+    assert f"`rackproof report {run}`" in said
+    assert not (tmp_path / "base").exists()
+
+
+def test_report_that_is_a_link_makes_no_baseline(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = run_directory(tmp_path / "good")
+    assert call("report", run) == 0
+    (run / "report.json").rename(tmp_path / "elsewhere.json")
+    (run / "report.json").symlink_to(tmp_path / "elsewhere.json")
+    assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
+    assert "report.json: Too many levels of symbolic links" in capsys.readouterr().err
 
 
 def test_waived_run_is_taken_with_the_waivers_named(tmp_path: Path) -> None:

@@ -19,9 +19,14 @@ from fleet.history import history, narrowed
 from fleet.judge.criteria import read_packs
 from fleet.plan import read_profile
 from fleet.report.merge import merge
+from fleet.report.render import headline
+from fleet.report.render.html import render_html
+from fleet.report.render.junit import render_junit
+from fleet.report.render.markdown import render_markdown
+from fleet.report.render.text import render_summary
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
-from schemas.plans import Choice, plan_from_json
+from schemas.plans import Choice, Chosen, Plan, plan_from_json
 from schemas.records import to_json
 from tests import builders
 
@@ -250,6 +255,78 @@ def test_budget_that_is_none_is_refused(budget: str, message: str) -> None:
     assert done.returncode == 64
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("how", ["--budget", "rackproof_budget_s"])
+def test_acceptance_is_whole_and_takes_no_budget(how: str) -> None:
+    arguments = ("--budget", "60") if how == "--budget" else ()
+    done = plan_of(*arguments, "--profile", "standard", **({} if arguments else {how: 60}))
+    assert (done.returncode, done.stdout) == (64, "")
+    assert "rackproof_budget_s (--budget) is 60, and profile standard is run as a whole" in done.stderr
+    assert "leave the budget out, or take a profile that says `may_choose: true`" in done.stderr
+
+
+def test_profile_of_ones_own_may_take_a_budget(tmp_path: Path) -> None:
+    own = tmp_path / "own.yml"
+    text = (ROOT / "fleet/profiles/smoke.yml").read_text()
+    own.write_text(text)
+    assert plan_of("--budget", "60", "--profile", own).returncode == 64
+    own.write_text(f"{text}may_choose: true\n")
+    done = plan_of("--budget", "60", "--profile", own)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_profiles_that_may_choose_are_those_of_a_revalidation() -> None:
+    names = [path.stem for path in (ROOT / "fleet/profiles").glob("*.yml")]
+    assert sorted(name for name in names if read_profile(name).get("may_choose")) == [
+        "revalidate",
+        "revalidate-rehearsal",
+    ]
+
+
+def partly(plan: Plan) -> Plan:
+    """The plan as if a benchmark had been left out of it."""
+    items = [
+        Chosen(stage=ALONE, benchmark=name, chosen=name != "gemm", cost_s=1, why="")
+        for name in ("memory", "stress", "gemm")
+    ]
+    return replace(plan, reason="PASS", choice=Choice(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
+
+
+def test_every_view_says_that_a_part_was_chosen() -> None:
+    plan = partly(builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none", rackproof_share_gpus=True))
+    report = merge(plan, builders.evidence(plan), read_packs(()))
+    assert report.acceptance.status == "PASS (2 of 3 benchmarks chosen)"
+    documents.validate(json.loads(json.dumps(to_json(report))), "report", source="the report")
+    page, xml = render_html(report), "".join(render_junit(report))
+    for view in (page, xml, render_markdown(report), render_summary(report)):
+        assert "PASS (2 of 3 benchmarks chosen)" in view
+    assert not [
+        check for check in headline.checks(report) if check.title == "Reason"
+    ]  # the operator's words are no state
+    told_of = page[page.index('id="h-caveats"') : page.index('id="h-reasons"')]
+    assert headline.caveats(report) == [
+        "Reason: PASS",
+        "Chosen: 2 of 3 benchmarks of smoke, for 60 s",
+        "NOT CHOSEN, so nothing is said of it: gemm (benchmark)",
+        "GPUs were measured beside other processes, if there were any, on h1, h2, h3",
+    ]
+    for number, line in enumerate(headline.caveats(report), 1):
+        assert f'<p class="lede">{line}</p>' in told_of
+        assert f'<property name="caveat.{number}" value="{line}"/>' in xml
+
+
+def test_a_whole_profile_has_no_remark() -> None:
+    plan = builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none")
+    whole = Choice(
+        budget_s=600, cost_s=20, runs=0, items=(Chosen(stage=ALONE, benchmark="gemm", chosen=True, cost_s=1, why=""),)
+    )
+    for choice in (None, whole):
+        assert merge(replace(plan, choice=choice), builders.evidence(plan), read_packs(())).acceptance.status == "PASS"
+    plain = merge(plan, builders.evidence(plan), read_packs(()))
+    assert headline.caveats(plain) == []
+    assert 'id="caveats"' not in render_html(plain)
+    assert "caveat." not in "".join(render_junit(plain))
 
 
 def test_a_burn_in_takes_no_budget() -> None:

@@ -200,6 +200,38 @@ def test_a_log_that_changed_a_line_is_refused_by_name(
     assert (run / "hosts" / "h2.json").exists(), "the other host's record is whole"
 
 
+def without_checksum(line: str) -> str:
+    frame = json.loads(line.removeprefix(frames.MARK))
+    del frame["crc32"]
+    return frames.MARK + json.dumps(frame)
+
+
+def beyond_ascii(line: str) -> str:
+    frame = json.loads(line.removeprefix(frames.MARK))
+    frame["data"] = "é" + frame["data"][1:]
+    frame["crc32"] = frames._check(frame["sha256"], frame["part"], frame["data"])
+    return frames.MARK + json.dumps(frame)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "says"),
+    [
+        (without_checksum, "line 2: a line of a record without what such a line has"),
+        (beyond_ascii, "line 2: a line of a record without what such a line has"),
+        (lambda line: '{"log":' + "[" * 200_000 + line, "line 2: nested deeper than"),
+    ],
+    ids=["no checksum", "not ASCII", "nested"],
+)
+def test_a_line_that_somebody_made_up_is_refused_by_name(
+    spoil: Callable[[str], str], says: str, run: Path, plan: Plan, tmp_path: Path
+) -> None:
+    line = lines_of(plan, "h1")[0]
+    done = rackproof("collect", run, log_of(tmp_path, [spoil(line), *lines_of(plan, "h2")]))
+    assert done.returncode == 2
+    assert says in done.stderr
+    assert "took hosts/h2.json" in done.stdout
+
+
 def test_nothing_that_unpacks_to_more_than_it_says_is_unpacked() -> None:
     (line,) = frames.lines(b"x" * 1000, run_id="r1", host="h1")
     frame = json.loads(line.removeprefix(frames.MARK))
@@ -245,6 +277,56 @@ def test_a_record_that_grew_takes_the_place_of_the_earlier_and_never_the_other_w
     for log, ended in ((early, "04:01"), (late, "04:09"), (early, "04:09")):
         assert rackproof("collect", run, log).returncode == 0
         assert f"T{ended}" in json.loads((run / "hosts" / "h1.json").read_text(encoding="utf-8"))["ended"]
+
+
+def told(record: Record) -> list[str]:
+    return list(frames.lines(text_of(record), run_id=record.run_id, host=record.host, gang=record.gang))
+
+
+LATER = "2026-11-21T04:09:00Z"
+
+
+def test_a_record_that_holds_all_of_the_earlier_and_more_is_the_same_grown(
+    run: Path, plan: Plan, tmp_path: Path
+) -> None:
+    whole = builders.records(plan, "h1")[0]
+    early = replace(whole, observations=whole.observations[:3], snapshots=whole.snapshots[:1], launches=())
+    for record in (early, replace(whole, ended=LATER)):
+        assert rackproof("collect", run, log_of(tmp_path, told(record))).returncode == 0
+    assert documents.read(run / "hosts" / "h1.json", "record")["ended"] == LATER
+    assert not (run / "quarantine").exists()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: {"observations": record.observations[:-1]},
+        lambda record: {"observations": (replace(record.observations[0], value=1.0), *record.observations[1:])},
+        lambda record: {"snapshots": record.snapshots[1:]},
+        lambda record: {"launches": record.launches[1:]},
+        lambda record: {"gpus": (replace(record.gpus[0], serial="another"),)},
+        lambda record: {"software": {"torch": "0"}},
+    ],
+    ids=["lacks a figure", "another figure", "lacks a snapshot", "lacks a launch", "another GPU", "another version"],
+)
+def test_a_record_that_takes_something_back_replaces_none_unless_the_operator_says_so(
+    change: Callable[[Record], dict[str, Any]], run: Path, plan: Plan, tmp_path: Path
+) -> None:
+    record = replace(builders.records(plan, "h1")[0], software={"torch": "2.7"})
+    there = text_of(record)
+    assert rackproof("collect", run, log_of(tmp_path, told(record))).returncode == 0
+    forged = log_of(tmp_path, told(replace(record, ended=LATER, **change(record))))
+    done = rackproof("collect", run, forged)
+    assert done.returncode == 2
+    assert "hosts/h1.json: 2 records that began at" in done.stderr
+    assert "the later lacks or changes what the earlier holds" in done.stderr
+    assert (run / "hosts" / "h1.json").read_bytes() == there
+    assert rackproof("collect", run, forged, "--attempt", "last").returncode == 0
+    assert documents.read(run / "hosts" / "h1.json", "record")["ended"] == LATER
+    digest = hashlib.sha256(there).hexdigest()
+    assert (run / "quarantine" / f"{digest[:16]}.json").read_bytes() == there
+    events = [json.loads(line) for line in (run / "collected.jsonl").read_text(encoding="utf-8").splitlines()]
+    assert [event["sha256"] for event in events if event["what"] == "replaced"] == [digest]
 
 
 @pytest.mark.parametrize(("attempt", "began"), [("first", "T04:00"), ("last", "T05:00")])

@@ -6,15 +6,19 @@ import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from fleet.baseline import store
 from fleet.baseline.sight import Figure, Sight, together
 from fleet.diff import difference
 from fleet.judge.criteria import Criterion, VsBaseline
+from schemas import documents
 from schemas.baselines import Change, Level, Place
+from schemas.plans import Choice, Chosen
 from schemas.records import Gpu, Record
-from tests.accepted import call, run_directory, slowed, swapped
+from tests.accepted import call, report_of, run_directory, slowed, swapped
 
 CRITERIA = [
     Criterion(
@@ -202,6 +206,13 @@ def test_figures_that_were_not_measured_are_counted_and_no_regression() -> None:
     assert not any(item.counts for item in found)
 
 
+def test_part_in_its_place_of_which_nothing_was_measured_is_told() -> None:
+    old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
+    (found,) = changes({"h1": old}, {"h1": host()})
+    assert (found.kind, found.old, found.untold) == ("figures_gone", 2, True)
+    assert not changes({"h1": old}, {"h1": old})
+
+
 def pairs(slow: str = "", share: float = 0.1) -> dict[str, Sight]:
     """Three hosts, each with the rates to the two others."""
     names = ("h1", "h2", "h3")
@@ -256,7 +267,7 @@ def test_command_names_exactly_what_was_done_and_its_exit_code_says_so(
     before, same = run_directory(tmp_path / "before"), run_directory(tmp_path / "same")
     after = run_directory(tmp_path / "after", change=both)
     assert call("diff", before, same) == 0
-    assert "run before → same: 2 hosts, 52 figures compared: nothing changed" in capsys.readouterr().out
+    assert "run before → same: 2 hosts, 52 of 52 figures compared: nothing changed" in capsys.readouterr().out
     assert call("diff", before, after, "--json") == 1
     document = json.loads(capsys.readouterr().out)
     assert [(item["kind"], item["host"], item["scope"]) for item in document["changes"]] == [
@@ -265,6 +276,76 @@ def test_command_names_exactly_what_was_done_and_its_exit_code_says_so(
     ]
     assert call("diff", before, after, "--markdown") == 1
     assert "| **replaced** | `h2` | `gpu=1` serial `S-NEW` |" in capsys.readouterr().out
+
+
+def test_what_was_not_measured_again_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def without(record: Record) -> Record:
+        return replace(
+            record, observations=tuple(seen for seen in record.observations if seen.name.startswith("stress"))
+        )
+
+    before = run_directory(tmp_path / "before")
+    assert call("diff", before, run_directory(tmp_path / "less", change=without)) == 2
+    shown = capsys.readouterr().out
+    assert "FIGURES GONE: h1: " in shown
+    assert "earlier figures were not measured this time (host_copy.bandwidth, " in shown
+    slow = slowed("stress.throughput", 0.5)
+    assert call("diff", before, run_directory(tmp_path / "both", change=lambda one: slow(without(one)))) == 1
+    assert call("diff", tmp_path / "less", before) == 0  # more than before is no loss
+
+
+def against(tmp_path: Path, name: str, **kept: Any) -> tuple[int, dict[str, Any]]:
+    """The report on a run that is as the one accepted, of whose records no more is left than `kept` says."""
+    base = tmp_path / "base"
+    good = run_directory(tmp_path / "good")
+    assert call("report", good) == 0
+    assert call("baseline", "accept", good, "--baseline", base) == 0
+    for path in base.glob(name):
+        document = documents.read(path, "baseline")
+        documents.write(path, {**document, **kept})
+    after = tmp_path / "after"
+    run_directory(after, baseline=store.freeze(base, "gpu", ["h1", "h2"], after))
+    return call("report", after), report_of(after)
+
+
+def test_report_says_how_much_of_a_run_was_compared(tmp_path: Path) -> None:
+    code, report = against(tmp_path, "gpus/none.json")
+    (line,) = [line for line in report["acceptance"]["summary"] if line.startswith("Against the accepted records")]
+    assert line.endswith(": 52 of 52 figures compared, nothing regressed, the parts are the same")
+    assert (code, report["decision"]) == (0, "accepted")
+
+
+def test_baseline_that_has_nothing_to_compare_with_is_no_pass(tmp_path: Path) -> None:
+    code, report = against(tmp_path, "gpus/*.json", figures=[])
+    (line,) = [line for line in report["acceptance"]["summary"] if line.startswith("Against the accepted records")]
+    assert line.endswith(": 0 of 52 figures compared, nothing can be told of how they were")
+    assert (code, report["decision"]) == (2, "incomplete")
+    found = [item for item in report["verdicts"] if item["verdict"] != "pass"]
+    assert [(item["host"], item["scope"], item["verdict"], item["criterion"]) for item in found] == [
+        (name, f"gpu={index}", "inconclusive", "baseline") for name in ("h1", "h2") for index in (0, 1)
+    ]
+    assert found[0]["reason"].startswith("the accepted record of serial h1-0 has none of the figures")
+
+
+def test_one_part_without_a_figure_is_inconclusive_by_itself(tmp_path: Path) -> None:
+    code, report = against(tmp_path, "gpus/h2-1.json", figures=[])
+    found = [item for item in report["verdicts"] if item["verdict"] != "pass"]
+    assert (code, [(item["host"], item["scope"]) for item in found]) == (2, [("h2", "gpu=1")])
+
+
+def test_run_of_which_benchmarks_were_left_out_is_no_baseline(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    items = [
+        Chosen(stage="benchmark", benchmark=name, chosen=name != "gemm", cost_s=1, why="")
+        for name in ("memory", "gemm")
+    ]
+    run = run_directory(tmp_path / "part", choice=Choice(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
+    assert call("report", run) == 0
+    capsys.readouterr()
+    assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
+    assert "run part left out gemm (benchmark) of smoke (rackproof_budget_s)" in capsys.readouterr().err
+    assert not (tmp_path / "base").exists()
 
 
 def test_several_earlier_runs_give_the_noise(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,1 +1,696 @@
-"""Edges of the judge that the other tests do not reach: each test fails where one comparison, bound or flag is another."""
+"""Edges of the judge, one a test, on a fleet so small that each takes milliseconds.
+
+`make mutate` changes one thing of the judge's code at a time; what no other test noticed is tested here.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Criterion, Pack, VsBaseline
+from fleet.judge.evidence import Evidence, HostView, Planned
+from fleet.judge.expected import Twins
+from fleet.judge.held import concerns, held, holds, sentence, series
+from fleet.judge.outliers import Fleet
+from fleet.judge.verdict import judge
+from fleet.judge.waivers import Waived, covers, summary
+from fleet.report.merge import decide, merge, reasons
+from schemas.plans import Plan
+from schemas.records import MEASURED, Launch, Metric, Observation, Record, Snapshot
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Verdict
+from schemas.waivers import Waiver
+from tests import builders
+
+
+def small(*hosts: str, gpu_count: int = 1, **variables: Any) -> Plan:
+    """A plan of one figure: how fast memory is copied."""
+    plan = builders.plan(
+        *(hosts or ("h1",)), profile="smoke", gpu_count=gpu_count, **{"rackproof_gang": "none", **variables}
+    )
+    kept = [item for item in plan.expected if item.name == "memory.bandwidth" and item.params["op"] == "copy"]
+    return replace(plan, expected=tuple(kept))
+
+
+def left(plan: Plan, host: str = "h1", *metrics: Metric, **over: Any) -> Evidence:
+    """A record with the planned figure and, before and after the run, these readings."""
+    devices = range(len(plan.host(host).devices))
+    taken = [
+        Snapshot(stage=stage, phase=phase, at=f"2026-11-21T04:00:0{at}Z", duration_s=0.1, metrics=metrics)
+        for at, (stage, phase) in enumerate((("preflight", "before"), ("benchmark", "after")))
+    ]
+    made: dict[str, Any] = {
+        "run_id": plan.run_id,
+        "nonce": plan.nonce,
+        "host": host,
+        "began": builders.WHEN,
+        "ended": builders.WHEN,
+        "rackproof": "0",
+        "gpus": tuple(builders.gpu(host, index) for index in devices),
+        "snapshots": tuple(taken),
+        "observations": tuple(builders.results(plan, host, "benchmark")),
+        "launches": (builders.launch("benchmark", (host,)),),
+    }
+    return Evidence(records=(Record(**{**made, **over}),))
+
+
+def criterion(name: str = "gpu.thing", **over: Any) -> Criterion:
+    """A criterion on a reading."""
+    made = {
+        "id": "c", "name": name, "operator": "eq", "unit": "1", "action": "reseat", "source": "a test's own", "scope": "gpu",
+        "value": None if over.keys() & {"expected", "variable", "fleet_fraction", "fleet_deviations"} else 1,
+    }  # fmt: skip
+    return Criterion(**{**made, **over})
+
+
+def pack(*criteria: Criterion, chosen: bool = False, **over: Any) -> Pack:
+    return Pack(**{"name": "h200-sxm", "gpu_names": ("NVIDIA H200",), "criteria": criteria, "chosen": chosen, **over})
+
+
+def judged(plan: Plan, evidence: Evidence | dict[str, Evidence], *criteria: Criterion) -> list[Verdict]:
+    """The verdicts of these criteria alone on a fleet that is in order but for what the evidence says."""
+    told = evidence if isinstance(evidence, dict) else {"h1": evidence}
+    return judge(plan, told, [pack(*criteria)])
+
+
+def found(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
+    return [(item.scope, item.criterion, item.verdict) for item in verdicts]
+
+
+def reading(value: Any = None, *, name: str = "gpu.thing", scope: str = "gpu=0", absent: str = "") -> Metric:
+    return Metric(
+        name=name, unit="1", values={} if absent else {scope: value}, absent={scope: absent} if absent else {}
+    )
+
+
+def then(evidence: Evidence, *metrics: Metric) -> Evidence:
+    """With the last snapshot showing these instead."""
+    record = evidence.records[0]
+    last = replace(record.snapshots[-1], metrics=metrics)
+    return replace(evidence, records=(replace(record, snapshots=(*record.snapshots[:-1], last)),))
+
+
+# held
+
+
+@pytest.mark.parametrize(
+    ("how", "value", "limit", "right"),
+    [
+        ("eq", "a", "a", True), ("eq", "a", "b", False), ("ge", "a", "a", False), ("eq", None, None, False),
+        ("ge", "2", 1, False), ("ge", 2, "1", False), ("le", "a", 1, False), ("eq", True, True, True), ("eq", True, 1, False),
+        ("ge", 1, 1.0, True), ("gt", 1, 1.0, False), ("lt", 1, 1.0, False), ("le", 1, 1.0, True), ("eq", "1", 1, False),
+        ("ge", float("nan"), 0, False), ("le", float("nan"), 0, False), ("eq", float("nan"), float("nan"), False),
+    ],
+)  # fmt: skip
+def test_what_holds(how: str, value: Any, limit: Any, right: bool) -> None:
+    assert holds(how, value, limit) is right
+
+
+def test_a_text_is_held_against_a_text() -> None:
+    plan = small()
+    for value, verdict in (("on", PASS), ("off", FAIL), (1, FAIL)):
+        assert found(judged(plan, left(plan, "h1", reading(value)), criterion(value="on"))) == [("gpu=0", "c", verdict)]
+
+
+def test_a_verdict_tells_what_it_is_about() -> None:
+    plan = small()
+    (bad,) = judged(plan, left(plan, "h1", reading(2.5)), criterion(unit="W", severity="warning", basis="measured"))
+    assert (bad.value, bad.limit, bad.operator, bad.unit) == (2.5, 1, "eq", "W")
+    assert (bad.action, bad.severity, bad.basis, bad.source) == ("reseat", "warning", "measured", "a test's own")
+    assert (bad.reason, bad.detail, bad.serial, bad.stage) == ("found 2.5 W, wanted = 1 W", "", "h1-0", "benchmark")
+    (good,) = judged(plan, left(plan, "h1", reading(1)), criterion())
+    assert (good.action, good.severity, good.reason) == ("none", "", "found 1, wanted = 1")
+    assert sentence(criterion(delta=True, operator="le"), 3, 0) == "changed by 3, wanted ≤ 0"
+
+
+@pytest.mark.parametrize(
+    ("scope", "places"), [("gpu", 2), ("reason", 2), ("link", 2), ("host", 1), ("", 1), ("disk", 0)]
+)
+def test_what_nobody_read_at_all_is_inconclusive_once_a_place(scope: str, places: int) -> None:
+    plan = small(gpu_count=2)
+    verdicts = judged(plan, left(plan), criterion(scope=scope))
+    assert [(item.verdict, item.reason, item.criterion) for item in verdicts] == [
+        (INCONCLUSIVE, "not observed", "c")
+    ] * places
+    wanted = ["gpu=0", "gpu=1"] if places == 2 else ["host"] * places
+    assert [item.scope for item in verdicts] == wanted
+
+
+def test_one_gpu_that_was_read_says_nothing_of_the_other() -> None:
+    plan = small(gpu_count=2)
+    verdicts = judged(plan, left(plan, "h1", reading(1, scope="gpu=1,link=3")), criterion(scope="link"))
+    assert found(verdicts) == [("gpu=1,link=3", "c", PASS), ("gpu=0", "c", INCONCLUSIVE)]
+
+
+def test_a_host_without_gpus_is_not_asked_for_them() -> None:
+    plan = small()
+    plan = replace(plan, hosts=(replace(plan.hosts[0], device="cpu"),), expected=())
+    assert found(judged(plan, left(plan), criterion())) == []
+
+
+def test_a_gpu_of_which_nothing_is_known_is_told_once() -> None:
+    plan = small(gpu_count=2)
+    evidence = left(plan, observations=tuple(builders.results(plan, "h1", "benchmark")[:1]))
+    assert found(judged(plan, evidence, criterion())) == [
+        ("gpu=1", "plan", INCONCLUSIVE),  # its figure
+        ("gpu=1", "plan", INCONCLUSIVE),  # nothing was observed of it
+        ("gpu=0", "c", INCONCLUSIVE),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("over", "verdict"),
+    [({}, INCONCLUSIVE), ({"best_of_run": True}, PASS), ({"optional": True}, INCONCLUSIVE)],
+)
+def test_a_reading_that_is_lost_later_is_no_pass_but_for_the_best_of_the_run(over: Any, verdict: str) -> None:
+    plan = small()
+    evidence = then(left(plan, "h1", reading(1)), reading(absent="error: gone"))
+    (told,) = judged(plan, evidence, criterion(**over))
+    assert told.verdict == verdict
+    assert (told.reason == "error after benchmark: gone") == (verdict == INCONCLUSIVE)
+    assert told.stage == ("benchmark" if verdict == INCONCLUSIVE else "preflight")
+
+
+def test_a_failure_stands_though_the_reading_is_lost_later() -> None:
+    plan = small()
+    evidence = then(left(plan, "h1", reading(2)), reading(absent="error: gone"))
+    assert found(judged(plan, evidence, criterion())) == [("gpu=0", "c", FAIL)]
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "optional", "verdicts"),
+    [
+        ("unsupported: no", "unsupported: no", True, []),
+        ("unsupported: no", "unsupported: no", False, [INCONCLUSIVE]),
+        ("error: no", "unsupported: no", True, []),
+        ("unsupported: no", "error: no", True, [INCONCLUSIVE]),
+        ("error: no", "error: no", True, [INCONCLUSIVE]),
+    ],
+)
+def test_what_cannot_be_read_is_no_pass_unless_hardware_may_lack_it(
+    first: str, last: str, optional: bool, verdicts: list[str]
+) -> None:
+    plan = small()
+    evidence = then(left(plan, "h1", reading(absent=first)), reading(absent=last))
+    told = judged(plan, evidence, criterion(optional=optional))
+    assert [item.verdict for item in told] == verdicts
+    assert [item.reason for item in told] == [last] * len(verdicts)
+
+
+def test_the_same_settings_in_another_order_are_the_same_figure() -> None:
+    plan = small()
+    params = [{"a": 1, "b": 2, "phase": "x"}, {"b": 2, "a": 1, "phase": "y"}, {"a": 1, "b": 3}]
+    seen = [replace(builders.observation("peer_copy.thing", 1.0, scope="gpu=0"), params=each) for each in params]
+    view = HostView(plan, plan.hosts[0], left(plan, observations=tuple(seen)), [pack()])
+    assert [len(group) for group in series(view, criterion("peer_copy.thing"))] == [2, 1]
+
+
+def test_stages_are_figures_apart_for_benchmarks_and_not_for_readings() -> None:
+    plan = small()
+    seen = tuple(
+        builders.observation("memory.thing", 1.0, scope="gpu=0", stage=stage) for stage in ("benchmark", "gang")
+    )
+    view = HostView(plan, plan.hosts[0], left(plan, "h1", reading(1), observations=seen), [pack()])
+    assert [len(group) for group in series(view, criterion("memory.thing"))] == [1, 1]
+    assert [len(group) for group in series(view, criterion("gpu.thing"))] == [2]
+
+
+@pytest.mark.parametrize(
+    ("over", "scope", "params", "right"),
+    [
+        ({}, "gpu=0", {}, True),
+        ({}, "host", {}, False),
+        ({"scope": ""}, "host", {}, True),
+        ({"scope": "link"}, "gpu=0,link=1", {}, True),
+        ({}, "gpu=0,link=1", {}, False),
+        ({"stage": "gang"}, "gpu=0", {}, False),
+        ({"stage": "preflight"}, "gpu=0", {}, True),
+        ({"where": {"op": "copy"}}, "gpu=0", {"op": "copy"}, True),
+        ({"where": {"op": "copy"}}, "gpu=0", {"op": "read"}, False),
+        ({"where": {"op": "copy"}}, "gpu=0", {}, False),
+        ({"where": {"gpu": "0"}}, "gpu=0", {}, True),
+        ({"where": {"gpu": "0"}}, "gpu=0", {"gpu": "1"}, False),
+        ({"scope": "mount", "where": {"mount": "/a=b"}}, "mount=/a=b", {}, True),
+        ({"scope": "mount", "where": {"a": 1, "b": 2}}, "mount=/", {"a": 1}, False),
+    ],
+)
+def test_what_a_criterion_is_for(over: Any, scope: str, params: Any, right: bool) -> None:
+    seen = Observation(name="x.y", scope=scope, stage="preflight", unit="1", status=MEASURED, value=1, params=params)
+    assert concerns(criterion("x.y", **over), seen) is right
+
+
+def test_of_several_readings_the_last_bad_one_is_told_or_the_first_good_one() -> None:
+    plan = small()
+    snapshots = [reading(value) for value in (3, 1, 2, 1)]
+    record = left(plan).records[0]
+    taken = tuple(
+        replace(record.snapshots[0], at=f"2026-11-21T04:00:0{at}Z", stage=f"s{at}", metrics=(metric,))
+        for at, metric in enumerate(snapshots)
+    )
+    evidence = Evidence(records=(replace(record, snapshots=taken),))
+    (worst,), (best,) = (judged(plan, evidence, criterion(best_of_run=flag)) for flag in (False, True))
+    assert (worst.verdict, worst.value, worst.stage) == (FAIL, 2, "s2")
+    assert (best.verdict, best.value, best.stage) == (PASS, 1, "s1")
+    (no,) = judged(plan, evidence, criterion(best_of_run=True, value=9))
+    assert (no.verdict, no.value) == (FAIL, 3)
+    (last,) = judged(plan, evidence, criterion(operator="ge"))
+    assert (last.verdict, last.stage) == (PASS, "s3")
+
+
+def test_limits_from_the_data_sheet_and_the_inventory() -> None:
+    plan = small(gpu_count=2)
+    (verdict,) = judged(plan, left(plan, "h1", reading(2, scope="host")), criterion(scope="host", variable="gpu_count"))
+    assert (verdict.verdict, verdict.limit) == (PASS, 2)
+    evidence = left(plan, "h1", *(Metric(name="gpu.thing", unit="1", values={"gpu=0": 90.0, "gpu=1": 89.9}),))
+    verdicts = judged(plan, evidence, criterion(expected=100.0, fraction=0.9, operator="ge"))
+    assert [(item.verdict, item.limit) for item in verdicts] == [(PASS, 90.0), (FAIL, 90.0)]
+
+
+@pytest.mark.parametrize(("gbps", "verdicts"), [(0, []), (8, [PASS]), (16, [FAIL])])
+def test_the_fabric_is_judged_by_what_the_inventory_states(gbps: float, verdicts: list[str]) -> None:
+    plan = small(gpu_count=2, rackproof_fabric_gbps=gbps) if gbps else small(gpu_count=2)
+    rule = criterion(scope="host", variable="fabric_bytes_per_second", fraction=0.5, operator="ge")
+    told = judged(plan, left(plan, "h1", reading(1e9, scope="host")), rule)
+    assert [item.verdict for item in told] == verdicts
+    assert [item.limit for item in told] == [gbps * 1e9 / 8 * 2 * 0.5] * len(verdicts)
+
+
+@pytest.mark.parametrize(
+    ("values", "verdict"),
+    [((4, 4), PASS), ((4, 5), FAIL), ((5, 1), FAIL), ((5, 0), INCONCLUSIVE)],
+    ids=["same", "rose", "anew", "fell"],
+)
+def test_a_counter_is_judged_by_what_it_rose(values: tuple[int, int], verdict: str) -> None:
+    plan = small()
+    evidence = then(left(plan, "h1", reading(values[0])), reading(values[1]))
+    assert found(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [("gpu=0", "c", verdict)]
+
+
+def test_a_counter_that_was_read_but_once_is_inconclusive() -> None:
+    plan = small()
+    for evidence in (then(left(plan, "h1", reading(0))), then(left(plan), reading(0))):
+        assert found(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
+            ("gpu=0", "c", INCONCLUSIVE)
+        ]
+
+
+def test_a_figure_that_must_have_risen_is_judged_by_its_net_change() -> None:
+    plan = small()
+    for values, verdict in (((4, 9), PASS), ((4, 8), FAIL), ((9, 4), FAIL)):
+        evidence = then(left(plan, "h1", reading(values[0])), reading(values[1]))
+        (told,) = judged(plan, evidence, criterion(delta=True, operator="ge", value=5))
+        assert (told.verdict, told.value) == (verdict, values[1] - values[0])
+
+
+@pytest.mark.parametrize(
+    ("count", "optional", "verdict"), [(4, False, PASS), (1, False, INCONCLUSIVE), (1, True, None)]
+)
+@pytest.mark.parametrize("name", ["gpu.thing", "memory.thing"])
+def test_a_fleet_that_is_too_small_says_nothing(count: int, optional: bool, verdict: str | None, name: str) -> None:
+    hosts = [f"h{number}" for number in range(1, count + 1)]
+    plan = small(*hosts)
+
+    def shown(host: str) -> Evidence:
+        if name == "gpu.thing":
+            return left(plan, host, reading(10.0))
+        figure = builders.observation(name, 10.0, scope="gpu=0")
+        return left(plan, host, observations=(*builders.results(plan, host, "benchmark"), figure))
+
+    rule = criterion(name, fleet_fraction=0.9, operator="ge", optional=optional)
+    told = judged(plan, {host: shown(host) for host in hosts}, rule)
+    assert [item.verdict for item in told] == ([verdict] * count if verdict else [])
+    assert all(item.value == 10.0 for item in told)
+
+
+def test_without_a_baseline_nothing_is_held_against_it() -> None:
+    plan = small()
+    rule = criterion(value=None, baseline=VsBaseline(fraction=0.9), operator="ge")
+    assert judged(plan, left(plan, "h1", reading(1.0)), rule) == []
+    view = HostView(plan, plan.hosts[0], left(plan), [pack(rule)])
+    assert [*held(view, rule, Fleet(Planned(plan)))] == []
+
+
+# verdict
+
+
+def test_a_host_without_a_record_is_one_line_and_no_criterion_is_asked() -> None:
+    plan = small("h1", "h2")
+    told = judged(plan, {"h1": left(plan, "h1", reading(1))}, criterion())
+    assert [(item.host, *found([item])[0], item.name, item.reason) for item in told] == [
+        ("h1", "gpu=0", "c", PASS, "gpu.thing", "found 1, wanted = 1"),
+        ("h2", "host", "plan", INCONCLUSIVE, "record", "the host left no record"),
+    ]
+    (other,) = judged(small(), {"h1": Evidence(problem="quarantined: x")}, criterion())
+    assert (other.name, other.scope, other.reason) == ("record", "host", "quarantined: x")
+
+
+def test_what_befell_a_host_is_told_beside_its_record() -> None:
+    plan = small()
+    told = judged(plan, replace(left(plan, "h1", reading(1)), problem="unreachable at Gang"), criterion())
+    assert [(item.name, item.scope, item.verdict, item.reason) for item in told] == [
+        ("host.events", "host", INCONCLUSIVE, "unreachable at Gang"),
+        ("gpu.thing", "gpu=0", PASS, "found 1, wanted = 1"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("over", "lines"),
+    [
+        ({}, 1),
+        ({"optional": True}, 0),
+        ({"same_as_fleet": True, "value": None}, 1),
+        ({"same_as_fleet": False, "value": None}, 0),
+    ],
+)
+def test_an_operators_criterion_that_speaks_of_nothing_is_a_mistake(over: Any, lines: int) -> None:
+    plan = small()
+    rule = criterion("disk.thing", scope="disk", origin="ours", **over)
+    told = judge(plan, {"h1": left(plan)}, [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)])
+    assert [item.reason for item in told] == ["nothing was observed that this criterion speaks of"] * lines
+    assert [(item.scope, item.name, item.criterion) for item in told] == [("host", "disk.thing", "c")] * lines
+    shipped = judge(plan, {"h1": left(plan)}, [pack(replace(rule, origin="h200-sxm"))])
+    assert shipped == []
+
+
+def test_an_operators_criterion_that_is_never_held_is_told_unless_it_wants_a_baseline() -> None:
+    plan = small()
+    rule = criterion("disk.thing", scope="disk", origin="ours", value=None, baseline=VsBaseline())
+    packs = [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)]
+    assert judge(plan, {"h1": left(plan)}, packs) == []
+
+
+def test_waivers_are_applied_to_verdicts() -> None:
+    plan = replace(small(), waivers=(waiver(),))
+    (bad,) = judged(plan, left(plan, "h1", reading(2)), criterion())
+    assert (bad.verdict, bad.waiver, bad.stands) == (FAIL, waiver(), False)
+
+
+def test_a_collector_that_failed_and_a_part_that_was_swapped_are_found_without_criteria() -> None:
+    plan = small()
+    first = Metric(name="gpu.serial", unit="1", values={"gpu=0": "a"})
+    second = Metric(name="gpu.serial", unit="1", values={"gpu=0": "b"})
+    (swapped,) = judged(plan, then(left(plan, "h1", first), second))
+    assert (swapped.criterion, swapped.verdict, swapped.reason) == (
+        "identity-constant", FAIL, "changed during the run: a, then b",
+    )  # fmt: skip
+    lost = Metric(name="collector.nvml", unit="1", values={}, absent={"host": "error: NVML"})
+    assert {item.verdict for item in judged(plan, left(plan, "h1", lost))} == {INCONCLUSIVE}
+
+
+@pytest.mark.parametrize(("uptimes", "lines"), [((10.0, 20.0), 0), ((20.0, 10.0), 1), ((10.0, 10.0), 0)])
+def test_a_host_that_rebooted_is_inconclusive(uptimes: tuple[float, float], lines: int) -> None:
+    plan = small()
+    made = [Metric(name="host.uptime", unit="s", values={"host": value}) for value in uptimes]
+    told = judged(plan, then(left(plan, "h1", made[0]), made[1]))
+    assert [(item.name, item.scope, item.verdict) for item in told] == [("host.uptime", "host", INCONCLUSIVE)] * lines
+
+
+# expected
+
+
+def test_the_model_that_the_inventory_names() -> None:
+    plan = small(rackproof_gpu_model="h200-sxm")
+    (right,) = judged(plan, left(plan))
+    assert (right.criterion, right.verdict, right.value, right.action) == ("gpu-model", PASS, "NVIDIA H200", "none")
+    other = replace(builders.gpu("h1", 0), name="NVIDIA H100")
+    (bad,) = judged(plan, left(plan, gpus=(other,)))
+    assert (bad.verdict, bad.action) == (FAIL, "inspect_hardware")
+    assert bad.reason == "found NVIDIA H100, the inventory says h200-sxm"
+    (silent,) = judged(plan, left(plan, gpus=()))
+    assert (silent.verdict, silent.reason) == (INCONCLUSIVE, "the GPU does not tell its name")
+
+
+def test_a_model_for_which_there_is_no_pack_is_inconclusive() -> None:
+    plan = small()
+    (told,) = judged(plan, left(plan, gpus=(replace(builders.gpu("h1", 0), name="NVIDIA X"),)))
+    assert (told.name, told.scope, told.verdict) == ("gpu.name", "host", INCONCLUSIVE)
+    assert told.reason.startswith("no criteria pack for NVIDIA X")
+
+
+def launched(outcome: str, reason: str = "") -> Launch:
+    return builders.launch("benchmark", ("h1",), outcome, reason)
+
+
+@pytest.mark.parametrize(
+    ("launches", "reason"),
+    [
+        ((), "the stage did not start on this host"),
+        ((launched("finished"),), "the launch finished without it"),
+        ((launched("failed", "why"),), "why"),
+        ((launched("failed", "first"), launched("deadline", "second")), "second"),
+    ],
+)
+def test_a_stage_that_left_nothing_says_why(launches: tuple[Launch, ...], reason: str) -> None:
+    plan = small()
+    record = replace(left(plan, "h1", reading(1)).records[0], observations=(), launches=launches)
+    evidence = Evidence(records=(replace(record, snapshots=record.snapshots[:1]),))
+    (told,) = judged(plan, evidence)
+    assert (told.name, told.scope, told.reason) == ("stage.benchmark", "host", f"nothing was observed; {reason}")
+
+
+def test_a_stage_that_was_seen_is_told_by_what_it_lacks() -> None:
+    plan = small()
+    (told,) = judged(plan, left(plan, "h1", reading(1), observations=()))
+    assert (told.name, told.scope, told.reason) == (
+        "memory.bandwidth", "gpu=0", "not observed; the launch finished without it",
+    )  # fmt: skip
+    assert (told.stage, told.params) == ("benchmark", {"op": "copy"} | dict(plan.expected[0].params))
+
+
+def test_the_last_launch_counts() -> None:
+    plan = small()
+    ended = [launched("failed", "why"), launched("finished")]
+    assert judged(plan, left(plan, launches=tuple(ended))) == []
+    (told,) = judged(plan, left(plan, launches=tuple(reversed(ended))))
+    assert (told.name, told.scope, told.reason) == ("stage.benchmark", "host", "failed: why")
+
+
+def figure(status: str = MEASURED, *, scope: str = "gpu=0", stage: str = "benchmark", **params: Any) -> Observation:
+    value, reason = (4.2e12, "") if status == MEASURED else (None, "why")
+    return Observation(
+        name="memory.bandwidth", scope=scope, stage=stage, unit="B/s", status=status, value=value, reason=reason,
+        params={"op": "copy", **params},
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("seen", "reasons_"),
+    [
+        ((figure(),), []),
+        ((figure("error"),), ["error: why"]),
+        ((figure("skipped"),), ["skipped: why"]),
+        ((figure("unsupported"),), ["unsupported: why"]),
+        ((figure("error"), figure()), []),
+        ((figure(), figure("error")), ["error: why"]),
+        ((figure(numa="local"), figure("error", numa="remote")), ["error: why"]),
+        ((figure("error", numa="local"), figure(numa="remote")), ["error: why"]),
+        ((figure("error", numa="local"), figure(numa="local")), []),
+        ((figure("error", numa="local"), figure()), []),
+        ((figure("error"), figure(numa="local")), []),
+        ((figure(), figure("error", op="odd")), ["error: why"]),
+        ((figure(), figure("error", op="odd"), figure(op="odd")), []),
+        ((figure(), figure("error", op="odd"), figure(op="odd", stage="gang")), ["error: why"]),
+        ((figure(), figure("skipped", op="odd")), []),
+    ],
+)
+def test_of_a_figure_that_was_made_again_the_last_counts(seen: tuple[Observation, ...], reasons_: list[str]) -> None:
+    plan = small()
+    plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
+    told = judged(plan, left(plan, "h1", reading(1), observations=seen))
+    assert [item.reason for item in told] == reasons_
+    assert {item.verdict for item in told} <= {INCONCLUSIVE}
+
+
+def test_what_a_part_does_not_have_is_no_gap() -> None:
+    plan = small()
+    plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
+    lacking = pack(lacks={"memory.bandwidth": {"op": ("copy",)}})
+    for status, lines in (("unsupported", 0), ("error", 1), ("skipped", 1)):
+        told = judge(plan, {"h1": left(plan, "h1", reading(1), observations=(figure(status),))}, [lacking])
+        assert len(told) == lines
+
+
+def test_twins_are_found_in_whatever_order_they_come() -> None:
+    plan = small("h1", "h2", "h3", gpu_count=2)
+    made = {host: left(plan, host) for host in ("h1", "h2", "h3")}
+    same = replace(builders.gpu("h2", 1), serial="h1-0")
+    made["h2"] = left(plan, "h2", gpus=(builders.gpu("h2", 0), same))
+    told = [(item.host, item.scope, item.name, item.reason) for item in judged(plan, made) if item.verdict == FAIL]
+    assert told == [
+        ("h1", "gpu=0", "gpu.serial", "h1-0 is also h2 gpu=1"),
+        ("h2", "gpu=1", "gpu.serial", "h1-0 is also h1 gpu=0"),
+    ]
+    apart = [Twins(), Twins()]
+    apart[0].add("h1", made["h1"])
+    apart[1].add("h2", made["h2"])
+    apart[1].add("h3", made["h3"])
+    for first, second in (apart, apart[::-1]):
+        whole = Twins()
+        whole.update(first)
+        whole.update(second)
+        assert whole.hosts() == {"h1", "h2"}
+        assert whole.others(("gpu.serial", "h1-0"), ("h1", 0)) == [("h2", 1)]
+    silent = {host: left(plan, host, gpus=()) for host in ("h1", "h2")}
+    assert not [item for item in judged(plan, silent) if item.verdict == FAIL]
+
+
+# waivers
+
+
+def waiver(**over: Any) -> Waiver:
+    made = {"criterion": "c", "who": "me", "why": "known", "until": "2026-11-21", "host": "h1"}
+    return Waiver(**{**made, **over})
+
+
+BAD = Verdict(host="h1", scope="gpu=1", serial="s1", name="a.b", verdict=FAIL, criterion="c", reason="bad")
+
+
+@pytest.mark.parametrize(
+    ("over", "verdict", "right"),
+    [
+        ({}, BAD, True),
+        ({"criterion": "d"}, BAD, False),
+        ({"host": "h2"}, BAD, False),
+        ({"host": "", "serial": "s1"}, BAD, True),
+        ({"serial": "s2"}, BAD, False),
+        ({"name": "a.b"}, BAD, True),
+        ({"name": "a"}, BAD, False),
+        ({"scope": "gpu=1"}, BAD, True),
+        ({"scope": "gpu=1"}, replace(BAD, scope="gpu=1,link=2"), True),
+        ({"scope": "gpu=1"}, replace(BAD, scope="gpu=11"), False),
+        ({"absent": True}, BAD, False),
+        ({}, replace(BAD, verdict=INCONCLUSIVE), False),
+        ({"absent": True}, replace(BAD, verdict=INCONCLUSIVE), True),
+        ({"absent": True}, replace(BAD, verdict=INCONCLUSIVE, name="record"), False),
+        ({"absent": True}, replace(BAD, verdict=INCONCLUSIVE, name="gpu"), False),
+        ({"absent": True}, replace(BAD, verdict=INCONCLUSIVE, name="host.events"), False),
+        ({"absent": True}, replace(BAD, verdict=INCONCLUSIVE, name="stage.gang"), False),
+        ({}, replace(BAD, name="record"), True),
+    ],
+)
+def test_what_a_waiver_covers(over: Any, verdict: Verdict, right: bool) -> None:
+    assert covers(waiver(**over), verdict) is right
+
+
+def test_a_waiver_holds_on_its_last_day_and_no_longer() -> None:
+    for day, waived in (("2026-11-20", True), ("2026-11-21T23:59:59Z", True), ("2026-11-22T00:00:00Z", False)):
+        told = Waived((waiver(),), day).verdict(replace(BAD, detail="x"))
+        assert (told.waiver is not None) is waived
+        assert told.verdict == FAIL
+        expired = "its waiver by me expired on 2026-11-21 (known)"
+        assert told.reason == ("bad" if waived else f"bad; {expired}")
+        assert told.detail == ("x" if waived else f"x; {expired}")
+    by_serial = Waived((waiver(host="", serial="s1"),), "2026-11-21")
+    assert by_serial.verdict(BAD).waiver
+    assert by_serial.verdict(replace(BAD, serial="")).waiver is None
+    assert Waived((waiver(),), "2026-11-21").verdict(replace(BAD, verdict=PASS)).waiver is None
+    both = (waiver(until="2026-11-01"), waiver(until="2026-12-01"))
+    assert Waived(both, "2026-11-21").verdict(BAD).waiver == both[1]
+    assert Waived(both, "2026-11-21").verdict(replace(BAD, waiver=both[0])).waiver == both[0]
+
+
+def test_what_became_of_each_waiver_is_told() -> None:
+    used, idle, old, absent = waiver(), waiver(host="h2"), waiver(host="h3", until="2026-11-20"), waiver(absent=True)
+    verdicts = [replace(BAD, waiver=used), replace(BAD, waiver=used), BAD, replace(BAD, waiver=absent)]
+    assert [*summary((used, idle, old, absent), verdicts, "2026-11-21T00:00:00Z")] == [
+        "WAIVED: c on h1: 2 failed; by me until 2026-11-21: known",
+        "Waiver not used: c on h2 (by me until 2026-11-21)",
+        "Waiver EXPIRED on 2026-11-20: c on h3 (by me)",
+        "WAIVED: c on h1: 1 inconclusive; by me until 2026-11-21: known",
+    ]
+
+
+# decide and the reasons
+
+
+GOOD, UNKNOWN = replace(BAD, verdict=PASS, severity=""), replace(BAD, verdict=INCONCLUSIVE, severity="")
+
+
+@pytest.mark.parametrize(
+    ("verdicts", "hosts", "decision"),
+    [
+        ([GOOD], [], ACCEPTED),
+        ([GOOD], [ACCEPTED], ACCEPTED),
+        ([], [], INCOMPLETE),
+        ([], [ACCEPTED], INCOMPLETE),
+        ([GOOD, UNKNOWN], [], INCOMPLETE),
+        ([GOOD, UNKNOWN, BAD], [], REJECTED),
+        ([BAD], [ACCEPTED], REJECTED),
+        ([GOOD], [ACCEPTED, INCOMPLETE], INCOMPLETE),
+        ([GOOD], [INCOMPLETE, REJECTED], REJECTED),
+        ([UNKNOWN], [REJECTED], REJECTED),
+        ([GOOD, replace(BAD, waiver=waiver())], [ACCEPTED], ACCEPTED),
+        ([replace(BAD, waiver=waiver())], [], ACCEPTED),
+        ([replace(BAD, waiver=waiver()), UNKNOWN], [], INCOMPLETE),
+        ([replace(UNKNOWN, waiver=waiver(absent=True))], [], ACCEPTED),
+    ],
+)
+def test_the_decision(verdicts: list[Verdict], hosts: list[str], decision: str) -> None:
+    assert decide(verdicts, hosts) == decision
+    assert decide(iter(verdicts), iter(hosts)) == decision
+    assert decide(reversed(verdicts), reversed(hosts)) == decision
+
+
+def test_reasons_are_told_the_gravest_first_and_equal_ones_once() -> None:
+    grave = replace(BAD, host="h9", action="rma", severity="critical", params={"op": "copy", "x": 1}, stage="gang")
+    slight = replace(BAD, action="monitor", severity="warning", scope="host", serial="")
+    told = [UNKNOWN, slight, grave, replace(grave, scope="gpu=2"), replace(BAD, waiver=waiver()), GOOD]
+    assert reasons(told) == [
+        "FAIL: h9 gpu=1 (serial s1): a.b[op=copy] in stage gang: bad; rma (and 1 more like it)",
+        "FAIL: h1: a.b: bad; monitor",
+        "INCOMPLETE: h1 gpu=1 (serial s1): a.b: bad",
+    ]
+    many = [replace(BAD, host=f"h{number}", action="none") for number in range(21)]
+    assert reasons(many[:20])[-1] == "FAIL: h19 gpu=1 (serial s1): a.b: bad"
+    assert (len(reasons(many)), reasons(many)[-1]) == (21, "… and 1 more reasons in the report")
+
+
+def whole(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) -> tuple[str, str, tuple[str, ...]]:
+    report = merge(plan, evidence, [pack(*criteria)])
+    return report.decision, report.acceptance.status, report.acceptance.summary
+
+
+def test_the_report_on_a_fleet_in_order_and_on_one_that_is_not() -> None:
+    plan = small("h1", "h2")
+    good = {host: left(plan, host, reading(1)) for host in ("h1", "h2")}
+    decision, status, lines = whole(plan, good, criterion())
+    assert (decision, status, lines[0]) == (ACCEPTED, "PASS", "Hosts: 2 of 2 accepted (2 GPUs)")
+    assert "Host and GPU health: PASS" in lines
+    assert lines[-1] == "Criteria: h200-sxm"
+    decision, status, lines = whole(plan, good | {"h2": left(plan, "h2", reading(2))}, criterion())
+    assert (decision, status, lines[0]) == (REJECTED, "FAIL", "Hosts: 1 of 2 accepted (2 GPUs)")
+    assert "Host and GPU health: FAIL" in lines
+    decision, status, lines = whole(plan, {"h1": good["h1"]}, criterion())
+    assert (decision, status, lines[0]) == (INCOMPLETE, "INCOMPLETE", "Hosts: 1 of 2 accepted (1 GPUs)")
+    assert "Host and GPU health: INCOMPLETE" in lines
+    waived = replace(plan, waivers=(waiver(host="h2"),))
+    decision, status, lines = whole(waived, good | {"h2": left(plan, "h2", reading(2))}, criterion())
+    assert (decision, status, lines[0]) == (ACCEPTED, "PASS WITH WAIVERS", "Hosts: 2 of 2 accepted (2 GPUs)")
+    assert "Host and GPU health: FAIL (waived)" in lines
+    assert whole(waived, good, criterion())[1] == "PASS"
+
+
+def test_coverage_counts_each_planned_figure_once() -> None:
+    plan = small("h1", "h2", gpu_count=2)
+    lost = figure("error", **{key: value for key, value in plan.expected[0].params.items() if key != "op"})
+    made = {"h1": left(plan, "h1"), "h2": left(plan, "h2", observations=(lost,))}
+    coverage = merge(plan, made, [pack()]).coverage
+    told = (
+        coverage.expected,
+        coverage.measured,
+        coverage.missing,
+        coverage.error,
+        coverage.skipped,
+        coverage.unsupported,
+    )
+    assert told == (4, 2, 1, 1, 0, 0)
+
+
+def test_what_is_made_up_never_reads_as_an_acceptance() -> None:
+    plan = replace(small(), simulated=True)
+    decision, status, lines = whole(plan, {"h1": left(plan, "h1", reading(1))}, criterion())
+    assert decision == ACCEPTED
+    assert status == "SIMULATED PASS"
+    assert lines[0].startswith("Hosts: 1 of 1 passed (no GPU was looked at")

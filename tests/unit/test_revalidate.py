@@ -6,6 +6,7 @@ import argparse
 import email
 import json
 import os
+import re
 import subprocess
 import sys
 import time
@@ -22,6 +23,7 @@ from fleet.notice import call, mail, notice, state
 from fleet.report.load import load
 from fleet.report.merge import merge
 from fleet.scheduler import DRAINED, give_back, take
+from rackproof import main
 from schemas import documents
 from schemas.locks import claim
 from schemas.plans import Plan
@@ -40,7 +42,8 @@ squeue*) test -f down && { echo "slurm_load_jobs error: Unable to contact slurm 
 "scontrol show"*) echo "NodeName=$4 State=$(cat "state-$4") Reason=$(cat "reason-$4") [root@2026-11-21T04:00:00] Extra=x" ;;
 *state=drain*) test -f denied && { echo "slurm_update error: Access/permission denied" >&2; exit 1; }
   node=${3#nodename=}; echo MIXED+DRAIN >"state-$node"; echo "${5#reason=}" >"reason-$node" ;;
-*state=resume) node=${3#nodename=}; echo IDLE >"state-$node" ;;
+*state=resume) test -f denied && { echo "slurm_update error: Access/permission denied" >&2; exit 1; }
+  node=${3#nodename=}; echo IDLE >"state-$node"; echo >"reason-$node" ;;
 esac
 exit 0
 """
@@ -49,6 +52,11 @@ cd "$(dirname "$0")"; echo "$*" >>log
 case "$*" in
 "kubectl get pods"*) cat pods ;;
 "kubectl get node"*) echo "{\\"spec\\": {$(cat "cordon-$4")}, \\"metadata\\": {\\"annotations\\": {$(cat "mark-$4")}}}" ;;
+*annotate*) test -f no-annotate && exit 1 ;;
+*uncordon*) test -f no-uncordon && exit 1 ;;
+*cordon*) test -f no-cordon && exit 1 ;;
+esac
+case "$*" in
 *annotate*"-") : >"mark-$4" ;;
 *annotate*) value=${6#*=}; echo "\\"rackproof/drained-by\\": \\"$value\\"" >"mark-$5" ;;
 *uncordon*) : >"cordon-$3" ;;
@@ -147,6 +155,65 @@ def test_what_others_drained_is_measured_and_left_drained(slurm: Site) -> None:
     assert slurm.changes() == [drain("n2"), resume("n2")]
 
 
+@pytest.mark.parametrize(
+    ("state", "reason"),
+    [
+        ("DOWN", "PSU burnt"),
+        ("DOWN*", ""),
+        ("IDLE+FAIL", "bad DIMM"),
+        ("ALLOCATED+FAIL", ""),
+        ("ERROR", ""),
+        ("IDLE", "look"),
+    ],
+)
+def test_node_that_others_took_out_of_use_is_neither_drained_nor_resumed(slurm: Site, state: str, reason: str) -> None:
+    slurm.put(**{"state-n1": state, "reason-n1": reason})
+    assert slurm.take() == {"h1": f"node n1 was taken out of use by others ({state}: {reason or 'no reason given'})"}
+    assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h2"}
+    give_back(slurm.run)
+    assert slurm.changes() == [drain("n2"), resume("n2")]
+
+
+@pytest.mark.parametrize("state", ["IDLE", "MIXED*", "ALLOCATED+COMPLETING", "IDLE+CLOUD", "IDLE+PLANNED", "MIXED-"])
+def test_node_that_works_is_drained(slurm: Site, state: str) -> None:
+    slurm.put(**{"state-n1": state})
+    assert slurm.take() == {}
+    assert slurm.changes() == [drain("n1"), drain("n2")]
+
+
+def test_node_that_went_down_while_it_was_ours_is_left_down_and_told(slurm: Site) -> None:
+    slurm.take()
+    slurm.put(**{"state-n1": "DOWN+DRAIN"})  # Slurm keeps our reason
+    assert give_back(slurm.run) == [
+        "h1: node n1 was drained by us and is out of use meanwhile (DOWN+DRAIN: rackproof:r1): it is left so"
+    ]
+    assert slurm.changes()[2:] == [resume("n2")]
+    assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h1"}
+
+
+def test_what_a_run_that_is_gone_left_drained_is_told(slurm: Site) -> None:
+    slurm.put(**{"state-n1": "IDLE+DRAIN", "reason-n1": "rackproof:r0"})
+    command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
+    done = subprocess.run(command, input='{"h1": "n1"}', capture_output=True, text=True, check=True)
+    assert done.stdout == "none of them is in use\n"
+    assert done.stderr.startswith("h1: run r0 drained it, is not carried out here any more and has not given it back")
+    plan = builders.plan("h1", "h2")
+    report = {"decision": "accepted", "verdicts": [], "acceptance": {"summary": []}}
+    assert "h1: run r0 drained it" in notice(report, plan, link="", directory=slurm.run)["text"]
+    slurm.put(**{"reason-n1": "replaced PSU"})
+    slurm.take()
+    assert "r0" not in notice(report, plan, link="", directory=slurm.run)["text"]
+
+
+def test_what_another_run_drained_that_goes_on_is_in_use(slurm: Site) -> None:
+    slurm.put(**{"state-n1": "IDLE+DRAIN", "reason-n1": "rackproof:r0"})
+    (slurm.run.parent / "r0").mkdir()
+    held = claim("r0", slurm.run.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
+    (slurm.run.parent / "r0" / "lock.json").write_text(json.dumps({**vars(held), "running": []}) + "\n")
+    assert slurm.take()["h1"].startswith("run r0 drained it, and is carried out by ")
+    assert slurm.changes() == [drain("n2")]
+
+
 def test_what_others_drained_meanwhile_stays_drained(slurm: Site) -> None:
     slurm.take()
     slurm.put(**{"reason-n1": "kernel panic"})
@@ -220,9 +287,48 @@ def test_pods_that_ask_for_gpus_use_a_node(kubernetes: Site) -> None:
 def test_nodes_are_cordoned_with_a_mark_and_only_those_uncordoned(kubernetes: Site) -> None:
     kubernetes.put(**{"cordon-n2": '"unschedulable": true'})
     assert kubernetes.take() == {}
-    assert kubernetes.changes() == ["annotate --overwrite node n1 rackproof/drained-by=rackproof:r1", "cordon n1"]
-    give_back(kubernetes.run)
-    assert kubernetes.changes()[2:] == ["uncordon n1", "annotate node n1 rackproof/drained-by-"]
+    assert kubernetes.changes() == ["cordon n1", MARK]
+    assert give_back(kubernetes.run) == []
+    assert kubernetes.changes()[2:] == [UNMARK, "uncordon n1"]
+
+
+MARK = "annotate --overwrite node n1 rackproof/drained-by=rackproof:r1"
+UNMARK = "annotate node n1 rackproof/drained-by-"
+
+
+def test_node_that_cannot_be_cordoned_keeps_no_mark(kubernetes: Site) -> None:
+    """With one left, the cordon that an admin makes later would be ours."""
+    kubernetes.put(**{"no-cordon": "", "mark-n1": '"rackproof/drained-by": "rackproof:r1"'})
+    assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl ends with 1")
+    assert (kubernetes.path / "mark-n1").read_text().strip() == ""
+    kubernetes.put(**{"cordon-n1": '"unschedulable": true'})
+    assert len(give_back(kubernetes.run)) == 1
+    assert "uncordon n1" not in kubernetes.changes()
+
+
+def test_node_that_cannot_be_marked_is_uncordoned(kubernetes: Site) -> None:
+    kubernetes.put(**{"no-annotate": ""})
+    assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl ends with 1")
+    assert kubernetes.changes()[:3] == ["cordon n1", MARK, "uncordon n1"]
+
+
+def test_node_that_cannot_be_uncordoned_is_tried_again(kubernetes: Site) -> None:
+    kubernetes.take()
+    kubernetes.put(**{"no-uncordon": ""})
+    assert len(give_back(kubernetes.run)) == 2
+    (kubernetes.path / "no-uncordon").unlink()
+    assert give_back(kubernetes.run) == []
+    assert (kubernetes.path / "cordon-n1").read_text() == (kubernetes.path / "mark-n1").read_text() == ""
+
+
+def test_cordon_without_our_mark_is_told_and_left(kubernetes: Site) -> None:
+    """We were ended between the two steps, or an admin took the mark away: it cannot be told which."""
+    kubernetes.take()
+    kubernetes.put(**{"mark-n1": ""})
+    assert give_back(kubernetes.run) == [
+        "h1: node n1 is cordoned without our mark: uncordon it by hand where nobody else needs it so"
+    ]
+    assert "uncordon n1" not in kubernetes.changes()
 
 
 @pytest.mark.parametrize("name", ["n1 state=down", "--all", "", "n1;reboot"])
@@ -407,6 +513,18 @@ def test_trouble_beside_a_host_in_use_is_not_called_busy(tmp_path: Path) -> None
     assert state(report, plan) == ("incomplete", {"h2": "job 4711"})
 
 
+def test_other_trouble_of_the_host_in_use_is_not_called_busy(tmp_path: Path) -> None:
+    def half(plan: Plan, directory: Path) -> None:
+        skipped(plan, directory)
+        path = directory / "hosts" / "h2.json"
+        record = json.loads(path.read_text())
+        record["observations"][0].update(status="error", reason="the library is gone")
+        documents.write(path, record)
+
+    report, plan = judged(tmp_path, half, rackproof_gang="none")
+    assert state(report, plan) == ("incomplete", {})
+
+
 def test_host_that_another_run_has_is_in_use_too(tmp_path: Path) -> None:
     def held(plan: Plan, directory: Path) -> None:
         (directory / "hosts" / "h3.json").unlink()
@@ -458,3 +576,149 @@ def test_drained_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / DRAINED).write_text('{"kind": "sh", "words": ["reboot"], "nodes": {"h1": "n1"}}')
     with pytest.raises(RunError, match="not what we wrote"):
         give_back(tmp_path)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        b"\xff",
+        b"[]",
+        b'{"kind": "slurm"}',
+        b'{"kind": "slurm", "words": "sudo", "by": {"pid": 1, "born": "1"}, "nodes": {}}',
+        b'{"kind": "slurm", "words": [], "by": {"pid": "1", "born": "1"}, "nodes": {}}',
+        b'{"kind": "slurm", "words": [], "by": {"pid": 1, "born": "1"}, "nodes": {"h1": "--all"}}',
+    ],
+)
+def test_drained_file_that_is_broken_is_a_message(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], text: bytes
+) -> None:
+    (tmp_path / DRAINED).write_bytes(text)
+    assert main(["scheduler", "resume", f"--run-dir={tmp_path}"]) == 2
+    said = capsys.readouterr().err
+    assert f"rackproof: {tmp_path}/drained.json" in said
+    assert "give the nodes back by hand" in said
+
+
+@pytest.mark.parametrize("text", ["{}", "[]", '{"decision": "accepted"}', '{"decision": "accepted", "verdicts": [{}]}'])
+def test_report_that_is_none_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str], text: str) -> None:
+    documents.write(tmp_path / "plan.json", json.loads(json.dumps(to_json(builders.plan("h1", "h2")))))
+    (tmp_path / "report.json").write_text(text)
+    assert main(["notice", str(tmp_path)]) == 2
+    assert "has no report that can be read" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("date", [os.fsdecode(b"\xff"), "%Y/%m", "x" * 200])
+def test_date_that_makes_no_run_id_is_a_message(tmp_path: Path, capsys: pytest.CaptureFixture[str], date: str) -> None:
+    assert main(["revalidate", "-i", "x", f"--runs={tmp_path}", "--date", date]) == 64
+    assert "--date" in capsys.readouterr().err
+
+
+# --- the verb that a timer starts
+
+
+ANSIBLE = """
+import json, os, pathlib, shutil, sys
+here = pathlib.Path(__file__).parent
+values = dict(word.split("=", 1) for word in sys.argv if "=" in word)
+with (here / "played").open("a") as log:
+    log.write(pathlib.Path(sys.argv[-1]).stem + " " + values["rackproof_run_id"] + "\\n")
+run = pathlib.Path(values["rackproof_runs_directory"]) / values["rackproof_run_id"]
+if sys.argv[-1].endswith("revalidate.yml"):
+    shutil.copytree(here / "made", run, dirs_exist_ok=True)
+    os.utime(run / "report.json")
+(run / "notified.json").write_text('{"told": true, "drained": []}')
+"""
+"""Stands for ansible-playbook: what is to be made stands beside it."""
+
+
+class Timer:
+    """The verb, whose playbook makes what stands in `made`."""
+
+    def __init__(self, path: Path) -> None:
+        self.runs, self.made, self._played = path / "runs", path / "bin" / "made", path / "bin" / "played"
+        self.made.mkdir(parents=True)
+        (path / "bin" / "ansible-playbook").write_text(f"#!{sys.executable}{ANSIBLE}")
+        (path / "bin" / "ansible-playbook").chmod(0o755)
+
+    def fire(self) -> int:
+        return main(["revalidate", "-i", "x", f"--runs={self.runs}", "--name=r", "--date=1"])
+
+    def played(self) -> list[str]:
+        return self._played.read_text().splitlines() if self._played.exists() else []
+
+
+@pytest.fixture
+def timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timer:
+    found = Timer(tmp_path)
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
+    monkeypatch.setattr("fleet.scheduler.BACKOFF_S", (0.1, 2.0), raising=False)
+    report, _ = judged(found.made, lambda plan, directory: None)
+    documents.write(found.made / "report.json", report)
+    return found
+
+
+def test_second_run_of_a_day_is_one_of_its_own(timer: Timer, capsys: pytest.CaptureFixture[str]) -> None:
+    assert timer.fire() == 0
+    assert timer.fire() == 0
+    first, second = (line.removeprefix("revalidate ") for line in timer.played())
+    assert first == "r-1"
+    assert re.fullmatch(r"r-1-\d{4}", second)
+    assert f"run r-1 is reported already: this is run {second}" in capsys.readouterr().err
+
+
+def test_run_that_is_incomplete_goes_on(timer: Timer) -> None:
+    report = json.loads((timer.made / "report.json").read_text())
+    documents.write(timer.made / "report.json", {**report, "decision": "incomplete"})
+    assert (timer.fire(), timer.fire()) == (2, 2)
+    assert timer.played() == ["revalidate r-1"] * 2
+
+
+def test_nodes_that_cannot_be_given_back_are_an_alarm(timer: Timer, capsys: pytest.CaptureFixture[str]) -> None:
+    words = [str(timer.runs / "nothing")]
+    left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "born": "0"}, "nodes": {"h1": "n1"}}
+    documents.write(timer.made / DRAINED, left)
+    assert timer.fire() == 2
+    assert timer.played() == ["revalidate r-1", "notify r-1"]
+    said = capsys.readouterr().err
+    assert "h1: node n1 was drained by us and is not given back" in said
+    assert f"rackproof scheduler resume --run-dir {timer.runs / 'r-1'}" in said
+    assert call(argparse.Namespace(run_dir=timer.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["state"], told["drained"]) == ("accepted", ["h1"])
+    assert "NOT GIVEN BACK to the scheduler: h1" in told["text"]
+
+
+def test_nodes_that_are_given_back_late_are_none(timer: Timer, slurm: Site) -> None:
+    words, nodes = [str(slurm.path / "words")], {"h1": "n1", "h2": "n2"}
+    left = {"kind": "slurm", "words": words, "by": {"pid": os.getpid(), "born": "0"}, "nodes": nodes}
+    documents.write(timer.made / DRAINED, left)
+    for node in ("n1", "n2"):
+        slurm.put(**{f"state-{node}": "IDLE+DRAIN", f"reason-{node}": "rackproof:r-1"})
+    slurm.put(denied="")
+    with subprocess.Popen(["sh", "-c", f"sleep 1; rm {slurm.path}/denied"]):
+        assert timer.fire() == 0
+    assert timer.played() == ["revalidate r-1"]
+    assert (slurm.path / "state-n1").read_text() == "IDLE\n"
+
+
+def test_failed_give_back_does_not_keep_the_report_away(tmp_path: Path) -> None:
+    (tmp_path / DRAINED).write_text("broken")
+    tasks = [
+        {"ansible.builtin.import_role": {"name": "revalidate", "tasks_from": "give_back"}},
+        {"ansible.builtin.debug": {"msg": "the report comes after"}},
+    ]
+    variables = {
+        "revalidate_run": [str(word) for word in (*RACKPROOF, "scheduler")],
+        "_rackproof_run_dir": str(tmp_path),
+        "rackproof_scheduler": "slurm",
+        "ansible_connection": "local",
+    }
+    play = {"hosts": "all", "gather_facts": False, "vars": variables, "tasks": tasks}
+    (tmp_path / "play.yml").write_text(json.dumps([play]))
+    command = [Path(sys.executable).parent / "ansible-playbook", "-i", "h1,", tmp_path / "play.yml"]
+    environment = {**os.environ, "ANSIBLE_ROLES_PATH": str(ROOT / "roles"), "LC_ALL": "C.UTF-8"}
+    done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "the report comes after" in done.stdout
+    assert "NOT GIVEN BACK" in done.stdout
+    assert "cannot be read" in done.stdout

@@ -21,9 +21,10 @@ from fleet.report import scale
 from fleet.report.load import Run, load
 from fleet.report.merge import merge
 from schemas import documents, quick
-from schemas.plans import Plan
+from schemas.plans import Choice, Chosen, Plan
 from schemas.records import Observation, Record, record_from_json, to_json
 from schemas.reports import ALL, EXCEPTIONS, FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict
+from schemas.waivers import Waiver
 from tests import builders, fleets
 
 PACKS = read_packs(())
@@ -138,6 +139,49 @@ def test_large_fleet_is_judged_as_a_small_one_is(tmp_path: Path, fault: str) -> 
     for mine, theirs in zip(found.hosts, plain.hosts, strict=True):
         for name in ("name", "decision", "coverage", "gpus", "software", "packs", "events"):
             assert getattr(mine, name) == getattr(theirs, name), (mine.name, name)
+
+
+def met(directory: Path, of: Plan, members: dict[str, tuple[str, ...]]) -> None:
+    """Changes with whom hosts were started in their gang."""
+    for name, together in members.items():
+        for record in (record for record in fleets.records(of, name) if record.gang):
+            launches = tuple(replace(launch, members=together) for launch in record.launches)
+            path = directory / "gangs" / record.gang / f"{name}.json"
+            documents.write_text(path, fleets.text(replace(record, launches=launches)))
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("case", ["a smaller gang", "two groups", "another host is uneasy"])
+def test_summary_of_a_large_fleet_says_with_whom_a_gang_was_measured(tmp_path: Path, case: str) -> None:
+    run = small(tmp_path, "slow by the datasheet" if case == "another host is uneasy" else "nothing")
+    gang = next(iter(run.plan.gangs().values()))
+    groups = {"a smaller gang": [gang[:-1]], "two groups": [gang[:4], gang[4:]]}.get(case, [])
+    met(tmp_path, run.plan, {name: group for group in groups for name in group})
+    run = load(tmp_path)
+    found, plain = scale.report_of(run, PACKS, workers=1), classic(run)
+    assert found.acceptance == plain.acceptance
+    lines = [line for line in plain.acceptance.summary if line.startswith("Gang ")]
+    assert len(lines) == {"a smaller gang": 2, "two groups": 2}.get(case, 0)
+
+
+@pytest.mark.usefixtures("large")
+@pytest.mark.parametrize("plainly", [True, False])
+def test_page_of_one_host_has_the_status_with_what_must_be_read_with_it(tmp_path: Path, plainly: bool) -> None:
+    run = small(tmp_path, "slow by the datasheet", 3 if plainly else 16)
+    assert run.large is not plainly
+    slow, well = run.plan.hosts[2 if plainly else 5].name, run.plan.hosts[0].name
+    (criterion,) = {item.criterion for item in classic(run).verdicts if item.verdict == FAIL and item.host == slow}
+    waiver = Waiver(criterion=criterion, host=slow, who="Ada Example", why="agreed in annex 3", until="2099-12-31")
+    items = [
+        Chosen(stage="benchmark", benchmark=name, chosen=name != "gemm", cost_s=1, why="")
+        for name in ("memory", "gemm")
+    ]
+    choice = Choice(budget_s=60, cost_s=20, runs=0, items=tuple(items))
+    run = replace(run, plan=replace(run.plan, waivers=(waiver,), choice=choice))
+    for name, status in ((slow, "PASS WITH WAIVERS"), (well, "PASS")):
+        page = scale.report_on_host(run, PACKS, name, workers=1).acceptance
+        assert page.status == f"{status} (1 of 2 benchmarks chosen)"
+        assert "NOT CHOSEN, so nothing is said of it: gemm (benchmark)" in page.summary
 
 
 @pytest.mark.usefixtures("large")

@@ -7,15 +7,21 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from fleet import lock
+from fleet.cli import _judged as judged
+from fleet.errors import RunError
+from fleet.report import load as loading
+from fleet.signature import signing
+from fleet.signature.rejudged import Rules
 from fleet.signature.sums import LEFT_OUT, from_text
 from rackproof import main
 from schemas import documents
+from schemas.reports import FleetReport
 from tests import builders
 from tests.unit.test_plan import ROOT
 from tests.unit.test_report import write_run
@@ -123,6 +129,7 @@ def append(path: Path) -> None:
         ("signed.json", append, "changed: signed.json"),
         ("hosts/h2.json", Path.unlink, "missing: hosts/h2.json"),
         ("hosts/h3.json", Path.touch, "not signed: hosts/h3.json"),
+        (".report.html.abcd1234", Path.touch, "not signed: .report.html.abcd1234"),
         ("notes/x.txt", lambda path: path.parent.mkdir() or path.touch(), "not signed: notes/x.txt"),
         ("junit.xml", lambda path: path.unlink() or path.symlink_to("/dev/zero"), "changed: "),
         ("report.md", lambda path: path.unlink() or os.mkfifo(path), "report.md: not a regular file"),
@@ -145,6 +152,8 @@ def test_what_is_left_out_may_change(run: Path, verify: Verify) -> None:
     (run / "journal.jsonl").write_text("{}\n")
     (run / "rma" / "x").mkdir(parents=True)
     (run / "rma" / "x" / "README.md").touch()
+    assert main(["report", str(run), "--host", "h1"]) == 0
+    assert (run / "pages" / "h1.html").exists()
     assert verify(run, "--no-judge")[0] == 0
 
 
@@ -183,6 +192,91 @@ def test_nobody_signs_a_report_that_the_records_do_not_give(
     said = capsys.readouterr().err
     assert "decision: accepted in report.json, incomplete by the records" in said
     assert f"rackproof report {run}" in said
+
+
+def test_every_view_that_a_report_leaves_is_made_again_before_it_is_signed(
+    keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_run(tmp_path / "r1", PLAN)
+    before = set((tmp_path / "r1").iterdir())
+    assert main(["report", str(tmp_path / "r1")]) == 0
+    made = {path for path in set((tmp_path / "r1").iterdir()) - before if path.name not in LEFT_OUT}
+    made -= {tmp_path / "r1" / "report.json"}
+    assert len(made) >= 5
+    for path in made:
+        content = path.read_bytes()
+        append(path)
+        capsys.readouterr()
+        assert main(["sign", str(tmp_path / "r1"), "--key", str(keys / "alice")]) == 2, path
+        assert (
+            f"r1: {path.name}: not what this Rackproof makes of report.json: rackproof report"
+            in capsys.readouterr().err
+        )
+        path.write_bytes(content)
+    assert not (tmp_path / "r1" / "SHA256SUMS").exists()
+    assert main(["sign", str(tmp_path / "r1"), "--key", str(keys / "alice")]) == 0
+
+
+@pytest.mark.parametrize("options", [(), ("--all-observations",)])
+def test_a_large_fleet_is_signed_with_the_observations_that_were_asked_for(
+    options: tuple[str, ...], keys: Path, tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loading, "LARGE", 1)
+    write_run(tmp_path / "r1", PLAN)
+    assert main(["report", str(tmp_path / "r1"), *options]) == 0
+    assert main(["sign", str(tmp_path / "r1"), "--key", str(keys / "alice")]) == 0
+    assert verify(tmp_path / "r1")[0] == 0
+
+
+def test_a_view_that_was_made_up_is_found_though_its_signature_is_good(run: Path, keys: Path, verify: Verify) -> None:
+    (run / "report.html").write_text("<h1>All hosts are faster than ever</h1>")
+    by_hand(run, keys)
+    code, said = verify(run)
+    assert (code, "report.html is not what report.json gives" in said) == (1, True)
+    assert verify(run, "--no-judge")[0] == 0
+
+
+def test_a_view_that_cannot_be_made_again_is_signed_and_said_to_be(
+    run: Path, keys: Path, verify: Verify, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)  # as where it is not installed
+    (run / "observations.parquet").write_bytes(b"PAR1")
+    capsys.readouterr()
+    assert main(["sign", str(run), "--key", str(keys / "alice")]) == 0
+    told = "observations.parquet was not made again: pyarrow is not installed here"
+    assert told in capsys.readouterr().out
+    code, said = verify(run)
+    assert (code, told in said) == (0, True)
+
+
+def test_views_of_another_version_are_not_made_again(
+    run: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fleet.signature.signing.VERSION", "99.0")
+    code, said = verify(run)
+    assert (code, "its views were not made again: another version" in said) == (0, True)
+
+
+def test_what_changes_while_it_is_judged_is_not_signed(run: Path, keys: Path) -> None:
+    (run / "SHA256SUMS.sig").unlink()
+
+    def judged_and_changed(directory: Path, criteria: Sequence[str], waivers: Sequence[str]) -> FleetReport:
+        report = judged(directory, criteria, waivers)
+        append(directory / "hosts" / "h2.json")
+        return report
+
+    with pytest.raises(RunError, match=r"hosts/h2\.json changed while the run was judged"):
+        signing.sign(run, keys / "alice", Rules(), judged_and_changed)
+    assert not (run / "SHA256SUMS.sig").exists()
+
+
+@pytest.mark.parametrize("path", [".report.html.abcd1234", "hosts/.h2.json.a_c4e6g8"])
+def test_a_file_that_was_left_half_written_is_not_signed(
+    path: str, run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (run / path).touch()
+    assert main(["sign", str(run), "--key", str(keys / "alice")]) == 2
+    assert f"{run / path}: left by somebody who was cut off while writing a file: remove" in capsys.readouterr().err
 
 
 def by_hand(run: Path, keys: Path) -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from fleet.report.render.format import clean
+from fleet.report.render.text import LINE_LIMIT
 from fleet.report.titles import MANIFEST, VALUES_ONLY
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport
 
@@ -22,6 +24,15 @@ _STATES = {
     "FAIL (waived)": FAIL,
     "INCOMPLETE (waived)": INCONCLUSIVE,
 }
+_CAVEATS = (
+    "Reason: ",
+    "Chosen: ",
+    "NOT CHOSEN",
+    "Gang ",
+    "GPUs were measured beside other processes",
+    "GPU count: as found",
+)
+"""How the lines of the summary begin that say on what terms the decision holds."""
 _TONES = {ACCEPTED: PASS, REJECTED: FAIL, INCOMPLETE: INCONCLUSIVE}
 
 
@@ -43,10 +54,17 @@ def checks(report: FleetReport) -> list[Check]:
     """The lines of the summary that give a kind of test its state (`Collectives: PASS`)."""
     found = []
     for line in report.acceptance.summary:
+        if line.startswith(_CAVEATS):
+            continue
         title, colon, word = line.rpartition(": ")
         if colon and word in _STATES and title not in _STATES and ":" not in title:
             found.append(Check(title=title, word=word, state=_STATES[word]))
     return found
+
+
+def caveats(report: FleetReport) -> list[str]:
+    """What must be read with the decision: why the run was made, what was left out, and what counts for less."""
+    return [clean(line, LINE_LIMIT) for line in report.acceptance.summary if line.startswith(_CAVEATS)]
 
 
 def manifest(report: FleetReport) -> str:

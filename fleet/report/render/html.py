@@ -108,6 +108,7 @@ def _headline(report: FleetReport) -> dict[str, Any]:
         "size": headline.hosts_and_gpus(report),
         "checks": headline.checks(report),
         "manifest": headline.manifest(report),
+        "caveats": [escape(line) for line in headline.caveats(report)],  # as long as they are
         "duties": duties,
         "coverage": _coverage(report),
         "gaps": _gaps(report),

@@ -12,8 +12,17 @@ from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
 from fleet.report.render import headline
-from fleet.report.render.format import action_name, clean, decision_name, found_and_wanted, params_text, status
+from fleet.report.render.format import (
+    TEXT_LIMIT,
+    action_name,
+    clean,
+    decision_name,
+    found_and_wanted,
+    params_text,
+    status,
+)
 from fleet.report.render.observations import by_host
+from fleet.report.render.text import LINE_LIMIT
 from schemas.reports import (
     ACCEPTED,
     EXCEPTIONS,
@@ -81,9 +90,9 @@ def _fleet(report: FleetReport) -> str:
         cases += [_passed(place, row) for row in report.judged if row.passed]
     strays = [f"not believed: {item.path}: {item.reason}" for item in report.quarantined[:_MOST_STRAYS]]
     about = {"run_id": report.run_id, "profile": report.profile, "mark": report.mark, "rackproof": report.rackproof}
-    return _suite(
-        _marked(report, "fleet"), cases, {**about, "decision": decision_name(report, report.decision)}, strays
-    )
+    about |= {"decision": decision_name(report, report.decision), "status": status(report)}
+    about |= {f"caveat.{number}": line for number, line in enumerate(headline.caveats(report), 1)}
+    return _suite(_marked(report, "fleet"), cases, about, strays)
 
 
 def _passed(place: str, row: Judged) -> Case:
@@ -149,7 +158,11 @@ def _suite(
     when = f" timestamp={_quoted(began.removesuffix('Z'))}" if began else ""
     counts = f'tests="{len(cases)}" failures="{failed}" errors="{errors}" skipped="{waived}"'
     pieces = [f"  <testsuite name={_quoted(name)} {counts}{where}{when}>\n    <properties>\n"]
-    pieces += [f"      <property name={_quoted(key)} value={_quoted(text)}/>\n" for key, text in about.items() if text]
+    pieces += [
+        f"      <property name={_quoted(key)} value={_quoted(text, LINE_LIMIT)}/>\n"
+        for key, text in about.items()
+        if text
+    ]
     pieces += ["    </properties>\n", *map(_xml, cases)]
     told = "\n".join(map(_text, lines))
     pieces += [f"    <system-out>{told}</system-out>\n"] if told else []
@@ -182,5 +195,5 @@ def _text(text: str) -> str:
     return escape(clean(text).translate(_ILLEGAL))
 
 
-def _quoted(text: str) -> str:
-    return quoteattr(clean(text).translate(_ILLEGAL))
+def _quoted(text: str, limit: int = TEXT_LIMIT) -> str:
+    return quoteattr(clean(text, limit).translate(_ILLEGAL))

@@ -1,0 +1,361 @@
+"""Run directories that somebody broke or forged: the command says so in one line, and never ends with a traceback or a pass."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.errors import RunError
+from fleet.report.load import Records, load
+from schemas import documents, quick
+from schemas.records import to_json
+from tests import accepted, builders, fuzz
+
+Spoil = Callable[[Path], None]
+
+
+@pytest.fixture(autouse=True)
+def patience() -> Iterator[None]:
+    """Whoever waits for a pipe to be filled waits for ever."""
+
+    def ring(*_: object) -> None:
+        raise KeyboardInterrupt("it waits")
+
+    before = signal.signal(signal.SIGALRM, ring)
+    signal.alarm(120)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A short run of two hosts that is in order."""
+    directory = tmp_path / "place" / "r1"
+    fuzz.small_run(directory, full=True)
+    return directory
+
+
+def command(
+    directory: Path, capsys: pytest.CaptureFixture[str], verb: str = "report", *more: object
+) -> tuple[int, str]:
+    """Its exit code and the last line that it says on stderr; never a traceback."""
+    capsys.readouterr()
+    code = accepted.call(verb, directory, *more)
+    said = capsys.readouterr().err
+    assert "Traceback" not in said
+    assert code in (0, 1, 2)
+    return code, (said.splitlines() or [""])[-1]
+
+
+# Files that are none
+
+
+def fifo(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mkfifo(path)
+
+
+def directory(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.mkdir()
+
+
+def endless(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to("/dev/zero")
+
+
+def device(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    os.mknod(path, 0o644 | 0o020000, os.makedev(1, 5))  # what /dev/zero is
+
+
+def itself(path: Path) -> None:
+    path.unlink(missing_ok=True)
+    path.symlink_to(path.name)
+
+
+def sparse(path: Path) -> None:
+    with path.open("ab") as file:
+        file.truncate(10_000_000_000)
+
+
+NO_FILES = [fifo, directory, endless, itself, sparse, *([device] if os.getuid() == 0 else [])]
+
+
+@pytest.mark.parametrize("spoil", NO_FILES, ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("name", ["hosts/h1.json", "events.jsonl", "plan.json"])
+def test_what_is_no_plain_file_is_no_evidence(
+    run: Path, name: str, spoil: Spoil, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if spoil is device:
+        try:
+            spoil(run / "probe")
+        except PermissionError:
+            pytest.skip("no devices may be made here")
+        (run / "probe").unlink()
+    spoil(run / name)
+    if name == "plan.json":
+        with pytest.raises(RunError, match=r"plan\.json"):
+            load(run)
+        return
+    found = load(run)
+    assert [item.path for item in found.quarantined] == [name]
+    assert found.evidence["h1"].problem
+    assert command(run, capsys)[0] == 2
+
+
+@pytest.mark.parametrize("spoil", [*NO_FILES, *[]], ids=lambda spoil: spoil.__name__)
+@pytest.mark.parametrize("verb", ["rma", "judge", "watch"])
+def test_a_report_that_is_no_plain_file_is_not_believed(
+    run: Path, verb: str, spoil: Spoil, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(run / "report.json")
+    code, said = command(run, capsys, verb, *(["--json"] if verb == "watch" else []))
+    assert code == 2 if verb != "watch" else code in (0, 2)
+    assert "report.json" in said or verb == "watch"
+
+
+def test_a_directory_of_records_that_is_a_link_is_not_followed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "hosts").rename(run.parent / "elsewhere")
+    (run / "hosts").symlink_to(run.parent / "elsewhere")
+    assert command(run, capsys)[0] == 2
+    assert "its directory is a symbolic link" in load(run).evidence["h1"].problem
+
+
+@pytest.mark.parametrize(
+    "name", ["report.html", "report.md", "report.json", "junit.xml", "observations.csv", "verdicts.prom"]
+)
+def test_links_in_the_place_of_reports_are_replaced_and_not_followed(
+    run: Path, name: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    victim = run.parent / "victim"
+    victim.write_text("untouched")
+    (run / name).symlink_to(victim)
+    assert command(run, capsys)[0] == 0
+    assert victim.read_text() == "untouched"
+    assert not (run / name).is_symlink()
+
+
+# Text that is none
+
+
+def record(change: Callable[[dict[str, Any]], object]) -> Spoil:
+    def spoil(run: Path) -> None:
+        document = json.loads((run / "hosts" / "h1.json").read_text())
+        change(document)
+        (run / "hosts" / "h1.json").write_text(json.dumps(document))
+
+    return spoil
+
+
+def raw(change: Callable[[bytes], bytes]) -> Spoil:
+    def spoil(run: Path) -> None:
+        path = run / "hosts" / "h1.json"
+        path.write_bytes(change(path.read_bytes()))
+
+    return spoil
+
+
+HALF = "\ud800"
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (record(lambda made: made["software"].update(torch=HALF)), "half a character"),
+        (record(lambda made: made["software"].update({HALF: "1"})), "half a character"),
+        (record(lambda made: made["gpus"][0].update(serial=HALF)), "half a character"),
+        (record(lambda made: made["launches"][0].update(log_tail=f"x{HALF}")), "half a character"),
+        (raw(lambda text: text.replace(b"2.11.0", b"\xed\xa0\x80")), "not UTF-8"),
+        (raw(lambda text: b"\xef\xbb\xbf" + text), "BOM"),
+        (raw(lambda text: text.decode().encode("utf-16")), "not UTF-8"),
+        (raw(lambda text: text.replace(b"2.11.0", b"2\x00")), "not JSON"),
+        (raw(lambda text: text + b"\x00"), "not JSON"),
+        (raw(lambda text: text + text), "not JSON"),
+        (raw(lambda text: b"[" * 50_000), "nested deeper"),
+        (raw(lambda text: b'{"a":' * 50_000), "nested deeper"),
+        (raw(lambda text: text.replace(b'"run_id"', b'"run_id": "r1", "run_id"')), "stands twice"),
+        (record(lambda made: made.update(simulated=True)), "simulated"),
+        (record(lambda made: made.update(rehearsal=True)), "unknown rehearsal"),
+        (record(lambda made: made.update(gang="h2")), "gang h2"),
+        (record(lambda made: made.update(gang="../hosts")), "gang"),
+        (record(lambda made: made.update(host="../../x")), "host"),
+        (record(lambda made: made.update(host="h1\n")), "host"),
+        (record(lambda made: made.update(snapshots={})), "snapshots"),
+        (record(lambda made: made["gpus"][0].update(index=2**70)), "64 bits"),
+        (record(lambda made: made["gpus"][0].update(index=True)), "index"),
+        (record(lambda made: made["observations"][0].update(value=float("nan"))), "NaN"),
+        (record(lambda made: made["observations"][0].update(value=[1])), "value"),
+    ],
+)
+def test_a_record_that_is_no_record_costs_its_host_and_no_other(
+    run: Path, spoil: Spoil, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(run)
+    found = load(run)
+    assert [item.path for item in found.quarantined] == ["hosts/h1.json"]
+    assert why in found.quarantined[0].reason
+    assert found.evidence["h2"].records
+    assert command(run, capsys)[0] == 2
+
+
+def test_bad_bytes_in_what_a_host_said_leave_a_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    event = {"at": builders.WHEN, "play": "Gang", "what": "failed", "host": "h1", "task": "t", "message": HALF}
+    (run / "events.jsonl").write_text(json.dumps(event) + "\n")
+    assert command(run, capsys)[0] == 2
+    event["message"] = "a\u2028b\x85c\x0cd"
+    (run / "events.jsonl").write_text(json.dumps(event, ensure_ascii=False) + "\n", encoding="utf-8")
+    assert load(run).events == {"h1": ["failed at Gang: t: a\u2028b\x85c\x0cd"]}
+
+
+# Plans
+
+
+def plan(change: Callable[[dict[str, Any]], object]) -> Spoil:
+    def spoil(run: Path) -> None:
+        document = json.loads((run / "plan.json").read_text())
+        change(document)
+        (run / "plan.json").write_text(json.dumps(document))
+
+    return spoil
+
+
+@pytest.mark.parametrize(
+    ("spoil", "why"),
+    [
+        (plan(lambda made: made["hosts"].append(made["hosts"][0])), "h1 stands twice"),
+        (plan(lambda made: made["hosts"][0].update(devices=[0, 0])), "devices"),
+        (plan(lambda made: made["hosts"][0].update(gang="../../x")), "gang"),
+        (plan(lambda made: made["hosts"][0].update(gang="a\x00b")), "gang"),
+        (plan(lambda made: made["hosts"][0].update(gang="/etc")), "gang"),
+        (plan(lambda made: made["hosts"][0].update(rack=HALF)), "half a character"),
+        (plan(lambda made: made["hosts"][0].update(name="../h1")), "name"),
+        (plan(lambda made: made["expected"][0].update(params={"op": {"a": 1}})), "params"),
+        (plan(lambda made: made["expected"][0].update(params={"op": ["copy"]})), "params"),
+    ],
+)
+def test_a_plan_that_is_no_plan_is_refused(
+    run: Path, spoil: Spoil, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    spoil(run)
+    code, said = command(run, capsys)
+    assert code == 2
+    assert "plan.json" in said
+    assert why in said
+    assert not (run / "report.json").exists()
+
+
+def test_a_plan_of_a_host_whose_name_no_file_can_have(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan(lambda made: made["hosts"][0].update(name="h" * 253))(run)
+    assert command(run, capsys)[0] == 2
+
+
+# Cut at every byte
+
+
+def test_a_record_cut_at_any_byte_is_refused(tmp_path: Path) -> None:
+    of = fuzz.small_run(tmp_path / "r1")
+    path = tmp_path / "r1" / "hosts" / "h1.json"
+    made = json.loads(path.read_bytes())
+    made["snapshots"], made["observations"] = [made["snapshots"][0]], made["observations"][:1]
+    whole = json.dumps(made).encode()
+    records = Records(tmp_path / "r1", of, {})
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        left, refused = records.read(of.hosts[0])
+        assert bool(left.records) == (length == len(whole)), length
+        assert bool(refused) != bool(left.records)
+
+
+def test_a_large_record_cut_anywhere_is_refused(run: Path) -> None:
+    whole = (run / "hosts" / "h1.json").read_bytes().rstrip()
+    for length in range(0, len(whole), 211):
+        assert quick.Reader().record(whole[:length]) is None
+        with pytest.raises(documents.DocumentError):
+            documents.checked(whole[:length], "record", source="r")
+
+
+@pytest.mark.parametrize("schema", ["plan", "report"])
+def test_what_the_control_node_wrote_is_refused_where_it_is_cut(
+    run: Path, schema: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert command(run, capsys)[0] == 0
+    whole = (run / f"{schema}.json").read_bytes().rstrip()
+    for length in range(0, len(whole), max(1, len(whole) // 3000)):
+        with pytest.raises(documents.DocumentError):
+            documents.checked(whole[:length], schema, source=schema)
+    (run / f"{schema}.json").write_bytes(whole[: len(whole) // 2])
+    for verb in ("rma", "judge"):
+        code, said = command(run, capsys, verb)
+        assert (code, f"{schema}.json" in said) == (2, True)
+    assert command(run, capsys, "watch", "--json")[0] in (0, 2)
+
+
+def test_a_journal_cut_at_any_byte_is_no_pass(run: Path) -> None:
+    """But between its lines, where nobody can tell that there were more."""
+    event = {
+        "at": builders.WHEN,
+        "play": "Gang",
+        "what": "unreachable",
+        "host": "h1",
+        "task": "t",
+        "message": "gone: é",
+    }
+    passed = {"at": builders.WHEN, "play": "Set-up", "what": "passed", "hosts": ["h1", "h2"]}
+    whole = "".join(json.dumps(line, ensure_ascii=False) + "\n" for line in (passed, event)).encode()
+    lines = {0, len(json.dumps(passed)), len(json.dumps(passed)) + 1}
+    for length in range(len(whole) + 1):
+        (run / "events.jsonl").write_bytes(whole[:length])
+        found = load(run)
+        assert bool(found.journal or found.events) == (length not in lines), length
+
+
+# By the thousand
+
+
+def test_a_hundred_thousand_mutations_find_nothing() -> None:
+    counts, told = fuzz.run(100_000, jobs=2, seed=1, say=lambda _: None)
+    assert told == []
+    assert not any(counts[name] for name in fuzz.BAD)
+    # Else it has tried nothing.
+    assert counts["mutations"] == 100_000
+    assert counts["accepted"] > 1000 < counts["rejected"] + counts["incomplete"]
+    assert counts["commands"] > 10
+
+
+def test_the_oracle_knows_what_must_not_be_accepted(tmp_path: Path) -> None:
+    """It has to be able to find something."""
+    trial = fuzz.Trial(tmp_path / "trial", 1, full=True)
+    document = to_json(trial.plan)
+    sound = {name: trial.sound[f"hosts/{name}.json"] for name in ("h1", "h2")}
+    criteria = fuzz.WHOLE.criteria
+    assert fuzz.wrong(document, sound, criteria) == ""
+    for old, new, why in (
+        (b'"status": "measured"', b'"status": "measurd"', "no valid record"),
+        (b'"nonce": "0', b'"nonce": "1', "a record of"),
+        (b'"outcome": "finished"', b'"outcome": "failed"', "the last launch failed"),
+        (b"NVIDIA H200", b"NVIDIA H100", "another model"),
+        (b'"h1-0"', b'"h2-0"', "in two places"),
+        (b"4270000000000.0", b"1270000000000.0", "wanted ge"),
+    ):
+        assert old in sound["h1"]
+        assert why in fuzz.wrong(document, sound | {"h1": sound["h1"].replace(old, new)}, criteria)
+
+
+def test_the_watch_sees_what_is_written_elsewhere(tmp_path: Path) -> None:
+    found: list[str] = []
+    (tmp_path / "run").mkdir()
+    with fuzz._watched(tmp_path / "run", found.append):
+        (tmp_path / "run" / "inside").write_text("")
+        assert found == []
+        (tmp_path / "outside").write_text("")
+        (tmp_path / "run" / "inside").rename(tmp_path / "moved")
+    assert {text.rsplit("/", 1)[-1] for text in found} == {"outside", "moved", "something beside the run directory"}
