@@ -65,7 +65,10 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     listed.add_options(plan)
     plan.add_argument("--profile", help="profile (default: the inventory's rackproof_profile, else standard)")
     plan.add_argument("--run-dir", type=Path, help="begin a run in this directory; its name is the run id")
-    plan.add_argument("--budget", help="seconds a host; more than they allow is left out (default: rackproof_budget_s)")
+    plan.add_argument(
+        "--budget",
+        help="seconds a host; what does not fit is left out (default: rackproof_budget_s; revalidation profiles only)",
+    )
     plan.add_argument(
         "--history", type=Path, help="directory of earlier runs, by which is chosen (default: of --run-dir)"
     )
