@@ -41,7 +41,7 @@ PACKS = read_packs([])
 WHOLE = next(pack for pack in PACKS if pack.name == "h200-sxm")
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 WORDS = 10
-"""Of so many mutations of a short run one is refused in words, by jsonschema; the others by the fast validator of the same schemas."""
+"""Of so many of a short run one is refused in words, by jsonschema; the others by the fast validator of the same schemas."""
 FULL = 200
 """Of so many mutations one is of a run with all that a host tells and every criterion; the others are of a short one."""
 COMMAND = 10

@@ -93,6 +93,10 @@ def load(directory: Path, *, alone: bool = True) -> Run:
         raise RunError(f"{error}: give the directory of a run, which has a plan.json") from None
     if twice := [name for name, count in Counter(host.name for host in plan.hosts).items() if count > 1]:
         raise RunError(f"{directory / 'plan.json'}: the host {twice[0]} stands twice in it: make the plan anew")
+    if unknown := sorted({item.stage for item in plan.expected} - {stage.name for stage in plan.stages}):
+        raise RunError(
+            f"{directory / 'plan.json'}: it expects figures of a stage {unknown[0]!a} that it has not: make the plan anew"
+        )
     quarantined: list[Quarantined] = []
     events = _events(directory, quarantined)
     journal = tuple(item.reason for item in quarantined)
@@ -161,7 +165,7 @@ def _events(directory: Path, quarantined: list[Quarantined]) -> dict[str, list[s
     except documents.DocumentError as error:
         quarantined.append(Quarantined(path=JOURNAL, reason=str(error).replace(f"{directory}/", "")))
         return {}
-    lines = whole.decode("utf-8", "replace").removesuffix("\n").split("\n") if whole else []
+    lines = whole.removesuffix(b"\n").split(b"\n") if whole else []
     befell: dict[str, dict[str, list[str]]] = {}
     for number, line in enumerate(lines, 1):
         try:

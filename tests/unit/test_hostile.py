@@ -211,6 +211,8 @@ def test_bad_bytes_in_what_a_host_said_leave_a_report(run: Path, capsys: pytest.
     event = {"at": builders.WHEN, "play": "Gang", "what": "failed", "host": "h1", "task": "t", "message": HALF}
     (run / "events.jsonl").write_text(json.dumps(event) + "\n")
     assert command(run, capsys)[0] == 2
+    (run / "events.jsonl").write_bytes(json.dumps(event | {"message": "X"}).replace("X", "\xff").encode("latin-1"))
+    assert command(run, capsys)[0] == 2
     event["message"] = "a\u2028b\x85c\x0cd"
     (run / "events.jsonl").write_text(json.dumps(event, ensure_ascii=False) + "\n", encoding="utf-8")
     assert load(run).events == {"h1": ["failed at Gang: t: a\u2028b\x85c\x0cd"]}
@@ -240,6 +242,7 @@ def plan(change: Callable[[dict[str, Any]], object]) -> Spoil:
         (plan(lambda made: made["hosts"][0].update(name="../h1")), "name"),
         (plan(lambda made: made["expected"][0].update(params={"op": {"a": 1}})), "params"),
         (plan(lambda made: made["expected"][0].update(params={"op": ["copy"]})), "params"),
+        (plan(lambda made: made["expected"][0].update(stage="benchmar")), "it has no stage 'benchmar'"),
     ],
 )
 def test_a_plan_that_is_no_plan_is_refused(
