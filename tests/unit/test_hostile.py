@@ -242,7 +242,7 @@ def plan(change: Callable[[dict[str, Any]], object]) -> Spoil:
         (plan(lambda made: made["hosts"][0].update(name="../h1")), "name"),
         (plan(lambda made: made["expected"][0].update(params={"op": {"a": 1}})), "params"),
         (plan(lambda made: made["expected"][0].update(params={"op": ["copy"]})), "params"),
-        (plan(lambda made: made["expected"][0].update(stage="benchmar")), "it has no stage 'benchmar'"),
+        (plan(lambda made: made["expected"][0].update(stage="benchmar")), "a stage 'benchmar' that it has not"),
     ],
 )
 def test_a_plan_that_is_no_plan_is_refused(

@@ -60,7 +60,7 @@ def image(tmp_path: Path) -> dict[str, str]:
     for path in (tmp_path, *tmp_path.rglob("*")):
         os.chown(path, NOBODY, 0)
     for parent in tmp_path.parents:  # pytest's own directories are closed to others
-        if parent.name.startswith("pytest-"):
+        if parent.name.startswith(("pytest-", "popen-")):
             parent.chmod(0o755)
     return {
         "PATH": f"{place}:/usr/bin:/bin",

@@ -5,11 +5,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
+from fleet.judge.change import change, net
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
 from fleet.judge.evidence import Evidence, HostView, Planned
 from fleet.judge.expected import Twins
@@ -18,6 +20,7 @@ from fleet.judge.outliers import Fleet
 from fleet.judge.verdict import judge
 from fleet.judge.waivers import Waived, covers, summary
 from fleet.report.merge import decide, merge, reasons
+from schemas.baselines import Accepted, HostBaseline, Kept, Level, PlannedBaseline
 from schemas.plans import Plan
 from schemas.records import MEASURED, Launch, Metric, Observation, Record, Snapshot
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Verdict
@@ -330,6 +333,249 @@ def test_without_a_baseline_nothing_is_held_against_it() -> None:
     assert judged(plan, left(plan, "h1", reading(1.0)), rule) == []
     view = HostView(plan, plan.hosts[0], left(plan), [pack(rule)])
     assert [*held(view, rule, Fleet(Planned(plan)))] == []
+
+
+STEPS = (
+    ("preflight", "before"),
+    ("benchmark", "before"),
+    ("benchmark", "during"),
+    ("benchmark", "after"),
+    ("gang", "before"),
+)
+
+
+def counted(*values: Any, name: str = "gpu.thing") -> list[Observation]:
+    return [
+        Observation(
+            name=name, scope="gpu=0", stage=stage, unit="1", status=MEASURED, value=value, params={"phase": phase}
+        )
+        for (stage, phase), value in zip(STEPS, values, strict=False)
+    ]
+
+
+WITHIN = "in stage benchmark between its snapshots"
+
+
+@pytest.mark.parametrize(
+    ("values", "total", "at", "stage", "where", "fell"),
+    [
+        ((1, 1), 0, 1, "", "0 before stage benchmark", ""),
+        ((1, 3), 2, 1, "", "2 before stage benchmark", ""),
+        ((1, 1, 4), 3, 2, "benchmark", f"3 {WITHIN} before and during", ""),
+        ((1, 2, 2, 5), 4, 3, "benchmark", f"3 {WITHIN} during and after, 1 before stage benchmark", ""),
+        ((1, 1, 2, 5, 5), 4, 3, "benchmark", f"4 {WITHIN} during and after", ""),
+        ((1, 1, 2, 2, 9), 8, 4, "", "7 before stage gang, 1 in stage benchmark", ""),
+        ((1, 9, 9, 9, 9), 8, 1, "", "8 before stage benchmark, 0 in stage benchmark", ""),
+        ((5, 5, 2, 2), 2, 2, "benchmark", f"2 {WITHIN} before and during",
+         "fell from 5 to 2 in stage benchmark"),
+        ((5, 0), 0, 1, "", "0 before stage benchmark", "fell from 5 to 0 before stage benchmark"),
+        ((5, -1), 0, 1, "", "0 before stage benchmark", "fell from 5 to -1 before stage benchmark"),
+        ((True, 2.5), 1.5, 1, "", "1.5 before stage benchmark", ""),
+    ],
+)  # fmt: skip
+def test_what_a_counter_rose_by_and_where(
+    values: tuple[Any, ...], total: float, at: int, stage: str, where: str, fell: str
+) -> None:
+    seen = counted(*values)
+    told = change(seen)
+    assert (told.total, told.stage, told.where, told.fell) == (total, stage, where, fell)
+    assert told.seen == seen[at]
+
+
+def test_a_stage_from_begin_to_end_needs_no_word_on_its_snapshots() -> None:
+    seen = [item for item in counted(1, 1, 9, 3) if item.params["phase"] != "during"]
+    assert change(seen).where == "2 in stage benchmark"
+
+
+def test_what_is_no_number_has_no_change() -> None:
+    for values in ((1, "x"), ("x", 1), ("x", "y")):
+        assert math.isnan(change(counted(*values)).total)
+        assert math.isnan(net(counted(*values)))
+        plan = small()
+        evidence = then(left(plan, "h1", reading(values[0])), reading(values[1]))
+        assert found(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [("gpu=0", "c", FAIL)]
+
+
+@pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3), ((0, "x", 9), None)])
+def test_the_newest_event_is_not_newer_because_it_was_forgotten(values: tuple[Any, ...], total: float | None) -> None:
+    told = change(counted(*values, name="xid.last_seen"))
+    assert told.total == total if total is not None else math.isnan(told.total)
+    assert told.fell == ""
+
+
+def test_both_ends_of_a_counter_must_have_been_read() -> None:
+    plan = small()
+    record = left(plan).records[0]
+    three = [replace(record.snapshots[0], at=f"2026-11-21T04:00:0{at}Z", stage=f"s{at}") for at in range(3)]
+    rule = criterion(delta=True, operator="le", value=0)
+    for places, verdict in (((0, 1, 2), PASS), ((0, 2), PASS), ((0, 1), INCONCLUSIVE), ((1, 2), INCONCLUSIVE)):
+        taken = tuple(replace(item, metrics=(reading(1),) if at in places else ()) for at, item in enumerate(three))
+        (told,) = judged(plan, Evidence(records=(replace(record, snapshots=taken),)), rule)
+        assert told.verdict == verdict
+        assert told.detail == ""
+    (rose,) = judged(plan, then(left(plan, "h1", reading(5)), reading(2)), rule)
+    assert rose.detail == "2 in stage benchmark; fell from 5 to 2 in stage benchmark"
+    (up,) = judged(plan, then(left(plan, "h1", reading(5)), reading(6)), rule)
+    assert up.detail == "1 in stage benchmark"
+
+
+def test_a_name_with_a_star_speaks_of_each_component() -> None:
+    plan = small()
+    metrics = (reading(1, name="gpu.one.x"), reading(2, name="gpu.two.x"), reading(3, name="gpu.x"))
+    told = judged(plan, left(plan, "h1", *metrics), criterion("gpu.*.x"))
+    assert [(item.name, item.verdict) for item in told] == [("gpu.one.x", PASS), ("gpu.two.x", FAIL)]
+
+
+# against what was accepted
+
+
+NAME = "gpu.pcie.width"
+
+
+def compared(plan: Plan, evidence: Evidence, *figures: Level) -> tuple[Plan, Evidence]:
+    """The run beside an accepted record of its host and its GPU, with these figures of the GPU."""
+    run = Accepted(run_id="r0", nonce="f" * 32, report="0" * 64, status="PASS", at=builders.WHEN, by="me")
+    bandwidth = Level(
+        name="memory.bandwidth", stage="benchmark", unit="B/s", value=4.2e12, params=dict(plan.expected[0].params)
+    )
+    part = Kept(kind="gpu", part="gpu", id="h1-0", host="h1", runs=(run,), figures=(*figures, bandwidth))
+    host = Kept(kind="host", part="host", id="h1", host="h1", runs=(run,), figures=(bandwidth,))
+    known = HostBaseline(host=host, gpus={"h1-0": part})
+    planned = PlannedBaseline(directory="b", digest="0" * 64)
+    return replace(plan, baseline=planned), replace(evidence, baseline=known)
+
+
+def level(value: float, unit: str = "1", **over: Any) -> Level:
+    return Level(name=NAME, unit=unit, value=value, values={"r0": value}, **over)
+
+
+def against(plan: Plan, evidence: Evidence, *figures: Level, **over: Any) -> list[tuple[str, Any, Any, str]]:
+    rule = criterion(NAME, value=None, **{"operator": "ge", "baseline": VsBaseline(fraction=0.9), **over})
+    plan, evidence = compared(plan, evidence, *figures)
+    told = [item for item in judged(plan, evidence, rule) if item.criterion == "c"]
+    return [(item.verdict, item.value, item.limit, item.reason) for item in told]
+
+
+def test_a_part_is_held_against_its_accepted_record() -> None:
+    plan = small()
+    evidence = left(plan, "h1", reading(16, name=NAME))
+    assert against(plan, evidence, level(16))[0][:3] == (PASS, 16, 14.4)
+    assert against(plan, evidence, level(20))[0][:3] == (FAIL, 16, 18.0)
+    assert "90 % of it; 20 in the accepted run" in against(plan, evidence, level(20))[0][3]
+    both = then(evidence, reading(8, name=NAME))
+    assert against(plan, both, level(16))[0][:3] == (FAIL, 8, 14.4)
+    assert against(plan, both, level(16), best_of_run=True)[0][:3] == (PASS, 16, 14.4)
+
+
+def test_a_figure_that_the_accepted_record_lacks_is_inconclusive_unless_optional() -> None:
+    plan = small()
+    evidence = then(left(plan, "h1", reading(16, name=NAME)), reading(8, name=NAME))
+    assert against(plan, evidence) == [(INCONCLUSIVE, 8, None, "its accepted record does not have this figure")]
+    assert against(plan, evidence, optional=True) == []
+
+
+def test_what_was_accepted_with_too_much_noise_says_nothing() -> None:
+    plan = small()
+    evidence = left(plan, "h1", reading(16, name=NAME))
+    for noisy, why in ((level(16, sigma=0.2), "scatter by"), (level(16, unit="B/s"), "is not known")):
+        rule = {"baseline": VsBaseline(fraction=1.0 if "not" in why else 0.9)}
+        ((verdict, value, limit, reason),) = against(plan, evidence, noisy, **rule)
+        assert (verdict, value, limit) == (INCONCLUSIVE, 16, None)
+        assert why in reason
+
+
+def test_a_part_without_an_accepted_record_is_told_once_and_not_for_each_criterion() -> None:
+    plan = small()
+    evidence = left(plan, "h1", reading(16, name=NAME), gpus=(replace(builders.gpu("h1", 0), serial="new"),))
+    assert against(plan, evidence, level(16)) == []
+    with_it, told = compared(plan, evidence, level(16))
+    rule = criterion(NAME, value=None, operator="ge", baseline=VsBaseline(fraction=0.9))
+    assert [(item.scope, item.criterion, item.verdict) for item in judged(with_it, told, rule)] == [
+        ("gpu=0", "baseline", INCONCLUSIVE)
+    ]
+
+
+# gangs
+
+
+def gang(*hosts: str) -> Plan:
+    """Hosts that launch together, of which one figure together is asked."""
+    plan = builders.plan(*hosts, profile="smoke", gpu_count=1)
+    kept = [item for item in plan.expected if item.stage == "gang" and item.name == "collective.all_reduce.busbw"]
+    return replace(plan, expected=tuple(kept[:1]))
+
+
+def together(
+    plan: Plan, host: str, launches: tuple[Launch, ...], seen: tuple[Observation, ...] | None = None
+) -> Evidence:
+    """Its own record, and the one of its gang."""
+    own = left(plan, host, reading(1), observations=(), launches=()).records[0]
+    found = tuple(builders.results(plan, host, "gang")) if seen is None else seen
+    name = plan.host(host).gang
+    return Evidence(records=(own, replace(own, gang=name, observations=found, launches=launches, snapshots=())))
+
+
+def group(*members: str, outcome: str = "finished", number: int = 1) -> Launch:
+    return replace(builders.launch("gang", members, outcome, "" if outcome == "finished" else "why"), number=number)
+
+
+def test_a_gang_that_was_measured_together_is_in_order() -> None:
+    plan = gang("h1", "h2")
+    assert plan.expected
+    made = {host: together(plan, host, (group("h1", "h2"),)) for host in ("h1", "h2")}
+    assert judged(plan, made) == []
+
+
+def test_hosts_that_were_measured_apart_are_divided() -> None:
+    plan = gang("h1", "h2", "h3", "h4")
+    pairs = {"h1": ("h1", "h2"), "h2": ("h1", "h2"), "h3": ("h3", "h4"), "h4": ("h3", "h4")}
+    made = {host: together(plan, host, (group(*members),)) for host, members in pairs.items()}
+    told = [item for item in judged(plan, made) if item.name == "stage.gang"]
+    assert [(item.host, item.scope, item.stage, item.verdict, item.criterion, item.source) for item in told] == [
+        (host, "gang=r1", "gang", INCONCLUSIVE, "plan", "plan") for host in pairs
+    ]
+    assert told[0].reason == "launched with h1, h2, and not with h3, h4"
+
+
+def test_a_host_that_took_no_part_is_not_missed_by_the_others_for_it() -> None:
+    plan = gang("h1", "h2", "h3")
+    made = {host: together(plan, host, (group("h1", "h2"),)) for host in ("h1", "h2")}
+    made["h3"] = Evidence(records=made["h1"].records[:1])
+    made["h3"] = Evidence(records=(replace(made["h3"].records[0], host="h3", gpus=(builders.gpu("h3", 0),)),))
+    told = judged(plan, made)
+    assert [(item.host, item.name, item.reason) for item in told] == [
+        ("h3", "stage.gang", "nothing was observed; there is no record of the stage from this host")
+    ]
+
+
+def test_a_gang_stage_that_left_a_record_and_did_not_start_says_so() -> None:
+    plan = gang("h1", "h2")
+    made = {host: together(plan, host, (), ()) for host in ("h1", "h2")}
+    assert {item.reason for item in judged(plan, made) if item.name == "stage.gang"} == {
+        "nothing was observed; the stage did not start on this host"
+    }
+    made = {host: together(plan, host, (group("h1", "h2", outcome="deadline"),), ()) for host in ("h1", "h2")}
+    assert {item.reason for item in judged(plan, made) if item.name == "stage.gang"} == {"nothing was observed; why"}
+
+
+def test_a_uuid_that_changed_or_that_two_parts_have() -> None:
+    plan = small("h1", "h2")
+    first, second = (Metric(name="gpu.uuid", unit="1", values={"gpu=0": each}) for each in ("a", "b"))
+    lost = Metric(name="gpu.uuid", unit="1", values={}, absent={"gpu=0": "error: x"})
+    good = {host: left(plan, host, reading(1)) for host in ("h1", "h2")}
+    (told,) = judged(plan, good | {"h1": then(left(plan, "h1", first), second)})
+    assert (told.name, told.source, told.basis, told.unit) == ("gpu.uuid", "a serial names one part", "policy", "1")
+    assert (told.value, told.serial, told.scope, told.action) == ("b", "h1-0", "gpu=0", "inspect_hardware")
+    assert judged(plan, good | {"h1": then(left(plan, "h1", first), lost)}) == []
+    assert judged(plan, good | {"h1": then(left(plan, "h1", first), first)}) == []
+    two = Metric(name="gpu.uuid", unit="1", values={"gpu=0": "a", "gpu=1": "b"})
+    assert judged(plan, good | {"h1": left(plan, "h1", two)}) == []
+    twin = replace(builders.gpu("h2", 0), uuid="GPU-h1-0")
+    told_ = judged(plan, good | {"h2": left(plan, "h2", reading(1), gpus=(twin,))})
+    assert [(item.host, item.name, item.criterion, item.verdict, item.action, item.basis) for item in told_] == [
+        (host, "gpu.uuid", "identity-unique", FAIL, "inspect_hardware", "policy") for host in ("h1", "h2")
+    ]
+    assert {item.source for item in told_} == {"a serial or UUID names one part"}
 
 
 # verdict
