@@ -44,7 +44,7 @@ WORDS = 10
 """Of so many of a short run one is refused in words, by jsonschema; the others by the fast validator of the same schemas."""
 FULL = 200
 """Of so many mutations one is of a run with all that a host tells and every criterion; the others are of a short one."""
-COMMAND = 10
+COMMAND = 20
 """Of so many of those one is put through the whole command, which writes its files."""
 PART = 5_000
 KEPT = ("memory", "digest")

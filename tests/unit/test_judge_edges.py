@@ -11,11 +11,13 @@ from typing import Any
 
 import pytest
 
+from fleet.judge import outliers
 from fleet.judge.change import change, net
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
 from fleet.judge.evidence import Evidence, HostView, Planned
 from fleet.judge.expected import Twins
 from fleet.judge.held import concerns, held, holds, sentence, series
+from fleet.judge.known import Known
 from fleet.judge.outliers import Fleet
 from fleet.judge.verdict import judge
 from fleet.judge.waivers import Waived, covers, summary
@@ -940,3 +942,179 @@ def test_what_is_made_up_never_reads_as_an_acceptance() -> None:
     assert decision == ACCEPTED
     assert status == "SIMULATED PASS"
     assert lines[0].startswith("Hosts: 1 of 1 passed (no GPU was looked at")
+
+
+# the fleet's figures
+
+
+def fleet_of(values: dict[str, Any], rule: Criterion, parts: int = 1, scope: str = "gpu=0") -> list[Verdict]:
+    """The verdicts on hosts that show these values, put together from `parts` knowledges in turn."""
+    plan = small(*values)
+    made = {host: left(plan, host, reading(value, scope=scope)) for host, value in values.items()}
+    packs = [pack(rule)]
+    knowns = [Known(Planned(plan)) for _ in range(parts)]
+    for at, host in enumerate(plan.hosts):
+        knowns[at % parts].add(HostView(plan, host, made[host.name], packs))
+    first, *others = knowns
+    first.fleet.crowd(HostView(plan, plan.hosts[0], made["h1"], packs), made["h1"].observations()[0])
+    for other in others:
+        first.update(other)
+    together = [item for item in judge(plan, made, packs, first) if item.criterion == "c"]
+    assert together == [item for item in judge(plan, made, packs) if item.criterion == "c"]
+    return together
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_the_fleet_is_the_same_whatever_parts_it_is_put_together_from(parts: int) -> None:
+    values = {"h1": 100.0, "h2": 90.0, "h3": 101.0, "h4": 99.0, "h5": 100.0}
+    told = fleet_of(values, criterion(fleet_fraction=0.95, operator="ge"), parts)
+    assert [(item.host, item.verdict, item.limit) for item in told] == [
+        (host, PASS if value >= 95 else FAIL, 95.0) for host, value in values.items()
+    ]
+    assert told[0].detail == "95 % of the fleet's median 100 over 5 GPUs"
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3])
+def test_a_version_is_the_same_whatever_parts_the_fleet_is_put_together_from(parts: int) -> None:
+    values = {"h1": "a", "h2": "a", "h3": "b"}
+    told = fleet_of(values, criterion(value=None, same_as_fleet=True, severity="warning"), parts)
+    assert [(item.host, item.verdict, item.limit, item.action, item.severity) for item in told] == [
+        ("h1", PASS, "a", "none", ""), ("h2", PASS, "a", "none", ""), ("h3", FAIL, "a", "reseat", "warning"),
+    ]  # fmt: skip
+    assert [item.detail for item in told] == ["as on 2 of 3 GPUs", "as on 2 of 3 GPUs", "2 of 3 GPUs have a"]
+
+
+def test_where_as_many_show_one_version_as_another_each_fails_and_some_are_named() -> None:
+    rule = criterion(value=None, same_as_fleet=True)
+    told = fleet_of({f"h{at}": f"v{at}" for at in range(1, 5)}, rule)
+    assert {(item.verdict, item.limit, item.operator) for item in told} == {(FAIL, None, "")}
+    assert told[0].detail == "1 of 4 GPUs has v1, 1 has v2, 1 has v3, 1 has v4"
+    told = fleet_of({f"h{at}": f"v{at}" for at in range(1, 7)}, rule)
+    assert told[0].detail == "1 of 6 GPUs has v1, 1 has v2, 1 has v3, 1 has v4, 2 more values"
+
+
+def test_deviations_from_the_median_either_way() -> None:
+    values = {f"h{at}": 100.0 + at % 3 for at in range(1, 16)}
+    assert len(values) >= outliers.LEAST_SPREAD
+    sigma = outliers.SIGMA_OF_MAD * 1.0
+    for operator, limit in (("ge", 101 - 3 * sigma), ("le", 101 + 3 * sigma)):
+        told = fleet_of(values, criterion(fleet_deviations=3.0, operator=operator))
+        assert {item.verdict for item in told} == {PASS}
+        assert {item.limit for item in told} == {limit}
+        assert (
+            told[0].detail
+            == f"3 robust deviations ({sigma / 101 * 100:.2g} % each) from the fleet's median 101 over 15 GPUs"
+        )
+    flat = fleet_of(dict.fromkeys(values, 0.0), criterion(fleet_deviations=3.0, operator="le"))
+    assert flat[0].detail == "3 robust deviations from the fleet's median 0 over 15 GPUs"
+    both = criterion(fleet_deviations=3.0, fleet_fraction=1.5, operator="le")
+    assert {item.limit for item in fleet_of(values, both)} == {1.5 * 101}
+    few = fleet_of(
+        dict(list(values.items())[: outliers.LEAST_SPREAD - 1]), criterion(fleet_deviations=3.0, operator="le")
+    )
+    assert {item.verdict for item in few} == {INCONCLUSIVE}
+    assert f"a spread needs at least {outliers.LEAST_SPREAD}" in few[0].reason
+    enough = fleet_of(
+        dict(list(values.items())[: outliers.LEAST_SPREAD]), criterion(fleet_deviations=3.0, operator="le")
+    )
+    assert INCONCLUSIVE not in {item.verdict for item in enough}
+
+
+@pytest.mark.parametrize("count", [outliers.LEAST - 1, outliers.LEAST])
+def test_how_many_a_median_needs(count: int) -> None:
+    told = fleet_of({f"h{at}": 1.0 for at in range(1, count + 1)}, criterion(fleet_fraction=0.9, operator="ge"))
+    assert {item.verdict for item in told} == {PASS if count == outliers.LEAST else INCONCLUSIVE}
+    assert (f"a median needs at least {outliers.LEAST}" in told[0].reason) == (count < outliers.LEAST)
+
+
+def test_a_figure_of_the_gang_counts_once_and_each_place_by_itself() -> None:
+    fleet = Fleet(Planned(small()))
+    key = ("m", "n", "s", "gpu", ())
+    for host in range(3):
+        fleet.feed(key, "gpu=0,link=1", 1.0 + host)
+        fleet.feed(key, "gang=r1", 7.0)
+    fleet.feed(key, "gang=r2", 9.0)
+    assert fleet.at(key, "gpu=0").values == (1.0, 2.0, 3.0, 7.0, 9.0)
+    other = Fleet(Planned(small()))
+    for at in range(outliers.LEAST_SPREAD):
+        other.feed(key, "gpu=1,link=1", 20.0 - at)
+    other.feed(key, "gang=r3", 5.0)
+    fleet.update(other)
+    whole = fleet.at(key, "gpu=0")
+    assert len(whole.values) == 3 + outliers.LEAST_SPREAD + 3
+    assert list(whole.values) == sorted(whole.values)
+    placed = criterion(fleet_fraction=0.9, by_position=True)
+    assert fleet.at(key, "gpu=1,link=7", placed).values == tuple(
+        sorted(20.0 - at for at in range(outliers.LEAST_SPREAD))
+    )
+    assert fleet.at(key, "gpu=0,link=7", placed) == whole  # too few at that place
+    fleet.feed(key, "gpu=0", 0.5)
+    assert fleet.at(key, "gpu=0").values[0] == 0.5
+    assert (whole.model, fleet.at(("", "n", "s", "gpu", ()), "gpu=0").model) == ("m", "this kind")
+
+
+def test_what_is_no_finite_number_is_in_no_median() -> None:
+    plan = small("h1", "h2", "h3")
+    rule = criterion(fleet_fraction=0.9, operator="ge")
+    fleet = Fleet(Planned(plan))
+    for host, value in (("h1", "x"), ("h2", 5), ("h3", 6.0)):
+        fleet.add(HostView(plan, plan.host(host), left(plan, host, reading(value)), [pack(rule)]))
+    view = HostView(plan, plan.host("h2"), left(plan, "h2", reading(5)), [pack(rule)])
+    assert fleet.crowd(view, view.observations["gpu.thing"][0]).values == (5.0, 6.0)
+    assert fleet.crowd(view, view.observations["memory.bandwidth"][0]).values == ()
+
+
+# what else the plan asks
+
+
+def test_launches_of_other_stages_say_nothing_of_this_one() -> None:
+    plan = small()
+    other = builders.launch("gang", ("h1",), "failed", "of another stage")
+    assert judged(plan, left(plan, "h1", reading(1), launches=(launched("finished"), other))) == []
+    (told,) = judged(plan, left(plan, "h1", reading(1), observations=(), launches=(launched("finished"), other)))
+    assert told.reason == "not observed; the launch finished without it"
+    told, ended = judged(
+        plan, left(plan, "h1", reading(1), observations=(), launches=(launched("failed", "own"), other))
+    )
+    assert (told.reason, ended.reason) == ("not observed; own", "failed: own")
+
+
+def test_a_host_without_a_record_takes_no_part_in_comparisons_of_digests() -> None:
+    plan = gang("h1", "h2", "h3")
+    asked = replace(plan.expected[0], stage="gang", name="digest.value", scope="device", params={"workload": "gemm"})
+    plan = replace(plan, expected=(asked,))
+
+    def digest(value: str) -> tuple[Observation, ...]:
+        seen = builders.observation("digest.value", value, scope="gpu=0", stage="gang", workload="gemm")
+        return (seen,)
+
+    members = group("h1", "h2", "h3")
+    made = {host: together(plan, host, (members,), digest("aa")) for host in ("h1", "h2", "h3")}
+    odd = together(plan, "h3", (members,), digest("bb"))
+    assert {item.verdict for item in judged(plan, made)} <= {PASS}
+    assert {item.host for item in judged(plan, made | {"h3": odd}) if item.verdict == FAIL} == {"h3"}
+    alone = Evidence(records=odd.records[1:])
+    told = [item for item in judged(plan, made | {"h3": alone}) if item.verdict != PASS]
+    assert [(item.host, item.name) for item in told] == [("h3", "record")]
+
+
+def test_of_a_host_that_is_known_to_be_well_only_what_its_gang_makes_of_it_is_told() -> None:
+    plan = small("h1", "h2")
+    made = {host: left(plan, host, reading(2)) for host in ("h1", "h2")}
+    assert {item.host for item in judge(plan, made, [pack(criterion())], well=("h1",))} == {"h2"}
+
+
+def test_reasons_tell_settings_and_fold_by_benchmark_and_criterion() -> None:
+    one = replace(BAD, name="gemm.throughput", params={"op": "copy", "dtype": "bf16"}, action="none")
+    other = replace(one, name="gemm.other", criterion="d")
+    same = replace(one, name="gemm.more")
+    assert reasons([one, other, same]) == [
+        "FAIL: h1 gpu=1 (serial s1): gemm.throughput[op=copy, dtype=bf16]: bad (and 1 more like it)",
+        "FAIL: h1 gpu=1 (serial s1): gemm.other[op=copy, dtype=bf16]: bad",
+    ]
+    unknown = [
+        replace(UNKNOWN, name="gemm.a"),
+        replace(UNKNOWN, name="gemm.b", criterion="d"),
+        replace(UNKNOWN, name="x.c"),
+    ]
+    assert [line.endswith("(and 1 more like it)") for line in reasons(unknown)] == [True, False]
