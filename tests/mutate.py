@@ -33,25 +33,10 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = (
-    "held",
-    "expected",
-    "verdict",
-    "evidence",
-    "change",
-    "outliers",
-    "uniform",
-    "waivers",
-    "baseline",
-    "digests",
-    "paths",
-)
+FILES = ("held", "verdict", "expected", "change", "waivers", "outliers", "uniform")
 JUDGE = [*(f"fleet/judge/{name}.py" for name in FILES), "fleet/report/merge.py:decide", "fleet/report/merge.py:reasons"]
-# fmt: off
-TESTS = [
-    "judge_edges", "waivers", "severity", "outliers", "uniformity", "digests", "baseline", "diff",
-]
-# fmt: on
+"""What decides. The others (evidence, paths, digests, baseline) are tested on whole fleets, which takes too long here."""
+TESTS = ("judge_edges", "waivers", "severity", "outliers", "uniformity", "digests", "baseline", "diff")
 LONGEST_TEST_S = 4.0
 """A test that takes longer, with its lines counted, is left out: it would run for every mutant that the others do not notice."""
 LONGEST_S = 300.0
