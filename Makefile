@@ -14,9 +14,6 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-# As many at once as there are processors, three at least: the lab's tests wait more than they compute.
-WORKERS := $(shell n=$$(nproc); echo $$((n > 3 ? n : 3)))
-
 .PHONY: help screenshots acceptance demo test test-gpu test-image fuzz mutate lint collection dev clean count-gpus
 
 help: ## Show the targets
@@ -70,7 +67,7 @@ $(CRDS): $(STAMP)
 	touch $@
 
 test: lint $(WHEELHOUSE) $(CRDS) ## Everything that needs no GPU, with its gates
-	$(BIN)/pytest --numprocesses $(WORKERS) --dist loadfile
+	$(BIN)/pytest --numprocesses 3 --dist loadfile
 
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000)

@@ -12,7 +12,9 @@ from fleet.baseline.store import Copy
 from fleet.errors import RunError
 from fleet.judge.verdict import Evidence
 from schemas import documents, quick
+from schemas.catalogue import BENCHMARKS
 from schemas.plans import Plan, PlannedHost, plan_from_json
+from schemas.probes import GANG
 from schemas.records import Record, record_from_json
 from schemas.reports import Quarantined
 
@@ -91,12 +93,8 @@ def load(directory: Path, *, alone: bool = True) -> Run:
         plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
     except documents.DocumentError as error:
         raise RunError(f"{error}: give the directory of a run, which has a plan.json") from None
-    if twice := [name for name, count in Counter(host.name for host in plan.hosts).items() if count > 1]:
-        raise RunError(f"{directory / 'plan.json'}: the host {twice[0]} stands twice in it: make the plan anew")
-    if unknown := sorted({item.stage for item in plan.expected} - {stage.name for stage in plan.stages}):
-        raise RunError(
-            f"{directory / 'plan.json'}: it expects figures of a stage {unknown[0]!a} that it has not: make the plan anew"
-        )
+    if why := _unfit(plan):
+        raise RunError(f"{directory / 'plan.json'}: {why}: make the plan anew")
     quarantined: list[Quarantined] = []
     events = _events(directory, quarantined)
     journal = tuple(item.reason for item in quarantined)
@@ -117,6 +115,20 @@ def load(directory: Path, *, alone: bool = True) -> Run:
         large=large,
         journal=journal,
     )
+
+
+def _unfit(plan: Plan) -> str:
+    """Why a plan cannot be one that was made from an inventory, though its schema is right; empty where it can."""
+    stages = {stage.name: stage for stage in plan.stages}
+    if twice := [name for name, count in Counter(host.name for host in plan.hosts).items() if count > 1]:
+        return f"the host {twice[0]} stands twice in it"
+    if unknown := sorted({item.stage for item in plan.expected} - stages.keys()):
+        return f"it expects figures of a stage {unknown[0]!a} that it has not"
+    if any(host.gang for host in plan.hosts) and GANG not in stages:
+        return f"it has gangs, and no stage {GANG}"
+    if GANG in stages and (strange := sorted(stages[GANG].benchmarks.keys() - BENCHMARKS.keys())):
+        return f"no benchmark is called {strange[0]!a}"
+    return ""
 
 
 def _record(directory: Path, path: str, plan: Plan, host: str, gang: str, reader: quick.Reader) -> Record:

@@ -242,6 +242,7 @@ def plan(change: Callable[[dict[str, Any]], object]) -> Spoil:
         (plan(lambda made: made["hosts"][0].update(name="../h1")), "name"),
         (plan(lambda made: made["expected"][0].update(params={"op": {"a": 1}})), "params"),
         (plan(lambda made: made["expected"][0].update(params={"op": ["copy"]})), "params"),
+        (plan(lambda made: made["hosts"][0].update(gang="x")), "it has gangs, and no stage gang"),
         (plan(lambda made: made["expected"][0].update(stage="benchmar")), "a stage 'benchmar' that it has not"),
     ],
 )
