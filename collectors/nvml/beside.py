@@ -1,4 +1,4 @@
-"""Several questions at the same time, each with a thread of its own: one that gets no answer costs the others nothing."""
+"""Several questions, each with a thread of its own: one that gets no answer costs the others next to nothing."""
 
 from __future__ import annotations
 
@@ -11,6 +11,8 @@ from collectors.base import Absent
 from collectors.nvml.calls import UnreadError
 
 T = TypeVar("T")
+PATIENCE_S = 0.05
+"""Before the next is asked beside it. At once they would only fight for the interpreter; the driver serves one by one anyway."""
 
 
 class Answer(threading.Thread, Generic[T]):
@@ -44,8 +46,11 @@ def side_by_side(
     late = Absent(status="error", reason=f"no answer within {deadline_s:g} s")
     for gpu in [gpu for gpu, answer in stuck.items() if not answer.is_alive()]:
         del stuck[gpu]
-    asked = {gpu: Answer(ask) for gpu, ask in questions.items() if gpu not in stuck}
     ends = time.monotonic() + deadline_s
+    asked = {}
+    for gpu in [gpu for gpu in questions if gpu not in stuck]:
+        asked[gpu] = Answer(questions[gpu])
+        asked[gpu].join(PATIENCE_S)
     for gpu, answer in asked.items():
         answer.join(max(0.0, ends - time.monotonic()))
         if answer.is_alive():
