@@ -16,10 +16,12 @@ from agent import background, lease
 from agent.exporter import NAMES, Source, registry, serve
 from agent.run_metrics import RunSource
 from agent.sampler import LONGEST_WINDOW_S, MOST_HZ, SAMPLE_HZ, WINDOW_S, Sampler
+from agent.web import FRESH_S
 from agent.web_config import WebConfig, WebConfigError, read_web_config
 
 USAGE = 64
 MOST_PORT = 65535
+WRITE_S = 15.0
 STATE = Path("/var/lib/rackproof")
 
 
@@ -59,7 +61,13 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     export.add_argument(
         "--textfile", type=Path, metavar="FILE.prom", help="write this file for node_exporter instead of listening"
     )
-    export.add_argument("--every", type=float, default=15.0, help="seconds between two --textfile writes (default: 15)")
+    export.add_argument(
+        "--every",
+        type=float,
+        metavar="SECONDS",
+        help="between two looks at the hardware: who scrapes more often is given the same page again "
+        f"(default: {FRESH_S:g}), and between two --textfile writes (default: {WRITE_S:g})",
+    )
     export.add_argument("--detach", type=Path, metavar="DIRECTORY", help="return at once; process id and log go there")
     export.set_defaults(call=_export)
     stop = verbs.add_parser(
@@ -97,9 +105,9 @@ def _export(options: argparse.Namespace) -> int:
     sources: list[Source] = [RunSource(options.state)]
     sources += [Sampler(gpus, options.sample_hz, options.window)] if sampling else []
     if options.textfile:
-        return _write(registry(watched, options.compat, sources), options.textfile, options.every, ended)
+        return _write(registry(watched, options.compat, sources), options.textfile, options.every or WRITE_S, ended)
     try:
-        server = serve(watched, options.listen, options.port, web, options.compat, sources)
+        server = serve(watched, options.listen, options.port, web, options.compat, sources, options.every or FRESH_S)
     except OSError as error:
         return _complain(
             f"cannot listen on {options.listen} port {options.port}: {os.strerror(error.errno or 0)}; choose another --port"
@@ -124,7 +132,7 @@ def _wrong(options: argparse.Namespace) -> str:
         return f"--textfile {options.textfile}: node_exporter reads files that end in .prom"
     if options.textfile and not options.textfile.absolute().parent.is_dir():
         return f"--textfile {options.textfile}: its directory does not exist; make it, or name node_exporter's own"
-    if not options.every >= 1:
+    if options.every is not None and not options.every >= 1:
         return f"--every {options.every:g}: give 1 second or more"
     if options.sample_hz and not 1 <= options.sample_hz <= MOST_HZ:
         return f"--sample-hz {options.sample_hz:g}: give 1 to {MOST_HZ:g}, or 0 for none"

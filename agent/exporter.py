@@ -14,7 +14,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoM
 from agent.dcgm_names import Renamed
 from agent.metric_names import COLLECTORS, EVERY, PREFIX, exported, label
 from agent.snapshot import Reading, collect
-from agent.web import Server
+from agent.web import FRESH_S, Server
 from agent.web_config import WebConfig
 from collectors.base import IDENTITY, Absent, Collector, Family, Labels
 
@@ -143,8 +143,11 @@ def serve(
     web: WebConfig | None = None,
     compat: str | None = None,
     sources: Sequence[Source] = (),
+    fresh_s: float = FRESH_S,
 ) -> Server:
     """Serves /metrics in a thread of its own, what the exporter itself costs (`process_…`) among it.
+
+    Whoever asks again within `fresh_s` seconds is given the same page.
 
     Raises:
         OSError: the address cannot be listened on.
@@ -152,7 +155,7 @@ def serve(
     """
     found = registry(collectors, compat, sources)
     ProcessCollector(registry=found)  # not in a file for node_exporter, which has families of these names
-    return Server(found, address, port, web)
+    return Server(found, address, port, web, fresh_s)
 
 
 class _Undescribed:

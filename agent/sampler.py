@@ -109,7 +109,7 @@ class Samples:
                 self._power.add(beat.power / self._bounds.power_limit)
             if self._bounds and self._bounds.clock_max:
                 self._clock.add(beat.clock / self._bounds.clock_max)
-            for reason, mask in THROTTLE_REASONS.items():
+            for reason, mask in THROTTLE_REASONS.items() if beat.reasons else ():
                 if beat.reasons & mask:
                     self._held[reason] += since
 

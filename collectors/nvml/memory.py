@@ -8,7 +8,7 @@ import pynvml as nvml
 
 from collectors.nvml.calls import binding
 from collectors.nvml.gpu import MEMORY_TEMPERATURE, Gpu, value
-from collectors.nvml.rows import ALWAYS, ONCE, THOROUGH, Getter, Row, count, flag, part, place
+from collectors.nvml.rows import ALWAYS, ONCE, SLOW, THOROUGH, Getter, Row, count, flag, part, place
 
 CORRECTED, UNCORRECTED = nvml.NVML_MEMORY_ERROR_TYPE_CORRECTED, nvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED
 VOLATILE, AGGREGATE = nvml.NVML_VOLATILE_ECC, nvml.NVML_AGGREGATE_ECC
@@ -65,9 +65,9 @@ MEMORY_ROWS = (
     Row("gpu.memory.bus_width", "1", False, "Width of the memory bus in bits", count("MemoryBusWidth"), ONCE),
     Row("gpu.bar1.total", "B", False, "BAR1, the window through which others reach device memory",
         part("BAR1MemoryInfo", "bar1Total"), ONCE),
-    Row("gpu.bar1.used", "B", False, "BAR1 in use", part("BAR1MemoryInfo", "bar1Used")),
-    Row("gpu.ecc.enabled", "1", False, "ECC in force", place("EccMode", 0, bool)),
-    Row("gpu.ecc.change_pending", "1", False, "ECC will be another from the next reset on", differs("EccMode")),
+    Row("gpu.bar1.used", "B", False, "BAR1 in use", part("BAR1MemoryInfo", "bar1Used"), SLOW),
+    Row("gpu.ecc.enabled", "1", False, "ECC in force", place("EccMode", 0, bool), SLOW),
+    Row("gpu.ecc.change_pending", "1", False, "ECC will be another from the next reset on", differs("EccMode"), SLOW),
     Row("gpu.ecc.corrected_volatile", "1", True, "Corrected errors since driver load",
         count("TotalEccErrors", CORRECTED, VOLATILE)),
     Row("gpu.ecc.uncorrectable_volatile", "1", True, "Uncorrectable errors since driver load",

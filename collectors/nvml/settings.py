@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collectors.nvml.gpu import RECOVERY_ACTION, Gpu, value
 from collectors.nvml.memory import differs
-from collectors.nvml.rows import ONCE, THOROUGH, Getter, Row, count, flag, name_of, named, place
+from collectors.nvml.rows import ONCE, SLOW, THOROUGH, Getter, Row, count, flag, name_of, named, place
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _ACTIONS = {
@@ -33,9 +33,9 @@ SETTINGS_ROWS = (
     Row("gpu.pcie.generation_part", "1", False, "PCIe generation of the part itself", count("GpuMaxPcieLinkGeneration"), ONCE),
     Row("gpu.pcie.width", "1", False, "PCIe lanes in use", count("CurrPcieLinkWidth")),
     Row("gpu.pcie.width_max", "1", False, "PCIe lanes of part and slot", count("MaxPcieLinkWidth"), ONCE),
-    Row("gpu.pcie.replays", "1", True, "PCIe replays", count("PcieReplayCounter")),
-    Row("gpu.mig.enabled", "1", False, "MIG mode in force", place("MigMode", 0, bool)),
-    Row("gpu.mig.change_pending", "1", False, "MIG mode will be another from the next reset on", differs("MigMode")),
+    Row("gpu.pcie.replays", "1", True, "PCIe replays", count("PcieReplayCounter"), SLOW),
+    Row("gpu.mig.enabled", "1", False, "MIG mode in force", place("MigMode", 0, bool), SLOW),
+    Row("gpu.mig.change_pending", "1", False, "MIG mode will be another from the next reset on", differs("MigMode"), SLOW),
     Row("gpu.persistence.enabled", "1", False, "Persistence mode", flag("PersistenceMode")),
     Row("gpu.accounting.enabled", "1", False, "Accounting of processes", flag("AccountingMode"), THOROUGH),
     Row("gpu.compute_mode", "1", False, "Who may use the GPU", named("ComputeMode", _COMPUTE_MODES)),

@@ -71,7 +71,9 @@ class Site:
         inside = f'mount --bind {self.directory / "kmsg"} /dev/kmsg && exec "$@"'
         command = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, ROOT / "rackproof.py", "export"]
         scenario = nvml.environment(self.library, self.directory / "scenario")
-        self.exporter = start([*command, "--port", str(self.port)], self.directory / "exporter.log", scenario)
+        self.exporter = start(
+            [*command, "--port", str(self.port), "--every=1"], self.directory / "exporter.log", scenario
+        )
         self.started.append(self.exporter)
 
     def firing(self, *names: str) -> list[dict[str, Any]]:

@@ -402,8 +402,8 @@ def serving() -> Iterator[Callable[..., str]]:
     """Starts a server on a free port, and gives its address; stops it when the test ends."""
     started = []
 
-    def start(*collectors: Collector) -> str:
-        started.append(serve(collectors, "127.0.0.1", 0))
+    def start(*collectors: Collector, fresh_s: float = 1.0) -> str:
+        started.append(serve(collectors, "127.0.0.1", 0, fresh_s=fresh_s))
         return f"http://127.0.0.1:{started[-1].port}/metrics"
 
     yield start
@@ -421,12 +421,9 @@ def test_the_server_answers_a_scrape(serving: Callable[..., str]) -> None:
     assert found[("process_resident_memory_bytes", ())] > 0, "what the exporter itself costs"
 
 
-def test_nothing_is_read_before_the_first_scrape_and_everything_once_a_moment(
-    serving: Callable[..., str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("agent.web.FRESH_S", 0.2)
+def test_nothing_is_read_before_the_first_scrape_and_everything_once_a_moment(serving: Callable[..., str]) -> None:
     collector = Fake("good", load)
-    url = serving(collector)
+    url = serving(collector, fresh_s=0.2)
     assert collector.calls == 0
     for calls in (1, 2):
         for _ in range(3):
