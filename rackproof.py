@@ -27,6 +27,7 @@ FLEET_VERBS = (
     "revalidate",
     "collect",
     "rma",
+    "scaling",
     "sign",
     "verify",
 )

@@ -32,10 +32,14 @@ from fleet.errors import RunError, UsageError
 from fleet.inventory import check_variables
 from fleet.judge.criteria import read_packs, shipped_packs
 from fleet.plan import make_plan, read_profile
+from fleet.report.load import load
+from fleet.scaling.outcome import GANG as STUDIED
+from fleet.scaling.outcome import next_cell
 from schemas import documents
 from schemas.plans import Plan, plan_from_json
 from schemas.probes import GANG
 from schemas.records import to_json
+from schemas.studies import CELL
 
 USAGE, TROUBLE, INTERRUPTED = 64, 2, 130
 MOST_GPUS = 128
@@ -65,7 +69,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         "measured as it is, 64 wrong usage, 75 another run has this machine.",
     )
     run.add_argument(
-        "--profile", default="standard", help="what is measured: smoke, standard, rehearsal, or a .yml file"
+        "--profile", default="standard", help="what is measured: smoke, standard, rehearsal, scaling, or a .yml file"
     )
     run.add_argument(
         "--run-dir", type=Path, help="directory of the run, for everything (default: runs/ and the UTC time)"
@@ -107,7 +111,8 @@ def _run(options: argparse.Namespace) -> int:
     seat_of(TORCHRUN, os.environ)
     now = datetime.now(timezone.utc)
     options.run_dir = (options.run_dir or Path("runs") / now.strftime("%Y%m%dT%H%M%SZ")).absolute()
-    profile = alone(read_profile(options.profile))
+    profile = read_profile(options.profile)
+    profile = profile if "study" in profile else alone(profile)
     cpu = profile["device"] == "cpu"
     _check(options, cpu=cpu)
     machine = look()
@@ -127,8 +132,11 @@ def _run(options: argparse.Namespace) -> int:
     if taken := _taken(plan.run_id):
         return _complain(f"this machine is held by {taken.who()}: wait for its end", lease.HELD)
     document = fleet_cli.begin(options.run_dir, json.loads(json.dumps(to_json(plan))))
+    if "study" in document:
+        _study(options.run_dir, document)
+        return _told("scaling", options)
     _measure(options.run_dir, document)
-    return _report(options)
+    return _told("report", options)
 
 
 def _check(options: argparse.Namespace, *, cpu: bool) -> None:
@@ -242,11 +250,36 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
         documents.write_text(directory / "hosts" / f"{host}.json", run.path().read_text(encoding="utf-8"))
 
 
-def _report(options: argparse.Namespace) -> int:
-    """As `rackproof report` does it."""
+def _study(directory: Path, document: Mapping[str, Any]) -> None:
+    """The cells of a scaling study that one host can measure, each under the supervisor; none is launched twice."""
+    plan = plan_from_json(document)
+    host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()
+    run = stages.take_up(directory / HOST_DIRECTORY, host, json.dumps(document))
+    stages.look(run, "preflight", once=True)
+    own = {"hosts": run.path(), f"gangs/{STUDIED}": run.path(STUDIED)}
+    while True:
+        for place, path in own.items():
+            if path.exists():
+                documents.write_text(directory / place / f"{host}.json", path.read_text(encoding="utf-8"))
+        starts = next_cell(plan, load(directory, alone=False, study=True).evidence, {host}).starts
+        if not starts:
+            return
+        number = starts[0].number
+        if any((launch.stage, launch.number) == (CELL, number) for launch in run.record(STUDIED).launches):
+            raise RunError(
+                f"{run.path(STUDIED)} has a cell {number} that {directory} has not: choose another --run-dir"
+            )
+        _say(f"cell {number} of {len(cells)}: {json.dumps(to_json(cells[number - 1]))}")
+        cell = run.of_cell(number)
+        record = stages.measure(cell, cell.plan.stage(CELL), [host], number)
+        _say(f"cell {number}: {record.launches[-1].outcome} {record.launches[-1].reason}".rstrip())
+
+
+def _told(verb: str, options: argparse.Namespace) -> int:
+    """As `rackproof report`, or of a study `rackproof scaling`, does it."""
     from rackproof import main
 
-    return main(["report", str(options.run_dir), *(["--json"] if options.json else [])])
+    return main([verb, str(options.run_dir), *(["--json"] if options.json else [])])
 
 
 def _say(line: str) -> None:

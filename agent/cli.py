@@ -28,6 +28,7 @@ from fleet.judge.criteria import read_packs
 from schemas.plans import Stage
 from schemas.probes import GANG, PROBE, probe
 from schemas.records import Record, to_json
+from schemas.studies import CELL
 from schemas.timeline import SOAK
 
 USAGE, NOT_FINISHED = 64, 3
@@ -81,7 +82,10 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
         help="rendezvous port on the first member; heartbeats take the next two (default: 29500)",
     )
     launch.add_argument(
-        "--number", type=int, default=0, help="which launch of the gang this is: one that was made is not made again"
+        "--number",
+        type=int,
+        default=0,
+        help="which launch of the gang this is, or which cell of a study: one that was made is not made again",
     )
     launch.add_argument(
         "--probe", action="store_true", help="only find out, in short, whether these hosts work together"
@@ -295,12 +299,14 @@ def _alone(options: argparse.Namespace, stage: str, members: list[str]) -> int:
 def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
     run, number = HostRun(options.run_dir, options.host), getattr(options, "number", 0)
     try:
+        if run.plan.study:
+            run, stage = run.of_cell(number), CELL
         planned = probe(run.plan.stage(GANG)) if stage == PROBE else run.plan.stage(stage)
         for member in members:
             run.plan.host(member)
     except KeyError as unknown:
         return _complain(f"{unknown.args[0]!r} is not in the plan of run {run.plan.run_id}")
-    gang = run.host.gang if stage in (GANG, PROBE) else ""
+    gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
     done = [launch for launch in run.record(gang).launches if stages.made(launch, stage, members, number)]
     if done:
         print(f"stage {stage} was {done[-1].outcome} at {done[-1].began}; nothing is measured twice")

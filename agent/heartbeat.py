@@ -27,6 +27,8 @@ MOST_BYTES = 4096
 SOCKET = "beats"
 ADDRESS, SUPERVISOR = "RACKPROOF_BEATS", "RACKPROOF_SUPERVISOR"
 """In the environment of a rank: the directory of the socket, and the process that must live for the rank to go on."""
+LAUNCHED = "RACKPROOF_LAUNCHED"
+"""The same: `time.monotonic()` when the supervisor started the launcher."""
 
 
 class Heart:

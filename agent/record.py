@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import os
 import stat
@@ -74,6 +75,13 @@ class HostRun:
         else:
             documents.write(path, document)
         return cls(directory, host)
+
+    def of_cell(self, number: int) -> HostRun:
+        """The same run and record, with the plan of one cell of its study. Raises KeyError where there is no such cell."""
+        found = copy.copy(self)
+        found.plan = self.plan.of_cell(number)
+        found.host = found.plan.host(self.host.name)
+        return found
 
     def path(self, gang: str = "") -> Path:
         """Where the host record, or the record of its part in `gang`, lies."""

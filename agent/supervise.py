@@ -24,7 +24,7 @@ from typing import Any
 
 from agent.culprit import BY_REQUEST, RankState
 from agent.exchange import Exchange
-from agent.heartbeat import ADDRESS, SUPERVISOR, Beats, identity
+from agent.heartbeat import ADDRESS, LAUNCHED, SUPERVISOR, Beats, identity
 from agent.live import Live, Span
 from agent.record import HostRun
 from agent.snapshot import now, take
@@ -34,6 +34,7 @@ from collectors.base import Collector
 from schemas import documents
 from schemas.probes import PROBE
 from schemas.records import Culprit, Launch, Observation, Rank, Record, Snapshot, observation_from_json
+from schemas.studies import CELL
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
@@ -79,7 +80,7 @@ def supervise(
 ) -> Record:
     """Runs the command and returns the record, to which the outcome, the results and three snapshots were added.
 
-    Of a probe no snapshot is kept, and its launch has what it measured.
+    Of a probe, or a cell of a study, no snapshot is kept, and its launch has what it measured.
 
     Args:
         run: the host's run.
@@ -95,7 +96,7 @@ def supervise(
         number: which launch of the gang, or which round of a soak, this is.
         span: of the soak that it is a round of.
     """
-    probes = stage == PROBE
+    probes = stage in (PROBE, CELL)
     before, gpus = take(collectors, stage=stage, phase="before")
     run.add(gang, snapshots=[] if probes else [before], gpus=gpus)
     began, start = now(), time.monotonic()
@@ -161,6 +162,7 @@ def _run(
                 **command.environment,
                 ADDRESS: str(work),
                 SUPERVISOR: identity(os.getpid()),
+                LAUNCHED: repr(time.monotonic()),
             },
             stdin=subprocess.DEVNULL,
             stdout=log,

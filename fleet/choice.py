@@ -28,7 +28,7 @@ NEVER_S = 12 * WEEK_S
 """So long before the first run that we know of, what was never run counts as looked at."""
 COST_S = {
     "gemm": 4.0, "memory": 1.0, "host_copy": 15.0, "peer_copy": 8.0, "integrity": 5.0, "stress": 22.0, "digest": 4.0,
-    "collective": 48.0, "pairs": 15.0, "training": 4.0, "fashion_mnist": 3.0, "variants": 72.0, "checkpoint": 2.0,
+    "collective": 48.0, "pairs": 15.0, "training": 4.0, "fashion_mnist": 3.0, "scaling": 8.0, "variants": 72.0, "checkpoint": 2.0,
     "model_parallel": 2.0, "transformer": 6.0, "straggler": 8.0, "overlap": 2.0, "dataloader": 20.0,
 }  # fmt: skip
 """Of each benchmark before it was measured here: seconds of `standard` on four H200."""
@@ -37,6 +37,7 @@ PARTS = {
     "gemm": ("compute",), "memory": ("GPU memory",), "host_copy": ("PCIe", "CPU"), "peer_copy": ("NVLink",),
     "integrity": ("GPU memory",), "stress": ("compute", "power", "cooling"), "digest": ("compute",),
     "collective": ("NVLink",), "pairs": ("NVLink",), "training": ("compute", "CPU"), "fashion_mnist": ("compute", "NVLink"),
+    "scaling": ("compute", "CPU"),
     "variants": ("compute",), "checkpoint": ("disk",), "model_parallel": ("NVLink",),
     "transformer": ("compute", "GPU memory", "NVLink"), "straggler": ("compute", "CPU", "NVLink"),
     "overlap": ("compute", "NVLink"), "dataloader": ("CPU", "disk"),

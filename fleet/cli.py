@@ -31,6 +31,8 @@ from fleet.report.render.checks import checks
 from fleet.report.scale import report_of
 from fleet.rma.cli import add_verb as add_rma
 from fleet.rma.cli import rma
+from fleet.scaling import cli as scaling
+from fleet.scaling.outcome import next_cell
 from fleet.signature.cli import add_sign, add_verify, sign, verify
 from fleet.signature.signing import outdated
 from fleet.simulate.cli import add_verb as add_simulate
@@ -95,7 +97,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add_verify(verbs).set_defaults(call=_checked(lambda options: verify(options, _judged)))
     add_watch(verbs).set_defaults(call=_checked(watch))
     add_simulate(verbs).set_defaults(call=_checked(simulate))
-    for later in (scheduler, notice, revalidate, collect):
+    for later in (scheduler, notice, revalidate, collect, scaling):
         later.add_verb(verbs).set_defaults(call=_checked(later.call))
     power = verbs.add_parser(
         "power",
@@ -208,7 +210,8 @@ def _plan(options: argparse.Namespace) -> int:
     expected = sum(len(plan.scopes_of(host, item)) for host in plan.hosts for item in plan.expected_of(host))
     print(
         f"run {document['run_id']}: profile {plan.profile}, {len(plan.hosts)} hosts, "
-        f"{sum(len(host.devices) for host in plan.hosts)} {plan.hosts[0].device} devices, {expected} observations expected"
+        f"{sum(len(host.devices) for host in plan.hosts)} {plan.hosts[0].device} devices, "
+        + (f"a study of {len(plan.study.cells)} cells" if plan.study else f"{expected} observations expected")
         + (f", {len(plan.manifest)} parts ordered" if plan.manifest else "")
     )
     if plan.choice:
@@ -274,10 +277,13 @@ def _gangs_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -
 
 
 def _gangs(options: argparse.Namespace) -> int:
-    run = load(options.run_dir, alone=False)
+    run = load(options.run_dir, alone=False, study=True)
     named = sys.stdin.read() if options.hosts == "-" else options.hosts
     present = set(named.replace(",", " ").split()) if options.hosts else {host.name for host in run.plan.hosts}
-    found = decide(run.plan, run.evidence, _packs(run.plan.criteria), present=present, minimum=options.minimum)
+    if run.plan.study:
+        found = next_cell(run.plan, run.evidence, present)
+    else:
+        found = decide(run.plan, run.evidence, _packs(run.plan.criteria), present=present, minimum=options.minimum)
     for start in found.starts:  # where this is, whoever goes on after us looks for records first
         (options.run_dir / "gangs" / start.gang).mkdir(parents=True, exist_ok=True)
     if options.json:

@@ -11,6 +11,7 @@ from typing import Any
 
 from fleet.errors import UsageError
 from fleet.inventory import Variables
+from fleet.scaling.matrix import study_of
 from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.baselines import PlannedBaseline
@@ -69,7 +70,8 @@ def _check_settings(where: str, benchmark: str, chosen: Mapping[str, Any]) -> No
             wanted = f"at least {least}" if least is not None else "more than 0"
             raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected {wanted}")
         choices = BENCHMARKS[benchmark].choices.get(key, default)
-        unknown = [item for item in value if item not in choices] if key in _CLOSED_LISTS else []
+        told = value if key in _CLOSED_LISTS else [value] if isinstance(default, str) else []
+        unknown = [item for item in told if item not in choices]
         if unknown:
             raise UsageError(
                 f"{where}: {benchmark}.{key} has no {unknown[0]}{documents.nearest(str(unknown[0]), choices)}: "
@@ -140,7 +142,10 @@ def make_plan(
         choice=choice,
         waivers=tuple(waivers),
         baseline=baseline,
+        study=study_of(profile, first),
     )
+    if plan.study:
+        return plan  # nothing of it is judged, and a cell may well be of one host
     _check_manifest(plan)
     _check_gangs(plan, int(first.get("rackproof_gang_minimum", 2)))
     return replace(plan, expected=_expected(plan))
@@ -180,7 +185,8 @@ def _run_wide(hosts: Mapping[str, Variables]) -> Variables:
 def _host(name: str, variables: Variables, profile: Mapping[str, Any]) -> PlannedHost:
     rack = str(variables.get("rackproof_rack", "unassigned"))
     has_gang = "gang" in profile["stages"]
-    gang = {"rack": rack, "all": "all", "none": ""}[variables.get("rackproof_gang", "rack")] if has_gang else ""
+    chosen = "all" if profile.get("study") else variables.get("rackproof_gang", "rack")
+    gang = {"rack": rack, "all": "all", "none": ""}[chosen] if has_gang else ""
     return PlannedHost(
         name=name,
         address=str(variables.get("rackproof_fabric_address", variables.get("ansible_host", name))),

@@ -17,6 +17,8 @@ class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignor
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for index, key in enumerate(keys):
+            if not isinstance(key, str):
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is no text", node.start_mark)
             if key in keys[:index]:
                 raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
         return dict(super().construct_mapping(node, deep))
@@ -39,7 +41,8 @@ def read_yaml(path: Path, schema: str) -> Any:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
     except OSError as error:
         raise UsageError(f"{path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError, RecursionError, ValueError) as error:
+    # What is not what its tag says (`!!bool x`, `!!int ""`) PyYAML tells by whatever error it runs into.
+    except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())[:300]}") from None
     try:
         documents.refuse_unbounded(document, source=str(path))

@@ -288,6 +288,28 @@ BENCHMARKS: Mapping[str, Benchmark] = {
             Output(name="fashion_mnist.throughput", unit="images/s", scope="world"),
         ),
     ),
+    "scaling": Benchmark(
+        summary="a scaling study's training: the GKE experiment's, under DDP, its images prepared by the CPUs",
+        settings={
+            "epochs": 1,
+            "batch_size": 64,
+            "precision": "fp32",
+            "workers": 0,  # processes a rank that prepare its images; 0: the rank itself does
+            "learning_rate": 0.01,
+            "max_steps": 0,  # no more than these; 0: all
+            "data_directories": ["/usr/share/datasets"],
+        },
+        choices={"precision": ["fp32", "bf16"]},
+        needs_group=True,
+        trains=True,
+        outputs=(
+            Output(name="scaling.hookup", unit="s", scope="world"),
+            Output(name="scaling.duration", unit="s", scope="world"),
+            Output(name="scaling.throughput", unit="images/s", scope="world"),
+            Output(name="scaling.accuracy", unit="1", scope="world"),
+            Output(name="scaling.loss", unit="1", scope="world"),
+        ),
+    ),
     "variants": Benchmark(
         summary="ResNet-18 training steps in several precisions, memory layouts and batch sizes, eager and compiled",
         settings={

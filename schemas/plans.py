@@ -10,6 +10,7 @@ from typing import Any
 
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import Expectation, possible, settings
+from schemas.studies import CELL, Study, study_from_json
 from schemas.tournament import partners
 from schemas.waivers import Waiver
 
@@ -31,6 +32,8 @@ class Stage:
     """For which it is carried out again and again, round after round; 0: once. `deadline_s` is then that of a round."""
     stop_on: str = ""
     """By which findings of its own a host ends that early: one of `timeline.STOP_ON`."""
+    cpus: int = 0
+    """Processors that each rank may use; 0: all that its host gives."""
 
     @property
     def longest_s(self) -> float:
@@ -133,6 +136,8 @@ class Plan:
     """What somebody answers for, as it stood when the run began."""
     baseline: PlannedBaseline | None = None
     """The accepted records that the run is compared with."""
+    study: Study | None = None
+    """Where the run is a scaling study: nothing is judged, and each cell is a launch of its own."""
     schema: str = PLAN_SCHEMA
 
     def host(self, name: str) -> PlannedHost:
@@ -169,6 +174,16 @@ class Plan:
     def stage(self, name: str) -> Stage:
         """The planned stage of that name. Raises KeyError."""
         return next((stage for stage in self.stages if stage.name == name), None) or _missing(name)
+
+    def of_cell(self, number: int) -> Plan:
+        """The plan of one cell of the study, by its number: its GPUs of every host, its settings. Raises KeyError."""
+        cells = self.study.cells if self.study else ()
+        if not 0 < number <= len(cells):
+            _missing(f"cell {number}")
+        cell, gang = cells[number - 1], self.stage("gang")
+        benchmarks = {name: {**chosen, **cell.settings} for name, chosen in gang.benchmarks.items()}
+        hosts = tuple(replace(host, devices=host.devices[: cell.gpus]) for host in self.hosts)
+        return replace(self, stages=(replace(gang, name=CELL, cpus=cell.cpus, benchmarks=benchmarks),), hosts=hosts)
 
     def expected_of(self, host: PlannedHost) -> list[Expectation]:
         """What `host` must observe."""
@@ -232,6 +247,7 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
         "choice": choice_from_json(document["choice"]) if "choice" in document else None,
         "waivers": tuple(Waiver(**item) for item in document.get("waivers", ())),
         "baseline": PlannedBaseline(**document["baseline"]) if "baseline" in document else None,
+        "study": study_from_json(document["study"]) if "study" in document else None,
     }
     return Plan(**{**document, **parts})
 

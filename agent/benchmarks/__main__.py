@@ -31,12 +31,13 @@ import torch.distributed as dist
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from agent.benchmarks import nccl_log, pairs
+from agent.benchmarks import host_cpu, nccl_log, pairs
 from agent.benchmarks.context import Context, failed, join
-from agent.heartbeat import heart
+from agent.heartbeat import LAUNCHED, heart
 from schemas.catalogue import BENCHMARKS, DURATION, expand, settings
 from schemas.records import ERROR, SKIPPED
 
+BEGAN = time.monotonic()
 FOR_A_CPU: Mapping[str, Mapping[str, Any]] = {
     "gemm": {"dtypes": ["fp32", "bf16"], "size": 512},
     "memory": {"size_bytes": 1 << 24},
@@ -46,6 +47,7 @@ FOR_A_CPU: Mapping[str, Mapping[str, Any]] = {
     "collective": {"sizes_bytes": [8, 1 << 16, 1 << 20]},
     "training": {"networks": ["convnet"], "max_steps": 20},
     "fashion_mnist": {"epochs": 1, "max_steps": 20},
+    "scaling": {"max_steps": 20},
     "variants": {"variants": ["fp32"], "batch_sizes": [16], "compiled_variants": [], "steps": 3},
     "model_parallel": {"width": 128, "batch_size": 32},
     "transformer": {"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 2},
@@ -66,6 +68,8 @@ def main() -> int:
     options = _arguments().parse_args()
     store, rank, world_size = _meeting_place()
     request, work = _request(options, store, rank)
+    if cpus := request.get("cpus"):  # before torch and NCCL start threads, which inherit it
+        host_cpu.confine(int(cpus), int(os.environ.get("LOCAL_RANK", "0")))
     context = _context(request, work, store, rank, world_size)
     if options.request:
         _own_log(context)
@@ -252,11 +256,11 @@ def _meeting_place() -> tuple[Store, int, int]:
 
 
 def _part(context: Context) -> None:
-    """Rank 0, which keeps the store where no torchrun does, is the last to go."""
-    if "TORCHELASTIC_RUN_ID" in os.environ or context.world_size == 1:
+    """Who takes away its host's files waits until nobody writes any; so does rank 0, which may keep the store."""
+    if context.world_size == 1:
         return
     context.store.set(f"left/{context.rank}", "")
-    if context.rank == 0:
+    if context.local_rank == 0:
         with contextlib.suppress(*NOT_THERE):
             ranks = [f"left/{rank}" for rank in range(context.world_size)]
             context.store.wait(ranks, timedelta(seconds=context.timeout_s))
@@ -328,6 +332,7 @@ def _context(request: Mapping[str, Any], work: Path, store: Store, rank: int, wo
         node=int(os.environ.get("GROUP_RANK", "0")),
         timeout_s=float(request["collective_timeout_s"]),
         heart=heart(),
+        launched=float(os.environ.get(LAUNCHED, BEGAN)),
     )
 
 

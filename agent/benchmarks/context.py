@@ -65,6 +65,8 @@ class Context:
     """Patience with another rank."""
     heart: Heart = field(default_factory=Heart)
     """Tells the supervisor how far this rank is."""
+    launched: float = field(default_factory=time.monotonic)
+    """`time.monotonic()` when this host's ranks were launched; by hand, when this one had imported torch."""
     benchmark: str = ""
     """The one that is running."""
     lost: dict[int, str] = field(default_factory=dict)
@@ -246,6 +248,8 @@ class Context:
         for other in works[1:]:
             other()
         one = spans(1, 1, warm_up=warm_up)[0]
+        if one < 3 * SPAN_S:  # the first of a short one has waited for another rank's host
+            one = min(spans(BLOCK, 1))
         calls = max(1, min(MOST_CALLS, int(span_s / one)))
         head_start_s = BLOCK * calls * HEAD_START_S if one < SHORT_S and self.device.type == "cuda" else 0.0
         found: list[float] = []

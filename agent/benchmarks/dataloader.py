@@ -109,7 +109,7 @@ def _loaded(context: Context, name: str, workers: int, batch: int, seconds: floa
         prefetch_factor=PREFETCH if workers else None,
         pin_memory=pinned,
         # Never fork: this process has used CUDA, and has threads. The server imports torch once for all workers.
-        multiprocessing_context=_forkserver() if workers else None,
+        multiprocessing_context=forkserver(__name__) if workers else None,
         timeout=context.timeout_s if workers else 0,
     )
     count = 0
@@ -131,9 +131,10 @@ def _loaded(context: Context, name: str, workers: int, batch: int, seconds: floa
     return count / spent
 
 
-def _forkserver() -> Any:
+def forkserver(module: str) -> Any:
+    """The server of worker processes, which has imported that module once for all of them."""
     server = multiprocessing.get_context("forkserver")
-    server.set_forkserver_preload(["agent.benchmarks.dataloader"])
+    server.set_forkserver_preload([module])
     return server
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -41,6 +41,34 @@ def look(root: Path = Path("/")) -> Look:
 def processors() -> int:
     """On how many processors this process may run."""
     return len(os.sched_getaffinity(0))
+
+
+def confine(cpus: int, place: int, root: Path = Path("/")) -> None:
+    """Leaves this process, and what it starts, so many processors of its own: the rank of that place among its host's ranks.
+
+    Of each core one thread first: two ranks on the two threads of a core would have half of it each.
+    """
+    os.sched_setaffinity(0, chosen(sorted(os.sched_getaffinity(0)), cpus, place, root))
+
+
+def chosen(there: Sequence[int], cpus: int, place: int, root: Path = Path("/")) -> list[int]:
+    """Which of the processors."""
+
+    def turn(cpu: int) -> int:
+        try:
+            text = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
+            return [sibling for sibling in there if sibling in cpu_list(text)].index(cpu)
+        except (OSError, ValueError):
+            return 0
+
+    ordered = sorted(there, key=lambda cpu: (turn(cpu), cpu))
+    return ordered[place * cpus : (place + 1) * cpus]
+
+
+def cpu_list(text: str) -> set[int]:
+    """`0-2,64` -> 0, 1, 2, 64. Raises ValueError."""
+    ends = [part.partition("-") for part in text.strip().split(",")]
+    return {cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -22,6 +22,7 @@ from collectors.nvml import obstacles, present
 from schemas.plans import Stage
 from schemas.probes import GANG, PROBE
 from schemas.records import Launch, Record
+from schemas.studies import CELL
 
 
 def take_up(run_dir: Path, host: str, plan: str, *, claim: str | None = None, take_over: bool = False) -> HostRun:
@@ -72,7 +73,7 @@ def measure(
         span: of the soak that it is a round of.
         exported: variables that the operator gives the ranks.
     """
-    stage, gang = planned.name, run.host.gang if planned.name in (GANG, PROBE) else ""
+    stage, gang = planned.name, run.host.gang if planned.name in (GANG, PROBE, CELL) else ""
     if none := _no_gpu(run):
         return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, none))
     if run.host.device == "gpu" and (found := obstacles(run.host.devices, share=run.host.share_gpus)):

@@ -18,6 +18,8 @@ from agent.supervise import Command, write_request
 from agent.wire import Gang, own_address, resolve
 from schemas.catalogue import settings
 from schemas.plans import Plan, PlannedHost, Stage
+from schemas.probes import GANG
+from schemas.studies import CELL
 
 LOOPBACK = "lo", "127.0.0.1"
 """Where the ranks of one host meet."""
@@ -63,19 +65,25 @@ def torchrun(
         )
     if host.name not in members:
         raise LaunchError(f"host {host.name} is not among the members {', '.join(members)}")
+    if stage.cpus * len(host.devices) > (there := len(os.sched_getaffinity(0))):
+        raise LaunchError(
+            f"host {host.name} gives {there} CPUs, and {len(host.devices)} ranks with {stage.cpus} each need "
+            f"{stage.cpus * len(host.devices)}: ask for fewer a rank"
+        )
     node_rank = members.index(host.name)
     first_rank = sum(len(plan.host(name).devices) for name in members[:node_rank])
     request = write_request(
         work,
         {
             "stage": stage.name,
-            "world_scope": f"gang={host.gang}" if stage.name == "gang" else "host",
+            "world_scope": f"gang={host.gang}" if stage.name in (GANG, CELL) else "host",
             "members": list(members),
             "gang": list(plan.gangs().get(host.gang, ())) if stage.name == "gang" else [],
             "device": host.device,
             "devices": list(host.devices),
             "uuids": {str(index): uuid for index, uuid in uuids.items()},
             "collective_timeout_s": stage.collective_timeout_s,
+            "cpus": stage.cpus,
             "benchmarks": {name: _settings(name, chosen, data) for name, chosen in stage.benchmarks.items()},
         },
     )

@@ -81,13 +81,13 @@ class Records(Mapping[str, Evidence]):
         return replace(left, baseline=known) if known else left, quarantined
 
 
-def load(directory: Path, *, alone: bool = True) -> Run:
-    """Reads the run in `directory`; without `alone` the gang records only.
+def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
+    """Reads the run in `directory`; without `alone` the gang records only, with `study` also a study, of which nothing is judged.
 
     Of a large fleet the records are read when they are asked for, and what cannot be believed is found then.
 
     Raises:
-        RunError: there is no plan, so nothing can be said about what is missing.
+        RunError: there is no plan, so nothing can be said about what is missing; or it is a study.
     """
     try:
         plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
@@ -95,6 +95,10 @@ def load(directory: Path, *, alone: bool = True) -> Run:
         raise RunError(f"{error}: give the directory of a run, which has a plan.json") from None
     if why := _unfit(plan):
         raise RunError(f"{directory / 'plan.json'}: {why}: make the plan anew")
+    if plan.study and not study:
+        raise RunError(
+            f"run {plan.run_id} is a scaling study, of which nothing is judged: rackproof scaling {directory}"
+        )
     quarantined: list[Quarantined] = []
     events = _events(directory, quarantined)
     journal = tuple(item.reason for item in quarantined)

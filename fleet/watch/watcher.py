@@ -62,7 +62,7 @@ class Watcher:
         self._journal = Tail(run_dir / lock.JOURNAL)
         self._befell: dict[str, str] = {}
         self._last: dict[str, Any] = {}
-        self._judge = Judge(self._run_dir, self._plan) if judging else None
+        self._judge = Judge(self._run_dir, self._plan) if judging and not self._plan.study else None
         self._exporters = Exporters(self._run_dir, self._plan.run_id) if asking else None
         self._reported: tuple[object, Reported | None] = (None, None)
 
@@ -158,7 +158,8 @@ class Watcher:
             self._exporters.want(asked, self._story.targets, background=background)
 
     def _notes(self, judged: Judged, decided: str) -> tuple[str, ...]:
-        found = [f"the report is too large to be shown here: see {self._run_dir}/report.html"] if decided else []
+        page = "scaling.html" if self._plan.study else "report.html"
+        found = [f"the report is not shown here: see {self._run_dir}/{page}"] if decided else []
         found += [tail.problem for tail in (self._progress, self._events, self._journal) if tail.problem]
         if not self._story.known and not self._progress.problem:
             found.append(f"there is no {PROGRESS}: where the hosts are is known only from their records")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from schemas import locks
 from tests.lab.kill_points import STATE, Attempt, Site, kill, wrong
@@ -64,6 +65,39 @@ def torn(run: Path) -> None:
     for name in ("events.jsonl", "journal.jsonl"):
         with (run / name).open("a") as file:
             file.write('{"at": "20')
+
+
+STUDY = {
+    "schema": "rackproof.profile/1",
+    "summary": "as little as takes two launches",
+    "device": "cpu",
+    "processes_per_host": 1,
+    "study": {"matrix": [{"hosts": [2], "gpus": [1], "cpus": [1]}, {"hosts": [1, 3], "gpus": [1]}]},
+    "stages": {
+        "gang": {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {"scaling": {"max_steps": 5}}},
+    },
+}
+
+
+def test_a_study_that_was_cut_off_measures_no_cell_twice(site: Site) -> None:
+    path = site.lab.directory / "study.yml"
+    path.write_text(yaml.safe_dump(STUDY))
+    options: dict[str, Any] = {"playbook": "scaling", "rackproof_study": str(path)}
+    told: list[str] = []
+    assert kill(site, "study", "gang : Wait for the gang", 0.5, told.append, **options), told
+    code, output = site.run("study", **options)
+    assert code == 0, output[-4000:]
+    found = json.loads((site.runs / "study" / "scaling.json").read_text())
+    assert [cell["state"] for cell in found["cells"]] == ["measured", "measured", "skipped"]
+    assert [cell.get("members") for cell in found["cells"]] == [list(HOSTS), [HOSTS[0]], None]
+    assert all(cell["wall_s"] > cell["hookup_s"] > 0 for cell in found["cells"][:2])
+    for host, cells in zip(HOSTS, ([1, 2], [1]), strict=True):
+        left = json.loads(site.lab.on(host, "cat", f"{STATE}/runs/study/gangs/all.json").stdout)
+        assert [launch["number"] for launch in left["launches"]] == cells, "each once"
+        (seen,) = (item for item in left["launches"][0]["observations"] if item["name"] == "scaling.throughput")
+        assert (seen["params"]["cpus"], seen["params"]["world_size"]) == (1, 2)
+    assert not [path for path in site.left_over("study") if "lease" in path], "the hosts were given back"
+    assert "2 of 3 cells were measured, 1 left out." in output
 
 
 @pytest.fixture

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -26,6 +25,7 @@ from agent.benchmarks import (
 from agent.benchmarks.context import Context
 from schemas.catalogue import expand, settings
 from schemas.records import Observation
+from tests import ranks
 from tests.unit.test_benchmarks import observations, request, torchrun
 
 ROOT = Path(__file__).parents[2]
@@ -33,6 +33,7 @@ BENCHMARKS: dict[str, dict[str, Any]] = {
     "dataloader": {"workers": [1, 2], "batch_size": 8, "seconds": 0.2},
     "training": {"networks": ["convnet"], "epochs": 2, "batch_size": 16, "max_steps": 3, "data_directories": []},
     "fashion_mnist": {"epochs": 1, "batch_size": 32, "data_directories": []},
+    "scaling": {"max_steps": 4, "batch_size": 16, "precision": "bf16", "workers": 1, "data_directories": []},
     "variants": {
         "variants": ["fp32", "bf16_channels_last", "fp1"],
         "batch_sizes": [8],
@@ -102,6 +103,26 @@ def test_fashion_mnist_learns_and_says_that_its_data_are_synthetic(found: list[O
     assert accuracy.params["data"] == "synthetic"
     assert accuracy.params["graphed"] is False
     assert accuracy.params["learning_rate"] == pytest.approx(0.02)
+
+
+def test_a_cell_is_timed_from_its_launch_and_tested_as_the_experiment_was(found: list[Observation]) -> None:
+    hookup, duration, throughput, accuracy, loss = (
+        _one(found, f"scaling.{kind}") for kind in ("hookup", "duration", "throughput", "accuracy", "loss")
+    )
+    assert isinstance(hookup.value, float)
+    assert isinstance(duration.value, float)
+    assert 0 < duration.value < hookup.value, "three steps against all that came before them"
+    assert throughput.value == pytest.approx(3 * 16 * 2 / duration.value), "the first step is no part of it"
+    assert isinstance(accuracy.value, float)
+    assert 0 <= accuracy.value <= 1
+    assert loss.value == pytest.approx(2.3, abs=0.1), "the mean over ten classes of which nothing is known yet"
+    assert {key: loss.params[key] for key in ("data", "world_size", "batch_size", "precision", "max_steps")} == {
+        "data": "synthetic",
+        "world_size": 2,
+        "batch_size": 16,
+        "precision": "bf16",
+        "max_steps": 4,
+    }
 
 
 @pytest.mark.parametrize("benchmark", ["model_parallel", "transformer"])
@@ -224,21 +245,10 @@ def test_pictures_are_transformed_each_on_its_own() -> None:
 
 @pytest.fixture(scope="module")
 def faults(tmp_path_factory: pytest.TempPathFactory) -> list[Observation]:
-    """What two ranks report while one of them does wrong: `_at_fault` below, run by torchrun."""
+    """What two ranks report while one of them does wrong: `_at_fault` below."""
     work = tmp_path_factory.mktemp("faults")
-    done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
-            *("-m", "tests.unit.test_training_benchmarks", str(work)),
-        ],
-        env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
-    assert done.returncode == 0, done.stderr
+    started = ranks.start("tests.unit.test_training_benchmarks", str(work), work=work)
+    assert started.end() == [0, 0], started.printed.read_text()
     return observations(work)
 
 

@@ -188,7 +188,7 @@ def _chart(op: str, kind: str, series: Sequence[Series], limits: Sequence[tuple[
     top = max(max(line.values.values()) for line in series)
     top = max([top, *(limit for message, limit, _ in limits if message in sizes)])
     factor, unit = scale(top, "B/s")
-    step, ceiling = _nice(top / factor)
+    step, ceiling = nice(top / factor)
     plot = _Plot(sizes[0], sizes[-1], ceiling * factor)
     columns, table = _table(series, sizes, factor)
     peak = max(series, key=lambda line: max(line.values.values()))
@@ -299,7 +299,7 @@ def _goals(sizes: Sequence[int]) -> list[float]:
     return [first + (last - first) * index / 3 for index in range(4)]
 
 
-def _nice(top: float) -> tuple[float, float]:
+def nice(top: float) -> tuple[float, float]:
     """Step and end of an axis from zero that holds `top` in three to five steps of 1, 2, 2.5 or 5 times a power of ten."""
     if top <= 0:
         return 1.0, 1.0

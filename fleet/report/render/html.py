@@ -73,11 +73,11 @@ class Duty:
 def render_html(report: FleetReport, grafana_url: str = "") -> str:
     """The whole report for people. The same report gives the same bytes."""
     soaks = timeline.timelines(report)
-    css, js = "\n".join(map(_asset, _STYLES if soaks else _STYLES[:1])), _asset("report.js")
-    page = _environment().get_template("report.html.j2").render(
+    css, js = "\n".join(map(asset, _STYLES if soaks else _STYLES[:1])), asset("report.js")
+    page = environment().get_template("report.html.j2").render(
         report=report,
         css=Markup(css),  # noqa: S704 - our own file
-        policy=_policy(css, js),
+        policy=policy(css, js),
         run_dashboard=grafana.run_dashboard(report, grafana_url),
         **_headline(report),
         **_measurements(report),
@@ -226,11 +226,12 @@ def _gaps(report: FleetReport) -> dict[str, Any]:
 
 
 @cache
-def _asset(name: str) -> str:
+def asset(name: str) -> str:
+    """A file of ours that goes into a page."""
     return (_HERE / name).read_text(encoding="utf-8").strip()
 
 
-def _policy(css: str, js: str) -> str:
+def policy(css: str, js: str) -> str:
     """The Content-Security-Policy: our style and our script by their hashes, and nothing else from anywhere."""
     return (
         f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}'; base-uri 'none'; form-action 'none'"
@@ -242,8 +243,9 @@ def _hash(text: str) -> str:
 
 
 @cache
-def _environment() -> Environment:
-    environment = Environment(
+def environment() -> Environment:
+    """The templates: every text from elsewhere is cleaned and escaped."""
+    found = Environment(
         loader=FileSystemLoader(_HERE),
         autoescape=True,
         undefined=StrictUndefined,
@@ -252,12 +254,12 @@ def _environment() -> Environment:
         finalize=_plain_text,
     )
     names = ("quantity", "action_name", "params_text", "when", "took", "duration")
-    environment.filters.update({name: getattr(format, name) for name in names})
-    environment.filters["tone"] = headline.tone
-    environment.filters["log"] = escape  # cleaned when it was read, and its lines are kept
-    environment.filters["drawn"] = Markup  # paths of our own numbers, which are longer than any text
-    environment.filters["count"] = lambda value: format.number(int(value), 12)
-    return environment
+    found.filters.update({name: getattr(format, name) for name in names})
+    found.filters["tone"] = headline.tone
+    found.filters["log"] = escape  # cleaned when it was read, and its lines are kept
+    found.filters["drawn"] = Markup  # paths of our own numbers, which are longer than any text
+    found.filters["count"] = lambda value: format.number(int(value), 12)
+    return found
 
 
 def _plain_text(value: Any) -> Any:

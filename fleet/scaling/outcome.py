@@ -1,0 +1,231 @@
+"""Plan + the records fetched so far -> what became of each cell of a study, and which one is measured next. Pure functions."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass, replace
+
+from fleet.gangs import Decision, Start
+from fleet.judge.evidence import Evidence
+from schemas.plans import Plan
+from schemas.records import Launch, Observation
+from schemas.studies import CELL, WORKLOAD, Cell, Study
+
+GANG = "all"
+"""Every host of a study's plan is in this gang, of which a cell launches some."""
+MEASURED, FAILED, SKIPPED, OPEN = "measured", "failed", "skipped", "open"
+"""Of a cell: it has its figures; it was launched and has not; it cannot or must not be launched; it was not launched yet."""
+FIGURES = ("hookup", "duration", "throughput", "accuracy", "loss")
+NOT_YET = "not measured yet: start the study again with the same run id"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """A cell and what came of it. A figure that is not there is None, and `reason` says why."""
+
+    number: int
+    cell: Cell
+    state: str
+    reason: str = ""
+    members: tuple[str, ...] = ()
+    """The hosts that took part, in rank order."""
+    began: str = ""
+    wall_s: float | None = None
+    """From the launch to the end of the last host's ranks."""
+    hookup_s: float | None = None
+    """From the launch to the end of the first step, on the host where it took longest."""
+    train_s: float | None = None
+    """From there to the end of the last step."""
+    throughput: float | None = None
+    """Images a second of all ranks, in `train_s`."""
+    accuracy: float | None = None
+    loss: float | None = None
+    """Accuracy and mean loss on the test images."""
+    data: str = ""
+    cut: bool = False
+    """The study's settings end the training before its epochs are over."""
+    cost: float | None = None
+    """None where no price is known, or nothing was launched."""
+    efficiency: float | None = None
+    """Throughput a rank, as a share of that of cell `against`."""
+    against: int = 0
+    """The smallest measured cell with the same batch a rank, epochs, CPUs and precision."""
+    share: float | None = None
+    """Of a cell with few CPUs: its throughput as a share of that of cell `unconfined`."""
+    unconfined: int = 0
+    """A cell that differs in having all CPUs, or in that and its epochs."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Outcome:
+    """What became of a study."""
+
+    rows: tuple[Row, ...]
+    hours: float
+    """That the launches took."""
+    cost: float | None
+    stopped: str = ""
+    """Why no further cell is begun; empty where nothing stops it."""
+    gpus: tuple[str, ...] = ()
+    """Names of the GPUs that the hosts have."""
+    software: tuple[str, ...] = ()
+    """Versions of what the ranks ran on."""
+
+    def count(self, state: str) -> int:
+        """Cells in that state."""
+        return sum(row.state == state for row in self.rows)
+
+    @property
+    def complete(self) -> bool:
+        """Every cell was measured, or must not be by the inventory or the operator's own limit."""
+        return not self.count(FAILED) and not self.count(OPEN)
+
+
+def outcome(plan: Plan, evidence: Mapping[str, Evidence], *, price: float | None = None) -> Outcome:
+    """What became of each cell.
+
+    Args:
+        plan: of a study.
+        evidence: what the hosts left; gang records are enough.
+        price: in place of the plan's; what stopped the study is still told by the plan's.
+    """
+    study = plan.study or Study(cells=())
+    told = _launches(evidence)
+    rows = [
+        _launched(number, cell, told[number]) if number in told else _not_launched(plan, number, cell)
+        for number, cell in enumerate(study.cells, 1)
+    ]
+    hours = sum(row.wall_s or 0.0 for row in rows) / 3600
+    stopped = _stopped(study, rows, hours)
+    if stopped:
+        rows = [replace(row, state=SKIPPED, reason=stopped) if row.state == OPEN else row for row in rows]
+    priced = study.price if price is None else price
+    if priced:
+        rows = [replace(row, cost=_host_hours(row) * priced) if row.members else row for row in rows]
+    return Outcome(
+        rows=tuple(_against_all_cpus(_against_the_smallest(row, rows), rows) for row in rows),
+        hours=hours,
+        cost=sum(row.cost or 0.0 for row in rows) if priced else None,
+        stopped=stopped,
+        gpus=tuple(sorted({gpu.name for left in evidence.values() for gpu in left.gpus()})),
+        software=tuple(sorted({" ".join(item) for left in evidence.values() for item in left.software().items()})),
+    )
+
+
+def next_cell(plan: Plan, evidence: Mapping[str, Evidence], present: Collection[str]) -> Decision:
+    """The first cell that was not launched and for which enough hosts are there; none where all is done that can be.
+
+    Cells are launched one by one, since two at once would share what lies between the hosts.
+    """
+    for row in outcome(plan, evidence).rows:
+        able = [host.name for host in plan.hosts if host.name in present and len(host.devices) >= row.cell.gpus]
+        if row.state == OPEN and len(able) >= row.cell.hosts:
+            return Decision(
+                starts=(Start(gang=GANG, members=tuple(able[: row.cell.hosts]), number=row.number),), left={}
+            )
+    return Decision(starts=(), left={})
+
+
+def _launches(evidence: Mapping[str, Evidence]) -> dict[int, dict[str, Launch]]:
+    """Number of a cell -> host -> its own account of the launch."""
+    found: dict[int, dict[str, Launch]] = {}
+    for host, left in evidence.items():
+        for launch in left.launches():
+            if launch.stage == CELL and host in launch.members:
+                found.setdefault(launch.number, {})[host] = launch
+    return found
+
+
+def _not_launched(plan: Plan, number: int, cell: Cell) -> Row:
+    able = sum(len(host.devices) >= cell.gpus for host in plan.hosts)
+    if able >= cell.hosts:
+        return Row(number=number, cell=cell, state=OPEN, reason=NOT_YET)
+    device = "processes" if plan.rehearsal else "GPUs"
+    why = f"capacity: hosts with {cell.gpus} {device}: {cell.hosts} wanted, {able} in the inventory"
+    return Row(number=number, cell=cell, state=SKIPPED, reason=why)
+
+
+def _launched(number: int, cell: Cell, told: Mapping[str, Launch]) -> Row:
+    first = next(iter(told.values()))
+    row = Row(
+        number=number,
+        cell=cell,
+        state=FAILED,
+        members=first.members,
+        began=min(launch.began for launch in told.values()),
+        wall_s=max(launch.duration_s for launch in told.values()),
+    )
+    if silent := [host for host in first.members if host not in told]:
+        return replace(row, reason=f"no record of it from {', '.join(silent)}")
+    if bad := [launch for launch in told.values() if not launch.good]:
+        return replace(row, reason=next((launch.reason for launch in bad if launch.reason), bad[0].outcome))
+    seen = {item.name: item for item in told[first.members[0]].observations}
+    figures: dict[str, float] = {}
+    for kind in FIGURES:
+        value = _figure(seen.get(f"{WORKLOAD}.{kind}"))
+        if isinstance(value, str):
+            return replace(row, reason=f"{WORKLOAD}.{kind}: {value}")
+        figures[kind] = value
+    params = seen[f"{WORKLOAD}.throughput"].params
+    if params.get("world_size") != cell.ranks:
+        return replace(row, reason=f"{params.get('world_size')} ranks took part, and not {cell.ranks}")
+    return replace(
+        row,
+        state=MEASURED,
+        hookup_s=figures["hookup"],
+        train_s=figures["duration"],
+        throughput=figures["throughput"],
+        accuracy=figures["accuracy"],
+        loss=figures["loss"],
+        data=str(params.get("data", "")),
+        cut=bool(params.get("max_steps")),
+    )
+
+
+def _figure(seen: Observation | None) -> float | str:
+    """The figure, or why there is none."""
+    if seen is None:
+        return "it is not in the record"
+    if isinstance(seen.value, bool) or not isinstance(seen.value, int | float) or not math.isfinite(seen.value):
+        return seen.reason or "it is no number"
+    return float(seen.value)
+
+
+def _host_hours(row: Row) -> float:
+    return len(row.members) * (row.wall_s or 0.0) / 3600
+
+
+def _stopped(study: Study, rows: Collection[Row], hours: float) -> str:
+    cost = sum(_host_hours(row) for row in rows) * study.price
+    if study.stop_cost and cost >= study.stop_cost:
+        return f"budget: the cells before it cost {cost:.2f} of {study.stop_cost:g} {study.currency}".rstrip()
+    if study.stop_hours and hours >= study.stop_hours:
+        return f"budget: the cells before it took {hours:.2f} of {study.stop_hours:g} h"
+    return ""
+
+
+def _against_the_smallest(row: Row, rows: Collection[Row]) -> Row:
+    """Weak scaling: the batch is that of a rank, so that at 100 % twice the ranks do twice the images a second."""
+    if row.throughput is None:
+        return row
+    like = [other for other in rows if other.throughput and other.cell.series == row.cell.series]
+    if not like:
+        return row
+    least = min(like, key=lambda other: (other.cell.ranks, other.cell.hosts, other.number))
+    of_each = (least.throughput or 0.0) / least.cell.ranks
+    return replace(row, efficiency=row.throughput / row.cell.ranks / of_each, against=least.number)
+
+
+def _against_all_cpus(row: Row, rows: Collection[Row]) -> Row:
+    if row.throughput is None or not row.cell.cpus:
+        return row
+    alike = [
+        other
+        for other in rows
+        if other.throughput and replace(other.cell, epochs=row.cell.epochs) == replace(row.cell, cpus=0)
+    ]
+    if not alike:
+        return row
+    best = min(alike, key=lambda other: (other.cell.epochs != row.cell.epochs, other.number))
+    return replace(row, share=row.throughput / (best.throughput or 1.0), unconfined=best.number)

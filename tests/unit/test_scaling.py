@@ -1,0 +1,544 @@
+"""Scaling studies: the cells of a matrix, which one is next, what came of them, and the page; over hosts that leave records."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.benchmarks.host_cpu import chosen, cpu_list
+from agent.launch.torchrun import LaunchError, torchrun
+from agent.wire import Gang
+from fleet.cli import begin
+from fleet.errors import RunError, UsageError
+from fleet.judge.evidence import Evidence
+from fleet.plan import PROFILES, make_plan, read_profile
+from fleet.report.load import load
+from fleet.report.render.scaling import plots, render_html, render_lines, render_markdown, sentence
+from fleet.scaling.outcome import FAILED, MEASURED, NOT_YET, OPEN, SKIPPED, Outcome, next_cell, outcome
+from fleet.scaling.published import RUNS, ours
+from rackproof import main
+from schemas import documents
+from schemas.plans import Plan, plan_from_json
+from schemas.records import ERROR, Launch, Record, to_json
+from schemas.studies import CELL, Cell
+from tests import builders
+
+PROFILE: dict[str, Any] = {
+    "schema": "rackproof.profile/1",
+    "summary": "a study",
+    "device": "gpu",
+    "study": {"matrix": [{"hosts": [1, 2, 4], "gpus": [2], "batch_size": [64, 128]}, {"gpus": [1], "cpus": [0, 1]}]},
+    "stages": {
+        "gang": {"deadline_s": 60, "collective_timeout_s": 30, "benchmarks": {"scaling": {"workers": 2}}},
+    },
+}
+REHEARSAL = {**PROFILE, "device": "cpu", "processes_per_host": 2}
+
+
+def study(tmp_path: Path, *hosts: str, profile: dict[str, Any] = PROFILE, gpu_count: int = 2, **over: Any) -> Plan:
+    """The plan of a study; `over` changes what it asks for."""
+    path = tmp_path / "study.yml"
+    path.write_text(yaml.safe_dump({**profile, "study": {**profile["study"], **over}}))
+    return planned(path, *hosts, gpu_count=gpu_count)
+
+
+def planned(path: Path, *hosts: str, gpu_count: int = 2, **variables: Any) -> Plan:
+    inventory = builders.inventory(*(hosts or ("h1", "h2")), rackproof_gpu_count=gpu_count, **variables)
+    return make_plan(read_profile(str(path)), inventory, run_id="s1", nonce=builders.NONCE, created=builders.WHEN)
+
+
+# --- the matrix
+
+
+def test_blocks_are_multiplied_out_as_written_and_a_cell_is_measured_once(tmp_path: Path) -> None:
+    plan = study(
+        tmp_path, matrix=[{"gpus": [1, 2], "batch_size": [64, 128]}, {"gpus": [2], "precision": ["fp32", "bf16"], "epochs": [3]},
+                          {"gpus": [1]}]
+    )  # fmt: skip
+    assert plan.study
+    assert [(cell.gpus, cell.batch_size, cell.precision, cell.epochs) for cell in plan.study.cells] == [
+        (1, 64, "fp32", 1),
+        (1, 128, "fp32", 1),
+        (2, 64, "fp32", 1),
+        (2, 128, "fp32", 1),
+        (2, 64, "fp32", 3),
+        (2, 64, "bf16", 3),
+    ]
+    assert {(cell.hosts, cell.cpus) for cell in plan.study.cells} == {(1, 0)}
+
+
+def test_a_plan_with_a_study_survives_its_file(tmp_path: Path) -> None:
+    plan = study(tmp_path, price={"per_host_hour": 12, "currency": "USD"}, stop={"hours": 2})
+    document = json.loads(json.dumps(to_json(plan)))
+    documents.validate(document, "plan", source="the plan")
+    assert plan_from_json(document) == plan
+    assert plan.expected == (), "nothing of it is judged"
+    assert plan.gangs() == {"all": ("h1", "h2")}
+
+
+def test_a_cells_plan_has_its_gpus_and_its_settings(tmp_path: Path) -> None:
+    plan = study(tmp_path)
+    cell = plan.of_cell(8)
+    assert [host.devices for host in cell.hosts] == [(0,), (0,)]
+    (stage,) = cell.stages
+    assert (stage.name, stage.cpus, stage.deadline_s) == (CELL, 1, 60)
+    assert stage.benchmarks == {"scaling": {"workers": 2, "batch_size": 64, "epochs": 1, "precision": "fp32"}}
+    for number in (0, 9):
+        with pytest.raises(KeyError, match=f"cell {number}"):
+            plan.of_cell(number)
+
+
+@pytest.mark.parametrize(
+    ("over", "said"),
+    [
+        ({"matrix": [{"hosts": [1]}]}, "study.matrix.0: 'gpus' is a required property"),
+        ({"matrix": [{"gpus": [0]}]}, "study.matrix.0.gpus.0: 0 is less than the minimum of 1"),
+        ({"matrix": [{"gpus": [1], "cpu": [1]}]}, "unknown cpu (did you mean cpus?)"),
+        ({"matrix": [{"gpus": [1], "precision": ["bf61"]}]}, "'bf61' is not one of fp32, bf16 (did you mean bf16?)"),
+        ({"matrix": [{"gpus": [1], "batch_size": ["64"]}]}, "batch_size.0: '64' is not of type 'integer'"),
+        ({"matrix": [{"gpus": [1, 2], "batch_size": list(range(1, 52))}]}, "the matrix has 102 cells, 100 at most"),
+        ({"stop": {"cost": 50}}, "study.stop.cost is 50 and no price is given: add study.price.per_host_hour"),
+        ({"price": {"per_host_hour": -1}}, "study.price.per_host_hour: -1 is less than or equal to the minimum of 0"),
+        ({"price": {"per_host_hour": 1, "currency": "<b>"}}, "study.price.currency"),
+    ],
+)
+def test_a_wrong_study_is_named(tmp_path: Path, over: dict[str, Any], said: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        study(tmp_path, **over)
+    assert said in str(caught.value)
+
+
+def test_what_the_matrix_chooses_nobody_else_does(tmp_path: Path) -> None:
+    for name, value in {"rackproof_epochs": 3, "rackproof_batch_size": 64, "rackproof_validation_only": True}.items():
+        with pytest.raises(
+            UsageError, match=rf"{name} is {value} and profile scaling is a study: .*; leave the variable out"
+        ):
+            planned(PROFILES / "scaling.yml", **{name: value})
+
+
+def test_other_benchmarks_do_not_go_with_a_study(tmp_path: Path) -> None:
+    stages = {"gang": {**PROFILE["stages"]["gang"], "benchmarks": {"training": {}, "scaling": {}}}}
+    with pytest.raises(
+        UsageError, match="runs gang: scaling, training: a study has the stage gang with the benchmark scaling alone"
+    ):
+        study(tmp_path, profile={**PROFILE, "stages": stages})
+    stages["gang"]["benchmarks"] = {"scaling": {"precision": "fp23"}}
+    with pytest.raises(
+        UsageError, match=r"scaling.precision has no fp23 \(did you mean fp32\?\): there are fp32, bf16"
+    ):
+        study(tmp_path, profile={**PROFILE, "stages": stages})
+
+
+@pytest.mark.parametrize("name", ["scaling", "scaling-rehearsal"])
+def test_shipped_studies_can_be_planned(name: str) -> None:
+    plan = planned(PROFILES / f"{name}.yml", "h1", gpu_count=2)
+    assert plan.study
+    able = [cell for cell in plan.study.cells if cell.hosts == 1 and cell.gpus <= 2]
+    assert len(able) == {"scaling": 12, "scaling-rehearsal": 3}[name]
+    assert {cell.cpus for cell in plan.study.cells} == {0, 1}
+
+
+# --- what came of the cells
+
+
+@dataclass
+class Site:
+    """Hosts that launch what they are told, as fast as there are GPUs but for a tenth that is lost with each doubling."""
+
+    plan: Plan
+    gone: set[str] = field(default_factory=set)
+    spoil: Callable[[int, str, Launch], Launch | None] = lambda number, host, launch: launch
+    """What a host's account of a launch becomes; None: nobody has it."""
+    begun: list[int] = field(default_factory=list)
+    left: dict[str, list[Launch]] = field(default_factory=dict)
+
+    def evidence(self) -> dict[str, Evidence]:
+        return {host: Evidence(records=(record(self.plan, host, launches),)) for host, launches in self.left.items()}
+
+    def play(self) -> Outcome:
+        present = [host.name for host in self.plan.hosts if host.name not in self.gone]
+        while starts := next_cell(self.plan, self.evidence(), present).starts:
+            (start,) = starts
+            assert start.number not in self.begun, "no cell is measured twice"
+            assert self.plan.study
+            self.begun.append(start.number)
+            cell = self.plan.study.cells[start.number - 1]
+            for host in start.members:
+                if told := self.spoil(start.number, host, launched(start.number, start.members, cell)):
+                    self.left.setdefault(host, []).append(told)
+        return outcome(self.plan, self.evidence())
+
+
+def launched(number: int, members: tuple[str, ...], cell: Cell, **params: Any) -> Launch:
+    lost = 0.9 ** (cell.ranks.bit_length() - 1)
+    figures = {
+        "hookup": (8.0, "s"),
+        "duration": (60.0, "s"),
+        "throughput": (1000.0 * cell.batch_size / 64 * cell.ranks * lost / (3 if cell.cpus else 1), "images/s"),
+        "accuracy": (0.73, "1"),
+        "loss": (0.66, "1"),
+    }
+    params = {"world_size": cell.ranks, "data": "fashion-mnist", "max_steps": 0, **params}
+    return replace(
+        builders.launch(CELL, members),
+        number=number,
+        duration_s=72.0,
+        observations=tuple(
+            builders.observation(f"scaling.{kind}", value, scope="gang=all", unit=unit, stage=CELL, **params)
+            for kind, (value, unit) in figures.items()
+        ),
+    )
+
+
+def record(plan: Plan, host: str, launches: list[Launch]) -> Record:
+    return Record(
+        run_id=plan.run_id,
+        nonce=plan.nonce,
+        host=host,
+        began=builders.WHEN,
+        ended=builders.WHEN,
+        rackproof="0",
+        gang="all",
+        launches=tuple(launches),
+    )
+
+
+def states(found: Outcome) -> list[str]:
+    return [row.state for row in found.rows]
+
+
+def test_every_cell_is_measured_once_and_what_there_is_no_room_for_is_told(tmp_path: Path) -> None:
+    site = Site(study(tmp_path))
+    found = site.play()
+    assert site.begun == [1, 2, 3, 4, 7, 8]
+    assert states(found) == [*[MEASURED] * 4, SKIPPED, SKIPPED, MEASURED, MEASURED]
+    assert found.rows[4].reason == "capacity: hosts with 2 GPUs: 4 wanted, 2 in the inventory"
+    assert [row.members for row in found.rows[1:4]] == [("h1",), ("h1", "h2"), ("h1", "h2")]
+    assert found.complete
+    assert sentence(found) == "6 of 8 cells were measured, 2 left out."
+
+
+def test_efficiency_is_that_of_a_rank_against_the_smallest_cell_of_its_series(tmp_path: Path) -> None:
+    rows = Site(study(tmp_path)).play().rows
+    told = {row.number: (round(row.efficiency, 3), row.against) for row in rows if row.efficiency is not None}
+    # Batch 64: cell 7 has one rank, cell 1 two, cell 3 four. Batch 128 begins with cell 2. With one CPU, cell 8 is alone.
+    assert told == {7: (1.0, 7), 1: (0.9, 7), 3: (0.81, 7), 2: (1.0, 2), 4: (0.9, 2), 8: (1.0, 8)}
+
+
+def test_a_cell_with_few_cpus_is_told_against_the_one_with_all(tmp_path: Path) -> None:
+    found = Site(study(tmp_path)).play()
+    told = {row.number: (row.share, row.unconfined) for row in found.rows if row.share is not None}
+    assert told == {8: (pytest.approx(1 / 3), 7)}
+    assert render_lines(found, "").endswith(", 33 % of the images/s of cell 7")
+    block = {"gpus": [2], "batch_size": [64]}
+    rows = Site(study(tmp_path, matrix=[{**block, "epochs": [8]}, {**block, "cpus": [1]}])).play().rows
+    assert rows[1].unconfined == 1, "the rate does not depend on the number of epochs"
+    rows = Site(study(tmp_path, matrix=[{"gpus": [2], "batch_size": [128]}, {**block, "cpus": [1]}])).play().rows
+    assert rows[1].share is None
+
+
+def test_cost_is_that_of_the_hosts_that_took_part_while_they_did(tmp_path: Path) -> None:
+    plan = study(tmp_path, price={"per_host_hour": 10, "currency": "EUR"})
+    site = Site(plan)
+    found = site.play()
+    assert [row.cost for row in found.rows] == pytest.approx([0.2, 0.2, 0.4, 0.4, None, None, 0.2, 0.2])
+    assert found.cost == pytest.approx(1.6)
+    assert found.hours == pytest.approx(6 * 72 / 3600)
+    again = outcome(plan, site.evidence(), price=20)
+    assert again.cost == pytest.approx(3.2)
+    assert outcome(study(tmp_path), site.evidence()).cost is None, "nobody said a price"
+
+
+@pytest.mark.parametrize(
+    ("stop", "said"),
+    [
+        ({"cost": 0.5}, "budget: the cells before it cost 0.80 of 0.5 EUR"),
+        ({"hours": 0.05}, "budget: the cells before it took 0.06 of 0.05 h"),
+    ],
+)
+def test_a_budget_ends_the_study_and_says_so(tmp_path: Path, stop: dict[str, float], said: str) -> None:
+    site = Site(study(tmp_path, price={"per_host_hour": 10, "currency": "EUR"}, stop=stop))
+    found = site.play()
+    assert site.begun == [1, 2, 3]
+    assert states(found) == [*[MEASURED] * 3, *[SKIPPED] * 5]
+    assert found.rows[3].reason == found.stopped == said
+    assert found.rows[4].reason.startswith("capacity"), "that reason stands whatever the budget"
+    assert found.complete, "the operator's own limit"
+
+
+def test_a_failed_cell_is_in_the_table_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
+    def spoil(number: int, host: str, launch: Launch) -> Launch:
+        out_of_memory = replace(launch, outcome="failed", reason="rank 0 in scaling (exit code 1): out of memory")
+        return out_of_memory if number == 2 else launch
+
+    site = Site(study(tmp_path, price={"per_host_hour": 10}), spoil=spoil)
+    found = site.play()
+    assert states(found) == [MEASURED, FAILED, MEASURED, MEASURED, SKIPPED, SKIPPED, MEASURED, MEASURED]
+    row = found.rows[1]
+    assert row.reason == "rank 0 in scaling (exit code 1): out of memory"
+    assert (row.throughput, row.efficiency) == (None, None)
+    assert row.cost == pytest.approx(0.2), "it was paid for"
+    assert (found.rows[3].efficiency, found.rows[3].against) == (1.0, 4), "the smallest that was measured"
+    assert not found.complete
+
+
+def absent(launch: Launch, **change: Any) -> Launch:
+    """The launch without its throughput, or with another."""
+    seen = [replace(item, **change) if item.name == "scaling.throughput" else item for item in launch.observations]
+    return replace(launch, observations=tuple(seen))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "said"),
+    [
+        (lambda launch: replace(launch, observations=()), "scaling.hookup: it is not in the record"),
+        (
+            lambda launch: absent(launch, status=ERROR, value=None, reason="no room in /dev/shm"),
+            "scaling.throughput: no room in /dev/shm",
+        ),
+        (lambda launch: absent(launch, value="fast"), "scaling.throughput: it is no number"),
+        (lambda launch: absent(launch, value=True), "scaling.throughput: it is no number"),
+        (lambda launch: replace(launch, outcome="deadline"), "deadline"),
+        (lambda launch: replace(launch, reason="no result of rank 1: missing"), "no result of rank 1: missing"),
+        (lambda launch: absent(launch, params={"world_size": 1}), "1 ranks took part, and not 2"),
+    ],
+)
+def test_a_cell_without_all_of_its_figures_is_not_measured(
+    tmp_path: Path, spoil: Callable[[Launch], Launch], said: str
+) -> None:
+    plan = study(tmp_path, "h1", matrix=[{"gpus": [2]}])
+    found = Site(plan, spoil=lambda number, host, launch: spoil(launch)).play()
+    (row,) = found.rows
+    assert (row.state, row.reason) == (FAILED, said)
+    assert not found.complete
+
+
+def test_a_host_that_left_no_word_of_a_cell_fails_it(tmp_path: Path) -> None:
+    site = Site(study(tmp_path), spoil=lambda number, host, launch: None if (number, host) == (3, "h2") else launch)
+    found = site.play()
+    assert (found.rows[2].state, found.rows[2].reason) == (FAILED, "no record of it from h2")
+
+
+def test_hosts_out_of_reach_leave_the_larger_cells_open_until_they_are_back(tmp_path: Path) -> None:
+    site = Site(study(tmp_path, "h1", "h2", "h3"), gone={"h1", "h3"})
+    found = site.play()
+    assert site.begun == [1, 2, 7, 8]
+    assert {row.members for row in found.rows if row.members} == {("h2",)}
+    assert (found.rows[2].state, found.rows[2].reason) == (OPEN, NOT_YET)
+    assert not found.complete
+    site.gone.clear()
+    assert site.play().complete
+    assert site.begun == [1, 2, 7, 8, 3, 4]
+
+
+def test_a_launch_that_the_host_was_no_member_of_is_not_believed(tmp_path: Path) -> None:
+    plan = study(tmp_path)
+    assert plan.study
+    told = launched(1, ("h2",), plan.study.cells[0])
+    found = outcome(plan, {"h1": Evidence(records=(record(plan, "h1", [told]),))})
+    assert set(states(found)) == {OPEN, SKIPPED}
+
+
+# --- beside the published figures
+
+
+def test_only_whole_epochs_of_the_same_images_stand_beside_the_published_ones(tmp_path: Path) -> None:
+    plan = study(tmp_path)
+    rows = Site(plan).play().rows
+    small, large = RUNS[0], RUNS[2]
+    assert (small.machine, small.epochs, small.batch_size) == ("n1-standard-4", 1, 64)
+    assert ours(large, rows) == rows[0], "one host with two GPUs"
+    assert ours(small, rows) == rows[7], "the cell with few CPUs"
+    assert ours(RUNS[-1], rows) is None, "twenty epochs"
+    for params in ({"data": "synthetic"}, {"max_steps": 20}):
+        site = Site(plan, spoil=lambda number, host, launch, params=params: with_params(launch, params))  # type: ignore[misc]
+        assert ours(large, site.play().rows) is None
+
+
+def with_params(launch: Launch, params: dict[str, Any]) -> Launch:
+    seen = [replace(item, params={**item.params, **params}) for item in launch.observations]
+    return replace(launch, observations=tuple(seen))
+
+
+# --- the page
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A run directory of a study of which one cell failed."""
+
+    def spoil(number: int, host: str, launch: Launch) -> Launch:
+        hostile = "<script>alert(1)</script> | \x1b[31mred"
+        return replace(launch, outcome="failed", reason=hostile) if number == 2 else launch
+
+    return written(tmp_path, Site(study(tmp_path, price={"per_host_hour": 12, "currency": "USD"}), spoil=spoil))
+
+
+def written(tmp_path: Path, site: Site) -> Path:
+    site.play()
+    directory = tmp_path / "runs" / "s1"
+    begin(directory, json.loads(json.dumps(to_json(site.plan))))
+    for host, left in site.evidence().items():
+        documents.write(directory / "gangs" / "all" / f"{host}.json", to_json(left.records[0]))
+    return directory
+
+
+def test_the_page_has_every_cell_and_lets_nothing_in(run: Path) -> None:
+    assert main(["scaling", str(run)]) == 2
+    page = (run / "scaling.html").read_text()
+    assert "5 of 8 cells were measured, 1 failed, 2 left out." in page
+    assert page.count('<tr class="fail">') == 1
+    assert "<script" not in page.replace("&lt;script", "")
+    assert not re.search(r'(?:src|href)="(?!#)', page), "nothing from outside"
+    assert "default-src &#39;none&#39;" in page
+    assert "REHEARSAL" not in page
+    assert page.count("<figure>") == 3
+    markdown = (run / "scaling.md").read_text()
+    assert "‹script›alert(1)‹/script› ¦ red" in markdown
+    assert "\x1b" not in page + markdown
+    assert (
+        "| 3 | 2 × 2 | 64 | 1 | fp32 | all | 72 s | 8 s | 3240 | 81 % | 0.7300 | 0.6600 | 0.48 | measured |" in markdown
+    )
+    assert "| 2 × 4 | n1-standard-16 | 128 | 20 | 2 min 21 s | 0.8849 | 0.3264 | – | – | – | – |" in markdown
+
+
+def test_the_same_records_give_the_same_page_whatever_came_between(
+    run: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    names = ("scaling.html", "scaling.md", "scaling.json")
+    main(["scaling", str(run)])
+    first = [(run / name).read_bytes() for name in names]
+    main(["scaling", str(run), "--json"])
+    assert [(run / name).read_bytes() for name in names] == first
+    document = json.loads(capsys.readouterr().out.partition("page: ")[2].partition("\n")[2])
+    assert (document["complete"], document["currency"], len(document["cells"])) == (False, "USD", 8)
+    assert [cell["number"] for cell in document["cells"] if "throughput" not in cell] == [2, 5, 6]
+
+
+def test_a_price_can_be_told_later(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["scaling", str(run), "--price", "120", "--currency", "EUR"])
+    assert (
+        "3: 2 × 2, batch 64, fp32: 72 s (hookup 8 s), 3240 images/s, efficiency 81 %, accuracy 0.7300, loss 0.6600, 4.80 EUR"
+        in (capsys.readouterr().out)
+    )
+
+
+def test_a_study_of_which_nothing_is_missing_exits_0(tmp_path: Path) -> None:
+    assert main(["scaling", str(written(tmp_path, Site(study(tmp_path))))]) == 0
+
+
+def test_a_rehearsal_says_so_in_every_format(tmp_path: Path) -> None:
+    plan = study(tmp_path, profile=REHEARSAL)
+    found = Site(plan).play()
+    assert "REHEARSAL" in render_html(plan, found, "")
+    assert "REHEARSAL" in render_markdown(plan, found, "")
+    assert "hosts with 2 processes: 4 wanted, 2 in the inventory" in render_lines(found, "")
+
+
+def test_nothing_measured_is_a_page_too(tmp_path: Path) -> None:
+    plan = study(tmp_path)
+    found = outcome(plan, {})
+    assert plots(found) == []
+    assert "No cell was measured." in render_html(plan, found, "")
+    assert not found.complete
+
+
+def test_made_up_images_are_told(tmp_path: Path) -> None:
+    plan = study(tmp_path)
+    found = Site(plan, spoil=lambda number, host, launch: with_params(launch, {"data": "synthetic"})).play()
+    assert "accuracy and loss say nothing" in render_html(plan, found, "")
+    assert "accuracy and loss say nothing" in render_markdown(plan, found, "")
+
+
+# --- the command
+
+
+def test_the_next_cell_is_told_to_the_playbook(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (run / "gangs" / "all").iterdir():
+        document = json.loads(path.read_text())
+        document["launches"] = [launch for launch in document["launches"] if launch["number"] != 3]
+        documents.write(path, document)
+    assert main(["gangs", "--run-dir", str(run), "--hosts", "h2,h1", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out) == {
+        "launches": [["--members=h1,h2", "--number=3"]],
+        "hosts": {"h1": 0, "h2": 0},
+        "left": {},
+    }
+
+
+def test_a_study_is_not_judged_and_an_acceptance_is_no_study(
+    run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["report", str(run)]) == 2
+    assert f"run s1 is a scaling study, of which nothing is judged: rackproof scaling {run}" in capsys.readouterr().err
+    with pytest.raises(RunError):
+        load(run)
+    other = tmp_path / "r1"
+    begin(other, json.loads(json.dumps(to_json(builders.plan()))))
+    assert main(["scaling", str(other)]) == 64
+    assert f"{other} is no scaling study: rackproof report {other}" in capsys.readouterr().err
+    assert main(["scaling", str(tmp_path / "none")]) == 2
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--price", "0"], "--price 0.0: give what a host costs in an hour, more than 0"),
+        (["--price", "nan"], "--price nan: give what a host costs in an hour"),
+        (["--currency", "U S"], "--currency U S: give a short name of it, such as USD"),
+    ],
+)
+def test_wrong_options_are_named(run: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["scaling", str(run), *options]) == 64
+    assert said in capsys.readouterr().err
+
+
+def test_one_machine_measures_its_cells_without_a_playbook_and_none_twice(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    small = {"gang": {**PROFILE["stages"]["gang"], "benchmarks": {"scaling": {"max_steps": 2, "batch_size": 8}}}}
+    matrix = [{"hosts": [1, 2], "gpus": [1], "cpus": [1]}, {"gpus": [1], "cpus": [9999]}]
+    own = {**PROFILE, "device": "cpu", "processes_per_host": 1, "stages": small, "study": {"matrix": matrix}}
+    (tmp_path / "own.yml").write_text(yaml.safe_dump(own))
+    arguments = ["run", "--profile", str(tmp_path / "own.yml"), "--run-dir", str(tmp_path / "s1"), "--host", "me"]
+    assert main(arguments) == 2
+    told = capfd.readouterr()
+    assert "1 of 3 cells were measured, 1 failed, 1 left out." in told.out
+    assert "3: 1 × 1, batch 8, fp32, 9999 CPUs a GPU: failed: host me gives" in told.out
+    assert "cell 1: finished" in told.err
+    document = json.loads((tmp_path / "s1" / "scaling.json").read_text())
+    first = document["cells"][0]
+    assert first["wall_s"] > first["hookup_s"] > first["train_s"] > 0
+    assert main(arguments) == 2
+    assert "finished" not in capfd.readouterr().err, "nothing is measured twice"
+    assert json.loads((tmp_path / "s1" / "scaling.json").read_text()) == document
+
+
+# --- processors
+
+
+def test_ranks_get_processors_of_their_own_and_first_one_thread_a_core(tmp_path: Path) -> None:
+    for cpu in range(8):  # two threads a core: 0 and 4, 1 and 5 …
+        directory = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
+        directory.mkdir(parents=True)
+        (directory / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
+    assert [chosen(range(8), 1, place, tmp_path) for place in range(5)] == [[0], [1], [2], [3], [4]]
+    assert chosen(range(8), 3, 1, tmp_path) == [3, 4, 5]
+    assert chosen([1, 4, 5, 6], 1, 2, tmp_path) == [6], "cores 1 and 2 come before the second thread of 1"
+    assert chosen(range(4), 2, 1, tmp_path / "none") == [2, 3], "where nothing is told of cores"
+    assert cpu_list("0-2,64\n") == {0, 1, 2, 64}
+
+
+def test_more_processors_than_a_host_gives_are_refused_before_anything_starts(tmp_path: Path) -> None:
+    plan = study(tmp_path, "h1", matrix=[{"gpus": [2], "cpus": [10_000]}]).of_cell(1)
+    host = plan.hosts[0]
+    gang = Gang.of(plan, host, "cell 1", ["h1"], 29500)
+    with pytest.raises(LaunchError, match=r"host h1 gives \d+ CPUs, and 2 ranks with 10000 each need 20000"):
+        torchrun(plan, host, plan.stages[0], gang=gang, work=tmp_path, data=tmp_path, port=0, interface="", uuids={})
