@@ -22,10 +22,9 @@ SW_THERMAL, HW_THERMAL, POWER_BRAKE = (269, 251), (270, 252), (271, 253)
 """The numbers of the second column are those of the first R575 and R580 drivers."""
 RECOVERY_ACTION = 230
 TOGETHER = (
-    POWER_POLICY, THERMAL_POLICY, SYNC_BOOST, BOARD_LIMIT, RELIABILITY, MEMORY_TEMPERATURE, *SW_THERMAL, *HW_THERMAL,
-    *POWER_BRAKE, RECOVERY_ACTION,
+    POWER_POLICY, THERMAL_POLICY, SYNC_BOOST, BOARD_LIMIT, RELIABILITY, *SW_THERMAL, *HW_THERMAL, *POWER_BRAKE,
 )  # fmt: skip
-"""Fields that are read at every collection, in one call. Numbers, because older versions of nvidia-ml-py lack the names."""
+"""Fields that are read in one call. Numbers, because older versions of nvidia-ml-py lack the names."""
 
 
 class Gpu:

@@ -42,6 +42,7 @@ Told = tuple[str, Labels, Value | Absent]
 
 SLOW_KINDS = (
     *(Kind(*row[:4]) for row in GPU_READINGS if row.pace == SLOW),
+    THROTTLE_TIME,
     *(Kind(*kind[:4]) for kind in LINK_KINDS),
 )
 """What an exporter has read in the background."""
@@ -80,11 +81,9 @@ def everything(gpu: Gpu, thorough: bool, kept: MutableMapping[str, Value | Absen
             yield row.name, {}, kept[row.name]
     for reason, held in throttling(gpu):
         yield THROTTLE_ACTIVE.name, {"reason": reason}, held
-    for reason, seconds in throttle_times(gpu):
-        yield THROTTLE_TIME.name, {"reason": reason}, seconds
     yield from link_states(gpu)
     if thorough:
-        yield from link_readings(gpu)
+        yield from _apart(gpu)
 
 
 def slow_readings(gpu: Gpu) -> Iterator[Told]:
@@ -92,4 +91,11 @@ def slow_readings(gpu: Gpu) -> Iterator[Told]:
     for row in GPU_READINGS:
         if row.pace == SLOW:
             yield row.name, {}, read(lambda: row.get(gpu))  # noqa: B023
+    yield from _apart(gpu)
+
+
+def _apart(gpu: Gpu) -> Iterator[Told]:
+    """Slow readings of which a GPU has several."""
+    for reason, seconds in throttle_times(gpu):
+        yield THROTTLE_TIME.name, {"reason": reason}, seconds
     yield from link_readings(gpu)
