@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 from fleet.judge.criteria import read_pack
@@ -201,6 +202,7 @@ def results(of: Plan, host: str, stage: str) -> list[Observation]:
     ]
 
 
+@cache
 def _unit(name: str) -> str:
     """The unit of an output of the catalogue."""
     outputs = [output for entry in BENCHMARKS.values() for output in entry.outputs] + [DURATION]

@@ -3,9 +3,11 @@
     make fuzz                                             # 1 000 000 mutations
     .venv/bin/python -m tests.fuzz --mutations 100000 --jobs 2
 
-Each mutation changes bytes or the JSON of a record (sometimes of the plan or of the journal of events) of a small run that is in
-order, and the run is read as `rackproof report` reads it. Where a changed record is still believed, the run is judged; where it
-is accepted, `wrong` says by itself, from the bytes alone, whether it might be. Now and then everything is written, too.
+Each mutation changes bytes or the JSON of a record, a host's or a gang's (sometimes of the plan or of the journal of events),
+of a small run that is in order, and the run is read as `rackproof report` reads it. Where a changed record is still believed,
+the run is judged; where it is accepted, `wrong` says by itself, from the bytes alone, whether it might be. Now and then
+everything is written, too; and now and then a verb reads what is broken: a file of waivers, a baseline or a run's copy of one,
+a report, what was signed, a journal or a lock (`CASES`).
 """
 
 from __future__ import annotations
@@ -16,6 +18,8 @@ import io
 import json
 import os
 import random
+import shutil
+import subprocess
 import sys
 import tempfile
 import time
@@ -23,10 +27,14 @@ import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import yaml
+
+from fleet import lock
+from fleet.baseline import store
 from fleet.errors import RunError
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.report.load import Records, load
@@ -39,6 +47,7 @@ from tests import accepted, builders
 
 PACKS = read_packs([])
 WHOLE = next(pack for pack in PACKS if pack.name == "h200-sxm")
+USAGE = 64
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 WORDS = 10
 """Of so many of a short run one is refused in words, by jsonschema; the others by the fast validator of the same schemas."""
@@ -46,8 +55,14 @@ FULL = 200
 """Of so many mutations one is of a run with all that a host tells and every criterion; the others are of a short one."""
 COMMAND = 20
 """Of so many of those one is put through the whole command, which writes its files."""
+GANGS = 5
+"""Of so many others one is of hosts that form a gang."""
+VERBS = 250
+"""Of so many mutations one is of what another verb than `report` reads."""
 PART = 5_000
 KEPT = ("memory", "digest")
+GANG_FIGURES = ("collective.all_reduce.busbw", "collective.all_reduce.wrong_elements", "pairs.bandwidth")
+GANG_BYTES = (67_108_864, None)
 TOLD = ("gpu.ecc.enabled", "gpu.ecc.uncorrectable_volatile", "gpu.pcie.width", "gpu.count", "gpu.remapped_rows.failed")
 VALUES: tuple[Any, ...] = (
     None, True, False, 0, -1, 1, 0.0, -0.0, 1e-300, 1e300, 2**53 + 1, 2**63, 2**64, -(2**70), float("nan"), float("inf"),
@@ -81,20 +96,23 @@ def short_pack() -> Pack:
         "memory.bandwidth",
         "digest.mismatches",
     }
-    return replace(WHOLE, criteria=tuple(item for item in WHOLE.criteria if item.name in names))
+    chosen = [item for item in WHOLE.criteria if item.name in names or any(map(item.speaks_of, GANG_FIGURES))]
+    return replace(WHOLE, criteria=tuple(chosen))
 
 
-def small_run(directory: Path, full: bool = False) -> Plan:
+def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
     """Two hosts with a GPU each, and few figures."""
-    plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1, rackproof_gang="none")
-    kept = [item for item in plan.expected if item.name.split(".")[0] in KEPT]
-    plan = replace(
-        plan, expected=tuple(kept if full else [item for item in kept if item.params.get("op") != "triad"][:4])
-    )
+    plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1, rackproof_gang="rack" if gang else "none")
+    kept = [item for item in plan.expected if item.stage == "benchmark" and item.name.split(".")[0] in KEPT]
+    kept = kept if full else [item for item in kept if item.params.get("op") != "triad"][:4]
+    together = [item for item in plan.expected if item.stage == "gang" and item.name in GANG_FIGURES]
+    kept += [item for item in together if gang and item.params.get("size_bytes") in GANG_BYTES]
+    plan = replace(plan, expected=tuple(kept))
     documents.write(directory / "plan.json", to_json(plan))
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
-            documents.write(directory / "hosts" / f"{host.name}.json", to_json(record if full else short(record)))
+            place = f"gangs/{record.gang}" if record.gang else "hosts"
+            documents.write(directory / place / f"{host.name}.json", to_json(record if full else short(record)))
     event = {"at": builders.WHEN, "play": "Gang", "what": "passed", "hosts": ["h1", "h2"]}
     (directory / "events.jsonl").write_text(json.dumps(event) + "\n")
     return plan
@@ -179,30 +197,48 @@ def wrong(plan: dict[str, Any], records: dict[str, bytes], criteria: Sequence[Cr
     launch finished; GPUs that tell another model or another's serial; every absolute criterion, on everything that it is for;
     every counter that rose over the run; no collector's error where a criterion asks.
     """
-    parts: dict[tuple[str, int], set[tuple[str, str]]] = {}
+    parts: dict[tuple[str, int, str], set[str]] = {}
     places: dict[str, set[tuple[str, int]]] = {}
     for host in plan["hosts"]:
         try:
-            document = json.loads(records[host["name"]].decode(), object_pairs_hook=_once, parse_constant=_never)
-            quick.validate(document, "record", source="record")
+            document = _together([_believed(plan, host["name"], gang, records) for gang in _gangs_of(host)])
         except (ValueError, RecursionError) as error:
             return f"{host['name']}: no valid record: {str(error)[:80]}"
-        own = [
-            document.get(key, default)
-            for key, default in (("run_id", 0), ("nonce", 0), ("host", 0), ("gang", ""), ("simulated", False))
-        ]
-        if own != [plan["run_id"], plan["nonce"], host["name"], "", plan.get("simulated", False)]:
-            return f"{host['name']}: a record of {own}"
-        for gpu in document.get("gpus", ()):
+        for gpu in document["gpus"]:
             place = host["name"], gpu["index"]
-            parts.setdefault(place, set()).add((gpu["serial"], gpu["uuid"]))
-            for key in ("serial", "uuid"):
+            for key in ("serial", "uuid"):  # what one record does not tell, another may
+                parts.setdefault((*place, key), set()).update({gpu[key]} - {""})
                 places.setdefault(gpu[key] or str(place), set()).add(place)
         if why := _unsound(plan, host, document, criteria):
             return f"{host['name']}: {why}"
     if any(len(found) > 1 for found in (*parts.values(), *places.values())):
         return "a GPU in two places, or two in one"
     return ""
+
+
+def _gangs_of(host: dict[str, Any]) -> list[str]:
+    """Of its own record, and of that in its gang."""
+    return ["", host["gang"]] if host.get("gang") else [""]
+
+
+def _believed(plan: dict[str, Any], host: str, gang: str, records: dict[str, bytes]) -> dict[str, Any]:
+    """A record of that host and run. Raises ValueError where it is none."""
+    text = records[f"gangs/{gang}/{host}.json" if gang else f"hosts/{host}.json"]
+    document: dict[str, Any] = json.loads(text.decode(), object_pairs_hook=_once, parse_constant=_never)
+    quick.validate(document, "record", source="record")
+    own: list[Any] = [
+        document.get(key, default)
+        for key, default in (("run_id", 0), ("nonce", 0), ("host", 0), ("gang", ""), ("simulated", False))
+    ]
+    if own != [plan["run_id"], plan["nonce"], host, gang, plan.get("simulated", False)]:
+        raise ValueError(f"a record of {own}")
+    return document
+
+
+def _together(documents_: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What all records of a host tell."""
+    lists = ("gpus", "observations", "snapshots", "launches")
+    return {key: [item for each in documents_ for item in each.get(key, ())] for key in lists}
 
 
 def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -218,9 +254,25 @@ def _never(word: str) -> float:
 def _unsound(
     plan: dict[str, Any], host: dict[str, Any], document: dict[str, Any], criteria: Sequence[Criterion]
 ) -> str:
-    seen = document.get("observations", [])
+    if why := _unmeasured(plan, host, document["observations"]):
+        return why
+    for stage in dict.fromkeys(item["stage"] for item in plan["expected"]):
+        last = [launch["outcome"] for launch in document["launches"] if launch["stage"] == stage][-1:]
+        if last != ["finished"]:
+            return f"the last launch of stage {stage}: {last}"
+    gang = {other["name"] for other in plan["hosts"] if other.get("gang", "") == host.get("gang", "")}
+    met = [launch for launch in document["launches"] if launch["stage"] == "gang"]
+    if host.get("gang") and not any(set(launch["members"]) >= gang for launch in met):
+        return "no launch of all its gang"
+    if any(gpu["name"] != "NVIDIA H200" for gpu in document.get("gpus", ())):
+        return "a GPU of another model"
+    return next((why for criterion in criteria if (why := _broken(criterion, host, document))), "")
+
+
+def _unmeasured(plan: dict[str, Any], host: dict[str, Any], seen: Sequence[dict[str, Any]]) -> str:
+    """What the plan expects and nobody measured."""
     for item in plan["expected"]:
-        for scope in [f"gpu={index}" for index in host["devices"]] if item["scope"] == "device" else ["host"]:
+        for scope in _scopes(plan, host, item):
             found = [
                 each for each in seen
                 if (each["name"], each["stage"], each["scope"]) == (item["name"], item["stage"], scope)
@@ -228,23 +280,22 @@ def _unsound(
             ]  # fmt: skip
             if not found or found[-1]["status"] != "measured":
                 return f"{item['name']} {scope} {item['params']} was not measured"
-    for launch in document.get("launches", [])[-1:]:
-        if launch["outcome"] != "finished":
-            return f"the last launch {launch['outcome']}"
-    if any(gpu["name"] != "NVIDIA H200" for gpu in document.get("gpus", ())):
-        return "a GPU of another model"
-    return next((why for criterion in criteria if (why := _broken(criterion, host, document))), "")
+    return ""
+
+
+def _scopes(plan: dict[str, Any], host: dict[str, Any], item: dict[str, Any]) -> list[str]:
+    devices = [f"gpu={index}" for index in host["devices"]]
+    if item["scope"] == "device":
+        return devices
+    if item["scope"] == "peers":
+        mates = [other["name"] for other in plan["hosts"] if other.get("gang", "") == host.get("gang", "")]
+        return [f"{device},partner={mate}" for device in devices for mate in mates if mate != host["name"]]
+    return [f"gang={host.get('gang', '')}" if item["scope"] == "world" and item["stage"] == "gang" else "host"]
 
 
 def _broken(criterion: Criterion, host: dict[str, Any], document: dict[str, Any]) -> str:
     """Why what the host tells is against a criterion with a limit of its own."""
-    if (
-        criterion.vs_fleet
-        or criterion.baseline
-        or criterion.same_as_fleet is not None
-        or criterion.variable
-        or "*" in criterion.name
-    ):
+    if criterion.vs_fleet or criterion.baseline or criterion.same_as_fleet is not None or criterion.variable:
         return ""
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
     values, lost = _told(criterion, document)
@@ -277,18 +328,30 @@ def _told(criterion: Criterion, document: dict[str, Any]) -> tuple[dict[str, lis
     lost = ""
     for taken in sorted(document.get("snapshots", ()), key=lambda taken: str(taken["at"])):
         for metric in taken["metrics"] if criterion.stage in ("", taken["stage"]) else ():
-            if metric["name"] == criterion.name:
+            if _is_called(metric["name"], criterion):
                 for scope, value in metric.get("values", {}).items():
                     if _is_for(criterion, scope, {"phase": taken["phase"]}):
-                        values.setdefault(scope, []).append(value)
+                        values.setdefault(f"{metric['name']} {scope}" if "*" in criterion.name else scope, []).append(
+                            value
+                        )
                 for scope, why in metric.get("absent", {}).items():
                     if _is_for(criterion, scope, {"phase": taken["phase"]}) and why.startswith("error:"):
                         lost = f"{scope} {why}"
     for each in document.get("observations", ()):
-        hit = each["name"] == criterion.name and criterion.stage in ("", each["stage"]) and each["status"] == "measured"
+        hit = (
+            _is_called(each["name"], criterion)
+            and criterion.stage in ("", each["stage"])
+            and each["status"] == "measured"
+        )
         if hit and _is_for(criterion, each["scope"], each.get("params", {})):
-            values.setdefault(f"{each['scope']} {each.get('params')}", []).append(each["value"])
+            values.setdefault(f"{each['name']} {each['scope']} {each.get('params')}", []).append(each["value"])
     return values, lost
+
+
+def _is_called(name: str, criterion: Criterion) -> bool:
+    """A star stands for one component."""
+    own, parts = criterion.name.split("."), name.split(".")
+    return len(own) == len(parts) and all(mine in ("*", part) for mine, part in zip(own, parts, strict=True))
 
 
 def _is_for(criterion: Criterion, scope: str, params: dict[str, Any]) -> bool:
@@ -315,39 +378,44 @@ def _meets(operator: str, value: Any, limit: Any) -> bool:
 class Trial:
     """One small run directory, broken again and again, and what came of it."""
 
-    def __init__(self, place: Path, seed: int, full: bool = False) -> None:
+    def __init__(self, place: Path, seed: int, full: bool = False, gang: bool = False) -> None:
         self.directory, self.draw = place / "r1", random.Random(seed)  # noqa: S311
-        self.plan, self.full = small_run(self.directory, full), full
+        self.plan, self.full = small_run(self.directory, full, gang), full
         self.packs = PACKS if full else (short_pack(),)
         self.records = Records(self.directory, self.plan, {})
-        names = ("plan.json", "events.jsonl", "hosts/h1.json", "hosts/h2.json")
+        own = [f"hosts/{host.name}.json" for host in self.plan.hosts]
+        shared = [f"gangs/{host.gang}/{host.name}.json" for host in self.plan.hosts if host.gang]
+        names = ["plan.json", "events.jsonl", *own, *shared]
         self.sound = {name: (self.directory / name).read_bytes() for name in names}
+        self.weights = [1] * 2 + [60 // len(self.plan.hosts)] * len(own) + [120 // len(self.plan.hosts)] * len(shared)
         self.broken = ""
-        self.counts: Counter[str] = Counter()
-        self.told: list[str] = []
+        self.found = Found()
 
     def one(self, number: int) -> None:
         """One mutation."""
-        name = self.draw.choices(list(self.sound), (1, 1, 60, 60))[0]
+        name = self.draw.choices(list(self.sound), self.weights)[0]
         text = mutated(self.draw, self.sound[name])
         if self.broken not in ("", name):
             (self.directory / self.broken).write_bytes(self.sound[self.broken])
         self.broken = name
         (self.directory / name).write_bytes(text)
-        self.counts["mutations"] += 1
+        self.found.counts["mutations"] += 1
+        self.found.counts["gang records"] += name.startswith("gangs/")
         try:
             with contextlib.nullcontext() if self.full or number % WORDS == 0 else _wordless():
-                self._read(name, text)
+                self._read(name, text, number)
             if self.full and number % COMMAND == 0:
                 self._command()
         except Exception:  # noqa: BLE001 whatever it is, it is what is looked for
-            self._say("crashes", f"{name}: {traceback.format_exc(limit=-3)}", text)
+            self.found.say("crashes", f"{name}: {traceback.format_exc(limit=-3)}", text)
 
-    def _read(self, name: str, text: bytes) -> None:
-        if name.startswith("hosts/"):
+    def _read(self, name: str, text: bytes, number: int) -> None:
+        if name.endswith(".json") and name != "plan.json":
             host = self.plan.host(Path(name).stem)
-            if not self.records.read(host)[0].records:
-                self.counts["refused"] += 1
+            whole = len(self.records.read(host)[0].records) == len(_gangs_of(vars(host)))
+            # What is not believed is as if it were not there: now and then it is judged all the same.
+            if not whole and (not host.gang or number % WORDS):
+                self.found.counts["refused"] += 1
                 return
             if not self.full:
                 evidence = {each.name: self.records.read(each)[0] for each in self.plan.hosts}
@@ -356,15 +424,15 @@ class Trial:
         try:
             run = load(self.directory)
         except RunError:
-            self.counts["refused"] += 1
+            self.found.counts["refused"] += 1
             return
         made = merge(run.plan, run.evidence, self.packs, events=run.events, quarantined=run.quarantined)
         self._judged(name, text, made)
 
     def _judged(self, name: str, text: bytes, report: FleetReport) -> None:
-        self.counts[report.decision] += 1
+        self.found.counts[report.decision] += 1
         if report.decision == "accepted" and (why := self._wrong(name, text)):
-            self._say("wrong accepts", f"{name}: {why}", text)
+            self.found.say("wrong accepts", f"{name}: {why}", text)
 
     def _wrong(self, name: str, text: bytes) -> str:
         if name == "events.jsonl":
@@ -373,31 +441,235 @@ class Trial:
         plan = json.loads(whole["plan.json"].decode(), object_pairs_hook=_once, parse_constant=_never)
         if name == "plan.json":
             documents.validate(plan, "plan", source="plan")
-        records = {Path(key).stem: value for key, value in whole.items() if key.startswith("hosts/")}
-        return wrong(plan, records, (WHOLE if self.full else self.packs[0]).criteria)
+        return wrong(plan, whole, (WHOLE if self.full else self.packs[0]).criteria)
 
     def _command(self) -> None:
         """The whole of `rackproof report`, which writes; whatever it writes elsewhere is counted."""
-        outside: list[str] = []
-        told = io.StringIO()
-        with (
-            _watched(self.directory, outside.append),
-            contextlib.redirect_stdout(told),
-            contextlib.redirect_stderr(told),
-        ):
-            code = accepted.call("report", self.directory)
-        self.counts["commands"] += 1
-        if code not in (0, 1, 2):
-            self._say("crashes", f"exit {code}: {told.getvalue()[-600:]}", b"")
-        for path in outside:
-            self._say("writes outside", path, b"")
+        self.found.command(self.directory.parent, ("report", self.directory), (self.directory,))
 
-    def _say(self, what: str, text: str, document: bytes) -> None:
+
+class Found:
+    """What came of the mutations so far."""
+
+    def __init__(self) -> None:
+        self.counts: Counter[str] = Counter()
+        self.told: list[str] = []
+
+    def say(self, what: str, text: str, document: bytes) -> None:
+        """Counts a thing that must not be, and keeps what it came of."""
         self.counts[what] += 1
         if len(self.told) < 5:
             kept = Path(tempfile.gettempdir()) / f"fuzz-{os.getpid()}-{self.counts['mutations']}.json"
             kept.write_bytes(document)
             self.told.append(f"{what}: {text} ({kept})")
+
+    def command(self, place: Path, words: Sequence[object], writes: Sequence[Path], document: bytes = b"") -> int:
+        """A verb and its exit code; counts where that is none of ours, and what it writes elsewhere, or new in `place`."""
+        outside: list[str] = []
+        told = io.StringIO()
+        with (
+            _watched(place, writes, outside.append),
+            contextlib.redirect_stdout(told),
+            contextlib.redirect_stderr(told),
+        ):
+            code = accepted.call(*words)
+        self.counts["commands"] += 1
+        if code not in (0, 1, 2, USAGE):
+            self.say("crashes", f"{words[0]}: exit {code}: {told.getvalue()[-600:]}", document)
+        for path in outside:
+            self.say("writes outside", path, document)
+        return code
+
+
+# What other verbs read
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A file that is broken, and a verb that reads it."""
+
+    file: str
+    words: tuple[str, ...]
+    writes: tuple[str, ...] = ()
+    """Where it may write."""
+    zero: Callable[[bytes, bytes], str] = lambda sound, text: ""
+    """Why its exit code must not be 0; of the file as it was and as it is."""
+
+
+def _same(sound: bytes, text: bytes) -> str:
+    return "" if text == sound else "it holds, though the file is another"
+
+
+def _same_signature(sound: bytes, text: bytes) -> str:
+    """ssh-keygen reads armour: how its lines are broken says nothing."""
+    own, other = (b"".join(each.split(b"-----")[2:3]).split() for each in (sound, text))
+    return "" if b"".join(own) == b"".join(other) else "another signature holds"
+
+
+def _same_verdicts(sound: bytes, text: bytes) -> str:
+    told = [json.loads(each.decode(), object_pairs_hook=_once, parse_constant=_never) for each in (sound, text)]
+    for key in ("decision", "verdicts"):
+        if told[0][key] != told[1][key] and _state_of(told[0][key]) != _state_of(told[1][key]):
+            return f"a report with another {key} is believed"
+    return ""
+
+
+def _state_of(told: Any) -> Any:
+    """Of each verdict what was decided, on what, by which limit."""
+    keys = ("host", "scope", "name", "stage", "criterion", "verdict", "waiver", "limit", "operator", "reason", "value")
+    return [{key: each.get(key) for key in keys} for each in told] if isinstance(told, list) else told
+
+
+def _waived(sound: bytes, text: bytes) -> str:
+    """Every line of the whole file must still be there, for no less: each was needed."""
+    needed, there = (yaml.safe_load(each)["waivers"] for each in (sound, text))
+    for line in needed:
+        if not any(_answers(other, line) for other in there if isinstance(other, dict)):
+            return f"nobody answers for {line['criterion']} on {line['host']} {line['scope']}"
+    return ""
+
+
+def _answers(line: dict[str, Any], needed: dict[str, Any]) -> bool:
+    asked = {
+        key: " ".join(str(line.get(key, "")).split()) for key in ("who", "why", "until", "scope", "criterion", "host")
+    }
+    place = asked["host"] == needed["host"] or (not asked["host"] and bool(line.get("serial")))
+    within = not asked["scope"] or f"{needed['scope']},".startswith(f"{asked['scope']},")
+    signed = len(asked["who"]) > 1 and len(asked["why"]) > 1 and asked["until"] >= builders.WHEN[:10]
+    return bool(place) and within and signed and asked["criterion"] == needed["criterion"] and not line.get("absent")
+
+
+def _all_measured(sound: bytes, text: bytes) -> str:
+    """What the whole record tells, the other tells too."""
+    before, after = (
+        json.loads(each.decode(), object_pairs_hook=_once, parse_constant=_never) for each in (sound, text)
+    )
+    quick.validate(after, "record", source="record")
+    places = [
+        {(each["name"], each["scope"], json.dumps(each.get("params", {}), sort_keys=True))
+         for each in document.get("observations", ()) if each["status"] == "measured" and each["name"] in DIFFERED}
+        for document in (before, after)
+    ]  # fmt: skip
+    return "" if places[0] <= places[1] else "figures are gone, and it says that nothing differs"
+
+
+DIFFERED = ("memory.bandwidth", "host_copy.bandwidth", "stress.throughput")
+"""What `diff` compares by criteria of the shipped packs."""
+GOOD, AFTER, POOR, COMPARED = "runs/good", "runs/after", "runs/poor", "runs/compared"
+STORE, WAIVERS, SIGNERS = "baselines", "waivers.yml", "keys/signers"
+VERIFY = ("verify", GOOD, "--allowed-signers", SIGNERS)
+ACCEPT = ("baseline", "accept", GOOD, "--baseline", STORE, "--by", "somebody")
+CASES = (
+    Case(file=WAIVERS, words=("report", POOR, "--waivers", WAIVERS), writes=(POOR,), zero=_waived),
+    Case(file=WAIVERS, words=("judge", POOR, "--waivers", WAIVERS, "--json"), zero=_waived),
+    *(
+        Case(file=f"{COMPARED}/baseline/{file}", words=("report", COMPARED), writes=(COMPARED,), zero=_same)
+        for file in ("index.json", "hosts/h1.json", "gpus/h2-0.json")
+    ),
+    Case(file=f"{STORE}/hosts/h1.json", words=("diff", STORE, AFTER)),
+    Case(file=f"{STORE}/gpus/h1-1.json", words=("diff", STORE, AFTER, "--json", "--all")),
+    Case(file=f"{STORE}/gpus/h1-1.json", words=("baseline", "list", "--baseline", STORE)),
+    Case(file=f"{STORE}/hosts/h2.json", words=("baseline", "show", "h2", "--baseline", STORE)),
+    Case(file=f"{STORE}/hosts/h2.json", words=ACCEPT, writes=(STORE,)),
+    Case(file=f"{GOOD}/report.json", words=ACCEPT, writes=(STORE,), zero=_same_verdicts),
+    Case(file=f"{GOOD}/report.json", words=VERIFY, zero=_same),
+    Case(file=f"{GOOD}/report.json", words=("diff", GOOD, AFTER)),
+    Case(file=f"{GOOD}/report.json", words=("judge", GOOD)),
+    Case(file=f"{GOOD}/report.json", words=("watch", GOOD, "--json", "--once", "--no-ask")),
+    Case(file=f"{POOR}/report.json", words=("rma", POOR), writes=(POOR,)),
+    Case(file=f"{AFTER}/hosts/h1.json", words=("diff", GOOD, AFTER), zero=_all_measured),
+    *(
+        Case(file=f"{GOOD}/{file}", words=VERIFY, zero=_same)
+        for file in ("SHA256SUMS", "signed.json", "hosts/h1.json", "plan.json", "junit.xml")
+    ),
+    Case(file=f"{GOOD}/SHA256SUMS.sig", words=VERIFY, zero=_same_signature),
+    Case(file=f"{GOOD}/SHA256SUMS", words=("report", GOOD), writes=(GOOD,)),
+    Case(file=f"{AFTER}/journal.jsonl", words=("report", AFTER), writes=(AFTER,)),
+    Case(file=f"{AFTER}/journal.jsonl", words=("watch", AFTER, "--json", "--once", "--no-ask")),
+    Case(file=f"{AFTER}/lock.json", words=("report", AFTER), writes=(AFTER,)),
+    Case(file=f"{AFTER}/lock.json", words=("watch", AFTER, "--json", "--once", "--no-ask")),
+)  # fmt: skip
+
+
+def furnish(place: Path) -> None:
+    """Runs that were accepted, one of them signed; one that was rejected, with the waivers that it needs; and a baseline."""
+
+    def done(*words: object, code: int = 0) -> None:
+        with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.redirect_stderr(told):
+            found = accepted.call(*words)
+        if found != code:
+            raise AssertionError(f"{words}: exit {found}: {told.getvalue()}")
+
+    with contextlib.chdir(place):
+        for name in (GOOD, AFTER, POOR):
+            slow = accepted.slowed("memory.bandwidth", 0.5) if name == POOR else lambda record: record
+            accepted.run_directory(Path(name), change=slow)
+            done("report", name, code=int(name == POOR))
+        done(*ACCEPT)
+        copied = store.freeze(Path(STORE), "gpu", ("h1", "h2"), Path(COMPARED))
+        accepted.run_directory(Path(COMPARED), baseline=copied)
+        done("report", COMPARED)
+        Path("keys").mkdir()
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", "keys/own"], check=True)
+        Path(SIGNERS).write_text(f'somebody namespaces="rackproof" {Path("keys/own.pub").read_text()}')
+        done("sign", GOOD, "--key", "keys/own")
+        failed = [item for item in accepted.report_of(Path(POOR))["verdicts"] if item["verdict"] == "fail"]
+        lines = [
+            {key: item[key] for key in ("criterion", "host", "scope")}
+            | {"who": "somebody", "why": "it is to be replaced", "until": "2027-01-31"}
+            for item in failed
+        ]
+        Path(WAIVERS).write_text(yaml.safe_dump({"schema": "rackproof.waivers/1", "waivers": lines}, sort_keys=False))
+        done("report", POOR, "--waivers", WAIVERS)
+        done("report", POOR, code=1)
+
+
+class Verbs:
+    """A place with everything that verbs read, of which one file is broken at a time."""
+
+    def __init__(self, furnished: Path, place: Path, seed: int) -> None:
+        shutil.copytree(furnished, place)
+        self.place, self.draw, self.found = place, random.Random(seed), Found()  # noqa: S311
+        lock.take(place / AFTER)
+        self.sound = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+
+    def one(self, number: int) -> None:
+        """One mutation."""
+        case = CASES[number % len(CASES)]
+        path = self.place / case.file
+        text = broken(self.draw, self.sound[path])
+        path.write_bytes(text)
+        self.found.counts["mutations"] += 1
+        self.found.counts["verbs"] += 1
+        try:
+            with contextlib.chdir(self.place):
+                code = self.found.command(self.place, case.words, [self.place / name for name in case.writes], text)
+            if code == 0 and (why := case.zero(self.sound[path], text)):
+                self.found.say("wrong accepts", f"{' '.join(case.words)}: {case.file}: {why}", text)
+        except Exception:  # noqa: BLE001 whatever it is, it is what is looked for
+            self.found.say("crashes", f"{case.file}: {traceback.format_exc(limit=-3)}", text)
+        self._restore(path, case)
+
+    def _restore(self, path: Path, case: Case) -> None:
+        path.write_bytes(self.sound[path])
+        for name in case.writes:
+            for there in list((self.place / name).rglob("*")):
+                if there.is_file() and there not in self.sound:
+                    there.unlink()
+        for other, text in self.sound.items():
+            if case.writes and (not other.exists() or other.read_bytes() != text):
+                other.write_bytes(text)
+
+
+def broken(draw: random.Random, whole: bytes) -> bytes:
+    """As `mutated`, half of it cut at some byte; of what is no JSON the bytes alone."""
+    if draw.random() < 0.5:
+        return whole[: draw.randrange(len(whole))]
+    try:
+        json.loads(whole)
+    except ValueError:
+        return _bytes(draw, whole)
+    return mutated(draw, whole)
 
 
 def _untold(text: bytes) -> str:
@@ -429,7 +701,7 @@ def _wordless() -> Iterator[None]:
         documents.validate = authority
 
 
-_LOOKING: list[tuple[str, Callable[[str], None]]] = []
+_LOOKING: list[tuple[list[str], Callable[[str], None]]] = []
 _WRITES = (
     "os.rename",
     "os.remove",
@@ -454,37 +726,48 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
     for path in arguments[:2] if event in ("os.rename", "os.link", "os.symlink") else arguments[:1]:
         if isinstance(path, str | bytes | os.PathLike):
             real = os.path.realpath(os.fsdecode(path))
-            if not f"{real}/".startswith(f"{allowed}/") and "__pycache__" not in real and real != os.devnull:
+            inside = any(f"{real}/".startswith(f"{each}/") for each in allowed)
+            if not inside and "__pycache__" not in real and real != os.devnull:
                 say(f"{event} {real}")
 
 
 @contextlib.contextmanager
-def _watched(directory: Path, say: Callable[[str], None]) -> Iterator[None]:
-    """Tells of everything that is written, made, renamed or removed outside of a directory."""
+def _watched(place: Path, writes: Sequence[Path], say: Callable[[str], None]) -> Iterator[None]:
+    """Tells of everything that is written, made, renamed or removed outside of some directories of a place."""
     if not getattr(sys, "_fuzz_audited", False):
         sys.addaudithook(_audit)
         sys._fuzz_audited = True  # type: ignore[attr-defined]
-    beside = sorted(directory.parent.iterdir())
-    _LOOKING.append((os.path.realpath(directory), say))
+    beside = sorted(place.iterdir())
+    _LOOKING.append(([os.path.realpath(each) for each in writes], say))
     try:
         yield
     finally:
         _LOOKING.pop()
-    if sorted(directory.parent.iterdir()) != beside:
+    if sorted(place.iterdir()) != beside:
         say("something beside the run directory")
 
 
-def part(seed: int, count: int) -> tuple[Counter[str], list[str]]:
+def part(seed: int, count: int, furnished: Path) -> tuple[Counter[str], list[str]]:
     """So many mutations in one process."""
-    with tempfile.TemporaryDirectory(dir=MEMORY) as place:
+    with tempfile.TemporaryDirectory(dir=MEMORY) as temporary:
+        place = Path(temporary).resolve()
+        full, verbs = count // FULL, count // VERBS
+        gangs = (count - full - verbs) // GANGS
+        trials: list[tuple[Trial | Verbs, int]] = [
+            (Trial(place / "full", seed, full=True), full),
+            (Verbs(furnished, place / "verbs", seed), verbs),
+            (Trial(place / "gang", seed, gang=True), gangs),
+            (Trial(place / "short", seed), count - full - verbs - gangs),
+        ]
         counts: Counter[str] = Counter()
         told: list[str] = []
-        for full, many in ((True, count // FULL), (False, count - count // FULL)):
-            trial = Trial(Path(place).resolve() / str(full), seed, full)
-            for number in range(1, many + 1):
+        for trial, many in trials:
+            # Of the verbs another one comes first in each part.
+            first = seed if isinstance(trial, Verbs) else 0
+            for number in range(first + 1, first + many + 1):
                 trial.one(number)
-            counts += trial.counts
-            told += trial.told
+            counts += trial.found.counts
+            told += trial.found.told
         return counts, told
 
 
@@ -496,9 +779,10 @@ def run(mutations: int, jobs: int, seed: int, say: Callable[[str], None] = print
     counts: Counter[str] = Counter()
     told: list[str] = []
     began = time.monotonic()
-    with ProcessPoolExecutor(jobs) as pool:
+    with tempfile.TemporaryDirectory() as furnished, ProcessPoolExecutor(jobs) as pool:
+        furnish(Path(furnished))
         parts = range(0, mutations, PART)
-        tasks = [pool.submit(part, seed + at, min(PART, mutations - at)) for at in parts]
+        tasks = [pool.submit(part, seed + at, min(PART, mutations - at), Path(furnished)) for at in parts]
         for done, task in enumerate(as_completed(tasks), 1):
             more, words = task.result()
             counts += more
@@ -522,7 +806,9 @@ def main() -> int:
     )
     judged = counts["accepted"] + counts["rejected"] + counts["incomplete"]
     print(
-        f"{counts['refused']} refused, {judged} judged ({counts['accepted']} accepted), {counts['commands']} written in full"
+        f"{counts['refused']} refused, {judged} judged ({counts['accepted']} accepted), "
+        f"{counts['gang records']} of gang records, {counts['verbs']} of what other verbs read, "
+        f"{counts['commands']} commands run in full"
     )
     return int(any(counts[name] for name in BAD))
 

@@ -4,8 +4,14 @@
     .venv/bin/python -m tests.mutate --all fleet/judge/held.py
 
 No file is touched. pytest collects the tests once; for each mutant a process is forked, whose functions get the changed code,
-and in which the tests run that pass through the changed line, the quickest first, until one fails. What runs when a module is
-imported (constants, tables, defaults) is not changed: only bodies of functions are.
+and in which the tests run that pass through the changed line, the quickest first, until one fails.
+
+What is not changed, since no test should have to notice it:
+- what runs when a module is imported (constants, tables, defaults of arguments): only bodies of functions are changed;
+- texts for people: f-strings, and constants with a space in them (their wording is no behaviour);
+- `strict=` of zip, which asserts that the code itself is right;
+- `return False` to `return None`, which is no as well (`return True` is tried in its place).
+There is no list of exceptions beside these.
 """
 
 from __future__ import annotations
@@ -21,7 +27,7 @@ import sys
 import tempfile
 import time
 import types
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -33,16 +39,28 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parents[1]
-FILES = ("held", "verdict", "expected", "change", "waivers", "outliers", "uniform")
-JUDGE = [*(f"fleet/judge/{name}.py" for name in FILES), "fleet/report/merge.py:decide", "fleet/report/merge.py:reasons"]
-"""What decides. The others (evidence, paths, digests, baseline) are tested on whole fleets, which takes too long here."""
-TESTS = ("judge_edges", "waivers", "severity", "outliers", "uniformity", "digests", "baseline", "diff")
-LONGEST_TEST_S = 4.0
+DECISIONS = ("decide", "reasons", "status_of")
+JUDGE = [
+    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "fleet" / "judge").rglob("*.py"))),
+    *(f"fleet/report/merge.py:{name}" for name in DECISIONS),
+]
+"""What decides."""
+TESTS = (
+    "judge_edges", "judge_paths", "judge_evidence", "judge_baseline", "judge_digests", "judge_stragglers", "judge_drift",
+    "judge_packs", "judge_lint", "judge_gangs", "judge_power", "judge_manifest", "survey", "tally", "waivers", "severity",
+    "outliers", "uniformity", "power", "manifest", "criteria",
+)  # fmt: skip
+"""The quick ones. What is tested on whole fleets (`test_judge`, `test_scale`) or large ones (`test_localise`) takes too long."""
+LONGEST_TEST_S = 2.0
 """A test that takes longer, with its lines counted, is left out: it would run for every mutant that the others do not notice."""
-LONGEST_S = 300.0
+LONGEST_S = 15.0
 """A mutant that runs longer has been noticed: it goes round in circles."""
+LONGEST_FILE_S = 300.0
+"""For all tests of a file, with their lines counted."""
 MOST_S = 15.0
 """So much of tests for a mutant, as long as they take with their lines counted."""
+MOST_CALLS = 40
+"""Of one function in one test, whose lines are counted."""
 FEWEST = 0.90
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
@@ -60,13 +78,15 @@ class Mutant:
 
     file: str
     line: int
+    statement: int
+    """The line on which the statement begins: constants are put together, and then run there."""
     number: int
     kind: int
 
     def made(self) -> tuple[ast.Module, str]:
         """The changed module, and what was changed."""
         tree = ast.parse((ROOT / self.file).read_text())
-        node, parent = list(_changeable(tree))[self.number]
+        node, parent, _ = list(_changeable(tree))[self.number]
         before = ast.unparse(node).splitlines()[0]
         after = _changes(node)[self.kind](node, parent)
         ast.fix_missing_locations(tree)
@@ -83,8 +103,8 @@ def mutants(place: str) -> list[Mutant]:
         if isinstance(node, ast.FunctionDef) and node.name == name
     ]
     return [
-        Mutant(file=file, line=line, number=number, kind=kind)
-        for number, (node, _) in enumerate(_changeable(tree))
+        Mutant(file=file, line=line, statement=statement, number=number, kind=kind)
+        for number, (node, _, statement) in enumerate(_changeable(tree))
         for kind in range(len(_changes(node)))
         if (line := _line(node)) and (not name or any(first <= line <= (last or 0) for first, last in within))
     ]
@@ -95,26 +115,31 @@ def _line(node: Any) -> int:
     return int(_line(node.ifs[0] if node.ifs else node.iter) if isinstance(node, ast.comprehension) else node.lineno)
 
 
-def _changeable(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST]]:
-    """Nodes within bodies of functions, each with its parent; texts for people (f-strings) and annotations are none."""
+def _changeable(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST, int]]:
+    """Nodes within bodies of functions, each with its parent and the line of its statement; texts for people are none."""
 
-    def walk(node: ast.AST, inside: bool) -> Iterator[tuple[ast.AST, ast.AST]]:
+    def walk(node: ast.AST, inside: bool, statement: int) -> Iterator[tuple[ast.AST, ast.AST, int]]:
         for name, value in ast.iter_fields(node):
             if name in ("annotation", "returns", "decorator_list", "args") and not isinstance(node, ast.Call):
                 continue
             for child in value if isinstance(value, list) else [value]:
                 if not isinstance(child, ast.AST) or isinstance(child, ast.JoinedStr):
                     continue
+                if isinstance(child, ast.keyword) and child.arg == "strict":
+                    continue
                 if not isinstance(child, ast.expr | ast.stmt | ast.comprehension):
-                    yield from walk(child, inside)
+                    yield from walk(child, inside, statement)
                     continue
                 if isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant):
                     continue  # a docstring
+                if isinstance(child, ast.Constant) and isinstance(child.value, str) and " " in child.value:
+                    continue
+                line = child.lineno if isinstance(child, ast.stmt) else statement
                 if inside:
-                    yield child, node
-                yield from walk(child, inside or isinstance(child, ast.FunctionDef))
+                    yield child, node, line
+                yield from walk(child, inside or isinstance(child, ast.FunctionDef), line)
 
-    return walk(tree, False)
+    return walk(tree, False, 0)
 
 
 def _changes(node: ast.AST) -> list[Any]:
@@ -179,29 +204,36 @@ def _put(parent: ast.AST, old: ast.AST, new: ast.AST) -> str:
 
 
 def _is_none(node: ast.AST) -> bool:
-    return isinstance(node, ast.Constant) and node.value is None
+    return isinstance(node, ast.Constant) and (node.value is None or node.value is False)
 
 
 def implant(mutant: Mutant) -> None:
     """Gives the functions of the module, where they are, the changed code."""
     module = sys.modules[mutant.file.removesuffix(".py").replace("/", ".")]
-    _implant(compile(mutant.made()[0], str(ROOT / mutant.file), "exec"), vars(module))
+    _implant(compile(mutant.made()[0], str(ROOT / mutant.file), "exec"), module)
 
 
-def _implant(code: types.CodeType, names: Any) -> None:
+def _implant(code: types.CodeType, owner: Any) -> None:
     for part in code.co_consts:
         if not isinstance(part, types.CodeType) or part.co_name.startswith("<"):
             continue
-        found = names.get(part.co_name)
+        found = vars(owner).get(part.co_name)
         if isinstance(found, type):
-            _implant(part, vars(found))
+            _implant(part, found)
             continue
         found = (
             found.fget if isinstance(found, property) else found.func if isinstance(found, cached_property) else found
         )
         found = getattr(found, "__wrapped__", getattr(found, "__func__", found))
-        if isinstance(found, types.FunctionType) and found.__code__.co_freevars == part.co_freevars:
+        if not isinstance(found, types.FunctionType):
+            continue
+        if found.__code__.co_freevars == part.co_freevars:
             found.__code__ = part
+        else:  # without its `super()`
+            cells = dict(zip(found.__code__.co_freevars, found.__closure__ or (), strict=True))
+            closure = tuple(cells[name] for name in part.co_freevars)
+            made = types.FunctionType(part, found.__globals__, part.co_name, found.__defaults__, closure)
+            setattr(owner, part.co_name, made)
 
 
 class Trial:
@@ -220,7 +252,10 @@ class Trial:
             print(f"{len(everything)} tests looked at, {time.monotonic() - began:.0f} s", flush=True)
             tasks = []
             for mutant in self.chosen:
-                items = [everything[name] for name in passing.get(f"{mutant.file}:{mutant.line}", ())]
+                lines = (f"{mutant.file}:{line}" for line in (mutant.line, mutant.statement))
+                items = [
+                    everything[name] for name in dict.fromkeys(name for line in lines for name in passing.get(line, ()))
+                ]
                 tasks.append((mutant, pool.submit(self._noticed, mutant, items)))
             for mutant, task in tasks:
                 done += 1
@@ -239,7 +274,10 @@ class Trial:
         through: dict[str, list[tuple[float, str]]] = defaultdict(list)
         with tempfile.TemporaryDirectory() as place:
             told = {name: Path(place) / f"{Path(name).stem}.json" for name in files}
-            running = {name: pool.submit(self._forked, self._write_lines, told[name], files[name]) for name in files}
+            running = {
+                name: pool.submit(self._forked, LONGEST_FILE_S, self._write_lines, told[name], files[name])
+                for name in files
+            }
             for name, ended in running.items():
                 if ended.result():
                     print(f"{name}: its tests took too long, or failed, and are left out", flush=True)
@@ -251,6 +289,7 @@ class Trial:
     def _write_lines(self, told: Path, items: list[pytest.Item]) -> None:
         wanted = {str(ROOT / mutant.file): mutant.file for mutant in self.chosen}
         seen: set[tuple[str, int]] = set()
+        calls: Counter[types.CodeType] = Counter()
 
         def line(frame: Any, event: str, _: Any) -> Any:
             if event == "line":
@@ -258,11 +297,15 @@ class Trial:
             return line
 
         def call(frame: Any, _: str, __: Any) -> Any:
-            return line if frame.f_code.co_filename in wanted else None
+            if frame.f_code.co_filename not in wanted:
+                return None
+            calls[frame.f_code] += 1
+            return line if calls[frame.f_code] <= MOST_CALLS else None
 
         through: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for item in items:
             seen.clear()
+            calls.clear()
             began = time.process_time()
             try:
                 with _limit(LONGEST_TEST_S):
@@ -279,7 +322,7 @@ class Trial:
 
     def _noticed(self, mutant: Mutant, items: list[pytest.Item]) -> bool:
         """Whether any of the tests fails on it."""
-        return bool(items) and self._forked(self._fail, mutant, items)
+        return bool(items) and self._forked(LONGEST_S, self._fail, mutant, items)
 
     @staticmethod
     def _fail(mutant: Mutant, items: list[pytest.Item]) -> None:
@@ -289,13 +332,13 @@ class Trial:
                 raise AssertionError(item.nodeid)
 
     @staticmethod
-    def _forked(work: Callable[..., None], *arguments: Any) -> bool:
+    def _forked(longest_s: float, work: Callable[..., None], *arguments: Any) -> bool:
         """Whether `work`, in a process of its own, raises or takes too long."""
         pid = os.fork()
         if not pid:
             with _alone():
                 work(*arguments)
-        end = time.monotonic() + LONGEST_S
+        end = time.monotonic() + longest_s
         while time.monotonic() < end:
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
@@ -351,6 +394,9 @@ def main() -> int:
     parser.add_argument("files", nargs="*", default=JUDGE, help="of the judge (default: all of it)")
     parser.add_argument("--sample", type=int, default=0, help="try so many of each file's mutants (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
+    parser.add_argument(
+        "--tests", nargs="+", default=TESTS, help="by which (default: the quick ones): names of tests/unit/test_NAME.py"
+    )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     options = parser.parse_args()
     chosen: list[Mutant] = []
@@ -359,14 +405,18 @@ def main() -> int:
         drawn = random.Random(f"{options.seed} {file}").sample(every, min(options.sample or len(every), len(every)))  # noqa: S311
         chosen += sorted(drawn, key=lambda mutant: (mutant.line, mutant.number, mutant.kind))
     trial = Trial(chosen, options.jobs)
-    paths = [str(ROOT / f"tests/unit/test_{name}.py") for name in TESTS]
+    paths = [str(ROOT / f"tests/unit/test_{name}.py") for name in options.tests]
     pytest.main(["-q", "--no-header", *paths], plugins=[trial])
     for file in options.files:
-        own = set(mutants(file)) & set(chosen)
+        every = mutants(file)
+        own = set(every) & set(chosen)
         left = len(own & set(trial.survived))
-        print(f"{file}: {len(own) - left} of {len(own)} mutants noticed ({(len(own) - left) / len(own):.1%})")
+        if own:
+            share = (len(own) - left) / len(own)
+            print(f"{share:6.1%} {file}: {len(own) - left} of {len(own)} mutants noticed, sampled of {len(every)}")
     score = 1 - len(trial.survived) / len(chosen)
-    print(f"mutation score {score:.1%}: {len(chosen) - len(trial.survived)} of {len(chosen)}, seed {options.seed}")
+    size = f"{options.sample} a file, seed {options.seed}" if options.sample else "all"
+    print(f"mutation score {score:.1%}: {len(chosen) - len(trial.survived)} of {len(chosen)} noticed ({size})")
     return int(score < FEWEST)
 
 

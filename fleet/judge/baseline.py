@@ -40,6 +40,8 @@ WIDEST = 0.25
 """Share: where the accepted runs scatter so that a smaller loss would go unseen, nothing can be told from them."""
 HALF_OF_NORMAL = 1.349
 """The middle half of a normal distribution is so many sigmas wide."""
+UNBIASED = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
+"""Mean of the standard deviation of so many normal values over sigma (c4)."""
 MEDIAN_ERROR = 1.2533
 """Standard error of the median over that of the mean, of many normal values."""
 INTERVAL = 1.96
@@ -109,13 +111,7 @@ def settle(values: Sequence[float]) -> Settled:
 
 def careful_sigma(values: Sequence[float]) -> float:
     """Standard deviation of values from which the outliers are gone; of few, made as much larger as few may fall short."""
-    few = {
-        2: 0.7979,
-        3: 0.8862,
-        4: 0.9213,
-        5: 0.9400,
-    }  # mean of the standard deviation of so many normal values over sigma
-    return statistics.stdev(values) / few.get(len(values), 1.0) if len(values) > 1 else 0.0
+    return statistics.stdev(values) / UNBIASED.get(len(values), 1.0) if len(values) > 1 else 0.0
 
 
 def precision(samples: Samples | None) -> float | None:

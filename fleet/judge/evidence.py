@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from fleet.judge.baseline import Accepted
+from fleet.judge.bounded import Bounded
 from fleet.judge.criteria import Criterion, Pack
 from schemas.baselines import HostBaseline
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation
@@ -247,6 +248,11 @@ class HostView:
             for param, values in pack.lacks.get(item.name, {}).items()
         )
 
+    def must_speak(self, criterion: Criterion) -> bool:
+        """Whether a criterion that finds nothing to speak of is a mistake: the operator's own, on what every part has."""
+        own = criterion.origin in self.operators and not criterion.optional and not self.plan.rehearsal
+        return own and (criterion.baseline is None or self.plan.baseline is not None)
+
     def criteria(self) -> dict[str, Criterion]:
         """The criteria that judge this host by their ids; a pack that the operator named comes last and wins."""
         return criteria_of(self.packs)
@@ -276,7 +282,7 @@ class HostView:
         )
 
 
-_CRITERIA: dict[tuple[int, ...], tuple[list[Pack], dict[str, Criterion]]] = {}
+_CRITERIA: Bounded[tuple[int, ...], tuple[list[Pack], dict[str, Criterion]]] = Bounded(64)
 """By the packs themselves, which are kept so that no other is mistaken for one of them."""
 
 
@@ -284,8 +290,6 @@ def criteria_of(packs: list[Pack]) -> dict[str, Criterion]:
     """The criteria of these packs by their ids, the last of each."""
     key = tuple(map(id, packs))
     if key not in _CRITERIA:
-        if len(_CRITERIA) >= 64:
-            _CRITERIA.clear()
         _CRITERIA[key] = packs, {item.id: item for pack in packs for item in pack.criteria}
     return _CRITERIA[key][1]
 

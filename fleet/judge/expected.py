@@ -37,15 +37,22 @@ def model(view: HostView) -> Iterator[Verdict]:
 
 def constancy(view: HostView) -> Iterator[Verdict]:
     """A part that was swapped, or a host that rebooted, in mid-run leaves figures that are not one part's."""
-    for name in ("gpu.serial", "gpu.uuid"):
+    for name in ("gpu.serial", "gpu.uuid", "gpu.name"):
         for scope in view.host.scopes:
-            seen = [item for item in view.observations[name] if item.scope == scope and item.status == MEASURED]
-            values = list(dict.fromkeys(item.value for item in seen))
-            if len(values) > 1:
-                reason = f"changed during the run: {', then '.join(map(str, values))}"
-                yield _fact(
-                    view, name, scope, "identity-constant", values[-1], reason, False, "a serial names one part"
-                )
+            seen = [item.value for item in view.observations[name] if item.scope == scope and item.status == MEASURED]
+            # What a host measured alone and what it measured in its gang are records apart: each names its GPUs.
+            named = [
+                vars(gpu)[name.removeprefix("gpu.")]
+                for record in view.evidence.records
+                for gpu in record.gpus
+                if f"gpu={gpu.index}" == scope
+            ]
+            for told in (seen, filter(None, named)):
+                values = list(dict.fromkeys(told))
+                if len(values) > 1:
+                    reason = f"changed during the run: {', then '.join(map(str, values))}"
+                    source = "a serial names one part"
+                    yield _fact(view, name, scope, "identity-constant", values[-1], reason, False, source)
     uptimes = [_number(item.value) for item in view.observations["host.uptime"] if item.status == MEASURED]
     if any(later < earlier for earlier, later in itertools.pairwise(uptimes)):
         yield view.inconclusive("host.uptime", "host", "the host rebooted during the run: its counters began anew")
@@ -111,6 +118,9 @@ def planned(view: HostView) -> Iterator[Verdict]:
         last = [launch for launch in view.evidence.launches() if launch.stage == stage.name][-1:]
         if wanted and last and last[0].outcome != "finished":
             yield view.inconclusive(f"stage.{stage.name}", "host", f"{last[0].outcome}: {last[0].reason}", stage.name)
+        if wanted and not last and not missing:
+            reason = "it was measured, and its record tells of no launch: how that ended is not known"
+            yield view.inconclusive(f"stage.{stage.name}", "host", reason, stage.name)
 
 
 def _members(view: HostView, stage: str) -> tuple[str, ...]:

@@ -38,7 +38,7 @@ def held(view: HostView, criterion: Criterion, fleet: outliers.Fleet) -> Iterato
         if verdict:
             yield verdict
     if not from_benchmark(criterion.name):
-        yield from _unobserved(view, criterion, {group[0].scope for group in groups} | set(view.unseen()))
+        yield from unobserved(view, criterion, groups)
 
 
 def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
@@ -77,8 +77,9 @@ def _on_series(
     return view.inconclusive(last.name, last.scope, f"{last.status}: {last.reason}", last.stage, criterion=criterion)
 
 
-def _unobserved(view: HostView, criterion: Criterion, seen: set[str]) -> Iterator[Verdict]:
-    """A criterion on what every host or GPU must show, where nothing was read at all."""
+def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]) -> Iterator[Verdict]:
+    """A criterion on what every host or GPU must show, where nothing was read at all; `groups` as `series` has them."""
+    seen = {group[0].scope for group in groups} | set(view.unseen())
     if criterion.scope in ("host", "") and not seen:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
     if criterion.scope in ("gpu", "reason", "link") and view.host.device == "gpu":

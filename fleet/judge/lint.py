@@ -9,6 +9,7 @@ from __future__ import annotations
 import fnmatch
 import math
 from collections.abc import Iterator, Mapping
+from functools import cache
 
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.finding import CEILINGS, FLOORS, Finding, about, one_of
@@ -57,15 +58,18 @@ def lint(pack: Pack) -> list[Finding]:
     return list(dict.fromkeys(found))
 
 
+@cache
+def _known() -> tuple[tuple[str, Output, Benchmark | None], ...]:
+    """Every name that an observation of a benchmark can have, and what makes it."""
+    return tuple(_catalogue())
+
+
 def _catalogue() -> Iterator[tuple[str, Output, Benchmark | None]]:
     yield DURATION.name, DURATION, None
     for benchmark in BENCHMARKS.values():
         for output in benchmark.outputs:
             ops = benchmark.settings[output.over["op"]] if "{op}" in output.name else [""]
             yield from ((output.name.replace("{op}", op), output, benchmark) for op in ops)
-
-
-_KNOWN = tuple(_catalogue())
 
 
 def _unknown_name(name: str) -> str:
@@ -76,9 +80,9 @@ def _unknown_name(name: str) -> str:
         if not own or any(fnmatch.fnmatchcase(known, name) for known in own):
             return ""
         return f"no collector reads {name}{nearest(name, own)}"
-    if any(name == known for known, _, _ in _KNOWN):
+    if any(name == known for known, _, _ in _known()):
         return ""
-    return f"no observation is called {name}{nearest(name, (known for known, _, _ in _KNOWN))}"
+    return f"no observation is called {name}{nearest(name, (known for known, _, _ in _known()))}"
 
 
 def _endless(criterion: Criterion) -> Iterator[Finding]:
@@ -120,7 +124,7 @@ def _pack(pack: Pack) -> Iterator[Finding]:
 
 def _spoken(criterion: Criterion) -> list[tuple[Output, Benchmark | None]]:
     """The catalogue's outputs that it judges; none where a collector makes what it judges."""
-    return [(output, benchmark) for name, output, benchmark in _KNOWN if criterion.speaks_of(name)]
+    return [(output, benchmark) for name, output, benchmark in _known() if criterion.speaks_of(name)]
 
 
 def _contract(criterion: Criterion) -> Iterator[Finding]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.finding import FLOORS, Finding, about
@@ -88,12 +89,9 @@ def _flops(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
     return _Peak(value=value, of=f"in {dtype or 'its slowest precision'}, dense", least=LEAST_OF_PRODUCT)
 
 
-def _figure(part: str, of: str) -> Callable[[Mapping[str, Value], Pack], _Peak | None]:
-    def peak(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
-        value = pack.datasheet.get(part, {}).get("value")
-        return _Peak(value=value, of=of, least=LEAST_OF_COPY) if value else None
-
-    return peak
+def _figure(part: str, of: str, where: Mapping[str, Value], pack: Pack) -> _Peak | None:
+    value = pack.datasheet.get(part, {}).get("value")
+    return _Peak(value=value, of=of, least=LEAST_OF_COPY) if value else None
 
 
 def _pcie(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
@@ -120,8 +118,8 @@ def _busbw(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
 _PEAKS: Mapping[tuple[str, str], Callable[[Mapping[str, Value], Pack], _Peak | None]] = {
     ("gemm", "throughput"): _flops,
     ("stress", "throughput"): _flops,
-    ("stress", "power"): _figure("power", "at most"),
-    ("memory", "bandwidth"): _figure("memory_bandwidth", "of memory bandwidth"),
+    ("stress", "power"): partial(_figure, "power", "at most"),
+    ("memory", "bandwidth"): partial(_figure, "memory_bandwidth", "of memory bandwidth"),
     ("host_copy", "bandwidth"): _pcie,
     ("peer_copy", "bandwidth"): _nvlink,
     ("collective", "busbw"): _busbw,

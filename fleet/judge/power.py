@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 from fleet.errors import UsageError
+from fleet.judge.baseline import UNBIASED
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Planned, from_benchmark
 from fleet.judge.verdict import judge
@@ -33,8 +34,6 @@ _SMALL = {2: 1.196, 3: 1.495, 4: 1.363, 5: 1.206, 6: 1.200, 7: 1.140, 8: 1.129, 
 """By what the median absolute deviation of so few values falls short: Croux & Rousseeuw, COMPSTAT 1992."""
 FEW = 6
 """Values of which fewer are too few to call any an outlier."""
-_UNBIASED = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
-"""Mean of the standard deviation of so many normal values over sigma (c4)."""
 LARGE_MESSAGE = 64 << 20
 GROUPS = ("sustained GEMM", "copies", "HBM", "collectives of 64 MiB and more")
 
@@ -220,7 +219,7 @@ def careful_sigma(values: Sequence[float]) -> float:
     robust = robust_sigma(values)
     if not 2 <= len(values) < FEW:
         return robust
-    return max(robust, statistics.stdev(values) / _UNBIASED[len(values)])
+    return max(robust, statistics.stdev(values) / UNBIASED[len(values)])
 
 
 def robust_sigma(values: Sequence[float]) -> float:

@@ -187,56 +187,63 @@ def _signs(signs: Iterable[Sign], own: Figures, usual: Figures) -> list[str]:
     return [text for sign in signs if (text := sign(own, usual))]
 
 
+def _both(name: str, own: Figures, usual: Figures) -> tuple[float, float]:
+    """A figure and what is usual; 0 where it was not told."""
+    return own.get(name, 0.0), usual.get(name, 0.0)
+
+
 def _clock(own: Figures, usual: Figures) -> str:
-    mine, others = own.get("clock", 0.0), usual.get("clock", 0.0)
+    mine, others = _both("clock", own, usual)
     if not 0 < mine < others * (1 - OUT_OF_LINE):
         return ""
-    capped = own.get(f"throttled_share {POWER_CAP}", 0.0) > OUT_OF_LINE and "power" in own and "power" in usual
+    share, _ = _both(f"throttled_share {POWER_CAP}", own, usual)
+    capped = share > OUT_OF_LINE and "power" in own and "power" in usual
     why = f" at its power limit, {own['power']:.0f} W against {usual['power']:.0f} W" if capped else ""
     return f"its SM clock was {mine / 1e6:.0f} MHz against {others / 1e6:.0f} MHz{why}"
 
 
 def _throttled(own: Figures, usual: Figures) -> str:
-    found = {words: own.get(f"throttled_share {reason}", 0.0) for reason, words in REASONS.items()}
-    above = {words: usual.get(f"throttled_share {reason}", 0.0) + OUT_OF_LINE for reason, words in REASONS.items()}
+    shares = {words: _both(f"throttled_share {reason}", own, usual) for reason, words in REASONS.items()}
     told = [
-        f"{words} active for {share * 100:.0f} % of the time" for words, share in found.items() if share > above[words]
+        f"{words} active for {mine * 100:.0f} % of the time"
+        for words, (mine, others) in shares.items()
+        if mine > others + OUT_OF_LINE
     ]
     return ", ".join(told)
 
 
 def _temperature(own: Figures, usual: Figures) -> str:
-    mine, others = own.get("temperature", 0.0), usual.get("temperature")
+    mine, others = _both("temperature", own, usual)
     return f"it was at {mine:.0f} °C against {others:.0f} °C" if others and mine > others + HOTTER_K else ""
 
 
-def _quota(own: Figures, _: Figures) -> str:
-    share = own.get("cpu_throttled_share", 0.0)
+def _quota(own: Figures, usual: Figures) -> str:
+    share, _ = _both("cpu_throttled_share", own, usual)
     return (
         f"the CPU quota of its cgroup stopped it in {share * 100:.0f} % of the periods" if share > OUT_OF_LINE else ""
     )
 
 
 def _cpus(own: Figures, usual: Figures) -> str:
-    mine, others = own.get("cpus", 0.0), usual.get("cpus", 0.0)
+    mine, others = _both("cpus", own, usual)
     return f"it may use {mine:.0f} of its host's processors, its peers {others:.0f}" if 0 < mine < others else ""
 
 
 def _launch(own: Figures, usual: Figures) -> str:
     """Only where launching takes longer than elsewhere, and the device has nothing left to do when it is over."""
-    mine, others = own.get("launch", 0.0), usual.get("launch", 0.0)
+    mine, others = _both("launch", own, usual)
     bound = mine > LAUNCH_BOUND * own["compute"] and mine > others * (1 + OUT_OF_LINE)
     return f"its GPU waits for the CPU: launching takes {_ms(mine)} against {_ms(others)}" if bound and others else ""
 
 
 def _cpu_wait(own: Figures, usual: Figures) -> str:
-    mine, others = own.get("cpu_wait", 0.0), usual.get("cpu_wait", 0.0)
+    mine, others = _both("cpu_wait", own, usual)
     much = mine > OUT_OF_LINE * own["compute"] and mine > 2 * others
     return f"its threads wait {_ms(mine)} a step for a processor, against {_ms(others)}" if much else ""
 
 
 def _pressure(own: Figures, usual: Figures) -> str:
-    mine, others = own.get("cpu_pressure", 0.0), usual.get("cpu_pressure", 0.0)
+    mine, others = _both("cpu_pressure", own, usual)
     busy = mine > others + MORE_PRESSURE
     return (
         f"processors of its host were short {mine * 100:.0f} % of the time, against {others * 100:.0f} %"
@@ -247,7 +254,7 @@ def _pressure(own: Figures, usual: Figures) -> str:
 
 def _cpu_time(own: Figures, usual: Figures) -> str:
     """Where the host decides how long a step takes: more work for it, or a slower processor."""
-    mine, others = own.get("cpu_time", 0.0), usual.get("cpu_time", 0.0)
+    mine, others = _both("cpu_time", own, usual)
     decides = "launch" not in own or own["launch"] > LAUNCH_BOUND * own["compute"]
     much = decides and 0 < others * 1.2 < mine
     return f"it needs {_ms(mine)} of CPU a step, against {_ms(others)}" if much else ""

@@ -19,13 +19,14 @@ from typing import Any
 
 from fleet.judge import expected, outliers
 from fleet.judge.baseline import judge_presence
+from fleet.judge.bounded import Bounded
 from fleet.judge.criteria import Criterion
 from fleet.judge.digests import CRITERION as DIGEST
 from fleet.judge.digests import NAME as DIGEST_NAME
 from fleet.judge.digests import Told, agrees, digest_verdict, told_digests
 from fleet.judge.drift import soaked
 from fleet.judge.evidence import LAUNCH, Evidence, HostView, Planned, from_benchmark
-from fleet.judge.held import held, holds, limit_of, series
+from fleet.judge.held import held, holds, limit_of, series, unobserved
 from fleet.judge.known import Known
 from fleet.judge.localise.faults import CRITERION as LOCALISE
 from fleet.judge.outliers import Fleet
@@ -174,12 +175,12 @@ class Survey:
         self.later: list[Verdict] = []
         """Passes that hold if nothing is found of the host or its gang by what is settled at the end."""
         self._kinds: dict[Key, int] = {}
-        self._outcomes: dict[Key, list[Verdict] | None] = {}
-        self._programs: dict[Key, _Program] = {}
+        self._outcomes: Bounded[Key, list[Verdict] | None] = Bounded(MOST_KEPT)
+        self._programs: Bounded[Key, _Program] = Bounded(MOST_KEPT // 100)
         self._named: dict[Key, Mapping[str, list[str]]] = {}
         self._nobody = Fleet(planned)
         self._many: dict[int, _Many] = {}
-        self._compared: dict[Key, list[tuple[Any, str, float]]] = {}
+        self._compared: Bounded[Key, list[tuple[Any, str, float]]] = Bounded(MOST_KEPT)
 
     # What one host says
 
@@ -224,8 +225,6 @@ class Survey:
         for name in self._compared_names(view):
             tokens = tuple(vars(metric).get("token", 0) for _, metric in view.observations.metrics[name])
             if 0 in tokens or (kind, name, tokens) not in self._compared:
-                if len(self._compared) >= MOST_KEPT:
-                    self._compared.clear()
                 self._compared[(kind, name, tokens)] = list(self.known.fleet.figures(view, name))
             found.figures += self._compared[(kind, name, tokens)]
         ranks = [(of, figure, values[place]) for of, figure, place in found.program.ranks]
@@ -299,8 +298,6 @@ class Survey:
             if 0 in tokens or key not in self._outcomes:
                 outcome = self._outcome(view, criterion)
                 if 0 not in tokens:
-                    if len(self._outcomes) >= MOST_KEPT:
-                        self._outcomes.clear()
                     self._outcomes[key] = outcome
             else:
                 outcome = self._outcomes[key]
@@ -329,8 +326,7 @@ class Survey:
         if criterion.vs_fleet:
             return self._likely_claims(view, criterion)
         verdicts = list(held(view, criterion, self._nobody))
-        asked = criterion.origin in view.operators and not criterion.optional and not view.plan.rehearsal
-        if (asked and not verdicts) or any(verdict.verdict != PASS for verdict in verdicts):
+        if (not verdicts and view.must_speak(criterion)) or any(verdict.verdict != PASS for verdict in verdicts):
             return None
         return verdicts
 
@@ -338,7 +334,10 @@ class Survey:
         found = []
         if criterion.delta or criterion.baseline:
             return None
-        for group in series(view, criterion):
+        groups = series(view, criterion)
+        if [*unobserved(view, criterion, groups)]:
+            return None
+        for group in groups:
             if any(seen.status != MEASURED for seen in group):
                 if criterion.optional and all(seen.status == UNSUPPORTED for seen in group):
                     continue
@@ -346,7 +345,7 @@ class Survey:
             if len({(type(seen.value), seen.value) for seen in group}) > 1:
                 return None
             found.append(_template(view, criterion, group[-1]))
-        if not found and (not criterion.optional or criterion.origin in view.operators):
+        if not found and view.must_speak(criterion):
             return None
         return found
 
@@ -361,7 +360,7 @@ class Survey:
             if group[-1].status == ERROR or len({(type(seen.value), seen.value) for seen in measured}) > 1:
                 return None
             found.append(_template(view, criterion, measured[-1]))
-        if not found and criterion.origin in view.operators:
+        if not found and view.must_speak(criterion):
             return None
         return found
 
@@ -407,8 +406,6 @@ class Survey:
         key = (kind, shape, stages, tuple(record.gang != "" for record in view.evidence.records))
         program = self._programs.get(key)
         if program is None:
-            if len(self._programs) >= MOST_KEPT // 100:
-                self._programs.clear()
             program = self._programs[key] = self._compiled(
                 view, [seen for seen in made if "partner=" not in seen.scope]
             )
@@ -459,8 +456,8 @@ class Survey:
             before = len(program.checks) + len(program.claims) + len(program.same)
             self._compile(view, criterion, places, program)
             silent = len(program.checks) + len(program.claims) + len(program.same) == before
-            if silent and criterion.origin in view.operators and not criterion.optional:
-                program.plain = criterion.baseline is not None and view.plan.baseline is None
+            if silent and criterion.same_as_fleet is not False and view.must_speak(criterion):
+                program.plain = False
         return program
 
     def _compile(self, view: HostView, criterion: Criterion, places: Mapping[int, int], program: _Program) -> None:
@@ -543,8 +540,6 @@ class Survey:
             for template, value in one.passed:
                 row = self.tally.row(template)
                 row.add(PASS, value, template.limit, place, name, template.scope, "")
-                if is_bandwidth(template):
-                    self.known.normal.add(path_of(one.view, replace(template, host=name)))
             for check, value in one.checked:
                 if check.fast:
                     check.row.put(value, place, name, _own_scope(one.view, check.template))  # type: ignore[arg-type]
@@ -607,8 +602,7 @@ class Survey:
     def _usual(self, same: Same) -> bool:
         """Whether the value is the usual one, or nobody else shows any."""
         if same.criterion == DIGEST:
-            counts = self.known.digests.of(same.key)
-            return counts.total() <= 1 or agrees(same.value, counts)
+            return agrees(same.value, self.known.digests.of(same.key))
         group = self.known.groups.at(same.key)
         told = group.told()
         if group.total <= 1 or len(told) == 1:
@@ -623,16 +617,18 @@ class Survey:
         for host in self.flagged:
             self.uneasy |= {host, *units.get(host, ())}
         for claim in self.claims.values():
-            row = self.tally.row(claim.template)
             limits = {scope: self._limit(claim, scope) for scope in claim.names}
+            if all(limit in (None, "") for limit in limits.values()):
+                continue  # a row of which nothing is counted is none
+            row = self.tally.row(claim.template)
             for value, place, scope in claim.parts():
                 if hosts[place] not in self.flagged and limits[scope] not in (None, ""):
                     row.add(PASS, value, limits[scope], place, hosts[place], scope, "")
         for same in self.same.values():
-            alone = self._alone(same)
-            row = self.tally.row(same.template)
-            for place, scope in same.parts if not alone else ():
-                if hosts[place] not in self.flagged:
+            well = [(place, scope) for place, scope in same.parts if hosts[place] not in self.flagged]
+            if well and not self._alone(same):
+                row = self.tally.row(same.template)
+                for place, scope in well:
                     row.add(PASS, same.value, same.value, place, hosts[place], scope, "")
         for verdict in self.later:
             if verdict.host not in self.uneasy:
@@ -666,7 +662,8 @@ class Survey:
     def forget(self) -> None:
         """Lets go of what only helps to look at more hosts."""
         self._pour()
-        self._kinds, self._outcomes, self._programs, self._named, self._compared = {}, {}, {}, {}, {}
+        for kept in (self._kinds, self._outcomes, self._programs, self._named, self._compared):
+            kept.clear()
         for row in self.tally.rows.values():
             row.settle()
 

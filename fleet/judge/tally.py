@@ -7,9 +7,10 @@ ten thousand), and the parts that lie farthest on the wrong side.
 from __future__ import annotations
 
 import heapq
+import itertools
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from fleet.judge.evidence import Planned, from_benchmark
@@ -100,7 +101,6 @@ class Row:
         self.counts[PASS] += more
         if isinstance(value, float | int) and not isinstance(value, bool):
             if more and math.isfinite(value):
-                self.settle()
                 self.numbers[_rounded(value) if self.rounded else value] += more
         elif value is not None:
             self.texts[str(value)] += more
@@ -114,8 +114,12 @@ class Row:
         else:
             return
         far.sort(key=_order)
-        if len(far) == MOST_FAR:
-            self.edge = far[-1][1] if far[-1][0] == _RANK[PASS] else -math.inf
+        self._set_edge()
+
+    def _set_edge(self) -> None:
+        if len(self.far) == MOST_FAR:
+            last = self.far[-1]
+            self.edge = last[1] if last[0] == _RANK[PASS] else -math.inf
 
     def describe(self, source: str, basis: str, unit: str, operator: str) -> None:
         """Of several descriptions always the same one: packs of two GPU models may have a criterion of one name."""
@@ -157,7 +161,6 @@ class Row:
 
     def update(self, other: Row) -> None:
         """Adds the same row of other hosts."""
-        self.settle()
         other.settle()
         self.counts.update(other.counts)
         self.texts.update(other.texts)
@@ -169,8 +172,7 @@ class Row:
         self.numbers.update(other.numbers)
         self._round()
         self.far = heapq.nsmallest(MOST_FAR, [*self.far, *other.far], key=_order)
-        if len(self.far) == MOST_FAR:
-            self.edge = self.far[-1][1] if self.far[-1][0] == _RANK[PASS] else -math.inf
+        self._set_edge()
         self.action = worst(self.action, other.action)
         self.describe(other.source, other.basis, other.unit, other.operator)
 
@@ -252,16 +254,10 @@ def _rounded(value: float) -> float:
     return math.ldexp(round(fraction * DIGITS) / DIGITS, exponent)
 
 
-def _at(ordered: Iterable[tuple[float, int]], place: float) -> float:
+def _at(ordered: Sequence[tuple[float, int]], place: float) -> float:
     """The value at a place of the sorted list, by nearest rank."""
-    seen = 0
-    last = 0.0
-    for value, count in ordered:
-        seen += count
-        last = value
-        if seen > place:
-            break
-    return last
+    reached = itertools.accumulate(count for _, count in ordered)
+    return next(value for (value, _), seen in zip(ordered, reached, strict=True) if seen > place)
 
 
 def worst(first: str, second: str) -> str:

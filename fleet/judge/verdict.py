@@ -91,9 +91,7 @@ def _of_host(view: HostView, fleet: Fleet, groups: Groups) -> Iterator[Verdict]:
             verdicts = [*uniform(view, criterion, groups)]
             silent = criterion.same_as_fleet and not verdicts and not observed(view, criterion)
         yield from verdicts
-        asked = criterion.origin in view.operators and not criterion.optional and not view.plan.rehearsal
-        asked = asked and (criterion.baseline is None or view.plan.baseline is not None)
-        if asked and silent:
+        if silent and view.must_speak(criterion):
             reason = "nothing was observed that this criterion speaks of"
             yield view.inconclusive(criterion.name, "host", reason, criterion.stage, criterion=criterion)
 

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from fleet.errors import RunError
+from fleet import lock
+from fleet.baseline import store
+from fleet.baseline.waivers import read_waivers
+from fleet.errors import RunError, UsageError
 from fleet.report.load import Records, load
 from schemas import documents, quick
 from schemas.records import to_json
@@ -322,6 +327,83 @@ def test_a_journal_cut_at_any_byte_is_no_pass(run: Path) -> None:
         assert bool(found.journal or found.events) == (length not in lines), length
 
 
+def test_who_resumes_a_run_keeps_every_whole_line_of_its_journal(tmp_path: Path) -> None:
+    """Wherever it was cut: what was torn is dropped, and nothing else."""
+    lock.take(tmp_path / "r1")
+    path = tmp_path / "r1" / lock.JOURNAL
+    whole = path.read_bytes() * 2
+    for length in range(len(whole) + 1):
+        path.write_bytes(whole[:length])
+        lock.take(tmp_path / "r1")
+        lines = path.read_text().splitlines()
+        assert len(lines) == whole[:length].count(b"\n") + 1, length
+        for line in lines:
+            documents.validate(json.loads(line), "journal", source="a line")
+
+
+WAIVERS = """schema: rackproof.waivers/1
+waivers:
+- {criterion: hbm-copy, host: h1, scope: gpu=0, who: somebody, why: it is to be replaced, until: 2027-01-31}
+- criterion: hbm-copy
+  host: h2
+  name: memory.bandwidth
+  absent: true
+  who: somebody
+  until: 2027-01-31
+  why: it is to be replaced
+"""
+
+
+def test_a_file_of_waivers_cut_at_any_byte_waives_nothing_more(tmp_path: Path) -> None:
+    path = tmp_path / "waivers.yml"
+    path.write_text(WAIVERS)
+    whole = read_waivers(str(path), ("h1", "h2"))
+    assert len(whole) == 2
+    read = 0
+    for length in range(len(WAIVERS)):
+        path.write_text(WAIVERS[:length])
+        try:
+            found = read_waivers(str(path), ("h1", "h2"))
+        except UsageError:
+            continue
+        read += 1  # but for the words of why, which may be shorter
+        assert [replace(one, why="") for one in found] == [replace(one, why="") for one in whole[: len(found)]]
+    assert read
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "1: 2", "null: 1", "true: 1", "? [a]\n: b", "a: !!int ''", "a: !!bool x", "a: !!timestamp x", "a: !!float ''", "a: *b",
+        "a: &a [*a]", "a: !!binary '%'", "a: !!python/object x", "a: \x00", "- [", "--- a\n--- b", "a: 1e999", "a: .nan",
+        "a: 1\na: 2", "",
+    ],
+)  # fmt: skip
+def test_what_is_no_yaml_of_ours_is_refused_in_a_line(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "waivers.yml"
+    path.write_text(text)
+    with pytest.raises(UsageError, match=r"waivers\.yml"):
+        read_waivers(str(path), ())
+
+
+def test_a_copy_of_a_baseline_cut_anywhere_is_not_believed(tmp_path: Path) -> None:
+    with contextlib.chdir(tmp_path):
+        fuzz.furnish(tmp_path)
+    run = tmp_path / fuzz.COMPARED
+    plan = load(run).plan
+    gpus = load(run).evidence["h1"].gpus()
+    assert store.Copy(run, plan).of_host("h1", gpus).problem == ""
+    for name in ("index.json", "hosts/h1.json", "gpus/h1-0.json"):
+        path = run / "baseline" / name
+        whole = path.read_bytes()
+        for length in range(0, len(whole), max(1, len(whole) // 200)):
+            path.write_bytes(whole[:length])
+            assert "cannot be believed" in store.Copy(run, plan).of_host("h1", gpus).problem
+        path.unlink()
+        assert "cannot be believed" in store.Copy(run, plan).of_host("h1", gpus).problem
+        path.write_bytes(whole)
+
+
 # By the thousand
 
 
@@ -332,32 +414,44 @@ def test_a_hundred_thousand_mutations_find_nothing() -> None:
     # Else it has tried nothing.
     assert counts["mutations"] == 100_000
     assert counts["accepted"] > 1000 < counts["rejected"] + counts["incomplete"]
-    assert counts["commands"] > 10
+    assert counts["commands"] > 300
+    assert counts["gang records"] > 10_000
 
 
 def test_the_oracle_knows_what_must_not_be_accepted(tmp_path: Path) -> None:
     """It has to be able to find something."""
-    trial = fuzz.Trial(tmp_path / "trial", 1, full=True)
+    trial = fuzz.Trial(tmp_path / "trial", 1, full=True, gang=True)
     document = to_json(trial.plan)
-    sound = {name: trial.sound[f"hosts/{name}.json"] for name in ("h1", "h2")}
+    sound, own, shared = trial.sound, "hosts/h1.json", "gangs/r1/h1.json"
     criteria = fuzz.WHOLE.criteria
     assert fuzz.wrong(document, sound, criteria) == ""
     for old, new, why in (
         (b'"status": "measured"', b'"status": "measurd"', "no valid record"),
         (b'"nonce": "0', b'"nonce": "1', "a record of"),
-        (b'"outcome": "finished"', b'"outcome": "failed"', "the last launch failed"),
+        (b'"outcome": "finished"', b'"outcome": "failed"', "the last launch of stage"),
         (b"NVIDIA H200", b"NVIDIA H100", "another model"),
         (b'"h1-0"', b'"h2-0"', "in two places"),
         (b"4270000000000.0", b"1270000000000.0", "wanted ge"),
     ):
-        assert old in sound["h1"]
-        assert why in fuzz.wrong(document, sound | {"h1": sound["h1"].replace(old, new)}, criteria)
+        assert old in sound[own]
+        assert why in fuzz.wrong(document, sound | {own: sound[own].replace(old, new)}, criteria)
+    for old, new, why in (
+        (b'"gang": "r1"', b'"gang": "r2"', "a record of"),
+        (b'"h1-0"', b'"h1-1"', "in two places, or two in one"),
+        (b'"stage": "gang",', b'"stage": "gone",', "was not measured"),
+        (b",partner=h2", b",partner=h3", "was not measured"),
+        (b'"members": [\n    "h1",\n    "h2"', b'"members": [\n    "h1"', "no launch of all its gang"),
+        (b'"value": 0,', b'"value": 3,', "wanted eq 0"),
+        (b'"name": "collective.all_reduce.wrong_elements",\n   "scope": "gang=r1",', b"", "no valid record"),
+    ):
+        assert old in sound[shared], old
+        assert why in fuzz.wrong(document, sound | {shared: sound[shared].replace(old, new)}, criteria)
 
 
 def test_the_watch_sees_what_is_written_elsewhere(tmp_path: Path) -> None:
     found: list[str] = []
     (tmp_path / "run").mkdir()
-    with fuzz._watched(tmp_path / "run", found.append):
+    with fuzz._watched(tmp_path, [tmp_path / "run"], found.append):
         (tmp_path / "run" / "inside").write_text("")
         assert found == []
         (tmp_path / "outside").write_text("")

@@ -384,6 +384,23 @@ def test_what_a_counter_rose_by_and_where(
     assert told.seen == seen[at]
 
 
+@pytest.mark.parametrize(
+    ("phases", "said"),
+    [
+        (("before", "after"), ""), (("after", "before"), ""), (("before", "during"), " between its snapshots before and during"),
+        (("during", "after"), " between its snapshots during and after"),
+        (("after", "after"), " between its snapshots after and after"),
+    ],
+)  # fmt: skip
+def test_within_a_stage_it_is_told_between_which_snapshots(phases: tuple[str, str], said: str) -> None:
+    one, two = counted(1, 4)
+    seen = [
+        replace(item, stage="gang", params={"phase": phase}) for item, phase in zip((one, two), phases, strict=True)
+    ]
+    how = "before" if phases[1] == "before" else "in"
+    assert change(seen).where == f"3 {how} stage gang{said}"
+
+
 def test_a_stage_from_begin_to_end_needs_no_word_on_its_snapshots() -> None:
     seen = [item for item in counted(1, 1, 9, 3) if item.params["phase"] != "during"]
     assert change(seen).where == "2 in stage benchmark"
@@ -1118,3 +1135,104 @@ def test_reasons_tell_settings_and_fold_by_benchmark_and_criterion() -> None:
         replace(UNKNOWN, name="x.c"),
     ]
     assert [line.endswith("(and 1 more like it)") for line in reasons(unknown)] == [True, False]
+
+
+# What two records of a host tell apart
+
+
+def named(*gpus: dict[str, str], serials: tuple[str, str] | None = None) -> list[tuple[str, str, str]]:
+    """What is found where each record of a host names its GPU so."""
+    plan = small()
+    metrics = [(reading(serial, name="gpu.serial"),) for serial in serials or ()]
+    evidence = left(plan)
+    record = evidence.records[0]
+    if metrics:
+        taken = tuple(replace(shot, metrics=told) for shot, told in zip(record.snapshots, metrics, strict=True))
+        record = replace(record, snapshots=taken)
+    records = [replace(record, gpus=(replace(record.gpus[0], **gpu),)) for gpu in gpus]
+    records = [
+        replace(one, gang="r1" if at else "", snapshots=() if at else one.snapshots) for at, one in enumerate(records)
+    ]
+    told = judged(plan, replace(evidence, records=tuple(records)))
+    told = [item for item in told if item.criterion == "identity-constant"]
+    assert all(item.action == "inspect_hardware" and item.scope == "gpu=0" for item in told)
+    return [(item.name, item.verdict, item.reason) for item in told]
+
+
+def test_a_gpu_that_a_host_and_its_gang_name_otherwise_was_swapped() -> None:
+    assert named({}, {}) == []
+    assert named({}, {"serial": "new"}) == [("gpu.serial", FAIL, "changed during the run: h1-0, then new")]
+    assert named({}, {"uuid": "GPU-new"}) == [("gpu.uuid", FAIL, "changed during the run: GPU-h1-0, then GPU-new")]
+    assert named({}, {"name": "NVIDIA X"})[0][0] == "gpu.name"
+    assert named({}, {"serial": "", "uuid": ""}) == []  # what one of them does not tell is no other
+    assert named({}, {"serial": ""}, {"serial": "new"})[0][2] == "changed during the run: h1-0, then new"
+    assert named({}, serials=("a", "a")) == []
+    assert named({}, serials=("a", "b")) == [("gpu.serial", FAIL, "changed during the run: a, then b")]
+
+
+def test_what_was_measured_without_any_launch_is_inconclusive() -> None:
+    plan = small()
+    (told,) = judged(plan, left(plan, launches=()))
+    assert (told.name, told.verdict, told.stage) == ("stage.benchmark", INCONCLUSIVE, "benchmark")
+    assert told.reason.startswith("it was measured, and its record tells of no launch")
+    assert judged(replace(plan, expected=()), left(plan, launches=())) == []
+
+
+# What is known of the whole fleet
+
+
+def test_what_is_known_of_parts_of_the_fleet_is_put_together() -> None:
+    plan = small("h1", "h2", "h3")
+    figures = (
+        builders.observation("straggler.compute", 0.02, scope="gpu=0"),
+        builders.observation("digest.value", "x", scope="gpu=0"),
+    )
+    rules = [pack(criterion("memory.bandwidth", operator="ge", fleet_fraction=0.9))]
+    made = [
+        left(plan, host.name, observations=(*builders.results(plan, host.name, "benchmark"), *figures))
+        for host in plan.hosts
+    ]
+    views = [HostView(plan, host, each, rules) for host, each in zip(plan.hosts, made, strict=True)]
+    path = ("c", "x", "gang", 8, "P2P")
+    whole, parts = Known(Planned(plan), views), [Known(Planned(plan), [view]) for view in views]
+    parts[1].normal.add(path)
+    for part in parts[1:]:
+        parts[0].update(part)
+    assert parts[0].normal == {path}
+    kind = ("NVIDIA H200", "benchmark")
+    for known in (whole, parts[0]):
+        assert known.ranks.usual(kind, {}) == {"compute": 0.02}
+        assert len(known.fleet.crowd(views[0], views[0].observations["memory.bandwidth"][0]).values) == 3
+
+
+def test_a_fleet_is_compared_by_model_kind_and_place() -> None:
+    plan = small("h1", "h2", gpu_count=2)
+    rule = criterion("memory.bandwidth", operator="ge", fleet_fraction=0.9)
+    two = tuple(replace(builders.gpu("h1", at), name=name) for at, name in enumerate(("NVIDIA X", "NVIDIA H200")))
+    packs = [pack(rule, gpu_names=("NVIDIA H200", "NVIDIA X"))]
+    views = [
+        HostView(plan, plan.hosts[0], left(plan, "h1", gpus=two), packs),
+        HostView(plan, plan.hosts[1], left(plan, "h2"), packs),
+    ]
+    fleet = Fleet(Planned(plan), views)
+    seen = views[0].observations["memory.bandwidth"]
+    assert [(fleet.crowd(views[0], item).model, len(fleet.crowd(views[0], item).values)) for item in seen] == [
+        ("NVIDIA X", 1), ("NVIDIA H200", 3)
+    ]  # fmt: skip
+    keys = [fleet.key(views[0], replace(item, scope=scope)) for item in seen[:1] for scope in ("host", "gpu=1,link=3")]
+    assert [(key[0], key[3]) for key in keys] == [("NVIDIA H200 and NVIDIA X", "host"), ("NVIDIA H200", "link")]
+    assert [crowd.count for crowd in (fleet.at(keys[0], "host"), fleet.crowd(views[1], seen[1]))] == [
+        "0 hosts",
+        "3 GPUs",
+    ]
+
+
+def test_gpus_that_tell_no_serial_are_no_twins_and_one_without_a_name_says_so() -> None:
+    plan = small("h1", "h2")
+    gpus = tuple(replace(builders.gpu("h1", 0), serial="", uuid="") for _ in range(1))
+    told = {name: left(plan, name, gpus=gpus) for name in ("h1", "h2")}
+    assert found(judged(plan, told)) == []
+    nameless = left(plan, "h1", gpus=())
+    every = judged(plan, {"h1": nameless, "h2": left(plan, "h2")})
+    said = next(item for item in every if (item.host, item.scope) == ("h1", "gpu=0"))
+    assert (said.name, said.verdict, said.reason) == ("gpu.name", INCONCLUSIVE, "the GPU does not tell its name")

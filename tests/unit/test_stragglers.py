@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
+from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from fleet.plan import make_plan
 from schemas.plans import Plan
 from schemas.records import UNSUPPORTED, Observation, Rank, Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
-from tests import builders
+from tests import builders, ranks
 from tests.unit.test_benchmarks import observations, request
 
 PACKS = read_packs([])
@@ -380,24 +381,17 @@ def test_rank_that_is_slowed_is_named(
     """One of three gloo ranks is slowed from outside from its first timed step on."""
     wanted = {**request(straggler=STEPS), "devices": list(range(RANKS)), "stage": "benchmark"}
     (tmp_path / "request.json").write_text(json.dumps(wanted))
-    arguments = ("--standalone", f"--nproc-per-node={RANKS}", "-m", "agent.benchmarks")
     with slow_down() as begin:
-        launcher = subprocess.Popen(
-            [sys.executable, "-m", "torch.distributed.run", *arguments, "--request", str(tmp_path / "request.json")],
-            env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-            cwd=tmp_path,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-        )
-        begin(_when_it_steps(tmp_path, launcher))
-        assert launcher.wait() == 0, (tmp_path / f"rank{SLOW}.log").read_text()
+        started = ranks.start("agent.benchmarks", "--request", "request.json", work=tmp_path, ranks=RANKS)
+        begin(_when_it_steps(tmp_path, started.processes[SLOW]))
+        assert started.end() == [0] * RANKS, (tmp_path / f"rank{SLOW}.log").read_text()
     of = plan("h1", "h2", gpu_count=RANKS, device="cpu")
     records = builders.records(of, "h1")
-    ranks = tuple(Rank(rank=rank, local_rank=rank, phase="end", exit_code=0, log_tail="") for rank in range(RANKS))
+    ended = tuple(Rank(rank=rank, local_rank=rank, phase="end", exit_code=0, log_tail="") for rank in range(RANKS))
     alone = replace(
         records[0],
         observations=tuple(observations(tmp_path)),
-        launches=(replace(builders.launch("benchmark", ("h1",)), ranks=ranks),),
+        launches=(replace(builders.launch("benchmark", ("h1",)), ranks=ended),),
     )
     pack = Pack(name="test", gpu_names=(), criteria=(LIMIT,), chosen=True)
     verdicts = judged(of, {"h1": Evidence(records=(alone,)), "h2": Evidence()}, (pack,))
@@ -409,17 +403,12 @@ def test_rank_that_is_slowed_is_named(
     assert cause in found.reason
 
 
-def _when_it_steps(work: Path, launcher: subprocess.Popen[bytes]) -> int:
+def _when_it_steps(work: Path, rank: BaseProcess) -> int:
     """The process of the rank to be slowed, once its steps are timed."""
     state = work / f"rank{SLOW}.state.json"
-    while launcher.poll() is None:
+    while rank.is_alive():
         with contextlib.suppress(OSError, ValueError):
-            if json.loads(state.read_text())["phase"].startswith("straggler, "):
-                break
+            if rank.pid and json.loads(state.read_text())["phase"].startswith("straggler, "):
+                return rank.pid
         time.sleep(0.01)
-    for entry in Path("/proc").iterdir():
-        with contextlib.suppress(OSError):
-            mine = entry.name.isdigit() and (entry / "cwd").samefile(work)
-            if mine and f"LOCAL_RANK={SLOW}\0".encode() in (entry / "environ").read_bytes():
-                return int(entry.name)
     raise AssertionError(f"rank {SLOW} took no step: {(work / f'rank{SLOW}.log').read_text()}")

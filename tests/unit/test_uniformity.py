@@ -274,17 +274,17 @@ def matrix(*told: dict[str, str]) -> tuple[list[versions.Version], str, str]:
 
 
 def test_matrix_names_the_hosts_that_differ_and_tells_the_rest_in_a_line() -> None:
-    hosts = [{"driver.version": "580.159.04", "torch": "2.11.0"} for _ in range(198)]
+    hosts = [{"driver.version": "580.159.04", "torch": "2.11.0"} for _ in range(28)]
     hosts += [{"driver.version": "550.90.07", "torch": "2.11.0"} for _ in range(2)]
     found, html, markdown = matrix(*hosts)
     assert [(version.name, version.differs) for version in found] == [("driver.version", True), ("torch", False)]
     assert [(value.text, value.hosts, value.where) for value in found[0].values] == [
-        ("580.159.04", 198, ""),
-        ("550.90.07", 2, "r12-h198, r12-h199"),
+        ("580.159.04", 28, ""),
+        ("550.90.07", 2, "r12-h28, r12-h29"),
     ]
-    assert "| `driver.version` | `550.90.07` | 2 | `r12-h198, r12-h199` | 0 |" in markdown
+    assert "| `driver.version` | `550.90.07` | 2 | `r12-h28, r12-h29` | 0 |" in markdown
     assert "The same on every host that told it: `torch 2.11.0`." in markdown
-    assert "<td><code>550.90.07</code></td><td>2</td><td>r12-h198, r12-h199</td>" in html
+    assert "<td><code>550.90.07</code></td><td>2</td><td>r12-h28, r12-h29</td>" in html
     assert '<span class="note">torch</span> <code>2.11.0</code>' in html
 
 
@@ -298,12 +298,12 @@ def test_matrix_names_the_part_where_one_host_shows_two_versions() -> None:
 
 
 def test_matrix_of_a_fleet_in_which_nothing_is_alike_stays_short() -> None:
-    found, html, markdown = matrix(*({"driver.version": f"{number}"} for number in range(300)))
-    assert (len(found[0].values), found[0].left_out) == (10, 290)
-    assert "and 290 more values" in html
-    assert "and 290 more values" in markdown
-    found, _, _ = matrix(*({"driver.version": "old" if number < 20 else "new"} for number in range(50)))
-    assert found[0].values[1].where.endswith("r12-h05 and 14 more")
+    found, html, markdown = matrix(*({"driver.version": f"{number}"} for number in range(30)))
+    assert (len(found[0].values), found[0].left_out) == (10, 20)
+    assert "and 20 more values" in html
+    assert "and 20 more values" in markdown
+    found, _, _ = matrix(*({"driver.version": "old" if number < 14 else "new"} for number in range(30)))
+    assert found[0].values[1].where.endswith("r12-h05 and 8 more")
 
 
 def test_matrix_says_how_many_hosts_did_not_tell() -> None:

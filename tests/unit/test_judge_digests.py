@@ -1,0 +1,161 @@
+"""Digests on the smallest of fleets: who is compared with whom, from how many on, and what each is told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.digests import Digests, agrees, judge_digests, told_digests
+from fleet.judge.evidence import Evidence, HostView, Planned
+from schemas.records import ERROR, UNSUPPORTED, Metric, Observation
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+from tests.unit.test_judge_edges import left, pack, reading, small
+
+PLAN = small("h1", "h2", "h3", gpu_count=2)
+PLANNED = Planned(PLAN)
+GOOD, BAD = "00c0ffee", "00badbad"
+
+
+def seen(value: Any = GOOD, scope: str = "gpu=0", stage: str = "benchmark", **params: Any) -> Observation:
+    return builders.observation("digest.value", value, scope=scope, stage=stage, workload="gemm", **params)
+
+
+def view(host: str, *figures: Observation, driver: Metric | None = None, **over: Any) -> HostView:
+    made = left(PLAN, host, *([driver] if driver else []), observations=figures, **over)
+    return HostView(PLAN, PLAN.host(host), made, [pack()])
+
+
+def driver(value: Any = "570", absent: str = "") -> Metric:
+    return reading(value, name="driver.version", scope="host", absent=absent)
+
+
+def judged(*views: HostView) -> list[Verdict]:
+    return judge_digests(views, PLANNED, Digests(PLANNED, views))
+
+
+def told(*views: HostView) -> list[tuple[str, str, str]]:
+    return [(item.host, item.scope, item.verdict) for item in judged(*views)]
+
+
+def three(first: Any = GOOD, second: Any = GOOD, third: Any = GOOD) -> list[HostView]:
+    return [view(host, seen(value)) for host, value in (("h1", first), ("h2", second), ("h3", third))]
+
+
+@pytest.mark.parametrize(
+    ("views", "verdicts"),
+    [
+        (three()[:1], []),
+        (three()[:2], [PASS, PASS]),
+        (three(BAD)[:2], [INCONCLUSIVE, INCONCLUSIVE]),
+        (three(), [PASS, PASS, PASS]),
+        (three(BAD), [FAIL, PASS, PASS]),
+        (three(BAD, "x"), [INCONCLUSIVE] * 3),
+        ([*three(BAD), view("h1", seen(BAD, "gpu=1"))], [INCONCLUSIVE] * 4),
+    ],
+)
+def test_from_how_many_on_a_majority_is_believed(views: list[HostView], verdicts: list[str]) -> None:
+    assert [item.verdict for item in judged(*views)] == verdicts
+
+
+@pytest.mark.parametrize(
+    ("digest", "counts", "right"),
+    [
+        (GOOD, {GOOD: 1}, True), (GOOD, {GOOD: 2}, True), (GOOD, {GOOD: 1, BAD: 1}, False), (GOOD, {GOOD: 2, BAD: 1}, True),
+        (BAD, {GOOD: 2, BAD: 1}, False), (GOOD, {GOOD: 2, BAD: 2}, False), (GOOD, {GOOD: 2, BAD: 1, "x": 1}, False),
+        (GOOD, {GOOD: 3, BAD: 1, "x": 1}, True), (BAD, {GOOD: 2}, False),
+    ],
+)  # fmt: skip
+def test_the_first_look_asks_the_same(digest: str, counts: dict[Any, int], right: bool) -> None:
+    assert agrees(digest, Counter(counts)) is right
+
+
+def test_what_each_is_told() -> None:
+    bad, good, _ = judged(*three(BAD))
+    majority = f"2 of 3 GPUs of its model and software agree on {GOOD}"
+    assert (bad.scope, bad.serial, bad.name, bad.stage) == ("gpu=0", "h1-0", "digest.value", "benchmark")
+    assert (bad.criterion, bad.value, bad.limit, bad.operator, bad.unit) == ("digest-majority", BAD, GOOD, "eq", "1")
+    assert (bad.action, bad.basis, bad.params) == ("rma", "published", {"workload": "gemm"})
+    assert bad.detail == f"{majority}, the GPU of serial h1-0 does not; its host has no other GPU to compare with"
+    assert bad.reason == f"found {BAD}: {bad.detail}"
+    assert (good.action, good.limit, good.detail) == ("none", GOOD, majority)
+    assert good.reason == f"found {GOOD}; {majority}"
+    alike = judged(*three())[0]
+    assert (alike.reason, alike.limit, alike.detail) == (f"found {GOOD}, as on all 3 GPUs of its kind", GOOD, "")
+    unsure = judged(*three(BAD)[:2])[0]
+    assert (unsure.limit, unsure.operator, unsure.action) == (None, "", "none")
+    assert unsure.reason.endswith(f"2 digests on 2 GPUs, {BAD} on this one")
+    silent = view("h1", seen(BAD), gpus=(replace(builders.gpu("h1", 0), serial=""),))
+    assert "the GPU of serial unknown does not" in judged(silent, *three()[1:])[0].reason
+
+
+@pytest.mark.parametrize(
+    ("other", "said"),
+    [
+        (GOOD, "the 1 other GPUs of its host agree with the majority"),
+        (BAD, "1 of the 1 other GPUs of its host differ from the majority too: suspect the host"),
+    ],
+)
+def test_the_host_is_suspected_where_its_other_gpus_differ_too(other: str, said: str) -> None:
+    both = view("h1", seen(BAD), seen(other, "gpu=1"))
+    others = [view(host, seen(), seen(scope="gpu=1")) for host in ("h2", "h3")]
+    assert judged(both, *others)[0].reason.endswith(said)
+
+
+X = replace(builders.gpu("h1", 0), name="NVIDIA X")
+
+
+@pytest.mark.parametrize(
+    ("odd", "compared"),
+    [
+        (view("h1", seen(BAD)), True),
+        (view("h1", seen(BAD), gpus=(X,)), False),
+        (view("h1", seen(BAD), gpus=()), False),
+        (view("h1", seen(BAD, stage="gang")), False),
+        (view("h1", seen(BAD, size=1)), False),
+        (view("h1", seen(BAD, world_size=8)), True),
+        (view("h1", seen(BAD), driver=driver()), False),
+        (view("h1", seen(BAD), driver=driver(absent="error: x")), True),
+        *((view("h1", seen(BAD), software={name: "1"}), False) for name in ("torch", "cuda", "cudnn", "nccl")),
+        (view("h1", seen(BAD), software={"python": "1"}), True),
+        (view("h1", seen(BAD, "host")), False),
+    ],
+)
+def test_only_like_gpus_with_like_software_are_compared(odd: HostView, compared: bool) -> None:
+    verdicts = told(odd, *three()[1:])
+    assert verdicts == ([("h1", "gpu=0", FAIL)] if compared else []) + [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
+
+
+def test_the_last_driver_and_the_last_digest_count() -> None:
+    again = [view(host, seen(BAD), seen()) for host in ("h1", "h2", "h3")]
+    assert [item.value for item in judged(*again)] == [GOOD] * 3
+    taken = left(PLAN, "h1", driver("550"), observations=(seen(BAD),))
+    record = taken.records[0]
+    newer = replace(record.snapshots[-1], metrics=(driver("570"),))
+    updated = HostView(
+        PLAN, PLAN.hosts[0], Evidence(records=(replace(record, snapshots=(*record.snapshots[:-1], newer)),)), [pack()]
+    )
+    others = [view(host, seen(), driver=driver("570")) for host in ("h2", "h3")]
+    assert told(updated, *others)[0] == ("h1", "gpu=0", FAIL)
+
+
+@pytest.mark.parametrize("status", [ERROR, UNSUPPORTED])
+def test_a_digest_that_could_not_be_had_is_compared_with_none(status: str) -> None:
+    lost = replace(seen(), value=None, status=status, reason="lost")
+    assert told(view("h1", lost), *three()[1:]) == [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
+    assert told(view("h1", seen(), lost), *three()[1:])[0][0] == "h2"
+    assert told_digests(view("h1"), PLANNED) == []
+
+
+def test_digests_are_the_same_whatever_parts_they_are_put_together_from() -> None:
+    views = three(BAD)
+    parts = [Digests(PLANNED, [one]) for one in views]
+    parts[0].update(parts[1])
+    parts[0].update(parts[2])
+    whole = Digests(PLANNED, views)
+    ((key, _),) = told_digests(views[0], PLANNED)
+    assert parts[0].of(key) == whole.of(key) == {GOOD: 2, BAD: 1}
+    assert whole.of(("nothing",)) == {}

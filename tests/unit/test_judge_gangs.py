@@ -1,0 +1,909 @@
+"""Who is slow or failed among a few hosts, told in full: each part, how sure it is, by what evidence and in which figures."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.localise import Bisection, Conclusion, Outcome, Pair, Suspect, Tolerance, confirm, explain
+from fleet.judge.localise.launches import Attempt, attempts, conclusion, is_stuck, measured_by, unfit
+from fleet.judge.localise.matrix import rule_of_succession, spread, upper_median
+from fleet.judge.verdict import judge
+from schemas.catalogue import DURATION
+from schemas.plans import Plan
+from schemas.records import ERROR, Culprit, Launch, Observation, Rank, Record
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+from tests.unit.test_judge_edges import pack
+
+RATE, TIME = 100.0, 1.0
+Speeds = Mapping[tuple[str, str, int], float]
+
+
+def matrix(
+    size: int,
+    rails: int = 2,
+    shares: Mapping[Any, float] | None = None,
+    *,
+    late: Mapping[Any, float] | None = None,
+    failed: Mapping[Any, str] | None = None,
+    left_out: Collection[Any] = (),
+    kinds: Mapping[str, str] | None = None,
+) -> list[Pair]:
+    """Pairs of hosts a, b, c …, each as fast as its slowest part: `a`, ("a", 1), 1 (a rail), "ab" or ("ab", 1)."""
+    names = "abcdefghijklmnop"[:size]
+    found = []
+    for a, b in itertools.combinations(names, 2):
+        for rail in range(rails):
+            parts = (a, b, (a, rail), (b, rail), rail, a + b, (a + b, rail))
+            if not any(part in left_out for part in parts):
+                share = min((shares or {}).get(part, 1.0) for part in parts)
+                time = max((late or {}).get(part, 1.0) for part in parts)
+                why = next((failed[part] for part in parts if part in failed), "") if failed else ""
+                kind = "".join(sorted({(kinds or {}).get(a, ""), (kinds or {}).get(b, "")}))
+                found.append(
+                    Pair(
+                        a=a,
+                        b=b,
+                        rail=rail,
+                        bandwidth=None if why else RATE * share,
+                        latency=None if why else TIME * time,
+                        failed=why,
+                        kind=kind,
+                    )
+                )
+    return found
+
+
+def told(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
+    """All that is said of each."""
+    return [
+        (
+            item.kind, item.where, round(item.confidence, 3), item.evidence, "".join(item.hosts), item.rails, item.quantity,
+            *(None if value is None else round(value, 3) for value in (item.found, item.usual, item.limit)),
+        )
+        for item in suspects
+    ]  # fmt: skip
+
+
+CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
+    "all are well": (matrix(4), {}),
+    "a host is slow": (matrix(5, shares={"b": 0.5}), {}),
+    "a host is slow on its one rail": (matrix(4, 1, {"b": 0.5}), {}),
+    "a GPU is bad on its one rail": (matrix(4, 1, {"b": 0.5}), {"failed_alone": [("b", 0)]}),
+    "a NIC is slow": (matrix(4, shares={("b", 1): 0.5}), {}),
+    "a GPU is bad": (matrix(4, shares={("b", 1): 0.5}), {"failed_alone": [("b", 1), ("c", 0)]}),
+    "most rails of a host": (matrix(4, 4, {("b", 0): 0.5, ("b", 1): 0.6, ("b", 3): 0.4}), {}),
+    "half of the rails of a host": (matrix(4, 4, {("b", 0): 0.5, ("b", 1): 0.6}), {}),
+    "a rail is slow": (matrix(4, 3, {1: 0.5}), {}),
+    "a rail is slow and a NIC on it slower": (matrix(5, 3, {1: 0.5, ("b", 1): 0.2}), {}),
+    "a link is slow": (matrix(5, shares={"bd": 0.5}), {}),
+    "a link is slow on one rail": (matrix(5, shares={("bd", 1): 0.5}), {}),
+    "a pair failed": (matrix(5, failed={"bd": "gone"}), {}),
+    "a pair failed on one rail": (matrix(5, failed={("bd", 0): "gone"}), {}),
+    "a host reaches nobody": (matrix(4, failed={"b": "gone"}), {}),
+    "a host is late": (matrix(5, late={"b": 4.0}), {}),
+    "a NIC is late": (matrix(5, late={("b", 0): 4.0}), {}),
+    "a host is slow and late": (matrix(5, shares={"b": 0.5}, late={"b": 4.0}), {}),
+    "a NIC is slow and its host late": (matrix(5, shares={("b", 0): 0.5}, late={"b": 4.0}), {}),
+    "a NIC is slow with most": (matrix(7, 1, {"bc": 0.5, "bd": 0.5, "be": 0.5, "bf": 0.5}), {}),
+    "a NIC is slow with few": (matrix(7, 1, {"bc": 0.5, "bd": 0.5}), {}),
+    "many links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac", "eg"), 0.5)), {}),
+    "links are slow": (matrix(8, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ac"), 0.5)), {}),
+    "only all together": (matrix(4), {"collective_slow": True}),
+    "only all together, of few pairs": (matrix(4, left_out=["ab"]), {"collective_slow": True}),
+    "nothing was measured": ([], {"collective_slow": True}),
+    "kinds apart": (matrix(8, 1, {"e": 0.5, "f": 0.5, "g": 0.5, "h": 0.5}, kinds=dict.fromkeys("efgh", "x")), {}),
+    "hardly slow": (matrix(5, shares={"b": 0.89}), {}),
+    "slow enough": (matrix(5, shares={"b": 0.87}), {}),
+    "less may be missing": (matrix(5, shares={"b": 0.89}), {"tolerance": Tolerance(bandwidth=0.1)}),
+    "a host that met nobody else": (matrix(4, 1, {"ab": 0.5}, left_out=["ac", "ad"]), {}),
+    "two hosts are slow": (matrix(6, 1, {"b": 0.5, "e": 0.3}), {}),
+    "the best of many may be a mistake": (matrix(10, 1, {**{"b" + other: 0.5 for other in "cdefghij"}, "ab": 1.0}), {}),
+    "two hosts, well": (matrix(2), {}),
+    "two hosts, slow together": (matrix(2), {"collective_slow": True}),
+    "two hosts, a rail slow": (matrix(2, 3, {1: 0.5}), {}),
+    "two hosts, a rail late": (matrix(2, 3, late={2: 4.0}), {}),
+    "two hosts, a rail failed": (matrix(2, 3, failed={1: "gone"}), {}),
+    "two hosts, all failed": (matrix(2, failed={"ab": "gone"}), {"collective_slow": True}),
+}  # fmt: skip
+SAID: dict[str, list[tuple[Any, ...]]] = {
+    "a host is slow": [
+        (
+            "host", "b", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 50% of what is usual on 2 of 2 rails",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a host is slow on its one rail": [
+        (
+            "host", "b", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 75.0, 66.0,
+        ),
+    ],
+    "a GPU is bad on its one rail": [
+        (
+            "gpu", "b rail 0", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 0; the GPU failed "
+            "by itself too",
+            "b", (0,), "bandwidth", 50.0, 75.0, 66.0,
+        ),
+    ],
+    "a NIC is slow": [
+        (
+            "nic", "b rail 1", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 1; 1 of its other "
+            "rails are well",
+            "b", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a GPU is bad": [
+        (
+            "gpu", "b rail 1", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 1; the GPU failed "
+            "by itself too",
+            "b", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "most rails of a host": [
+        (
+            "host", "b", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on 3 of 4 rails",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "half of the rails of a host": [
+        (
+            "nic", "b rail 0", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 50% of what is usual on rail 0; 2 of its other "
+            "rails are well",
+            "b", (0,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "nic", "b rail 1", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 60% of what is usual on rail 1; 2 of its other "
+            "rails are well",
+            "b", (1,), "bandwidth", 60.0, 100.0, 88.0,
+        ),
+    ],
+    "a rail is slow": [
+        (
+            "rail", "rail 1", 0.833,
+            "bandwidth on rail 1 is 50% of the other rails' with 4 of 4 hosts",
+            "", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a rail is slow and a NIC on it slower": [
+        (
+            "rail", "rail 1", 0.857,
+            "bandwidth on rail 1 is 50% of the other rails' with 5 of 5 hosts",
+            "", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "nic", "b rail 1", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 40% of what is usual on rail 1; 2 of its other "
+            "rails are well",
+            "b", (1,), "bandwidth", 20.0, 100.0, 88.0,
+        ),
+    ],
+    "a link is slow": [
+        (
+            "link", "b - d", 0.8,
+            "bandwidth between b and d is 50% of what is usual; each of the two is well with 3 others or more",
+            "bd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a link is slow on one rail": [
+        (
+            "link", "b - d rail 1", 0.8,
+            "bandwidth between b and d is 50% of what is usual on rail 1; each of the two is well with 3 others or more",
+            "bd", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a pair failed": [
+        (
+            "link", "b - d", 0.8,
+            "exchange between b and d failed (gone); each of the two is well with 3 others or more",
+            "bd", (), "bandwidth", None, 100.0, 88.0,
+        ),
+    ],
+    "a pair failed on one rail": [
+        (
+            "link", "b - d rail 0", 0.8,
+            "exchange between b and d failed (gone) on rail 0; each of the two is well with 3 others or more",
+            "bd", (0,), "bandwidth", None, 100.0, 88.0,
+        ),
+    ],
+    "a host reaches nobody": [
+        (
+            "host", "b", 0.8,
+            "b could exchange nothing with 3 of 3 hosts that are well on 2 of 2 rails",
+            "b", (), "bandwidth", None, 100.0, 88.0,
+        ),
+    ],
+    "a host is late": [
+        (
+            "host", "b", 0.833,
+            "latency of b with 4 of 4 hosts that are well is at least 4 times what is usual on 2 of 2 rails",
+            "b", (), "latency", 4.0, 1.0, 2.0,
+        ),
+    ],
+    "a NIC is late": [
+        (
+            "nic", "b rail 0", 0.833,
+            "latency of b with 4 of 4 hosts that are well is at least 4 times what is usual on rail 0; 1 of its other "
+            "rails are well",
+            "b", (0,), "latency", 4.0, 1.0, 2.0,
+        ),
+    ],
+    "a host is slow and late": [
+        (
+            "host", "b", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 50% of what is usual on 2 of 2 rails; latency "
+            "of b with 4 of 4 hosts that are well is at least 4 times what is usual on 2 of 2 rails",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a NIC is slow and its host late": [
+        (
+            "host", "b", 0.833,
+            "latency of b with 4 of 4 hosts that are well is at least 4 times what is usual on 2 of 2 rails",
+            "b", (), "latency", 4.0, 1.0, 2.0,
+        ),
+    ],
+    "a NIC is slow with most": [
+        (
+            "host", "b", 0.625,
+            "bandwidth of b with 4 of 6 hosts that are well is about 50% of what is usual on its one rail: its GPU or "
+            "NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a NIC is slow with few": [
+        (
+            "link", "b - c", 0.833,
+            "bandwidth between b and c is 50% of what is usual; each of the two is well with 4 others or more",
+            "bc", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "b - d", 0.833,
+            "bandwidth between b and d is 50% of what is usual; each of the two is well with 4 others or more",
+            "bd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "many links are slow": [
+        (
+            "fabric", "", 0.9,
+            "6 of 28 pairs of hosts are slow, and no host, NIC or rail is common to them",
+            "", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "links are slow": [
+        (
+            "link", "e - f", 0.875,
+            "bandwidth between e and f is 50% of what is usual; each of the two is well with 6 others or more",
+            "ef", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "g - h", 0.875,
+            "bandwidth between g and h is 50% of what is usual; each of the two is well with 6 others or more",
+            "gh", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "a - b", 0.857,
+            "bandwidth between a and b is 50% of what is usual; each of the two is well with 5 others or more",
+            "ab", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "a - c", 0.857,
+            "bandwidth between a and c is 50% of what is usual; each of the two is well with 5 others or more",
+            "ac", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "c - d", 0.857,
+            "bandwidth between c and d is 50% of what is usual; each of the two is well with 5 others or more",
+            "cd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "only all together": [
+        (
+            "fabric", "", 0.833,
+            "all 4 hosts are well in pairs (6 pairs measured, 100% of those there are), and all together are slow",
+            "", (), "bandwidth", None, None, None,
+        ),
+    ],
+    "only all together, of few pairs": [
+        (
+            "fabric", "", 0.833,
+            "all 4 hosts are well in pairs (5 pairs measured, 83% of those there are), and all together are slow",
+            "", (), "bandwidth", None, None, None,
+        ),
+    ],
+    "slow enough": [
+        (
+            "host", "b", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 87% of what is usual on 2 of 2 rails",
+            "b", (), "bandwidth", 87.0, 100.0, 88.0,
+        ),
+    ],
+    "less may be missing": [
+        (
+            "host", "b", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 89% of what is usual on 2 of 2 rails",
+            "b", (), "bandwidth", 89.0, 100.0, 90.0,
+        ),
+    ],
+    "a host that met nobody else": [
+        (
+            "link", "a - b", 0.5,
+            "bandwidth between a and b is 50% of what is usual; one of the two was measured with nobody else",
+            "ab", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "two hosts are slow": [
+        (
+            "host", "b", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 50.0, 44.0,
+        ),
+        (
+            "host", "e", 0.833,
+            "bandwidth of e with 4 of 4 hosts that are well is at most 30% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "e", (), "bandwidth", 30.0, 50.0, 44.0,
+        ),
+    ],
+    "the best of many may be a mistake": [
+        (
+            "host", "b", 0.818,
+            "bandwidth of b with 8 of 9 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "two hosts, slow together": [
+        (
+            "link", "a - b", 0.5,
+            "all together are slow: a, b, or what is between them: two hosts cannot tell",
+            "ab", (), "bandwidth", None, None, None,
+        ),
+    ],
+    "two hosts, a rail slow": [
+        (
+            "link", "a - b rail 1", 0.5,
+            "bandwidth is 50% of the other rails': a, b, or what is between them: two hosts cannot tell",
+            "ab", (1,), "bandwidth", None, None, None,
+        ),
+    ],
+    "two hosts, a rail late": [
+        (
+            "link", "a - b rail 2", 0.5,
+            "latency is 4 times the other rails': a, b, or what is between them: two hosts cannot tell",
+            "ab", (2,), "bandwidth", None, None, None,
+        ),
+    ],
+    "two hosts, a rail failed": [
+        (
+            "link", "a - b rail 1", 0.5,
+            "failed (gone): a, b, or what is between them: two hosts cannot tell",
+            "ab", (1,), "bandwidth", None, None, None,
+        ),
+    ],
+    "two hosts, all failed": [
+        (
+            "link", "a - b", 0.5,
+            "failed (gone): a, b, or what is between them: two hosts cannot tell",
+            "ab", (), "bandwidth", None, None, None,
+        ),
+    ],
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_who_is_named_and_by_what_evidence(case: str) -> None:
+    pairs, asked = CASES[case]
+    assert told(explain(pairs, **asked)) == SAID.get(case, [])
+    if len({pair.a for pair in pairs}) > 1:
+        turned = told(explain(pairs[::-1], **asked))
+        assert sorted(map(str, turned)) == sorted(map(str, SAID.get(case, [])))
+
+
+def test_the_few_sums() -> None:
+    assert [upper_median(values) for values in ([1.0], [1.0, 2.0], [3.0, 1.0, 2.0], [4.0, 1.0, 2.0, 3.0])] == [
+        1,
+        2,
+        2,
+        3,
+    ]
+    assert spread([], 0.0) == 0.0
+    assert spread([1.0, 2.0, 9.0], 1.0) == pytest.approx(1.4826)
+    assert spread([1.0, 2.0, 9.0, 9.0], 0.0) == pytest.approx(1.4826 * 2)
+    assert [rule_of_succession(*told_) for told_ in ((0, 0), (8, 8), (1, 4))] == [0.5, 0.9, pytest.approx(1 / 3)]
+
+
+# Which hosts to launch next
+
+
+def searched(
+    size: int, bad: Collection[str] = (), links: Collection[str] = (), most: int = 0
+) -> tuple[Conclusion, int]:
+    """What the planner concludes, launch by launch; a group works without bad hosts and links, and up to `most` hosts."""
+    names = list("abcdefghijklmnop"[:size])
+
+    def works(group: Sequence[str]) -> bool:
+        pairs = {a + b for a, b in itertools.combinations(sorted(group), 2)}
+        return not set(group) & set(bad) and not pairs & set(links) and (not most or len(group) <= most)
+
+    history: list[list[Outcome]] = []
+    planner = Bisection(names)
+    for _ in range(60):
+        found = planner.next_launches(history)
+        if isinstance(found, Conclusion):
+            assert found.launches == len(history)
+            return found, len(history)
+        assert len({host for group in found for host in group}) == sum(map(len, found))
+        history.append([Outcome(hosts=tuple(group), worked=works(group)) for group in found])
+    raise AssertionError("it goes on and on")
+
+
+@pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
+def test_every_bad_host_is_found_wherever_it_is(size: int) -> None:
+    for count in range(1, min(3, size - 1)):
+        for bad in itertools.combinations("abcdefgh"[:size], count):
+            found, launches = searched(size, bad)
+            assert launches <= 4 + 2 * count
+            assert sorted(item.where for item in found.suspects) == list(bad)
+            assert set(found.good) == set("abcdefgh"[:size]) - set(bad)
+            for item in found.suspects:
+                assert (item.kind, item.confidence, item.hosts) == ("host", 0.75, (item.where,))
+                assert item.evidence == f"{item.where} fails with each of 2 hosts that work without it"
+
+
+@pytest.mark.parametrize("size", [4, 5, 6, 7, 8, 11, 16])
+def test_every_bad_link_is_found_wherever_it_is(size: int) -> None:
+    for a, b in itertools.combinations("abcdefghijklmnop"[:size], 2):
+        found, launches = searched(size, links=[a + b])
+        assert launches <= 2 * math.ceil(math.log2(size)) + 5
+        (link,) = found.suspects
+        assert (link.kind, set(link.hosts)) == ("link", {a, b})
+        assert link.where in (f"{a} - {b}", f"{b} - {a}")
+        assert link.confidence == pytest.approx(2 / 3)
+        assert link.evidence.endswith("fail together; each of the two works with another host")
+        assert set(found.good) == set("abcdefghijklmnop"[:size])
+
+
+def test_what_is_known_is_not_launched_again() -> None:
+    """A part of what worked works; what holds a part that failed fails."""
+    names = list("abcdef")
+    asked = Bisection(names).next_launches([])
+    assert isinstance(asked, list)
+    (one_, other, third) = asked
+    known = [Outcome(hosts=(*one_, *other), worked=True)]
+    assert Bisection(names).next_launches([known]) == [third]
+    # Of two that failed with more nothing is known; of three and more whatever holds them fails.
+    for size, left in ((2, None), (3, "abcdef")):
+        failed = [Outcome(hosts=tuple("abc"[:size]), worked=False)]
+        again = Bisection(names).next_launches([failed])
+        assert isinstance(again, list)
+        assert left is None or {host for group in again for host in group} == set(left)
+    two = [Outcome(hosts=("a", "f"), worked=True)]
+    again = Bisection(names).next_launches([two])
+    assert isinstance(again, list)
+    assert ["a", "f"] not in [sorted(group) for group in again]
+    # A group that was launched twice counts as it ended last.
+    three = Bisection(["a", "b", "c"])
+    ended, _ = searched(3, "c")
+    assert ended.suspects
+    assert three.next_launches([two]) == three.next_launches([])
+
+
+def test_two_bad_links_are_both_found() -> None:
+    for one_, other in (("ab", "cd"), ("ab", "ac"), ("ag", "bf"), ("cf", "de")):
+        found, _ = searched(8, links=[one_, other])
+        assert {"".join(sorted(item.hosts)) for item in found.suspects} == {one_, other}
+        assert {item.kind for item in found.suspects} == {"link"}
+
+
+def test_what_cannot_be_told_is_said() -> None:
+    two, launches = searched(2, links=["ab"])
+    assert launches == 0
+    assert [(item.kind, item.where, item.confidence) for item in two.suspects] == [("link", "a - b", 0.5)]
+    assert two.suspects[0].evidence == "a and b fail together; either host, or what is between: two cannot tell"
+    assert searched(1)[0] == Conclusion(suspects=(), good=(), launches=0)
+    nobody, _ = searched(4, bad="abcd")
+    assert [(item.kind, item.evidence) for item in nobody.suspects] == [
+        ("fabric", "no two of the 4 hosts work with each other")
+    ]
+    assert (nobody.suspects[0].confidence, nobody.suspects[0].where) == (0.5, "")
+    together, _ = searched(6, most=2)
+    assert [item.kind for item in together.suspects] == ["fabric"]
+    assert together.suspects[0].evidence.endswith("work in pairs and fail together with more")
+    both, _ = searched(7, bad=["c"], links=["af"])
+    assert {(item.kind, *sorted(item.hosts)) for item in both.suspects} == {("host", "c"), ("link", "a", "f")}
+
+
+def test_suspects_are_confirmed_by_two_that_are_good() -> None:
+    assert confirm(["x"], ["x", "a", "b"]) == [["x", "a"]]  # nobody vouches for itself
+    asked = confirm(["x", "y"], ["a", "b"])
+    assert asked == [["x", "a"], ["y", "b"]]
+    first = [Outcome(hosts=("x", "a"), worked=False), Outcome(hosts=("y", "b"), worked=True)]
+    assert confirm(["x", "y"], ["a", "b"], [first]) == [["x", "b"]]
+    for worked in (False, True):
+        found = confirm(["x", "y"], ["a", "b"], [first, [Outcome(hosts=("x", "b"), worked=worked)]])
+        assert isinstance(found, Conclusion)
+        assert [(item.kind, item.where) for item in found.suspects] == (
+            [("link", "x - a")] if worked else [("host", "x")]
+        )
+        assert found.launches == 2
+    with pytest.raises(ValueError, match="2 good hosts are needed, there are 1"):
+        confirm(["x"], ["a", "x"])
+
+
+# What the launches of a gang say
+
+NAMES = ("h1", "h2", "h3", "h4")
+
+
+def gang_plan(*names: str) -> Plan:
+    plan = builders.plan(*(names or NAMES), profile="smoke", gpu_count=1)
+    kept = [item for item in plan.expected if item.stage == "gang" and item.name == "pairs.bandwidth"]
+    return replace(plan, expected=tuple(kept))
+
+
+PLAN = gang_plan()
+RANKS = (Rank(rank=0, local_rank=0, phase="end", exit_code=0, log_tail=""),)
+GANG = "r1"
+
+
+def launch(number: int = 0, members: Sequence[str] = NAMES, outcome: str = "finished", **over: Any) -> Launch:
+    made = builders.launch(
+        over.pop("stage", "gang"), tuple(members), outcome, "" if outcome == "finished" else "it ended"
+    )
+    return replace(made, **{"number": number, "ranks": RANKS, **over})
+
+
+def culprit(kind: str, *hosts: str, scope: str = "") -> Culprit:
+    return Culprit(kind=kind, hosts=hosts, text=f"{' and '.join(hosts)} did it", scope=scope)
+
+
+def record(host: str, *launches: Launch, seen: Sequence[Observation] = ()) -> Record:
+    return replace(builders.records(PLAN, host)[1], launches=launches, observations=tuple(seen))
+
+
+def speeds(host: str, share: float = 1.0, slow: Collection[str] = ()) -> list[Observation]:
+    return [
+        builders.observation("pairs.bandwidth", 1e9 * (share if other in slow or host in slow else 1.0), stage="gang",
+                             scope=f"gpu=0,partner={other}", unit="B/s")
+        for other in NAMES if other != host
+    ]  # fmt: skip
+
+
+def evidence(records: Mapping[str, Record]) -> Any:
+    whole = builders.evidence(PLAN)
+    alone = {name: replace(left, records=left.records[:1]) for name, left in whole.items()}
+    return {
+        name: replace(left, records=(*left.records, *([records[name]] if name in records else [])))
+        for name, left in alone.items()
+    }
+
+
+def tried(records: Mapping[str, Record]) -> list[Attempt]:
+    return attempts(PLAN, evidence(records), GANG)
+
+
+def one(*launches: Launch, seen: Sequence[Observation] = ()) -> Attempt:
+    """An attempt of which every host has such an account."""
+    return tried({name: record(name, each, seen=seen) for name, each in zip(NAMES, launches, strict=False)})[-1]
+
+
+DONE = [
+    builders.observation(DURATION.name, 1.0, unit="s", stage="gang", benchmark=name)
+    for name in ("collective", "pairs", "training", "straggler")
+]
+
+
+def test_an_attempt_is_what_all_its_hosts_tell_of_it() -> None:
+    first, again = launch(0, outcome="failed"), launch(1, NAMES[:3])
+    found = tried(
+        {name: record(name, first, again, seen=speeds(name)) for name in NAMES[:3]} | {"h4": record("h4", first)}
+    )
+    assert [(each.number, each.members, sorted(each.told)) for each in found] == [
+        (0, NAMES, [*NAMES]), (1, NAMES[:3], [*NAMES[:3]])
+    ]  # fmt: skip
+    assert {name: len(seen) for name, seen in found[1].seen.items()} == {"h1": 3, "h2": 3, "h3": 3}
+    assert all(not seen for seen in found[0].seen.values())
+    assert [
+        each.stage for each in tried({"h1": record("h1", launch(stage="benchmark"), launch(2, stage="probe"))})
+    ] == ["probe"]
+    assert tried({}) == []
+
+
+@pytest.mark.parametrize(
+    ("launches", "seen", "flags"),
+    [
+        ((launch(), launch()), DONE, (True, True, False)), ((launch(), launch()), [], (True, False, False)),
+        ((launch(), launch()), speeds("h1"), (True, False, True)), ((launch(), launch()), DONE[:1], (True, False, False)),
+        ((launch(), launch(outcome="failed")), DONE, (False, False, False)),
+        ((launch(), launch()), [replace(each, status=ERROR, value=None, reason="x") for each in speeds("h1")],
+         (True, False, False)),
+        ((launch(), launch()), [builders.observation("straggler.compute", 1.0, stage="gang")], (True, False, False)),
+    ],
+)  # fmt: skip
+def test_whether_an_attempt_worked(launches: Any, seen: Any, flags: tuple[bool, bool, bool]) -> None:
+    found = one(*launches, seen=seen)
+    if seen and seen[0].name == "straggler.compute" and found.worked:
+        flags = (True, False, True)
+    assert (found.finished, found.complete, found.worked) == flags
+    assert is_stuck(found) is not found.worked
+
+
+def test_a_probe_works_where_all_of_it_was_done() -> None:
+    done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
+    for seen in ([], [done]):
+        found = one(launch(1, NAMES[:2], stage="probe"), launch(1, NAMES[:2], stage="probe"), seen=seen)
+        assert found.stage == "probe"
+        assert found.worked is (found.complete and bool(seen))
+        assert not is_stuck(found)
+
+
+@pytest.mark.parametrize(
+    ("told_", "blamed", "sure"),
+    [
+        ((None, None), {}, []), ((culprit("rank_lost", "h2"),) * 2, ["h2"], ["h2"]),
+        ((culprit("host_lost", "h2"),) * 2, ["h2"], ["h2"]),
+        ((culprit("host_lost", "h1", "h2"),) * 2, ["h1", "h2"], []),
+        ((culprit("rank_lost", "h1", "h2"),) * 2, ["h1", "h2"], ["h1", "h2"]),
+        ((culprit("rank_lost", *NAMES),) * 2, [], [*NAMES]),
+        ((culprit("rank_lost", "h2"), culprit("rank_lost", "h3"), culprit("rank_lost", "h3")), ["h3"], ["h3"]),
+        ((culprit("host_absent", "h4"),) * 2, ["h4"], []), ((culprit("host_absent", "h2"),) * 2, ["h2"], ["h2"]),
+    ],
+)  # fmt: skip
+def test_who_is_blamed_and_how_surely(told_: Sequence[Culprit | None], blamed: Any, sure: Any) -> None:
+    found = one(*(launch(outcome="failed", culprit=each) for each in told_))
+    assert [*found.blamed()] == [*blamed]
+    hosts = [host for each in [found.culprit] if each for host in each.hosts]
+    assert [host for host in hosts if found.sure(host)] == sure
+    assert not found.sure("h9") or found.culprit
+    assert is_stuck(found) is not bool(blamed)
+
+
+def test_who_started_no_rank_is_to_blame_by_its_own_word() -> None:
+    none = launch(outcome="failed", ranks=(), reason="no GPU")
+    found = one(launch(outcome="failed", culprit=culprit("host_absent", "h2")), none)
+    assert found.not_started == {"h2": "no GPU"}
+    assert found.blamed() == {"h2": "no GPU"}
+    assert not found.sure("h2")
+    assert not found.late(NAMES)
+    assert one(launch(ranks=())).not_started == {}
+
+
+@pytest.mark.parametrize(
+    ("who", "present", "late"),
+    [
+        (culprit("host_absent", "h4"), NAMES, True), (culprit("host_absent", "h4"), NAMES[:3], False),
+        (culprit("host_absent", "h3", "h4"), NAMES, True), (culprit("host_absent", "h2", "h4"), NAMES, False),
+        (culprit("host_lost", "h4"), NAMES, False), (None, NAMES, False),
+    ],
+)  # fmt: skip
+def test_hosts_that_nobody_came_to_start_are_late(who: Culprit | None, present: Sequence[str], late: bool) -> None:
+    assert one(*(launch(outcome="failed", culprit=who) for _ in range(2))).late(present) is late
+
+
+def test_what_a_launch_measured_is_its_own() -> None:
+    kept = tuple(speeds("h1"))
+    early, late = launch(0, observations=kept), launch(1)
+    made = record("h1", early, late, seen=DONE)
+    assert measured_by(made, early) == kept
+    assert measured_by(made, late) == tuple(DONE)
+    none = launch(2, ranks=(), outcome="failed")
+    made = record("h1", early, late, none, seen=DONE)
+    assert (measured_by(made, late), measured_by(made, none)) == (tuple(DONE), tuple(DONE))
+    assert measured_by(record("h1", late, seen=[replace(DONE[0], stage="benchmark")]), late) == ()
+
+
+def probe(number: int, *groups: tuple[str, bool]) -> list[Launch]:
+    return [
+        launch(number, [f"h{at}" for at in group], "finished" if worked else "failed", stage="probe")
+        for group, worked in groups
+    ]
+
+
+def probed(*rounds: list[Launch], after: Sequence[Launch] = ()) -> list[Attempt]:
+    """Probes after a launch that stuck, as every host of them tells them."""
+    done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
+    stuck = launch(0, outcome="failed")
+    each = [replace(one_, observations=(done,)) for made in rounds for one_ in made]
+    return tried(
+        {name: record(name, stuck, *(one_ for one_ in (*each, *after) if name in one_.members)) for name in NAMES}
+    )
+
+
+def search(bad: Collection[str], link: str = "") -> tuple[list[list[Launch]], Conclusion]:
+    """The probes that find them, launch by launch."""
+    rounds: list[list[Launch]] = []
+    while True:
+        found = probed(*rounds)
+        asked = conclusion(found, found[0])
+        if isinstance(asked, Conclusion):
+            return rounds, asked
+        groups = ["".join(host.removeprefix("h") for host in group) for group in asked]
+        broken = [bool(set(bad) & set(group)) or (bool(link) and set(link) <= set(group)) for group in groups]
+        rounds.append(probe(len(rounds) + 1, *((group, not one_) for group, one_ in zip(groups, broken, strict=True))))
+
+
+def test_probes_after_a_launch_that_stuck_find_the_host() -> None:
+    rounds, ended = search("4")
+    assert len(rounds) <= 4
+    assert [(item.kind, item.where) for item in ended.suspects] == [("host", "h4")]
+    assert unfit(ended) == {"h4": "h4 fails with each of 2 hosts that work without it"}
+    # A launch that came later has probes of its own.
+    later = [[replace(one_, number=one_.number + 10) for one_ in made] for made in rounds]
+    found = probed(*later, after=[launch(5, outcome="failed")])
+    (first, second) = [each for each in found if each.stage == "gang"]
+    assert conclusion(found, second) == ended
+    assert isinstance(conclusion(found, first), list)
+
+
+def test_of_two_that_fail_together_the_second_leaves() -> None:
+    link = Suspect(kind="link", where="a - b", confidence=0.66, evidence="e", hosts=("a", "b"))
+    host = Suspect(kind="host", where="c", confidence=0.75, evidence="f", hosts=("c",))
+    for suspects, leaving in (
+        ((link,), {"b": "e"}), ((link, host), {"c": "f", "b": "e"}), ((replace(link, confidence=0.5),), {}),
+        ((link, replace(host, where="a")), {"a": "f"}), ((replace(host, kind="fabric"),), {}),
+    ):  # fmt: skip
+        assert unfit(Conclusion(suspects=suspects, good=(), launches=1)) == leaving
+
+
+# Verdicts
+
+
+def verdicts(records: Mapping[str, Record], plan: Plan = PLAN) -> list[Verdict]:
+    return [item for item in judge(plan, evidence(records), [pack()]) if item.criterion == "localise"]
+
+
+def said(found: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
+    return [(item.host, item.scope, item.name, item.verdict) for item in found]
+
+
+def test_hosts_of_a_gang_in_order_pass_by_their_pairs() -> None:
+    found = verdicts({name: record(name, launch(), seen=speeds(name)) for name in NAMES})
+    assert said(found) == [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
+    first = found[0]
+    assert (first.value, first.limit, first.operator, first.unit) == (1e9, pytest.approx(0.88e9), "ge", "B/s")
+    assert first.reason == "median of its 3 pairs 1e+09 B/s, of the gang's 1e+09 B/s: no part of it is out of line"
+    late = [replace(each, name="pairs.latency", unit="s", value=2e-6) for each in speeds("h1")]
+    mine = verdicts({name: record(name, launch(), seen=late if name == "h1" else ()) for name in NAMES})[0]
+    assert (mine.name, mine.value, mine.limit, mine.operator) == ("pairs.latency", 2e-6, pytest.approx(4e-6), "le")
+
+
+def test_a_host_that_is_slow_with_all_fails_and_its_others_pass() -> None:
+    found = verdicts({name: record(name, launch(), seen=speeds(name, 0.5, ["h2"])) for name in NAMES})
+    (bad, *others) = sorted(found, key=lambda item: item.verdict != FAIL)
+    assert said([bad]) == [("h2", "host", "pairs.bandwidth", FAIL)]
+    assert (bad.action, bad.value, bad.operator) == ("inspect_hardware", 5e8, "ge")
+    assert bad.reason.startswith("suspect host h2 (confidence 0.80): bandwidth of h2 with 3 of 3 hosts")
+    assert bad.reason == f"suspect host h2 (confidence 0.80): {bad.detail}"
+    assert {item.verdict for item in others} == {PASS}
+
+
+def test_a_slow_link_is_inconclusive_on_both_ends_and_one_that_failed_fails() -> None:
+    def link(host: str, lost: bool) -> list[Observation]:
+        pair = {"h2": "h3", "h3": "h2"}.get(host, "")
+        return [
+            (replace(each, status=ERROR, value=None, reason="gone") if lost else replace(each, value=5e8))
+            if each.scope.endswith(f"={pair}") else each
+            for each in speeds(host)
+        ]  # fmt: skip
+
+    for lost, verdict in ((False, INCONCLUSIVE), (True, FAIL)):
+        found = verdicts({name: record(name, launch(), seen=link(name, lost)) for name in NAMES})
+        bad = [item for item in found if item.verdict != PASS]
+        assert said(bad) == [(name, "gang=r1", "pairs.bandwidth", verdict) for name in ("h2", "h3")]
+        assert all(("measure again" in item.reason) is not lost for item in bad)
+        assert all(item.action == ("inspect_hardware" if lost else "none") for item in bad)
+
+
+@pytest.mark.parametrize(
+    ("who", "found"),
+    [
+        (culprit("rank_lost", "h2", scope="gpu=0"), [("h2", "gpu=0", "gang.fault", FAIL)]),
+        (culprit("host_lost", "h2"), [("h2", "host", "gang.fault", FAIL)]),
+        (culprit("host_lost", "h2", "h3"), [(name, "host", "gang.fault", INCONCLUSIVE) for name in ("h2", "h3")]),
+    ],
+)  # fmt: skip
+def test_who_stopped_a_launch_is_told(who: Culprit, found: Any) -> None:
+    stopped = launch(outcome="failed", culprit=who)
+    made = verdicts({name: record(name, stopped) for name in NAMES})
+    assert said(made) == found
+    assert all(item.reason == who.text and item.stage == "gang" for item in made)
+    # Who worked in a later launch is well.
+    later = {name: record(name, stopped, launch(1), seen=speeds(name)) for name in NAMES}
+    assert [item for item in verdicts(later) if item.name == "gang.fault"] == []
+    without = tuple(name for name in NAMES if name not in who.hosts)
+    rest = {
+        name: record(
+            name,
+            stopped,
+            *([launch(1, without)] if name in without else ()),
+            seen=speeds(name) if name in without else (),
+        )
+        for name in NAMES
+    }
+    assert said([item for item in verdicts(rest) if item.name == "gang.fault"]) == found
+
+
+def test_whom_probes_found_fails_and_what_they_cannot_tell_is_inconclusive() -> None:
+    done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
+    stuck = launch(0, outcome="failed")
+
+    def after(bad: str, link: str = "", *more: Launch) -> list[Verdict]:
+        each = [replace(one_, observations=(done,)) for made in search(bad, link)[0] for one_ in made] + [*more]
+        own = {name: speeds(name) if more and name in more[0].members else () for name in NAMES}
+        found = verdicts(
+            {
+                name: record(name, stuck, *(one_ for one_ in each if name in one_.members), seen=own[name])
+                for name in NAMES
+            }
+        )
+        return [item for item in found if item.name == "gang.fault"]
+
+    found = after("4")
+    assert said(found) == [("h4", "host", "gang.fault", FAIL)]
+    assert found[0].reason == "suspect host h4 (confidence 0.75): h4 fails with each of 2 hosts that work without it"
+    assert found[0].action == "inspect_hardware"
+    found = after("1234")
+    assert {(item.scope, item.verdict, item.action) for item in found} == {("gang=r1", INCONCLUSIVE, "none")}
+    assert sorted(item.host for item in found) == [*NAMES]
+    assert verdicts({name: record(name, stuck) for name in NAMES}) == []
+    # Two that fail together are told of both, although one of them works with the others.
+    for found in (after("", "13"), after("", "13", launch(20, ["h1", "h2", "h4"]))):
+        assert said(found) == [(name, "gang=r1", "gang.fault", FAIL) for name in ("h1", "h3")]
+        assert found[0].reason.startswith("suspect link h")
+        assert found[0].basis == "policy"
+    # Who was found bad and then works is well.
+    assert after("4", "", launch(20, NAMES)) == []
+    assert said(after("4", "", launch(20, NAMES[:3]))) == [("h4", "host", "gang.fault", FAIL)]
+
+
+def test_whoever_was_left_out_is_missed_by_nobody_else() -> None:
+    three = NAMES[:3]
+    own = {name: [one_ for one_ in speeds(name) if not one_.scope.endswith("=h4")] for name in three}
+    records = {name: record(name, launch(0, three), seen=own[name]) for name in three}
+    found = [item for item in judge(PLAN, evidence(records), [pack()]) if item.verdict == INCONCLUSIVE]
+    assert {item.host for item in found} == {"h4"}
+    # Who was there and was not measured with is missed.
+    whole = {name: record(name, launch(0), seen=own[name]) for name in three}
+    missed = [item for item in judge(PLAN, evidence(whole), [pack()]) if item.host == "h1"]
+    assert ("gpu=0,partner=h4", INCONCLUSIVE) in [(item.scope, item.verdict) for item in missed]
+
+
+def test_a_host_is_judged_by_its_last_launch_and_probes_are_none() -> None:
+    def both(name: str, *more: Launch) -> Record:
+        first = launch(0, observations=tuple(speeds(name, 0.5, ["h2"])))
+        return record(name, first, launch(1), *more, seen=speeds(name))
+
+    passes = [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
+    assert said(verdicts({name: both(name) for name in NAMES})) == passes
+    failed = launch(2, stage="probe", outcome="failed", culprit=culprit("rank_lost", "h2"))
+    assert said(verdicts({name: both(name, failed) for name in NAMES})) == passes
+
+
+def test_of_two_that_cannot_launch_nobody_fails() -> None:
+    plan = gang_plan("h1", "h2")
+    left = builders.evidence(plan)
+    stuck = launch(0, ("h1", "h2"), "failed")
+    told_ = {
+        name: replace(one_, records=(one_.records[0], replace(one_.records[1], launches=(stuck,), observations=())))
+        for name, one_ in left.items()
+    }
+    found = [item for item in judge(plan, told_, [pack()]) if item.criterion == "localise"]
+    assert said(found) == [(name, "gang=r1", "gang.fault", INCONCLUSIVE) for name in ("h1", "h2")]
+    assert {item.action for item in found} == {"none"}

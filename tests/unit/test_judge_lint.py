@@ -1,0 +1,342 @@
+"""The lint of packs at its edges: on either side of each limit, and by each entry of its tables."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Criterion, Pack, VsBaseline
+from fleet.judge.lint import lint
+from fleet.judge.lint_physics import physics
+from fleet.judge.lint_sense import sense
+from fleet.judge.lint_where import where
+from schemas.readings import READINGS
+
+SHEET = {
+    "flops": {"bf16": 1000.0, "fp8": 2000.0, "source": "its datasheet"}, "memory_bandwidth": {"value": 1000.0, "source": "x"},
+    "power": {"value": 700, "source": "x"}, "pcie": {"generation": 5, "width": 16, "bandwidth": 100.0, "source": "x"},
+    "nvlink": {"links": 18, "bandwidth": 800.0, "source": "x"},
+}  # fmt: skip
+
+
+def rule(name: str = "memory.bandwidth", **over: Any) -> Criterion:
+    made = {"id": "c", "name": name, "operator": "ge", "unit": "B/s", "action": "rma", "source": "x", "origin": "mine"}
+    return Criterion(**{**made, **over})
+
+
+def against_sheet(criterion: Criterion, **sheet: Any) -> list[str]:
+    pack = Pack(name="mine", gpu_names=("X",), criteria=(criterion,), datasheet={**SHEET, **sheet})
+    return [item.why for item in physics(criterion, pack)]
+
+
+@pytest.mark.parametrize(
+    ("name", "place", "low", "high"),
+    [
+        ("memory.bandwidth", {}, 500, 1000), ("stress.power", {}, 350, 700), ("gemm.throughput", {"dtype": "bf16"}, 400, 1000),
+        ("gemm.throughput", {"dtype": "fp8"}, 800, 2000), ("stress.throughput", {}, 400, 1000),
+        ("host_copy.bandwidth", {"sharing": "alone"}, 50, 100), ("host_copy.bandwidth", {}, 0.001, 100),
+        ("host_copy.bandwidth", {"sharing": "alone", "direction": "both_ways"}, 100, 200),
+        ("peer_copy.bandwidth", {"direction": "one_way"}, 200, 400),
+        ("peer_copy.bandwidth", {"direction": "both_ways"}, 400, 800),
+        ("collective.all_reduce.busbw", {}, 8, 400), ("collective.all_reduce.busbw", {"nvls": True}, 16, 800),
+    ],
+)  # fmt: skip
+def test_a_floor_lies_between_what_guards_something_and_the_peak(
+    name: str, place: Any, low: float, high: float
+) -> None:
+    def said(value: float) -> list[str]:
+        return against_sheet(rule(name, where=place, value=value))
+
+    assert said(low) == said(high) == []
+    assert said(high * 1.001)[0].startswith("above the peak, 1 of it")
+    assert not low > 1 or said(low * 0.999)[0].startswith("absurdly low")
+    assert against_sheet(rule(name, where=place, expected=high * 1.001, fraction=0.9))[0].startswith("above the peak")
+    # What is no floor, or no number, has no peak.
+    assert against_sheet(rule(name, where=place, value=high * 9, operator="le")) == []
+    assert against_sheet(rule(name, where=place, value=True)) == against_sheet(rule(name, where=place, value="x")) == []
+    assert against_sheet(rule(name, where=place)) == []
+
+
+@pytest.mark.parametrize("part", ["flops", "memory_bandwidth", "power", "pcie", "nvlink"])
+def test_what_the_datasheet_does_not_say_bounds_nothing(part: str) -> None:
+    names = ("memory.bandwidth", "stress.power", "gemm.throughput", "host_copy.bandwidth", "peer_copy.bandwidth",
+             "collective.all_reduce.busbw")  # fmt: skip
+    said = {name: against_sheet(rule(name, value=1e9), **{part: {}}) for name in names}
+    bound = {"flops": 2, "memory_bandwidth": 0, "power": 1, "pcie": 3, "nvlink": 4}
+    silent = {names[bound[part]], *(names[5:] if part == "nvlink" else ())}
+    assert {name for name, found in said.items() if not found} == silent
+
+
+def test_the_fabric_and_what_the_datasheet_has_no_precision_of_have_no_peak() -> None:
+    assert against_sheet(rule("collective.all_reduce.busbw", value=1e9, stage="gang")) == []
+    assert against_sheet(rule("gemm.throughput", value=1e9, where={"dtype": "fp4"})) == []
+    assert against_sheet(rule("digest.value", value=1e9)) == []
+
+
+@pytest.mark.parametrize(
+    ("ratio", "slip"),
+    [
+        (1.5, ""), (1.8, "sparsity"), (2.2, "sparsity"), (2.3, ""), (2.5, "bits taken for bytes"), (8.8, "bits taken"), (8.9, ""),
+        (300, "a thousand times too high"), (1100, "a thousand times too high"), (1200, ""), (3e5, "a million times too high"),
+        (0.1375, "bytes taken for bits"), (0.14, ""), (0.0375, "bytes taken for bits"), (0.037, ""),
+        (1.1e-3, "a thousand times too low"), (3e-4, "a thousand times too low"), (1e-6, "mega-units"), (1e-9, "giga-units"),
+        (1e-12, "tera-units"),
+    ],
+)  # fmt: skip
+def test_which_slip_of_the_unit_a_limit_looks_like(ratio: float, slip: str) -> None:
+    (said,) = against_sheet(rule(value=1000.0 * ratio))
+    assert (slip in said) if slip else ("looks like" not in said)
+
+
+@pytest.mark.parametrize(
+    ("name", "own"), [("gpu.pcie.generation", 5), ("gpu.pcie.width", 16), ("gpu.nvlink.active_links", 18)]
+)
+def test_links_have_one_right_value(name: str, own: int) -> None:
+    for operator in ("eq", "ge"):
+        assert against_sheet(rule(name, value=own, operator=operator)) == []
+        assert against_sheet(rule(name, value=own - 1, operator=operator))[0].startswith("under the part's own")
+        assert against_sheet(rule(name, value=own + 1, operator=operator))[0].startswith("over the part's own")
+    assert against_sheet(rule(name, value=own - 1, operator="le")) == []
+    assert against_sheet(rule(name, value="x", operator="eq")) == []
+    assert against_sheet(rule(name, value=1), pcie={}, nvlink={}) == []
+    assert len(against_sheet(rule(name.rpartition(".")[0] + ".*", value=own - 1))) > 0
+
+
+def senseless(name: str, **over: Any) -> list[str]:
+    return [item.why for item in sense(rule(name, **{"unit": "1", **over}))]
+
+
+@pytest.mark.parametrize(
+    ("name", "over", "said"),
+    [
+        ("x.rate", {"unit": "B/s", "operator": "le", "value": 1}, "more of it is better"),
+        ("x.rate", {"unit": "W", "operator": "le", "value": 1}, ""),
+        ("x.accuracy", {"operator": "lt", "value": 1}, "more of it"),
+        ("x.rate", {"unit": "B/s", "operator": "eq", "value": 1}, "no two measurements"),
+        ("x.rate", {"unit": "B/s", "operator": "eq", "value": True}, ""),
+        ("x.rate", {"unit": "B/s", "value": 1}, ""),
+        ("x.latency", {"value": 0.1}, "less of it is better"),
+        ("x.wrong_words", {"value": 0}, "less of it is better"),
+        ("x.latency", {"operator": "le", "value": 1.0}, ""),
+        ("x.latency", {"operator": "le", "value": 1.1}, "no message"),
+        ("x.graph_latency", {"operator": "le", "value": 2}, "no message"),
+        ("x.latency", {"operator": "le"}, ""),
+        ("x.wrong_words", {"operator": "eq", "value": 0}, ""),
+        ("x.wrong_words", {"operator": "eq", "value": 1}, "must be 0"),
+        ("x.wrong_words", {"operator": "lt", "value": 1}, ""),
+        ("x.wrong_words", {"operator": "lt", "value": 2}, "must be 0"),
+        ("x.wrong_words", {"operator": "le"}, "has one limit"),
+        ("x.mismatches", {"operator": "eq", "value": False}, ""),
+        ("x.tested_share", {"value": 0.9}, ""),
+        ("x.tested_share", {"value": 0.89}, "not tested"),
+        ("x.tested_share", {"value": 0.1, "origin": "rehearsal"}, ""),
+        ("x.tested_share", {}, ""),
+        ("x.access", {"operator": "eq", "value": False}, "asks for the fault"),
+        ("x.access", {"operator": "eq", "value": True}, ""),
+        ("x.access", {"operator": "ge", "value": False}, ""),
+        ("x.latency", {"value": "text"}, ""),
+        ("x.tested_share", {"value": False, "operator": "eq"}, ""),
+        ("x.latency", {"expected": 2.0, "fraction": 1.0, "operator": "le"}, "no message"),
+        ("x.latency", {"expected": 2.0, "fraction": 0.5, "operator": "le"}, ""),
+    ],
+)
+def test_which_way_a_limit_must_point(name: str, over: Any, said: str) -> None:
+    found = senseless(name, **over)
+    assert bool(found) is bool(said)
+    assert not said or said in found[0]
+
+
+def said(*, criteria: Any = None, **over: Any) -> list[str]:
+    name = over.pop("name", "memory.bandwidth")
+    made = criteria or (rule(name, **{"scope": "gpu", "value": 600.0, **over}),)
+    return [str(item) for item in lint(Pack(name="mine", gpu_names=(), criteria=tuple(made)))]
+
+
+@pytest.mark.parametrize(
+    ("over", "why"),
+    [
+        ({}, ""),
+        ({"stage": "benchmark"}, ""),
+        ({"stage": "preflight"}, "no stage in which it is observed"),
+        ({"stage": "gang"}, ""),
+        ({"scope": "host"}, "not a scope of the observation"),
+        ({"scope": ""}, ""),
+        ({"unit": "W"}, "not the unit of the observation"),
+        ({"name": "memory.x"}, "no observation is called memory.x"),
+        ({"name": "gpu.count", "unit": "1", "scope": "host", "value": 8, "stage": "preflight"}, ""),
+        (
+            {"name": "gpu.cuont", "unit": "1", "scope": "host", "value": 8},
+            "no collector reads gpu.cuont (did you mean gpu.count?)",
+        ),
+        ({"name": "gpu.count", "unit": "B", "scope": "host", "value": 8}, "not the unit of the reading"),
+        ({"name": "gpu.count", "unit": "1", "scope": "gup", "value": 8}, "unknown kind of scope"),
+        (
+            {"name": "gpu.count", "unit": "1", "scope": "host", "value": 8, "stage": "later"},
+            "no stage in which it is observed",
+        ),
+        ({"name": "launch.torch", "unit": "1", "scope": "host", "operator": "eq", "value": "2"}, ""),
+        ({"name": "collective.*.busbw", "scope": "host"}, ""),
+        ({"name": "collective.all_reduce.busbw", "scope": "gang"}, ""),
+        ({"name": "benchmark.duration", "scope": "host", "unit": "s", "operator": "le"}, ""),
+        ({"value": True, "operator": "ge"}, "true and false cannot be compared by ge"),
+        ({"value": "x"}, "text cannot be compared by ge"),
+        ({"value": "x", "operator": "eq"}, "the observation is a number"),
+        ({"value": float("inf")}, "not a finite number"),
+        (
+            {"name": "peer_copy.access", "scope": "peer", "unit": "1", "operator": "eq", "value": 1},
+            "the observation is true or false",
+        ),
+        ({"name": "peer_copy.access", "scope": "peer", "unit": "1", "operator": "eq", "value": True}, ""),
+        ({"name": "digest.value", "unit": "1", "operator": "eq", "value": 1}, "the observation is a text"),
+        ({"name": "digest.value", "unit": "1", "operator": "eq", "value": "x"}, ""),
+        ({"name": "gpu.power", "unit": "W", "operator": "eq", "value": "x"}, "a figure in W is a number"),
+        ({"value": None, "fleet_deviations": 5.0, "operator": "eq"}, "no two measurements give the same rate"),
+        ({"value": None, "fleet_deviations": 5.0}, ""),
+        ({"value": None, "baseline": VsBaseline(fraction=0.9)}, ""),
+        ({"value": None, "baseline": VsBaseline(fraction=1.1)}, "half of the healthy parts miss it"),
+        ({"value": None, "baseline": VsBaseline(fraction=1.0)}, ""),
+        (
+            {
+                "name": "peer_copy.latency",
+                "scope": "peer",
+                "unit": "s",
+                "operator": "le",
+                "value": None,
+                "baseline": VsBaseline(fraction=0.9),
+            },
+            "half of the healthy parts miss it",
+        ),
+        (
+            {
+                "name": "peer_copy.latency",
+                "scope": "peer",
+                "unit": "s",
+                "operator": "le",
+                "value": None,
+                "baseline": VsBaseline(fraction=0.9, change=1.0),
+            },
+            "",
+        ),
+        ({"value": None, "fleet_fraction": 0.75}, ""),
+        ({"value": None, "fleet_fraction": 0.74}, "floor 26 % under"),
+        ({"value": None, "fleet_fraction": 1.0}, ""),
+        ({"value": None, "fleet_fraction": 1.01}, "half of the healthy parts"),
+        (
+            {
+                "name": "peer_copy.latency",
+                "scope": "peer",
+                "unit": "s",
+                "operator": "le",
+                "value": None,
+                "fleet_fraction": 1.25,
+            },
+            "",
+        ),
+        (
+            {
+                "name": "peer_copy.latency",
+                "scope": "peer",
+                "unit": "s",
+                "operator": "le",
+                "value": None,
+                "fleet_fraction": 1.26,
+            },
+            "ceiling 26 % over",
+        ),
+        (
+            {
+                "name": "peer_copy.latency",
+                "scope": "peer",
+                "unit": "s",
+                "operator": "le",
+                "value": None,
+                "fleet_fraction": 0.99,
+            },
+            "half of the healthy parts",
+        ),
+        ({"value": None, "expected": 600.0, "fraction": 0.75}, ""),
+        ({"value": None, "expected": 600.0, "fraction": 0.7}, "floor 30 %"),
+        ({"value": None, "baseline": VsBaseline(fraction=float("inf"))}, "not a finite number"),
+        ({"value": None, "fleet_fraction": float("nan")}, "not a finite number"),
+        ({"value": 600.0, "fraction": 0.1}, ""),
+    ],
+)
+def test_what_the_catalogue_and_good_sense_demand(over: Any, why: str) -> None:
+    found = said(**over)
+    assert bool(found) is bool(why), found
+    assert not why or why in found[0]
+
+
+def test_a_pack_of_a_model_says_what_it_does_not_know() -> None:
+    def told(**over: Any) -> list[str]:
+        return [
+            item.why
+            for item in lint(Pack(**{"name": "mine", "gpu_names": ("X",), "criteria": (), "datasheet": SHEET, **over}))
+        ]
+
+    assert len(told()) == 9
+    assert set(told()) == {"neither judged nor called unknown"}
+    assert told(gpu_names=()) == []
+    assert told(datasheet={})[0] == "a GPU model without a datasheet cannot be checked"
+    assert len(told(unknown={"memory.bandwidth": "why"})) == 8
+    assert told(unknown={"memory.x": "why"})[0].startswith("unknown: no observation is called memory.x")
+    assert told(lacks={"memory.x": {}})[0].startswith("lacks: no observation is called memory.x")
+    assert len(told(criteria=(rule(value=600.0, scope="gpu"),))) == 8
+    for over in (
+        {"fleet_fraction": 0.9},
+        {"baseline": VsBaseline()},
+        {"same_as_fleet": True},
+        {"value": 600.0, "stage": "gang"},
+    ):
+        assert len([why for why in told(criteria=(rule(**over),)) if "neither" in why]) == 9
+    twice = rule(unit="W", value=1.0, scope="gpu")
+    assert len(said(criteria=(twice, twice))) == 1
+
+
+def parameters(name: str, **asked: Any) -> list[str]:
+    return [text.split(": ", 2)[2] for text in said(name=name, where=asked, value=None, fleet_fraction=0.9, scope="")]
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "why"),
+    [
+        ("collective.all_reduce.busbw", {"nvls": True, "placement": "in_place", "transport": "x", "size_bytes": 8}, ""),
+        ("collective.all_reduce.graph_latency", {"backend": "nccl", "size_bytes": 8, "nccl_log": "x"}, ""),
+        ("collective.all_reduce.graph_latency", {"transport": "x"}, "no such parameter"),
+        ("memory.bandwidth", {"op": "copy", "size_bytes": 8, "gpu": "0"}, ""),
+        ("memory.bandwidth", {"phase": "x"}, "no such parameter"),
+        ("memory.bandwidth", {"op": "cpoy"}, "no such op (did you mean copy?)"),
+        ("memory.bandwidth", {"size_bytes": 7}, "powers of two"),
+        ("memory.bandwidth", {"size_bytes": 0}, "never that"),
+        ("memory.bandwidth", {"size_bytes": "8"}, "is a whole number"),
+        ("memory.bandwidth", {"size_bytes": 8.5}, "is a whole number"),
+        ("memory.bandwidth", {"op": True}, "is a text"),
+        ("host_copy.bandwidth", {"numa": "local"}, ""),
+        ("host_copy.bandwidth", {"numa": "lokal"}, "no such numa"),
+        ("collective.all_reduce.busbw", {"nvls": "yes"}, "is true or false"),
+        ("straggler.compute", {"dtype": "bf16"}, "no such dtype"),
+        ("straggler.compute", {"dtype": "bfloat16"}, ""),
+        ("gemm.throughput", {"dtype": "bf16"}, ""),
+        ("fashion_mnist.throughput", {"learning_rate": 0.1}, ""),
+        ("fashion_mnist.throughput", {"learning_rate": 1}, ""),
+        ("fashion_mnist.throughput", {"learning_rate": True}, "is a number"),
+        ("memory.bandwidth", {"gpu": 0}, "is a text"),
+        ("benchmark.duration", {"benchmark": "gemm"}, ""),
+        ("benchmark.duration", {"benchmark": "gem"}, "no such benchmark"),
+        ("benchmark.duration", {"op": "copy"}, "no such parameter"),
+        ("gpu.throttle.active", {"reason": "hw_thermal"}, ""),
+        ("gpu.throttle.active", {"reason": "heat"}, "no such reason"),
+        ("gpu.throttle.active", {"raeson": "x"}, "no such parameter"),
+    ],
+)
+def test_parameters_are_those_of_the_observation(name: str, asked: Any, why: str) -> None:
+    unit = next((reading.unit for key, reading in READINGS.items() if key == name), "")
+    found = [text for text in parameters(name, **asked) if "unit" not in text and "better" not in text]
+    assert unit is not None
+    assert bool(found) is bool(why), found
+    assert not why or why in found[0]
+
+
+def test_of_what_nobody_makes_any_parameter_will_do() -> None:
+    assert list(where(rule("launch.torch", where={"any": "x"}), [])) == []

@@ -1,0 +1,98 @@
+"""Packs from YAML: what each way to set a limit becomes, and which packs there are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fleet.errors import UsageError
+from fleet.judge.criteria import Criterion, VsBaseline, read_pack, read_packs, shipped_packs
+
+
+def written(path: Path, *criteria: dict[str, Any], **over: Any) -> str:
+    common = {
+        "name": "memory.bandwidth", "operator": "ge", "unit": "B/s", "action": "none", "source": "ours alone",
+    }  # fmt: skip
+    made = [{"id": f"c{at}", **common, **item} for at, item in enumerate(criteria)]
+    path.write_text(yaml.safe_dump({"schema": "rackproof.criteria/1", "summary": "a test", "criteria": made, **over}))
+    return str(path)
+
+
+def only(path: Path, **asked: Any) -> Criterion:
+    (found,) = read_pack(written(path / "mine.yml", asked)).criteria
+    return found
+
+
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [
+        ({"value": 3.0}, {"value": 3.0, "fraction": 1.0}),
+        ({"vs_sku": {"expected": 5.0, "fraction": 0.9}}, {"expected": 5.0, "fraction": 0.9, "value": None}),
+        ({"vs_inventory": {"variable": "gpu_count"}}, {"variable": "gpu_count", "fraction": 1.0}),
+        ({"vs_inventory": {"variable": "fabric_bytes_per_second", "fraction": 0.8}},
+         {"variable": "fabric_bytes_per_second", "fraction": 0.8}),
+        ({"vs_fleet": {"fraction": 0.9}}, {"fleet_fraction": 0.9, "fleet_deviations": None, "by_position": False}),
+        ({"vs_fleet": {"deviations": 5.0, "by": "position"}},
+         {"fleet_fraction": None, "fleet_deviations": 5.0, "by_position": True}),
+        ({"vs_baseline": {"fraction": 0.9, "sigmas": 3.0}}, {"baseline": VsBaseline(fraction=0.9, sigmas=3.0)}),
+        ({"value": 1.0, "severity": "warning", "stage": "gang", "scope": "gpu", "where": {"op": "copy"}},
+         {"severity": "warning", "stage": "gang", "scope": "gpu", "where": {"op": "copy"}}),
+    ],
+)  # fmt: skip
+def test_a_limit_is_read_as_it_is_written(tmp_path: Path, asked: dict[str, Any], told: dict[str, Any]) -> None:
+    found = only(tmp_path, **asked)
+    assert {key: getattr(found, key) for key in told} == told
+    assert (found.id, found.origin, found.vs_fleet) == ("c0", "mine", "vs_fleet" in asked)
+
+
+def test_a_pack_has_what_it_includes_and_the_last_word(tmp_path: Path) -> None:
+    shipped = {item.id: item for item in read_pack("common").criteria}
+    found = read_pack(written(tmp_path / "mine.yml", {"value": 1.0}, include=["common"], gpu_names=["NVIDIA X"]))
+    assert {item.id for item in found.criteria} == {*shipped, "c0"}
+    assert (found.name, found.gpu_names, found.chosen) == ("mine", ("NVIDIA X",), False)
+    assert {item.origin for item in found.criteria} >= {"mine"}
+    assert read_pack("common") is read_pack("common")
+
+
+def test_a_criterion_that_stands_twice_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="the criterion c0 stands twice"):
+        read_pack(written(tmp_path / "mine.yml", {"value": 1.0}, {"value": 2.0, "id": "c0"}))
+
+
+def test_packs_are_found_by_name_or_by_file(tmp_path: Path) -> None:
+    names = shipped_packs()
+    assert names == sorted(names)
+    assert "h200-sxm" in names
+    with pytest.raises(UsageError, match=r"unknown criteria pack h200-sxn \(did you mean h200-sxm\?\): choose one of"):
+        read_pack("h200-sxn")
+    (tmp_path / "mine.yaml").write_text(Path(written(tmp_path / "mine.yml", {"value": 1.0})).read_text())
+    assert read_pack(str(tmp_path / "mine.yaml")).name == "mine"
+    every = read_packs([str(tmp_path / "mine.yml"), "common"])
+    assert [pack.name for pack in every] == [*names, "mine", "common"]
+    assert [pack.chosen for pack in every] == [False] * len(names) + [True, True]
+
+
+@pytest.mark.parametrize(
+    ("own", "other", "right"),
+    [
+        ("a.b", "a.b", True), ("a.b", "a.c", False), ("a.*.c", "a.b.c", True), ("a.*.c", "a.b.d.c", False),
+        ("a.*", "a.b.c", False), ("a.*.c", "a.B.c", True), ("a.*.c", "x.b.c", False),
+    ],
+)  # fmt: skip
+def test_what_a_criterion_speaks_of(own: str, other: str, right: bool) -> None:
+    made = Criterion(id="c", name=own, operator="ge", unit="1", action="rma", source="x", value=1)
+    assert made.speaks_of(other) is right
+
+
+def test_how_grave_a_failure_is_follows_from_what_is_to_be_done() -> None:
+    def severity(action: str, told: str = "") -> str:
+        return Criterion(
+            id="c", name="a.b", operator="ge", unit="1", action=action, source="x", value=1, severity=told
+        ).severity
+
+    assert severity("rma") == "critical"
+    assert severity("monitor") == "warning"
+    assert severity("rma", "warning") == "warning"

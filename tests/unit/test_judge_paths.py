@@ -1,0 +1,160 @@
+"""Slow collectives: which path of NCCL's explains them, and when it explains nothing."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from fleet.judge.criteria import Criterion
+from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.paths import CHECK_NVLS, is_bandwidth, normal_paths, path_of, with_lost_path
+from schemas.records import ERROR, MEASURED, Observation
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests.unit.test_judge_edges import criterion, left, pack, small
+
+PLAN = small(gpu_count=2)
+ACCESS = criterion("peer_copy.access", scope="peer", value=True)
+
+
+def told(transport: Any, *, stage: str = "benchmark", scope: str = "host", status: str = MEASURED) -> Observation:
+    return Observation(
+        name="collective.transport", scope=scope, stage=stage, unit="1", status=status, value=transport, reason="lost"
+    )
+
+
+def view(*seen: Observation, rules: tuple[Criterion, ...] = (ACCESS,)) -> HostView:
+    """A host whose GPUs reach each other, and what its ranks told of their path."""
+    return HostView(PLAN, PLAN.hosts[0], left(PLAN, observations=seen), [pack(*rules)])
+
+
+def slow(**over: Any) -> Verdict:
+    made = {
+        "host": "h1", "scope": "host", "name": "collective.all_reduce.busbw", "stage": "benchmark", "verdict": FAIL,
+        "criterion": "c", "reason": "found 1, wanted 2", "action": "reseat", "params": {"size_bytes": 8},
+    }  # fmt: skip
+    return Verdict(**{**made, **over})
+
+
+def judged(verdict: Verdict, *seen: Observation, others: tuple[Verdict, ...] = (), **over: Any) -> Verdict:
+    return with_lost_path(view(*seen, **over), verdict, [verdict, *others], set())
+
+
+@pytest.mark.parametrize(
+    ("transport", "named"),
+    [
+        ("SHM/direct/direct", "SHM/direct/direct"), ("net/socket", "net/socket"), ("P2P/CUMEM,SHM/x", "SHM/x"),
+        ("P2P/CUMEM;NET/IB", "NET/IB"), ("P2P|SHM", "SHM"), ("P2P + SHM", "SHM"), ("SHM,NET", "SHM"),
+        ("P2P/CUMEM", ""), ("", ""), (7, ""),
+    ],
+)  # fmt: skip
+def test_within_a_host_memory_and_net_are_slow_paths(transport: Any, named: str) -> None:
+    found = judged(slow(), told(transport))
+    if not named:
+        assert found == slow()
+        return
+    assert found.reason.startswith(f"the ranks talk over {named}, not P2P: NCCL's fast path is lost; check NCCL_P2P_*")
+    assert found.reason.endswith("; found 1, wanted 2")
+    assert found.action == "none"
+
+
+@pytest.mark.parametrize(
+    ("transport", "said"),
+    [
+        ("NET/Socket/0", "over NET/Socket/0, not InfiniBand"),
+        ("net/socket", "over net/socket, not InfiniBand"),
+        ("NET/IB/0", "over NET/IB/0 without GPUDirect RDMA"),
+        ("NET/IB/0/GDRDMA,NET/IB/1", "over NET/IB/1 without GPUDirect RDMA"),
+        ("net/ib/0/gdrdma", ""),
+        ("NET/IB/0/GDRDMA", ""),
+        ("SHM", ""),
+        ("P2P/CUMEM", ""),
+    ],
+)
+def test_between_hosts_sockets_and_copies_through_the_host_are_slow_paths(transport: str, said: str) -> None:
+    gang = slow(scope="gang=r1", stage="gang")
+    found = judged(gang, told(transport, scope="gang=r1", stage="gang"))
+    assert (said in found.reason) if said else found == gang
+    assert ("check NCCL_* in the environment" in found.reason) == bool(said)
+
+
+def test_what_was_told_of_the_path_goes_before_what_stood_there() -> None:
+    assert judged(slow(detail="5 %"), told("SHM")).detail.endswith("; 5 %")
+    assert not judged(slow(), told("SHM")).detail.endswith("; ")
+
+
+@pytest.mark.parametrize(
+    ("over", "explained"),
+    [
+        ({}, True), ({"verdict": PASS}, False), ({"verdict": INCONCLUSIVE}, False),
+        ({"name": "collective.all_reduce.latency"}, False), ({"name": "memory.busbw"}, False),
+    ],
+)  # fmt: skip
+def test_only_a_bandwidth_that_fails_is_explained(over: Any, explained: bool) -> None:
+    verdict = slow(**over)
+    assert (judged(verdict, told("SHM")) != verdict) is explained
+    assert is_bandwidth(slow())
+    assert not is_bandwidth(slow(name="collective.all_reduce.latency"))
+    assert not is_bandwidth(slow(name="memory.busbw"))
+
+
+@pytest.mark.parametrize(
+    ("other", "action"),
+    [
+        (slow(name="peer_copy.bandwidth"), "reseat"),
+        (slow(name="gpu.nvlink.active_links"), "reseat"),
+        (slow(name="peer_copy.bandwidth", verdict=PASS), "none"),
+        (slow(name="memory.bandwidth"), "none"),
+    ],
+)
+def test_a_bad_link_is_acted_on_whatever_the_path(other: Verdict, action: str) -> None:
+    assert judged(slow(), told("SHM"), others=(other,)).action == action
+
+
+def test_a_path_over_which_others_are_fast_explains_nothing() -> None:
+    here = view(told("SHM"))
+    quick = slow(verdict=PASS)
+    for found, explained in (
+        ([], True), ([quick], False), ([slow()], True), ([replace(quick, name="collective.all_reduce.latency")], True),
+        ([replace(quick, params={"size_bytes": 16})], True), ([replace(quick, criterion="d")], True),
+        ([replace(quick, stage="gang")], True),
+    ):  # fmt: skip
+        normal = normal_paths([(here, found)])
+        assert (with_lost_path(here, slow(), [], normal) != slow()) is explained
+
+
+def test_the_path_is_that_of_the_same_launch_the_last_that_was_measured() -> None:
+    for seen, transport in (
+        ([told("P2P"), told("SHM")], "SHM"), ([told("SHM"), told("P2P")], "P2P"),
+        ([told("SHM"), told(None, status=ERROR)], "SHM"), ([told("SHM", stage="gang")], None),
+        ([told("SHM", scope="gang=r1")], None),
+    ):  # fmt: skip
+        assert path_of(view(*seen), slow()) == ("c", "collective.all_reduce.busbw", "benchmark", 8, transport)
+    # Where the launch tells nothing the figure may.
+    assert path_of(view(), slow(params={"transport": "NET"}))[4] == "NET"
+
+
+@pytest.mark.parametrize(
+    ("rules", "explained"),
+    [
+        ((ACCESS,), True), ((), False), ((replace(ACCESS, value=False),), False), ((replace(ACCESS, value=1),), False),
+        ((replace(ACCESS, name="peer_copy.*"),), True), ((criterion("memory.bandwidth", value=True),), False),
+    ],
+)  # fmt: skip
+def test_gpus_that_do_not_reach_each_other_go_through_the_host_by_nature(rules: Any, explained: bool) -> None:
+    assert (judged(slow(), told("SHM"), rules=rules) != slow()) is explained
+    between = slow(scope="gang=r1", stage="gang")
+    assert judged(between, told("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between
+
+
+def test_nvls_that_is_missing_is_told_with_what_to_check() -> None:
+    nvls = slow(name="collective.nvls", value=False, reason="found False")
+    assert judged(nvls) == replace(nvls, reason=f"found False; {CHECK_NVLS}", detail=CHECK_NVLS)
+    for other in (replace(nvls, value=0), replace(nvls, value=None), replace(nvls, name="collective.channels")):
+        assert judged(other) == other
+
+
+def test_a_host_of_which_nothing_was_told_has_no_path() -> None:
+    nobody = HostView(PLAN, PLAN.hosts[0], Evidence(), [pack(ACCESS)])
+    assert with_lost_path(nobody, slow(), [], set()) == slow()

@@ -1,0 +1,457 @@
+"""Rows of a fleet: what is counted of how many, the same by whatever way it came, and which parts are told by name."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+
+from fleet.judge import tally
+from fleet.judge.evidence import Planned
+from fleet.judge.tally import MOST_BINS, MOST_EXACT, MOST_FAR, MOST_VALUES, Row, Tally, worst
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Far, Judged, Verdict
+from tests import builders
+
+PLANNED = Planned(builders.plan())
+
+
+def row(**over: Any) -> Row:
+    made = {
+        "criterion": "c", "name": "gemm.throughput", "stage": "benchmark", "params": {"dtype": "bf16"}, "unit": "FLOP/s",
+        "operator": "ge", "source": "ours", "basis": "policy",
+    }  # fmt: skip
+    return Row(**{**made, **over})
+
+
+def add(to: Row, place: int, value: Any, verdict: str = PASS, limit: Any = 5.0, scope: str = "gpu=0") -> None:
+    to.add(verdict, value, limit, place, f"h{place}", scope, f"S{place}")
+
+
+def verdict(host: str = "h1", value: Any = 9.0, **over: Any) -> Verdict:
+    made = {
+        "host": host, "scope": "gpu=0", "name": "gemm.throughput", "stage": "benchmark", "verdict": PASS, "criterion": "c",
+        "reason": "", "value": value, "limit": 5.0, "operator": "ge", "unit": "1", "source": "ours",
+    }  # fmt: skip
+    return Verdict(**{**made, **over})
+
+
+def hosts(found: Judged) -> list[str]:
+    return [far.host for far in found.farthest]
+
+
+def test_a_row_tells_what_it_was_told() -> None:
+    one = row()
+    for place, (value, state) in enumerate(((9.0, PASS), (3.0, FAIL), (None, INCONCLUSIVE), (7.0, PASS))):
+        add(one, place, value, state)
+    found = one.judged({})
+    assert (found.criterion, found.name, found.stage, found.unit) == ("c", "gemm.throughput", "benchmark", "FLOP/s")
+    assert (found.operator, found.limit, found.source, found.basis) == ("ge", 5.0, "ours", "policy")
+    assert (found.params, found.action) == ({"dtype": "bf16"}, "none")
+    assert (found.passed, found.failed, found.inconclusive, found.values) == (2, 1, 1, {})
+    assert found.spread is not None
+    assert (found.spread.n, found.spread.min, found.spread.p50, found.spread.max) == (3, 3, 7, 9)
+    assert found.farthest == (
+        Far(host="h1", scope="gpu=0", value=3.0, serial="S1", verdict=FAIL),
+        Far(host="h3", scope="gpu=0", value=7.0, serial="S3", verdict=PASS),
+        Far(host="h0", scope="gpu=0", value=9.0, serial="S0", verdict=PASS),
+    )
+
+
+@pytest.mark.parametrize(
+    ("operator", "values", "order"),
+    [
+        ("ge", (3.0, 1.0, 2.0), ["h1", "h2", "h0"]), ("gt", (3.0, 1.0, 2.0), ["h1", "h2", "h0"]),
+        ("le", (3.0, 1.0, 2.0), ["h0", "h2", "h1"]), ("lt", (3.0, 1.0, 2.0), ["h0", "h2", "h1"]),
+        ("eq", (5.0, 1.0, 5.0), ["h1", "h0", "h2"]),
+        # What is equally far comes in the order of the plan, and within a host by its scope.
+        ("ge", (1.0, 1.0, 1.5), ["h0", "h1", "h2"]),
+    ],
+)  # fmt: skip
+def test_the_farthest_on_the_wrong_side_come_first(operator: str, values: Any, order: list[str]) -> None:
+    for turned in (1, -1):
+        one = row(operator=operator)
+        for place, value in [*enumerate(values)][::turned]:
+            add(one, place, value)
+        assert hosts(one.judged({})) == order
+
+
+def test_what_fails_comes_before_what_is_unknown_and_that_before_what_passes() -> None:
+    one = row()
+    for place, (value, state) in enumerate(((1.0, PASS), (9.0, FAIL), (2.0, INCONCLUSIVE), (8.0, FAIL))):
+        add(one, place, value, state)
+    assert hosts(one.judged({})) == ["h3", "h1", "h2", "h0"]
+
+
+@pytest.mark.parametrize("parts", [1, 3])
+def test_of_many_only_the_farthest_are_told(parts: int) -> None:
+    count = 3 * MOST_FAR
+    rows = [row() for _ in range(parts)]
+    for place in range(count):
+        add(rows[place % parts], place, float(count - place))
+    for other in rows[1:]:
+        rows[0].update(other)
+    assert hosts(rows[0].judged({})) == [f"h{count - 1 - at}" for at in range(MOST_FAR)]
+
+
+@pytest.mark.parametrize("operator", ["ge", "le"])
+def test_a_number_that_passes_is_counted_alike_by_the_short_way(operator: str) -> None:
+    values = [float(number * 7 % 50) for number in range(45)]
+    plain, short = row(operator=operator), row(operator=operator)
+    short.note(5.0)
+    short.upward = operator == "ge"
+    for place, value in enumerate(values):
+        plain.add(PASS, value, 5.0, place, f"h{place}", "gpu=0", "")
+        if place % 3:
+            short.put(value, place, f"h{place}", "gpu=0")
+        else:
+            short.add(PASS, value, 5.0, place, f"h{place}", "gpu=0", "")
+    assert short.judged({}) == plain.judged({})
+
+
+def test_a_failure_is_told_though_ten_passes_came_first() -> None:
+    one = row()
+    for place in range(2 * MOST_FAR):
+        one.put(1.0, place, f"h{place}", "gpu=0")
+    add(one, 99, 0.5, FAIL)
+    for place in range(30, 40):
+        one.put(0.1 * place, place, f"h{place}", "gpu=0")
+    assert hosts(one.judged({}))[:3] == ["h99", "h0", "h1"]
+    only = row()
+    for place in range(MOST_FAR + 1):
+        add(only, place, 1.0, FAIL)
+    only.put(0.1, 50, "h50", "gpu=0")
+    assert hosts(only.judged({})) == [f"h{at}" for at in range(MOST_FAR)]
+
+
+@pytest.mark.parametrize(("value", "told"), [(7.0, 7), (True, None), ("on", None), (None, None), (float("nan"), None)])
+def test_what_many_hosts_have_in_common_is_counted_at_once(value: Any, told: int | None) -> None:
+    plain, short = row(operator="eq"), row(operator="eq")
+    for place in range(14):
+        plain.add(PASS, value, value, place, f"h{place}", "host", "")
+    short.many(value, value, [(place, f"h{place}") for place in range(MOST_FAR)], 14, "host")
+    found = short.judged({})
+    if not (isinstance(value, float) and math.isnan(value)):  # which no two limits of are the same
+        assert found == plain.judged({})
+    assert found.passed == 14
+    assert (found.spread and found.spread.n) == (14 if told else None)
+    assert found.values == ({str(value): 14} if isinstance(value, str | bool) else {})
+
+
+def test_no_more_than_there_are_is_counted_of_few() -> None:
+    one = row()
+    one.many(7.0, 7.0, [(0, "h0"), (1, "h1")], 2, "host")
+    found = one.judged({})
+    assert found.passed == 2
+    assert found.spread
+    assert found.spread.n == 2
+
+
+def test_parts_are_named_only_where_something_differs() -> None:
+    for values, named in (
+        ((1.0, 1.0), False),
+        ((1.0, 2.0), True),
+        (("a", "a"), False),
+        (("a", "b"), True),
+        (("a", 1.0), True),
+    ):
+        one = row(operator="eq")
+        for place, value in enumerate(values):
+            add(one, place, value, limit=value)
+        assert bool(one.judged({}).farthest) is named
+    failing = row()
+    add(failing, 0, 1.0, FAIL)
+    assert hosts(failing.judged({})) == ["h0"]
+
+
+def test_a_serial_that_the_verdict_does_not_tell_is_that_of_the_gpu() -> None:
+    one = row()
+    one.add(FAIL, 1.0, 5.0, 0, "h0", "gpu=1,link=2", "")
+    one.add(FAIL, 2.0, 5.0, 0, "h0", "gpu=2", "own")
+    told = one.judged({("h0", "gpu=1"): "S", ("h0", "gpu=2"): "T"})
+    assert [far.serial for far in told.farthest] == ["S", "own"]
+    assert [far.serial for far in one.judged({}).farthest] == ["", "own"]
+
+
+def test_a_limit_is_told_where_all_have_the_same() -> None:
+    for limits, told in (
+        ((5.0, 5.0), 5.0),
+        ((5.0, 6.0), None),
+        ((None, None), None),
+        ((None, 5.0), 5.0),
+        ((1, True), None),
+    ):
+        one = row()
+        for place, limit in enumerate(limits):
+            add(one, place, 9.0, limit=limit)
+        found = one.judged({}).limit
+        assert (found, type(found)) == (told, type(told))
+        halves = [row(), row()]
+        for half, limit in zip(halves, limits, strict=True):
+            add(half, 0, 9.0, limit=limit)
+        halves[0].update(halves[1])
+        assert halves[0].judged({}).limit == told
+
+
+def test_few_words_are_told_the_commonest_first() -> None:
+    one = row(operator="eq")
+    for at in range(MOST_VALUES + 2):
+        for place in range(at + 1):
+            add(one, place, f"v{at}", limit="v0")
+    add(one, 0, "w", limit="v0")
+    assert [*one.judged({}).values.items()] == [(f"v{at}", at + 1) for at in range(MOST_VALUES + 1, 1, -1)]
+    tie = row(operator="eq")
+    for place, value in enumerate(("b", "a", True)):
+        add(tie, place, value)
+    assert [*tie.judged({}).values] == ["True", "a", "b"]
+
+
+def test_how_values_lie() -> None:
+    one = row()
+    for place in range(101):
+        add(one, place, float(place + 200))
+    spread = one.judged({}).spread
+    assert spread
+    assert (spread.n, spread.min, spread.p05, spread.p50, spread.p95, spread.max) == (101, 200, 205, 250, 295, 300)
+    assert len(spread.bins) == MOST_BINS
+    width = 100 / MOST_BINS
+    assert list(spread.bins) == [
+        sum(at * width <= value < (at + 1) * width or (value == 100 and at == MOST_BINS - 1) for value in range(101))
+        for at in range(MOST_BINS)
+    ]
+    assert all(isinstance(value, int) for value in (spread.min, spread.p50, spread.max))
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ((2.5, 2.5), (2, 2.5, 2.5, 2.5, ())), ((1e300, -1e300), (2, -1e300, -1e300, 1e300, None)),
+        ((float("nan"), 3.0), (1, 3, 3, 3, ())), ((float("inf"), 3.0), (1, 3, 3, 3, ())),
+        ((float(1 << 53), 0.5), (2, 0.5, 0.5, float(1 << 53), None)),
+    ],
+)  # fmt: skip
+def test_values_at_the_edge(values: tuple[float, ...], told: tuple[Any, ...]) -> None:
+    one = row()
+    for place, value in enumerate(values):
+        add(one, place, value)
+    spread = one.judged({}).spread
+    assert spread
+    assert (spread.n, spread.min, spread.p50, spread.max) == told[:4]
+    if told[4] is not None:
+        assert spread.bins == told[4]
+    wide = row()
+    for place, value in enumerate((-1.7e308, 1.7e308)):
+        add(wide, place, value)
+    spread = wide.judged({}).spread  # the width of which is no number
+    assert spread
+    assert sum(spread.bins) == 0
+
+
+@pytest.mark.parametrize("more", [0, 1])
+def test_from_a_thousand_values_on_they_are_rounded(more: int) -> None:
+    values = [100 + at / 1000 for at in range(MOST_EXACT + more)]
+    one, halves = row(), [row(), row()]
+    for place, value in enumerate(values):
+        add(one, place, value)
+        add(halves[place % 2], place, value)
+    halves[0].update(halves[1])
+    assert halves[0].judged({}) == one.judged({})
+    exact = set(one.numbers) == set(values)
+    assert exact is (more == 0)
+    assert one.rounded is (more == 1)
+    assert all(min(abs(value - kept) for kept in one.numbers) <= value * 2**-14 for value in values[::97])
+
+
+def test_a_rounded_row_takes_one_that_is_not_and_the_other_way() -> None:
+    def filled(count: int, first: float) -> Row:
+        made = row()
+        for place in range(count):
+            add(made, place, first + place / 1000)
+        made.settle()
+        return made
+
+    whole = filled(MOST_EXACT + 5, 100.0)
+    for at in range(3):
+        add(whole, 9000 + at, 100.0001 * (at + 1))
+    for turned in (False, True):
+        many, few = filled(MOST_EXACT + 5, 100.0), row()
+        for at in range(3):
+            add(few, 9000 + at, 100.0001 * (at + 1))
+        first, other = (few, many) if turned else (many, few)
+        first.update(other)
+        assert first.judged({}) == whole.judged({})
+    many = filled(MOST_EXACT + 5, 100.0)
+    many.many(100.12345, 5.0, [(0, "h0")], 9, "gpu=0")
+    assert many.rounded
+    assert 100.12345 not in many.numbers
+
+
+def test_what_is_put_aside_is_counted_before_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tally, "BUFFERED", 4)
+    one = row()
+    one.note(0.0)
+    for place in range(4):
+        one.put(1.0, place, f"h{place}", "gpu=0")
+    assert (one.passing, one.counts[PASS], one.numbers) == ([], 4, {1.0: 4})
+    for place in range(4):
+        add(one, place, 2.0)
+    assert (one.buffer, one.numbers[2.0]) == ([], 4)
+    one.put(3.0, 0, "h0", "gpu=0")
+    assert one.judged({}).passed == 9
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_the_last_of_the_farthest_gives_way_to_whoever_is_farther(short: bool) -> None:
+    def pass_(value: float, place: int) -> None:
+        if short:
+            one.put(value, place, f"h{place}", "gpu=0")
+        else:
+            add(one, place, value)
+
+    one = row()
+    for place in range(MOST_FAR):
+        pass_(float(place), place)
+    pass_(9.5, 10)
+    assert hosts(one.judged({}))[-1] == "h9"
+    pass_(8.5, 11)
+    assert hosts(one.judged({}))[-2:] == ["h8", "h11"]
+    # Of those that are equally far the first of the plan, in whatever order they come; after rows were put together, too.
+    other = row()
+    for place in range(60, 40, -1):
+        other.put(3.0, place, f"h{place}", "gpu=0")
+    one = row()
+    for place in range(80, 60, -1):
+        pass_(3.0, place)
+    one.update(other)
+    assert [far[5] for far in one.far] == [f"h{place}" for place in range(41, 51)]
+    pass_(3.0, 7)
+    assert one.far[0][5] == "h7"
+    pass_(2.0, 99)
+    assert [far[5] for far in one.far][:2] == ["h99", "h7"]
+
+
+def test_words_and_numbers_of_one_row_come_in_the_order_of_the_plan() -> None:
+    for values in (("a", 5.0), (5.0, "a")):
+        one = row(operator="eq")
+        for place, value in enumerate(values):
+            add(one, place, value)
+        assert hosts(one.judged({})) == ["h0", "h1"]
+        other = row()
+        other.update(one)
+        assert other.judged({}).values == {"a": 1}
+
+
+def test_what_many_hosts_have_in_common_is_told_with_their_serials() -> None:
+    one = row()
+    one.many(7.0, 5.0, [(0, "h0")], 1, "gpu=0")
+    add(one, 1, 8.0)
+    assert [far.serial for far in one.judged({("h0", "gpu=0"): "S"}).farthest] == ["S", "S1"]
+
+
+def test_whole_numbers_have_no_point_as_far_as_a_float_can_tell_them() -> None:
+    for value, told in ((2.0**53, "9007199254740992.0"), (2.0**53 - 1, "9007199254740991"), (-(2.0**53), "-9007199254740992.0"),
+                        (1.5, "1.5"), (-3.0, "-3")):  # fmt: skip
+        one = row()
+        add(one, 0, value)
+        spread = one.judged({}).spread
+        assert spread
+        assert str(spread.min) == told
+
+
+def test_of_several_descriptions_always_the_same_one_stands() -> None:
+    told = [("b", "policy", "W", "ge"), ("a", "measured", "B/s", "gt"), ("c", "policy", "1", "eq")]
+    for order in (told, told[::-1]):
+        one = row(source=order[0][0], basis=order[0][1], unit=order[0][2], operator=order[0][3])
+        for description in order[1:]:
+            other = row(**dict(zip(("source", "basis", "unit", "operator"), description, strict=True)))
+            one.update(other)
+        assert (one.source, one.basis, one.unit, one.operator) == ("a", "measured", "W", "gt")
+
+
+def test_the_graver_of_two_actions() -> None:
+    assert worst("none", "rma") == worst("rma", "none") == "rma"
+    assert worst("reboot", "inspect_hardware") == "inspect_hardware"
+    assert worst("unheard", "none") == worst("none", "unheard") == "none"
+    one, other = row(), row(action="rma")
+    one.update(other)
+    assert one.action == "rma"
+
+
+def test_a_pass_stands_in_for_a_row() -> None:
+    one = row()
+    assert one.stand_in().limit is None
+    one.note(7.0)
+    one.note(12.0)
+    one.note(11.0)  # of limits that differ two are kept
+    told = one.stand_in()
+    assert (told.verdict, told.criterion, told.name, told.stage, told.limit) == (
+        PASS,
+        "c",
+        "gemm.throughput",
+        "benchmark",
+        12.0,
+    )
+    assert (told.host, told.scope, told.reason, told.params) == ("", "", "", {"dtype": "bf16"})
+
+
+# Tallies
+
+
+def tallied(*verdicts: Verdict) -> Tally:
+    made = Tally(PLANNED, {f"h{at}": at for at in range(9)})
+    for one in verdicts:
+        made.add(one)
+    return made
+
+
+def test_verdicts_of_one_criterion_on_one_figure_are_one_row() -> None:
+    same = [verdict("h1"), verdict("h2", 7.0, verdict=FAIL, action="rma"), verdict("h3", scope="gpu=1")]
+    (found,) = tallied(*same).judged()
+    assert (found.passed, found.failed, found.action) == (2, 1, "rma")
+    assert hosts(found) == ["h2", "h1", "h3"]
+    others = [
+        verdict(criterion="d"), verdict(name="gemm.other"), verdict(stage="gang"), verdict(params={"dtype": "fp8"}),
+    ]  # fmt: skip
+    assert len(tallied(verdict(), *others).judged()) == 5
+    readings = [verdict(name="gpu.thing", stage=stage, params={"phase": stage}) for stage in ("preflight", "gang")]
+    (reading,) = tallied(*readings).judged()
+    assert (reading.stage, reading.params) == ("", {})
+    pairs = [verdict(name="pairs.bandwidth", params={"partner": name}) for name in ("h2", "h3")]
+    assert len(tallied(*pairs).judged()) == 1
+
+
+def test_what_passes_asks_for_nothing() -> None:
+    (found,) = tallied(verdict(action="rma")).judged()
+    assert found.action == "none"
+
+
+def test_rows_come_by_criterion_name_and_settings() -> None:
+    mixed = [
+        verdict(criterion="b"), verdict(criterion="a", name="z.x", params={"size": 2}),
+        verdict(criterion="a", name="z.x", params={"size": 10}), verdict(criterion="a"),
+    ]  # fmt: skip
+    for order in (mixed, mixed[::-1]):
+        found = [(item.criterion, item.name, dict(item.params)) for item in tallied(*order).judged()]
+        assert found == [
+            ("a", "gemm.throughput", {}), ("a", "z.x", {"size": 10}), ("a", "z.x", {"size": 2}), ("b", "gemm.throughput", {}),
+        ]  # fmt: skip
+
+
+def test_descriptions_of_two_packs_do_not_depend_on_who_came_first() -> None:
+    for source, operator in (("a", "gt"), ("a", "ge"), ("b", "gt")):
+        two = [
+            verdict(source="b", operator="ge"),
+            verdict("h2", source=source, operator=operator),
+            verdict("h3", source="b"),
+        ]
+        for order in (two, two[::-1]):
+            (found,) = tallied(*order).judged()
+            assert (found.source, found.operator) == (source, operator)
+
+
+def test_tallies_are_put_together() -> None:
+    one, other = tallied(verdict("h1")), tallied(verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
+    one.update(other)
+    both = tallied(verdict("h1"), verdict("h2", 3.0, verdict=FAIL), verdict(criterion="d"))
+    assert one.judged() == both.judged()
+    assert hosts(tallied(verdict("nobody"), verdict("h1", 1.0)).judged()[0]) == ["h1", "nobody"]
