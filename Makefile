@@ -67,7 +67,7 @@ $(CRDS): $(STAMP)
 	touch $@
 
 test: lint $(WHEELHOUSE) $(CRDS) ## Everything that needs no GPU, with its gates
-	$(BIN)/pytest --numprocesses 3 --dist loadfile
+	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000)

@@ -35,6 +35,10 @@ NVML = (
 """What fits the stub's H100 host to this one."""
 
 
+BOOTED = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
+"""The kernel's log."""
+
+
 def tree(root: Path) -> Path:
     """Eight GPUs, four NVSwitches, eight adapters, two disks: all in order."""
     links.tree(root)
@@ -45,7 +49,7 @@ def tree(root: Path) -> Path:
         links.write(
             root, f"proc/driver/nvidia-nvswitch/devices/{address}/information", "BIOS Version: 96.10.57.00.01\n"
         )
-    links.write(root, "dev/kmsg", "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n")
+    links.write(root, "dev/kmsg", BOOTED)
     (root / SMART).write_bytes(HEALTHY_LOG)
     return root
 

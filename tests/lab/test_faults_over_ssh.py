@@ -86,9 +86,12 @@ class Limit:
             lab.on(host, "sh", "-c", f"echo {pid} >{self.path}/cgroup.procs")
 
     def exhaust(self, lab: Lab, host: str, victim: str) -> None:
-        """Has another process ask for more than there is, so that the kernel kills the victim, and then that one."""
+        """Has another process ask for more than there is, so that the kernel kills the victim, and then that one.
+
+        It goes by 1/1000 of the limit each, beside the share of it that a process has.
+        """
         self.set(self.used() + 64_000_000)
-        hog = f"echo 1000 >/proc/{victim}/oom_score_adj; echo 900 >/proc/self/oom_score_adj; echo $$ >{self.path}/cgroup.procs"
+        hog = f"echo 1000 >/proc/{victim}/oom_score_adj; echo 400 >/proc/self/oom_score_adj; echo $$ >{self.path}/cgroup.procs"
         lab.on(host, "sh", "-c", f"{hog}; exec {sys.executable} -c 'bytearray(10**9)'", check=False)
 
 
@@ -252,11 +255,13 @@ def strike(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit) -> None:
     assert attempt.reached("inspect : Fetch the record")
     strike_one(READ_ONLY, lambda: lab.on(READ_ONLY, "mount", "-o", "remount,ro", STATE))
     assert attempt.reached("benchmark : Wait for the benchmarks")
-    for host in (HUNG, FULL, AGENT_OOM):
+    for host, blow in (
+        (AGENT_OOM, lambda: agent.exhaust(lab, AGENT_OOM, supervisor())),
+        (HUNG, lambda: lab.on(HUNG, "pkill", "-STOP", "-f", "^sshd: root")),
+        (FULL, lambda: lab.on(FULL, "dd", "if=/dev/zero", f"of={STATE}/fill", "bs=4096", check=False)),
+    ):
         wait(at_work(lab, host, "benchmark", "stress"), 60)
-    strike_one(HUNG, lambda: lab.on(HUNG, "pkill", "-STOP", "-f", "^sshd: root"))
-    strike_one(FULL, lambda: lab.on(FULL, "dd", "if=/dev/zero", f"of={STATE}/fill", "bs=4096", check=False))
-    strike_one(AGENT_OOM, lambda: agent.exhaust(lab, AGENT_OOM, supervisor()))
+        strike_one(host, blow)
     wait(at_work(lab, RANK_OOM, "gang", "collective"), 120)
     time.sleep(1.0)  # the heartbeats tell it too by then
     strike_one(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, rank_of(lab, RANK_OOM, 0)))

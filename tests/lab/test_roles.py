@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from tests.lab import packages
+from tests.lab import packages, processes
 from tests.lab.lab import CONTROL_ADDRESS, Lab
 from tests.lab.systemd_host import SystemdHost
 
@@ -556,6 +556,7 @@ PLACES = ("/etc", "/home", "/opt", "/root", "/srv", "/usr/local", "/var")
 # What belongs to systemd's and Ansible's own life, not to us.
 LIFE = re.compile(r"/root/\.ansible|/var/(log|tmp|lib/systemd|lib/private|cache/private|log/private)\b")
 EACH = ("(", "-type", "d", "-printf", "%p %y %m %u\\n", ")", "-o", "-printf", "%p %y %m %u %s\\n")
+FIND = ("find", *PLACES, "-xdev", *EACH)
 
 
 PYTHON = "/usr/local/lib/lab/bin/python3"
@@ -598,8 +599,15 @@ class Service:
 
 
 def files(host: SystemdHost) -> set[str]:
+    """What the host has that this machine has not, and lacks that it has: it sees our files, which others change meanwhile."""
+    first = listing(processes.run(FIND, check=False))
+    seen = listing(host.on(*FIND, check=False))
+    last = listing(processes.run(FIND, check=False))
+    return (seen - first - last) | {f"lacks {line}" for line in (first & last) - seen}
+
+
+def listing(found: subprocess.CompletedProcess[str]) -> set[str]:
     """Every directory and file, with its kind, mode, owner and the length of what is in it."""
-    found = host.on("find", *PLACES, "-xdev", *EACH)
     return {line for line in found.stdout.splitlines() if not LIFE.match(line)}
 
 

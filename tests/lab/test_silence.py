@@ -7,6 +7,7 @@ import re
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,6 +16,7 @@ import pytest
 
 from schemas.records import to_json
 from tests import builders
+from tests.lab import links
 from tests.lab.lab import Lab
 
 ROOT = Path(__file__).parents[2]
@@ -115,6 +117,15 @@ class Gang:
         assert not left
 
 
+@contextmanager
+def slowed(lab: Lab) -> Iterator[None]:
+    """Ranks that are all the time in an operation wait for their links then, and leave the processors to others."""
+    with ExitStack() as stack:
+        for host in HOSTS:
+            stack.enter_context(links.limited(lab, host, "500kbit"))
+        yield
+
+
 def wait(true: Callable[[], bool], patience_s: float) -> None:
     ends = time.monotonic() + patience_s
     while not true():
@@ -124,7 +135,7 @@ def wait(true: Callable[[], bool], patience_s: float) -> None:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("silence") / "lab") as found:
+    with Lab(tmp_path_factory.mktemp("silence") / "lab") as found, slowed(found):
         yield found
 
 
@@ -170,10 +181,9 @@ def test_killed_rank(gang: Gang) -> None:
     gang.gone(HOSTS)
 
 
-@pytest.mark.parametrize("cut", ["node3", "node1"])
-def test_cut_link(gang: Gang, cut: str) -> None:
-    """Also that of the head, which alone would otherwise know."""
-    others = tuple(host for host in HOSTS if host != cut)
+def test_cut_link_of_the_head(gang: Gang) -> None:
+    """Which alone would otherwise know."""
+    cut, others = HOSTS[0], HOSTS[1:]
     since = time.monotonic()
     gang.lab.cut(cut)
     try:
@@ -183,17 +193,6 @@ def test_cut_link(gang: Gang, cut: str) -> None:
         gang.lab.mend(cut)
     assert text.startswith(f"host {cut}: no word for 10 s: its link, host or supervisor")
     assert alone["reason"].startswith(f"host {cut}: no word from any other host for 10 s: its own link")
-    gang.gone(HOSTS)
-
-
-def test_killed_supervisor(gang: Gang) -> None:
-    supervisor = gang.pid("node2", "rackproof.* launch --run-dir")
-    since = time.monotonic()
-    gang.lab.on("node2", "kill", "-KILL", supervisor)
-    wait(lambda: gang.processes("node2") == "", 5)
-    print(f"{gang.run_id}: its ranks are gone after {time.monotonic() - since:.1f} s")
-    text = same_text(gang.verdicts(("node1", "node3"), since, 15))
-    assert text.startswith("host node2: no word for 10 s: its link, host or supervisor")
     gang.gone(HOSTS)
 
 

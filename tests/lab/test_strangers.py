@@ -16,15 +16,15 @@ import pytest
 
 from tests.lab.lab import Lab
 from tests.lab.processes import run
-from tests.lab.test_silence import HOSTS, RANKS, ROOT, Gang, wait
+from tests.lab.test_silence import HOSTS, RANKS, ROOT, Gang, same_text, slowed, wait
 
 RENDEZVOUS, HEARTBEATS = 29500, (29501, 29502)
 ON_FABRIC, ON_MANAGEMENT = "10.77.0.99", "10.88.0.99"
 MANAGED = "10.88.0.11"
 """The first host's address on the management network."""
 REFUSED, DROPPED, IN = "refused", "dropped", "in"
-SECONDS = 8.0
-"""Of each of three sizes: time for the strangers."""
+SECONDS = 14.0
+"""Time for the strangers."""
 
 KNOCK = """
 import socket, sys
@@ -71,7 +71,7 @@ class Meeting(Gang):
     def __init__(self, lab: Lab, run_id: str, admit: str) -> None:
         super().__init__(lab, run_id)
         plan = json.loads(self._plan)
-        plan["stages"][0]["benchmarks"]["collective"] |= {"seconds": SECONDS, "precision": 1e-9}
+        plan["stages"][0]["benchmarks"]["collective"] |= {"sizes_bytes": [8], "seconds": SECONDS, "precision": 1e-9}
         self._plan, self._admit, self.began = json.dumps(plan), admit, 0.0
 
     def start(self, hosts: tuple[str, ...] = HOSTS) -> None:
@@ -144,7 +144,7 @@ class Strangers:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("strangers") / "lab") as found:
+    with Lab(tmp_path_factory.mktemp("strangers") / "lab") as found, slowed(found):
         yield found
 
 
@@ -202,10 +202,14 @@ def test_only_members_are_admitted(lab: Lab, strangers: Strangers) -> None:
         assert all(lab.on(host, "nft", "list", "ruleset").stdout.strip() == "" for host in HOSTS)
 
 
-def test_nothing_is_left_of_a_launch_that_is_killed(lab: Lab, strangers: Strangers) -> None:
+def test_nothing_is_left_of_a_launch_whose_supervisor_is_killed(lab: Lab, strangers: Strangers) -> None:
     gang = launched(lab, "killed", "members")
-    lab.on("node1", "kill", "-KILL", gang.pid("node1", "rackproof.* launch --run-dir"))
-    gang.verdicts(("node2", "node3"), time.monotonic(), 30)
-    wait(lambda: not any(gang.processes(host) for host in HOSTS), 10)
+    supervisor = gang.pid("node1", "rackproof.* launch --run-dir")
+    since = time.monotonic()
+    lab.on("node1", "kill", "-KILL", supervisor)
+    wait(lambda: gang.processes("node1") == "", 5)
+    text = same_text(gang.verdicts(("node2", "node3"), since, 15))
+    assert text.startswith("host node1: no word for 10 s: its link, host or supervisor")
+    gang.gone(HOSTS)
     assert {host: gang.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
     assert strangers.knock(strangers.fabric, lab.host("node1").address, RENDEZVOUS) == REFUSED

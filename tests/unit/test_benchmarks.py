@@ -5,7 +5,6 @@ from __future__ import annotations
 import gzip
 import json
 import os
-import socket
 import struct
 import subprocess
 import sys
@@ -20,6 +19,7 @@ from agent.benchmarks.operations import OPERATIONS
 from schemas.catalogue import BENCHMARKS as CATALOGUE
 from schemas.catalogue import DURATION, expand, offers
 from schemas.records import Observation, observation_from_json
+from tests import ranks
 
 PLACEMENTS = ("out_of_place", "in_place")
 BENCHMARKS: dict[str, dict[str, Any]] = {
@@ -32,16 +32,13 @@ BENCHMARKS: dict[str, dict[str, Any]] = {
 }
 
 
-def torchrun(work: Path, request: dict[str, Any] | None, *arguments: str, ranks: int = 2, **environment: str) -> str:
-    """Runs the ranks; returns what the launcher printed."""
-    work.mkdir(exist_ok=True)
-    if request is not None:
-        (work / "request.json").write_text(json.dumps(request))
-        arguments = ("--request", str(work / "request.json"), *arguments)
+def torchrun(work: Path, request: dict[str, Any], **environment: str) -> None:
+    """Runs two ranks."""
+    (work / "request.json").write_text(json.dumps(request))
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
-            *("-m", "agent.benchmarks", *arguments),
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *("-m", "agent.benchmarks", "--request", str(work / "request.json")),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment},
         cwd=work,
@@ -50,9 +47,22 @@ def torchrun(work: Path, request: dict[str, Any] | None, *arguments: str, ranks:
         check=False,
         timeout=120,
     )
-    logs = "\n".join(log.read_text() for log in sorted(work.glob("rank*.log")))
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs}"
-    return done.stdout
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr}\n{logs(work)}"
+
+
+def logs(work: Path) -> str:
+    return "\n".join(log.read_text() for log in sorted(work.glob("rank*.log")))
+
+
+def forked(work: Path, request: dict[str, Any] | None, *arguments: str) -> str:
+    """Runs two ranks, as torchrun would; returns what they printed."""
+    if request is not None:
+        (work / "request.json").write_text(json.dumps(request))
+        arguments = ("--request", "request.json", *arguments)
+    started = ranks.start("agent.benchmarks", *arguments, work=work)
+    codes, printed = started.end(), started.printed.read_text()
+    assert codes == [0, 0], f"{printed}\n{logs(work)}"
+    return printed
 
 
 def request(**benchmarks: dict[str, Any]) -> dict[str, Any]:
@@ -156,7 +166,7 @@ def test_a_size_that_no_memory_holds_is_an_error_with_its_reason_and_the_others_
         "sizes_bytes": [huge, 8],
         "seconds": 0.01,
     }
-    torchrun(
+    forked(
         tmp_path, request(memory={"ops": ["copy"], "size_bytes": huge}, gemm={"size": 1 << 24}, collective=collective)
     )
     found = observations(tmp_path)
@@ -168,7 +178,7 @@ def test_a_size_that_no_memory_holds_is_an_error_with_its_reason_and_the_others_
 
 
 def test_command_line_of_a_single_benchmark(tmp_path: Path) -> None:
-    printed = torchrun(
+    printed = forked(
         tmp_path, None, "--only", "training", "gemm", "--validation-only", "--results", str(tmp_path / "kept")
     )
     assert "cpu=0          gemm.throughput" in printed
@@ -191,28 +201,13 @@ def test_a_rank_can_be_tried_without_torchrun_and_leaves_nothing(tmp_path: Path)
 
 
 def hosts_together(work: Path, gang: list[str], members: list[str], **pairs: Any) -> dict[str, list[Observation]]:
-    """Runs `pairs` on hosts of two ranks each, one torchrun a host; host -> what it observed."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    running = []
-    for number, host in enumerate(members):
+    """Runs `pairs` on hosts of two ranks each; host -> what it observed."""
+    for host in members:
         (work / host).mkdir()
         together = {"stage": "gang", "world_scope": "gang=r1", "members": members, "gang": gang}
-        path = work / host / "request.json"
-        path.write_text(json.dumps({**request(pairs=pairs), **together}))
-        running.append(
-            subprocess.Popen(
-                [
-                    *(sys.executable, "-m", "torch.distributed.run", f"--nnodes={len(members)}", "--nproc-per-node=2"),
-                    *(f"--node-rank={number}", "--master-addr=127.0.0.1", f"--master-port={port}"),
-                    *("-m", "agent.benchmarks", "--request", str(path)),
-                ],
-                env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""},
-                cwd=work / host,
-            )
-        )
-    assert [process.wait(timeout=120) for process in running] == [0] * len(members)
+        (work / host / "request.json").write_text(json.dumps({**request(pairs=pairs), **together}))
+    started = ranks.start("agent.benchmarks", "--request", "request.json", work=work, hosts=members)
+    assert started.end() == [0] * 2 * len(members), started.printed.read_text()
     return {
         host: [
             observation_from_json(item)
@@ -242,7 +237,7 @@ def test_pairs_are_measured_by_both_ends_on_every_rail_and_a_host_that_is_not_th
 
 
 def test_a_host_alone_has_no_pairs(tmp_path: Path) -> None:
-    torchrun(tmp_path, request(pairs={}))
+    forked(tmp_path, request(pairs={}))
     seen = [item for item in observations(tmp_path) if item.name.startswith("pairs.")]
     assert {(item.status, item.reason) for item in seen} == {("skipped", "one host has no other to exchange with")}
     assert {item.name for item in seen} == {"pairs.bandwidth", "pairs.latency"}
@@ -273,17 +268,11 @@ def test_one_wrong_element_is_counted(op: str) -> None:
         (["--only", "host_copy", "digest"], 0, "left out: host_copy"),
     ],
 )
-def test_what_goes_wrong_by_hand_is_in_the_exit_code(arguments: list[str], code: int, said: str) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "agent.benchmarks", *arguments],
-        env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-    assert done.returncode == code, done.stdout + done.stderr
-    assert said in done.stdout + done.stderr
+def test_what_goes_wrong_by_hand_is_in_the_exit_code(
+    tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    started = ranks.alone("agent.benchmarks", *arguments, work=tmp_path)
+    assert (started.end(), said in started.printed.read_text()) == ([code], True), started.printed.read_text()
 
 
 def test_idx_file_is_read(tmp_path: Path) -> None:

@@ -20,6 +20,7 @@ from agent.metric_names import exported
 from collectors.base import Absent, Collector, Family
 from collectors.nvml import kinds as families
 from collectors.nvml import unanswered
+from rackproof import main
 from tests.fakes import host, nvml
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "exporter.txt"
@@ -437,3 +438,14 @@ def test_a_taken_port_is_an_error(serving: Callable[..., str]) -> None:
     port = int(serving(Fake("good", load)).rsplit(":", 1)[1].split("/")[0])
     with pytest.raises(OSError, match=r"(?i)address already in use"):
         serve([], "127.0.0.1", port)
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "1e10", "3601", "0.5"])
+@pytest.mark.parametrize("textfile", [True, False])
+def test_a_page_that_would_never_be_read_anew_is_refused(
+    seconds: str, textfile: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    where = ["--textfile", str(tmp_path / "x.prom")] if textfile else ["--port", "0"]
+    assert main(["export", *where, "--every", seconds, "--sample-hz", "0", "--state", str(tmp_path)]) == 64
+    assert "give 1 second or more, 3600 at most" in capsys.readouterr().err
+    assert not list(tmp_path.iterdir())

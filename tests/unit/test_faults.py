@@ -31,6 +31,10 @@ THIRD = links.GPUS[3].removesuffix(".0")
 """GPU 3 as the kernel's log spells it."""
 
 
+def nothing(root: Path) -> None:
+    """Leaves the files as they are."""
+
+
 @dataclass(frozen=True, kw_only=True)
 class Fault:
     """What is wrong, and which criteria must fail."""
@@ -41,8 +45,8 @@ class Fault:
     """Lines over the healthy scenario, from the start."""
     nvml_later: tuple[str, ...] = ()
     """Lines that come between the two snapshots."""
-    before: Change = lambda root: None
-    later: Change = lambda root: None
+    before: Change = nothing
+    later: Change = nothing
     untold: frozenset[str] = frozenset()
     """Criteria that cannot be told any more, since the fault took what they read with it."""
     scope: str = ""
@@ -58,16 +62,22 @@ def text(path: str, content: str) -> Change:
     return lambda root: links.write(root, path, content)
 
 
-def logged(*messages: str) -> Change:
-    return lambda root: whole.log(root, *messages)
+@dataclass(frozen=True)
+class Logged:
+    """The kernel says something."""
+
+    messages: tuple[str, ...]
+
+    def __call__(self, root: Path) -> None:
+        whole.log(root, *self.messages)
 
 
 def xid(code: int, more: str = "pid='<unknown>', name=<unknown>, something happened") -> Change:
-    return logged(f"NVRM: Xid (PCI:{THIRD}): {code}, {more}")
+    return Logged((f"NVRM: Xid (PCI:{THIRD}): {code}, {more}",))
 
 
 def sxid(code: int, severity: str) -> Change:
-    return logged(f"nvidia-nvswitch1: SXid (PCI:{links.NVSWITCHES[1]}): {code}, {severity}")
+    return Logged((f"nvidia-nvswitch1: SXid (PCI:{links.NVSWITCHES[1]}): {code}, {severity}",))
 
 
 def smart(offset: int, value: int) -> Change:
@@ -290,19 +300,24 @@ FAULTS = [
 ]  # fmt: skip
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class Machine:
     """The host, and the program that looks at it."""
 
     root: Path
     scenario: Path
     program: subprocess.Popen[str]
+    spoiled: bool = True
+    """More than the kernel's log is not as it was."""
 
     def judged(self, of: Fault, packs: tuple[Pack, ...]) -> list[Verdict]:
         """Builds the host with the fault, looks twice, and judges."""
-        shutil.rmtree(self.root, ignore_errors=True)
-        self.root.mkdir()
-        whole.tree(self.root)
+        if self.spoiled:
+            shutil.rmtree(self.root, ignore_errors=True)
+            self.root.mkdir()
+            whole.tree(self.root)
+        links.write(self.root, "dev/kmsg", whole.BOOTED)
+        self.spoiled = not all(change is nothing or isinstance(change, Logged) for change in (of.before, of.later))
         nvml.write(self.scenario, "healthy-h100x8", *whole.NVML, *of.nvml)
         of.before(self.root)
         first, _ = self._look("before")

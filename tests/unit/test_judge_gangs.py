@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import string
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fleet.judge.localise import Bisection, Conclusion, Outcome, Pair, Suspect, Tolerance, confirm, explain
+from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.localise import Bisection, Conclusion, Outcome, Pair, Suspect, Tolerance, confirm, explain, judge_pairs
 from fleet.judge.localise.launches import Attempt, attempts, conclusion, is_stuck, measured_by, unfit
 from fleet.judge.localise.matrix import rule_of_succession, spread, upper_median
 from fleet.judge.verdict import judge
 from schemas.catalogue import DURATION
 from schemas.plans import Plan
-from schemas.records import ERROR, Culprit, Launch, Observation, Rank, Record
+from schemas.records import ERROR, UNSUPPORTED, Culprit, Launch, Observation, Rank, Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
 from tests.unit.test_judge_edges import pack
@@ -36,7 +38,7 @@ def matrix(
     kinds: Mapping[str, str] | None = None,
 ) -> list[Pair]:
     """Pairs of hosts a, b, c …, each as fast as its slowest part: `a`, ("a", 1), 1 (a rail), "ab" or ("ab", 1)."""
-    names = "abcdefghijklmnop"[:size]
+    names = string.ascii_lowercase[:size]
     found = []
     for a, b in itertools.combinations(names, 2):
         for rail in range(rails):
@@ -58,6 +60,28 @@ def matrix(
                     )
                 )
     return found
+
+
+def slow_with(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
+    """The links from a host to others."""
+    return {"".join(sorted(host + other)): share for other in others}
+
+
+def all_but(fast: str, share: float) -> dict[Any, float]:
+    """All links between the hosts of some pairs, but for these pairs."""
+    names = sorted(fast.replace(" ", ""))
+    return {a + b: share for a, b in itertools.combinations(names, 2) if a + b not in fast.split()}
+
+
+def on_rail_1(share: float) -> dict[Any, float]:
+    """Of ten hosts all links of rail 1 at half speed, but for those of one of them."""
+    return {(a + b, 1): share if "b" in a + b else 0.5 for a, b in itertools.combinations("abcdefghij", 2)}
+
+
+def scattered(size: int) -> dict[Any, float]:
+    """Each host is fast with some, and less so with others."""
+    names = string.ascii_lowercase[:size]
+    return {a + b: (1.0, 0.95, 0.9)[(names.index(a) + names.index(b)) % 3] for a, b in itertools.combinations(names, 2)}
 
 
 def told(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
@@ -111,6 +135,32 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "two hosts, a rail late": (matrix(2, 3, late={2: 4.0}), {}),
     "two hosts, a rail failed": (matrix(2, 3, failed={1: "gone"}), {}),
     "two hosts, all failed": (matrix(2, failed={"ab": "gone"}), {"collective_slow": True}),
+    "a host just within": (matrix(5, shares={"b": 0.88}), {}),
+    "a rail just within": (matrix(4, 3, {1: 0.88}), {}),
+    "a link just within": (matrix(5, shares={"bd": 0.88}), {}),
+    "three hosts, a rail slow": (matrix(3, 3, {1: 0.5}), {}),
+    "one of two rails is slow": (matrix(4, 2, {1: 0.5}), {}),
+    "two of three rails of a host": (matrix(4, 3, {("b", 0): 0.5, ("b", 1): 0.6}), {}),
+    "a kind of two hosts": (matrix(5, shares={("de", 1): 0.5}, kinds={"a": "y", "b": "y", "c": "y", "d": "x", "e": "x"}), {}),
+    "everybody failed": (matrix(4, failed={0: "gone", 1: "gone"}), {}),
+    "the best of seven is believed": (matrix(8, 1, slow_with("b", "cdefgh")), {}),
+    "the best of eight may be a mistake": (matrix(9, 1, slow_with("b", "cdefghi")), {}),
+    "the second best of eight is believed": (matrix(9, 1, slow_with("b", "defghi")), {}),
+    "rails that differ hide no slow NIC": (matrix(5, 4, {0: 0.9, 1: 0.95, 2: 0.97, ("b", 3): 0.8}), {}),
+    "a rail is slow, and all have a best partner": (matrix(10, 2, {**all_but("ab cd ef gh ij", 0.95), 1: 0.5}), {}),
+    "a NIC is slow with most, and all have a best partner":
+        (matrix(8, 1, {**all_but("ab cd ef gh", 0.95), **slow_with("b", "cdef")}), {}),
+    "a NIC is slow with fewer than half": (matrix(9, 1, slow_with("b", "cde")), {}),
+    "a NIC is slow with half, beside a slow host": (matrix(8, 1, {**slow_with("b", "cde"), "h": 0.5}), {}),
+    "two NICs that share a slow link": (matrix(7, 1, {**slow_with("b", "efg"), **slow_with("e", "cd")}), {}),
+    "a host is the fastest of a slow rail": (matrix(10, 2, on_rail_1(0.688)), {}),
+    "a host is hardly the fastest of a slow rail": (matrix(10, 2, on_rail_1(0.65)), {}),
+    "a host is slow on one rail, and with most on another":
+        (matrix(7, 2, {("b", 0): 0.5, **dict.fromkeys([("bc", 1), ("bd", 1), ("be", 1), ("bf", 1)], 0.5)}), {}),
+    "pairs scatter, and a host is slow with all": (matrix(8, 1, {**scattered(8), "h": 0.8}), {}),
+    "few links of very many are slow": (matrix(25, 1, dict.fromkeys(("ab", "cd", "ef", "gh", "ij", "kl"), 0.5)), {}),
+    "a link is slow on one rail and failed on the other":
+        (matrix(5, shares={("bd", 0): 0.5}, failed={("bd", 1): "gone"}), {}),
 }  # fmt: skip
 SAID: dict[str, list[tuple[Any, ...]]] = {
     "a host is slow": [
@@ -404,6 +454,191 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
             "ab", (), "bandwidth", None, None, None,
         ),
     ],
+    "three hosts, a rail slow": [
+        (
+            "rail", "rail 1", 0.8,
+            "bandwidth on rail 1 is 50% of the other rails' with 3 of 3 hosts",
+            "", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "one of two rails is slow": [
+        (
+            "rail", "rail 1", 0.833,
+            "bandwidth on rail 1 is 50% of the other rails' with 4 of 4 hosts",
+            "", (1,), "bandwidth", 50.0, 75.0, 66.0,
+        ),
+    ],
+    "two of three rails of a host": [
+        (
+            "host", "b", 0.8,
+            "bandwidth of b with 3 of 3 hosts that are well is at most 60% of what is usual on 2 of 3 rails",
+            "b", (), "bandwidth", 55.0, 100.0, 88.0,
+        ),
+    ],
+    "the best of seven is believed": [
+        (
+            "host", "b", 0.778,
+            "bandwidth of b with 6 of 7 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
+            " NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "the best of eight may be a mistake": [
+        (
+            "host", "b", 0.8,
+            "bandwidth of b with 7 of 8 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "the second best of eight is believed": [
+        (
+            "host", "b", 0.7,
+            "bandwidth of b with 6 of 8 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
+            " NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "rails that differ hide no slow NIC": [
+        (
+            "nic", "b rail 3", 0.833,
+            "bandwidth of b with 4 of 4 hosts that are well is at most 82% of what is usual on rail 3; 3 of its other"
+            " rails are well",
+            "b", (3,), "bandwidth", 80.0, 95.0, 78.929,
+        ),
+    ],
+    "a rail is slow, and all have a best partner": [
+        (
+            "rail", "rail 1", 0.917,
+            "bandwidth on rail 1 is 53% of the other rails' with 10 of 10 hosts",
+            "", (1,), "bandwidth", 50.0, 72.5, 63.8,
+        ),
+    ],
+    "a NIC is slow with most, and all have a best partner": [
+        (
+            "host", "b", 0.556,
+            "bandwidth of b with 4 of 7 hosts that are well is about 53% of what is usual on its one rail: its GPU or"
+            " NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 95.0, 83.6,
+        ),
+    ],
+    "a NIC is slow with fewer than half": [
+        (
+            "link", "b - c", 0.857,
+            "bandwidth between b and c is 50% of what is usual; each of the two is well with 5 others or more",
+            "bc", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "b - d", 0.857,
+            "bandwidth between b and d is 50% of what is usual; each of the two is well with 5 others or more",
+            "bd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "b - e", 0.857,
+            "bandwidth between b and e is 50% of what is usual; each of the two is well with 5 others or more",
+            "be", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a NIC is slow with half, beside a slow host": [
+        (
+            "host", "h", 0.875,
+            "bandwidth of h with 6 of 6 hosts that are well is at most 50% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "h", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "host", "b", 0.5,
+            "bandwidth of b with 3 of 6 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
+            " NIC may be what is slow",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "two NICs that share a slow link": [
+        (
+            "link", "b - f", 0.8,
+            "bandwidth between b and f is 50% of what is usual; each of the two is well with 3 others or more",
+            "bf", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "b - g", 0.8,
+            "bandwidth between b and g is 50% of what is usual; each of the two is well with 3 others or more",
+            "bg", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "host", "e", 0.5,
+            "bandwidth of e with 3 of 6 hosts that are well is about 50% of what is usual on its one rail: its GPU or"
+            " NIC may be what is slow",
+            "e", (), "bandwidth", 75.0, 100.0, 88.0,
+        ),
+    ],
+    "a host is the fastest of a slow rail": [
+        (
+            "rail", "rail 1", 0.833,
+            "bandwidth on rail 1 is 50% of the other rails' with 9 of 10 hosts",
+            "", (1,), "bandwidth", 50.0, 84.4, 74.272,
+        ),
+    ],
+    "a host is hardly the fastest of a slow rail": [
+        (
+            "rail", "rail 1", 0.917,
+            "bandwidth on rail 1 is 50% of the other rails' with 10 of 10 hosts",
+            "", (1,), "bandwidth", 50.0, 82.5, 72.6,
+        ),
+    ],
+    "a host is slow on one rail, and with most on another": [
+        (
+            "host", "b", 0.875,
+            "bandwidth of b with 6 of 6 hosts that are well is about 50% of what is usual on 2 of 2 rails",
+            "b", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "pairs scatter, and a host is slow with all": [
+        (
+            "host", "h", 0.889,
+            "bandwidth of h with 7 of 7 hosts that are well is at most 80% of what is usual on its one rail: its GPU "
+            "or NIC may be what is slow",
+            "h", (), "bandwidth", 80.0, 92.5, 58.611,
+        ),
+    ],
+    "few links of very many are slow": [
+        (
+            "link", "a - b", 0.96,
+            "bandwidth between a and b is 50% of what is usual; each of the two is well with 23 others or more",
+            "ab", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "c - d", 0.96,
+            "bandwidth between c and d is 50% of what is usual; each of the two is well with 23 others or more",
+            "cd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "e - f", 0.96,
+            "bandwidth between e and f is 50% of what is usual; each of the two is well with 23 others or more",
+            "ef", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "g - h", 0.96,
+            "bandwidth between g and h is 50% of what is usual; each of the two is well with 23 others or more",
+            "gh", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "i - j", 0.96,
+            "bandwidth between i and j is 50% of what is usual; each of the two is well with 23 others or more",
+            "ij", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+        (
+            "link", "k - l", 0.96,
+            "bandwidth between k and l is 50% of what is usual; each of the two is well with 23 others or more",
+            "kl", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
+    "a link is slow on one rail and failed on the other": [
+        (
+            "link", "b - d", 0.8,
+            "exchange between b and d failed (gone); each of the two is well with 3 others or more",
+            "bd", (), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
 }  # fmt: skip
 
 
@@ -414,6 +649,21 @@ def test_who_is_named_and_by_what_evidence(case: str) -> None:
     if len({pair.a for pair in pairs}) > 1:
         turned = told(explain(pairs[::-1], **asked))
         assert sorted(map(str, turned)) == sorted(map(str, SAID.get(case, [])))
+    slower = [
+        replace(
+            pair, bandwidth=pair.bandwidth and pair.bandwidth / 2**20, latency=pair.latency and pair.latency * 2**20
+        )
+        for pair in pairs
+    ]
+    assert [item[:7] for item in told(explain(slower, **asked))] == [item[:7] for item in SAID.get(case, [])]
+
+
+def test_of_a_link_that_failed_on_several_rails_the_first_reason_is_told() -> None:
+    (link,) = explain(matrix(5, 3, failed={("ad", 1): "gone", ("ad", 2): "lost"}))
+    assert (link.where, link.rails) == ("a - d rails 1, 2", (1, 2))
+    assert link.evidence.startswith(
+        "exchange between a and d failed (gone) on rails 1, 2; each of the two is well with 3"
+    )
 
 
 def test_the_few_sums() -> None:
@@ -907,3 +1157,292 @@ def test_of_two_that_cannot_launch_nobody_fails() -> None:
     found = [item for item in judge(plan, told_, [pack()]) if item.criterion == "localise"]
     assert said(found) == [(name, "gang=r1", "gang.fault", INCONCLUSIVE) for name in ("h1", "h2")]
     assert {item.action for item in found} == {"none"}
+
+
+# Whole pair matrices, as both ends of each pair tell them
+
+
+def room(names: str = "abcd", rails: int = 2, **over: Any) -> Plan:
+    """A gang of these hosts; those in capitals stand in another rack."""
+    plan = builders.plan(*names.lower(), profile="smoke", gpu_count=rails)
+    hosts = [
+        replace(host, rack="r2" if host.name.upper() in names else "r1", gang=GANG, **over)
+        for host in plan.hosts
+    ]  # fmt: skip
+    return replace(plan, hosts=tuple(hosts))
+
+
+def rehearsed(plan: Plan) -> Plan:
+    return replace(plan, rehearsal=True, hosts=tuple(replace(host, device="cpu") for host in plan.hosts))
+
+
+def tells(host: str, pairs: Sequence[Pair], device: str = "gpu") -> list[Observation]:
+    """What one host measured with the others."""
+    found = []
+    for pair in pairs:
+        for other in {pair.a, pair.b} - {host} if host in (pair.a, pair.b) else ():
+            scope = f"{device}={pair.rail},partner={other}"
+            for name, value, unit in (("bandwidth", pair.bandwidth, "B/s"), ("latency", pair.latency, "s")):
+                made = builders.observation(f"pairs.{name}", value or 1, stage="gang", scope=scope, unit=unit)
+                lost = replace(made, status=ERROR, value=None, reason=pair.failed or "?")
+                found += [lost] if pair.failed else [made] if value is not None else []
+    return found
+
+
+def of_room(
+    plan: Plan,
+    told_: Mapping[str, Sequence[Observation]] | Sequence[Pair],
+    *before: Verdict,
+    launches: Mapping[str, Sequence[Launch]] | None = None,
+) -> list[Verdict]:
+    """What is said of a gang by its pairs, after these verdicts."""
+    seen = told_ if isinstance(told_, Mapping) else {
+        host.name: tells(host.name, told_, host.device) for host in plan.hosts
+    }  # fmt: skip
+    names = [host.name for host in plan.hosts]
+    views = []
+    for host in plan.hosts:
+        own = (launches or {}).get(host.name, [launch(0, names)])
+        gpus = tuple(builders.gpu(host.name, index) for index in range(len(host.devices)))
+        made = replace(record("h1", *own, seen=seen[host.name]), host=host.name, gpus=gpus)
+        views.append(HostView(plan, host, Evidence(records=(made,)), [pack()]))
+    return judge_pairs(views, before)
+
+
+def bad(found: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
+    """Whoever does not pass."""
+    return [
+        (item.host, item.scope, item.name.removeprefix("pairs."), item.verdict)
+        for item in found
+        if item.verdict != PASS
+    ]
+
+
+def failed(host: str, name: str, scope: str = "gang=r1", stage: str = "gang", verdict: str = FAIL) -> Verdict:
+    return Verdict(
+        host=host,
+        scope=scope,
+        name=name,
+        stage=stage,
+        verdict=verdict,
+        criterion="c",
+        reason="",
+        source="",
+        basis="policy",
+    )
+
+
+SLOW = failed("a", "collective.all_reduce.busbw")
+
+
+def test_each_host_in_order_passes_by_both_quantities() -> None:
+    found = of_room(room(), matrix(4, shares={"b": 0.9}, late={"c": 1.5}))
+    assert [(item.host, item.name, item.value) for item in found] == [
+        ("a", "pairs.bandwidth", 100), ("a", "pairs.latency", 1), ("b", "pairs.bandwidth", 90), ("b", "pairs.latency", 1),
+        ("c", "pairs.bandwidth", 100), ("c", "pairs.latency", 1.5), ("d", "pairs.bandwidth", 100), ("d", "pairs.latency", 1),
+    ]  # fmt: skip
+    assert {(item.scope, item.verdict, item.basis, item.action) for item in found} == {
+        ("gang=r1", PASS, "policy", "none")
+    }
+    assert found[3].reason == "median of its 6 pairs 1 s, of the gang's 1.25 s: no part of it is out of line"
+
+
+def test_the_order_in_which_hosts_stand_changes_nothing() -> None:
+    pairs = matrix(4, shares={("b", 1): 0.5})
+    assert of_room(room("dbca"), pairs) == of_room(room("abcd"), pairs)
+
+
+@pytest.mark.parametrize(("size", "who"), [(2, ""), (3, "abc")])
+def test_of_two_hosts_neither_passes_by_its_pairs(size: int, who: str) -> None:
+    found = of_room(room("abc"[:size]), matrix(size))
+    assert [item.host for item in found if item.name == "pairs.bandwidth"] == [*who]
+
+
+def test_whoever_is_just_within_passes_and_sees_the_limit() -> None:
+    found = of_room(room("abcde", 1), matrix(5, 1, {"b": 0.88}, late={"c": 2.0}))
+    own = {(item.host, item.name): (item.value, item.limit, item.operator) for item in found if item.verdict == PASS}
+    assert len(own) == len(found) == 10
+    assert own[("b", "pairs.bandwidth")] == (88.0, 88.0, "ge")
+    assert own[("c", "pairs.latency")] == (2.0, 2.0, "le")
+
+
+def test_a_slow_nic_fails_its_gpu_by_either_quantity() -> None:
+    for pairs, value, limit, operator, unit in (
+        (matrix(4, shares={("b", 1): 0.5}), 50.0, 88.0, "ge", "B/s"), (matrix(4, late={("b", 1): 4.0}), 4.0, 2.0, "le", "s"),
+    ):  # fmt: skip
+        (nic,) = [item for item in of_room(room(), pairs) if item.verdict != PASS]
+        assert (nic.host, nic.scope, nic.serial, nic.verdict) == ("b", "gpu=1", "b-1", FAIL)
+        assert (nic.value, nic.limit, nic.operator, nic.unit) == (value, pytest.approx(limit), operator, unit)
+        assert nic.reason.startswith("suspect nic b rail 1 (confidence 0.80): ")
+
+
+@pytest.mark.parametrize(
+    ("before", "kind"),
+    [
+        (failed("b", "gemm.throughput", "gpu=1", "benchmark"), "gpu"), (failed("b", "x", "gpu=1,reason=y", "preflight"), "gpu"),
+        (failed("b", "x", "gpu=0", "benchmark"), "nic"), (failed("b", "x", "gpu=1", "gang"), "nic"),
+        (failed("b", "x", "gpu=1", "benchmark", PASS), "nic"), (failed("c", "x", "gpu=1", "benchmark"), "nic"),
+        (failed("b", "x", "host", "benchmark"), "nic"), (failed("z", "x", "gpu=1", "benchmark"), "nic"),
+    ],
+)  # fmt: skip
+def test_it_is_the_gpu_where_this_gpu_failed_by_itself(before: Verdict, kind: str) -> None:
+    (found,) = [item for item in of_room(room(), matrix(4, shares={("b", 1): 0.5}), before) if item.verdict != PASS]
+    assert found.reason.startswith(f"suspect {kind} b rail 1 ")
+
+
+@pytest.mark.parametrize(
+    ("before", "slow"),
+    [
+        (SLOW, True), (failed("a", "collective.all_reduce.algbw"), True), (failed("a", "collective.barrier.latency"), True),
+        (failed("a", "collective.all_reduce.wrong_elements"), False), (failed("a", "training.busbw"), False),
+        (failed("a", SLOW.name, "gpu=0"), False), (failed("a", SLOW.name, "gang=r2"), False), (failed("z", SLOW.name), False),
+        (failed("a", SLOW.name, verdict=PASS), False), (failed("a", SLOW.name, verdict=INCONCLUSIVE), False),
+    ],
+)  # fmt: skip
+def test_where_all_together_are_too_slow_and_no_pair_is_the_fabric_fails(before: Verdict, slow: bool) -> None:
+    found = of_room(room(), matrix(4), before)
+    assert bad(found) == ([(name, "gang=r1", "bandwidth", FAIL) for name in "abcd"] if slow else [])
+    if slow:
+        assert {(item.value, item.limit, item.operator) for item in found} == {(None, None, "")}
+
+
+@pytest.mark.parametrize(
+    ("pairs", "alone", "together"),
+    [
+        (matrix(4, 3, {1: 0.8}), "", FAIL), (matrix(4, 3, {1: 0.75}), "", FAIL),  # rails may differ by design
+        (matrix(4, 3, {1: 0.74}), INCONCLUSIVE, FAIL), (matrix(4, 3, late={1: 4.0}), INCONCLUSIVE, FAIL),
+        (matrix(4, 3, failed={1: "gone"}), INCONCLUSIVE, FAIL),
+    ],
+)  # fmt: skip
+def test_a_slow_rail_is_told_of_all_and_fails_them_where_all_together_are_slow(
+    pairs: Sequence[Pair], alone: str, together: str
+) -> None:
+    for before, verdict in (((), alone), ((SLOW,), together)):
+        found = of_room(room(rails=3), pairs, *before)
+        assert [(host, what) for host, _, _, what in bad(found)] == (
+            [(name, verdict) for name in "abcd"] if verdict else []
+        )
+        assert {item.scope for item in found} == {"gang=r1"}
+        assert all(item.reason.startswith("suspect rail rail 1 ") for item in found if item.verdict != PASS)
+
+
+def test_of_two_whose_exchange_failed_neither_is_known_to_be_bad() -> None:
+    found = of_room(room("ab"), matrix(2, failed={"ab": "gone"}))
+    assert bad(found)[-2:] == [(name, "gang=r1", "bandwidth", INCONCLUSIVE) for name in "ab"]
+
+
+def test_pairs_across_racks_are_compared_with_each_other() -> None:
+    across = {a + b: 0.5 for a in "abcde" for b in "fg"}
+    assert bad(of_room(room("abcdeFG"), matrix(7, shares=across))) == []
+    assert {(item[0], item[3]) for item in bad(of_room(room("abcdefg"), matrix(7, shares=across)))} == {
+        ("f", FAIL),
+        ("g", FAIL),
+    }
+    # Of one that stands alone no limit can be told.
+    found = of_room(room("abcdE"), matrix(5, shares={"e": 0.5}))
+    assert bad(found) == []
+    assert next((item.value, item.limit, item.operator) for item in found if item.host == "e") == (50, None, "")
+
+
+def test_pairs_with_a_slower_port_are_compared_with_each_other() -> None:
+    plan = room("abcdef", fabric_gbps=400.0)
+    hosts = tuple(replace(host, fabric_gbps=200.0) if host.name in "ef" else host for host in plan.hosts)
+    pairs = matrix(6, shares={"e": 0.5, "f": 0.5})
+    assert bad(of_room(replace(plan, hosts=hosts), pairs)) == []
+    assert bad(of_room(plan, pairs)) != []
+
+
+def test_the_two_ends_of_a_pair_are_taken_together() -> None:
+    """On GPUs their mean; of processors the best, since whatever is slower shared one."""
+
+    def both(plan: Plan, device: str) -> list[Any]:
+        told_ = {name: tells(name, matrix(3, 1), device) for name in "abc"}
+        told_["a"] = [
+            replace(seen, value=seen.value * 0.96 if seen.unit == "B/s" else seen.value * 1.5) for seen in told_["a"]
+        ]
+        return [item.value for item in of_room(plan, told_) if item.host == "a"]
+
+    assert both(room("abc", 1), "gpu") == [pytest.approx(98), pytest.approx(1.25)]
+    assert both(rehearsed(room("abc", 1)), "cpu") == [100, 1]
+
+
+def test_the_processes_of_a_rehearsal_share_one_link() -> None:
+    pairs = [replace(pair, bandwidth=90.0 if pair.rail else 1.0) for pair in matrix(4, 2)]
+    found = of_room(rehearsed(room()), pairs)
+    assert [(item.host, item.value) for item in found if item.unit == "B/s"] == [(name, 90) for name in "abcd"]
+    assert found[0].reason.startswith("median of its 3 pairs")
+
+
+@pytest.mark.parametrize(
+    ("pairs", "who"),
+    [
+        (matrix(4, 1, {"b": 0.2}), "b"), (matrix(4, 1, late={"b": 20.0}), "b"), (matrix(4, 1, {"b": 0.3}), ""),
+        (matrix(4, 1, late={"b": 8.0}), ""), (matrix(3, 1, {"b": 0.2}), ""), (matrix(5, 1, {"bd": 0.2}), ""),
+        (matrix(5, 1, failed={"bd": "gone"}), "bd"), (matrix(4, 1, failed={"b": "gone"}), "b"),
+    ],
+)  # fmt: skip
+def test_a_rehearsal_tells_what_failed_and_who_is_grossly_slow_with_three(pairs: Sequence[Pair], who: str) -> None:
+    size = len({host for pair in pairs for host in (pair.a, pair.b)})
+    alone = failed("b", "gemm.throughput", "cpu=0", "benchmark")
+    for before in ((), (alone,)):  # what a processor does alone says nothing of a part
+        found = bad(of_room(rehearsed(room("abcde"[:size], 1)), pairs, *before))
+        assert [(host, verdict) for host, _, _, verdict in found] == [(name, FAIL) for name in who]
+
+
+def test_what_was_not_measured_and_what_cannot_be_of_the_gang_is_left_out() -> None:
+    def odd(value: Any, **over: Any) -> list[Verdict]:
+        told_ = {name: tells(name, matrix(4, 1)) for name in "abcd"}
+        for host, other in ("ab", "ba"):
+            told_[host] = [
+                replace(seen, value=value, **over) if seen.scope.endswith(f"={other}") and seen.unit == "B/s" else seen
+                for seen in told_[host]
+            ]
+        return of_room(room(rails=1), told_)
+
+    assert [item.reason[:22] for item in odd(100.0) if item.unit == "B/s"] == ["median of its 3 pairs "] * 4
+    for value in (0, -1.0, math.inf, math.nan, "fast"):
+        found = [(item.verdict, item.reason[:22]) for item in odd(value) if item.unit == "B/s"]
+        assert found == [(PASS, f"median of its {count} pairs ") for count in (2, 2, 3, 3)]
+    for over in (
+        {"scope": scope} for scope in ("", "host", "gpu=0", "gpu=7,partner=b", "gpu=0,partner=z", "cpu=0,partner=b")
+    ):
+        assert bad(odd(1.0, **over)) == []
+    assert bad(odd(1.0, stage="benchmark")) == []
+    # A host that names itself.
+    told_ = {name: tells(name, matrix(4, 1)) for name in "abcd"}
+    told_["a"].append(replace(told_["a"][0], scope="gpu=0,partner=a", value=1.0))
+    assert bad(of_room(room(rails=1), told_)) == []
+
+
+def test_a_gang_of_which_nothing_was_measured_is_told_nothing() -> None:
+    none = {
+        name: [replace(seen, status=UNSUPPORTED, value=None, reason="no") for seen in tells(name, matrix(4))]
+        for name in "abcd"
+    }
+    assert of_room(room(), none, SLOW) == []
+    # Nor by a quantity that nobody measured.
+    found = of_room(room(), [replace(pair, latency=None) for pair in matrix(4)])
+    assert [item.name for item in found] == ["pairs.bandwidth"] * 4
+
+
+def test_what_failed_with_the_host_that_stopped_the_launch_says_nothing_against_others() -> None:
+    stopped = [launch(0, "abcd", "failed", culprit=culprit("rank_lost", "b"))]
+    for lost, who in (("ab", [("b", "host", "gang.fault", FAIL)]), ("ac", None)):
+        pairs = matrix(4, 1, {"bd": 0.95}, failed={lost: "gone"})
+        found = of_room(room(rails=1), pairs, launches=dict.fromkeys("abcd", stopped))
+        link = [(name, "gang=r1", "bandwidth", FAIL) for name in lost] if who is None else []
+        assert bad(found) == [("b", "host", "gang.fault", FAIL), *link]
+        # What was measured with it before counts.
+        (mine,) = [item for item in found if item.host == "b" and item.name == "pairs.bandwidth"]
+        assert mine.value == pytest.approx(97.5 if lost == "ab" else 100)
+
+
+def test_each_host_is_judged_once_by_the_last_launch_it_was_in() -> None:
+    first, again = matrix(4, 1, {"d": 0.5}), matrix(3, 1, {"a": 0.95})
+    launches = {
+        name: [launch(0, "abcd", observations=tuple(tells(name, first))), *([launch(1, "abc")] if name != "d" else [])]
+        for name in "abcd"
+    }
+    found = of_room(room(rails=1), {name: tells(name, again) for name in "abcd"}, launches=launches)
+    own = [(item.host, item.verdict, item.value) for item in found if item.unit == "B/s"]
+    assert sorted(own) == [("a", PASS, 95), ("b", PASS, 97.5), ("c", PASS, 97.5), ("d", FAIL, 50)]

@@ -5,7 +5,9 @@ from __future__ import annotations
 import ctypes
 import json
 import re
+import threading
 from collections.abc import Iterable, Iterator
+from functools import partial
 from pathlib import Path
 
 import pynvml
@@ -13,6 +15,9 @@ import pytest
 
 from collectors import nvml as collector
 from collectors.base import Absent
+from collectors.nvml import slow
+from collectors.nvml.beside import Answer, side_by_side
+from collectors.nvml.gpu import Gpu
 from schemas import documents
 from schemas.readings import PROMETHEUS_SUFFIX
 from tests.fakes import nvml
@@ -1224,3 +1229,51 @@ def test_an_exporter_has_the_links_counters_read_in_the_background(library: Path
     told = nvml.python(["-c", IN_BACKGROUND, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
     counted = json.loads(told)
     assert counted == ["0", "0", "0", "7"], "asked for when the third collection found it old, told by the fourth"
+
+
+def test_what_nobody_asked_for_in_a_long_time_is_read_at_once_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[float] = []
+    now = [1000.0]
+    monkeypatch.setattr(slow, "_ask", lambda gpu: (asked.append(now[0]), [("gpu.energy", {}, now[0])])[1])
+    kept = slow.Slow(clock=lambda: now[0])
+    gpu = Gpu(object())
+    told = []
+    for _ in range(3):  # scraped every five minutes
+        told += [value for _, _, value in kept.read(gpu, wait=False)]
+        now[0] += 300
+    assert told == asked == [1000.0, 1300.0, 1600.0]
+
+
+def test_what_the_driver_does_not_answer_goes_stale_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    gate, asked, now = threading.Event(), [], [1000.0]
+
+    def ask(gpu: Gpu) -> list[tuple[str, dict[str, str], float]]:
+        asked.append(now[0])
+        if len(asked) > 1:
+            gate.wait()
+        return [("gpu.energy", {}, now[0])]
+
+    monkeypatch.setattr(slow, "_ask", ask)
+    kept, told = slow.Slow(clock=lambda: now[0]), []
+    for _ in range(4):
+        told.append(kept.read(Gpu(object()), wait=False)[0][2])
+        now[0] += 100
+    gate.set()
+    assert told[:2] == [1000.0, 1000.0]
+    assert asked == [1000.0, 1100.0]
+    assert isinstance(told[3], Absent)
+    assert told[3].reason == "no answer for 300 s"
+
+
+def test_of_many_gpus_the_last_is_asked_while_there_is_time_to_answer() -> None:
+    gate, stuck = threading.Event(), dict[int, Answer[int]]()
+
+    def ask(gpu: int) -> int:
+        if gpu < 20:
+            gate.wait()
+        return gpu if not gate.wait(0.1) else -1
+
+    found = side_by_side({gpu: partial(ask, gpu) for gpu in range(21)}, 0.8, stuck)
+    gate.set()
+    assert found[20] == 20
+    assert set(stuck) == set(range(20))

@@ -27,12 +27,18 @@ from tests.unit.test_plan import rackproof
 PACKS = read_packs([])
 
 
-@pytest.fixture
-def run(tmp_path: Path) -> Path:
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The run directory of three hosts that are in order."""
-    directory = tmp_path / "r1"
+    directory = tmp_path_factory.mktemp("whole") / "r1"
     write_run(directory, builders.plan("h1", "h2", "h3"))
     return directory
+
+
+@pytest.fixture
+def run(whole: Path, tmp_path: Path) -> Path:
+    """The same, to be changed."""
+    return shutil.copytree(whole, tmp_path / "r1")
 
 
 def write_run(directory: Path, plan: Plan) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
@@ -12,8 +13,10 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.benchmarks.host_cpu import chosen, cpu_list
+from agent.benchmarks.host_cpu import chosen, confine, cpu_list
+from agent.launch.stage import measure, worn_out
 from agent.launch.torchrun import LaunchError, torchrun
+from agent.record import HostRun
 from agent.wire import Gang
 from fleet.cli import begin
 from fleet.errors import RunError, UsageError
@@ -95,6 +98,13 @@ def test_a_cells_plan_has_its_gpus_and_its_settings(tmp_path: Path) -> None:
             plan.of_cell(number)
 
 
+def test_a_whole_number_with_a_point_is_one(tmp_path: Path) -> None:
+    plan = study(tmp_path, matrix=[{"gpus": [2.0, 2], "batch_size": [64.0]}])
+    assert plan.study
+    assert len(plan.study.cells) == 1
+    assert [len(host.devices) for host in plan.of_cell(1).hosts] == [2, 2]
+
+
 @pytest.mark.parametrize(
     ("over", "said"),
     [
@@ -107,6 +117,18 @@ def test_a_cells_plan_has_its_gpus_and_its_settings(tmp_path: Path) -> None:
         ({"stop": {"cost": 50}}, "study.stop.cost is 50 and no price is given: add study.price.per_host_hour"),
         ({"price": {"per_host_hour": -1}}, "study.price.per_host_hour: -1 is less than or equal to the minimum of 0"),
         ({"price": {"per_host_hour": 1, "currency": "<b>"}}, "study.price.currency"),
+        (
+            {"price": {"per_host_hour": 1e13}},
+            "per_host_hour: 10000000000000.0 is greater than the maximum of 1000000000000",
+        ),
+        (
+            {
+                "matrix": [
+                    {"gpus": list(range(1, 129)), "batch_size": list(range(1, 9999)), "epochs": list(range(1, 9999))}
+                ]
+            },
+            "the matrix has 12794880512 cells, 100 at most",
+        ),
     ],
 )
 def test_a_wrong_study_is_named(tmp_path: Path, over: dict[str, Any], said: str) -> None:
@@ -308,6 +330,16 @@ def absent(launch: Launch, **change: Any) -> Launch:
         (lambda launch: replace(launch, outcome="deadline"), "deadline"),
         (lambda launch: replace(launch, reason="no result of rank 1: missing"), "no result of rank 1: missing"),
         (lambda launch: absent(launch, params={"world_size": 1}), "1 ranks took part, and not 2"),
+        (
+            lambda launch: absent(launch, params={"world_size": 2, "batch_size": 32, "epochs": 1}),
+            "another cell was measured: batch_size was 32",
+        ),
+        (lambda launch: absent(launch, value=0.0), "scaling.throughput: it cannot be 0"),
+        (lambda launch: absent(launch, value=-5.0), "scaling.throughput: it cannot be -5"),
+        (lambda launch: absent(launch, value=5e-324), "scaling.throughput: it cannot be 4.94066e-324"),
+        (lambda launch: absent(launch, value=1e308), "scaling.throughput: it cannot be 1e+308"),
+        (lambda launch: replace(launch, duration_s=30.0), "scaling.duration: it cannot be 60"),
+        (lambda launch: replace(launch, duration_s=1e308), "its launch cannot have taken 1e+308 s"),
     ],
 )
 def test_a_cell_without_all_of_its_figures_is_not_measured(
@@ -336,6 +368,36 @@ def test_hosts_out_of_reach_leave_the_larger_cells_open_until_they_are_back(tmp_
     site.gone.clear()
     assert site.play().complete
     assert site.begun == [1, 2, 7, 8, 3, 4]
+
+
+def test_a_cell_that_other_hosts_launched_again_is_told_by_the_launch_that_measured_it(tmp_path: Path) -> None:
+    """The records of the first launch were out of reach when the study went on with other hosts, and are back now."""
+    plan = study(tmp_path, matrix=[{"gpus": [2]}], price={"per_host_hour": 3600})
+    assert plan.study
+    lost = replace(
+        launched(1, ("h1",), plan.study.cells[0]), outcome="failed", reason="the link went down", duration_s=300
+    )
+    site = Site(plan, left={"h1": [lost], "h2": [launched(1, ("h2",), plan.study.cells[0])]})
+    (row,) = site.play().rows
+    assert site.begun == []
+    assert (row.state, row.members, row.wall_s) == (MEASURED, ("h2",), 72.0)
+    assert row.cost == pytest.approx(372), "both were paid for"
+    assert outcome(plan, site.evidence()).hours == pytest.approx(372 / 3600)
+
+
+def test_a_study_of_which_nothing_was_measured_is_not_complete(tmp_path: Path) -> None:
+    found = Site(study(tmp_path, matrix=[{"gpus": [4]}])).play()
+    assert states(found) == [SKIPPED]
+    assert not found.complete
+
+
+def test_a_training_that_was_cut_says_so_in_every_format(tmp_path: Path) -> None:
+    plan, said = study(tmp_path, "h1"), "ended by max_steps before its epochs were over"
+    whole = Site(plan).play()
+    cut = Site(plan, spoil=lambda number, host, launch: with_params(launch, {"max_steps": 20})).play()
+    for render in (render_html, render_markdown, lambda _, found, currency: render_lines(found, currency)):
+        assert said not in render(plan, whole, "")
+        assert render(plan, cut, "").count(said) == len(cut.rows) - cut.count(SKIPPED)
 
 
 def test_a_launch_that_the_host_was_no_member_of_is_not_believed(tmp_path: Path) -> None:
@@ -487,11 +549,32 @@ def test_a_study_is_not_judged_and_an_acceptance_is_no_study(
     assert main(["scaling", str(tmp_path / "none")]) == 2
 
 
+def test_a_record_that_is_not_believed_is_told_in_every_format(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run / "gangs" / "all" / "h2.json").write_text("{")
+    (run / "gangs" / "all" / "<b>\x1b[31m.json").write_text("{}")
+    assert main(["scaling", str(run)]) == 2
+    told = [capsys.readouterr().out, *((run / f"scaling.{kind}").read_text() for kind in ("md", "html", "json"))]
+    for text in told:
+        assert "gangs/all/h2.json: " in text
+        assert "the plan has no such host" in text
+        assert "\x1b" not in text
+    assert "<b>.json" not in told[1] + told[2]
+
+
+def test_a_currency_steers_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    plan = study(tmp_path, price={"per_host_hour": 12, "currency": "\x1b[31m"})
+    directory = written(tmp_path, Site(plan))
+    assert main(["scaling", str(directory)]) == 0
+    texts = [capsys.readouterr().out, *((directory / f"scaling.{kind}").read_text() for kind in ("md", "html"))]
+    assert "\x1b" not in "".join(texts)
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         (["--price", "0"], "--price 0.0: give what a host costs in an hour, more than 0"),
         (["--price", "nan"], "--price nan: give what a host costs in an hour"),
+        (["--price", "1e308"], "--price 1e+308: give what a host costs in an hour, more than 0, 1e+12 at most"),
         (["--currency", "U S"], "--currency U S: give a short name of it, such as USD"),
     ],
 )
@@ -521,6 +604,21 @@ def test_one_machine_measures_its_cells_without_a_playbook_and_none_twice(
     assert json.loads((tmp_path / "s1" / "scaling.json").read_text()) == document
 
 
+def test_a_cell_whose_supervisor_is_killed_each_time_is_given_up(tmp_path: Path) -> None:
+    """Without a record of it, it would be the next one for ever; and what it costs would count for no limit."""
+    plan = study(tmp_path, "h1", matrix=[{"gpus": [1]}], profile=REHEARSAL)
+    run = HostRun.begin(tmp_path / "host", "h1", json.dumps(to_json(plan)))
+    cell = run.of_cell(1)
+    for _ in range(3):  # each begun, and none lived to tell of it
+        assert next_cell(plan, {}, ["h1"]).starts[0].number == 1
+        assert not worn_out(cell, 1)
+    record = measure(cell, cell.plan.stage(CELL), ["h1"], 1)
+    (row,) = outcome(plan, {"h1": Evidence(records=(record,))}).rows
+    assert row.state == FAILED
+    assert row.reason.startswith("it was begun 3 times on host h1, and each time its supervisor ended without a word")
+    assert not worn_out(cell, 2), "another cell has tries of its own"
+
+
 # --- processors
 
 
@@ -534,6 +632,15 @@ def test_ranks_get_processors_of_their_own_and_first_one_thread_a_core(tmp_path:
     assert chosen([1, 4, 5, 6], 1, 2, tmp_path) == [6], "cores 1 and 2 come before the second thread of 1"
     assert chosen(range(4), 2, 1, tmp_path / "none") == [2, 3], "where nothing is told of cores"
     assert cpu_list("0-2,64\n") == {0, 1, 2, 64}
+
+
+def test_a_rank_that_would_have_fewer_processors_than_are_told_ends() -> None:
+    there = os.sched_getaffinity(0)
+    with pytest.raises(
+        ValueError, match=rf"{len(there)} processors are there, and rank 1 of this host needs {len(there)}"
+    ):
+        confine(len(there), 1)
+    assert os.sched_getaffinity(0) == there
 
 
 def test_more_processors_than_a_host_gives_are_refused_before_anything_starts(tmp_path: Path) -> None:

@@ -94,6 +94,17 @@ def test_the_deadline_is_one_for_all(gate: threading.Event) -> None:
     assert time.monotonic() - began < 2
 
 
+def test_the_last_is_asked_while_there_is_time_to_answer(gate: threading.Event) -> None:
+    def slowly() -> list[Family]:
+        time.sleep(0.1)
+        return load()
+
+    stuck = [Fake(f"stuck{number}", blocked(gate)) for number in range(20)]
+    families, outcome = collect([*stuck, Fake("last", slowly)], deadline_s=0.8)
+    assert families == load()
+    assert isinstance(outcome["last"], float)
+
+
 def test_a_collector_that_still_blocks_is_not_started_again(gate: threading.Event) -> None:
     stuck: dict[str, Reading] = {}
     collectors = [Fake("stuck", blocked(gate)), Fake("good", load)]

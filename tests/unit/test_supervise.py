@@ -250,7 +250,7 @@ def test_unsafe_run_directory_is_refused(tmp_path: Path, spoil: str) -> None:
 BUSY = ("gpu.1.ComputeRunningProcesses=4711", "ProcessName.4711=/usr/bin/python3")
 
 
-def bench(tmp_path: Path, *lines: str, share: bool) -> Record:
+def bench(tmp_path: Path, *lines: str, share: bool, **environment: str) -> Record:
     """The record after `rackproof bench` on a host whose two GPUs only NVML sees."""
     library, scenario = nvml.build(tmp_path / "library"), nvml.write(tmp_path / "now", "healthy-h200x4", *lines)
     plan = builders.plan("h1", rackproof_share_gpus=share, rackproof_gang="none")
@@ -261,7 +261,7 @@ def bench(tmp_path: Path, *lines: str, share: bool) -> Record:
     )
     subprocess.run(
         [sys.executable, "-m", "rackproof", "bench", "--run-dir", run.directory, "--host", "h1"],
-        env={**os.environ, **nvml.environment(library, scenario)},
+        env={**os.environ, **nvml.environment(library, scenario), **environment},
         cwd=nvml.CHECKOUT,
         check=True,
         timeout=180,
@@ -288,16 +288,9 @@ def test_gpu_that_is_not_ours_alone_is_named_and_nothing_is_measured(
     assert not (tmp_path / "runs" / "r1" / "work").exists()
 
 
-@pytest.mark.parametrize(
-    ("share", "lines"),
-    [(True, BUSY), (False, ("gpu.3.ComputeRunningProcesses=4711",))],
-    ids=["shared", "not in the plan"],
-)
-def test_busy_gpu_that_may_be_shared_or_is_not_in_the_plan_is_no_obstacle(
-    tmp_path: Path, share: bool, lines: tuple[str, ...]
-) -> None:
+def test_busy_gpu_that_may_be_shared_is_no_obstacle(tmp_path: Path) -> None:
     """The ranks are started, and say of every figure that CUDA shows them no GPU."""
-    record = bench(tmp_path, *lines, share=share)
+    record = bench(tmp_path, *BUSY, share=True)
     (launched,) = record.launches
     assert (launched.outcome, launched.reason) == ("finished", "")
     assert {seen.status for seen in record.observations} == {"error"}
@@ -305,3 +298,15 @@ def test_busy_gpu_that_may_be_shared_or_is_not_in_the_plan_is_no_obstacle(
     assert [rank.rank for rank in launched.ranks] == [0, 1]
     phases = [snapshot.phase for snapshot in record.snapshots]
     assert (phases[0], phases[-1]) == ("before", "after")
+
+
+def test_busy_gpu_that_is_not_in_the_plan_is_no_obstacle(tmp_path: Path) -> None:
+    """The ranks are started; that torch would work is not needed to see it."""
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "torch.py").write_text("raise SystemExit('no torch today')")
+    record = bench(
+        tmp_path, "gpu.3.ComputeRunningProcesses=4711", share=False, PYTHONPATH=f"{tmp_path / 'none'}:{nvml.CHECKOUT}"
+    )
+    (launched,) = record.launches
+    assert "no torch today" in launched.log_tail
+    assert record.snapshots[0].phase == "before"
