@@ -22,6 +22,7 @@ from agent.web_config import WebConfig, WebConfigError, read_web_config
 USAGE = 64
 MOST_PORT = 65535
 WRITE_S = 15.0
+MOST_S = 3600.0
 STATE = Path("/var/lib/rackproof")
 
 
@@ -132,8 +133,8 @@ def _wrong(options: argparse.Namespace) -> str:
         return f"--textfile {options.textfile}: node_exporter reads files that end in .prom"
     if options.textfile and not options.textfile.absolute().parent.is_dir():
         return f"--textfile {options.textfile}: its directory does not exist; make it, or name node_exporter's own"
-    if options.every is not None and not options.every >= 1:
-        return f"--every {options.every:g}: give 1 second or more"
+    if options.every is not None and not 1 <= options.every <= MOST_S:
+        return f"--every {options.every:g}: give 1 second or more, {MOST_S:g} at most"
     if options.sample_hz and not 1 <= options.sample_hz <= MOST_HZ:
         return f"--sample-hz {options.sample_hz:g}: give 1 to {MOST_HZ:g}, or 0 for none"
     if not 1 <= options.window <= LONGEST_WINDOW_S:

@@ -13,7 +13,8 @@ from schemas.records import Gpu, Metric, Snapshot
 COLLECT_DEADLINE_S = 20.0
 """A driver that is wedged blocks for ever; what has not answered by then is told as an error."""
 PATIENCE_S = 0.05
-"""Before the next begins beside it. All at once they fight for the interpreter, and take three times the CPU time."""
+"""Before the next begins beside it. All at once they fight for the interpreter, and take three times the CPU time. Of so many
+that the last would begin late, less: it has half the deadline."""
 
 
 def now() -> str:
@@ -34,12 +35,13 @@ def collect(
     outcome: dict[str, float | str] = {}
     stuck = {} if stuck is None else stuck
     blocked = {name: reading for name, reading in stuck.items() if reading.is_alive()}
-    ends = time.monotonic() + deadline_s
+    every = list(collectors)
+    ends, patience_s = time.monotonic() + deadline_s, min(PATIENCE_S, deadline_s / 2 / max(1, len(every)))
     running = []
-    for collector in collectors:
+    for collector in every:
         if collector.name not in blocked:
             reading = Reading(collector)
-            reading.join(PATIENCE_S)
+            reading.join(patience_s)
         running.append((collector.name, blocked.get(collector.name) or reading))
     for name, reading in running:
         reading.join(0.0 if name in blocked else max(0.0, ends - time.monotonic()))

@@ -47,8 +47,15 @@ def confine(cpus: int, place: int, root: Path = Path("/")) -> None:
     """Leaves this process, and what it starts, so many processors of its own: the rank of that place among its host's ranks.
 
     Of each core one thread first: two ranks on the two threads of a core would have half of it each.
+
+    Raises:
+        ValueError: so many are not there. With fewer, another thing would be measured than what is told.
     """
-    os.sched_setaffinity(0, chosen(sorted(os.sched_getaffinity(0)), cpus, place, root))
+    there = sorted(os.sched_getaffinity(0))
+    mine = chosen(there, cpus, place, root)
+    if len(mine) < cpus:
+        raise ValueError(f"{len(there)} processors are there, and rank {place} of this host needs {cpus} of its own")
+    os.sched_setaffinity(0, mine)
 
 
 def chosen(there: Sequence[int], cpus: int, place: int, root: Path = Path("/")) -> list[int]:

@@ -91,7 +91,8 @@ def _measure(context: Context, settings: dict[str, Any]) -> None:
         "world_size": context.world_size,
         "backend": dist.get_backend(),
         "cpus": processors(),
-        **{key: settings[key] for key in ("batch_size", "epochs", "max_steps", "precision", "workers")},
+        "max_steps": steps if steps < each * epochs else 0,  # 0 where they ended nothing
+        **{key: settings[key] for key in ("batch_size", "epochs", "precision", "workers")},
     }
     context.measured("scaling.hookup", hooked_up, unit="s", **common)
     context.measured("scaling.duration", trained, unit="s", **common)

@@ -19,10 +19,15 @@ from agent.supervise import set_aside, supervise
 from agent.wire import ExchangeError, Gang
 from collectors.base import Absent
 from collectors.nvml import obstacles, present
+from schemas import documents
 from schemas.plans import Stage
 from schemas.probes import GANG, PROBE
 from schemas.records import Launch, Record
 from schemas.studies import CELL
+
+TRIES, MOST_TRIES = "tries.json", 3
+"""How often each cell of a study was begun, in the run's directory. One that came to an end is in the record, however it ended;
+one that never is has its supervisor killed, and would be launched for ever, at a cost that nobody counts."""
 
 
 def take_up(run_dir: Path, host: str, plan: str, *, claim: str | None = None, take_over: bool = False) -> HostRun:
@@ -74,6 +79,8 @@ def measure(
         exported: variables that the operator gives the ranks.
     """
     stage, gang = planned.name, run.host.gang if planned.name in (GANG, PROBE, CELL) else ""
+    if stage == CELL and (why := worn_out(run, number)):
+        return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, why))
     if none := _no_gpu(run):
         return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, none))
     if run.host.device == "gpu" and (found := obstacles(run.host.devices, share=run.host.share_gpus)):
@@ -117,6 +124,23 @@ def measure(
         number=number,
         span=span,
     )
+
+
+def worn_out(run: HostRun, number: int) -> str:
+    """Why that cell is not begun once more; empty where it is, which is noted."""
+    path = run.directory / TRIES
+    try:
+        known = documents.parse(path.read_bytes(), source=str(path))
+    except (OSError, documents.DocumentError):
+        known = None
+    tries = {str(key): times for key, times in (known if isinstance(known, dict) else {}).items() if type(times) is int}
+    if (begun := tries.get(str(number), 0)) >= MOST_TRIES:
+        return (
+            f"it was begun {begun} times on host {run.host.name}, and each time its supervisor ended without a word: "
+            f"see {run.directory / 'logs'} and the kernel's log for what killed it"
+        )
+    documents.write(path, {**tries, str(number): begun + 1})
+    return ""
 
 
 def _no_gpu(run: HostRun) -> str:

@@ -46,11 +46,12 @@ def side_by_side(
     late = Absent(status="error", reason=f"no answer within {deadline_s:g} s")
     for gpu in [gpu for gpu, answer in stuck.items() if not answer.is_alive()]:
         del stuck[gpu]
-    ends = time.monotonic() + deadline_s
+    # Of so many GPUs that the last would be asked late, it has half the deadline.
+    ends, patience_s = time.monotonic() + deadline_s, min(PATIENCE_S, deadline_s / 2 / max(1, len(questions)))
     asked = {}
     for gpu in [gpu for gpu in questions if gpu not in stuck]:
         asked[gpu] = Answer(questions[gpu])
-        asked[gpu].join(PATIENCE_S)
+        asked[gpu].join(patience_s)
     for gpu, answer in asked.items():
         answer.join(max(0.0, ends - time.monotonic()))
         if answer.is_alive():

@@ -41,7 +41,8 @@ class Slow:
             value, self._at, self._answer = self._answer.value, self._asked, None
             self._told = _all(value) if isinstance(value, Absent) else value
         old = now - self._at > SLOW_S
-        if not self._told or (wait and old):
+        unasked = self._answer is None and now - self._at > STALE_S  # nobody came for so long: no fault of the driver's
+        if not self._told or unasked or (wait and old):
             self._told, self._at = _ask(gpu), now
         elif old and self._answer is None:
             self._asked, self._answer = now, Answer(partial(_ask, gpu.again()))

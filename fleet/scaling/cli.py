@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from fleet import lock
 from fleet.errors import UsageError
 from fleet.report.load import load
+from fleet.report.render.format import clean
 from fleet.report.render.scaling import render_html, render_lines, render_markdown, sentence
 from fleet.scaling.outcome import Outcome, outcome
 from fleet.scaling.published import RUNS
@@ -22,6 +23,7 @@ from schemas.studies import Study
 
 SCHEMA = "rackproof.scaling/1"
 MEASURED, TROUBLE = 0, 2
+MOST_PRICE = 1e12
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -46,26 +48,33 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 def call(options: argparse.Namespace) -> int:
     """Carries the verb out."""
-    if options.price is not None and not (math.isfinite(options.price) and options.price > 0):
-        raise UsageError(f"--price {options.price}: give what a host costs in an hour, more than 0")
+    if options.price is not None and not 0 < options.price <= MOST_PRICE:
+        raise UsageError(
+            f"--price {options.price}: give what a host costs in an hour, more than 0, {MOST_PRICE:g} at most"
+        )
     if options.currency is not None and not re.fullmatch(r"[^\s<>&|`]{1,8}", options.currency):
         raise UsageError(f"--currency {options.currency}: give a short name of it, such as USD")
     run = load(options.run_dir, alone=False, study=True)
     if run.plan.study is None:
         raise UsageError(f"{options.run_dir} is no scaling study: rackproof report {options.run_dir}")
-    found = outcome(run.plan, run.evidence, price=options.price)
-    currency = run.plan.study.currency if options.currency is None else options.currency
+    refused = tuple(clean(f"{item.path}: {item.reason}") for item in run.quarantined)
+    found = replace(outcome(run.plan, run.evidence, price=options.price), refused=refused)
+    currency = clean(run.plan.study.currency if options.currency is None else options.currency)
     document = _document(run.plan, run.plan.study, found, currency)
-    documents.write(options.run_dir / "scaling.json", document)
-    documents.write_text(options.run_dir / "scaling.md", render_markdown(run.plan, found, currency))
-    documents.write_text(options.run_dir / "scaling.html", render_html(run.plan, found, currency))
+    written = {  # all of them before the first is written: they are of one state, or not there
+        "scaling.json": documents.text(document),
+        "scaling.md": render_markdown(run.plan, found, currency),
+        "scaling.html": render_html(run.plan, found, currency),
+    }
+    for name, text in written.items():
+        documents.write_text(options.run_dir / name, text)
     lock.release(options.run_dir, sentence(found))
     if options.json:
-        print(documents.text(document), end="")
+        print(written["scaling.json"], end="")
     else:
         print(f"{sentence(found)}\n{render_lines(found, currency)}")
-        for item in run.quarantined:
-            print(f"not believed: {item.path}: {item.reason}")
+        for line in refused:
+            print(f"not believed: {line}")
         print(f"page: {options.run_dir / 'scaling.html'}")
     return MEASURED if found.complete else TROUBLE
 
@@ -84,6 +93,7 @@ def _document(plan: Plan, study: Study, found: Outcome, currency: str) -> dict[s
         "currency": currency,
         "gpus": found.gpus,
         "software": found.software,
+        "not_believed": found.refused,
         "study": to_json(study),
         "cells": [json.loads(json.dumps(to_json(row))) for row in found.rows],
         "published": [to_json(run) for run in RUNS],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -44,10 +45,13 @@ def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
         raise UsageError(
             f"{where}: study.stop.cost is {stop['cost']:g} and no price is given: add study.price.per_host_hour, or stop by hours"
         )
-    cells = _cells(asked["matrix"], settings(WORKLOAD, profile["stages"]["gang"]["benchmarks"][WORKLOAD]))
-    if len(cells) > MOST_CELLS:
+    lists = _lists(asked["matrix"], settings(WORKLOAD, profile["stages"]["gang"]["benchmarks"][WORKLOAD]))
+    # Counted before they are made: a slip of the hand is soon millions of cells.
+    largest = max(math.prod(map(len, block)) for block in lists)
+    cells = _cells(lists) if largest <= MOST_CELLS else ()
+    if (count := max(len(cells), largest)) > MOST_CELLS:
         raise UsageError(
-            f"{where}: the matrix has {len(cells)} cells, {MOST_CELLS} at most: shorten its lists, or make two studies of it"
+            f"{where}: the matrix has {count} cells, {MOST_CELLS} at most: shorten its lists, or make two studies of it"
         )
     return Study(
         cells=cells,
@@ -58,12 +62,21 @@ def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
     )
 
 
-def _cells(matrix: list[Mapping[str, Any]], chosen: Mapping[str, Any]) -> tuple[Cell, ...]:
-    """Every combination of each block, as written; one that stands in several blocks once."""
+def _lists(matrix: list[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[list[list[Any]]]:
+    """Block by block and axis by axis, what is written there, each value once; `2.0`, an integer to the schema, as 2."""
     others = {"hosts": 1, "cpus": 0, **chosen}
+
+    def of(block: Mapping[str, Any], axis: str) -> list[Any]:
+        values = dict.fromkeys(block.get(axis, [others.get(axis)]))
+        return [int(value) if isinstance(value, float) and value.is_integer() else value for value in values]
+
+    return [[of(block, axis) for axis in AXES] for block in matrix]
+
+
+def _cells(lists: list[list[list[Any]]]) -> tuple[Cell, ...]:
+    """Every combination of each block, as written; one that stands in several blocks once."""
     found: dict[Cell, None] = {}
-    for block in matrix:
-        lists = [block.get(axis, [others.get(axis)]) for axis in AXES]
-        for values in itertools.product(*lists):
+    for block in lists:
+        for values in itertools.product(*block):
             found[Cell(**dict(zip(AXES, values, strict=True)))] = None
     return tuple(found)

@@ -16,7 +16,17 @@ GANG = "all"
 """Every host of a study's plan is in this gang, of which a cell launches some."""
 MEASURED, FAILED, SKIPPED, OPEN = "measured", "failed", "skipped", "open"
 """Of a cell: it has its figures; it was launched and has not; it cannot or must not be launched; it was not launched yet."""
-FIGURES = ("hookup", "duration", "throughput", "accuracy", "loss")
+LONGEST_S = 366 * 86400.0
+"""A launch that says it took longer is not believed."""
+_LEAST, _MOST = 1e-9, 1e15
+FIGURES: Mapping[str, tuple[float, float]] = {
+    "hookup": (_LEAST, LONGEST_S),
+    "duration": (_LEAST, LONGEST_S),
+    "throughput": (_LEAST, _MOST),
+    "accuracy": (0.0, 1.0),
+    "loss": (0.0, math.inf),
+}
+"""What a measured cell has, and between which values each can be: nothing trains in no time, or 0 images a second."""
 NOT_YET = "not measured yet: start the study again with the same run id"
 
 
@@ -33,6 +43,10 @@ class Row:
     began: str = ""
     wall_s: float | None = None
     """From the launch to the end of the last host's ranks."""
+    spent_s: float = 0.0
+    """The same of all its launches: of two, where the hosts of the first were out of reach when their records were fetched."""
+    host_s: float = 0.0
+    """The same, times the hosts that took part."""
     hookup_s: float | None = None
     """From the launch to the end of the first step, on the host where it took longest."""
     train_s: float | None = None
@@ -71,6 +85,8 @@ class Outcome:
     """Names of the GPUs that the hosts have."""
     software: tuple[str, ...] = ()
     """Versions of what the ranks ran on."""
+    refused: tuple[str, ...] = ()
+    """Files that are not believed, and why."""
 
     def count(self, state: str) -> int:
         """Cells in that state."""
@@ -78,8 +94,8 @@ class Outcome:
 
     @property
     def complete(self) -> bool:
-        """Every cell was measured, or must not be by the inventory or the operator's own limit."""
-        return not self.count(FAILED) and not self.count(OPEN)
+        """Every cell was measured, or must not be by the inventory or the operator's own limit; and at least one was."""
+        return bool(self.count(MEASURED)) and not self.count(FAILED) and not self.count(OPEN)
 
 
 def outcome(plan: Plan, evidence: Mapping[str, Evidence], *, price: float | None = None) -> Outcome:
@@ -96,13 +112,13 @@ def outcome(plan: Plan, evidence: Mapping[str, Evidence], *, price: float | None
         _launched(number, cell, told[number]) if number in told else _not_launched(plan, number, cell)
         for number, cell in enumerate(study.cells, 1)
     ]
-    hours = sum(row.wall_s or 0.0 for row in rows) / 3600
+    hours = sum(row.spent_s for row in rows) / 3600
     stopped = _stopped(study, rows, hours)
     if stopped:
         rows = [replace(row, state=SKIPPED, reason=stopped) if row.state == OPEN else row for row in rows]
     priced = study.price if price is None else price
     if priced:
-        rows = [replace(row, cost=_host_hours(row) * priced) if row.members else row for row in rows]
+        rows = [replace(row, cost=row.host_s / 3600 * priced) if row.members else row for row in rows]
     return Outcome(
         rows=tuple(_against_all_cpus(_against_the_smallest(row, rows), rows) for row in rows),
         hours=hours,
@@ -147,29 +163,46 @@ def _not_launched(plan: Plan, number: int, cell: Cell) -> Row:
 
 
 def _launched(number: int, cell: Cell, told: Mapping[str, Launch]) -> Row:
-    first = next(iter(told.values()))
+    """By its launch; by the one that measured it, or else the last, where other hosts launched it as well."""
+    launches: dict[tuple[str, ...], dict[str, Launch]] = {}
+    for host, launch in told.items():
+        launches.setdefault(launch.members, {})[host] = launch
+    rows = [_of_launch(number, cell, those) for those in launches.values()]
+    best = max(rows, key=lambda row: (row.state == MEASURED, row.began))
+    return replace(best, spent_s=sum(row.spent_s for row in rows), host_s=sum(row.host_s for row in rows))
+
+
+def _of_launch(number: int, cell: Cell, told: Mapping[str, Launch]) -> Row:
+    """By what the hosts say of one launch, whose members all of them name alike."""
+    first, wall_s = next(iter(told.values())), max(launch.duration_s for launch in told.values())
     row = Row(
         number=number,
         cell=cell,
         state=FAILED,
         members=first.members,
         began=min(launch.began for launch in told.values()),
-        wall_s=max(launch.duration_s for launch in told.values()),
     )
+    if wall_s > LONGEST_S:
+        return replace(row, reason=f"its launch cannot have taken {wall_s:g} s")
+    row = replace(row, wall_s=wall_s, spent_s=wall_s, host_s=wall_s * len(first.members))
     if silent := [host for host in first.members if host not in told]:
         return replace(row, reason=f"no record of it from {', '.join(silent)}")
     if bad := [launch for launch in told.values() if not launch.good]:
         return replace(row, reason=next((launch.reason for launch in bad if launch.reason), bad[0].outcome))
     seen = {item.name: item for item in told[first.members[0]].observations}
     figures: dict[str, float] = {}
-    for kind in FIGURES:
-        value = _figure(seen.get(f"{WORKLOAD}.{kind}"))
+    for kind, (least, most) in FIGURES.items():
+        longest = wall_s + 1.0 if kind in ("hookup", "duration") else most  # they are parts of it
+        value = _figure(seen.get(f"{WORKLOAD}.{kind}"), least, min(most, longest))
         if isinstance(value, str):
             return replace(row, reason=f"{WORKLOAD}.{kind}: {value}")
         figures[kind] = value
     params = seen[f"{WORKLOAD}.throughput"].params
     if params.get("world_size") != cell.ranks:
         return replace(row, reason=f"{params.get('world_size')} ranks took part, and not {cell.ranks}")
+    wanted = {**cell.settings, **({"cpus": cell.cpus} if cell.cpus else {})}
+    if other := [f"{key} was {params[key]}" for key, value in wanted.items() if params.get(key, value) != value]:
+        return replace(row, reason=f"another cell was measured: {', '.join(other)}")
     return replace(
         row,
         state=MEASURED,
@@ -183,21 +216,19 @@ def _launched(number: int, cell: Cell, told: Mapping[str, Launch]) -> Row:
     )
 
 
-def _figure(seen: Observation | None) -> float | str:
+def _figure(seen: Observation | None, least: float, most: float) -> float | str:
     """The figure, or why there is none."""
     if seen is None:
         return "it is not in the record"
     if isinstance(seen.value, bool) or not isinstance(seen.value, int | float) or not math.isfinite(seen.value):
         return seen.reason or "it is no number"
+    if not least <= seen.value <= most:
+        return f"it cannot be {seen.value:g}"
     return float(seen.value)
 
 
-def _host_hours(row: Row) -> float:
-    return len(row.members) * (row.wall_s or 0.0) / 3600
-
-
 def _stopped(study: Study, rows: Collection[Row], hours: float) -> str:
-    cost = sum(_host_hours(row) for row in rows) * study.price
+    cost = sum(row.host_s for row in rows) / 3600 * study.price
     if study.stop_cost and cost >= study.stop_cost:
         return f"budget: the cells before it cost {cost:.2f} of {study.stop_cost:g} {study.currency}".rstrip()
     if study.stop_hours and hours >= study.stop_hours:

@@ -47,14 +47,14 @@ class Named:
         self._links = set(slow.links)
 
     def suspects(self) -> Iterator[Suspect]:
-        """All of them."""
-        yield from (self._rail(rail) for rail in sorted(self._slow.rails))
-        for host, rails in sorted(self._slow_of.items()):
+        """All of them, in no order."""
+        yield from (self._rail(rail) for rail in self._slow.rails)
+        for host, rails in self._slow_of.items():
             every = self._rails_of[host]
             if rails >= every or (len(every) >= LEAST_HOSTS and 2 * len(rails) > len(every)):
                 yield self._host(host, rails)
             else:
-                yield from (self._end(host, rail) for rail in sorted(rails))
+                yield from (self._end(host, rail) for rail in rails)
         yield from self._between()
 
     def _rail(self, rail: int) -> Suspect:
@@ -74,12 +74,14 @@ class Named:
         )
 
     def _host(self, host: str, rails: set[int]) -> Suspect:
-        places = [place for rail in sorted(rails) for place in self._slow.of_end[(host, rail)]]
+        places = [place for rail in rails for place in self._slow.of_end[(host, rail)]]
         slow, compared = self._partners(host, rails)
         share = upper_median(self._slow.ends[(host, rail)] for rail in rails)
         every = len(self._rails_of[host] | rails)
-        if every == 1 and (host, min(rails)) in self._failed_alone:
-            return self._end(host, min(rails))
+        if every == 1:
+            (rail,) = rails
+            if (host, rail) in self._failed_alone:
+                return self._end(host, rail)
         told = (
             f"on {len(rails)} of {every} rails" if every > 1 else "on its one rail: its GPU or NIC may be what is slow"
         )
@@ -147,7 +149,7 @@ class Named:
                 f"{len(slow)} of {len(met)} pairs of hosts are slow, and no host, NIC or rail is common to them",
             )
             return
-        for (a, b), places in sorted(slow.items()):
+        for (a, b), places in slow.items():
             yield self._link(a, b, places, met[(a, b)])
 
     def _link(self, a: str, b: str, places: Sequence[int], tried: int) -> Suspect:
@@ -216,8 +218,6 @@ def _figures(quantity: str, edges: Sequence[Edge], places: Iterable[int], limit:
 
     theirs = [edges[place].speed for place in places if edges[place].speed > 0]
     every = [edge.speed for edge in edges if edge.speed > 0]
-    if not every:
-        return {}
     usual = statistics.median(every)
     found = {"usual": told(usual), "limit": told(usual * math.exp(-limit))}
     return {**found, "found": told(statistics.median(theirs))} if theirs else found

@@ -151,7 +151,7 @@ def _judge_links(found: Slow, edges: Sequence[Edge], least: float, sigmas: float
 def _most(slow: Iterable[int], edges: Sequence[Edge]) -> tuple[End, list[int]]:
     """The end with most slow edges, and these."""
     at: dict[End, list[int]] = defaultdict(list)
-    for place in sorted(slow):
+    for place in slow:
         for end in edges[place].ends():
             at[end].append(place)
     return max(at.items(), key=lambda item: (len(item[1]), item[0]))

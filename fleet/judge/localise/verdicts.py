@@ -92,10 +92,10 @@ class _Gang:
     ) -> None:
         self._scope = f"gang={attempt.gang}"
         self._attempt = attempt
-        members = {host: views[host] for host in attempt.told if host in views}
+        members = {host: views[host] for host in attempt.told}
         self._members = members
         self._slow = slow
-        self._rehearsal = any(view.plan.rehearsal for view in members.values())
+        self._rehearsal = next(iter(members.values())).plan.rehearsal
         self._tolerance = FOR_A_CPU if self._rehearsal else Tolerance()
         self._pairs = self._matrix()
         self._alone = set() if self._rehearsal else set(_failed_alone(members, verdicts))
@@ -109,7 +109,7 @@ class _Gang:
                 for seen in latest.values():
                     place = self._place(view, seen)
                     # What failed with the host that stopped the launch says nothing against the other end.
-                    if place and not (seen.status == ERROR and blamed.keys() & set(place[:2])):
+                    if place and not (seen.status == ERROR and blamed.keys() & set(place)):
                         _add(told[place], quantity, seen)
         return [
             Pair(
@@ -131,7 +131,7 @@ class _Gang:
         The processes of a rehearsal share one link: it has one rail.
         """
         labels = dict(part.split("=", 1) for part in seen.scope.split(",") if "=" in part)
-        device, other = labels.get(view.host.device, ""), labels.get("partner", "")
+        device, other = labels.get(view.host.device), labels.get("partner")
         rails = [str(index) for index in view.host.devices]
         if seen.stage != STAGE or device not in rails or other not in self._members or other == view.host.name:
             return None

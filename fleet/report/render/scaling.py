@@ -22,6 +22,7 @@ from schemas.studies import Cell, Study
 WIDTH, HEIGHT = 480.0, 260.0
 LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 24.0, 26.0
 COLOURS = 8
+MOST_REFUSED = 5
 CAPTION = (
     *("Cell", "Hosts × GPUs", "Batch a rank", "Epochs", "Precision", "CPUs a GPU"),
     *("Time", "Hookup", "Images/s", "Efficiency", "Accuracy", "Loss"),
@@ -117,12 +118,14 @@ def _told(row: Row, currency: str) -> str:
     cost = f", {_money(row.cost)} {currency}".rstrip() if row.cost is not None else ""
     return (
         f"{_or_none(row.wall_s, duration)} (hookup {_or_none(row.hookup_s, duration)}), {number(row.throughput)} images/s, "
-        f"efficiency {percent_of(row.efficiency or 0.0)}, accuracy {row.accuracy:.4f}, loss {row.loss:.4f}{cost}{_share(row)}"
+        f"efficiency {percent_of(row.efficiency or 0.0)}, accuracy {row.accuracy:.4f}, loss {row.loss:.4f}{cost}{_note(row)}"
     )
 
 
-def _share(row: Row) -> str:
-    return f", {percent_of(row.share)} of the images/s of cell {row.unconfined}" if row.share is not None else ""
+def _note(row: Row) -> str:
+    cut = ", ended by max_steps before its epochs were over" if row.cut else ""
+    share = f", {percent_of(row.share)} of the images/s of cell {row.unconfined}" if row.share is not None else ""
+    return cut + share
 
 
 def _money(value: float) -> str:
@@ -161,7 +164,7 @@ def cells(row: Row, found: Outcome) -> tuple[str, ...]:
         _or_none(row.accuracy, lambda value: f"{value:.4f}"),
         _or_none(row.loss, lambda value: f"{value:.4f}"),
         *(cost if found.cost is not None else ()),
-        f"{row.state}{_share(row)}" if row.state == MEASURED else f"{row.state}: {row.reason}",
+        f"{row.state}{_note(row)}" if row.state == MEASURED else f"{row.state}: {row.reason}",
     )
 
 
@@ -198,6 +201,9 @@ def _facts(plan: Plan, found: Outcome, currency: str) -> list[tuple[str, str]]:
     limits += [f"{study.stop_hours:g} h"] if study.stop_hours else []
     if limits:
         facts.append(("Ends at", " or ".join(limits)))
+    facts += [("Not believed", reason) for reason in found.refused[:MOST_REFUSED]]
+    if more := len(found.refused) - MOST_REFUSED:
+        facts += [("Not believed", f"{more} more: see scaling.json")] if more > 0 else []
     return facts
 
 
