@@ -26,8 +26,10 @@ from deploy.grafana.tables import Column, rows
 
 text = texts("host")
 RATE = "[$__rate_interval]"
+SLOW = "[5m]"
+"""Of counters that the exporter reads once a minute: what the driver is slow with."""
 REMAPS = {"0": ("nothing pending", FINE), "1": ("waits for a reset", WARN), "2": ("failed", BAD), "3": ("failed", BAD)}
-HELD = f"rackproof_gpu_throttle_time_seconds_total{{{GPUS}}}{RATE}"
+HELD = f"rackproof_gpu_throttle_sampled_seconds_total{{{GPUS}}}{RATE}"
 
 READINGS = {
     "temperature_celsius": Column(title="Temperature", unit="celsius"),
@@ -131,14 +133,14 @@ def _window(key: str, what: str, suffix: str, unit: str, *also: Any, **more: Any
 
 def _links() -> Section:
     nvlink = " or ".join(
-        f'label_replace(sum by (gpu) (increase(rackproof_gpu_nvlink_{kind}_total{{{GPUS}}}{RATE})), "kind", "{kind}", "", "")'
+        f'label_replace(sum by (gpu) (increase(rackproof_gpu_nvlink_{kind}_total{{{GPUS}}}{SLOW})), "kind", "{kind}", "", "")'
         for kind in ("replays", "recoveries", "crc_errors")
     )
     aer = " or ".join(
         f'label_replace(increase(rackproof_pcie_aer_{kind}_total{{{HOSTS}}}{RATE}), "kind", "{kind}", "", "")'
         for kind in ("correctable", "nonfatal", "fatal")
     )
-    replays = f"sum by (gpu) (increase(rackproof_gpu_pcie_replays_total{{{GPUS}}}{RATE}))"
+    replays = f"sum by (gpu) (increase(rackproof_gpu_pcie_replays_total{{{GPUS}}}{SLOW}))"
     pcie = (query(aer, "{{pci}} {{kind}}"), query(replays, "GPU {{gpu}} replays"))
     active = query(f"max by (hca, port) (rackproof_infiniband_active{{{HOSTS}}})", "{{hca}} port {{port}}")
     errors = [

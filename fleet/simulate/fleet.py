@@ -81,8 +81,8 @@ class Fleet:
             created=created,
         )
         strange = [stage.name for stage in plan.stages if stage.name not in STAGES or stage.duration_s]
-        if plan.rehearsal or strange:
-            what = f"its stage {strange[0]}" if strange else "a profile of CPUs"
+        if plan.rehearsal or strange or plan.study:
+            what = f"its stage {strange[0]}" if strange else "a scaling study" if plan.study else "a profile of CPUs"
             raise UsageError(f"profile {self.profile}: {what} is not simulated; choose smoke or standard")
         return replace(plan, simulated=True)
 

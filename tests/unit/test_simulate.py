@@ -327,6 +327,7 @@ def test_the_kinds_of_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> N
         (["--hosts", "1", "--gang", "none", *["--fault", "ecc"] * 2], "every host has a fault already"),
         (["--profile", "rehearsal"], "is not simulated"),
         (["--profile", "soak"], "is not simulated"),
+        (["--profile", "scaling"], "is not simulated"),
         (["--racks", "9"], "more than there are hosts"),
         (["--hosts", "3", "--racks", "3"], "has 1 host"),
         (["--model", "h100-sxm"], "no data of h100-sxm"),
