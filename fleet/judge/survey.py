@@ -263,7 +263,7 @@ class Survey:
     def _kind(self, view: HostView) -> int:
         """Hosts of one kind are judged alike where they say the same."""
         taken = tuple((shot.stage, shot.phase) for shot in view.evidence.snapshots())
-        places = tuple(sorted(view.evidence.places().items()))
+        places = tuple(view.evidence.places().items())
         key: Key = (
             taken,
             view.host.scopes,
@@ -288,14 +288,14 @@ class Survey:
 
     def _snapshots(self, view: HostView, kind: int, found: Looked) -> bool:
         metrics = view.observations.metrics
-        versions = tuple(sorted(view.evidence.software().items()))
+        versions = tuple(view.evidence.software().items())
         for criterion, names in self._criteria(view):
             if criterion.name.startswith(f"{LAUNCH}."):
                 tokens: list[Any] = [versions]
             else:
                 tokens = [vars(metric).get("token", 0) for name in names for _, metric in metrics[name]]
             key = (kind, criterion.id, *tokens)
-            if 0 in tokens or key not in self._outcomes:
+            if key not in self._outcomes:
                 outcome = self._outcome(view, criterion)
                 if 0 not in tokens:
                     self._outcomes[key] = outcome
@@ -403,7 +403,7 @@ class Survey:
         if any(launch.stage == "gang" and set(launch.members) != gang for launch in launches):
             return False
         stages = tuple(launch.stage for launch in launches)
-        key = (kind, shape, stages, tuple(record.gang != "" for record in view.evidence.records))
+        key = (kind, shape, stages, len(view.evidence.records))
         program = self._programs.get(key)
         if program is None:
             program = self._programs[key] = self._compiled(
@@ -492,8 +492,7 @@ class Survey:
     def _check(self, criterion: Criterion, places: tuple[int, ...], chosen: int, template: Verdict) -> _Check:
         row = self.tally.row(template)
         row.note(template.limit)
-        number = isinstance(template.limit, float | int) and not isinstance(template.limit, bool)
-        fast = number and row.operator in ("ge", "gt", "le", "lt")
+        fast = row.operator != "eq" and not isinstance(template.limit, bool)
         row.upward = row.operator in ("ge", "gt")
         return _Check(
             criterion=criterion,
@@ -605,7 +604,7 @@ class Survey:
             return agrees(same.value, self.known.digests.of(same.key))
         group = self.known.groups.at(same.key)
         told = group.told()
-        if group.total <= 1 or len(told) == 1:
+        if len(told) == 1:
             return True
         return told[0][1] > told[1][1] and (type(told[0][0]), told[0][0]) == (type(same.value), same.value)
 

@@ -659,7 +659,9 @@ def test_who_is_named_and_by_what_evidence(case: str) -> None:
 
 
 def test_of_a_link_that_failed_on_several_rails_the_first_reason_is_told() -> None:
-    (link,) = explain(matrix(5, 3, failed={("ad", 1): "gone", ("ad", 2): "lost"}))
+    pairs = matrix(5, 3, failed={("ad", 1): "gone", ("ad", 2): "lost"})
+    (link,), (turned,) = explain(pairs), explain(pairs[::-1])
+    assert (turned.where, turned.rails) == (link.where, link.rails)
     assert (link.where, link.rails) == ("a - d rails 1, 2", (1, 2))
     assert link.evidence.startswith(
         "exchange between a and d failed (gone) on rails 1, 2; each of the two is well with 3"
@@ -1274,6 +1276,7 @@ def test_a_slow_nic_fails_its_gpu_by_either_quantity() -> None:
         assert (nic.host, nic.scope, nic.serial, nic.verdict) == ("b", "gpu=1", "b-1", FAIL)
         assert (nic.value, nic.limit, nic.operator, nic.unit) == (value, pytest.approx(limit), operator, unit)
         assert nic.reason.startswith("suspect nic b rail 1 (confidence 0.80): ")
+        assert nic.basis == "policy"
 
 
 @pytest.mark.parametrize(

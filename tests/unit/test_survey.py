@@ -16,8 +16,9 @@ import pytest
 from fleet.judge import expected
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
 from fleet.judge.evidence import Evidence, HostView, Planned, criteria_of, packs_for
+from fleet.judge.known import Known
 from fleet.judge.localise import judge_pairs
-from fleet.judge.survey import Survey
+from fleet.judge.survey import Survey, kinds_of
 from fleet.judge.tally import Tally
 from fleet.judge.verdict import judge
 from schemas import quick
@@ -250,9 +251,109 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
     "a collector that worked": (both(more=reading(1.0, name="collector.duration", scope="collector=nvml")), []),
     "versions among the readings": (both(more=reading("2.28", name="launch.nccl", scope="host")), [ODD]),
     "a GPU of which nothing is told": (lambda made: replace(made, snapshots=(), observations=()), [ODD]),
+    "a reading of another GPU that is wrong": (both(more=reading(2, name="gpu.thing", scope="gpu=1")), [ODD]),
+    "a clock that is lost later": (with_readings(last=shown(clock=reading(absent="error: gone", name="gpu.clock"))), [ODD]),
+    "a clock that is not told any more": (with_readings(last=shown(clock=NONE)), [ODD]),
+    "a driver that it has not": (
+        both(version=reading(absent="unsupported: no", name="driver.version", scope="host")), [ODD]),
     "another serial later": (
         with_readings(shown(more=reading("a", name="gpu.serial")), shown(more=reading("b", name="gpu.serial"))), [ODD]),
 }  # fmt: skip
+
+
+def known_of(plan: Plan, told: dict[str, Evidence], packs: Sequence[Pack], parts: int = 1) -> None:
+    """The first look knows of the fleet what the judge gathers host by host."""
+    survey = look(plan, told, packs, parts)
+    whole = Known(Planned(plan), [HostView(plan, host, told[host.name], packs) for host in plan.hosts])
+    judge(plan, told, packs, whole)
+    assert figures(survey.known) == figures(whole)
+    usual = {item.id for used in packs for item in used.criteria if item.vs_fleet or item.same_as_fleet}
+    assert survey.known.normal == {path for path in whole.normal if path[0] not in usual}
+
+
+def figures(known: Known) -> Any:
+    """All numbers and versions, whatever the order in which hosts came."""
+    return (
+        {key: {place: sorted(told) for place, told in places.items()} for key, places in known.fleet._values.items()},
+        known.fleet._together,
+        {key: sorted(map(str, group.told())) for key, group in known.groups._groups.items()},
+        {kind: {name: sorted(told) for name, told in series.items()} for kind, series in known.ranks._series.items()},
+    )
+
+
+def each(change: Callable[[int], Callable[[Record], Record]]) -> dict[str, Callable[[Record], Record]]:
+    """Something else on every host."""
+    return {name: change(at) for at, name in enumerate(NAMES)}
+
+
+def test_the_fleet_is_known_by_what_each_host_shows() -> None:
+    def own(at: int) -> Callable[[Record], Record]:
+        ranks = builders.observation("straggler.compute", 0.1 * at, scope="gpu=0", unit="s")
+        return lambda made: with_more(ranks)(with_figure(SPEED + at)(both(clock=1.5e9 + at, thing=1)(made)))
+
+    hosts = each(own)
+    for parts in (1, 3):
+        known_of(PLAN, fleet(**hosts), [pack(*RULES)], parts)
+    assert flagged(fleet(**hosts)) == []
+    # As well where no reader knows their words again, and where the first or another tells in words what all tell in numbers.
+    known_of(PLAN, {name: Evidence(records=(hosts[name](record(name)),)) for name in NAMES}, [pack(*RULES)])
+    for odd in (
+        with_figure("fast"), with_more(builders.observation("straggler.compute", "slow", scope="gpu=0")),
+        with_more(builders.observation("memory.bandwidth", "fast", scope="host")),
+    ):  # fmt: skip
+        changed = fleet(**{**hosts, ODD: lambda made, odd=odd: odd(hosts[ODD](made))})
+        known_of(PLAN, changed, [pack(FRACTION, CLOCK)])
+
+
+def test_a_text_for_a_figure_is_told_where_only_the_fleet_has_a_limit() -> None:
+    for name in (ODD, "h1"):
+        assert name in flagged(fleet(**{name: with_figure("fast")}), FRACTION)
+        assert name in flagged(fleet(**{name: with_figure(True)}), FRACTION)
+
+
+def test_what_a_benchmark_makes_is_none_of_the_collectors() -> None:
+    change = both(more=reading(SPEED, name="memory.bandwidth", scope="gpu=0"))
+    assert flagged(fleet(**{ODD: change}), FLOOR) == [ODD]
+
+
+def test_a_figure_of_several_settings_is_several_figures() -> None:
+    read_too = builders.observation("memory.bandwidth", 4.6e12, scope="gpu=0", unit="B/s", op="read")
+    told = fleet(**dict.fromkeys(NAMES, with_more(read_too)))
+    for rule in (FLOOR, FRACTION, replace(FLOOR, operator="gt")):
+        assert flagged(told, rule) == []
+    assert flagged(told, replace(FLOOR, value=None, same_as_fleet=True)) == NAMES  # one of them is as on no other
+
+
+@pytest.mark.parametrize("operator", ["ge", "gt", "le", "lt"])
+def test_figures_that_differ_are_counted_by_how_good_they_are(operator: str) -> None:
+    limit = 4.0e12 if operator in ("ge", "gt") else 5.0e12
+    told = fleet(**each(lambda at: with_figure(SPEED + at * 1e9)))
+    assert flagged(told, replace(FLOOR, operator=operator, value=limit)) == []
+    wrong = {**each(lambda at: with_figure(SPEED + at * 1e9)), ODD: with_figure(limit)}
+    assert flagged(fleet(**wrong), replace(FLOOR, operator=operator, value=limit)) == ([ODD] if "t" in operator else [])
+
+
+@pytest.mark.parametrize(
+    ("value", "operator", "wrong"), [("fast", "eq", "slow"), (True, "eq", False), (True, "ge", False), (7, "eq", 8)]
+)
+def test_words_and_flags_of_benchmarks_are_counted(value: Any, operator: str, wrong: Any) -> None:
+    rule = criterion("memory.mode", id="mode", operator=operator, value=value, stage="benchmark")
+    well, ill = (with_more(builders.observation("memory.mode", told, scope="gpu=0")) for told in (value, wrong))
+    hosts = dict.fromkeys(NAMES, well)
+    assert flagged(fleet(**hosts), rule) == []
+    assert flagged(fleet(**{**hosts, ODD: ill}), rule) == [ODD]
+
+
+def test_what_the_plan_expects_is_counted_by_how_it_was_told() -> None:
+    lacking = pack(FLOOR, lacks={"memory.bandwidth": {"op": ("copy",)}})
+    none = with_figure(None, status=UNSUPPORTED, reason="no")
+    for change, status in ((both(), "measured"), (none, "unsupported")):
+        told = fleet(h1=change)["h1"]
+        one = Survey(Planned(PLAN), {"h1": 0}).look(HostView(PLAN, PLAN.host("h1"), told, [lacking]))
+        assert one is not None
+        assert (one.program.statuses, one.partners) == ({status: 1}, 0)
+        assert one.program.kinds == kinds_of(told)
+        assert [(seen.name, seen.status) for seen in kinds_of(told)] == [("memory.bandwidth", status)]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
@@ -312,6 +413,8 @@ def test_a_fleet_that_is_too_small_to_compare_with_is_told_host_by_host(count: i
     assert survey.unlimited() == ({("benchmark", "memory.bandwidth")} if who else set())
     # Where it is optional nothing is then told, and nobody is flagged.
     assert flagged(fleet(plan), replace(FRACTION, optional=True), plan=plan) == []
+    survey = look(plan, fleet(plan), [pack(replace(FRACTION, optional=True))])
+    assert survey.unlimited() == ({("benchmark", "memory.bandwidth")} if who else set())
 
 
 @pytest.mark.parametrize("count", [1, 2, 3])
@@ -320,6 +423,7 @@ def test_who_is_alone_is_compared_with_nobody(count: int) -> None:
     told = fleet(plan, **{NAMES[0]: with_digest("badc0de")}) if count == 2 else fleet(plan)
     who = ["h1", "h2"] if count == 2 else []
     assert flagged(told, VERSION, LINKS, NCCL, plan=plan) == who
+    assert flagged(fleet(plan), VERSION, LINKS, NCCL, plan=plan) == []
     survey = look(plan, told, [pack(VERSION)])
     lonely = survey.lonely(NAMES[:count])
     assert [*lonely] == (["h1"] if count == 1 else [])
@@ -342,6 +446,10 @@ def test_only_whoever_does_not_tell_what_others_tell_is_flagged() -> None:
     assert flagged(fleet(h1=both(version=reading(absent="unsupported: no", name="driver.version", scope="host"))),
                    replace(VERSION, optional=True)) == []  # fmt: skip
     assert flagged(fleet(h1=change), replace(VERSION, same_as_fleet=False)) == []
+    lost, none = (shown(version=reading(absent=why, name="driver.version", scope="host"))
+                  for why in ("error: gone", "unsupported: no"))  # fmt: skip
+    for first, last, who in ((lost, none, []), (none, lost, ["h1"]), (lost, lost, ["h1"])):
+        assert flagged(fleet(h1=with_readings(first, last)), replace(VERSION, optional=True)) == who
 
 
 @pytest.mark.parametrize(
@@ -372,6 +480,13 @@ def test_a_criterion_of_the_operators_that_speaks_of_nothing_is_told(rule: Crite
     assert whole in (NAMES, [])  # a rehearsal may be judged at length, and is counted alike
 
 
+def test_a_silent_criterion_of_the_operators_is_told_beside_others_that_speak() -> None:
+    silent = criterion("memory.nothing", id="own", origin="mine")
+    for rule in (FLOOR, FRACTION, replace(FLOOR, value=None, same_as_fleet=True)):
+        mine = pack(replace(rule, origin="mine"), silent, name="mine", chosen=True)
+        assert flagged(fleet(), packs=[pack(THING), mine]) == NAMES
+
+
 def test_a_shipped_criterion_that_speaks_of_nothing_says_nothing_of_benchmarks() -> None:
     for rule in (criterion("memory.nothing"), criterion("memory.nothing", fleet_fraction=0.9, operator="ge")):
         assert flagged(fleet(), rule) == []
@@ -386,6 +501,8 @@ def test_a_shipped_criterion_that_speaks_of_nothing_says_nothing_of_benchmarks()
 @pytest.mark.parametrize(
     ("rule", "values", "who"),
     [
+        (replace(FLOOR, best_of_run=True), (SPEED + 1, SPEED), []), (replace(FLOOR, best_of_run=True), (SPEED, SPEED + 1), []),
+        (FLOOR, (SPEED + 1, SPEED), []), (FLOOR, (SPEED, SPEED + 1), []),
         (FLOOR, (3.0e12, SPEED), NAMES), (FLOOR, (SPEED, SPEED), []),
         (replace(FLOOR, best_of_run=True), (SPEED, SPEED), []),
         (FRACTION, (SPEED, SPEED), []), (FRACTION, (4.26e12, SPEED), NAMES),
@@ -410,6 +527,12 @@ def test_a_part_that_lacks_a_figure_by_nature_is_no_gap() -> None:
     # What a criterion wants to be alike, and was not measured, is told.
     alike = replace(FLOOR, value=None, same_as_fleet=True)
     assert flagged(told, packs=[replace(lacking, criteria=(alike,))]) == NAMES
+
+    def later(made: Record) -> Record:
+        one = next(seen for seen in made.observations if seen.name == "memory.bandwidth")
+        return with_more(replace(one, value=None, status=UNSUPPORTED, reason="no"))(made)
+
+    assert flagged(fleet(**dict.fromkeys(NAMES, later)), packs=[replace(lacking, criteria=(alike,))]) == NAMES
 
 
 def test_hosts_of_several_kinds_are_judged_each_by_its_own() -> None:
@@ -490,9 +613,10 @@ def gang_figure(name: str, value: Any, **over: Any) -> Callable[[Record], Record
 
 def uneasy(told: dict[str, Evidence], *rules: Criterion) -> tuple[list[str], list[str]]:
     packs = [pack(*(rules or TOGETHER))]
-    survey = look(GANGS, told, packs, 2)
-    found = sorted(survey.flagged), sorted(survey.uneasy)
-    assert rows(GANGS, told, packs, survey) == plain(GANGS, told, packs)
+    for parts in (1, 2):
+        survey = look(GANGS, told, packs, parts)
+        found = sorted(survey.flagged), sorted(survey.uneasy)
+        assert rows(GANGS, told, packs, survey) == plain(GANGS, told, packs)
     return found
 
 
@@ -505,6 +629,7 @@ FIRST, SECOND = ["h1", "h2", "h3"], ["h4", "h5", "h6"]
         (gang_figure("collective.all_reduce.busbw", 1.0e10), ["h2"], FIRST),
         (gang_figure("collective.all_reduce.busbw", 3.0e11), [], []),
         (gang_figure("pairs.bandwidth", None, status=ERROR, reason="lost"), ["h2"], FIRST),
+        (gang_figure("pairs.bandwidth", None, status=UNSUPPORTED, reason="no"), ["h2"], FIRST),
         (without("pairs.bandwidth"), ["h2"], FIRST),
         (with_launch(members=("h1", "h2")), ["h2"], FIRST),
         (with_launch(members=("h3", "h2", "h1")), [], []),
@@ -520,6 +645,9 @@ def test_a_gang_of_which_something_is_to_be_told_is_judged_again(change: Any, wh
 
 def test_gangs_in_order_are_not_judged_again_and_their_passes_are_counted() -> None:
     assert uneasy(gangs()) == ([], [])
+    turned = {name: lambda made: replace(made, observations=made.observations[::-1]) for name in (*FIRST, *SECOND)}
+    assert uneasy(gangs(**turned)) == ([], [])
+    assert uneasy(gangs(), *TOGETHER, replace(BUSBW, id="alike", fleet_fraction=None, same_as_fleet=True)) == ([], [])
     slow = gang_figure("collective.all_reduce.busbw", 1.0e10)
     assert uneasy(gangs(h4=slow, h5=slow, h6=slow)) == (SECOND, SECOND)
 
@@ -535,3 +663,27 @@ def test_a_slow_pair_makes_its_gang_uneasy_and_flags_nobody() -> None:
         )
 
     assert uneasy(gangs(h5=slow)) == ([], SECOND)
+
+
+def test_whoever_is_first_without_its_pairs_draws_no_other_gang_with_it() -> None:
+    assert uneasy(gangs(h1=without("pairs.bandwidth"))) == (["h1"], FIRST)
+
+
+def test_what_gangs_did_together_is_known_of_each() -> None:
+    own = {
+        name: gang_figure("collective.all_reduce.busbw", 3.0e11 if name in FIRST else 2.9e11)
+        for name in (*FIRST, *SECOND)
+    }
+    alike = replace(BUSBW, id="alike", fleet_fraction=None, same_as_fleet=True)
+    for rules in (TOGETHER, (alike,)):
+        known_of(GANGS, gangs(**own), [pack(*rules)])
+    one = Survey(Planned(GANGS), {"h1": 0}).look(
+        HostView(GANGS.only(tuple(FIRST)), GANGS.host("h1"), gangs()["h1"], [pack(FLOOR)])
+    )
+    assert one is not None
+    assert (one.partners, one.program.statuses) == (2, {"measured": 2})
+
+
+def test_a_criterion_on_pairs_is_judged_at_length() -> None:
+    rule = criterion("pairs.bandwidth", id="pairs", scope="partner", operator="ge", value=0, unit="B/s")
+    assert uneasy(gangs(), FLOOR, rule) == ([*FIRST, *SECOND], [*FIRST, *SECOND])
