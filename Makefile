@@ -50,7 +50,7 @@ lint: $(STAMP) ## Style, types, imports, Ansible, YAML, criteria packs
 	$(BIN)/mypy
 	$(BIN)/lint-imports
 	$(BIN)/yamllint --strict .
-	PATH=$(CURDIR)/$(BIN):$$PATH ANSIBLE_HOME=$(CURDIR)/.ansible $(BIN)/ansible-lint --offline --strict
+	PATH=$(CURDIR)/$(BIN):$$PATH ANSIBLE_HOME=$(CURDIR)/.ansible ANSIBLE_INVENTORY_UNPARSED_FAILED=false $(BIN)/ansible-lint --offline --strict
 	$(BIN)/rackproof criteria lint
 
 # What the agent needs, as wheels: lab hosts have no network.

@@ -179,7 +179,25 @@ def explain(error: ValidationError) -> str:
         return f"{where}: {error.instance!r} is not one of {', '.join(choices)}{nearest(str(error.instance), choices)}"
     if error.validator == "const":
         return f"{where}: {error.instance!r} where {error.validator_value!r} is expected"
-    return f"{where}: {error.message[:200]}"
+    about = str(error.schema.get("description", "")) if isinstance(error.schema, dict) else ""
+    if error.validator == "pattern" and about:
+        return f"{where}: {error.instance!r}: {about}"
+    return f"{where}: {error.message[:200]}{_as_text(where, error)}"
+
+
+def _as_text(where: str, error: ValidationError) -> str:
+    """What to do where a number or a flag came as text: by `-e name=value`, or in YAML's eyes."""
+    wanted, text = error.validator_value, error.instance
+    if error.validator != "type" or not isinstance(text, str) or wanted not in ("integer", "number", "boolean"):
+        return ""
+    name = where.rpartition(".")[2]
+    if text.lower() in ("true", "false") or text.isdecimal():
+        return (
+            f": what -e {name}={text} gives is text; give -e '{{\"{name}\": {text.lower()}}}', or leave the quotes out"
+        )
+    if re.fullmatch(r"[0-9.]+e[0-9]+", text):
+        return f": YAML takes it for text; write {text.replace('e', 'e+')}"
+    return ""
 
 
 def nearest(word: str, known: Iterable[str]) -> str:

@@ -106,7 +106,7 @@ def freeze(directory: Path, kind: str, hosts: Iterable[str], run_dir: Path | Non
     if not home.is_dir():
         raise UsageError(
             f"rackproof_baseline {directory}: no baseline of this kind ({kind}) in {Path.cwd()}: accept a run first, "
-            f"rackproof baseline accept RUN --baseline {directory}"
+            f"rackproof baseline accept RUN --baseline {directory}; or give the whole path of the one there is"
         )
     files: dict[str, bytes] = {}
     for host in hosts:

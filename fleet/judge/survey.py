@@ -391,7 +391,14 @@ class Survey:
         own = {f"gang={view.host.gang}": "gang="} if view.host.gang else {}
         shape = tuple(
             [
-                (seen.name, own.get(seen.scope, seen.scope), seen.stage, seen.status, *seen.params.items())
+                (
+                    seen.name,
+                    own.get(seen.scope, seen.scope),
+                    seen.stage,
+                    seen.status,
+                    isinstance(seen.value, str),
+                    *seen.params.items(),
+                )
                 for seen in made
                 if "partner=" not in seen.scope
             ]

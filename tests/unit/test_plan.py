@@ -41,7 +41,10 @@ def listing(tmp_path: Path, hosts: dict[str, Any]) -> Path:
     ("variables", "message"),
     [
         ({"rackproof_profil": "smoke"}, "host h1: variable unknown rackproof_profil (did you mean rackproof_profile?)"),
-        ({"rackproof_gpu_count": "8"}, "host h1: rackproof_gpu_count: '8' is not of type 'integer'"),
+        (
+            {"rackproof_gpu_count": "8"},
+            "gpu_count: '8' is not of type 'integer': what -e rackproof_gpu_count=8 gives is text; give -e '{",
+        ),
         (
             {"rackproof_gang": "racks"},
             "host h1: rackproof_gang: 'racks' is not one of rack, all, none (did you mean rack?)",

@@ -309,6 +309,9 @@ def test_a_text_for_a_figure_is_told_where_only_the_fleet_has_a_limit() -> None:
     for name in (ODD, "h1"):
         assert name in flagged(fleet(**{name: with_figure("fast")}), FRACTION)
         assert name in flagged(fleet(**{name: with_figure(True)}), FRACTION)
+    assert flagged(fleet(h1=with_figure("fast")), FRACTION, parts=1) == ["h1"], (
+        "the others tell the fleet their figures all the same"
+    )
 
 
 def test_what_a_benchmark_makes_is_none_of_the_collectors() -> None:
