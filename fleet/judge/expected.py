@@ -95,7 +95,7 @@ def planned(view: HostView) -> Iterator[Verdict]:
     for stage in view.plan.stages:
         wanted = [item for item in view.expected if item.stage == stage.name]
         why = _stage_problem(view, stage.name)
-        missing, members = [], _members(view, stage.name)
+        missing, measured, members = [], False, _members(view, stage.name)
         ranks = view.plan.ranks(members)
         for item in wanted:
             if stage.name == "gang" and members and not possible(item.name, ranks):
@@ -107,7 +107,9 @@ def planned(view: HostView) -> Iterator[Verdict]:
                 found = view.index.find(item, scope)
                 if found is None:
                     missing.append(view.inconclusive(item.name, scope, f"not observed; {why}", stage.name, item.params))
-                elif found.status != MEASURED and not (found.status == UNSUPPORTED and view.lacks(item)):
+                elif found.status == MEASURED:
+                    measured = True
+                elif not (found.status == UNSUPPORTED and view.lacks(item)):
                     yield view.inconclusive(
                         item.name, scope, f"{found.status}: {found.reason}", stage.name, item.params
                     )
@@ -118,7 +120,7 @@ def planned(view: HostView) -> Iterator[Verdict]:
         last = [launch for launch in view.evidence.launches() if launch.stage == stage.name][-1:]
         if wanted and last and last[0].outcome != "finished":
             yield view.inconclusive(f"stage.{stage.name}", "host", f"{last[0].outcome}: {last[0].reason}", stage.name)
-        if wanted and not last and not missing:
+        if measured and not last and not missing:
             reason = "it was measured, and its record tells of no launch: how that ended is not known"
             yield view.inconclusive(f"stage.{stage.name}", "host", reason, stage.name)
 
