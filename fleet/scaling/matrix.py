@@ -38,7 +38,9 @@ def study_of(profile: Mapping[str, Any], variables: Variables) -> Study | None:
             f"{where} has a study and runs {'; '.join(ran)}: a study has the stage gang with the benchmark {WORKLOAD} alone"
         )
     if profile.get("may_choose", False):
-        raise UsageError(f"{where}: may_choose: true: a study runs every cell that there is room for; take the line out")
+        raise UsageError(
+            f"{where}: may_choose: true: a study runs every cell that there is room for; take the line out"
+        )
     for name, why in NOT_WITH_A_STUDY.items():
         if variables.get(name):
             raise UsageError(f"{name} is {variables[name]!r} and {where} is a study: {why}; leave the variable out")
