@@ -13,7 +13,7 @@ from schemas.records import Gpu, Metric, Snapshot
 COLLECT_DEADLINE_S = 20.0
 """A driver that is wedged blocks for ever; what has not answered by then is told as an error."""
 PATIENCE_S = 0.05
-"""Before the next begins beside it. All at once they fight for the interpreter, and take three times the CPU time. Of so many
+"""Before the next begins beside it. All at once they fight for the interpreter, and take twice the CPU time. Of so many
 that the last would begin late, less: it has half the deadline."""
 
 

@@ -200,11 +200,12 @@ def evidence(lab: Lab, directory: str, host: str) -> Evidence:
 @pytest.mark.parametrize(
     ("hosts", "faults"),
     [
+        (HOSTS[:4], {"node2": slow}),
         (HOSTS[:4], {"node3": lossy}),
         (HOSTS[:4], {"node1": links.late}),
         (HOSTS, {"node2": slow, "node5": slow}),
     ],
-    ids=["loss", "delay", "two-rates"],
+    ids=["rate", "loss", "delay", "two-rates"],
 )
 def test_slow_hosts_are_named_by_one_launch(
     lab: Lab, hosts: Sequence[str], faults: dict[str, links.Fault], request: pytest.FixtureRequest
