@@ -12,9 +12,9 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from collectors.base import HOST, Absent, Family, Value
+from collectors.pcie.device import NVSWITCH, Bus
+from collectors.sysfs import Tree
 
-NVIDIA, OTHER_BRIDGE = "0x10de", "0x0680"
-"""By vendor and class the driver finds NVSwitches."""
 MANAGER, IMEX = "nv-fabricmanager", "nvidia-imex"
 _COMM_LENGTH = 15
 """The kernel keeps that much of a process' name."""
@@ -36,9 +36,10 @@ class FabricCollector:
     def __init__(self, root: Path = Path("/"), thorough: bool = False) -> None:
         self._root = root
         self._thorough = thorough
+        self._bus = Bus(Tree(root))
 
     def collect(self) -> Iterable[Family]:
-        switches = self._switches()
+        switches = self._bus.count(NVSWITCH)
         yield _one("fabric.nvswitch.count", "NVSwitches on the PCI bus", switches)
         yield _one("fabric.nvswitch.probed", "NVSwitches that the driver works with", self._probed(switches))
         yield self._versions()
@@ -50,17 +51,6 @@ class FabricCollector:
             yield _one(
                 "fabric.imex.running", "IMEX, the daemon for GPU memory shared between hosts, runs", self._imex()
             )
-
-    def _switches(self) -> int | Absent:
-        devices = self._root / "sys/bus/pci/devices"
-        try:
-            return sum(
-                (path / "vendor").read_text().strip() == NVIDIA
-                and (path / "class").read_text().strip().startswith(OTHER_BRIDGE)
-                for path in devices.iterdir()
-            )
-        except OSError as error:
-            return Absent(status="error", reason=f"/sys/bus/pci/devices: {error}")
 
     def _probed(self, switches: int | Absent) -> Value | Absent:
         if not isinstance(switches, Absent) and not switches:

@@ -10,9 +10,8 @@ from collectors.base import Absent, Family, Value
 from collectors.host import kernel, memory, processor
 from collectors.host.files import Files, one, text
 from collectors.host.parsing import cpu_model, load_average
-
-NVIDIA = "0x10de"
-DISPLAY_CLASSES = ("0x0300", "0x0302")
+from collectors.pcie.device import GPU, Bus
+from collectors.sysfs import Tree
 
 
 class HostCollector:
@@ -25,6 +24,7 @@ class HostCollector:
         self._root = root
         self._thorough = thorough
         self._known: dict[str, Value] = {}
+        self._bus = Bus(Tree(root))
 
     def collect(self) -> Iterable[Family]:
         files = Files(self._root)
@@ -42,7 +42,7 @@ class HostCollector:
         if self._thorough:
             for part in (memory.modules, processor.topology, processor.clocks, kernel.firmware, kernel.processes):
                 yield from part(files)
-        yield one("gpu.pci_count", "1", "NVIDIA GPUs on the PCI bus, with or without a driver", _gpus(self._root))
+        yield one("gpu.pci_count", "1", "NVIDIA GPUs on the PCI bus, with or without a driver", self._bus.count(GPU))
 
     def _once(self, name: str, read: Callable[[], Value | Absent]) -> Value | Absent:
         """What cannot change. Opening /proc/cpuinfo makes some kernels wait 10 ms for the processors' clocks."""
@@ -57,14 +57,3 @@ class HostCollector:
 def _uptime(text: str) -> float:
     return float(text.split()[0])
 
-
-def _gpus(root: Path) -> Value | Absent:
-    try:
-        found = [
-            (path / "vendor").read_text().strip() == NVIDIA
-            and (path / "class").read_text().strip().startswith(DISPLAY_CLASSES)
-            for path in (root / "sys/bus/pci/devices").iterdir()
-        ]
-    except OSError as error:
-        return Absent(status="error", reason=f"/sys/bus/pci/devices: {error}")
-    return sum(found)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 from collectors.base import Absent, Value
@@ -24,17 +25,39 @@ class Device:
     """What the device and its port can do. It cannot change, so it is read until it has once been had."""
 
 
+class Bus:
+    """The devices of interest. What stands at an address is looked at once, for a bus has hundreds of them."""
+
+    def __init__(self, tree: Tree) -> None:
+        self._tree = tree
+        self._known: dict[str, Device | None] = {}
+
+    def devices(self) -> list[Device]:
+        """Those that are there now. Raises OSError where there is no bus."""
+        present = self._tree.names(PCI_DEVICES)
+        self._known = {address: self._known[address] for address in present if address in self._known}
+        for address in present:
+            if address not in self._known:
+                with suppress(OSError):  # it has gone since
+                    self._known[address] = identify(self._tree, address)
+        return [device for device in self._known.values() if device]
+
+    def count(self, kind: str) -> int | Absent:
+        """How many of a kind there are now."""
+        try:
+            return sum(device.kind == kind for device in self.devices())
+        except OSError as error:
+            return Absent(status="error", reason=f"/{PCI_DEVICES}: {error.strerror}")
+
+
 def identify(tree: Tree, address: str) -> Device | None:
-    """What stands at an address; None where it is of no interest, or gone."""
+    """What stands at an address; None where it is of no interest. Raises OSError."""
     path = f"{PCI_DEVICES}/{address}"
-    try:
-        kind = kind_of(tree.text(f"{path}/class"), tree.text(f"{path}/vendor"))
-        if not kind or tree.has(f"{path}/physfn"):
-            return None  # a virtual function has no link of its own
-        above = pci_parts(tree.target(path))[:-1]
-        port_vendor = tree.text(f"{PCI_DEVICES}/{above[-1]}/vendor") if above else ""
-    except OSError:
-        return None
+    kind = kind_of(tree.text(f"{path}/class"), tree.text(f"{path}/vendor"))
+    if not kind or tree.has(f"{path}/physfn"):
+        return None  # a virtual function has no link of its own
+    above = pci_parts(tree.target(path))[:-1]
+    port_vendor = tree.text(f"{PCI_DEVICES}/{above[-1]}/vendor") if above else ""
     coherent = kind == GPU and port_vendor == NVIDIA
     return Device(address=address, kind=kind, bridges=tuple(reversed(above)), coherent=coherent)
 

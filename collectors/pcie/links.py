@@ -7,7 +7,7 @@ from pathlib import Path
 
 from collectors.base import HOST, Absent, Family, Value
 from collectors.pcie import acs, config
-from collectors.pcie.device import GPU, NETWORK, Device, identify
+from collectors.pcie.device import GPU, NETWORK, Bus, Device
 from collectors.sysfs import PCI_DEVICES, Tree, families, numa_node
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
@@ -51,13 +51,13 @@ class PcieCollector:
     def __init__(self, root: Path = Path("/"), thorough: bool = False) -> None:
         self._tree = Tree(root)
         self._thorough = thorough
-        self._known: dict[str, Device | None] = {}
+        self._bus = Bus(self._tree)
         self._virtual: bool | None = None
 
     def collect(self) -> Iterable[Family]:
         found = families(KINDS, COUNTERS)
         try:
-            devices = self._devices()
+            devices = self._bus.devices()
         except FileNotFoundError:
             found["pcie.device_count"].add(HOST, Absent(status="unsupported", reason=f"no /{PCI_DEVICES}: no PCI bus"))
             return [found["pcie.device_count"]]
@@ -73,15 +73,6 @@ class PcieCollector:
             *config.settings(self._tree, devices),
             *acs.redirection(self._tree, devices, virtual=self._is_virtual()),
         ]
-
-    def _devices(self) -> list[Device]:
-        """Those of interest. What stands at an address is looked at once, for a bus has hundreds of them."""
-        present = self._tree.names(PCI_DEVICES)
-        self._known = {
-            address: self._known[address] if address in self._known else identify(self._tree, address)
-            for address in present
-        }
-        return [device for device in self._known.values() if device]
 
     def _is_virtual(self) -> bool:
         """Whether this is a virtual machine. The first processors of /proc/cpuinfo tell; it is long."""

@@ -197,10 +197,17 @@ def tree(
     bus = [(NVIDIA, CONTROLLER_3D)] * gpus
     bus += [(NVIDIA, AUDIO), (NVIDIA, BRIDGE), (INTEL, DISPLAY), (MELLANOX, NETWORK)]
     for number, (vendor, kind) in enumerate(bus):
-        device = root / "sys/bus/pci/devices" / f"0000:{number + 1:02x}:00.0"
-        _write(device / "vendor", f"{vendor}\n")
-        _write(device / "class", f"{kind}\n")
+        pci(root, f"0000:{number + 1:02x}:00.0", vendor, kind)
     return root
+
+
+def pci(root: Path, address: str, vendor: str, kind: str) -> None:
+    """A device on the PCI bus, with no bridge above it."""
+    for name, text in (("vendor", vendor), ("class", kind)):
+        _write(root / f"sys/devices/pci0000:00/{address}/{name}", f"{text}\n")
+    known = root / "sys/bus/pci/devices" / address
+    known.parent.mkdir(parents=True, exist_ok=True)
+    known.symlink_to(f"../../../devices/pci0000:00/{address}")
 
 
 def program(path: Path, does: str) -> None:
