@@ -26,8 +26,8 @@ from deploy.grafana.tables import Column, rows
 
 text = texts("host")
 RATE = "[$__rate_interval]"
-SLOW = "[5m]"
-"""Of counters that the exporter reads every two minutes: what the driver is slow with."""
+SLOW = "[15m]"
+"""Of counters that the exporter reads every five minutes: what the driver is slow with."""
 REMAPS = {"0": ("nothing pending", FINE), "1": ("waits for a reset", WARN), "2": ("failed", BAD), "3": ("failed", BAD)}
 HELD = f"rackproof_gpu_throttle_sampled_seconds_total{{{GPUS}}}{RATE}"
 
