@@ -30,7 +30,7 @@ from fleet.judge.held import held, holds, limit_of, series, unobserved
 from fleet.judge.known import Known
 from fleet.judge.localise.faults import CRITERION as LOCALISE
 from fleet.judge.outliers import Fleet
-from fleet.judge.paths import is_bandwidth, path_of
+from fleet.judge.paths import Path, is_bandwidth, path_of
 from fleet.judge.stragglers import ranks_of
 from fleet.judge.tally import MOST_FAR, Row, Tally
 from fleet.judge.uniform import group_key, kin, same_series
@@ -58,9 +58,13 @@ class Claim:
     """Of the scopes."""
 
     places: dict[str, int] = field(default_factory=dict)
+    ways: dict[Path, array[int]] = field(default_factory=dict)
+    """Which parts talked that way, where it is about a collective."""
 
-    def add(self, value: float, host: int, scope: str) -> None:
+    def add(self, value: float, host: int, scope: str, way: Path | None = None) -> None:
         """One more part."""
+        if way is not None:
+            self.ways.setdefault(way, array("L")).append(len(self.values))
         at = self.places.get(scope)
         if at is None:
             at = self.places[scope] = len(self.names)
@@ -71,6 +75,8 @@ class Claim:
 
     def update(self, other: Claim) -> None:
         """The parts of other hosts."""
+        for way, parts in other.ways.items():
+            self.ways.setdefault(way, array("L")).extend(part + len(self.values) for part in parts)
         for value, host, scope in zip(other.values, other.hosts, other.scopes, strict=True):
             self.add(value, host, other.names[scope])
 
@@ -565,7 +571,8 @@ class Survey:
                 claim = self.claims.get(full)
                 if claim is None:
                     claim = self.claims[full] = Claim(criterion=criterion, template=template, key=key)
-                claim.add(number, place, scope)
+                way = path_of(one.view, replace(template, host=name)) if is_bandwidth(template) else None
+                claim.add(number, place, scope, way)
             for criterion_id, key, value, scope, template in one.same:
                 full = (criterion_id, key, type(value).__name__, value)
                 if full not in self.same:
@@ -591,12 +598,15 @@ class Survey:
 
     def _settle_claim(self, claim: Claim, hosts: Sequence[str]) -> None:
         limits: dict[str, Value] = {}
+        passed = bytearray()
         for value, place, scope in claim.parts():
             if scope not in limits:
                 limits[scope] = self._limit(claim, scope)
             limit = limits[scope]
-            if limit is None or (limit != "" and not holds(claim.criterion.operator, value, limit)):
+            passed.append(limit not in (None, "") and holds(claim.criterion.operator, value, limit))
+            if limit != "" and not passed[-1]:
                 self.flagged.add(hosts[place])
+        self.known.normal |= {way for way, parts in claim.ways.items() if any(passed[part] for part in parts)}
 
     def _limit(self, claim: Claim, scope: str) -> Value:
         """What the fleet makes the limit; None where it is too small to tell; empty where nothing is then to be told."""

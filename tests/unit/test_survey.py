@@ -267,7 +267,7 @@ def known_of(plan: Plan, told: dict[str, Evidence], packs: Sequence[Pack], parts
     whole = Known(Planned(plan), [HostView(plan, host, told[host.name], packs) for host in plan.hosts])
     judge(plan, told, packs, whole)
     assert figures(survey.known) == figures(whole)
-    usual = {item.id for used in packs for item in used.criteria if item.vs_fleet or item.same_as_fleet}
+    usual = {item.id for used in packs for item in used.criteria if item.same_as_fleet}  # nobody compares them by words
     assert survey.known.normal == {path for path in whole.normal if path[0] not in usual}
 
 
@@ -303,6 +303,23 @@ def test_the_fleet_is_known_by_what_each_host_shows() -> None:
     ):  # fmt: skip
         changed = fleet(**{**hosts, ODD: lambda made, odd=odd: odd(hosts[ODD](made))})
         known_of(PLAN, changed, [pack(FRACTION, CLOCK)])
+
+
+def test_a_way_that_the_fleet_finds_fast_enough_explains_nobody_who_is_slow() -> None:
+    def over(transport: str, speed: float) -> Callable[[Record], Record]:
+        common = {"scope": "host", "size_bytes": 1 << 30}
+        way = builders.observation("collective.transport", transport, scope="host")
+        access = builders.observation("peer_copy.access", True, scope="gpu=0,peer=1")
+        return with_more(builders.observation("collective.all_reduce.busbw", speed, **common), way, access)
+
+    rule = criterion(
+        "collective.all_reduce.busbw", id="busbw", scope="host", operator="ge", fleet_fraction=0.9, unit="B/s"
+    )
+    reach = criterion("peer_copy.access", id="reach", value=True, scope="peer")
+    everywhere = {name: over("SHM/direct", 3.0e10) for name in NAMES}
+    assert flagged(fleet(**everywhere | {ODD: over("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
+    elsewhere = {name: over("P2P/CUMEM", 3.0e10) for name in NAMES}
+    assert flagged(fleet(**elsewhere | {ODD: over("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
 
 
 def test_a_text_for_a_figure_is_told_where_only_the_fleet_has_a_limit() -> None:
