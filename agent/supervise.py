@@ -32,9 +32,11 @@ from agent.telemetry import Telemetry
 from agent.vigil import FLIGHT, Vigil, dump_flights, flight_recorder
 from collectors.base import Collector
 from schemas import documents
+from schemas.catalogue import BENCHMARKS
 from schemas.probes import PROBE
 from schemas.records import Culprit, Launch, Observation, Rank, Record, Snapshot, observation_from_json
 from schemas.studies import CELL
+from schemas.timeline import SOAK
 
 GRACE_S = 5.0
 """Between SIGTERM and SIGKILL."""
@@ -136,6 +138,7 @@ def supervise(
         culprit=culprit,
         number=number,
         observations=tuple(observations) if probes else (),
+        timeline=telemetry.trace(begun(work, command.ranks)) if telemetry and not probes and stage != SOAK else None,
     )
     record = run.add(
         gang,
@@ -364,10 +367,26 @@ def _how(exit_code: int | None) -> str:
     return "no exit of its own" if exit_code is None else f"exit code {exit_code}"
 
 
+def _state(work: Path, rank: int) -> documents.Json:
+    """What a rank last said of itself. Raises OSError or documents.DocumentError where it said nothing that can be read."""
+    return documents.parse((work / f"rank{rank}.state.json").read_bytes(), source="state")
+
+
+def begun(work: Path, ranks: Iterable[int]) -> dict[str, float]:
+    """Benchmark -> when the first of these ranks came to it, by the host's monotonic clock, in that order."""
+    found: dict[str, float] = {}
+    for rank in ranks:
+        with contextlib.suppress(OSError, documents.DocumentError, KeyError, AttributeError, TypeError):
+            for name, at in _state(work, rank)["begun"].items():
+                if name in BENCHMARKS and type(at) is float:
+                    found[name] = min(at, found.get(name, at))
+    return dict(sorted(found.items(), key=lambda item: item[1]))
+
+
 def _rank(work: Path, rank: int, local_rank: int, seen: RankState) -> Rank:
     """How a rank ended, by what it wrote itself, its last phase and its exit code, and by what its guard saw."""
     try:
-        state = documents.parse((work / f"rank{rank}.state.json").read_bytes(), source="state")
+        state = _state(work, rank)
         phase, exit_code = str(state["phase"]), state["exit_code"]
     except (OSError, documents.DocumentError, KeyError, TypeError):
         phase, exit_code = seen.phase, None

@@ -11,10 +11,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from agent.statistics import summarize
+from agent.timeline import Recorder
 from collectors.base import Absent
 from collectors.nvml import THROTTLE_REASONS, Beat, Pulse
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR, MEASURED, Observation
+from schemas.trace import UNREAD, Trace, traced
 
 PERIOD_S = 0.05
 KEPT = 72_000
@@ -59,15 +61,37 @@ class Beating(threading.Thread):
 
 
 class Telemetry(Beating):
-    """Keeps what it reads, for the times that the ranks ask for."""
+    """Keeps what it reads, for the times that the ranks ask for, and how it went all along, for who looks at it later."""
 
     def __init__(self, devices: Iterable[int]) -> None:
+        devices = list(devices)
         super().__init__(lambda: Pulse(devices), PERIOD_S)
+        self._devices = devices
         self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._recorder = Recorder()
+        self._lost: dict[int, str] = {}
+        self._began = time.monotonic()
         self.start()
 
     def take(self, at: float, beats: Mapping[int, Beat | Absent]) -> None:
         self._samples.append((at, beats))
+        self._recorder.beats(at - self._began, beats)
+        for index, beat in beats.items():
+            if isinstance(beat, Absent):
+                self._recorder.add(at - self._began, UNREAD, f"gpu={index}", "1", 1.0)
+                self._lost.setdefault(index, beat.reason or beat.status)
+
+    def trace(self, begun: Mapping[str, float]) -> Trace | None:
+        """What every GPU showed from the beginning on, in few buckets; None where there was no time to look.
+
+        Args:
+            begun: benchmark -> when it began, by the clock of `time.monotonic()`.
+        """
+        now = time.monotonic()
+        began_s = {name: max(0.0, at - self._began) for name, at in begun.items() if at <= now}
+        reasons = {**(dict.fromkeys(self._devices, self._error) if self._error else {}), **self._lost}
+        lost = {str(index): reason[:512] for index, reason in sorted(reasons.items())}
+        return traced(self._recorder.timeline(), began_s, lost)
 
     def observations(
         self, windows: Sequence[Mapping[str, Any]], measured: Sequence[Observation], stage: str

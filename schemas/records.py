@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any, TypeVar
 
 from schemas.timeline import Soak, soak_from_json
+from schemas.trace import Trace
 
 RECORD_SCHEMA = "rackproof.record/1"
 
@@ -163,6 +164,8 @@ class Launch:
     """Which of its gang's launches this was, as the control node counts them; 0 where nobody counted."""
     observations: tuple[Observation, ...] = ()
     """What it measured, where a later launch of its stage took its place, or where it was a probe; else the record has it."""
+    timeline: Trace | None = None
+    """What its GPUs showed meanwhile; None on CPUs, of a round of a soak, which has one of its own, and of a probe."""
 
     @property
     def good(self) -> bool:
@@ -266,6 +269,7 @@ def _launch(document: Mapping[str, Any]) -> Launch:
         "ranks": tuple(Rank(**rank) for rank in document["ranks"]),
         "culprit": culprit_from_json(document["culprit"]) if "culprit" in document else None,
         "observations": tuple(observation_from_json(item) for item in document.get("observations", ())),
+        "timeline": Trace(**document["timeline"]) if "timeline" in document else None,
     }
     return Launch(**{**document, **parts})
 

@@ -103,9 +103,7 @@ def soak_from_json(document: Mapping[str, Any]) -> Soak:
 def thinned(timeline: Timeline, most: int) -> Timeline:
     """The same with no more than so many buckets."""
     last = max((one.at[-1] for one in timeline.series if one.at), default=0)
-    factor = 1
-    while last // factor >= most:
-        factor *= 2
+    factor = last // most + 1
     if factor == 1:
         return timeline
     series = tuple(_thinned(one, factor) for one in timeline.series)

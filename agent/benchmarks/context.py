@@ -69,6 +69,8 @@ class Context:
     """`time.monotonic()` when this host's ranks were launched; by hand, when this one had imported torch."""
     benchmark: str = ""
     """The one that is running."""
+    begun: dict[str, float] = field(default_factory=dict)
+    """When each began, and whatever else this rank has been at, by `time.monotonic()`."""
     lost: dict[int, str] = field(default_factory=dict)
     """Local ranks of this host that are not waited for, and why."""
     observations: list[Observation] = field(default_factory=list)
@@ -95,7 +97,8 @@ class Context:
         """Tells the supervisor what this rank is at, and at the end how it ended."""
         self.heart.phase = what
         self.heart.step()
-        _write(self.work / f"rank{self.rank}.state.json", {"phase": what, "exit_code": exit_code})
+        state = {"phase": what, "exit_code": exit_code, "begun": self.begun}
+        _write(self.work / f"rank{self.rank}.state.json", state)
         if self.observations and time.monotonic() - self._saved > SAVE_S:
             self.save()
 
@@ -173,6 +176,7 @@ class Context:
     def begin(self, benchmark: str) -> None:
         """From here on meetings, windows and phases are this benchmark's."""
         self.benchmark = benchmark
+        self.begun[benchmark] = time.monotonic()
         self._meetings = {}
         self.store.set(f"begun/{self.node}/{benchmark}/{self.local_rank}", "here")
         for rank in list(self.lost):  # one that was only slow, and has caught up, is waited for again

@@ -428,7 +428,7 @@ def _facts(name: str, left: Evidence, verdicts: Iterable[Verdict], found: _Full)
 def _reduced(report: HostReport) -> HostReport:
     """Without what fills a page: measurements, links, and what the ranks wrote."""
     launches = tuple(
-        replace(launch, ranks=(), log_tail="", observations=())
+        replace(launch, ranks=(), log_tail="", observations=(), timeline=None)
         for launch in report.launches
         if report.decision != ACCEPTED
     )

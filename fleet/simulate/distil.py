@@ -32,7 +32,7 @@ SMALL = 1 << 20
 """Bytes below which a collective takes as long as its host takes to launch it."""
 LEAST, MOST, UNKNOWN = 0.002, 0.02, 0.01
 """Standard deviation of a host's figure, as a share of it: at least, at most, and where it was not repeated."""
-READINGS = "h200x2-soak"
+READINGS = "h200x4-burnin"
 """The run whose snapshots are taken: the only one in which every collector of today was there."""
 APART = ("numa",)
 VOLATILE = ("world_size", "devices", "bytes", "free_bytes", "repetitions", "samples_per_second", "replicas", "left_out")

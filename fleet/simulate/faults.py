@@ -8,11 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fleet.simulate.records import pci, serial
+from fleet.simulate.traces import held_back, lose
 from schemas.plans import Plan, PlannedHost
 
 Doc = dict[str, Any]
 PREFLIGHT = "preflight"
-LOST = "error: NVML: GPU is lost"
+LOST, MISSING = "error: NVML: GPU is lost", "NVML: no such device"
 NVLINK = 11
 """The link that goes down."""
 
@@ -123,6 +124,12 @@ def _xid79(case: Case) -> None:
     for document in case.documents.values():
         for taken in document["snapshots"][1:] if "gang" not in document else document["snapshots"]:
             _unread(taken, case)
+        for timeline in _timelines(document):
+            lose(timeline, str(case.gpu), LOST.partition(": ")[2], until=0.0 if "gang" in document else 0.5)
+
+
+def _timelines(document: Doc) -> list[Doc]:
+    return [launch["timeline"] for launch in document["launches"] if "timeline" in launch]
 
 
 def _missing_gpu(case: Case) -> None:
@@ -132,6 +139,8 @@ def _missing_gpu(case: Case) -> None:
         case.read(name, rest, "host", late=False)
     for document in case.documents.values():
         document["gpus"] = [gpu for gpu in document["gpus"] if gpu["index"] != case.gpu]
+        for timeline in _timelines(document):
+            lose(timeline, str(case.gpu), MISSING)
         for taken in document["snapshots"]:
             for metric in taken["metrics"]:
                 for kind in ("values", "absent"):
@@ -239,6 +248,9 @@ def _thermal(case: Case) -> None:
     for item in case.seen("stress.throttled_share", "straggler.throttled_share", reason="hw_thermal"):
         item["value"] = 0.63
     case.slow(0.8, "straggler.clock")
+    for document in case.documents.values():
+        for timeline in _timelines(document):
+            held_back(timeline["gpus"][str(case.gpu)], watts=541, mhz=1125, hot=88)
 
 
 def _slow_gpu(case: Case) -> None:
@@ -270,6 +282,9 @@ def _power_limit(case: Case) -> None:
     case.slow(550 / 693, "stress.power")
     case.slow(0.88 / (550 / 693), "stress.efficiency")
     case.slow(1.06, "straggler.compute")
+    for document in case.documents.values():
+        for timeline in _timelines(document):
+            held_back(timeline["gpus"][str(case.gpu)], watts=550, mhz=1335)
 
 
 def _wrong_vbios(case: Case) -> None:
@@ -345,6 +360,7 @@ def _hung(case: Case) -> None:
         if item["name"].split(".")[0] not in after and item.get("params", {}).get("benchmark") not in after
     ]
     for launch in document["launches"]:
+        launch.pop("timeline", None)  # of the long wait for the deadline nothing was made up
         for rank in launch["ranks"]:
             rank |= {"exit_code": None, "phase": at}
         launch |= {

@@ -15,6 +15,7 @@ from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
 from fleet.simulate.faults import Effect, scale
 from fleet.simulate.figures import LARGE
+from fleet.simulate.traces import cut
 from schemas.plans import Plan
 from schemas.probes import GANG
 from schemas.records import record_from_json
@@ -23,6 +24,8 @@ Doc = dict[str, Any]
 Fill = Callable[[Sequence[str], int], dict[str, Doc]]
 """The hosts of a launch, in rank order, and its number -> the record that each would leave of it, were nothing wrong."""
 MOST_LAUNCHES = 8
+STOPPED_S = 31.0
+"""What a launch takes that a rank ends."""
 _HOW = {
     "rank_ended": "killed by SIGABRT",
     "rank_silent": "silent for 8 s: its process is frozen, or gets no processor",
@@ -86,7 +89,9 @@ def _stopped(plan: Plan, records: dict[str, Doc], start: Start, host: str, gpu: 
         for launch in record["launches"]:
             for item in launch["ranks"]:
                 item |= {"exit_code": None, "phase": benchmarks[0]}
-            launch |= {"outcome": "failed", "reason": text, "culprit": culprit, "duration_s": 31.0}
+            launch |= {"outcome": "failed", "reason": text, "culprit": culprit, "duration_s": STOPPED_S}
+            if "timeline" in launch:
+                cut(launch["timeline"], STOPPED_S)
     return records
 
 

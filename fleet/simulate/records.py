@@ -14,6 +14,7 @@ from fleet.judge.criteria import read_packs
 from fleet.simulate.figures import Crowd, observations
 from fleet.simulate.measured import LEVELS, Measured, shortened
 from fleet.simulate.template import Cell, Slot, Template, compiled
+from fleet.simulate.traces import trace
 from schemas import VERSION
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
@@ -59,8 +60,7 @@ class Timing:
 
 def timing(plan: Plan, measured: Measured) -> Timing:
     """When the stages of a plan begin and end on every host."""
-    durations = {figure["params"]["benchmark"]: _usual(figure) for figure in measured.figures[DURATION.name]}
-    took = {stage.name: START_S + sum(durations.get(name, 5.0) for name in stage.benchmarks) for stage in plan.stages}
+    took = {stage.name: START_S + sum(lasted(plan, stage.name, measured).values()) for stage in plan.stages}
     after = 20.0 + took.get("benchmark", 0.0)
     return Timing(
         benchmark=20.0,
@@ -68,6 +68,19 @@ def timing(plan: Plan, measured: Measured) -> Timing:
         gang=after + BETWEEN_S,
         after_gang=after + BETWEEN_S + took.get(GANG, 0.0),
     )
+
+
+def lasted(plan: Plan, stage: str, measured: Measured) -> dict[str, float]:
+    """Benchmark -> seconds, in the order of the plan."""
+    durations = {figure["params"]["benchmark"]: _usual(figure) for figure in measured.figures[DURATION.name]}
+    return {name: durations.get(name, 5.0) for name in plan.stage(stage).benchmarks}
+
+
+def _over_time(plan: Plan, stage: str, measured: Measured, shape: Shape) -> Doc:
+    """What the GPUs showed meanwhile, where a record has more than is judged."""
+    if shape.readings != ALL:
+        return {}
+    return {"timeline": trace(stage, shape.devices, lasted(plan, stage, measured), START_S)}
 
 
 def _usual(figure: Mapping[str, Any]) -> float:
@@ -93,8 +106,9 @@ def alone(plan: Plan, host: PlannedHost, measured: Measured, shape: Shape) -> Te
             ("benchmark", "after", "after", times.after_benchmark),
         ]
         crowd = Crowd(stage="benchmark", ranks=shape.devices, per_host=shape.devices)
-        launches = [_launch(plan, "benchmark", Cell("host", '["%s"]'), _ranks(range(shape.devices)), times.benchmark,
-                            times.after_benchmark)]  # fmt: skip
+        launch = _launch(plan, "benchmark", Cell("host", '["%s"]'), _ranks(range(shape.devices)), times.benchmark,
+                         times.after_benchmark)  # fmt: skip
+        launches = [launch | _over_time(plan, "benchmark", measured, shape)]
         seen = list(observations(measured, plan, host, crowd))
     last = times.after_benchmark if has_stage else 6.0
     return compiled(_record(shape, measured, shots, seen, launches, last))
@@ -110,8 +124,9 @@ def together(plan: Plan, host: PlannedHost, measured: Measured, shape: Shape) ->
     ]
     crowd = Crowd(stage=GANG, ranks=shape.members * shape.devices, per_host=shape.devices, partners=shape.partners)
     seen = list(observations(measured, plan, host, crowd))
+    more = _over_time(plan, GANG, measured, shape)
     launch = _launch(plan, GANG, Cell("members", "%s"), Cell("ranks", "%s"), times.gang, times.after_gang)
-    document = _record(shape, measured, shots, seen, [{**launch, "number": 1}], times.after_gang)
+    document = _record(shape, measured, shots, seen, [{**launch, "number": 1, **more}], times.after_gang)
     return compiled({**document, "gang": Cell("gang")})
 
 

@@ -10,6 +10,7 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
 from fleet.plan import make_plan, read_profile
 from fleet.report.merge import merge
+from fleet.simulate.traces import trace
 from schemas.plans import Plan
 from schemas.records import ERROR, Observation, Rank
 from schemas.reports import (
@@ -28,6 +29,7 @@ from schemas.reports import (
     Spread,
     Verdict,
 )
+from schemas.trace import Trace
 from tests import builders
 
 NOISE = 0.004
@@ -59,6 +61,17 @@ def noisy(left: Evidence, host: str) -> Evidence:
     return builders.with_observations(builders.with_observations(left, shaken), shaken, gang=True)
 
 
+def over_time(left: Evidence, gpus: int) -> Evidence:
+    """The same with what its GPUs showed while its own stage ran; one of them could not be read in the middle."""
+    first, *rest = left.records
+    shown = trace("benchmark", gpus, {"gemm": 8.0, "stress": 20.0, "collective": 22.0}, start_s=10.0)
+    words = shown["gpus"]["1"]["power_w"].split()
+    shown["gpus"]["1"]["power_w"] = " ".join([*words[:10], ".", ".", *words[12:]])
+    shown["lost"] = {"1": "NVML: timed out <b>"}
+    launch = replace(first.launches[0], duration_s=60.0, timeline=Trace(**shown))
+    return replace(left, records=(replace(first, launches=(launch,)), *rest))
+
+
 def slowed(left: Evidence, scope: str, name: str, factor: float) -> Evidence:
     """One figure of one part times `factor`."""
 
@@ -87,7 +100,7 @@ def failed(left: Evidence, text: str) -> Evidence:
 def demo(racks: int = 2, hosts: int = 6, gpus: int = 8) -> FleetReport:
     """Racks with one fault of each kind."""
     made = plan(racks, hosts, gpus=gpus)
-    evidence = {name: noisy(left, name) for name, left in builders.evidence(made).items()}
+    evidence = {name: over_time(noisy(left, name), gpus) for name, left in builders.evidence(made).items()}
     names = list(evidence)
     evidence[names[2]] = slowed(evidence[names[2]], "gpu=3", "gemm", 0.85)
     evidence[names[2]] = slowed(evidence[names[2]], "gpu=3", "memory", 0.9)

@@ -41,7 +41,7 @@ def pages(folder: Path, names: set[str]) -> dict[str, str]:
     if "lab" in names:
         found["lab"] = _written(folder, "lab", render_html(fleets.lab()))
     if "h200" in names:
-        found["h200"] = _written(folder, "h200", _of_run(ROOT / "docs" / "measurements" / "h200x4-one-host"))
+        found["h200"] = _written(folder, "h200", _of_run(ROOT / "docs" / "measurements" / "h200x4-burnin"))
     if {"demo", "host"} & names:
         run = folder / "demo"
         command = [sys.executable, str(ROOT / "rackproof.py"), "simulate", str(run), "--hosts", "64", "--racks", "8"]

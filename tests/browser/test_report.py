@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+import re
 import time
 from collections.abc import Iterator
 from dataclasses import replace
@@ -177,6 +178,31 @@ def test_it_prints_with_the_pages_of_hosts_that_are_not_accepted(watched: Watche
     paper = page.pdf(format="A4")
     assert paper.startswith(b"%PDF")
     assert paper.count(b"/Type /Page") >= 6
+
+
+def test_page_of_a_host_shows_power_temperature_and_clocks_over_time(watched: Watched, files: dict[str, Path]) -> None:
+    page = watched.open(files["racks"], "#host=r01-h03")
+    stage = page.get_by_role("region", name="Stage benchmark over time", exact=True)
+    assert stage.locator("thead th").all_inner_texts()[0] == "Part"
+    pictures = stage.get_by_role("img")
+    labels = pictures.evaluate_all("all => all.map(one => one.getAttribute('aria-label')).filter(Boolean)")
+    assert len(labels) == 4 * 3
+    assert re.fullmatch(r"Power of GPU 0: \d+ W \(\d+ to \d+\)", labels[0])
+    assert "not known for 4 s" in labels[3]
+    assert all(
+        box["width"] > 200 and box["height"] > 30 for box in (found.bounding_box() for found in pictures.all()) if box
+    )
+    assert "samples lost: NVML: timed out <b>" in stage.inner_text()
+    assert "Began: GEMM 10 s · Stress 18 s · Collectives 38 s" in stage.inner_text()
+    assert page.evaluate(CONTRAST) == []
+    page.set_viewport_size({"width": 390, "height": 900})
+    assert not page.evaluate(SCROLLS)
+    assert page.evaluate(
+        "[...document.querySelectorAll('.course .scroll')].every(one => one.scrollWidth <= one.clientWidth)"
+    )
+    page = watched.open(files["rehearsal"])
+    page.locator("#list tbody th a").first.click()
+    assert "over time" not in page.locator("#host-page").inner_text()
 
 
 def test_who_listens_finds_landmarks_headings_and_captions(watched: Watched, files: dict[str, Path]) -> None:

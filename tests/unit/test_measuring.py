@@ -18,6 +18,7 @@ from agent.benchmarks.context import Context
 from agent.statistics import interval, summarize
 from agent.telemetry import Telemetry
 from collectors.base import Absent
+from collectors.nvml import Beat
 from schemas.catalogue import settings
 from schemas.records import MEASURED, Observation
 
@@ -297,7 +298,7 @@ class Pulse:
         self._devices = devices
 
     def read(self) -> dict[int, Any]:
-        return {index: (690.0 + index, 1.5e9, 60.0, 0x4) for index in self._devices}
+        return {index: Beat(690.0 + index, 1.5e9, 60.0, 0x4, 2.6e9) for index in self._devices}
 
 
 def test_telemetry_gives_what_the_catalogue_wants_of_the_time_that_was_asked_for(

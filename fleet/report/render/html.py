@@ -34,6 +34,7 @@ from fleet.report.render import (
     rows,
     strips,
     timeline,
+    timeline_launch,
     timing,
     training,
     versions,
@@ -53,7 +54,7 @@ _MOST_CHANGES = 200
 _MOST_LINES = 1000
 """Of hosts that are not accepted, for readers without a script; of more the names alone."""
 _STYLES = ("report.css", "timeline.css")
-"""The second where there was a soak."""
+"""The second where something is shown over time."""
 _END = "</script>\n"
 
 
@@ -73,7 +74,8 @@ class Duty:
 def render_html(report: FleetReport, grafana_url: str = "") -> str:
     """The whole report for people. The same report gives the same bytes."""
     soaks = timeline.timelines(report)
-    css, js = "\n".join(map(asset, _STYLES if soaks else _STYLES[:1])), asset("report.js")
+    over_time = soaks or timeline_launch.hosts_with_courses(report)
+    css, js = "\n".join(map(asset, _STYLES if over_time else _STYLES[:1])), asset("report.js")
     page = environment().get_template("report.html.j2").render(
         report=report,
         css=Markup(css),  # noqa: S704 - our own file

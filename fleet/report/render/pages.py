@@ -16,6 +16,7 @@ from typing import Any
 from fleet.report.render import hosts, pairs
 from fleet.report.render.format import ACTIONS, NONE, clean, clean_log, decision_name
 from fleet.report.render.rows import Reason, Row, fold, reasons
+from fleet.report.render.timeline_launch import Course, courses, has_courses, hosts_with_courses
 from fleet.report.render.versions import version_order
 from schemas.readings import READINGS
 from schemas.records import Launch
@@ -81,7 +82,8 @@ class Block:
 def embedded(report: FleetReport, room: int) -> str:
     """The data block of the page, in at most `room` bytes where the columns of the hosts alone are not more.
 
-    Pages of hosts that are not accepted come first, then the serials to search by, then pages of accepted hosts.
+    Pages of hosts that are not accepted come first, then the serials to search by, then pages of accepted hosts, and what went
+    on over time where there is room left for it.
     """
     of_host: dict[str, list[Verdict]] = {host.name: [] for host in report.hosts}
     for verdict in report.verdicts:
@@ -97,7 +99,8 @@ def embedded(report: FleetReport, room: int) -> str:
     if any(serials) and size < left:
         data["serials"] = serials
         left -= size
-    _add(report, [item for item in numbered if item[1].decision == ACCEPTED], of_host, block, pages, left)
+    left = _add(report, [item for item in numbered if item[1].decision == ACCEPTED], of_host, block, pages, left)
+    _add_courses(report, block, pages, left)
     return _json({**data, "pages": pages, "s": block.all})
 
 
@@ -193,6 +196,45 @@ def _add(
         pages[str(number)] = page
         room -= size
     return room
+
+
+def _add_courses(report: FleetReport, block: Block, pages: dict[str, Any], room: int) -> None:
+    """How power, temperature and clocks went, on the pages that are there: nothing was left out to make room for it."""
+    chosen = {host.name for host in hosts_with_courses(report)}
+    for number, host in enumerate(report.hosts):
+        page = pages.get(str(number))
+        if page is None or not has_courses(host):
+            continue
+        mark, found = block.mark(), []
+        if host.name in chosen:
+            found = [_course(course, block) for course in courses(host)]
+        size = len(_json(found).encode()) + block.size - mark[1] + len(',"courses":')
+        if size > room:
+            block.back(mark)
+            found, size = [], len(',"courses":[]')
+        page["courses"] = found  # none: the page tells how they are had
+        room -= size
+
+
+def _course(course: Course, block: Block) -> list[Any]:
+    """Stage, how long, where benchmarks began, which, columns, GPUs with a picture a column, and how many more there are."""
+    return [
+        *block.texts((course.stage, course.ends)),
+        course.begun,
+        [block.texts(benchmark) for benchmark in course.benchmarks],
+        [block.texts((column.name, column.range)) for column in course.columns],
+        [
+            [
+                *block.texts((part.head, part.serial, part.lost)),
+                [
+                    [block.text(words), found.band, found.line, found.held] if found else 0
+                    for words, found in zip(part.figures, part.sparks, strict=True)
+                ],
+            ]
+            for part in course.parts
+        ],
+        course.left_out,
+    ]
 
 
 def _page(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict], block: Block) -> dict[str, Any]:

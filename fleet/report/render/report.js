@@ -226,6 +226,32 @@ function pairPicture(found) {
     svg("svg", { class: "heat", width: across * step + 220, height: found.partners.length * step, role: "img", "aria-label": told }, ...shapes, ...labels));
 }
 
+// Power, temperature and clocks while the ranks ran.
+function overTime(number, courses) {
+  const head = el("h3", {}, "Power, temperature and clocks over time");
+  if (!courses.length) return [head, el("p", { class: "empty" }, "Left out of a report of this size. They are drawn by ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
+  const held = courses.some((course) => course[5].some((part) => part[3].some((found) => found && found[3])));
+  return [head, el("p", { class: "lede" }, "From left to right the time of the stage: the mean as a line, from the lowest to the highest shaded, and no line where nothing is known. Dashed: a benchmark began. ",
+    held && "Shaded from top to bottom: clocks were held down for another reason than the power limit. ", "Pictures of one column have one scale."), ...courses.map(course)];
+}
+
+function course([stage, ends, begun, benchmarks, columns, gpus, more]) {
+  const rows = gpus.map(([head, serial, lost, sparks]) => el("tr", {}, el("th", { scope: "row" }, S(head), S(serial) && note(S(serial)), S(lost) && el("span", { class: "lost" }, icon("inconclusive"), `samples lost: ${S(lost)}`)),
+    ...sparks.map((found, at) => el("td", {}, ...(found ? [spark(`${S(columns[at][0])} of ${S(head)}: ${S(found[0])}`, begun, found), note(S(found[0]))] : [note("nothing known")])))));
+  return el("section", { class: "course", "aria-label": `Stage ${S(stage)} over time` },
+    el("h4", {}, `Stage ${S(stage)} `, note(S(ends))),
+    el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `GPUs in stage ${S(stage)} over time` },
+      roles(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Part"), ...columns.map(([name, range]) => el("th", { scope: "col" }, S(name), " ", note(S(range)))))), el("tbody", {}, ...rows)))),
+    more > 0 && el("p", { class: "note" }, `and ${plural(more, "GPU")} more in the record`),
+    benchmarks.length && el("p", { class: "note" }, "Began: ", ...benchmarks.map(([at, name], place) => [place > 0 && " · ", el("b", {}, S(name)), ` ${S(at)}`])));
+}
+
+function spark(label, begun, [, band, line, held]) {
+  const thin = { "vector-effect": "non-scaling-stroke" };
+  return svg("svg", { class: "spark", viewBox: "0 0 160 40", preserveAspectRatio: "none", role: "img", "aria-label": label }, svg("title", {}, label), svg("rect", { class: "base", width: 160, height: 40 }),
+    held && svg("path", { class: "held", d: held }), begun && svg("path", { class: "begun", d: begun, ...thin }), svg("path", { class: "spread", d: band }), svg("path", { class: "line", d: line, ...thin }));
+}
+
 function pageOf(number, id = "") {
   const page = data.pages[number];
   const states = gpusOf[number];
@@ -244,6 +270,7 @@ function pageOf(number, id = "") {
     lines(S(index), el("span", { class: `verdict ${KIND[state]}` }, icon(KIND[state]), KIND[state]), S(rest[0]), ...rest.slice(1).map((text) => S(text) ? code(S(text)) : "–"))), "parts")
     : el("p", { class: "empty" }, S(page.no_gpu)));
   if (page.pairs.partners) parts.push(pairPicture(page.pairs));
+  if (page.courses) parts.push(...overTime(number, page.courses));
   if (page.rows.length) parts.push(tableOf(`Verdicts: ${page.counts[0]} failed, ${page.counts[1]} inconclusive, ${page.counts[2]} passed`,
     ["Observation", "Part", "Found", "Limit", "Margin", "Verdict", "Source"], page.rows.flatMap(verdictRow), "verdicts"));
   else parts.push(el("p", { class: "empty" }, "No verdict was reached on this host."));

@@ -12,12 +12,12 @@ from fleet.report.render.figure import shown
 from fleet.report.render.format import NONE, finite, number, params_text, scale
 from fleet.report.render.hosts import anchors_of
 from fleet.report.render.places import scope_name
+from fleet.report.render.timeline_spark import THROTTLED, Axes, Column, Spark, bounds, span_of, spark
 from fleet.report.titles import title
 from schemas.records import Value
 from schemas.reports import FleetReport, HostReport
 from schemas.timeline import Event, Series, Soak
 
-WIDTH, HEIGHT = 160, 40
 SHOWN_EVENTS = 12
 COLUMNS = (
     ("gpu.power", "Power"),
@@ -26,30 +26,6 @@ COLUMNS = (
     ("stress.throughput", "Stress"),
 )
 """What is shown of each GPU, or of each process of a rehearsal, and what people call it."""
-THROTTLED = "gpu.throttle.active"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Spark:
-    """One small picture."""
-
-    title: str
-    band: str
-    """Path from the lowest to the highest of each bucket."""
-    line: str
-    """Path of the means."""
-    held: str
-    """Path over the times in which the clocks were held down for more than the power limit."""
-    marks: tuple[int, ...]
-    """Where a counter of this part rose."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Column:
-    """What the pictures under one head share."""
-
-    name: str
-    range: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +94,7 @@ def _host(host: HostReport, soak: Soak, anchor: str, drifts: Drifts) -> HostTime
         summary=summary(soak),
         whole=bool(soak.ended) and not soak.reason and not soak.failed,
         ends=clock(ends_s),
-        columns=tuple(Column(name=head, range=_range(by_name[name])) for name, head in columns),
+        columns=tuple(Column(name=head, range=span_of(by_name[name])) for name, head in columns),
         rows=tuple(_row(host, part, columns, by_name, events, soak) for part in parts),
         rates=tuple(_rates(host.name, soak, drifts)),
         happenings=tuple(map(_happening, events[:SHOWN_EVENTS])),
@@ -140,6 +116,11 @@ def _end(soak: Soak) -> float:
     """Seconds from its beginning to its end, with the time in which it was cut off."""
     last = max((one.at[-1] for one in soak.timeline.series if one.at), default=0)
     return max(soak.soaked_s, last * soak.timeline.bucket_s, 1.0)
+
+
+def _axes(soak: Soak, series: Sequence[Series]) -> Axes:
+    low, high = bounds(series)
+    return Axes(bucket_s=soak.timeline.bucket_s, ends_s=_end(soak), low=low, high=high)
 
 
 def _part_order(scope: str) -> tuple[str, int]:
@@ -170,10 +151,9 @@ def _row(
     marks = [event for scope, event in events if scope.split(",")[0] == part and event.name != THROTTLED]
     sparks = []
     for name, head in columns:
-        low, high = _bounds(by_name[name])
         own = next((one for one in by_name[name] if one.scope == part), None)
         label = f"{head} of {scope_name(part)}"
-        sparks.append(_spark(label, own, soak, (low, high), held, marks) if own else None)
+        sparks.append(spark(label, own, _axes(soak, by_name[name]), held, marks) if own else None)
     return Row(head=scope_name(part), note=serial, sparks=tuple(sparks))
 
 
@@ -188,12 +168,11 @@ def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:
             continue
         benchmark, _, what = one.name.partition(".")
         label = " ".join([title(benchmark), what.replace("_", " ").replace(".", " "), params_text(one.params)]).strip()
-        bounds = _bounds([one])
         yield Rate(
             name=label,
-            range=_range([one]),
+            range=span_of([one]),
             drift=drift_text(host, one, soak, drifts),
-            spark=_spark(label, one, soak, bounds, None, ()),
+            spark=spark(label, one, _axes(soak, [one])),
         )
 
 
@@ -220,44 +199,6 @@ def drift_text(host: str, series: Series, soak: Soak, drifts: Drifts) -> str:
     if found is None:
         return ""
     return f"{100 * (found - 1):+.1f} % at worst against its {first_name(soak)}".replace("-", "−")
-
-
-def _bounds(series: Sequence[Series]) -> tuple[float, float]:
-    return min(min(one.low) for one in series if one.low), max(max(one.high) for one in series if one.high)
-
-
-def _range(series: Sequence[Series]) -> str:
-    low, high = _bounds(series)
-    factor, unit = scale(high, series[0].unit)
-    return f"{number(low / factor, 3)} to {number(high / factor, 3)} {unit}".strip()
-
-
-def _spark(
-    label: str, series: Series, soak: Soak, bounds: tuple[float, float], held: Series | None, marks: Sequence[Event]
-) -> Spark:
-    """The picture, its height that of the bounds."""
-    ends_s, width_s = _end(soak), soak.timeline.bucket_s
-    low, high = bounds
-    margin = 0.05 * (high - low) or abs(high) * 0.05 or 1.0
-
-    def x(seconds: float) -> int:
-        return round(WIDTH * min(1.0, seconds / ends_s))
-
-    def y(value: float) -> int:
-        return round(HEIGHT * (1 - (value - low + margin) / (high - low + 2 * margin)))
-
-    middle = [x((at + 0.5) * width_s) for at in series.at]
-    upper = [f"{place} {y(value)}" for place, value in zip(middle, series.high, strict=True)]
-    lower = [f"{place} {y(value)}" for place, value in zip(middle, series.low, strict=True)]
-    spells = [at for at, mean in zip(held.at, held.mean, strict=True) if mean > 0] if held else []
-    bar = max(1, x(width_s))
-    return Spark(
-        title=f"{label}: {_range([series])}",
-        band=f"M{'L'.join([*upper, *reversed(lower)])}z",
-        line=f"M{'L'.join(f'{place} {y(mean)}' for place, mean in zip(middle, series.mean, strict=True))}",
-        held="".join(f"M{x(at * width_s)} 0h{bar}v{HEIGHT}h-{bar}z" for at in spells),
-        marks=tuple(sorted({x(event.at_s) for event in marks})),
-    )
 
 
 def _happening(found: tuple[str, Event]) -> Happening:
@@ -295,7 +236,7 @@ def _mean(series: Series | None) -> str:
     if series is None or not series.mean:
         return NONE
     factor, unit = scale(max(series.high), series.unit)
-    mean = statistics.fmean(series.mean) / factor
+    mean = statistics.fmean(series.mean, weights=series.n) / factor
     return f"{number(mean, 3)} {unit} ({number(min(series.low) / factor, 3)} to {number(max(series.high) / factor, 3)})"
 
 

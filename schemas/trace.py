@@ -1,0 +1,103 @@
+"""What GPUs showed while the ranks of one launch ran, small enough for every record: a word a bucket, and not a list of numbers.
+
+A word is `693-4+8`: 693 in the mean, from 4 less to 8 more; `61`: the same all along; `.`: not known of all of that time. A fleet
+has thousands of such records, which are read whole to be judged: of texts that costs next to nothing, and they are taken
+apart where they are drawn.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+
+from schemas.timeline import Series, Timeline, thinned
+
+MOST_BUCKETS = 48
+UNREAD = "gpu.unread"
+"""Series of the samples that could not be had."""
+GAP = "."
+MOST = 999_999
+"""That a word may say."""
+FIGURES = {
+    "power_w": ("gpu.power", "", "W", 1.0),
+    "temperature_cel": ("gpu.temperature", "", "Cel", 1.0),
+    "clock_mhz": ("gpu.clock.sm", "", "Hz", 1e6),
+    "held_percent": ("gpu.throttle.active", ",reason=other", "1", 0.01),
+}
+"""Name in the record -> name, rest of the scope and unit of the series, and what of that unit a one in a word stands for."""
+HELD = "held_percent"
+"""Share of the samples in which clocks were held down for another reason than the power limit; left out where none was."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trace:
+    """Power, temperature and SM clock of each GPU over one launch, in buckets that all of them share."""
+
+    bucket_s: float
+    gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    """NVML index -> name in FIGURES -> words."""
+    began_s: Mapping[str, float] = field(default_factory=dict)
+    """Benchmark -> seconds from the beginning of the launch to when the first rank of this host came to it."""
+    lost: Mapping[str, str] = field(default_factory=dict)
+    """NVML index -> why samples of it could not be had."""
+
+    def timeline(self) -> Timeline:
+        """The same as series of numbers; how many samples came in a bucket is not kept."""
+        return Timeline(bucket_s=self.bucket_s, series=tuple(self._series()))
+
+    def _series(self) -> Iterator[Series]:
+        for index, figures in self.gpus.items():
+            for told, (name, rest, unit, one) in FIGURES.items():
+                rows = [(at, *_numbers(word)) for at, word in enumerate(figures.get(told, "").split()) if word != GAP]
+                if rows:
+                    at, mean, low, high = zip(*rows, strict=True)
+                    yield Series(
+                        name=name,
+                        scope=f"gpu={index}{rest}",
+                        unit=unit,
+                        at=at,
+                        n=(1,) * len(at),
+                        low=tuple(value * one for value in low),
+                        mean=tuple(value * one for value in mean),
+                        high=tuple(value * one for value in high),
+                    )
+
+
+def traced(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[str, str]) -> Trace | None:
+    """The trace of what was recorded, in MOST_BUCKETS at most; None where nothing was, and nothing failed.
+
+    A bucket in which as much as one sample of a GPU could not be had is a gap of that GPU.
+    """
+    timeline = thinned(timeline, MOST_BUCKETS)
+    of = {(one.name, one.scope): one for one in timeline.series}
+    gpus: dict[str, dict[str, str]] = {}
+    for told, (name, rest, _, one) in FIGURES.items():
+        for scope in (scope.removesuffix(rest) for kind, scope in of if kind == name and scope.endswith(rest)):
+            series, unread = of[name, f"{scope}{rest}"], of.get((UNREAD, scope))
+            words = _words(series, set(unread.at if unread else ()), one)
+            if words and (told != HELD or any(series.mean)):
+                gpus.setdefault(scope.removeprefix("gpu="), {})[told] = words
+    if not gpus and not lost:
+        return None
+    began_s = {name: round(seconds, 1) for name, seconds in began_s.items()}
+    return Trace(bucket_s=timeline.bucket_s, gpus=gpus, began_s=began_s, lost=dict(lost))
+
+
+def _words(series: Series, unread: set[int], one: float) -> str:
+    found = {
+        at: _word(*(min(max(0, round(value / one)), MOST) for value in row))
+        for at, *row in zip(series.at, series.low, series.mean, series.high, strict=True)
+        if at not in unread
+    }
+    return " ".join(found.get(at, GAP) for at in range(max(found, default=-1) + 1))
+
+
+def _word(low: int, mean: int, high: int) -> str:
+    return f"{mean}-{mean - low}+{high - mean}" if low < high else f"{mean}"
+
+
+def _numbers(word: str) -> tuple[int, int, int]:
+    """Mean, lowest and highest of a word that record.schema.json has passed."""
+    mean, _, spread = word.partition("-")
+    less, _, more = spread.partition("+")
+    return int(mean), int(mean) - int(less or 0), int(mean) + int(more or 0)

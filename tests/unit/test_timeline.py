@@ -1,0 +1,371 @@
+"""What GPUs show while the ranks of a launch run: folded, kept in the record, and drawn on the host's page."""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import supervise
+from agent.telemetry import PERIOD_S, Telemetry
+from collectors.base import Absent
+from collectors.nvml import Beat
+from fleet.judge.criteria import read_packs
+from fleet.report.merge import merge
+from fleet.report.render import pages
+from fleet.report.render.html import render_html
+from fleet.report.render.timeline_launch import courses
+from fleet.report.scale import _reduced
+from schemas import documents, quick
+from schemas.plans import Plan
+from schemas.records import Launch, Record, record_from_json, to_json
+from schemas.reports import FleetReport
+from schemas.trace import FIGURES, MOST_BUCKETS, Trace
+from tests import builders
+from tests.fakes import nvml
+from tests.unit.test_measuring import context
+from tests.unit.test_render import rehearsal
+
+ALONE = builders.plan("h1", rackproof_gang="none")
+LOST = Absent(status="error", reason="NVML: GPU is lost")
+
+
+class Fed(Telemetry):
+    """The same without a thread: what it takes comes from the test."""
+
+    def start(self) -> None:
+        self._began = 0.0
+
+
+def beat(at: float, index: int = 0) -> Beat:
+    """A GPU at work in the middle of each minute, and 345 MHz and 75 W else."""
+    works = 20 <= at % 60 < 40
+    return Beat(690.0 + 7 * (at % 1) + index if works else 75.0, 1.755e9 if works else 3.45e8, 30 + at % 60, 0, 2.6e9)
+
+
+def fed(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **over: Any) -> Trace:
+    """The trace of so long a launch. `over`: `gpuN`: moment -> its beat then."""
+    telemetry = Fed(range(gpus))
+    for tick in range(int(seconds * hz)):
+        at = tick / hz
+        telemetry.take(
+            at, {index: over.get(f"gpu{index}", lambda at, i=index: beat(at, i))(at) for index in range(gpus)}
+        )
+    found = telemetry.trace({})
+    assert found
+    return found
+
+
+def with_trace(plan: Plan, trace: Trace | None, host: str = "h1", duration_s: float = 60.0) -> FleetReport:
+    """A report on hosts in order, one of which has this trace."""
+    left = builders.evidence(plan)
+    alone, *rest = left[host].records
+    launch = replace(alone.launches[0], duration_s=duration_s, timeline=trace)
+    left[host] = replace(left[host], records=(replace(alone, launches=(launch,)), *rest))
+    return merge(plan, left, read_packs([]))
+
+
+def data(report: FleetReport) -> dict[str, Any]:
+    """What is embedded in the page."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', render_html(report), re.DOTALL)
+    assert found
+    return dict(json.loads(found[1]))
+
+
+def of_record(trace: Trace) -> Record:
+    """A host's record with this trace."""
+    alone = builders.records(ALONE, "h1")[0]
+    return replace(alone, launches=(replace(alone.launches[0], timeline=trace),))
+
+
+# ---- folded
+
+
+@pytest.mark.parametrize(("seconds", "least"), [(5, 5), (47, 47), (200, 40), (1000, 30), (36_000, 30)])
+def test_as_few_buckets_however_long_the_launch(seconds: int, least: int) -> None:
+    found = fed(seconds, hz=20 if seconds < 1000 else 1)
+    counts = {len(words.split()) for words in found.gpus["0"].values()}
+    assert len(counts) == 1
+    assert least <= counts.pop() <= MOST_BUCKETS <= 60
+
+
+def test_eight_gpus_add_little_to_a_record() -> None:
+    """Under a load that never rests: each word has a spread, the longest there is."""
+
+    def restless(at: float) -> Beat:
+        return Beat(500 + 190 * (at * 20 % 2), 1.4e9 + 5.8e8 * (at * 20 % 2), 55 + at * 20 % 2, 0, 2.6e9)
+
+    trace = fed(47, gpus=8, **{f"gpu{index}": restless for index in range(8)})
+    assert all(len(words.split()) == 47 for gpu in trace.gpus.values() for words in gpu.values())
+    added = len(documents.text(to_json(of_record(trace)))) - len(documents.text(to_json(of_record(fed(1)))))
+    assert added < 15_000
+
+
+def test_figures_come_back_as_they_were_seen() -> None:
+    found = {(one.name, one.scope): one for one in fed(60, gpus=2).timeline().series}
+    power, clock = found["gpu.power", "gpu=1"], found["gpu.clock.sm", "gpu=1"]
+    assert (power.unit, clock.unit, found["gpu.temperature", "gpu=0"].unit) == ("W", "Hz", "Cel")
+    assert (min(power.low), max(power.high)) == (75, 698)
+    assert (min(clock.low), max(clock.high)) == (3.45e8, 1.755e9)
+    assert all(low <= mean <= high for low, mean, high in zip(power.low, power.mean, power.high, strict=True))
+    assert len(found) == 6  # clocks that were not held down have no series
+
+
+def test_bucket_in_which_samples_failed_is_a_gap_and_the_reason_is_told() -> None:
+    found = fed(40, gpus=2, gpu1=lambda at: LOST if 10.3 <= at < 12.1 else beat(at))
+    assert [at for at, word in enumerate(found.gpus["1"]["power_w"].split()) if word == "."] == [10, 11, 12]
+    assert "." not in found.gpus["0"]["power_w"]
+    assert found.lost == {"1": "NVML: GPU is lost"}
+
+
+def test_time_in_which_nobody_looked_is_a_gap_of_all() -> None:
+    """A driver that hangs fails no sample: there is none."""
+    telemetry = Fed([0])
+    for at in (*range(10), *range(20, 30)):
+        telemetry.take(float(at), {0: beat(at)})
+    found = telemetry.trace({})
+    assert found
+    assert found.gpus["0"]["clock_mhz"].split()[8:22] == ["345"] * 2 + ["."] * 10 + ["1755"] * 2
+
+
+def test_gpu_that_never_answered_has_a_reason_and_no_figures() -> None:
+    found = fed(5, gpus=2, gpu1=lambda _: LOST)
+    assert (set(found.gpus), found.lost) == ({"0"}, {"1": "NVML: GPU is lost"})
+
+
+def test_clocks_held_down_for_heat_are_kept_and_those_at_the_power_limit_are_not() -> None:
+    hot = fed(30, gpus=2, gpu1=lambda at: beat(at)._replace(reasons=0x44 if 10 <= at < 20 else 0x4))
+    assert hot.gpus["1"]["held_percent"].split()[9:21] == ["0", *["100"] * 10, "0"]
+    assert "held_percent" not in hot.gpus["0"]
+
+
+def test_launch_too_short_for_a_sample_has_no_timeline() -> None:
+    assert Fed([0]).trace({"gemm": 1.0}) is None
+
+
+# ---- kept
+
+
+def test_record_is_valid_and_read_again_as_it_was_by_both_readers() -> None:
+    trace = replace(fed(100, gpus=8, gpu3=lambda at: LOST if at > 50 else beat(at)), began_s={"gemm": 3.2})
+    text = documents.text(to_json(of_record(trace))).encode()
+    document = documents.checked(text, "record", source="a record")
+    assert record_from_json(document).launches[0].timeline == trace
+    fast = quick.Reader().record(text)
+    assert fast
+    assert fast.launches[0].timeline == trace
+
+
+def test_record_without_one_reads_as_ever() -> None:
+    document = to_json(builders.records(ALONE, "h1")[0])
+    assert "timeline" not in document["launches"][0]
+    assert record_from_json(document).launches[0].timeline is None
+
+
+@pytest.mark.parametrize(
+    "broken",
+    [
+        {"bucket_s": 0},
+        {"bucket_s": 1e300},
+        {"bucket_s": 1, "gpus": {"0": {"power_w": "690,691"}}},
+        {"bucket_s": 1, "gpus": {"0": {"power_w": " ".join(["1"] * 61)}}},
+        {"bucket_s": 1, "gpus": {"0": {"power_w": "9999999"}}},
+        {"bucket_s": 1, "gpus": {"<b>": {"power_w": "1"}}},
+        {"bucket_s": 1, "gpus": {"0": {"volume": "1"}}},
+        {"bucket_s": 1, "began_s": {"gemm": -1}},
+    ],
+)
+def test_timeline_that_is_none_of_ours_is_refused(broken: dict[str, Any]) -> None:
+    document = to_json(builders.records(ALONE, "h1")[0])
+    launch = {**document["launches"][0], "timeline": broken}
+    with pytest.raises(documents.DocumentError):
+        documents.validate({**document, "launches": [launch]}, "record", source="a record")
+
+
+WATCHED = """
+import json, os, sys, time
+from pathlib import Path
+from agent import supervise
+from agent.record import HostRun
+from schemas.records import to_json
+from tests import builders
+folder, scenario = Path(sys.argv[1]), os.environ["RACKPROOF_NVML_SCENARIO"]
+rank = f'''
+import json, sys, time
+from pathlib import Path
+from tests.fakes import nvml
+begun = {{"gemm": time.monotonic(), "roll call": time.monotonic()}}
+time.sleep(3)
+nvml.write(Path({scenario!r}), "healthy-h200x4", "gpu.1.*=!15")
+begun["stress"] = time.monotonic()
+time.sleep(2.5)
+Path("rank0.state.json").write_text(json.dumps({{"phase": "end", "exit_code": 0, "begun": begun}}))
+Path("rank0.json").write_text('{{"rank": 0, "observations": [], "software": {{}}}}')
+'''
+for stage, profile in (("benchmark", "standard"), ("soak", "soak")):
+    plan = builders.plan("h1", profile=profile, gpu_count=2, rackproof_gang="none")
+    run = HostRun.begin(folder / stage, "h1", json.dumps(to_json(plan)))
+    work = run.directory / "work"
+    work.mkdir()
+    command = supervise.Command(
+        arguments=[sys.executable, "-c", rank if stage == "benchmark" else "import time; time.sleep(0.5)"],
+        environment={**os.environ, "PYTHONPATH": os.getcwd()},
+        ranks={0: 0},
+    )
+    record = supervise.supervise(
+        run, (), command, stage=stage, gang="", members=["h1"], work=work, deadline_s=30, report=print
+    )
+    assert record.launches[0].good or stage == "soak", record.launches[0]
+    print(json.dumps(to_json(record.launches[0]).get("timeline")))
+"""
+
+
+def test_supervisor_keeps_what_the_driver_told_it_while_the_ranks_ran(tmp_path: Path) -> None:
+    """Through NVML's stub and the thread that samples it; a GPU is lost on the way. A round of a soak keeps none."""
+    scenario = nvml.write(tmp_path / "scenario", "healthy-h200x4")
+    told = nvml.python(["-c", WATCHED, tmp_path], nvml.build(tmp_path / "nvml"), scenario).splitlines()
+    trace, none = (json.loads(line) for line in told)
+    assert none is None
+    assert trace["bucket_s"] == 1.0
+    whole, lost = (trace["gpus"][index] for index in ("0", "1"))
+    assert set(whole) == set(FIGURES) - {"held_percent"}
+    # On a busy machine the thread may not come to it for a second.
+    assert set(whole["clock_mhz"].split()) - {"."} == {"345"}
+    assert 1 <= len(lost["power_w"].split()) <= len(whole["power_w"].split()) - 2
+    assert trace["lost"] == {"1": "NVML: GPU is lost"}
+    assert list(trace["began_s"]) == ["gemm", "stress"]
+    assert 2.9 <= trace["began_s"]["stress"] - trace["began_s"]["gemm"] < 10
+
+
+def test_ranks_tell_when_each_benchmark_began(tmp_path: Path) -> None:
+    before = time.monotonic()
+    for number in (1, 0):
+        rank = context(tmp_path, rank=number)
+        for name in ("gemm", "roll call", "collective"):
+            rank.begin(name)
+            time.sleep(0.01)
+        rank.phase("end", 0)
+    (tmp_path / "rank2.state.json").write_text('{"begun": {"stress": "soon", "gemm": 1e300}}')
+    (tmp_path / "rank3.state.json").write_text('{"begun": ["stress"]}')
+    found = supervise.begun(tmp_path, range(5))
+    assert list(found) == ["gemm", "collective"]
+    assert before <= found["gemm"] < found["collective"] < before + 5
+
+
+def test_benchmark_that_begins_after_all_is_over_began_nowhere() -> None:
+    telemetry = Fed([0])
+    telemetry.take(0.5, {0: beat(0.5)})
+    found = telemetry.trace({"gemm": 0.25, "stress": 1e300})
+    assert found
+    assert found.began_s == {"gemm": 0.2}
+
+
+# ---- drawn
+
+
+@pytest.fixture
+def plan() -> Plan:
+    return builders.plan("h1", "h2")
+
+
+def test_line_stops_at_a_gap_and_begins_anew(plan: Plan) -> None:
+    trace = fed(40, gpus=2, gpu1=lambda at: LOST if 10 <= at < 20 else beat(at))
+    [course] = courses(with_trace(plan, trace, duration_s=40).hosts[0])
+    whole, broken = course.parts
+    assert [found.line.count("M") for found in whole.sparks if found] == [1, 1, 1]
+    assert [found.line.count("M") for found in broken.sparks if found] == [2, 2, 2]
+    for found in broken.sparks:
+        assert found
+        assert not [x for x in xs(found.line) + xs(found.band) if 40 < x < 80]  # of 160, a quarter to a half
+    assert (whole.lost, broken.lost) == ("", "NVML: GPU is lost")
+    assert "not known for 10 s" in broken.figures[0]
+    assert "not known" not in whole.figures[0]
+
+
+def xs(path: str) -> list[int]:
+    """Where a path goes, from the left."""
+    found = []
+    for stretch in re.findall(r"M([^M]*)", path):
+        numbers = [int(number) for number in re.findall(r"-?\d+", stretch)]
+        at = 0
+        for step in numbers[::2]:
+            found.append(at := at + step)
+    return found
+
+
+def test_bucket_between_two_gaps_is_seen(plan: Plan) -> None:
+    trace = Trace(bucket_s=10.0, gpus={"0": {"power_w": "100 . 690-5+5 . 100"}})
+    [course] = courses(with_trace(plan, trace, duration_s=50).hosts[0])
+    [spark] = [found for found in course.parts[0].sparks if found]
+    assert spark.line.count("M") == 3
+    assert {64, 96} <= set(xs(spark.line))
+
+
+def test_page_of_a_host_has_a_picture_a_gpu_and_figure_and_where_benchmarks_began(plan: Plan) -> None:
+    trace = replace(fed(60, gpus=2), began_s={"gemm": 3.0, "stress": 30.0})
+    found = data(with_trace(plan, trace))
+    numbers = {name: str(number) for number, name in enumerate(found["names"])}
+    assert "courses" not in found["pages"][numbers["h2"]]
+    [[stage, ends, begun, benchmarks, columns, parts, more]] = found["pages"][numbers["h1"]]["courses"]
+    text = found["s"].__getitem__
+    assert (text(stage), text(ends), more) == ("benchmark", "1 min 00 s", 0)
+    assert begun == "M8 0v40M80 0v40"
+    assert [(text(at), text(name)) for at, name in benchmarks] == [("3 s", "GEMM"), ("30 s", "Stress")]
+    assert [text(name) for name, _ in columns] == ["Power", "Temperature", "SM clock"]
+    assert [(text(head), text(serial), text(lost), len(own)) for head, serial, lost, own in parts] == [
+        ("GPU 0", "h1-0", "", 3),
+        ("GPU 1", "h1-1", "", 3),
+    ]
+    assert re.fullmatch(r"\d+ W \(75 to 697\)", text(parts[0][3][0][0]))
+
+
+def test_of_two_launches_of_a_stage_the_last_is_drawn(plan: Plan) -> None:
+    host = with_trace(plan, fed(60)).hosts[0]
+    again = replace(host.launches[0], duration_s=20.0, timeline=fed(20))
+    later: Launch = replace(host.launches[0], duration_s=0.0, timeline=None)
+    [course] = courses(replace(host, launches=(*host.launches, again, later)))
+    assert course.ends == "20 s"
+
+
+def test_host_without_gpus_or_of_an_old_record_says_nothing_of_it(plan: Plan) -> None:
+    for report in (rehearsal(), with_trace(plan, None)):
+        assert not any("courses" in page for page in data(report)["pages"].values())
+
+
+def test_of_many_hosts_those_with_findings_have_pictures_and_the_others_say_how_they_are_had() -> None:
+    many = builders.plan(*(f"h{number}" for number in range(1, 15)))
+    left = builders.evidence(many)
+    trace = fed(60, gpus=2)
+    for host, found in left.items():
+        alone, *rest = found.records
+        launches = (replace(alone.launches[0], timeline=trace),)
+        left[host] = replace(found, records=(replace(alone, launches=launches), *rest))
+    left["h3"] = builders.with_observations(left["h3"], lambda seen: None if seen.name == "gemm.throughput" else seen)
+    found = data(merge(many, left, read_packs([])))
+    drawn = {found["names"][int(number)]: bool(page["courses"]) for number, page in found["pages"].items()}
+    assert drawn == {name: name == "h3" for name in found["names"]}
+
+
+def test_pictures_take_no_room_from_pages_of_hosts(plan: Plan) -> None:
+    plain = with_trace(plan, None)
+    room = 400 + len(pages.embedded(plain, 10_000_000).encode())
+    found = json.loads(pages.embedded(with_trace(plan, fed(60, gpus=2)), room))
+    assert len(found["pages"]) == 2
+    assert found["pages"]["0"]["courses"] == []
+    assert len(json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()) <= room
+
+
+def test_what_a_large_report_keeps_of_most_hosts_has_none(plan: Plan) -> None:
+    host = replace(with_trace(plan, fed(60)).hosts[0], decision="rejected")
+    assert host.launches[0].timeline
+    assert all(launch.timeline is None for launch in _reduced(host).launches)
+
+
+def test_report_with_timelines_fits_its_schema(plan: Plan) -> None:
+    report = with_trace(plan, replace(fed(60, gpus=2, gpu1=lambda _: LOST), began_s={"gemm": 1.5}))
+    documents.validate(json.loads(json.dumps(to_json(report))), "report", source="our own report")
