@@ -21,6 +21,7 @@ help: ## Show the targets
 
 acceptance: $(STAMP) ## Accept INVENTORY (default: this machine; a rehearsal where it has no GPU)
 	@RACKPROOF_RUN=$(or $(RACKPROOF_RUN),$(RUN_ID)); \
+	trap 'echo "interrupted: the same with RACKPROOF_RUN=$$RACKPROOF_RUN goes on with this run" >&2; exit 130' INT; \
 	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS) && played=yes; \
 	if [ ! -e runs/$$RACKPROOF_RUN/plan.json ]; then echo "no run was begun: the cause stands above" >&2; exit 2; fi; \
 	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # an older report must not speak for a run that failed
@@ -75,7 +76,7 @@ fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong ac
 mutate: $(STAMP) ## Change the judge's code, one thing at a time: how much of it its tests notice (SAMPLE of each file)
 	$(BIN)/python -m tests.mutate --sample $(or $(SAMPLE),100) $(FILES)
 
-test-image: $(STAMP) ## Build the container image and run it, as root with buildah and debootstrap (four minutes)
+test-image: $(STAMP) ## Build the container image and run it, as root with buildah and debootstrap (six minutes)
 	$(BIN)/pytest -m image tests/image
 
 test-gpu: $(STAMP) ## What needs GPUs, on a host that has them

@@ -32,7 +32,7 @@ FLEET_VERBS = (
     "verify",
 )
 BOTH_VERBS = ("run",)
-USAGE, TROUBLE, DEFECT = 64, 2, 70
+USAGE, TROUBLE, DEFECT, INTERRUPTED = 64, 2, 70, 130
 
 
 class _Parser(argparse.ArgumentParser):
@@ -45,12 +45,23 @@ class _Parser(argparse.ArgumentParser):
 
 def main(arguments: list[str] | None = None) -> int:
     """Runs one verb and returns its exit code."""
+    try:
+        return _main(arguments)
+    except KeyboardInterrupt:
+        print(
+            "rackproof: interrupted; files are written whole or not at all: the same command again is safe",
+            file=sys.stderr,
+        )
+        return INTERRUPTED
+
+
+def _main(arguments: list[str] | None) -> int:
     arguments = sys.argv[1:] if arguments is None else arguments
     parser = _Parser(
         prog="rackproof",
         description="Accept, burn in and re-validate GPU racks.",
         epilog="Exit codes: 0 accepted (report) or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage, "
-        "70 a defect in Rackproof itself, 75 somebody else has the run or the host. "
+        "70 a defect in Rackproof itself, 75 somebody else has the run or the host, 130 interrupted. "
         "`rackproof VERB --help` shows each verb with an example.",
     )
     parser.add_argument("--version", action="version", version=f"rackproof {VERSION}")
@@ -62,7 +73,8 @@ def main(arguments: list[str] | None = None) -> int:
     for module, mine in (("agent.cli", HOST_VERBS), ("fleet.cli", FLEET_VERBS), ("rackproof_run", BOTH_VERBS)):
         if verb in mine or not verb:
             try:
-                importlib.import_module(module).add_verbs(verbs)
+                add_verbs = importlib.import_module(module).add_verbs
+                add_verbs(verbs) if mine is BOTH_VERBS else add_verbs(verbs, verb)
             except ImportError as error:
                 if verb:
                     extra = " with the extra `control`" if module == "fleet.cli" else ""

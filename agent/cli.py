@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
 import os
 import socket
 import sys
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import collectors
-from agent import attend, background, cli_export, lease, tell
-from agent.busy import add_verb as add_busy
-from agent.doctor import examine, table
+from agent import background, lease
 from agent.launch import options as given
 from agent.launch import stage as stages
 from agent.launch.detect import seat_of
@@ -21,24 +21,33 @@ from agent.launch.seat import LAUNCHERS, MPI, TORCHRUN, Seat, SeatError
 from agent.live import Span
 from agent.record import HostRun, run_directory
 from agent.snapshot import collect
-from agent.soak import FAILURE, NOT_WELL, SoakRun, carry_out, look, told
 from collectors.base import Absent, scope
-from fleet.errors import UsageError
-from fleet.judge.criteria import read_packs
 from schemas.plans import Stage
 from schemas.probes import GANG, PROBE, probe
 from schemas.records import Record, to_json
 from schemas.studies import CELL
 from schemas.timeline import SOAK
 
+if TYPE_CHECKING:
+    from agent.soak import SoakRun
+
 USAGE, NOT_FINISHED = 64, 3
 MOST_GPUS, MOST_SECONDS = 128, 3600.0
 AFTER_DEADLINE_S = 90.0
 """What a supervisor may take, past the deadline of its ranks, to end them and to write the record."""
+ELSEWHERE = {
+    "agent.cli_export": ("export",),
+    "agent.cli_stop": ("stop",),
+    "agent.attend": ("attend",),
+    "agent.tell": ("tell",),
+    "agent.busy": ("busy",),
+}
+"""Verbs with a module of their own, which is imported where one of them is asked for. A run starts the others a dozen times on
+each host; for the same reason the judge and the soak are imported where they are used."""
 
 
-def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds inspect, doctor, bench, launch, soak, wait and export to the command."""
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked: str = "") -> None:
+    """Adds the verbs of a GPU host to the command, or what is needed for one of them."""
     _inspect_options(verbs)
     _doctor_options(verbs)
     run = argparse.ArgumentParser(add_help=False)
@@ -107,10 +116,9 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     wait.add_argument("--host", required=True, help="this host's name in the plan")
     wait.add_argument("--stage", required=True, choices=["benchmark", "soak", "gang"])
     wait.set_defaults(call=_wait)
-    cli_export.add_verbs(verbs)
-    for later in (attend, tell):
-        later.add_verb(verbs)
-    add_busy(verbs)
+    for module, theirs in ELSEWHERE.items():
+        if not asked or asked in theirs:
+            importlib.import_module(module).add_verb(verbs)
 
 
 def _soak_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser], run: argparse.ArgumentParser) -> None:
@@ -170,6 +178,10 @@ def _doctor(options: argparse.Namespace) -> int:
         return _complain(f"--gpus {options.gpus}: give the number of GPUs, 1 to {MOST_GPUS}")
     if not 0 <= options.seconds <= MOST_SECONDS:
         return _complain(f"--seconds {options.seconds:g}: give 0 to {MOST_SECONDS:g} seconds")
+    from agent.doctor import examine, table
+    from fleet.errors import UsageError
+    from fleet.judge.criteria import read_packs
+
     try:
         packs = read_packs(options.criteria)
     except UsageError as error:
@@ -342,6 +354,8 @@ def _measure(
 
 
 def _soak(options: argparse.Namespace) -> int:
+    from agent.soak import FAILURE, NOT_WELL, SoakRun, carry_out, told
+
     try:
         options.host = options.host or host_of(given.plan_of(options), os.environ)
         run = SoakRun(options.run_dir, options.host)
@@ -383,6 +397,8 @@ def _round(options: argparse.Namespace, run: SoakRun, planned: Stage, number: in
 
 def _begin_soak(options: argparse.Namespace, run: SoakRun, planned: Stage) -> int:
     """Begins the soak in the background, or goes on with it; with --looks, stays and looks for a while."""
+    from agent.soak import NOT_WELL, look
+
     arguments = [sys.argv[0], SOAK, f"--run-dir={options.run_dir}", f"--host={options.host}"]
     arguments += [f"--interface={options.interface}"] if options.interface else []
 
@@ -407,6 +423,8 @@ def _wait(options: argparse.Namespace) -> int:
     run = HostRun(options.run_dir, options.host)
     print(background.wait(options.run_dir, options.stage, run.plan.stage(options.stage).longest_s + AFTER_DEADLINE_S))
     if options.stage == SOAK:
+        from agent.soak import told
+
         soak = run.record().soak
         print(told(soak) if soak else "nothing was soaked")
         return 0 if soak and soak.ended and not soak.reason else NOT_FINISHED

@@ -1,4 +1,4 @@
-"""The verbs with which a GPU host is watched: export and stop."""
+"""The verb with which a GPU host is watched: export."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, write_to_textfile
 
 import collectors
-from agent import background, lease
+from agent import background
 from agent.exporter import NAMES, Source, registry, serve
 from agent.run_metrics import RunSource
 from agent.sampler import LONGEST_WINDOW_S, MOST_HZ, SAMPLE_HZ, WINDOW_S, Sampler
@@ -26,8 +26,8 @@ MOST_S = 3600.0
 STATE = Path("/var/lib/rackproof")
 
 
-def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds export and stop to the command."""
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Adds export to the command."""
     export = verbs.add_parser(
         "export",
         help="serve the collectors to Prometheus, or write them for node_exporter",
@@ -71,16 +71,6 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     )
     export.add_argument("--detach", type=Path, metavar="DIRECTORY", help="return at once; process id and log go there")
     export.set_defaults(call=_export)
-    stop = verbs.add_parser(
-        "stop",
-        help="end what `export --detach` started; exits 75 where another run has this host",
-        epilog="example: rackproof stop /var/lib/rackproof/exporter",
-    )
-    stop.add_argument("directory", type=Path, help="directory that was given to --detach")
-    stop.add_argument("--run-dir", type=Path, help="give the host back, too, where the lease is that of this run")
-    stop.add_argument("--claim", help="lock.json of the run on the control node: who asks")
-    stop.add_argument("--take-over", action="store_true", help="although another run has this host")
-    stop.set_defaults(call=_stop)
 
 
 def _export(options: argparse.Namespace) -> int:
@@ -162,23 +152,6 @@ def _write(readings: CollectorRegistry, path: Path, every_s: float, ended: threa
                 return 0
     finally:
         path.unlink(missing_ok=True)
-
-
-def _stop(options: argparse.Namespace) -> int:
-    state, run_id = options.directory.absolute().parent, options.run_dir.name if options.run_dir else ""
-    by = lease.given(options.claim, run_id, options.directory) if options.claim else None
-    other = lease.another(state, run_id, by)
-    if other and not options.take_over:
-        held = f"this host is held by {other.who()}"
-        if run_id:  # what runs here is not ours any more, and so not ours to stop
-            print(held)
-            return 0
-        print(f"rackproof: {held}: wait for its end, or set rackproof_take_over", file=sys.stderr)
-        return lease.HELD
-    if run_id:
-        lease.release(state, run_id)
-    print(background.stop(options.directory, "exporter"))
-    return 0
 
 
 def _complain(message: str) -> int:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
+import importlib
 import json
 import secrets
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
-from fleet import collect, listed, lock, notice, revalidate, scheduler
+from fleet import listed, lock
 from fleet.alerts.rules import PACKS, RUNBOOK, rule_file
 from fleet.baseline.cli import add_baseline, add_diff, add_judge, baseline, diff, judge, with_waivers
 from fleet.baseline.store import planned
@@ -29,16 +32,9 @@ from fleet.report import one_host, views
 from fleet.report.load import PLAN_BYTES, Run, load
 from fleet.report.render.checks import checks
 from fleet.report.scale import report_of
-from fleet.rma.cli import add_verb as add_rma
-from fleet.rma.cli import rma
-from fleet.scaling import cli as scaling
 from fleet.scaling.outcome import next_cell
 from fleet.signature.cli import add_sign, add_verify, sign, verify
 from fleet.signature.signing import outdated
-from fleet.simulate.cli import add_verb as add_simulate
-from fleet.simulate.cli import simulate
-from fleet.watch.cli import add_verb as add_watch
-from fleet.watch.cli import watch
 from schemas import documents, quick
 from schemas.records import to_json
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
@@ -47,10 +43,21 @@ USAGE, TROUBLE, HELD = 64, 2, 75
 YES = ("true", "yes", "on", "1")
 """What `-e name=value` on the command line makes of true: text."""
 EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
+ELSEWHERE = {
+    "rma": "fleet.rma.cli:rma",
+    "watch": "fleet.watch.cli:watch",
+    "simulate": "fleet.simulate.cli:simulate",
+    "scheduler": "fleet.scheduler:call",
+    "notice": "fleet.notice:call",
+    "revalidate": "fleet.revalidate:call",
+    "collect": "fleet.collect:call",
+    "scaling": "fleet.scaling.cli:call",
+}
+"""Verbs with a module of their own, which is imported where the verb is asked for: playbooks start the others again and again."""
 
 
-def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds plan, report, watch, power and criteria to the command."""
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked: str = "") -> None:
+    """Adds the verbs of the control node to the command, or what is needed for one of them."""
     plan = verbs.add_parser(
         "plan",
         help="inventory and profile to the observations that must exist; exits 75 where another carries out the run",
@@ -92,13 +99,13 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> Non
     add_judge(verbs).set_defaults(call=_checked(lambda options: judge(options, _merged, _report)))
     add_baseline(verbs).set_defaults(call=_checked(lambda options: baseline(options, _merged)))
     add_diff(verbs).set_defaults(call=_checked(lambda options: diff(options, _packs)))
-    add_rma(verbs).set_defaults(call=_checked(rma))
     add_sign(verbs).set_defaults(call=_checked(lambda options: sign(options, _judged)))
     add_verify(verbs).set_defaults(call=_checked(lambda options: verify(options, _judged)))
-    add_watch(verbs).set_defaults(call=_checked(watch))
-    add_simulate(verbs).set_defaults(call=_checked(simulate))
-    for later in (scheduler, notice, revalidate, collect, scaling):
-        later.add_verb(verbs).set_defaults(call=_checked(later.call))
+    for verb, place in ELSEWHERE.items():
+        if asked in ("", verb):
+            module, _, call = place.partition(":")
+            later = importlib.import_module(module)
+            later.add_verb(verbs).set_defaults(call=_checked(getattr(later, call)))
     power = verbs.add_parser(
         "power",
         help="from several runs of the same hosts: what each floor finds, and how often it fails a healthy part",
@@ -240,23 +247,52 @@ def begin(directory: Path, document: dict[str, object], take_over: bool = False)
         documents.validate(document, "plan", source="the plan")
     except documents.DocumentError as error:
         raise UsageError(str(error)) from None
-    if note := lock.take(directory, take_over=take_over):
+    with _room(directory):
+        note = lock.take(directory, take_over=take_over)
+    if note:
         print(note, file=sys.stderr)
     if path.exists():
         try:
             there = documents.read(path, "plan", max_bytes=PLAN_BYTES)
         except documents.DocumentError as error:
-            raise RunError(f"{error}: remove {directory}, or choose another run id") from None
+            raise RunError(
+                f"{error}: it is damaged, or of another version of Rackproof: choose another rackproof_run_id"
+            ) from None
         same = {*document, *there} - {"nonce", "created"}
         differs = sorted(key for key in same if there.get(key) != document.get(key))
         if differs:
             raise UsageError(
-                f"run {document['run_id']} was begun with another {', '.join(differs)}: "
+                f"run {document['run_id']} was begun with other {', '.join(differs)}{_other_hosts(there, document)}: "
                 "choose another rackproof_run_id, or restore the inventory and profile it was begun with"
             )
         return dict(there)
-    documents.write(path, document)
+    with _room(directory):
+        documents.write(path, document)
     return document
+
+
+@contextlib.contextmanager
+def _room(directory: Path) -> Iterator[None]:
+    """Says where it was that something could not be written, since a full disk does not."""
+    try:
+        yield
+    except OSError as error:
+        if error.filename:
+            raise
+        raise RunError(f"{directory}: {error.strerror}: make room, or set rackproof_runs_directory") from None
+
+
+def _other_hosts(there: Mapping[str, Any], document: Mapping[str, Any]) -> str:
+    """Which hosts are not those that the run was begun with, and in what; a few of them."""
+    old, new = ({host["name"]: host for host in plan["hosts"]} for plan in (there, document))
+    found = [f"{name} is new" for name in new if name not in old] + [
+        f"{name} is left out" for name in old if name not in new
+    ]
+    for name in filter(old.__contains__, new):
+        keys = sorted(key for key in {*old[name], *new[name]} if old[name].get(key) != new[name].get(key))
+        found += [f"{name}: other {', '.join(keys)}"] if keys else []
+    more = [f"and {len(found) - 3} more"] if len(found) > 3 else []
+    return f" ({'; '.join(found[:3] + more)})" if found else ""
 
 
 def _gangs_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -64,7 +64,9 @@ def _ansible_inventory(sources: list[str]) -> str:
     arguments = [argument for source in sources for argument in ("-i", source)]
     done = subprocess.run([program, *arguments, "--list"], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise UsageError(f"inventory {', '.join(sources)}: {' '.join(done.stderr.split())[:500]}")
+        told = " ".join(done.stderr.split())
+        cause = re.search(r"<<< caused by >>> (.*?) Origin: (\S+)", told)  # once, of all plugins that tried
+        raise UsageError(f"inventory {', '.join(sources)}: {f'{cause[2]}: {cause[1]}' if cause else told[:500]}")
     return done.stdout
 
 

@@ -32,6 +32,8 @@ def read_profile(name: str) -> dict[str, Any]:
     """
     if name.endswith((".yml", ".yaml")):
         path = Path(name)
+        if not path.exists():
+            raise UsageError(f"profile {name}: no such file: give its whole path, or the name of one that is shipped")
     else:
         shipped = sorted(path.stem for path in PROFILES.glob("*.yml"))
         if name not in shipped:

@@ -11,6 +11,7 @@ from pathlib import Path
 from fleet.baseline.store import Copy
 from fleet.errors import RunError
 from fleet.judge.verdict import Evidence
+from fleet.remedies import with_remedy
 from schemas import documents, quick
 from schemas.catalogue import BENCHMARKS
 from schemas.plans import Plan, PlannedHost, plan_from_json
@@ -81,6 +82,13 @@ class Records(Mapping[str, Evidence]):
         return replace(left, baseline=known) if known else left, quarantined
 
 
+def without_plan(directory: Path) -> str:
+    """What to do where the plan of a run directory is not there, or cannot be read."""
+    if (directory / "plan.json").exists():
+        return "it is damaged, or of another version of Rackproof: look at the run with the version that wrote it"
+    return "give the directory of a run, which has a plan.json"
+
+
 def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
     """Reads the run in `directory`; without `alone` the gang records only, with `study` also a study, of which nothing is judged.
 
@@ -92,7 +100,7 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
     try:
         plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
     except documents.DocumentError as error:
-        raise RunError(f"{error}: give the directory of a run, which has a plan.json") from None
+        raise RunError(f"{error}: {without_plan(directory)}") from None
     if why := _unfit(plan):
         raise RunError(f"{directory / 'plan.json'}: {why}: make the plan anew")
     if plan.study and not study:
@@ -194,8 +202,10 @@ def _events(directory: Path, quarantined: list[Quarantined]) -> dict[str, list[s
             for host in event["hosts"]:
                 befell.get(event["play"], {}).pop(host, None)
         else:
-            text = f"{event['what']} at {event['play']}: {event['task']}: {event['message']}"
-            befell.setdefault(event["play"], {}).setdefault(event["host"], []).append(text)
+            text = f"{event['what']} at {event['play']}: {event['task']}: {with_remedy(event['message'])}"
+            texts = befell.setdefault(event["play"], {}).setdefault(event["host"], [])
+            if text not in texts:  # a resumed run may meet the same again
+                texts.append(text)
     found: dict[str, list[str]] = defaultdict(list)
     for hosts in befell.values():
         for host, texts in hosts.items():

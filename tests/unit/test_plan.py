@@ -231,7 +231,7 @@ def test_run_begun_is_resumed_and_another_plan_is_refused(tmp_path: Path) -> Non
     more = hosts | {"h3": {"ansible_host": "10.0.0.3", "rackproof_profile": "rehearsal"}}
     refused = rackproof(*begin, listing(tmp_path, more))
     assert refused.returncode == 64
-    assert "was begun with another hosts" in refused.stderr
+    assert "was begun with other hosts" in refused.stderr
 
 
 def test_pairs_are_planned_with_every_host_met_and_on_the_gpus_that_all_hosts_have() -> None:

@@ -89,7 +89,7 @@ def test_a_rehearsal_is_measured_judged_and_reported_once(tmp_path: Path) -> Non
     assert json.loads(again.stdout)["acceptance"]["status"] == "REHEARSAL PASS"
     other = run(tmp_path, *options, "--criteria", "rehearsal")
     assert other.returncode == 64
-    assert "run r1 was begun with another" in other.stderr
+    assert "run r1 was begun with other" in other.stderr
 
 
 def test_a_machine_without_gpus_says_so_and_offers_a_rehearsal(tmp_path: Path) -> None:

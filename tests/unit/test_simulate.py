@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
+import subprocess
+import sys
+import time
 from collections import defaultdict
 from pathlib import Path
 from typing import Any
@@ -349,3 +353,23 @@ def test_hosts_without_a_gang_and_what_is_not_measured_of_one_gpu(tmp_path: Path
     assert report.acceptance.status == "SIMULATED PASS"
     with pytest.raises(UsageError, match="no data of b200"):
         Fleet(model="b200").plan("run", CREATED)
+
+
+def test_ctrl_c_leaves_no_traceback_and_no_file_that_is_half_written(tmp_path: Path) -> None:
+    run = tmp_path / "large"
+    command = [sys.executable, REPOSITORY / "rackproof.py", "simulate", run, "--hosts", "3000", "--readings", JUDGED]
+    # Where this runs in the background SIGINT may be ignored, and would be in what it starts.
+    heard = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    finally:
+        signal.signal(signal.SIGINT, heard)
+    while not [*run.glob("hosts/*.json")] and started.poll() is None:
+        time.sleep(0.02)
+    started.send_signal(signal.SIGINT)
+    _, said = started.communicate(timeout=60)
+    assert started.returncode == 130
+    assert said.splitlines()[-1].startswith("rackproof: interrupted; ")
+    assert "Traceback" not in said
+    for path in run.glob("hosts/*.json"):
+        json.loads(path.read_bytes())

@@ -1,0 +1,46 @@
+"""What to do where Ansible, ssh, sudo or pip tell only what is wrong: their words, and our sentence for them."""
+
+from __future__ import annotations
+
+import re
+
+REMEDIES = (
+    (
+        r"Permission denied \(",
+        "the host does not take this account with this key: set ansible_user and ansible_ssh_private_key_file; try them by ssh",
+    ),
+    (
+        r"Host key verification failed",
+        "log in once by ssh, or put the host's key into ~/.ssh/known_hosts",
+    ),
+    (
+        r"Connection (refused|timed out)|No route to host|Could not resolve hostname",
+        "see that ssh reaches it: ansible_host, ansible_port, the host's network",
+    ),
+    (
+        r"Missing sudo password|Incorrect sudo password|sudo: a password is required",
+        "start it with --ask-become-pass (make acceptance ARGS=--ask-become-pass), or give the account sudo without a password",
+    ),
+    (
+        r"is not in the sudoers file",
+        "let the account use sudo on the host, or set ansible_user to one that may",
+    ),
+    (
+        r"python[\d.]*'?: (not found|No such file or directory)|module interpreter .* was not found",
+        "the host has no such Python: install python3 there, or name the one that it has by ansible_python_interpreter "
+        "and rackproof_python",
+    ),
+    (
+        r"No matching distribution found for",
+        "rackproof_wheelhouse or the package index has none for this host's Python: docs/air-gapped.md says how to gather them; "
+        "where the host brings torch, set rackproof_system_torch",
+    ),
+)
+
+
+def with_remedy(message: str) -> str:
+    """The message, and what to do about it where it is one of those that do not say so themselves."""
+    for words, remedy in REMEDIES:
+        if re.search(words, message):
+            return f"{message.rstrip('.')}: {remedy}"
+    return message

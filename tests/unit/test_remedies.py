@@ -1,0 +1,32 @@
+"""What Ansible, ssh, sudo and pip say without a remedy gets one; everything else stays as it was."""
+
+from __future__ import annotations
+
+import pytest
+
+from fleet.remedies import with_remedy
+
+
+@pytest.mark.parametrize(
+    ("said", "remedy"),
+    [
+        (
+            "root@10.77.0.11: Permission denied (publickey).",
+            "(publickey): the host does not take this account with this key",
+        ),
+        ("Task failed: Missing sudo password", "sudo password: start it with --ask-become-pass"),
+        ("/bin/sh: 1: /usr/bin/python3: not found", "not found: the host has no such Python"),
+        ("/opt/conda/bin/python: No such file or directory", "directory: the host has no such Python"),
+        ("ERROR: No matching distribution found for pyyaml<7,>=6.0", "docs/air-gapped.md"),
+        ("connect to host h1 port 22: Connection refused", "refused: see that ssh reaches it"),
+    ],
+)
+def test_what_has_no_remedy_gets_one(said: str, remedy: str) -> None:
+    assert remedy in with_remedy(said)
+
+
+@pytest.mark.parametrize(
+    "said", ["port 29501 is taken by process 114 (python3 -m http.server): end it", "No space left on device"]
+)
+def test_what_says_it_all_stays_as_it_is(said: str) -> None:
+    assert with_remedy(said) == said
