@@ -6,6 +6,7 @@ Ansible itself forgets a host once it has left; a fleet report must not. The jou
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from datetime import datetime, timezone
@@ -98,6 +99,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._failed.add(result._host.get_name())
         outcome = result._result
         said = next(filter(None, map(outcome.get, ("stderr", "module_stderr", "stdout", "msg"))), "")
+        if said == "Error executing command.":  # the program could not be started, and rc is why
+            said = f"{str(outcome.get('cmd')).split()[0]}: {os.strerror(outcome.get('rc') or 0)}"
         self._write(
             {
                 "what": what,
