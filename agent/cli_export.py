@@ -101,7 +101,8 @@ def _export(options: argparse.Namespace) -> int:
         server = serve(watched, options.listen, options.port, web, options.compat, sources, options.every or FRESH_S)
     except OSError as error:
         return _complain(
-            f"cannot listen on {options.listen} port {options.port}: {os.strerror(error.errno or 0)}; choose another --port"
+            f"cannot listen on {options.listen} port {options.port}: {os.strerror(error.errno or 0)}; "
+            "choose another --port, in a playbook rackproof_exporter_port"
         )
     with server:
         print(f"listening on {server.scheme}://{options.listen}:{server.port}/metrics", file=sys.stderr, flush=True)

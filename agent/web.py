@@ -29,7 +29,7 @@ from agent.web_config import WebConfig
 
 FRESH_S = 14.0
 """A body this young is given again: Prometheus in pairs scrape at the same moment, and a look at the hardware takes a processor
-10 ms a GPU (measured, H200), which once a second would be 8 % of it where there are eight. Short of 15 s, the usual scrape interval."""
+10 ms a GPU (measured, H200), which once a second would be 8 % of it where there are eight. Short of 15 s, a usual interval."""
 HEAD_BYTES, HEAD_S, WRITE_S = 16_384, 5.0, 10.0
 MOST_CONNECTIONS = 2048
 BACKLOG = 1024

@@ -34,6 +34,8 @@ MOST_KEPT = 100_000
 
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))
 _LONG = b"0" * 20
+_LONG_NUMBER = re.compile(rb"[\s:,[-][0-9]{20}")
+"""What stands before a number of JSON, and not before digits in a text: one nonce in a thousand has so many together."""
 
 
 def available() -> bool:
@@ -89,7 +91,8 @@ class Reader:
         """The record in `text`; None where the authority must decide."""
         if not available() or len(text) > MAX_BYTES or b"\\u003" in text:  # a colon in disguise
             return None
-        if _LONG in text.translate(_DIGITS):  # it may be a number of more than 64 bits
+        # It may be a number of more than 64 bits. The first look is the faster one.
+        if _LONG in text.translate(_DIGITS) and _LONG_NUMBER.search(text):
             return None
         try:
             return self._record(text)

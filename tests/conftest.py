@@ -1,9 +1,15 @@
 """For every test: a machine that is busy fails none of hypothesis' examples, and no more than it must of the lab's deadlines."""
 
+import os
+import sys
 from itertools import islice
 
 import pytest
 from hypothesis import settings
+
+# What hundreds of processes of ours are started with is compiled once, and not by each of them.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")

@@ -387,6 +387,7 @@ class Trial:
         shared = [f"gangs/{host.gang}/{host.name}.json" for host in self.plan.hosts if host.gang]
         names = ["plan.json", "events.jsonl", *own, *shared]
         self.sound = {name: (self.directory / name).read_bytes() for name in names}
+        self.evidence = {host.name: self.records.read(host)[0] for host in self.plan.hosts}
         self.weights = [1] * 2 + [60 // len(self.plan.hosts)] * len(own) + [120 // len(self.plan.hosts)] * len(shared)
         self.broken = ""
         self.found = Found()
@@ -412,14 +413,14 @@ class Trial:
     def _read(self, name: str, text: bytes, number: int) -> None:
         if name.endswith(".json") and name != "plan.json":
             host = self.plan.host(Path(name).stem)
-            whole = len(self.records.read(host)[0].records) == len(_gangs_of(vars(host)))
+            left = self.records.read(host)[0]
+            whole = len(left.records) == len(_gangs_of(vars(host)))
             # What is not believed is as if it were not there: now and then it is judged all the same.
             if not whole and (not host.gang or number % WORDS):
                 self.found.counts["refused"] += 1
                 return
-            if not self.full:
-                evidence = {each.name: self.records.read(each)[0] for each in self.plan.hosts}
-                self._judged(name, text, merge(self.plan, evidence, self.packs))
+            if not self.full:  # the other hosts' files are as they were
+                self._judged(name, text, merge(self.plan, self.evidence | {host.name: left}, self.packs))
                 return
         try:
             run = load(self.directory)

@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -106,7 +106,7 @@ class Attempt:
         raise AssertionError(f"task {task} not reached within {RUN_S} s:\n" + "\n".join(self.lines[-30:]))
 
     def kill(self) -> None:
-        """Kills everything that the attempt has on the control node, ansible-playbook first, SSH's masters too."""
+        """Kills everything that the attempt has on the control node, ansible-playbook first; of SSH's masters, who rename themselves, some stay."""
         self.process.kill()
         while family := list(marked(self.mark)):
             for pid in family:
@@ -142,10 +142,18 @@ class Site:
     runs: Path
     attempts: int = 0
 
-    def start(self, run_id: str, playbook: str = "acceptance", *, seconds: float = 1.0, **variables: Any) -> Attempt:
+    def start(
+        self,
+        run_id: str,
+        playbook: str = "acceptance",
+        *,
+        seconds: float = 1.0,
+        only: Collection[str] = (),
+        **variables: Any,
+    ) -> Attempt:
         """Starts playbooks/`playbook`.yml on the control node; each host alone is measured for about these seconds.
 
-        A variable that is None is left to its default.
+        The inventory has `only` those hosts where any are named. A variable that is None is left to its default.
         """
         profile = self.lab.directory / f"tiny{seconds:g}.yml"
         profile.write_text(yaml.safe_dump(tiny(seconds)))
@@ -164,7 +172,7 @@ class Site:
         self.attempts += 1
         mark = f"{self.lab.control}-{self.attempts}"
         set_ones = {name: value for name, value in group.items() if value is not None}
-        inventory = self.lab.inventory(groupvars=set_ones, name=f"{run_id}-{self.attempts}")
+        inventory = self.lab.inventory(groupvars=set_ones, name=f"{run_id}-{self.attempts}", only=only)
         command = [str(Path(sys.executable).parent / "ansible-playbook"), "-i", str(inventory)]
         command += [str(ROOT / "playbooks" / f"{playbook}.yml"), "-e", f"rackproof_run_id={run_id}"]
         process = self.lab.popen(

@@ -23,7 +23,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -180,9 +180,11 @@ class Lab:
         hostvars: Mapping[str, Mapping[str, Any]] | None = None,
         groupvars: Mapping[str, Any] | None = None,
         name: str = "inventory",
+        only: Collection[str] = (),
     ) -> Path:
-        """Write an Ansible inventory of the hosts, in the group gpu_hosts, with these variables; returns its path."""
-        hosts: dict[str, dict[str, Any]] = {host.name: {"ansible_host": host.address} for host in self.hosts}
+        """Write an Ansible inventory of the hosts, or of `only` those, in the group gpu_hosts; returns its path."""
+        chosen = [self.host(each) for each in only] or self.hosts
+        hosts: dict[str, dict[str, Any]] = {host.name: {"ansible_host": host.address} for host in chosen}
         for each, variables in (hostvars or {}).items():
             hosts[self.host(each).name].update(variables)
         common = {

@@ -23,9 +23,11 @@ from tests.lab.kill_points import ROOT, STATE, Attempt, Site
 from tests.lab.lab import Lab
 from tests.lab.prometheus import Prometheus
 
-HOSTS = ("node1", "node2", "node3")
+HOSTS = ("node1", "node2")
+CUT = "node3"
+"""Is in the inventory of the last run alone, and never reached."""
 MEMORY = ("copy", "triad")
-WITH_NODE3 = ("pairs.bandwidth", "pairs.latency")
+WITH_CUT = ("pairs.bandwidth", "pairs.latency")
 SMALL: dict[str, Any] = {
     "schema": "rackproof.profile/1",
     "summary": "as little as shows whom a fault costs what",
@@ -85,7 +87,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("site")
     (directory / "runs").mkdir()
     (directory / "small.yml").write_text(yaml.safe_dump(SMALL))
-    with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
+    with Lab(directory / "lab", hosts=len((*HOSTS, CUT))) as lab:
         yield Site(lab=lab, runs=directory / "runs")
 
 
@@ -107,7 +109,7 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
     """The rehearsal as users have it, all of it, and long enough to be watched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RACKPROOF_HEARTBEAT", "2")
-        attempt = site.start("first", rackproof_profile="rehearsal", nvidia_driver_state=None)
+        attempt = site.start("first", only=HOSTS, rackproof_profile="rehearsal", nvidia_driver_state=None)
     watchers = watch(attempt, site.lab, site.runs / "first")
     output = attempt.end()
     for watcher in watchers:
@@ -138,7 +140,7 @@ def test_rack_is_accepted_as_a_rehearsal(accepted: Run) -> None:
         "REHEARSAL PASS",
     )
     assert {host["name"]: host["decision"] for host in report["hosts"]} == dict.fromkeys(HOSTS, "accepted")
-    assert report["coverage"]["measured"] == report["coverage"]["expected"] > 300
+    assert report["coverage"]["measured"] == report["coverage"]["expected"] > 200
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in accepted.output
     for view in ("report.html", "report.md"):
         assert "REHEARSAL" in (accepted.directory / view).read_text()
@@ -148,14 +150,14 @@ def test_ranks_of_all_hosts_worked_together(accepted: Run) -> None:
     for host in HOSTS:
         record = documents.read(accepted.directory / "gangs" / "rack1" / f"{host}.json", "record")
         busbw = [seen for seen in record["observations"] if seen["name"] == "collective.all_reduce.busbw"]
-        assert {seen["params"]["world_size"] for seen in busbw} == {6}
+        assert {seen["params"]["world_size"] for seen in busbw} == {4}
         assert record["launches"][0]["members"] == list(HOSTS)
         assert [rank["exit_code"] for rank in record["launches"][0]["ranks"]] == [0, 0]
 
 
 def test_prometheus_has_every_host_under_this_run(prometheus: Prometheus, accepted: Run) -> None:
     series = 'count_over_time(rackproof_host_memory_total_bytes{run_id="first"}[1h])'
-    found = {item["metric"]["host"]: item["metric"]["rack"] for item in prometheus.wait_for(series, at_least=3)}
+    found = {item["metric"]["host"]: item["metric"]["rack"] for item in prometheus.wait_for(series, at_least=2)}
     assert found == dict.fromkeys(HOSTS, "rack1")
 
 
@@ -175,7 +177,6 @@ def test_deleted_record_is_named_and_the_rest_is_kept(accepted: Run, tmp_path: P
     run = Run(directory, done.returncode, done.stdout)
     assert run.findings() == {("node2", "record", "inconclusive")}
     assert run.measured("node1") == accepted.measured("node1")
-    assert run.measured("node3") == accepted.measured("node3")
 
 
 def changed_tasks(output: str) -> set[str]:
@@ -192,7 +193,7 @@ def changed_tasks(output: str) -> set[str]:
 @pytest.fixture(scope="module")
 def again(site: Site, accepted: Run) -> Run:
     """A second run, on settled hosts, of little."""
-    code, output = site.run("again", rackproof_profile=str(site.runs.parent / "small.yml"))
+    code, output = site.run("again", only=HOSTS, rackproof_profile=str(site.runs.parent / "small.yml"))
     print(output[-6000:])
     return Run(site.runs / "again", code, output)
 
@@ -213,7 +214,7 @@ def test_settled_hosts_are_left_as_they_are(again: Run) -> None:
     counted = again.output.rsplit("PLAY RECAP", 1)[1]
     print(counted)
     tasks = {line.split()[0]: int(line.split("ok=")[1].split()[0]) for line in counted.splitlines() if "ok=" in line}
-    assert max(tasks[host] for host in ("node2", "node3")) <= 25
+    assert tasks["node2"] <= 25
 
 
 WEB_CONFIG = "/etc/rackproof/web.config.yml"
@@ -243,13 +244,13 @@ class Struck(Run):
 @pytest.fixture(scope="module")
 def struck(site: Site, again: Run) -> Struck:
     hashed = bcrypt.hashpw(b"canary", bcrypt.gensalt(4)).decode()
-    for host in HOSTS:
+    for host in (*HOSTS, CUT):
         site.lab.put(host, WEB_CONFIG, f"basic_auth_users:\n  prometheus: {hashed}\n", mode=0o600)
     where = ("/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
     packages = site.lab.on("node2", *where).stdout.strip()
     site.lab.put("node2", f"{packages}/fault.py", FAULT)
     site.lab.put("node2", f"{packages}/fault.pth", "import os; 'LOCAL_RANK' in os.environ and __import__('fault')\n")
-    site.lab.cut("node3")
+    site.lab.cut(CUT)
     over, arguments = threading.Event(), set[str]()
     watcher = threading.Thread(target=watch_arguments, args=(over, arguments))
     watcher.start()
@@ -281,8 +282,10 @@ def test_no_secret_is_in_an_argument_a_log_or_a_result(site: Site, struck: Struc
         assert secret not in told
     written = ["grep", "-rlaF", "-e", struck.password_hash, "-e", PASSWORD]
     assert subprocess.run([*written, struck.directory], capture_output=True, check=False).stdout == b""
-    for host in ("node1", "node2"):
-        found = site.lab.on(host, *written, "/var", "/opt/rackproof", "/tmp", "/etc", "/root", check=False).stdout
+    places = ("/var", "/opt/rackproof", "/tmp", "/etc", "/root")
+    since = ("-xdev", "-type", "f", "-cnewer", "/etc/hostname")  # since the host booted
+    for host in HOSTS:
+        found = site.lab.on(host, "find", *places, *since, "-exec", *written, "{}", "+", check=False).stdout
         assert found.split() == [WEB_CONFIG]
         logs = ("grep", "-rlaF", nonce, f"{STATE}/runs/struck/logs", f"{STATE}/runs/struck/work", f"{STATE}/exporter")
         assert site.lab.on(host, *logs, check=False).stdout == ""
@@ -291,18 +294,16 @@ def test_no_secret_is_in_an_argument_a_log_or_a_result(site: Site, struck: Struc
 def test_unreachable_host_is_named_and_the_others_finish(struck: Struck) -> None:
     assert struck.code != 0
     assert struck.report["decision"] == "incomplete"
-    assert {found for found in struck.findings() if found[0] != "node2"} == {("node3", "record", "inconclusive")}
-    lost = next(host for host in struck.report["hosts"] if host["name"] == "node3")
+    assert {found for found in struck.findings() if found[0] != "node2"} == {(CUT, "record", "inconclusive")}
+    lost = next(host for host in struck.report["hosts"] if host["name"] == CUT)
     assert any("unreachable at Preflight" in event for event in lost["events"])
-    assert [struck.missing(host) for host in ("node1", "node2")] == [len(WITH_NODE3), len(WITH_NODE3) + len(MEMORY)]
+    assert [struck.missing(host) for host in HOSTS] == [len(WITH_CUT), len(WITH_CUT) + len(MEMORY)]
     record = json.loads((struck.directory / "gangs" / "rack1" / "node1.json").read_text())
     assert record["launches"][0]["members"] == ["node1", "node2"]
 
 
 def test_failing_benchmark_is_named_with_its_host_and_reason(struck: Struck) -> None:
-    assert {found for found in struck.findings() if found[0] != "node3"} == {
-        ("node2", "memory.bandwidth", "inconclusive")
-    }
+    assert {found for found in struck.findings() if found[0] != CUT} == {("node2", "memory.bandwidth", "inconclusive")}
     verdicts = struck.report["verdicts"]
     reasons = [item["reason"] for item in verdicts if item["host"] == "node2" and item["verdict"] != "pass"]
     assert reasons == ["error: RuntimeError: CUDA error: uncorrectable ECC error encountered"] * len(MEMORY)
@@ -342,7 +343,7 @@ def test_exporters_tell_how_far_a_stage_is_and_how_long_it_has_left(accepted: Wa
 
 def test_log_has_a_line_for_each_change(accepted: Watched) -> None:
     said = [line.split(" ", 1)[1] for line in accepted.lines]
-    assert "run first: 3 hosts of rack1, profile rehearsal, REHEARSAL" in said
+    assert "run first: 2 hosts of rack1, profile rehearsal, REHEARSAL" in said
     for host in HOSTS:  # one line for several where they are seen at once
         running = [place for place, line in enumerate(said) if host in line and line.endswith(" benchmark: running")]
         assert len(running) == 1
@@ -351,8 +352,8 @@ def test_log_has_a_line_for_each_change(accepted: Watched) -> None:
 
 
 def test_playbook_tells_what_it_waits_for(accepted: Watched) -> None:
-    assert "benchmark: node1, node2, node3 measure now, for at most 3 min each" in accepted.output
-    assert "benchmark: 0 of 3 hosts done, node1 " in accepted.output
+    assert "benchmark: node1, node2 measure now, for at most 3 min each" in accepted.output
+    assert "benchmark: 0 of 2 hosts done, node1 " in accepted.output
     assert "no progress is told any more" not in accepted.output
 
 

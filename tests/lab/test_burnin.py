@@ -10,6 +10,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ import yaml
 from schemas import documents
 from tests.lab.kill_points import STATE, Site
 from tests.lab.lab import Lab
+from tests.lab.settled import settle
 
 HOSTS = ("node1", "node2", "node3")
 KILLED, FAULTY = "node2", "node3"
@@ -100,13 +102,14 @@ def wait_for_round(site: Site, host: str, least: int) -> dict[str, Any]:
 
 
 @pytest.fixture(scope="module")
-def burnin(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Burnin]:
+def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Burnin]:
     directory = tmp_path_factory.mktemp("burnin")
     (directory / "runs").mkdir()
     profile = directory / "soak.yml"
     profile.write_text(yaml.safe_dump(PROFILE))
     chosen = {"rackproof_soak_profile": str(profile), "rackproof_soak_duration": f"{SOAK_S}s"}
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
+        settle(lab, agent_archive)
         site = Site(lab=lab, runs=directory / "runs")
         attempt = site.start("burn", "burnin", **chosen)
         assert attempt.reached("inspect : Begin the record with a snapshot"), attempt.lines[-30:]

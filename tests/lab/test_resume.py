@@ -18,6 +18,7 @@ import yaml
 from schemas import locks
 from tests.lab.kill_points import STATE, Attempt, Site, kill, wrong
 from tests.lab.lab import Lab
+from tests.lab.settled import settle
 
 HOSTS = ("node1", "node2")
 POINTS: list[tuple[int | str, float]] = [
@@ -27,10 +28,11 @@ POINTS: list[tuple[int | str, float]] = [
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("resume")
     (directory / "runs").mkdir()
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
+        settle(lab, agent_archive)
         yield Site(lab=lab, runs=directory / "runs")
 
 

@@ -25,6 +25,7 @@ from schemas import documents
 from tests.fakes import nvml
 from tests.lab import links
 from tests.lab.lab import SSH_OPTIONS, Lab
+from tests.lab.settled import settle
 
 ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
@@ -113,12 +114,13 @@ class Site:
 
 
 @pytest.fixture(scope="module")
-def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("revalidate")
     (directory / "runs").mkdir()
     (directory / "little.yml").write_text(yaml.safe_dump(LITTLE))
     library = nvml.build(directory / "nvml") / nvml.LIBRARY
     with Lab(directory / "lab") as lab:
+        settle(lab, agent_archive)
         site = Site(lab, directory)
         for host in HOSTS:
             site.gpus(host)

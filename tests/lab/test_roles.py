@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import subprocess
 import sys
 import sysconfig
+import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -555,8 +557,7 @@ UNIT = "/etc/systemd/system/rackproof-exporter.service"
 PLACES = ("/etc", "/home", "/opt", "/root", "/srv", "/usr/local", "/var")
 # What belongs to systemd's and Ansible's own life, not to us.
 LIFE = re.compile(r"/root/\.ansible|/var/(log|tmp|lib/systemd|lib/private|cache/private|log/private)\b")
-EACH = ("(", "-type", "d", "-printf", "%p %y %m %u\\n", ")", "-o", "-printf", "%p %y %m %u %s\\n")
-FIND = ("find", *PLACES, "-xdev", *EACH)
+EACH = ("(", "-type", "d", "-printf", "%p\\t%y %m %u\\n", ")", "-o", "-printf", "%p\\t%y %m %u %s\\n")
 
 
 PYTHON = "/usr/local/lib/lab/bin/python3"
@@ -574,6 +575,7 @@ class Service:
 
     host: SystemdHost
     directory: Path
+    began: float
     before: set[str]
 
     def play(self, name: str, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
@@ -598,25 +600,40 @@ class Service:
         return self.host.on("systemctl", "show", "--property=MainPID", "--value", "rackproof-exporter").stdout.strip()
 
 
-def files(host: SystemdHost) -> set[str]:
-    """What the host has that this machine has not, and lacks that it has: it sees our files, which others change meanwhile."""
-    first = listing(processes.run(FIND, check=False))
-    seen = listing(host.on(*FIND, check=False))
-    last = listing(processes.run(FIND, check=False))
-    return (seen - first - last) | {f"lacks {line}" for line in (first & last) - seen}
+def files(host: SystemdHost, since: float) -> set[str]:
+    """What the host has had written or removed since then. It sees this machine's files, which others change meanwhile."""
+    changed = ("find", *PLACES, "-xdev", "-newerct", f"@{since}", "(", *EACH, ")")
+    found = dict(line.split("\t") for line in host.on(*changed, check=False).stdout.splitlines())
+    own = {path: says for path, says in found.items() if not LIFE.match(path) and not theirs(path, since)}
+    there = {path: says for path, says in own.items() if says != told(path)}
+    lacks = {path for directory in own if own[directory].startswith("d ") for path in removed(host, directory, since)}
+    return {f"{path} {says}" for path, says in there.items()} | {f"lacks {path}" for path in lacks}
 
 
-def listing(found: subprocess.CompletedProcess[str]) -> set[str]:
-    """Every directory and file, with its kind, mode, owner and the length of what is in it."""
-    return {line for line in found.stdout.splitlines() if not LIFE.match(line)}
+def theirs(path: str, since: float) -> bool:
+    """Whether this machine has it from after that time."""
+    return os.path.lexists(path) and os.lstat(path).st_ctime > since
+
+
+def told(path: str) -> str:
+    """As `find` tells it, of this machine: kind, mode, owner and the length of what is in it."""
+    return processes.run(["find", path, "-maxdepth", "0", *EACH], check=False).stdout.rstrip("\n").partition("\t")[2]
+
+
+def removed(host: SystemdHost, directory: str, since: float) -> set[str]:
+    """What this machine has in a directory, from before that time, and the host has not."""
+    ours = {str(path) for path in Path(directory).iterdir()} if Path(directory).is_dir() else set()
+    left = host.on("find", directory, "-mindepth", "1", "-maxdepth", "1").stdout.splitlines() if ours else []
+    return {path for path in ours.difference(left) if not theirs(path, since) and not LIFE.match(path)}
 
 
 @pytest.fixture(scope="module")
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("service")
     with SystemdHost(directory / "host") as host:
+        began = time.time()
         host.on("sh", "-c", BRING_PYTHON)
-        found = Service(host, directory / "runs", files(host))
+        found = Service(host, directory / "runs", began, files(host, began))
         assert found.play("deploy").returncode == 0
         yield found
 
@@ -657,7 +674,7 @@ def test_service_goes_on_until_the_agent_is_another(service: Service) -> None:
 def test_teardown_leaves_nothing_behind(service: Service) -> None:
     service.host.on("mkdir", f"{UNIT}.d")  # as an operator adds to a unit
     assert service.play("teardown").returncode == 0
-    assert files(service.host) == service.before
+    assert files(service.host, service.began) == service.before
     for listing in ("list-units", "list-unit-files"):
         assert "0 " in service.host.on("systemctl", listing, "--all", "rackproof*", check=False).stdout
     assert service.host.on("id", "rackproof", check=False).returncode != 0

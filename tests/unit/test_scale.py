@@ -300,7 +300,9 @@ def test_reader_believes_nothing_that_the_authority_refuses(seed: int) -> None:
 @pytest.mark.skipif(not quick.available(), reason="the libraries of the control node are not installed")
 def test_reader_reads_what_hosts_write() -> None:
     reader = quick.Reader()
-    for text in (TEXT, SHORT):
+    digits = SHORT.replace(json.loads(SHORT)["nonce"], "7" * 32)  # of no number of more than 64 bits
+    assert digits != SHORT
+    for text in (TEXT, SHORT, digits):
         found = reader.record(text.encode())
         assert found is not None
         assert found == verdict_of(text.encode())

@@ -1,0 +1,15 @@
+"""What the labs of one test run share."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+
+@pytest.fixture(scope="session")
+def agent_archive(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The archive of `settled.settle`, the same for all workers."""
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "agent.tar"
