@@ -56,4 +56,3 @@ class HostCollector:
 
 def _uptime(text: str) -> float:
     return float(text.split()[0])
-

@@ -106,7 +106,10 @@ class Attempt:
         raise AssertionError(f"task {task} not reached within {RUN_S} s:\n" + "\n".join(self.lines[-30:]))
 
     def kill(self) -> None:
-        """Kills everything that the attempt has on the control node, ansible-playbook first; of SSH's masters, who rename themselves, some stay."""
+        """Kills everything that the attempt has on the control node, ansible-playbook first.
+
+        Of SSH's masters, who rename themselves, some stay.
+        """
         self.process.kill()
         while family := list(marked(self.mark)):
             for pid in family:
