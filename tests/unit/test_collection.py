@@ -66,6 +66,7 @@ def test_it_has_what_a_control_node_needs_and_nothing_else(archive: Path) -> Non
         "CHANGELOG.md",
         "LICENSE",
         "README.md",
+        "SECURITY.md",
         "ansible.cfg",
         "pyproject.toml",
         "rackproof.py",
