@@ -32,6 +32,7 @@ FLEET_VERBS = (
     "verify",
 )
 BOTH_VERBS = ("run",)
+OUR_OWN = ("agent", "collectors", "fleet", "schemas", "rackproof_run")
 USAGE, TROUBLE, DEFECT, INTERRUPTED = 64, 2, 70, 130
 
 
@@ -100,6 +101,9 @@ def _told(error: Exception) -> int:
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         print(f"rackproof: {where}{error.strerror or error}", file=sys.stderr)
+        return TROUBLE
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in OUR_OWN:
+        print(f"rackproof: {error.name} is not installed: install rackproof as its README says", file=sys.stderr)
         return TROUBLE
     traceback.print_exception(error)
     print("rackproof: this is a defect in Rackproof; please report it with the lines above", file=sys.stderr)

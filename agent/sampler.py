@@ -20,8 +20,8 @@ from collectors.base import Absent
 from collectors.nvml import THROTTLE_REASONS, Beat, Bounds, Pulse, present
 
 SAMPLE_HZ, MOST_HZ = 10.0, 50.0
-WINDOW_S = 16.0
-"""Of a scrape every 15 s, one that comes a second late still sees all of the time since the one before."""
+WINDOW_S = 30.0
+"""Twice the time for which a page is given again, and more: whoever scrapes every 10 or 15 s sees all of the time."""
 LONGEST_WINDOW_S = 600.0
 BUCKETS = (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.85, 0.9, 0.95, 1.0)
 """Of both histograms: shares of the power limit, and of the highest clock."""

@@ -70,12 +70,14 @@ class Telemetry(Beating):
         self._samples: deque[Sample] = deque(maxlen=KEPT)
         self._recorder = Recorder()
         self._lost: dict[int, str] = {}
+        self._heard: set[int] = set()
         self._began = time.monotonic()
         self.start()
 
     def take(self, at: float, beats: Mapping[int, Beat | Absent]) -> None:
         self._samples.append((at, beats))
         self._recorder.beats(at - self._began, beats)
+        self._heard |= beats.keys()
         for index, beat in beats.items():
             if isinstance(beat, Absent):
                 self._recorder.add(at - self._began, UNREAD, f"gpu={index}", "1", 1.0)
@@ -89,7 +91,8 @@ class Telemetry(Beating):
         """
         now = time.monotonic()
         began_s = {name: max(0.0, at - self._began) for name, at in begun.items() if at <= now}
-        reasons = {**(dict.fromkeys(self._devices, self._error) if self._error else {}), **self._lost}
+        silent = self._error or ("the driver gave no sample" if now - self._began > 1 else "")
+        reasons = {**{index: silent for index in self._devices if silent and index not in self._heard}, **self._lost}
         lost = {str(index): reason[:512] for index, reason in sorted(reasons.items())}
         return traced(self._recorder.timeline(), began_s, lost)
 

@@ -53,7 +53,7 @@ class Page:
             if not body or time.monotonic() - began > self._fresh_s:
                 began = time.monotonic()
                 body = await asyncio.to_thread(self._render, encoder, zipped)
-                self._kept[(kind, zipped)] = (time.monotonic(), body)
+                self._kept[(kind, zipped)] = (began, body)
         return kind, body
 
     def _render(self, encoder: Callable[[CollectorRegistry], bytes], zipped: bool) -> bytes:

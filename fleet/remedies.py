@@ -6,7 +6,12 @@ import re
 
 REMEDIES = (
     (
-        r"Permission denied \(",
+        r"No matching distribution found for",
+        "rackproof_wheelhouse or the package index has none for this host's Python: docs/air-gapped.md says how to gather them; "
+        "where the host brings torch, set rackproof_system_torch",
+    ),
+    (
+        r"Permission denied \((publickey|password|keyboard|gssapi|hostbased)",
         "the host does not take this account with this key: set ansible_user and ansible_ssh_private_key_file; try them by ssh",
     ),
     (
@@ -14,7 +19,7 @@ REMEDIES = (
         "log in once by ssh, or put the host's key into ~/.ssh/known_hosts",
     ),
     (
-        r"Connection (refused|timed out)|No route to host|Could not resolve hostname",
+        r"ssh: (connect to host .*: (Connection (refused|timed out)|No route to host)|Could not resolve hostname)",
         "see that ssh reaches it: ansible_host, ansible_port, the host's network",
     ),
     (
@@ -29,11 +34,6 @@ REMEDIES = (
         r"python[\d.]*'?: (not found|No such file or directory)|module interpreter .* was not found",
         "the host has no such Python: install python3 there, or name the one that it has by ansible_python_interpreter "
         "and rackproof_python",
-    ),
-    (
-        r"No matching distribution found for",
-        "rackproof_wheelhouse or the package index has none for this host's Python: docs/air-gapped.md says how to gather them; "
-        "where the host brings torch, set rackproof_system_torch",
     ),
 )
 

@@ -100,4 +100,4 @@ def _numbers(word: str) -> tuple[int, int, int]:
     """Mean, lowest and highest of a word that record.schema.json has passed."""
     mean, _, spread = word.partition("-")
     less, _, more = spread.partition("+")
-    return int(mean), int(mean) - int(less or 0), int(mean) + int(more or 0)
+    return int(mean), max(0, int(mean) - int(less or 0)), int(mean) + int(more or 0)

@@ -10,7 +10,7 @@ import pynvml as nvml
 from collectors.base import Absent
 from collectors.nvml.calls import UnreadError, translate, unsupported
 from collectors.nvml.gpu import Gpu, value
-from collectors.nvml.rows import ONCE, SLOW, THOROUGH, Getter, Row, part
+from collectors.nvml.rows import ONCE, THOROUGH, Getter, Row, part
 
 _STATES = {1: "not_started", 2: "in_progress", 3: "completed"}
 _NOT_SUPPORTED, _COMPLETED = 0, 3
@@ -90,16 +90,16 @@ def _c2c_missing(gpu: Gpu) -> int:
 
 
 FABRIC_ROWS = (
-    Row("gpu.fabric.state", "1", False, "Registration with the NVLink fabric", _state, SLOW),
+    Row("gpu.fabric.state", "1", False, "Registration with the NVLink fabric", _state),
     Row("gpu.fabric.clique_id", "1", False, "Clique of the fabric", _of_registered(lambda gpu: int(_info(gpu).clique)), THOROUGH),
     Row("gpu.fabric.cluster_uuid", "1", False, "Cluster of the fabric",
         _of_registered(lambda gpu: str(uuid.UUID(bytes=bytes(_info(gpu).cluster)))), THOROUGH),
-    Row("gpu.fabric.degraded_bandwidth", "1", False, "The fabric gives the GPU less bandwidth", _health(0), SLOW),
-    Row("gpu.fabric.route_recovery", "1", False, "A route of the fabric is being recovered", _health(2), SLOW),
-    Row("gpu.fabric.route_unhealthy", "1", False, "A route of the fabric is unhealthy", _health(4), SLOW),
-    Row("gpu.fabric.access_timeout_recovery", "1", False, "The fabric recovers from an access that timed out", _health(6), SLOW),
+    Row("gpu.fabric.degraded_bandwidth", "1", False, "The fabric gives the GPU less bandwidth", _health(0)),
+    Row("gpu.fabric.route_recovery", "1", False, "A route of the fabric is being recovered", _health(2)),
+    Row("gpu.fabric.route_unhealthy", "1", False, "A route of the fabric is unhealthy", _health(4)),
+    Row("gpu.fabric.access_timeout_recovery", "1", False, "The fabric recovers from an access that timed out", _health(6)),
     Row("gpu.fabric.incorrect_configuration", "1", False, "The fabric is configured wrongly",
-        _health(8, 0b1111, _CONFIGURATION_RIGHT), SLOW),
+        _health(8, 0b1111, _CONFIGURATION_RIGHT)),
     Row("gpu.c2c.enabled", "1", False, "Chip-to-chip links to the processor are in use",
         part("C2cModeInfoV", "isC2cEnabled", bool), ONCE),
     Row("gpu.c2c.link_count", "1", False, "Chip-to-chip links of the part", _c2c_links, THOROUGH),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 from collectors.base import Absent, Value
@@ -33,14 +32,16 @@ class Bus:
         self._known: dict[str, Device | None] = {}
 
     def devices(self) -> list[Device]:
-        """Those that are there now. Raises OSError where there is no bus."""
-        present = self._tree.names(PCI_DEVICES)
-        self._known = {address: self._known[address] for address in present if address in self._known}
-        for address in present:
-            if address not in self._known:
-                with suppress(OSError):  # it has gone since
-                    self._known[address] = identify(self._tree, address)
-        return [device for device in self._known.values() if device]
+        """Those that are there now. Raises OSError where there is no bus, or a device on it cannot be read."""
+        before, found = self._known, dict[str, Device | None]()
+        for address in self._tree.names(PCI_DEVICES):
+            try:
+                found[address] = before[address] if address in before else identify(self._tree, address)
+            except OSError:
+                if self._tree.has(f"{PCI_DEVICES}/{address}"):
+                    raise  # else it has gone since
+        self._known = found
+        return [device for device in found.values() if device]
 
     def count(self, kind: str) -> int | Absent:
         """How many of a kind there are now."""

@@ -26,6 +26,8 @@ DOCUMENTATION = """
 """
 
 RUN_DIR = "_rackproof_run_dir"
+UNKNOWN_ERROR = 257
+"""That and more is no errno of a program that could not be started."""
 
 
 class CallbackModule(CallbackBase):  # type: ignore[misc]
@@ -99,8 +101,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._failed.add(result._host.get_name())
         outcome = result._result
         said = next(filter(None, map(outcome.get, ("stderr", "module_stderr", "stdout", "msg"))), "")
-        if said == "Error executing command.":  # the program could not be started, and rc is why
-            said = f"{str(outcome.get('cmd')).split()[0]}: {os.strerror(outcome.get('rc') or 0)}"
+        program, code = str(outcome.get("cmd") or "").split()[:1], outcome.get("rc")
+        if said == "Error executing command." and program and isinstance(code, int) and 0 < code < UNKNOWN_ERROR:
+            said = f"{program[0]}: {os.strerror(code)}"  # it could not be started, and rc is why
         self._write(
             {
                 "what": what,

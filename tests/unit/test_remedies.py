@@ -18,7 +18,11 @@ from fleet.remedies import with_remedy
         ("/bin/sh: 1: /usr/bin/python3: not found", "not found: the host has no such Python"),
         ("/opt/conda/bin/python: No such file or directory", "directory: the host has no such Python"),
         ("ERROR: No matching distribution found for pyyaml<7,>=6.0", "docs/air-gapped.md"),
-        ("connect to host h1 port 22: Connection refused", "refused: see that ssh reaches it"),
+        ("ssh: connect to host h1 port 22: Connection refused", "refused: see that ssh reaches it"),
+        (
+            "NewConnectionError: [Errno 113] No route to host ERROR: No matching distribution found for torch==2.8.0",
+            "docs/air-gapped.md",
+        ),
     ],
 )
 def test_what_has_no_remedy_gets_one(said: str, remedy: str) -> None:
@@ -26,7 +30,13 @@ def test_what_has_no_remedy_gets_one(said: str, remedy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "said", ["port 29501 is taken by process 114 (python3 -m http.server): end it", "No space left on device"]
+    "said",
+    [
+        "NCCL WARN Connection refused",
+        "open: Permission denied (13)",
+        "port 29501 is taken by process 114 (python3 -m http.server): end it",
+        "No space left on device",
+    ],
 )
 def test_what_says_it_all_stays_as_it_is(said: str) -> None:
     assert with_remedy(said) == said

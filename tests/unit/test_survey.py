@@ -609,11 +609,11 @@ BUSBW_FLOOR = criterion("collective.*.busbw", id="busbw-floor", scope="gang", op
 TOGETHER = (FLOOR, BUSBW, BUSBW_FLOOR)
 
 
-def gangs(**changed: Callable[[Record], Record]) -> dict[str, Evidence]:
+def gangs(plan: Plan = GANGS, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
     """Own records and gang records of hosts in order; a change is made to the gang record."""
     reader, told = quick.Reader(), {}
-    for host in GANGS.hosts:
-        alone, shared = builders.records(GANGS, host.name)
+    for host in plan.hosts:
+        alone, shared = builders.records(plan, host.name)
         alone = replace(alone, snapshots=tuple(short(taken) for taken in alone.snapshots))
         shared = changed.get(host.name, lambda made: made)(shared)
         told[host.name] = Evidence(records=(read(reader, alone), read(reader, shared)))
@@ -687,6 +687,25 @@ def test_a_slow_pair_makes_its_gang_uneasy_and_flags_nobody() -> None:
 
 def test_whoever_is_first_without_its_pairs_draws_no_other_gang_with_it() -> None:
     assert uneasy(gangs(h1=without("pairs.bandwidth"))) == (["h1"], FIRST)
+
+
+@pytest.mark.parametrize("fast", [("NET/IB/0/GDRDMA", "NET/Socket/0"), ("NET/Socket/0", "NET/IB/0/GDRDMA")])
+def test_the_way_of_each_gang_is_its_own(fast: tuple[str, str]) -> None:
+    def over(transport: str, speed: float) -> Callable[[Record], Record]:
+        def change(made: Record) -> Record:
+            seen = next(seen for seen in made.observations if seen.name == "collective.all_reduce.busbw")
+            way = builders.observation("collective.transport", transport, scope=seen.scope)
+            return with_more(replace(way, stage=seen.stage))(gang_figure(seen.name, speed)(made))
+
+        return change
+
+    plan = gang_plan(9, 3)
+    ways = [(fast[0], 2e11), (fast[1], 2e11), ("NET/Socket/0", 3e10)]
+    told = gangs(plan, **{name: over(*ways[at // 3]) for at, name in enumerate(NAMES)})
+    for rule in (BUSBW, BUSBW_FLOOR):
+        survey = look(plan, told, [pack(rule)], 2)
+        assert rows(plan, told, [pack(rule)], survey) == plain(plan, told, [pack(rule)])
+        assert {path[-1] for path in survey.known.normal} == set(fast)
 
 
 def test_what_gangs_did_together_is_known_of_each() -> None:

@@ -144,8 +144,13 @@ def test_clocks_held_down_for_heat_are_kept_and_those_at_the_power_limit_are_not
     assert "held_percent" not in hot.gpus["0"]
 
 
-def test_launch_too_short_for_a_sample_has_no_timeline() -> None:
-    assert Fed([0]).trace({"gemm": 1.0}) is None
+def test_launch_too_short_for_a_sample_has_no_timeline_and_a_driver_that_says_nothing_is_told() -> None:
+    telemetry = Fed([0])
+    silent = telemetry.trace({"gemm": 1.0})
+    assert silent
+    assert (silent.gpus, silent.lost) == ({}, {"0": "the driver gave no sample"})
+    telemetry._began = time.monotonic()
+    assert telemetry.trace({"gemm": 1.0}) is None
 
 
 # ---- kept
@@ -171,6 +176,8 @@ def test_record_without_one_reads_as_ever() -> None:
     "broken",
     [
         {"bucket_s": 0},
+        {"bucket_s": 1e-310},
+        {"bucket_s": 1, "gpus": {"00": {"power_w": "1"}}},
         {"bucket_s": 1e300},
         {"bucket_s": 1, "gpus": {"0": {"power_w": "690,691"}}},
         {"bucket_s": 1, "gpus": {"0": {"power_w": " ".join(["1"] * 61)}}},
@@ -322,6 +329,14 @@ def test_page_of_a_host_has_a_picture_a_gpu_and_figure_and_where_benchmarks_bega
         ("GPU 1", "h1-1", "", 3),
     ]
     assert re.fullmatch(r"\d+ W \(75 to 697\)", text(parts[0][3][0][0]))
+
+
+@pytest.mark.parametrize(("bucket_s", "duration_s"), [(0.001, 1.7e308), (1e6, 0.0)])
+def test_times_that_cannot_be_cost_nobody_the_report(bucket_s: float, duration_s: float, plan: Plan) -> None:
+    report = with_trace(plan, Trace(bucket_s=bucket_s, gpus={"0": {"power_w": "5-9+3 . 700"}}), duration_s=duration_s)
+    assert data(report)
+    [course] = courses(report.hosts[0])
+    assert "(0 to 700)" in course.parts[0].figures[0]
 
 
 def test_of_two_launches_of_a_stage_the_last_is_drawn(plan: Plan) -> None:

@@ -61,7 +61,9 @@ class Survey:
                 else:
                     check.row.add(PASS, value, check.limit, place, name, own_scope(one.view, check.template), "")
                 if is_bandwidth(check.template):
-                    self.known.normal.add(path_of(one.view, replace(check.template, host=name)))
+                    self.known.normal.add(
+                        path_of(one.view, replace(check.template, host=name, scope=own_scope(one.view, check.template)))
+                    )
             for outcome in one.outcomes:
                 many = self._many.get(id(outcome))
                 if many is None:
@@ -74,7 +76,7 @@ class Survey:
                 claim = self.claims.get(full)
                 if claim is None:
                     claim = self.claims[full] = Claim(criterion=criterion, template=template, key=key)
-                way = path_of(one.view, replace(template, host=name)) if is_bandwidth(template) else None
+                way = path_of(one.view, replace(template, host=name, scope=scope)) if is_bandwidth(template) else None
                 claim.add(number, place, scope, way)
             for criterion_id, key, value, scope, template in one.same:
                 full = (criterion_id, key, type(value).__name__, value)

@@ -19,6 +19,8 @@ from schemas.trace import Trace
 COLUMNS = (("gpu.power", "Power"), ("gpu.temperature", "Temperature"), ("gpu.clock.sm", "SM clock"))
 MOST_STAGES, MOST_GPUS = 4, 16
 """Of one host."""
+MOST_S = 1e7
+"""A launch lasts no longer than some months, whatever a record says."""
 LEAST_SPAN = 0.1
 """Of the highest value: what is steadier than that is drawn level, and not as large as there is room."""
 
@@ -71,7 +73,7 @@ def courses(host: HostReport) -> list[Course]:
 
 def _course(host: HostReport, launch: Launch, trace: Trace) -> Course:
     timeline = trace.timeline()
-    ends_s = max(launch.duration_s, _last(timeline) * timeline.bucket_s, 1.0)
+    ends_s = max(min(launch.duration_s, MOST_S), _last(timeline) * timeline.bucket_s, 1.0)
     drawn = sorted({*trace.gpus, *trace.lost}, key=int)
     by_name = {name: [one for one in timeline.series if one.name == name] for name, _ in COLUMNS}
     columns = [(name, head) for name, head in COLUMNS if by_name[name]]
