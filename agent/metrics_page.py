@@ -47,7 +47,7 @@ RUN_TEXT = """Read from `runs/live.json` in the state directory (`--state`), whi
 Without a run on this host there are no such series. Labels that some series lack are in brackets."""
 BENCHMARK_TEXT = """The newest figures of the ranks of this host, given while their stage runs and for 5 minutes after its end.
 What all ranks do together has no device among its labels."""
-SAMPLED_TEXT = f"""Of each GPU, 10 times a second (`--sample-hz`; 0: not at all). The window is the last 16 s (`--window`), for
+SAMPLED_TEXT = f"""Of each GPU, 10 times a second (`--sample-hz`; 0: not at all). The window is the last 30 s (`--window`), for
 everybody who scrapes: a scrape every 15 s misses nothing. The histograms and counters grow from the start of the exporter on, so
 that at any interval nothing is lost. Buckets of both: {", ".join(f"{bound:g}" for bound in BUCKETS)}. NVML stays open for it,
 which a reset of a GPU and an unloading of the driver have to wait for: stop the exporter before.
