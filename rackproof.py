@@ -74,8 +74,7 @@ def _main(arguments: list[str] | None) -> int:
     for module, mine in (("agent.cli", HOST_VERBS), ("fleet.cli", FLEET_VERBS), ("rackproof_run", BOTH_VERBS)):
         if verb in mine or not verb:
             try:
-                add_verbs = importlib.import_module(module).add_verbs
-                add_verbs(verbs) if mine is BOTH_VERBS else add_verbs(verbs, verb)
+                importlib.import_module(module).add_verbs(verbs, verb)
             except ImportError as error:
                 if verb:
                     extra = " with the extra `control`" if module == "fleet.cli" else ""

@@ -59,7 +59,7 @@ class Machine:
     readings: Mapping[str, Value | Absent]
 
 
-def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], _asked: str = "") -> None:
     """Adds run to the command."""
     run = verbs.add_parser(
         "run",

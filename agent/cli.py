@@ -36,11 +36,11 @@ MOST_GPUS, MOST_SECONDS = 128, 3600.0
 AFTER_DEADLINE_S = 90.0
 """What a supervisor may take, past the deadline of its ranks, to end them and to write the record."""
 ELSEWHERE = {
-    "agent.cli_export": ("export",),
-    "agent.cli_stop": ("stop",),
-    "agent.attend": ("attend",),
-    "agent.tell": ("tell",),
-    "agent.busy": ("busy",),
+    "export": "agent.cli_export",
+    "stop": "agent.cli_stop",
+    "attend": "agent.attend",
+    "tell": "agent.tell",
+    "busy": "agent.busy",
 }
 """Verbs with a module of their own, which is imported where one of them is asked for. A run starts the others a dozen times on
 each host; for the same reason the judge and the soak are imported where they are used."""
@@ -116,8 +116,8 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked:
     wait.add_argument("--host", required=True, help="this host's name in the plan")
     wait.add_argument("--stage", required=True, choices=["benchmark", "soak", "gang"])
     wait.set_defaults(call=_wait)
-    for module, theirs in ELSEWHERE.items():
-        if not asked or asked in theirs:
+    for verb, module in ELSEWHERE.items():
+        if asked in ("", verb):
             importlib.import_module(module).add_verb(verbs)
 
 

@@ -189,3 +189,15 @@ def test_only_switches_that_nobody_manages_fail() -> None:
 def test_what_could_not_be_seen_is_no_pass() -> None:
     assert judged(Absent(status="error", reason="hidden")) == [(INCONCLUSIVE, "none")]
     assert judged(None) == [(INCONCLUSIVE, "none")]
+
+
+def test_a_device_that_cannot_be_read_is_no_device_that_is_not_there(tmp_path: Path) -> None:
+    vendor = host(tmp_path, switches=1) / "sys/bus/pci/devices/0000:0a:00.0/vendor"
+    assert read(tmp_path)["nvswitch.count"] == 1
+    vendor.unlink()
+    vendor.mkdir()
+    found = read(tmp_path)
+    for name in ("nvswitch.count", "manager.missing"):
+        seen = found[name]
+        assert isinstance(seen, Absent)
+        assert seen.status == "error"
