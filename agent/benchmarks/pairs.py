@@ -30,7 +30,9 @@ REPETITIONS = 7
 MOST_CALLS = 20
 """Exchanges in one span."""
 TRIAL = 32
-"""The first exchange, which tells how much the pair can take, is of so small a part of the whole."""
+"""The first exchanges, which tell how much the pair can take, are of so small a part of the whole."""
+TRIALS = 3
+"""Before a figure; the best of them counts."""
 
 
 def run(context: Context, settings: dict[str, Any]) -> None:
@@ -176,12 +178,11 @@ class Exchange:
         context = self._context
         self._receive.fill_(-1.0)
         small = self._call(WORD, other)
-        (first,) = context.time(small, 1, 1, 2)  # the first ones open the connections
-        calls = self._calls(self._slower(first, other), self._seconds / 4)
+        first = self._trial(small, other, 2)  # the warm-up opens the connections
+        calls = self._calls(first, self._seconds / 4)
         latencies = context.time(small, REPETITIONS, calls, 0)
         part = self._send.numel() // TRIAL
-        (trial,) = context.time(self._call(part, other), 1, 1, 1)
-        trial = self._slower(trial, other)
+        trial = self._trial(self._call(part, other), other, 1)
         while part * 2 <= self._send.numel() and trial * 2 * REPETITIONS <= self._seconds / 2:
             part, trial = part * 2, trial * 2
         repetitions = max(1, min(REPETITIONS, int(self._seconds / 2 / trial)))
@@ -195,6 +196,10 @@ class Exchange:
 
     def _call(self, count: int, other: int) -> Call:
         return self._line.swap(self._send[:count], self._receive[:count], other)
+
+    def _trial(self, call: Call, other: int, warm_up: int) -> float:
+        """Seconds of one exchange, at its best: one that was held up or lost would leave too few to meet another."""
+        return self._slower(min(self._context.time(call, TRIALS, 1, warm_up)), other)
 
     @staticmethod
     def _calls(seconds: float, budget: float) -> int:

@@ -18,10 +18,10 @@ Fault = Callable[[Lab, str], AbstractContextManager[None]]
 
 
 @contextmanager
-def limited(lab: Lab, host: str, rate: str = "100mbit") -> Iterator[None]:
-    """The host sends no faster than this."""
+def limited(lab: Lab, host: str, rate: str, burst: str = "64kb") -> Iterator[None]:
+    """The host sends no faster than this, after a burst that is not slowed at all."""
     qdisc = ("dev", "eth0", "root", "tbf")
-    lab.on(host, "tc", "qdisc", "add", *qdisc, "rate", rate, "burst", "64kb", "latency", "100ms")
+    lab.on(host, "tc", "qdisc", "add", *qdisc, "rate", rate, "burst", burst, "latency", "100ms")
     try:
         yield
     finally:
@@ -36,8 +36,8 @@ def late(lab: Lab, host: str, delay_s: float = 0.02) -> Iterator[None]:
 
 
 @contextmanager
-def lossy(lab: Lab, host: str, lost: float = 0.08) -> Iterator[None]:
-    """This share of the frames from and to the host is lost."""
+def lossy(lab: Lab, host: str, lost: float) -> Iterator[None]:
+    """This share of the full frames from and to the host is lost."""
     with _wired(lab, host, 0.0, lost):
         yield
 

@@ -30,9 +30,11 @@ from tests.lab.lab import Lab
 ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3", "node4", "node5")
 STATE = "/var/lib/rackproof/runs"
-PAIRS = {"pairs": {"size_bytes": 1 << 18, "seconds": 0.2}}
-slow, lossy = partial(links.limited, rate="10mbit"), partial(links.lossy, lost=0.13)
-"""Far from sound: while processors are busy, sound links scatter by half."""
+PAIRS = {"pairs": {"size_bytes": 1 << 20, "seconds": 0.2}}
+sound, slow = partial(links.limited, rate="200mbit"), partial(links.limited, rate="10mbit", burst="4kb")
+"""What processors alone limit scatters tenfold while other tests have them; what a link limits hardly does. On such a machine
+an exchange can be so small that a burst holds all of them."""
+lossy = partial(links.lossy, lost=0.05)
 
 
 @pytest.fixture(scope="module")
@@ -213,8 +215,8 @@ def test_slow_hosts_are_named_by_one_launch(
     plan = plan_of(lab, request.node.callspec.id, hosts)
     began = time.monotonic()
     with ExitStack() as stack:
-        for host, fault in faults.items():
-            stack.enter_context(fault(lab, host))
+        for host in hosts:
+            stack.enter_context(faults.get(host, sound)(lab, host))
         left = launch(lab, plan)
     verdicts = [item for item in judge(plan, left, read_packs(())) if item.criterion == "localise"]
     print(f"{plan.run_id}: {time.monotonic() - began:.1f} s")

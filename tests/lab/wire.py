@@ -2,6 +2,9 @@
 
     python wire.py INTERFACE INTERFACE DELAY_SECONDS LOST_SHARE
 
+Bits flip, evenly: of what is sent that share of every 1 500 B is lost, with the frame it is in. So long frames are lost sooner
+than short ones, and no exchange of many frames is spared by chance.
+
 Needs CAP_NET_RAW. What the kernel would still have to do for a frame (checksum, segments) goes along with it in its header
 (PACKET_VNET_HDR), so that no offload needs to be switched off.
 """
@@ -10,14 +13,13 @@ from __future__ import annotations
 
 import heapq
 import itertools
-import random
 import select
 import socket
 import sys
 import time
 
 SOL_PACKET, PACKET_VNET_HDR, ALL_FRAMES = 263, 15, 3
-FRAME_BYTES = 1 << 17
+FRAME_BYTES, MTU = 1 << 17, 1500
 BUFFER_BYTES = 1 << 24
 
 
@@ -36,7 +38,7 @@ def main(first: str, second: str, delay_s: float, lost: float) -> None:
     a, b = end(first), end(second)
     other = {a: b, b: a}
     order, waiting = itertools.count(), []
-    chance = random.Random(1)  # noqa: S311 - the same frames each time
+    flipped = 0.0
     print("ready", flush=True)
     while True:
         patience = max(0.0, waiting[0][0] - time.monotonic()) if waiting else None
@@ -45,7 +47,12 @@ def main(first: str, second: str, delay_s: float, lost: float) -> None:
                 frame, address = ready.recvfrom(FRAME_BYTES)
             except OSError:
                 continue
-            if address[2] != socket.PACKET_OUTGOING and chance.random() >= lost:
+            if address[2] == socket.PACKET_OUTGOING:
+                continue
+            flipped += lost * len(frame) / MTU
+            if flipped >= 1:
+                flipped %= 1
+            else:
                 heapq.heappush(waiting, (time.monotonic() + delay_s, next(order), other[ready], frame))
         while waiting and waiting[0][0] <= time.monotonic():
             _, _, towards, frame = heapq.heappop(waiting)

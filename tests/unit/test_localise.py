@@ -597,3 +597,16 @@ def test_a_rehearsal_tells_a_gross_fault_only() -> None:
         fleet = Fleet(4, 2, hosts={"h2": share}, nics={("h1", 1): 0.05})
         found = judge_pairs(views(plan_of(fleet, "rehearsal"), fleet), [])
         assert told(found, "fail") == expected
+
+
+def test_in_a_rehearsal_the_slower_end_of_a_pair_counts() -> None:
+    """What a host sends goes into its sockets' buffers: by its own clock it is as fast as the others."""
+    fleet = Fleet(4, 1, hosts={"h2": 0.1})
+    found = views(plan_of(fleet, "rehearsal"), fleet)
+    (slow,) = (view for view in found if view.host.name == "h2")
+    seen = [replace(item, value=10 * item.value) for item in slow.evidence.records[1].observations]
+    fast = replace(
+        slow.evidence, records=(slow.evidence.records[0], replace(slow.evidence.records[1], observations=seen))
+    )
+    boasts = [view if view is not slow else HostView(view.plan, view.host, fast, []) for view in found]
+    assert told(judge_pairs(boasts, []), "fail") == {("h2", "host")}

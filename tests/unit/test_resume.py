@@ -153,45 +153,53 @@ time.sleep(float(sys.argv[2]))
 """
 
 
-def playbook(directory: Path, seconds: float) -> subprocess.Popen[str]:
-    """A process that is an ansible-playbook as far as its command line goes, and plans through a shell."""
-    program = directory / "ansible-playbook"
-    program.write_text(PLAYBOOK)
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """Where such playbooks run: what each of them reads is there before the first of them starts."""
+    (tmp_path / "ansible-playbook").write_text(PLAYBOOK)
     listing = {
         "gpu_hosts": {"hosts": ["h1"]},
         "_meta": {"hostvars": {"h1": {"rackproof_profile": "rehearsal", "rackproof_gang": "none"}}},
     }
-    (directory / "inventory.json").write_text(json.dumps(listing))
+    (tmp_path / "inventory.json").write_text(json.dumps(listing))
+    return tmp_path
+
+
+def playbook(checkout: Path, seconds: float) -> subprocess.Popen[str]:
+    """A process that is an ansible-playbook as far as its command line goes, and plans through a shell."""
     plan = (
-        f"{sys.executable} {ROOT / 'rackproof.py'} plan -i - --run-dir {directory}/runs/r1 < {directory}/inventory.json"
+        f"{sys.executable} {ROOT / 'rackproof.py'} plan -i - --run-dir {checkout}/runs/r1 < {checkout}/inventory.json"
     )
     return subprocess.Popen(
-        [sys.executable, str(program), plan, str(seconds)], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        [sys.executable, checkout / "ansible-playbook", plan, str(seconds)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
 
 
-def test_of_two_playbooks_on_one_run_the_second_is_refused_until_the_first_is_killed(tmp_path: Path) -> None:
-    with playbook(tmp_path, 600) as first:
+def test_of_two_playbooks_on_one_run_the_second_is_refused_until_the_first_is_killed(checkout: Path) -> None:
+    with playbook(checkout, 600) as first:
         assert first.stdout
         assert [first.stdout.readline().split()[0] for _ in range(2)] == ["run", "0"]
-        mine = lock.peek(tmp_path / "runs" / "r1")
+        mine = lock.peek(checkout / "runs" / "r1")
         assert mine
         assert mine.pid == first.pid
-        with playbook(tmp_path, 0) as second:
+        with playbook(checkout, 0) as second:
             told = second.communicate()[0]
         assert f"(process {first.pid}) since {mine.since}: wait for its end" in told
         assert told.endswith("\n75\n")
         first.kill()
-    with playbook(tmp_path, 0) as third:
+    with playbook(checkout, 0) as third:
         told = third.communicate()[0]
     assert f"(process {first.pid}) had this run since {mine.since} and is gone" in told
     assert told.endswith("\n0\n")
-    assert [event["what"] for event in journal(tmp_path / "runs" / "r1")] == ["begun", "resumed"]
+    assert [event["what"] for event in journal(checkout / "runs" / "r1")] == ["begun", "resumed"]
 
 
-def test_many_at_once_make_one_plan(tmp_path: Path) -> None:
+def test_many_at_once_make_one_plan(checkout: Path) -> None:
     """Whoever comes first has it; nobody sees half of anything."""
-    started = [playbook(tmp_path, 20) for _ in range(4)]
+    started = [playbook(checkout, 600) for _ in range(4)]
     try:
         codes = []
         for process in started:

@@ -10,7 +10,7 @@ import math
 import statistics
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fleet.judge.evidence import HostView
 from fleet.judge.localise.explain import explain
@@ -70,18 +70,18 @@ def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
 
 @dataclass
 class _Told:
-    """What the two ends say of one pair: on one rail, or of a rehearsal's processes together."""
+    """What the two ends say of one pair on one rail."""
 
     values: dict[str, list[float]] = field(default_factory=lambda: {BANDWIDTH: [], LATENCY: []})
     failed: str = ""
 
     def value(self, quantity: str, rehearsal: bool) -> float | None:
-        """The mean; in a rehearsal the best, since what is slower shared a processor."""
+        """The mean; in a rehearsal the slower end's: what the other sent may have gone into a socket's buffer alone."""
         values = self.values[quantity]
         if not values or self.failed:
             return None
-        best = max if quantity == BANDWIDTH else min
-        return best(values) if rehearsal else statistics.fmean(values)
+        slower = min if quantity == BANDWIDTH else max
+        return slower(values) if rehearsal else statistics.fmean(values)
 
 
 class _Gang:
@@ -111,7 +111,7 @@ class _Gang:
                     # What failed with the host that stopped the launch says nothing against the other end.
                     if place and not (seen.status == ERROR and blamed.keys() & set(place)):
                         _add(told[place], quantity, seen)
-        return [
+        pairs = [
             Pair(
                 a=a,
                 b=b,
@@ -124,19 +124,17 @@ class _Gang:
             for (a, b, rail), both in sorted(told.items())
             if both.failed or any(both.values.values())
         ]
+        return _of_one_rail(pairs) if self._rehearsal else pairs
 
     def _place(self, view: HostView, seen: Observation) -> tuple[str, str, int] | None:
-        """The two hosts in alphabetical order and the rail; None for what the gang has not.
-
-        The processes of a rehearsal share one link: it has one rail.
-        """
+        """The two hosts in alphabetical order and the rail; None for what the gang has not."""
         labels = dict(part.split("=", 1) for part in seen.scope.split(",") if "=" in part)
         device, other = labels.get(view.host.device), labels.get("partner")
         rails = [str(index) for index in view.host.devices]
         if seen.stage != STAGE or device not in rails or other not in self._members or other == view.host.name:
             return None
         a, b = sorted((view.host.name, other))
-        return a, b, 0 if self._rehearsal else rails.index(device)
+        return a, b, rails.index(device)
 
     def _kind(self, a: str, b: str) -> str:
         """Pairs within a rack and pairs across, and those with a slower port by the inventory, are not compared."""
@@ -237,6 +235,23 @@ class _Gang:
 
 def _value(pair: Pair, quantity: str) -> float | None:
     return pair.bandwidth if quantity == BANDWIDTH else pair.latency
+
+
+def _of_one_rail(pairs: Iterable[Pair]) -> list[Pair]:
+    """The processes of a rehearsal share one link: the best of them stands for it, as others shared a processor besides."""
+    of_link: dict[tuple[str, str], list[Pair]] = defaultdict(list)
+    for pair in pairs:
+        of_link[(pair.a, pair.b)].append(pair)
+    return [replace(_best(link), rail=0) for link in of_link.values()]
+
+
+def _best(link: Sequence[Pair]) -> Pair:
+    """One that failed; else the best of each quantity."""
+    return next((pair for pair in link if pair.failed), None) or replace(
+        link[0],
+        bandwidth=max((pair.bandwidth for pair in link if pair.bandwidth is not None), default=None),
+        latency=min((pair.latency for pair in link if pair.latency is not None), default=None),
+    )
 
 
 def _add(told: _Told, quantity: str, seen: Observation) -> None:
