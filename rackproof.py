@@ -33,6 +33,12 @@ FLEET_VERBS = (
 )
 BOTH_VERBS = ("run",)
 OUR_OWN = ("agent", "collectors", "fleet", "schemas", "rackproof_run")
+EXTRAS = {
+    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec"),
+    "bench": ("numpy", "torch", "torchvision"),
+    "parquet": ("pyarrow",),
+}
+"""Extra of the package -> what only it brings."""
 USAGE, TROUBLE, DEFECT, INTERRUPTED = 64, 2, 70, 130
 
 
@@ -77,8 +83,7 @@ def _main(arguments: list[str] | None) -> int:
                 importlib.import_module(module).add_verbs(verbs, verb)
             except ImportError as error:
                 if verb:
-                    extra = " with the extra `control`" if module == "fleet.cli" else ""
-                    parser.exit(TROUBLE, f"rackproof {verb}: {error.name} is not installed: install rackproof{extra}\n")
+                    parser.exit(TROUBLE, f"rackproof {verb}: {_lacking(error)}\n")
     options = parser.parse_args(arguments)
     if "call" not in options:
         parser.print_help()
@@ -87,6 +92,13 @@ def _main(arguments: list[str] | None) -> int:
         return int(options.call(options))
     except Exception as error:  # noqa: BLE001 - Python's own exit code for a traceback, 1, would read as `rejected`
         return _told(error)
+
+
+def _lacking(error: ImportError) -> str:
+    """What is not installed, and what brings it."""
+    name = (error.name or "").partition(".")[0]
+    extra = next((f"[{extra}]" for extra, brings in EXTRAS.items() if name in brings), "")
+    return f"{name} is not installed: pip install 'rackproof{extra}', in a checkout '.{extra}'"
 
 
 def _told(error: Exception) -> int:
@@ -102,7 +114,7 @@ def _told(error: Exception) -> int:
         print(f"rackproof: {where}{error.strerror or error}", file=sys.stderr)
         return TROUBLE
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in OUR_OWN:
-        print(f"rackproof: {error.name} is not installed: install rackproof as its README says", file=sys.stderr)
+        print(f"rackproof: {_lacking(error)}", file=sys.stderr)
         return TROUBLE
     traceback.print_exception(error)
     print("rackproof: this is a defect in Rackproof; please report it with the lines above", file=sys.stderr)

@@ -37,7 +37,10 @@ class Verdict:
     """One sentence for people: what was found, and what was wanted."""
     detail: str = ""
     """What of the reason the found and the wanted value do not say: where a fleet's limit comes from, what explains the value."""
+    part: str = ""
+    """Scope of the part that it is laid to, where that is not the one its own begins with: the GPU whose every pair is slow."""
     serial: str = ""
+    """Of the part."""
     stage: str = ""
     params: Mapping[str, Value] = field(default_factory=dict)
     value: Value = None
@@ -55,6 +58,11 @@ class Verdict:
     def __post_init__(self) -> None:
         if self.verdict == FAIL and not self.severity:
             object.__setattr__(self, "severity", SEVERITY.get(self.action, CRITICAL))
+
+    @property
+    def place(self) -> str:
+        """Scope of the part that it is laid to: `gpu=3` of `gpu=3,link=2`."""
+        return self.part or self.scope.partition(",")[0]
 
     @property
     def stands(self) -> bool:

@@ -16,6 +16,11 @@ prints the rules with a site's own pack. What a criterion allows a counter over 
 `critical`: the host is not fit for work; `warning`: somebody should look.
 
 How to load them: [deploy/prometheus](../deploy/prometheus/README.md).
+
+**From an alert to the part**: `rackproof_gpu_info{host="HOST", gpu="3"}` has the serial, UUID, PCI address and part number of the
+GPU; where the alert names an address, ask for `rackproof_gpu_info{host="HOST", pci_bus_id=~"(?i)0*:1b:00.0"}`. `rackproof doctor`
+on the host looks at everything once more and says what fails, with the limits. The papers for its return come from a run:
+`rackproof rma RUN --serial SERIAL`.
 """
 
 

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fleet.judge import expected
 from fleet.judge.baseline import judge_presence
 from fleet.judge.criteria import Pack
+from fleet.judge.culprits import with_culprits
 from fleet.judge.digests import judge_digests
 from fleet.judge.drift import soaked, with_course, with_drift
 from fleet.judge.evidence import Evidence, HostView, Planned, find, packs_for
@@ -59,7 +60,7 @@ def judge(
     verdicts = [
         with_course(view, with_lost_path(view, verdict, of_host, normal))
         for view, of_host in found
-        for verdict in of_host
+        for verdict in with_culprits(view, of_host)
     ]
     verdicts = with_causes(views, verdicts, known.ranks)
     believed = [view for view in views if view.has_record]

@@ -352,7 +352,7 @@ def _state(verdicts: set[str]) -> str:
 def reasons(verdicts: Iterable[Verdict]) -> list[str]:
     """One line a reason, failures first, the critical ones before the others: host, part, what was found.
 
-    Equal reasons of one host are told once.
+    Equal reasons of one host are told once, and what one criterion has against one part of it.
     """
     grouped: dict[tuple[int, str, str, str], list[Verdict]] = {}
     for verdict in verdicts:
@@ -363,9 +363,10 @@ def reasons(verdicts: Iterable[Verdict]) -> list[str]:
             kind = "" if detail.startswith(f"{SKIPPED}: {BUSY}") else verdict.name.split(".")[0]
             grouped.setdefault((rank, verdict.host, kind, detail), []).append(verdict)
     lines = []
-    for (rank, host, _, _), group in sorted(grouped.items(), key=lambda item: item[0][0]):
-        first = group[0]
-        part = f" {first.scope}" if first.scope != "host" else ""
+    for rank, host, group in _of_one_part(grouped):
+        first = min(group, key=lambda verdict: verdict.part != "")
+        scope = first.part or first.scope
+        part = f" {scope}" if scope != "host" else ""
         serial = f" (serial {first.serial})" if first.serial else ""
         more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
         stage = f" in stage {first.stage}" if first.stage else ""
@@ -378,6 +379,22 @@ def reasons(verdicts: Iterable[Verdict]) -> list[str]:
     if len(lines) > _SUMMARY_LINES:
         lines = [*lines[:_SUMMARY_LINES], f"… and {len(lines) - _SUMMARY_LINES} more reasons in the report"]
     return lines
+
+
+def _of_one_part(
+    grouped: Mapping[tuple[int, str, str, str], list[Verdict]],
+) -> list[tuple[int, str, list[Verdict]]]:
+    """The groups with their rank and host, those of a part together; joined where one criterion fails for it twice."""
+    joined: dict[tuple[int, str, object], list[Verdict]] = {}
+    for (rank, host, _, _), group in grouped.items():
+        parts = {(verdict.criterion, verdict.place) for verdict in group}
+        which = parts.pop() if rank != _OPEN and len(parts) == 1 else len(joined)
+        joined.setdefault((rank, host, which), []).extend(group)
+    order: dict[tuple[str, str], int] = {}
+    for (_, host, _), group in joined.items():
+        order.setdefault((host, group[0].place), len(order))
+    found = [(rank, host, group) for (rank, host, _), group in joined.items()]
+    return sorted(found, key=lambda item: (item[0], order[item[1], item[2][0].place]))
 
 
 def _unknown(hosts: Sequence[HostReport], packs: Iterable[Pack]) -> dict[str, str]:

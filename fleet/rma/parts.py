@@ -86,7 +86,7 @@ def parts(verdicts: Iterable[Verdict]) -> list[Part]:
     unknown: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
         found = {FAIL: failed, INCONCLUSIVE: unknown}.get(verdict.verdict)
-        if found is not None and (place := place_of(verdict.scope)):
+        if found is not None and (place := place_of(verdict.part or verdict.scope)):
             found.setdefault((verdict.host, place), []).append(verdict)
     return [
         Part(

@@ -1356,7 +1356,7 @@ def test_pairs_with_a_slower_port_are_compared_with_each_other() -> None:
 
 
 def test_the_two_ends_of_a_pair_are_taken_together() -> None:
-    """On GPUs their mean; of processors the best, since whatever is slower shared one."""
+    """On GPUs their mean; of processors the slower, since what the other sends may have gone into a buffer alone."""
 
     def both(plan: Plan, device: str) -> list[Any]:
         told_ = {name: tells(name, matrix(3, 1), device) for name in "abc"}
@@ -1366,7 +1366,7 @@ def test_the_two_ends_of_a_pair_are_taken_together() -> None:
         return [item.value for item in of_room(plan, told_) if item.host == "a"]
 
     assert both(room("abc", 1), "gpu") == [pytest.approx(98), pytest.approx(1.25)]
-    assert both(rehearsed(room("abc", 1)), "cpu") == [100, 1]
+    assert both(rehearsed(room("abc", 1)), "cpu") == [96, 1.5]
 
 
 def test_the_processes_of_a_rehearsal_share_one_link() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -25,6 +27,7 @@ from tests import builders
 from tests.unit.test_plan import rackproof
 
 PACKS = read_packs([])
+ROOT = Path(__file__).parents[2]
 
 
 @pytest.fixture(scope="module")
@@ -343,3 +346,20 @@ def test_gpus_that_may_be_shared_are_told(tmp_path: Path) -> None:
     assert "- GPUs were measured beside other processes, if there were any, on h1, h2, h3" in (
         rackproof("report", tmp_path / "shared").stdout
     )
+
+
+@pytest.mark.parametrize(
+    ("lacking", "verb", "remedy"),
+    [
+        ("jinja2", "report", "pip install 'rackproof[control]', in a checkout '.[control]'"),
+        ("pynvml", "doctor", "pip install 'rackproof', in a checkout '.'"),
+    ],
+)
+def test_a_library_that_is_not_there_is_told_with_what_brings_it(
+    whole: Path, lacking: str, verb: str, remedy: str
+) -> None:
+    program = f"import sys; sys.modules[{lacking!r}] = None; import rackproof; sys.exit(rackproof.main(sys.argv[1:]))"
+    command = [sys.executable, "-c", program, verb, *([str(whole)] if verb == "report" else [])]
+    done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert f"{lacking} is not installed: {remedy}" in done.stderr

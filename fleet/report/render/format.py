@@ -119,7 +119,7 @@ def scale(value: float, unit: str) -> tuple[float, str]:
     """By what to divide values of that magnitude, and the unit they then have."""
     if unit == "B":
         return _binary(value)
-    for least, name in _SCALES.get(unit, ()):
+    for least, name in _SCALES.get(unit, ()) if value else ():
         if abs(value) >= least:
             return _FACTORS.get(name, 1.0), name
     return 1.0, _PLAIN_UNITS.get(unit, unit)

@@ -102,7 +102,7 @@ def parts(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: boo
     """The GPUs of a host, each with the worst of the verdicts on it; without one nothing is known, unless passes are left out."""
     of_gpu: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        of_gpu.setdefault(verdict.scope.partition(",")[0], []).append(verdict)
+        of_gpu.setdefault(verdict.place, []).append(verdict)
     quiet = PASS if passes_left_out else INCONCLUSIVE
     found = [of_gpu.get(f"gpu={gpu.index}", ()) for gpu in host.gpus]
     return [Part(gpu=gpu, state=worst(own) if own else quiet) for gpu, own in zip(host.gpus, found, strict=True)]

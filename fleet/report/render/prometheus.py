@@ -148,9 +148,9 @@ class _Report:
         yield from found.items()
 
     def _failure(self, verdict: Verdict) -> tuple[str, ...]:
-        places = dict(part.partition("=")[::2] for part in verdict.scope.split(","))
+        kind, _, number = verdict.place.partition("=")
         texts = (
-            verdict.host, self._racks.get(verdict.host, ""), places.get("gpu", ""), verdict.scope, verdict.serial,
+            verdict.host, self._racks.get(verdict.host, ""), number if kind == "gpu" else "", verdict.scope, verdict.serial,
             verdict.criterion, verdict.action,
         )  # fmt: skip
         return tuple(clean(text, LABEL_LIMIT) for text in texts)

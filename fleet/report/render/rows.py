@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.report.render.format import (
@@ -218,13 +218,26 @@ def reasons(verdicts: Iterable[Verdict]) -> list[Reason]:
             family = verdict.name.partition(".")[0]
             key = (verdict.verdict, verdict.host, family, criterion, verdict.reason, waiver_text(verdict))
             groups.setdefault(key, []).append(verdict)
-    ordered = sorted(groups.values(), key=_urgency)
+    joined = _of_one_part(groups)
+    places = {place: at for at, place in enumerate(dict.fromkeys((group[0].host, group[0].place) for group in joined))}
+    ordered = sorted(joined, key=lambda group: (_urgency(group), places[group[0].host, group[0].place]))
     alike: dict[Reason, list[str]] = {}
     for found in map(_reason, ordered):
         # A part has a serial and a place of its own to name; what is true of whole hosts is said once for all of them.
         whole = not found.serial and found.scope in ("", "host")
         alike.setdefault(replace(found, hosts=()) if whole else found, []).extend(found.hosts)
     return [replace(found, hosts=tuple(hosts)) for found, hosts in alike.items()]
+
+
+def _of_one_part(groups: Mapping[tuple[object, ...], list[Verdict]]) -> list[list[Verdict]]:
+    """The groups; joined where one criterion fails for the sake of one part, whatever the figures."""
+    joined: dict[object, list[Verdict]] = {}
+    for key, group in groups.items():
+        first = group[0]
+        laid = first.verdict == FAIL and len({verdict.place for verdict in group}) == 1
+        which = (first.host, first.criterion, first.place, waiver_text(first)) if laid else key
+        joined.setdefault(which, []).extend(group)
+    return [sorted(group, key=lambda verdict: verdict.part != "") for group in joined.values()]
 
 
 def _urgency(group: Sequence[Verdict]) -> tuple[bool, bool, bool, int]:
@@ -246,14 +259,15 @@ def _gravity(action: str) -> int:
 def _reason(group: Sequence[Verdict]) -> Reason:
     first = group[0]
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))
-    one_place = len(scopes) == 1 or all(scope.startswith(("gpu=", "cpu=")) for scope in scopes)
+    laid = any(verdict.part for verdict in group)
+    one_place = laid or len(scopes) == 1 or all(scope.startswith(("gpu=", "cpu=")) for scope in scopes)
     compared = first.value is not None and first.limit is not None and first.operator != ""
     found, limit = found_and_wanted(first) if compared else ("", "")
     alike = len({(verdict.name, params_text(verdict.params)) for verdict in group}) == 1
     return Reason(
         verdict=first.verdict,
         hosts=(first.host,),
-        scope=scopes_name(scopes) if one_place else "",
+        scope=scopes_name([first.place] if laid else scopes) if one_place else "",
         serial=first.serial if len({verdict.serial for verdict in group}) == 1 else "",
         stage=first.stage if len({verdict.stage for verdict in group}) == 1 else "",
         name=first.name if len({verdict.name for verdict in group}) == 1 else f"{first.name.partition('.')[0]}.*",

@@ -1,0 +1,158 @@
+"""Of a pair that fails the broken end is named, and the sound one is neither printed as the culprit nor returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import permutations
+
+import pytest
+
+from fleet.judge.criteria import read_packs
+from fleet.judge.culprits import with_culprits
+from fleet.judge.evidence import HostView
+from fleet.judge.verdict import judge
+from fleet.report.merge import reasons
+from fleet.rma.parts import parts
+from schemas.records import Metric, Observation
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
+
+Pairs = set[tuple[int, int]]
+
+
+def view(gpus: int, xids: Mapping[str, float] | None = None) -> HostView:
+    """A host with so many GPUs, and what its kernel log has of XIDs: scope -> count."""
+    plan = builders.plan("h1", gpu_count=gpus, rackproof_gang="none")
+    left = builders.evidence(plan)["h1"]
+    log = Metric(name="xid.count", unit="1", values=dict(xids or {}))
+    left = builders.with_snapshot(left, replace(left.records[0].snapshots[0], metrics=(log,)))
+    return HostView(plan, plan.hosts[0], left, read_packs(()))
+
+
+def of_pairs(gpus: int, failing: Pairs, *, unknown: Pairs | None = None, criterion: str = "peers") -> list[Verdict]:
+    """A verdict on every ordered pair."""
+    return [
+        Verdict(
+            host="h1",
+            scope=f"gpu={a},peer={b}",
+            serial=f"s{a}",
+            name="peer_copy.bandwidth",
+            verdict=INCONCLUSIVE if (a, b) in (unknown or ()) else FAIL if (a, b) in failing else PASS,
+            criterion=criterion,
+            reason=f"found {a}.{b}",
+            action="inspect_hardware",
+        )
+        for a, b in permutations(range(gpus), 2)
+    ]
+
+
+def around(*bad: int, gpus: int = 8) -> Pairs:
+    """Every pair that has one of them for an end."""
+    return {(a, b) for a, b in permutations(range(gpus), 2) if a in bad or b in bad}
+
+
+def laid(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
+    """Scope of a pair -> the part that it is laid to, where that is not its own."""
+    return {verdict.scope: verdict.part for verdict in with_culprits(view(gpus), verdicts) if verdict.part}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "failing", "bad"),
+    [
+        (8, around(6), {6}),
+        (8, around(2, 5), {2, 5}),
+        (8, around(1, 2, 3), {1, 2, 3}),
+        (4, around(0, gpus=4), {0}),
+        (3, around(1, gpus=3), {1}),
+        (8, {(0, 6), (1, 6), (2, 6), (3, 6)}, {6}),  # one way alone, and four of seven are more than half
+    ],
+)
+def test_what_fails_with_most_others_has_its_pairs_laid_to_it(gpus: int, failing: Pairs, bad: set[int]) -> None:
+    expected = {f"gpu={a},peer={b}": f"gpu={b}" for a, b in failing if b in bad and a not in bad}
+    assert expected
+    assert laid(gpus, of_pairs(gpus, failing)) == expected
+
+
+@pytest.mark.parametrize(
+    ("gpus", "failing"),
+    [
+        (2, {(0, 1), (1, 0)}),  # of two neither can be told from the other
+        (4, around(0, 1, gpus=4)),  # half of the GPUs
+        (3, around(0, 1, 2, gpus=3)),  # all of them alike
+        (8, {(0, 6), (6, 0)}),  # a link between two
+        (8, {(0, 6), (1, 6), (2, 6)}),  # three of seven
+        (8, {(0, 1), (2, 3), (4, 5), (6, 7)}),
+    ],
+)
+def test_where_no_gpu_stands_out_each_pair_stays_where_it_is(gpus: int, failing: Pairs) -> None:
+    assert laid(gpus, of_pairs(gpus, failing)) == {}
+
+
+def test_what_is_not_known_speaks_neither_for_nor_against_a_gpu() -> None:
+    """With three others it was measured, and fails with two: that is more than half."""
+    unmeasured = {(a, b) for a, b in around(6) if {a, b} & {3, 4, 5, 7}}
+    verdicts = of_pairs(8, {(0, 6), (1, 6)}, unknown=unmeasured)
+    assert laid(8, verdicts) == {"gpu=0,peer=6": "gpu=6", "gpu=1,peer=6": "gpu=6"}
+
+
+def test_each_criterion_speaks_for_itself() -> None:
+    one, other = of_pairs(8, {(0, 6)}, criterion="one"), of_pairs(8, {(1, 6)}, criterion="other")
+    assert laid(8, [*one, *other]) == {}
+
+
+def test_a_verdict_that_is_laid_to_a_part_says_so_and_carries_its_serial() -> None:
+    found = {item.scope: item for item in with_culprits(view(8), of_pairs(8, around(6)))}
+    told = found["gpu=0,peer=6"]
+    assert (told.verdict, told.action, told.serial) == (FAIL, "inspect_hardware", view(8).serial("gpu=6"))
+    assert told.serial
+    assert told.reason == "found 0.6; laid to gpu=6, which fails it with 7 of 7 others"
+    assert told.detail == "laid to gpu=6, which fails it with 7 of 7 others"
+    assert found["gpu=6,peer=0"] == next(item for item in of_pairs(8, around(6)) if item.scope == "gpu=6,peer=0")
+
+
+def test_the_summary_has_one_line_and_one_part_is_returned() -> None:
+    verdicts = with_culprits(view(8), of_pairs(8, around(6)))
+    (line,) = reasons(verdicts)
+    assert line.startswith("FAIL: h1 gpu=6,peer=0 (serial s6): peer_copy.bandwidth: found 6.0")
+    assert line.endswith("(and 13 more like it)")
+    (part,) = parts(verdicts)
+    assert (part.place, len(part.findings), part.returned) == ("gpu=6", 14, True)
+
+
+def newest(before: float) -> Verdict:
+    return Verdict(
+        host="h1", scope="host", name="xid.last_seen", verdict=FAIL, criterion="xid-during-run", reason="changed by 9 s",
+        value=before, action="inspect_hardware",
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("xids", "part"),
+    [
+        ({"gpu=3,xid=79": 1}, "gpu=3"),
+        ({"gpu=3,xid=79": 1, "gpu=3,xid=94": 2}, "gpu=3"),
+        ({"gpu=3,xid=79": 1, "gpu=1,xid=94": 0}, "gpu=3"),
+        ({"gpu=3,xid=79": 1, "gpu=1,xid=94": 1}, ""),  # either
+        ({"gpu=9,xid=79": 1}, ""),  # the host has no such GPU
+        ({}, ""),
+    ],
+)
+def test_a_new_xid_is_laid_to_the_one_gpu_that_has_any(xids: Mapping[str, float], part: str) -> None:
+    host = view(8, xids)
+    (found,) = with_culprits(host, [newest(9.0)])
+    assert (found.part, found.serial, found.place) == (part, host.serial(part) if part else "", part or "host")
+    assert with_culprits(host, [replace(newest(0.0), verdict=PASS)])[0].part == ""
+
+
+def test_the_judge_lays_slow_pairs_to_their_gpu() -> None:
+    plan = builders.plan("h1", gpu_count=8, rackproof_gang="none")
+
+    def slow(seen: Observation) -> Observation:
+        pair = seen.name == "peer_copy.bandwidth" and "=6" in seen.scope
+        return replace(seen, value=seen.value * 0.5) if pair else seen  # type: ignore[operator]
+
+    left = {"h1": builders.with_observations(builders.evidence(plan)["h1"], slow)}
+    failed = [item for item in judge(plan, left, read_packs(())) if item.verdict == FAIL]
+    assert failed
+    assert {item.place for item in failed} == {"gpu=6"}
