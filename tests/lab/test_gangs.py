@@ -83,7 +83,7 @@ def until(true: Callable[[], Any], patience_s: float) -> None:
 
 
 def play(lab: Lab, directory: Path, run_id: str) -> subprocess.Popen[str]:
-    """Starts the stages of a run over three hosts, with the agent that is installed here."""
+    """Starts the stages of a run over three hosts, with the agent that is installed here; the profile has none alone."""
     (directory / "runs").mkdir()
     (directory / "tiny.yml").write_text(yaml.safe_dump(PROFILE))
     group = {
@@ -92,8 +92,6 @@ def play(lab: Lab, directory: Path, run_id: str) -> subprocess.Popen[str]:
         "rackproof_fabric_interface": "eth0",
         "rackproof_prefix": sys.prefix,
         "rackproof_runs_directory": str(directory / "runs"),
-        "nvidia_driver_state": "ignored",
-        "container_toolkit_state": "ignored",
         "rackproof_take_over": True,  # the lab's hosts are handed from one test to the next
     }
     inventory = yaml.safe_load(lab.inventory(groupvars=group).read_text())
@@ -101,7 +99,7 @@ def play(lab: Lab, directory: Path, run_id: str) -> subprocess.Popen[str]:
     for name in HOSTS[3:]:
         del hosts[name]
     (directory / "inventory.yml").write_text(yaml.safe_dump(inventory))
-    playbooks = [ROOT / "playbooks" / f"{stage}.yml" for stage in ("inspect", "gang")]
+    playbooks = [ROOT / "playbooks" / f"{stage}.yml" for stage in ("inspect", "benchmark", "gang")]
     options = ["-i", directory / "inventory.yml", "-e", f"rackproof_run_id={run_id}"]
     with (directory / "playbook.log").open("w") as log:
         command = [Path(sys.executable).parent / "ansible-playbook", *options, *playbooks]
