@@ -352,7 +352,8 @@ def _state(verdicts: set[str]) -> str:
 def reasons(verdicts: Iterable[Verdict]) -> list[str]:
     """One line a reason, failures first, the critical ones before the others: host, part, what was found.
 
-    Equal reasons of one host are told once, and what one criterion has against one part of it.
+    Equal reasons of one host are told once, and what one criterion has against one part of it. Where those are too many, the
+    first of each part stands for all that is held against it, so that no part is hidden by another.
     """
     grouped: dict[tuple[int, str, str, str], list[Verdict]] = {}
     for verdict in verdicts:
@@ -362,23 +363,33 @@ def reasons(verdicts: Iterable[Verdict]) -> list[str]:
             rank = int(verdict.severity != CRITICAL) if failed else _OPEN
             kind = "" if detail.startswith(f"{SKIPPED}: {BUSY}") else verdict.name.split(".")[0]
             grouped.setdefault((rank, verdict.host, kind, detail), []).append(verdict)
+    found = _of_one_part(grouped)
+    if len(found) <= _SUMMARY_LINES:
+        return [_line(rank, host, group) for rank, host, group in found]
+    parts: dict[tuple[bool, str, str], list[tuple[int, str, list[Verdict]]]] = {}
+    for item in found:
+        parts.setdefault((item[0] == _OPEN, item[1], item[2][0].place), []).append(item)
     lines = []
-    for rank, host, group in _of_one_part(grouped):
-        first = min(group, key=lambda verdict: verdict.part != "")
-        scope = first.part or first.scope
-        part = f" {scope}" if scope != "host" else ""
-        serial = f" (serial {first.serial})" if first.serial else ""
-        more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
-        stage = f" in stage {first.stage}" if first.stage else ""
-        action = f"; {first.action.replace('_', ' ')}" if rank != _OPEN and first.action != "none" else ""
-        params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in _TOLD_PARAMS)
-        named = f"{first.name}[{params}]" if params else first.name
-        lines.append(
-            f"{'INCOMPLETE' if rank == _OPEN else 'FAIL'}: {host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}"
-        )
+    for first, *others in parts.values():
+        more = f" (and {len(others)} more finding{'s' if len(others) > 1 else ''} on it)" if others else ""
+        lines.append(f"{_line(*first)}{more}")
     if len(lines) > _SUMMARY_LINES:
-        lines = [*lines[:_SUMMARY_LINES], f"… and {len(lines) - _SUMMARY_LINES} more reasons in the report"]
+        lines = [*lines[:_SUMMARY_LINES], f"… and {len(lines) - _SUMMARY_LINES} more parts and hosts in the report"]
     return lines
+
+
+def _line(rank: int, host: str, group: Sequence[Verdict]) -> str:
+    first = min(group, key=lambda verdict: verdict.part != "")
+    scope = first.part or first.scope
+    part = f" {scope}" if scope != "host" else ""
+    serial = f" (serial {first.serial})" if first.serial else ""
+    more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
+    stage = f" in stage {first.stage}" if first.stage else ""
+    action = f"; {first.action.replace('_', ' ')}" if rank != _OPEN and first.action != "none" else ""
+    params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in _TOLD_PARAMS)
+    named = f"{first.name}[{params}]" if params else first.name
+    verdict = "INCOMPLETE" if rank == _OPEN else "FAIL"
+    return f"{verdict}: {host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}"
 
 
 def _of_one_part(
