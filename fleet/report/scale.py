@@ -30,7 +30,8 @@ from fleet.judge.tally import Tally
 from fleet.judge.verdict import judge
 from fleet.judge.waivers import Waived
 from fleet.report.load import Records, Run
-from fleet.report.merge import allowances, decide, host_report, merge, put_together, reasons, status_of
+from fleet.report.merge import decide, host_report, merge, put_together
+from fleet.report.summary import allowances, reasons, status_of
 from fleet.report.unjudged import is_busbw
 from fleet.report.versions import may_be_version, versions
 from schemas.plans import Plan, PlannedHost

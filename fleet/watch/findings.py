@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.verdict import Evidence, judge
-from fleet.report.merge import reasons
+from fleet.report.summary import reasons
 from schemas import documents
 from schemas.plans import Plan
 from schemas.records import Record, record_from_json

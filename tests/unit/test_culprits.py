@@ -12,7 +12,7 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.culprits import with_culprits
 from fleet.judge.evidence import HostView
 from fleet.judge.verdict import judge
-from fleet.report.merge import reasons
+from fleet.report.summary import reasons
 from fleet.rma.parts import parts
 from schemas.records import Metric, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict

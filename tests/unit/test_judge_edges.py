@@ -21,7 +21,8 @@ from fleet.judge.known import Known
 from fleet.judge.outliers import Fleet
 from fleet.judge.verdict import judge
 from fleet.judge.waivers import Waived, covers, summary
-from fleet.report.merge import decide, merge, reasons
+from fleet.report.merge import decide, merge
+from fleet.report.summary import reasons
 from schemas.baselines import Accepted, HostBaseline, Kept, Level, PlannedBaseline
 from schemas.plans import Plan
 from schemas.records import MEASURED, Launch, Metric, Observation, Record, Snapshot
@@ -909,7 +910,27 @@ def test_reasons_are_told_the_gravest_first_and_equal_ones_once() -> None:
     ]
     many = [replace(BAD, host=f"h{number}", action="none") for number in range(21)]
     assert reasons(many[:20])[-1] == "FAIL: h19 gpu=1 (serial s1): a.b: bad"
-    assert (len(reasons(many)), reasons(many)[-1]) == (21, "… and 1 more reasons in the report")
+    assert (len(reasons(many)), reasons(many)[-1]) == (21, "… and 1 more hosts and parts in the report")
+
+
+def test_what_is_held_against_one_part_stands_together_and_hides_no_other() -> None:
+    """However much is wrong with the first part, the summary has a line for each of the others."""
+    bad = [replace(BAD, criterion=f"c{number}", reason=f"bad {number}", action="none") for number in range(19)]
+    other = replace(BAD, host="h2", scope="gpu=1,link=3", action="none")
+    first, last = "FAIL: h1 gpu=1 (serial s1): a.b: bad 0", "FAIL: h2 gpu=1,link=3 (serial s1): a.b: bad"
+    assert reasons([bad[0], other, *bad[1:]])[:2] == [first, first.replace("bad 0", "bad 1")]
+    assert [len(reasons([*bad, other])), reasons([*bad, other])[-1]] == [20, last]
+    unknown = replace(UNKNOWN, reason="unread")
+    assert reasons([*bad, other, unknown]) == [
+        f"{first} (and 18 more findings on it)",
+        last,
+        "INCOMPLETE: h1 gpu=1 (serial s1): a.b: unread",
+    ]
+    two = [replace(item, host=host) for host in ("h1", "h3", "h4") for item in bad[:7]]
+    assert (
+        reasons([*two, replace(other, criterion="c"), replace(other, criterion="d")])[-1]
+        == f"{last} (and 1 more finding on it)"
+    )
 
 
 def whole(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) -> tuple[str, str, tuple[str, ...]]:

@@ -8,8 +8,8 @@ import pytest
 
 from fleet.alerts.rules import PACKS, criteria_of, read_table, rules_of
 from fleet.judge.criteria import read_pack
-from fleet.report.merge import reasons
 from fleet.report.render import rows
+from fleet.report.summary import reasons
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, WARNING, Verdict
 
 

@@ -1,0 +1,230 @@
+"""The words of a report: its status, and the lines that are printed under it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from fleet.choice import remark, told
+from fleet.diff import Since
+from fleet.diff import summary as changes_summary
+from fleet.judge.drift import DRIFT, FIRST_S, span, untold
+from fleet.judge.manifest import as_ordered
+from fleet.judge.waivers import summary as waivers_summary
+from fleet.report.titles import MANIFEST, TITLES, VALUES_ONLY
+from fleet.report.unjudged import speed_unjudged, unjudged_bandwidth, unjudged_digests
+from schemas.catalogue import DURATION
+from schemas.plans import Plan, PlannedHost
+from schemas.records import SKIPPED
+from schemas.reports import (
+    ACCEPTED,
+    CRITICAL,
+    FAIL,
+    INCOMPLETE,
+    INCONCLUSIVE,
+    PASS,
+    REJECTED,
+    Acceptance,
+    HostReport,
+    Verdict,
+    mark,
+)
+from schemas.skips import BUSY
+from schemas.timeline import SOAK
+
+STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
+WAIVED = " waived"
+_OPEN = 2
+"""Rank of a reason by which nothing failed."""
+_SUMMARY_LINES = 20
+MOST_NAMES = 10
+_TOLD_PARAMS = (
+    "op",
+    "dtype",
+    "direction",
+    "sharing",
+    "workload",
+    "pattern",
+    "size_bytes",
+    "placement",
+    "network",
+    "variant",
+)
+
+
+def acceptance(
+    plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport], since: Since
+) -> Acceptance:
+    """The decision in a word, and the lines that are printed under it."""
+    accepted = sum(host.decision == ACCEPTED for host in hosts)
+    gpus = sum(len(host.gpus) for host in hosts)
+    what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
+    if plan.simulated:
+        what = f"no GPU was looked at: rackproof simulate made up {gpus} GPUs"
+    passed = "passed" if plan.rehearsal or plan.simulated else "accepted"
+    lines = [f"Hosts: {accepted} of {len(hosts)} {passed} ({what})"]
+    lines += _smaller_gangs(plan, hosts)
+    lines += _soaked(plan, hosts)
+    lines += told(plan)
+    lines += [f"{name}: {state}" for name, state in _stages(plan, hosts, verdicts)]
+    if ordered := as_ordered(plan, verdicts):
+        lines.append(f"{MANIFEST}{ordered}")
+    lines += unjudged_bandwidth(plan, hosts, verdicts)
+    lines += unjudged_digests(plan, hosts, verdicts)
+    lines += allowances(plan.hosts)
+    lines += waivers_summary(plan.waivers, verdicts, plan.created)
+    lines += changes_summary(plan, since)
+    lines += reasons(verdicts)
+    lines.append(f"Criteria: {', '.join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or 'none'}")
+    return Acceptance(status=status_of(plan, decision, verdicts), summary=tuple(lines))
+
+
+def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
+    """The decision in a word, with all that must be read with it: no GPU looked at, waivers, benchmarks left out."""
+    waived = decision == ACCEPTED and any(verdict.waiver for verdict in verdicts)
+    status = f"{STATUS[decision]} WITH WAIVERS" if waived else STATUS[decision]
+    return f"{mark(simulated=plan.simulated, rehearsal=plan.rehearsal)} {status}{remark(plan)}".strip()
+
+
+def allowances(hosts: Sequence[PlannedHost]) -> Iterator[str]:
+    """What the inventory allows some hosts that makes their figures, or their GPUs, worth less."""
+    if shared := [host.name for host in hosts if host.share_gpus]:
+        yield f"GPUs were measured beside other processes, if there were any, on {', '.join(shared[:5])}"[:200]
+    if counted := [host.name for host in hosts if host.count_found]:
+        yield f"GPU count: as found on {', '.join(counted[:5])}: nobody said how many there should be"[:200]
+
+
+def _soaked(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
+    """How long the hosts soaked, where the plan asks for it."""
+    planned = next((stage.duration_s for stage in plan.stages if stage.name == SOAK), 0.0)
+    soaks = [host.soak for host in hosts if host.soak]
+    if planned:
+        whole = [soak for soak in soaks if soak.ended and not soak.reason]
+        least = f", the shortest {span(min(soak.soaked_s for soak in soaks))}" if 0 < len(soaks) != len(whole) else ""
+        rounds = sum(soak.rounds for soak in soaks)
+        short = sorted({name for soak in soaks if soak.planned_s < FIRST_S for name in untold(soak)})
+        yield f"Soak: {len(whole)} of {len(hosts)} hosts soaked {span(planned)}{least} ({rounds} rounds in all)"
+        if short and not plan.rehearsal:
+            yield f"Drift: NOT JUDGED for {', '.join(short)} (too short a soak: an hour and more tells)"
+
+
+def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
+    """With whom each gang was measured, where some of its hosts were left out: figures of fewer hosts are not the gang's."""
+    last = {
+        host.name: launch.members
+        for host in hosts
+        for launch in host.launches
+        if launch.stage == "gang" and launch.outcome == "finished"
+    }
+    for gang, planned in plan.gangs().items():
+        groups = dict.fromkeys(last[host] for host in planned if host in last)
+        whole = {frozenset(members) for members in groups} == {frozenset(planned)}
+        for members in groups if not whole else ():
+            names = ", ".join(members[:MOST_NAMES]) + (" …" if len(members) > MOST_NAMES else "")
+            without = [host for host in planned if host not in members]
+            but = f", without {', '.join(without[:MOST_NAMES])}{' …' if len(without) > MOST_NAMES else ''}"
+            yield f"Gang {gang}: {len(members)} of {len(planned)} hosts were measured together ({names}){but if without else ''}"
+        if not groups and any(
+            launch.stage == "gang" for host in hosts if host.name in planned for launch in host.launches
+        ):
+            yield f"Gang {gang}: no launch of its {len(planned)} hosts came to its end"
+
+
+def _kind(verdict: Verdict) -> str:
+    """The benchmark that a verdict is about; empty where it is about the health of host or GPU."""
+    first = verdict.name.removeprefix(f"{DRIFT}.").split(".")[0]
+    if verdict.name == DURATION.name:
+        first = str(verdict.params.get("benchmark", ""))
+    return first if first in TITLES else ""
+
+
+def _stages(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
+    """The state of each kind of measurement over the fleet, the health snapshots among them."""
+    planned = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
+    planned &= {item.name.split(".")[0] for host in plan.hosts for item in plan.expected_of(host)}
+    seen: dict[str, set[str]] = {}
+    for verdict in verdicts:
+        told = f"{verdict.verdict}{WAIVED}" if verdict.waiver else verdict.verdict
+        seen.setdefault(_kind(verdict), set()).add(told)
+        # What a stage or a host left out as a whole is missing from each kind that it should have measured.
+        for stage in plan.stages:
+            if verdict.name in ("record", f"stage.{stage.name}"):
+                for benchmark in stage.benchmarks:
+                    seen.setdefault(benchmark, set()).add(told)
+    health = "Host health" if plan.rehearsal else "Host and GPU health"
+    titles = {"": health, **{name: title for name, title in TITLES.items() if name in planned}}
+    slow = speed_unjudged(hosts, verdicts)
+    states = {kind: _state(seen.get(kind, set())) for kind in titles}
+    return [
+        (title, VALUES_ONLY if states[kind] == "PASS" and kind in slow else states[kind])
+        for kind, title in titles.items()
+    ]
+
+
+def _state(verdicts: set[str]) -> str:
+    words = {
+        FAIL: "FAIL",
+        INCONCLUSIVE: "INCOMPLETE",
+        f"{FAIL}{WAIVED}": "FAIL (waived)",
+        f"{INCONCLUSIVE}{WAIVED}": "INCOMPLETE (waived)",
+        PASS: "PASS",
+    }
+    return next((word for kind, word in words.items() if kind in verdicts), "NOT JUDGED")
+
+
+def reasons(verdicts: Iterable[Verdict]) -> list[str]:
+    """One line a reason, failures first, the critical ones before the others: host, part, what was found.
+
+    Equal reasons of one host are told once, and what one criterion has against one part of it. Where those are too many, the
+    first of each part stands for all that is held against it, so that no part is hidden by another.
+    """
+    grouped: dict[tuple[int, str, str, str], list[Verdict]] = {}
+    for verdict in verdicts:
+        if verdict.stands:
+            failed = verdict.verdict == FAIL
+            detail = f"{verdict.criterion} {verdict.reason}" if failed else verdict.reason
+            rank = int(verdict.severity != CRITICAL) if failed else _OPEN
+            kind = "" if detail.startswith(f"{SKIPPED}: {BUSY}") else verdict.name.split(".")[0]
+            grouped.setdefault((rank, verdict.host, kind, detail), []).append(verdict)
+    found = _of_one_part(grouped)
+    if len(found) <= _SUMMARY_LINES:
+        return [_line(rank, host, group) for rank, host, group in found]
+    parts: dict[tuple[bool, str, str], list[tuple[int, str, list[Verdict]]]] = {}
+    for item in found:
+        parts.setdefault((item[0] == _OPEN, item[1], item[2][0].place), []).append(item)
+    lines = []
+    for first, *others in parts.values():
+        more = f" (and {len(others)} more finding{'s' if len(others) > 1 else ''} on it)" if others else ""
+        lines.append(f"{_line(*first)}{more}")
+    if len(lines) > _SUMMARY_LINES:
+        lines = [*lines[:_SUMMARY_LINES], f"… and {len(lines) - _SUMMARY_LINES} more hosts and parts in the report"]
+    return lines
+
+
+def _line(rank: int, host: str, group: Sequence[Verdict]) -> str:
+    first = min(group, key=lambda verdict: verdict.part != "")
+    scope = first.part or first.scope
+    part = f" {scope}" if scope != "host" else ""
+    serial = f" (serial {first.serial})" if first.serial else ""
+    more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
+    stage = f" in stage {first.stage}" if first.stage else ""
+    action = f"; {first.action.replace('_', ' ')}" if rank != _OPEN and first.action != "none" else ""
+    params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in _TOLD_PARAMS)
+    named = f"{first.name}[{params}]" if params else first.name
+    verdict = "INCOMPLETE" if rank == _OPEN else "FAIL"
+    return f"{verdict}: {host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}"
+
+
+def _of_one_part(
+    grouped: Mapping[tuple[int, str, str, str], list[Verdict]],
+) -> list[tuple[int, str, list[Verdict]]]:
+    """The groups with their rank and host, those of a part together; joined where one criterion fails for it twice."""
+    joined: dict[tuple[int, str, object], list[Verdict]] = {}
+    for (rank, host, _, _), group in grouped.items():
+        parts = {(verdict.criterion, verdict.place) for verdict in group}
+        which = parts.pop() if rank != _OPEN and len(parts) == 1 else len(joined)
+        joined.setdefault((rank, host, which), []).extend(group)
+    order: dict[tuple[str, str], int] = {}
+    for (_, host, _), group in joined.items():
+        order.setdefault((host, group[0].place), len(order))
+    found = [(rank, host, group) for (rank, host, _), group in joined.items()]
+    return sorted(found, key=lambda item: (item[0], order[item[1], item[2][0].place]))
