@@ -278,6 +278,45 @@ def test_the_ranks_get_the_settings_of_nccl_and_no_place_of_another_launcher(
     assert not any(key.startswith(("OMPI", "PET_")) for key in told)
 
 
+@pytest.mark.parametrize("interface", ["", "eth0"])
+@pytest.mark.parametrize("hosts", [["h1"], ["h1", "h2"]], ids=["alone", "together"])
+def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All that ranks are started with. UPDATE_GOLDEN=1 writes it anew."""
+    plan, update = builders.plan("h1", "h2"), os.environ.get("UPDATE_GOLDEN")
+    for name in os.environ:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("PATH", "/usr/bin")
+    command = torchrun(
+        plan,
+        plan.host(hosts[-1]),
+        plan.stage("gang" if len(hosts) > 1 else "benchmark"),
+        gang=replace(
+            Gang.of(plan, plan.host(hosts[-1]), "gang 0", hosts, 29500), addresses=dict.fromkeys(hosts, "10.0.0.1")
+        ),
+        work=tmp_path,
+        data=tmp_path / "data",
+        port=29500,
+        interface=interface,
+        uuids={0: "GPU-a", 1: "GPU-b"},
+    )
+    meeting = json.loads((tmp_path / "rendezvous.json").read_text())
+    request = json.loads((tmp_path / "request.json").read_text())
+    meeting["name"] = "a secret" if meeting["name"] else ""
+    request["benchmarks"] = sorted(request["benchmarks"])
+    told = {"command": [*command.arguments], "environment": command.environment, "ranks": command.ranks}
+    text = json.dumps({**told, "rendezvous.json": meeting, "request.json": request}, indent=1, sort_keys=True)
+    text = text.replace(str(tmp_path), "WORK").replace(sys.executable, "PYTHON") + "\n"
+    golden = (
+        ROOT
+        / "tests"
+        / "golden"
+        / f"launch-{'together' if len(hosts) > 1 else 'alone'}{interface and '-' + interface}.json"
+    )
+    if update:
+        golden.write_text(text)
+    assert golden.read_text() == text
+
+
 def test_a_host_on_which_no_gpu_answers_starts_no_ranks(tmp_path: Path) -> None:
     plan = builders.plan("h1", rackproof_gang="none")
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
