@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from fleet.choice import remark, told
 from fleet.diff import Since
@@ -10,11 +10,11 @@ from fleet.diff import summary as changes_summary
 from fleet.judge.drift import DRIFT, FIRST_S, span, untold
 from fleet.judge.manifest import as_ordered
 from fleet.judge.waivers import summary as waivers_summary
+from fleet.report.causes import causes
 from fleet.report.titles import MANIFEST, TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, unjudged_bandwidth, unjudged_digests
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
-from schemas.records import SKIPPED
 from schemas.reports import (
     ACCEPTED,
     CRITICAL,
@@ -28,13 +28,10 @@ from schemas.reports import (
     Verdict,
     mark,
 )
-from schemas.skips import BUSY
 from schemas.timeline import SOAK
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 WAIVED = " waived"
-_OPEN = 2
-"""Rank of a reason by which nothing failed."""
 _SUMMARY_LINES = 20
 MOST_NAMES = 10
 _TOLD_PARAMS = (
@@ -177,54 +174,34 @@ def reasons(verdicts: Iterable[Verdict]) -> list[str]:
     Equal reasons of one host are told once, and what one criterion has against one part of it. Where those are too many, the
     first of each part stands for all that is held against it, so that no part is hidden by another.
     """
-    grouped: dict[tuple[int, str, str, str], list[Verdict]] = {}
-    for verdict in verdicts:
-        if verdict.stands:
-            failed = verdict.verdict == FAIL
-            detail = f"{verdict.criterion} {verdict.reason}" if failed else verdict.reason
-            rank = int(verdict.severity != CRITICAL) if failed else _OPEN
-            kind = "" if detail.startswith(f"{SKIPPED}: {BUSY}") else verdict.name.split(".")[0]
-            grouped.setdefault((rank, verdict.host, kind, detail), []).append(verdict)
-    found = _of_one_part(grouped)
+    found = sorted(causes(verdict for verdict in verdicts if verdict.stands), key=_rank)
     if len(found) <= _SUMMARY_LINES:
-        return [_line(rank, host, group) for rank, host, group in found]
-    parts: dict[tuple[bool, str, str], list[tuple[int, str, list[Verdict]]]] = {}
-    for item in found:
-        parts.setdefault((item[0] == _OPEN, item[1], item[2][0].place), []).append(item)
+        return [_line(group) for group in found]
+    parts: dict[tuple[bool, str, str], list[list[Verdict]]] = {}
+    for group in found:
+        parts.setdefault((group[0].verdict == FAIL, group[0].host, group[0].place), []).append(group)
     lines = []
     for first, *others in parts.values():
         more = f" (and {len(others)} more finding{'s' if len(others) > 1 else ''} on it)" if others else ""
-        lines.append(f"{_line(*first)}{more}")
+        lines.append(f"{_line(first)}{more}")
     if len(lines) > _SUMMARY_LINES:
         lines = [*lines[:_SUMMARY_LINES], f"… and {len(lines) - _SUMMARY_LINES} more hosts and parts in the report"]
     return lines
 
 
-def _line(rank: int, host: str, group: Sequence[Verdict]) -> str:
-    first = min(group, key=lambda verdict: verdict.part != "")
+def _rank(group: Sequence[Verdict]) -> int:
+    return 2 if group[0].verdict != FAIL else int(group[0].severity != CRITICAL)
+
+
+def _line(group: Sequence[Verdict]) -> str:
+    first = group[0]
     scope = first.part or first.scope
     part = f" {scope}" if scope != "host" else ""
     serial = f" (serial {first.serial})" if first.serial else ""
     more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
     stage = f" in stage {first.stage}" if first.stage else ""
-    action = f"; {first.action.replace('_', ' ')}" if rank != _OPEN and first.action != "none" else ""
+    action = f"; {first.action.replace('_', ' ')}" if first.verdict == FAIL and first.action != "none" else ""
     params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in _TOLD_PARAMS)
     named = f"{first.name}[{params}]" if params else first.name
-    verdict = "INCOMPLETE" if rank == _OPEN else "FAIL"
-    return f"{verdict}: {host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}"
-
-
-def _of_one_part(
-    grouped: Mapping[tuple[int, str, str, str], list[Verdict]],
-) -> list[tuple[int, str, list[Verdict]]]:
-    """The groups with their rank and host, those of a part together; joined where one criterion fails for it twice."""
-    joined: dict[tuple[int, str, object], list[Verdict]] = {}
-    for (rank, host, _, _), group in grouped.items():
-        parts = {(verdict.criterion, verdict.place) for verdict in group}
-        which = parts.pop() if rank != _OPEN and len(parts) == 1 else len(joined)
-        joined.setdefault((rank, host, which), []).extend(group)
-    order: dict[tuple[str, str], int] = {}
-    for (_, host, _), group in joined.items():
-        order.setdefault((host, group[0].place), len(order))
-    found = [(rank, host, group) for (rank, host, _), group in joined.items()]
-    return sorted(found, key=lambda item: (item[0], order[item[1], item[2][0].place]))
+    verdict = "FAIL" if first.verdict == FAIL else "INCOMPLETE"
+    return f"{verdict}: {first.host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}"

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fleet.report.causes import causes
 from fleet.report.render.format import (
     ACTIONS,
     NONE,
@@ -211,33 +212,13 @@ class Reason:
 
 def reasons(verdicts: Iterable[Verdict]) -> list[Reason]:
     """One reason a cause: failures by the gravity of their action, then what is inconclusive."""
-    groups: dict[tuple[object, ...], list[Verdict]] = {}
-    for verdict in verdicts:
-        if verdict.verdict in (FAIL, INCONCLUSIVE):
-            criterion = verdict.criterion if verdict.verdict == FAIL else ""
-            family = verdict.name.partition(".")[0]
-            key = (verdict.verdict, verdict.host, family, criterion, verdict.reason, waiver_text(verdict))
-            groups.setdefault(key, []).append(verdict)
-    joined = _of_one_part(groups)
-    places = {place: at for at, place in enumerate(dict.fromkeys((group[0].host, group[0].place) for group in joined))}
-    ordered = sorted(joined, key=lambda group: (_urgency(group), places[group[0].host, group[0].place]))
+    ordered = sorted(causes(verdicts), key=_urgency)
     alike: dict[Reason, list[str]] = {}
     for found in map(_reason, ordered):
         # A part has a serial and a place of its own to name; what is true of whole hosts is said once for all of them.
         whole = not found.serial and found.scope in ("", "host")
         alike.setdefault(replace(found, hosts=()) if whole else found, []).extend(found.hosts)
     return [replace(found, hosts=tuple(hosts)) for found, hosts in alike.items()]
-
-
-def _of_one_part(groups: Mapping[tuple[object, ...], list[Verdict]]) -> list[list[Verdict]]:
-    """The groups; joined where one criterion fails for the sake of one part, whatever the figures."""
-    joined: dict[object, list[Verdict]] = {}
-    for key, group in groups.items():
-        first = group[0]
-        laid = first.verdict == FAIL and len({verdict.place for verdict in group}) == 1
-        which = (first.host, first.criterion, first.place, waiver_text(first)) if laid else key
-        joined.setdefault(which, []).extend(group)
-    return [sorted(group, key=lambda verdict: verdict.part != "") for group in joined.values()]
 
 
 def _urgency(group: Sequence[Verdict]) -> tuple[bool, bool, bool, int]:
