@@ -97,6 +97,8 @@ def _main(arguments: list[str] | None) -> int:
 def _lacking(error: ImportError) -> str:
     """What is not installed, and what brings it."""
     name = (error.name or "").partition(".")[0]
+    if not name:
+        return str(error)
     extra = next((f"[{extra}]" for extra, brings in EXTRAS.items() if name in brings), "")
     return f"{name} is not installed: pip install 'rackproof{extra}', in a checkout '.{extra}'"
 

@@ -23,6 +23,12 @@ SEVERITY = {action: WARNING if action in ("monitor", "none") else CRITICAL for a
 """How grave a failure is where no pack says: by what it asks for. The words are those of the alerts (fleet/alerts/table.yml)."""
 
 
+def place_of(scope: str) -> str:
+    """The part that a scope lies in: `gpu=3` of `gpu=3,link=2`; a DIMM is a part of its own."""
+    first, _, rest = scope.partition(",")
+    return scope if first.startswith("mc=") and rest.startswith("dimm=") else first
+
+
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """One observation held against one criterion; or an observation that should be there and cannot be judged."""
@@ -61,8 +67,8 @@ class Verdict:
 
     @property
     def place(self) -> str:
-        """Scope of the part that it is laid to: `gpu=3` of `gpu=3,link=2`."""
-        return self.part or self.scope.partition(",")[0]
+        """Scope of the part that it is laid to: `gpu=3` of `gpu=3,link=2`, `gang=r1` where it is of no part."""
+        return self.part or place_of(self.scope)
 
     @property
     def stands(self) -> bool:

@@ -71,7 +71,7 @@ def kept(run: Run, report: FleetReport, digest: str, by: By) -> Iterator[Kept]:
         waived = [verdict for verdict in report.verdicts if verdict.host == host.name and verdict.waiver]
         for serial, gpu in serials(seen.gpus).items():
             slot = f"gpu={gpu.index}"
-            about = [verdict for verdict in waived if verdict.scope.split(",")[0] == slot]
+            about = [verdict for verdict in waived if verdict.place == slot]
             yield Kept(
                 kind=kind,
                 part=GPU,

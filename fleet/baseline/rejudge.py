@@ -71,7 +71,8 @@ def _kind(old: Document | None, new: Document) -> str:
     if old.get("waiver") != new.get("waiver"):
         return "waiver"
     shown = ("limit", "operator", "reason", "value")
-    return "limit" if any(old.get(key) != new.get(key) for key in shown) else ""
+    told = [key for key in ("part", "serial", "action") if key in old]
+    return "limit" if any(old.get(key) != new.get(key) for key in (*shown, *told)) else ""
 
 
 def _by_place(verdicts: Iterable[Document]) -> dict[tuple[object, ...], list[Document]]:

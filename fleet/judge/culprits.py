@@ -13,11 +13,11 @@ from dataclasses import replace
 
 from fleet.judge.evidence import HostView
 from schemas.records import MEASURED
-from schemas.reports import FAIL, PASS, Verdict
+from schemas.reports import FAIL, PASS, Verdict, place_of
 
-XID, XIDS = "xid.last_seen", "xid.count"
-LEAST_PARTNERS = 2
-"""Of a pair alone, either GPU may be what is wrong."""
+XID, XIDS, SXIDS = "xid.last_seen", "xid.count", "sxid.count"
+LEAST_PARTNERS = 3
+"""Where a GPU failed with two others alone, the ways between two halves of a small host explain it as well."""
 _PAIR = re.compile(r"(gpu=\d+),peer=(\d+)")
 
 _Partners = Mapping[str, Mapping[str, bool]]
@@ -28,37 +28,37 @@ def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
     """The verdicts on one host; those that fail for another part's sake are laid to it (`part`).
 
     A GPU is to blame for its pairs where it fails a criterion with more than half of the others that it was measured with, and
-    with two at least; and where fewer than half of the GPUs are such. A new XID is laid to the one GPU that has any.
+    with three at least; where fewer than half of the GPUs are such; and where no two of these are well with each other: else it
+    is the way between two halves of the host. A new XID is laid to the one GPU that had any during the run, where that is an
+    XID for which a GPU fails, and no NVSwitch reported anything.
     """
     partners: dict[str, dict[str, dict[str, bool]]] = defaultdict(lambda: defaultdict(dict))
     for verdict in verdicts:
-        if verdict.verdict in (PASS, FAIL) and (ends := _ends(verdict.scope)):
+        if verdict.verdict in (PASS, FAIL) and (ends := _ends(view, verdict.scope)):
             for one, other in (ends, ends[::-1]):
                 of_one = partners[verdict.criterion][one]
                 of_one[other] = of_one.get(other, False) or verdict.verdict == FAIL
     blamed = {criterion: _blamed(of_gpu) for criterion, of_gpu in partners.items()}
-    with_xid = {
-        seen.scope.partition(",")[0]
-        for seen in view.observations.get(XIDS, ())
-        if seen.status == MEASURED and seen.value
-    }
+    with_xid = _with_xid(view, verdicts)
     found = []
     for verdict in verdicts:
         part, told = "", ""
-        if verdict.verdict == FAIL and verdict.name == XID and len(with_xid) == 1:
-            (part,), told = with_xid, "the one with an XID"
-        elif verdict.verdict == FAIL and (ends := _ends(verdict.scope)):
+        if verdict.verdict == FAIL and verdict.name == XID:
+            part, told = with_xid, "which had an XID during the run"
+        elif verdict.verdict == FAIL and (ends := _ends(view, verdict.scope)):
             own, other = ends
             counts = blamed[verdict.criterion]
             if own not in counts and other in counts:
                 part, told = other, f"which fails it with {counts[other]} others"
-        found.append(_laid(verdict, part, told, view.serial(part)) if part in view.serials else verdict)
+        found.append(_laid(verdict, part, told, view.serial(part)) if part else verdict)
     return found
 
 
-def _ends(scope: str) -> tuple[str, str] | None:
+def _ends(view: HostView, scope: str) -> tuple[str, str] | None:
+    """The two GPUs of a pair that the host has."""
     found = _PAIR.fullmatch(scope)
-    return (found[1], f"gpu={found[2]}") if found else None
+    ends = (found[1], f"gpu={found[2]}") if found else ("", "")
+    return ends if ends[0] != ends[1] and all(end in view.serials for end in ends) else None
 
 
 def _blamed(partners: _Partners) -> dict[str, str]:
@@ -69,7 +69,30 @@ def _blamed(partners: _Partners) -> dict[str, str]:
         for gpu, count in failing.items()
         if count >= LEAST_PARTNERS and 2 * count > len(partners[gpu])
     }
-    return found if 2 * len(found) < len(partners) else {}
+    halves = any(partners[one].get(other) is False for one in found for other in found)
+    return found if 2 * len(found) < len(partners) and not halves else {}
+
+
+def _with_xid(view: HostView, verdicts: Sequence[Verdict]) -> str:
+    """The one GPU that had XIDs during the run, and fails for one; empty where there is none such, or an NVSwitch had any."""
+    risen = _risen(view, XIDS)
+    if len(risen) != 1 or _risen(view, SXIDS):
+        return ""
+    (gpu,) = risen
+    fails = any(item.verdict == FAIL and item.name == XIDS and item.place == gpu for item in verdicts)
+    return gpu if fails and gpu in view.serials else ""
+
+
+def _risen(view: HostView, name: str) -> set[str]:
+    """The parts of which a count is higher at the end than in the first snapshot, where one that was not yet told is 0."""
+    first: dict[str, float] = {}
+    last: dict[str, float] = {}
+    for seen in view.observations.get(name, ()):
+        if seen.status == MEASURED and isinstance(seen.value, int | float):
+            last[seen.scope] = seen.value
+            if (seen.stage, seen.params.get("phase")) == view.first_snapshot:
+                first[seen.scope] = seen.value
+    return {place_of(scope) for scope, count in last.items() if count > first.get(scope, 0)}
 
 
 def _laid(verdict: Verdict, part: str, why: str, serial: str) -> Verdict:

@@ -278,7 +278,7 @@ class Tally:
         row = self.row(verdict)
         if verdict.verdict == FAIL:
             row.action = worst(row.action, verdict.action)
-        self.count(row, verdict, verdict.host, verdict.serial)
+        self.count(row, verdict, verdict.host, "" if verdict.part else verdict.serial)
 
     def count(self, row: Row, verdict: Verdict, host: str, serial: str) -> None:
         """Counts a verdict of a row for a host, which need not be the one that it was made for."""

@@ -59,7 +59,8 @@ def covers(waiver: Waiver, verdict: Verdict) -> bool:
         return False
     if waiver.name and waiver.name != verdict.name:
         return False
-    if waiver.scope and not f"{verdict.scope},".startswith(f"{waiver.scope},"):
+    scopes = (f"{verdict.scope},", f"{verdict.part},")
+    if waiver.scope and not any(scope.startswith(f"{waiver.scope},") for scope in scopes):
         return False
     return not (waiver.absent and (verdict.name in NEVER or verdict.name.startswith(STAGE)))
 

@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from schemas.records import SKIPPED
-from schemas.reports import FAIL, PASS, Verdict
+from schemas.reports import ACTIONS, FAIL, PASS, Verdict
 from schemas.skips import BUSY
 
 
 def causes(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
-    """Those that do not pass: the equal ones of one host together, and what one criterion has against one part of it.
+    """Those that do not pass: the equal ones of one host together, and what one criterion lays to one part of it.
 
-    In the order in which the parts come first, all that is said of a part together. What a part measured by itself stands before
-    what is laid to it.
+    In the order in which the parts come first, all that is said of a part together, the gravest first. What a part measured by
+    itself stands before what is laid to it.
     """
     equal: dict[tuple[object, ...], list[Verdict]] = {}
+    laid = set()
     for verdict in verdicts:
         if verdict.verdict != PASS:
             busy = verdict.reason.startswith(f"{SKIPPED}: {BUSY}")
@@ -23,16 +24,22 @@ def causes(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
             criterion = verdict.criterion if verdict.verdict == FAIL else ""
             told = (family, criterion, verdict.severity, verdict.reason, verdict.waiver)
             equal.setdefault((verdict.verdict, verdict.host, *told), []).append(verdict)
+            if verdict.part:
+                laid.add(_part(verdict))
     joined: dict[tuple[object, ...], list[Verdict]] = {}
     for key, group in equal.items():
-        first = group[0]
-        one = first.verdict == FAIL and len({verdict.place for verdict in group}) == 1
-        of_part = (first.host, first.criterion, first.severity, first.place, first.waiver)
-        joined.setdefault(of_part if one else key, []).extend(group)
-    places = {place: at for at, place in enumerate(dict.fromkeys(_where(group) for group in joined.values()))}
-    ordered = sorted(joined.values(), key=lambda group: places[_where(group)])
-    return [sorted(group, key=lambda verdict: verdict.part != "") for group in ordered]
+        parts = {_part(verdict) for verdict in group}
+        (which,) = parts if len(parts) == 1 and parts <= laid else (key,)
+        joined.setdefault((*which, group[0].severity, group[0].waiver), []).extend(group)
+    groups = [sorted(group, key=lambda verdict: verdict.part != "") for group in joined.values()]
+    places = {place: at for at, place in enumerate(dict.fromkeys((group[0].host, group[0].place) for group in groups))}
+    return sorted(groups, key=lambda group: (places[group[0].host, group[0].place], *_gravity(group[0])))
 
 
-def _where(group: list[Verdict]) -> tuple[str, str]:
-    return group[0].host, group[0].place
+def _part(verdict: Verdict) -> tuple[object, ...]:
+    return verdict.verdict, verdict.host, verdict.criterion, verdict.place
+
+
+def _gravity(verdict: Verdict) -> tuple[bool, int]:
+    """What a part itself shows before what is laid to it, then by what it asks for."""
+    return verdict.part != "", ACTIONS.index(verdict.action) if verdict.action in ACTIONS else len(ACTIONS)

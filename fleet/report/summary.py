@@ -171,22 +171,21 @@ def _state(verdicts: set[str]) -> str:
 def reasons(verdicts: Iterable[Verdict]) -> list[str]:
     """One line a reason, failures first, the critical ones before the others: host, part, what was found.
 
-    Equal reasons of one host are told once, and what one criterion has against one part of it. Where those are too many, the
-    first of each part stands for all that is held against it, so that no part is hidden by another.
+    Equal reasons of one host are told once, and what one criterion lays to one part of it. Where those are too many, each part
+    has its gravest, so that none is hidden by another.
     """
     found = sorted(causes(verdict for verdict in verdicts if verdict.stands), key=_rank)
-    if len(found) <= _SUMMARY_LINES:
-        return [_line(group) for group in found]
-    parts: dict[tuple[bool, str, str], list[list[Verdict]]] = {}
-    for group in found:
-        parts.setdefault((group[0].verdict == FAIL, group[0].host, group[0].place), []).append(group)
-    lines = []
-    for first, *others in parts.values():
-        more = f" (and {len(others)} more finding{'s' if len(others) > 1 else ''} on it)" if others else ""
-        lines.append(f"{_line(first)}{more}")
-    if len(lines) > _SUMMARY_LINES:
-        lines = [*lines[:_SUMMARY_LINES], f"… and {len(lines) - _SUMMARY_LINES} more hosts and parts in the report"]
-    return lines
+    kept: list[int] = []
+    covered: set[tuple[str, str, str]] = set()
+    for at, group in enumerate(found):
+        places = {(verdict.verdict, verdict.host, verdict.place) for verdict in group}
+        if not places <= covered:
+            kept.append(at)
+            covered |= places
+    others = [at for at in range(len(found)) if at not in set(kept)]
+    kept = sorted([*kept, *others[: max(0, _SUMMARY_LINES - len(kept))]])[:_SUMMARY_LINES]
+    more = [f"… and {len(found) - len(kept)} more reasons in the report"] if len(found) > len(kept) else []
+    return [*(_line(found[at]) for at in kept), *more]
 
 
 def _rank(group: Sequence[Verdict]) -> int:

@@ -15,7 +15,7 @@ from fleet.report.render.format import clean
 from fleet.report.render.observations import COLUMNS, Head, piece, rows
 from fleet.rma.dossier import Told, dossier
 from fleet.rma.files import as_json, names, write_package
-from fleet.rma.parts import Part, parts, within
+from fleet.rma.parts import HOST, Part, parts, within
 from fleet.rma.readme import render_readme
 from schemas import documents
 from schemas.reports import INCONCLUSIVE, Verdict, mark
@@ -121,7 +121,9 @@ def _observations(report: Mapping[str, Any], run: Run, part: Part) -> str:
     head = Head(mark=_told(report).mark, run_id=run.plan.run_id)
     rack = _told(report).racks.get(part.host, "")
     told = rows(part.host, rack, _left(run, part), [*part.findings, *part.open])
-    return ",".join(COLUMNS) + "\r\n" + piece(head, [row for row in told if within(row.scope, part.place)])
+    laid = {verdict.scope for verdict in part.findings if verdict.part} - {HOST}
+    own = [row for row in told if within(row.scope, part.place) or row.scope in laid]
+    return ",".join(COLUMNS) + "\r\n" + piece(head, own)
 
 
 def _line(document: Mapping[str, Any]) -> dict[str, str]:

@@ -9,11 +9,11 @@ from typing import Any
 from fleet.judge.evidence import Evidence, Planned
 from fleet.report.render.format import clean, clean_log, finite, is_change
 from fleet.rma.again import again
-from fleet.rma.parts import GPU, HOST, Part, identity, place_of, within
+from fleet.rma.parts import GPU, HOST, Part, identity, within
 from schemas.plans import Plan, PlannedHost
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Observation, Value
-from schemas.reports import Verdict
+from schemas.reports import Verdict, place_of
 
 PART_SCHEMA = "rackproof.part/1"
 MOST_SIBLINGS, MOST_LOGS = 64, 20
@@ -142,14 +142,16 @@ class _Siblings:
         self._part, self._planned = part, planned
         self._serials = {f"gpu={gpu.index}": gpu.serial for gpu in left.gpus()}
         self._seen: dict[str, list[Observation]] = {}
+        with_part = f",peer={part.place.partition('=')[2]}"
         for item in left.observations():
             other = place_of(item.scope)
-            if item.status == MEASURED and other != part.place and other.partition("=")[0] == part.kind != HOST:
+            alone = other != part.place and not item.scope.endswith(with_part)
+            if item.status == MEASURED and alone and other.partition("=")[0] == part.kind != HOST:
                 self._seen.setdefault(item.name, []).append(item)
 
     def values(self, verdict: Verdict) -> list[dict[str, Value]]:
         """Of each sibling its value; of a counter what it rose by."""
-        tail = verdict.scope.removeprefix(self._part.place)
+        tail = verdict.scope.removeprefix(place_of(verdict.scope))
         like = [
             item
             for item in self._seen.get(verdict.name, ())

@@ -86,8 +86,8 @@ def parts(verdicts: Iterable[Verdict]) -> list[Part]:
     unknown: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
         found = {FAIL: failed, INCONCLUSIVE: unknown}.get(verdict.verdict)
-        if found is not None and (place := place_of(verdict.part or verdict.scope)):
-            found.setdefault((verdict.host, place), []).append(verdict)
+        if found is not None and not verdict.place.startswith("gang="):
+            found.setdefault((verdict.host, verdict.place), []).append(verdict)
     return [
         Part(
             host=host,
@@ -97,14 +97,6 @@ def parts(verdicts: Iterable[Verdict]) -> list[Part]:
         )
         for (host, place), found in failed.items()
     ]
-
-
-def place_of(scope: str) -> str:
-    """The part that a scope lies in: `gpu=3` of `gpu=3,link=2`; empty where it lies in none."""
-    first, _, rest = scope.partition(",")
-    if first.startswith("gang="):
-        return ""
-    return scope if first.startswith("mc=") and rest.startswith("dimm=") else first
 
 
 def within(scope: str, place: str) -> bool:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from itertools import permutations
+from pathlib import Path
 
 import pytest
 
@@ -12,21 +14,31 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.culprits import with_culprits
 from fleet.judge.evidence import HostView
 from fleet.judge.verdict import judge
+from fleet.judge.waivers import Waived
 from fleet.report.summary import reasons
 from fleet.rma.parts import parts
+from rackproof import main
 from schemas.records import Metric, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.waivers import Waiver
 from tests import builders
 
 Pairs = set[tuple[int, int]]
 
 
-def view(gpus: int, xids: Mapping[str, float] | None = None) -> HostView:
-    """A host with so many GPUs, and what its kernel log has of XIDs: scope -> count."""
+def view(gpus: int, *logs: Mapping[str, float]) -> HostView:
+    """A host with so many GPUs, and what its kernel log has of XIDs and SXids in its snapshots: scope -> count."""
     plan = builders.plan("h1", gpu_count=gpus, rackproof_gang="none")
     left = builders.evidence(plan)["h1"]
-    log = Metric(name="xid.count", unit="1", values=dict(xids or {}))
-    left = builders.with_snapshot(left, replace(left.records[0].snapshots[0], metrics=(log,)))
+    first = left.records[0].snapshots[0]
+    taken = []
+    for number, log in enumerate(logs):
+        of_kind = [
+            (kind, {scope: count for scope, count in log.items() if f",{kind}=" in scope}) for kind in ("xid", "sxid")
+        ]
+        metrics = tuple(Metric(name=f"{kind}.count", unit="1", values=counts) for kind, counts in of_kind)
+        taken.append(replace(first, stage=f"stage{number}", metrics=metrics))
+    left = replace(left, records=(replace(left.records[0], snapshots=tuple(taken)),)) if taken else left
     return HostView(plan, plan.hosts[0], left, read_packs(()))
 
 
@@ -64,7 +76,6 @@ def laid(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
         (8, around(2, 5), {2, 5}),
         (8, around(1, 2, 3), {1, 2, 3}),
         (4, around(0, gpus=4), {0}),
-        (3, around(1, gpus=3), {1}),
         (8, {(0, 6), (1, 6), (2, 6), (3, 6)}, {6}),  # one way alone, and four of seven are more than half
     ],
 )
@@ -79,7 +90,10 @@ def test_what_fails_with_most_others_has_its_pairs_laid_to_it(gpus: int, failing
     [
         (2, {(0, 1), (1, 0)}),  # of two neither can be told from the other
         (4, around(0, 1, gpus=4)),  # half of the GPUs
+        (3, around(1, gpus=3)),  # or the way between two sockets, behind one of which it is alone
         (3, around(0, 1, 2, gpus=3)),  # all of them alike
+        (8, {(a, b) for a, b in permutations(range(8), 2) if (a < 3) != (b < 3)}),  # two halves of a host
+        (8, {(a, b) for a, b in around(0) | {(a, b) for a in (1, 2, 3) for b in (4, 5, 6, 7)}}),
         (8, {(0, 6), (6, 0)}),  # a link between two
         (8, {(0, 6), (1, 6), (2, 6)}),  # three of seven
         (8, {(0, 1), (2, 3), (4, 5), (6, 7)}),
@@ -90,14 +104,24 @@ def test_where_no_gpu_stands_out_each_pair_stays_where_it_is(gpus: int, failing:
 
 
 def test_what_is_not_known_speaks_neither_for_nor_against_a_gpu() -> None:
-    """With three others it was measured, and fails with two: that is more than half."""
-    unmeasured = {(a, b) for a, b in around(6) if {a, b} & {3, 4, 5, 7}}
-    verdicts = of_pairs(8, {(0, 6), (1, 6)}, unknown=unmeasured)
-    assert laid(8, verdicts) == {"gpu=0,peer=6": "gpu=6", "gpu=1,peer=6": "gpu=6"}
+    """With five others it was measured, and fails with three: that is more than half."""
+    unmeasured = {(a, b) for a, b in around(6) if {a, b} & {3, 4}}
+    verdicts = of_pairs(8, {(0, 6), (1, 6), (2, 6)}, unknown=unmeasured)
+    assert laid(8, verdicts) == dict.fromkeys(("gpu=0,peer=6", "gpu=1,peer=6", "gpu=2,peer=6"), "gpu=6")
+
+
+def test_a_gpu_that_the_host_has_not_is_no_partner() -> None:
+    strange = [
+        replace(item, scope=scope)
+        for scope in ("gpu=88,peer=6", "gpu=06,peer=6", "gpu=6,peer=6")
+        for item in of_pairs(2, {(0, 1), (1, 0)})
+    ]
+    assert laid(8, [*of_pairs(8, {(0, 6), (1, 6), (2, 6)}), *strange]) == {}
 
 
 def test_each_criterion_speaks_for_itself() -> None:
-    one, other = of_pairs(8, {(0, 6)}, criterion="one"), of_pairs(8, {(1, 6)}, criterion="other")
+    one = of_pairs(8, {(0, 6), (1, 6)}, criterion="one")
+    other = of_pairs(8, {(2, 6), (3, 6)}, criterion="other")
     assert laid(8, [*one, *other]) == {}
 
 
@@ -120,29 +144,38 @@ def test_the_summary_has_one_line_and_one_part_is_returned() -> None:
     assert (part.place, len(part.findings), part.returned) == ("gpu=6", 14, True)
 
 
-def newest(before: float) -> Verdict:
+def newest() -> Verdict:
     return Verdict(
         host="h1", scope="host", name="xid.last_seen", verdict=FAIL, criterion="xid-during-run", reason="changed by 9 s",
-        value=before, action="inspect_hardware",
+        action="inspect_hardware",
     )  # fmt: skip
 
 
+def counted(scope: str) -> Verdict:
+    return replace(newest(), name="xid.count", scope=scope, criterion="xid-79", reason="found 1, wanted = 0")
+
+
 @pytest.mark.parametrize(
-    ("xids", "part"),
+    ("before", "after", "part"),
     [
-        ({"gpu=3,xid=79": 1}, "gpu=3"),
-        ({"gpu=3,xid=79": 1, "gpu=3,xid=94": 2}, "gpu=3"),
-        ({"gpu=3,xid=79": 1, "gpu=1,xid=94": 0}, "gpu=3"),
-        ({"gpu=3,xid=79": 1, "gpu=1,xid=94": 1}, ""),  # either
-        ({"gpu=9,xid=79": 1}, ""),  # the host has no such GPU
-        ({}, ""),
+        ({}, {"gpu=3,xid=79": 1}, "gpu=3"),
+        ({}, {"gpu=3,xid=79": 1, "gpu=3,xid=31": 2}, "gpu=3"),
+        ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 2}, "gpu=3"),
+        ({"gpu=1,xid=31": 4}, {"gpu=1,xid=31": 4, "gpu=3,xid=79": 1}, "gpu=3"),  # before the run
+        ({"gpu=3,xid=79": 1}, {"gpu=3,xid=79": 1}, ""),
+        ({}, {"gpu=3,xid=79": 1, "gpu=1,xid=31": 1}, ""),  # either
+        ({}, {"gpu=1,xid=31": 1}, ""),  # for which no GPU fails
+        ({}, {"gpu=9,xid=79": 1}, ""),  # the host has no such GPU
+        ({}, {"gpu=3,xid=79": 1, "pci=0000:05:00.0,sxid=20034": 1}, ""),  # an NVSwitch explains it too
     ],
 )
-def test_a_new_xid_is_laid_to_the_one_gpu_that_has_any(xids: Mapping[str, float], part: str) -> None:
-    host = view(8, xids)
-    (found,) = with_culprits(host, [newest(9.0)])
+def test_a_new_xid_is_laid_to_the_one_gpu_that_had_any_and_fails(
+    before: Mapping[str, float], after: Mapping[str, float], part: str
+) -> None:
+    host = view(8, before, after)
+    failing = [counted(scope) for scope in after if scope.endswith("xid=79")]
+    found = with_culprits(host, [*failing, newest()])[-1]
     assert (found.part, found.serial, found.place) == (part, host.serial(part) if part else "", part or "host")
-    assert with_culprits(host, [replace(newest(0.0), verdict=PASS)])[0].part == ""
 
 
 def test_the_judge_lays_slow_pairs_to_their_gpu() -> None:
@@ -156,3 +189,34 @@ def test_the_judge_lays_slow_pairs_to_their_gpu() -> None:
     failed = [item for item in judge(plan, left, read_packs(())) if item.verdict == FAIL]
     assert failed
     assert {item.place for item in failed} == {"gpu=6"}
+
+
+@pytest.mark.parametrize(("scope", "serial", "covered"), [("gpu=6", "", 14), ("gpu=0", "", 1), ("", "h1-6", 7)])
+def test_a_waiver_for_the_part_is_for_what_is_laid_to_it(scope: str, serial: str, covered: int) -> None:
+    """Of 14 pairs of gpu=6 seven are its own figures, and seven its neighbours' that are laid to it."""
+    waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
+    failed = [item for item in of_pairs(8, around(6)) if item.verdict == FAIL]
+    found = [Waived([waiver], "2026-11-21").verdict(item) for item in with_culprits(view(8), [*failed])]
+    assert sum(item.waiver is not None for item in found) == covered
+
+
+def test_the_vendors_papers_have_the_pairs_that_were_laid_to_the_part(tmp_path: Path) -> None:
+    """The figures beside them are those of pairs that the part is no end of."""
+    assert (
+        main(
+            ["simulate", str(tmp_path / "r1"), "--hosts", "2", "--profile", "smoke", "--fault", "nvlink_down:r01-h01:6"]
+        )
+        == 0
+    )
+    main(["report", str(tmp_path / "r1")])
+    assert main(["rma", str(tmp_path / "r1")]) == 0
+    (package,) = (tmp_path / "r1" / "rma").iterdir()
+    document = json.loads((package / "part.json").read_text())
+    assert document["slot"]["place"] == "gpu=6"
+    copies = [item for item in document["findings"] if item["name"] == "peer_copy.bandwidth"]
+    assert len(copies) == 14
+    for item in copies:
+        assert item["siblings_summary"]["n"] == 42
+        assert item["siblings_summary"]["min"] > item["limit"]
+    rows = (package / "observations.csv").read_text()
+    assert all(f'"{item["scope"]}"' in rows for item in copies)

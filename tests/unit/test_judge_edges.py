@@ -910,27 +910,49 @@ def test_reasons_are_told_the_gravest_first_and_equal_ones_once() -> None:
     ]
     many = [replace(BAD, host=f"h{number}", action="none") for number in range(21)]
     assert reasons(many[:20])[-1] == "FAIL: h19 gpu=1 (serial s1): a.b: bad"
-    assert (len(reasons(many)), reasons(many)[-1]) == (21, "… and 1 more hosts and parts in the report")
+    assert (len(reasons(many)), reasons(many)[-1]) == (21, "… and 1 more reasons in the report")
 
 
 def test_what_is_held_against_one_part_stands_together_and_hides_no_other() -> None:
     """However much is wrong with the first part, the summary has a line for each of the others."""
-    bad = [replace(BAD, criterion=f"c{number}", reason=f"bad {number}", action="none") for number in range(19)]
-    other = replace(BAD, host="h2", scope="gpu=1,link=3", action="none")
-    first, last = "FAIL: h1 gpu=1 (serial s1): a.b: bad 0", "FAIL: h2 gpu=1,link=3 (serial s1): a.b: bad"
-    assert reasons([bad[0], other, *bad[1:]])[:2] == [first, first.replace("bad 0", "bad 1")]
-    assert [len(reasons([*bad, other])), reasons([*bad, other])[-1]] == [20, last]
-    unknown = replace(UNKNOWN, reason="unread")
-    assert reasons([*bad, other, unknown]) == [
-        f"{first} (and 18 more findings on it)",
-        last,
+    bad = [replace(BAD, criterion=f"c{number}", reason=f"bad {number}", action="none") for number in range(21)]
+    other = replace(BAD, host="h2", scope="gpu=1,link=3", action="none", reason="other")
+    both = [replace(BAD, scope=scope, action="none", reason="both") for scope in ("gpu=1", "gpu=5")]
+    lines = [f"FAIL: h1 gpu=1 (serial s1): a.b: bad {number}" for number in range(21)]
+    last = "FAIL: h2 gpu=1,link=3 (serial s1): a.b: other"
+    assert reasons([bad[0], other, bad[1]]) == [*lines[:2], last]
+    assert reasons([*bad[:19], other]) == [*lines[:19], last]
+    assert reasons([*bad, other]) == [*lines[:19], last, "… and 2 more reasons in the report"]
+    told = reasons([*bad, *both, replace(UNKNOWN, reason="unread")])
+    assert told == [
+        *lines[:18],
+        "FAIL: h1 gpu=1 (serial s1): a.b: both (and 1 more like it)",  # for gpu=5, of which nothing else is told
         "INCOMPLETE: h1 gpu=1 (serial s1): a.b: unread",
+        "… and 3 more reasons in the report",
     ]
-    two = [replace(item, host=host) for host in ("h1", "h3", "h4") for item in bad[:7]]
-    assert (
-        reasons([*two, replace(other, criterion="c"), replace(other, criterion="d")])[-1]
-        == f"{last} (and 1 more finding on it)"
-    )
+
+
+def test_of_a_part_the_gravest_stands_first_and_what_is_laid_to_it_last() -> None:
+    found = [
+        replace(BAD, criterion="c1", reason="laid", scope="gpu=7,peer=1", part="gpu=1", action="rma"),
+        replace(BAD, criterion="c2", reason="slight", action="reboot"),
+        replace(BAD, criterion="c3", reason="grave", action="reseat"),
+    ]
+    assert [line.split(": ")[-1] for line in reasons(found)] == ["grave; reseat", "slight; reboot", "laid; rma"]
+
+
+def test_what_one_criterion_lays_to_a_part_is_told_once_and_nothing_else_is() -> None:
+    laid = replace(BAD, scope="gpu=7,peer=1", part="gpu=1", reason="laid", action="none")
+    own = replace(BAD, scope="gpu=1,peer=7", reason="own", action="none")
+    assert reasons([laid, own]) == ["FAIL: h1 gpu=1,peer=7 (serial s1): a.b: own (and 1 more like it)"]
+    ports = [
+        replace(BAD, scope=f"hca=mlx5_0,port={port}", serial="", reason=f"port {port}", action="none") for port in "12"
+    ]
+    dimms = [
+        replace(BAD, scope=f"mc=0,dimm={dimm}", serial="", reason=f"{dimm} errors", action="none") for dimm in "05"
+    ]
+    assert len(reasons([*ports, *dimms])) == 4
+    assert [item.place for item in (*ports, *dimms)] == ["hca=mlx5_0", "hca=mlx5_0", "mc=0,dimm=0", "mc=0,dimm=5"]
 
 
 def whole(plan: Plan, evidence: dict[str, Evidence], *criteria: Criterion) -> tuple[str, str, tuple[str, ...]]:

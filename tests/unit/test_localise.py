@@ -536,6 +536,9 @@ def test_a_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
     )
     (verdict,) = (item for item in judge_pairs(views(of, fleet), [alone]) if item.verdict == "fail")
     assert "suspect gpu h2 rail 1" in verdict.reason
+    laid = replace(alone, scope="gpu=1,peer=0", part="gpu=0")  # of a pair the other GPU failed
+    (verdict,) = (item for item in judge_pairs(views(of, fleet), [laid]) if item.verdict == "fail")
+    assert "suspect nic h2 rail 1" in verdict.reason
 
 
 def test_a_late_host_fails_as_a_host_and_a_slow_link_is_inconclusive_on_both_ends() -> None:

@@ -290,6 +290,6 @@ def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) 
     """The GPUs that fail anything that was not measured between hosts."""
     for verdict in verdicts:
         view = members.get(verdict.host)
-        scope = verdict.scope.split(",")[0]
+        scope = verdict.place
         if view and verdict.verdict == FAIL and verdict.stage != STAGE and scope in view.host.scopes:
             yield verdict.host, view.host.scopes.index(scope)

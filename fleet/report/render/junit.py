@@ -119,7 +119,8 @@ def _host(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) ->
 def _case(place: str, verdict: Verdict) -> Case:
     params = params_text(verdict.params)
     part = "" if verdict.scope == "host" else f" {verdict.scope}"
-    serial = f" serial {verdict.serial}" if verdict.serial else ""
+    # A case is known by its name from run to run: whom its failure is laid to is no part of it.
+    serial = f" serial {verdict.serial}" if verdict.serial and not verdict.part else ""
     stage = f", stage {verdict.stage}" if verdict.stage else ""
     found, wanted = found_and_wanted(verdict)
     facts = {
