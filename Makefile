@@ -73,7 +73,7 @@ test: lint $(WHEELHOUSE) $(CRDS) ## Everything that needs no GPU, with its gates
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000)
 
-mutate: $(STAMP) ## Change the judge's code, one thing at a time: how much of it its tests notice (SAMPLE of each file)
+mutate: $(STAMP) ## Change the code of judge, plan and supervisor, one thing at a time: how much its tests notice (SAMPLE of each file, FILES)
 	$(BIN)/python -m tests.mutate --sample $(or $(SAMPLE),100) $(FILES)
 
 test-image: $(STAMP) ## Build the container image and run it, as root with buildah and debootstrap (six minutes)

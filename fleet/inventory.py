@@ -84,7 +84,7 @@ def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
         if group in seen:
             continue
         seen.add(group)
-        names.extend(name for name in listing.get(group, {}).get("hosts", []) if name not in names)
+        names.extend(listing.get(group, {}).get("hosts", []))
         pending.extend(listing.get(group, {}).get("children", []))
     if not names:
         raise UsageError(f"the group {GROUP} of the inventory has no hosts")

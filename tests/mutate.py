@@ -1,10 +1,16 @@
-"""How much the tests of the judge notice: one small thing of its code is changed at a time, and some test must fail.
+"""How much the tests of the judge, the plan and the supervisor notice: one small thing of their code is changed at a time,
+and some test must fail.
 
     make mutate                                     # a sample of all the files
-    .venv/bin/python -m tests.mutate --all fleet/judge/held.py
+    .venv/bin/python -m tests.mutate plan           # all of what makes the plan
+    .venv/bin/python -m tests.mutate fleet/judge/held.py
 
 No file is touched. pytest collects the tests once; for each mutant a process is forked, whose functions get the changed code,
-and in which the tests run that pass through the changed line, the quickest first, until one fails.
+and in which the tests run that pass through the changed line, the quickest first, until one fails. A program that a test starts
+has the code as it is: what runs only there is not changed.
+
+The supervisor ends processes, and a changed one may take any for its own: each of its mutants has a PID namespace to itself,
+which takes root. Nothing beyond it can be ended, and what a mutant leaves running ends with it.
 
 What is not changed, since no test should have to notice it:
 - what runs when a module is imported (constants, tables, defaults of arguments): only bodies of functions are changed;
@@ -19,12 +25,14 @@ from __future__ import annotations
 import argparse
 import ast
 import contextlib
+import ctypes
 import json
 import os
 import random
 import signal
 import sys
 import tempfile
+import threading
 import time
 import types
 from collections import Counter, defaultdict
@@ -40,28 +48,70 @@ from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parents[1]
 DECISIONS = ("decide", "reasons", "status_of")
-JUDGE = [
-    *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "fleet" / "judge").rglob("*.py"))),
-    *(f"fleet/report/merge.py:{name}" for name in DECISIONS),
-]
-"""What decides."""
-TESTS = (
-    "judge_edges", "judge_paths", "judge_evidence", "judge_baseline", "judge_digests", "judge_stragglers", "judge_drift",
-    "judge_packs", "judge_lint", "judge_gangs", "judge_power", "judge_manifest", "survey", "tally", "waivers", "severity",
-    "outliers", "uniformity", "power", "manifest", "criteria",
-)  # fmt: skip
-"""The quick ones. What is tested on whole fleets (`test_judge`, `test_scale`) or large ones (`test_localise`) takes too long."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Room:
+    """Code that decides one thing, and its tests."""
+
+    places: tuple[str, ...]
+    """Files, or `FILE:FUNCTION`."""
+    tests: tuple[str, ...]
+    """NAME of tests/unit/test_NAME.py: the quick ones. What starts real launches, or judges whole fleets, takes too long."""
+    fewest: float
+    """Noticed of all."""
+    ends_processes: bool = False
+
+    def chosen(self, name: str, wanted: list[str]) -> list[str]:
+        """The places of this room that are wanted: all by its name, or files of it, or functions of those."""
+        files = {place.partition(":")[0] for place in self.places}
+        return list(self.places) if name in wanted else [place for place in wanted if place.partition(":")[0] in files]
+
+
+ROOMS = {
+    "judge": Room(
+        places=(
+            *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "fleet" / "judge").rglob("*.py"))),
+            *(f"fleet/report/merge.py:{name}" for name in DECISIONS),
+        ),
+        tests=(
+            "judge_edges", "judge_paths", "judge_evidence", "judge_baseline", "judge_digests", "judge_stragglers", "judge_drift",
+            "judge_packs", "judge_lint", "judge_gangs", "judge_power", "judge_manifest", "survey", "tally", "waivers",
+            "severity", "outliers", "uniformity", "power", "manifest", "criteria",
+        ),
+        fewest=0.90,
+    ),
+    "plan": Room(
+        places=("fleet/plan.py", "fleet/inventory.py", "schemas/plans.py"),
+        tests=("plan", "plan_edges", "manifest", "scaling", "soak"),
+        fewest=0.85,
+    ),
+    "supervisor": Room(
+        places=(
+            "agent/supervise.py", "agent/heartbeat.py", "agent/vigil.py", "agent/culprit.py", "agent/exchange.py",
+            "agent/guard.py",
+        ),
+        tests=(
+            "supervise", "supervise_edges", "supervise_guard", "heartbeat", "heartbeat_edges", "heartbeat_exchange",
+            "heartbeat_culprit", "oom", "live",
+        ),
+        fewest=0.85,
+        ends_processes=True,
+    ),
+}  # fmt: skip
 LONGEST_TEST_S = 2.0
 """A test that takes longer, with its lines counted, is left out: it would run for every mutant that the others do not notice."""
+LONGEST_WAIT_S = 4.0
+"""The same of a test that mostly waits."""
 LONGEST_S = 15.0
-"""A mutant that runs longer has been noticed: it goes round in circles."""
+"""A mutant that runs so much longer than its tests has been noticed: it goes round in circles."""
 LONGEST_FILE_S = 300.0
 """For all tests of a file, with their lines counted."""
-MOST_S = 15.0
-"""So much of tests for a mutant, as long as they take with their lines counted."""
-MOST_CALLS = 40
-"""Of one function in one test, whose lines are counted."""
-FEWEST = 0.90
+MOST_S, MOST_WAIT_S = 15.0, 45.0
+"""So much of tests for a mutant, as long as they take with their lines counted; those of the supervisor mostly wait."""
+MOST_CALLS, MOST_LOOKS = 40, 2000
+"""Of one function in one test, whose lines are counted; a supervisor looks again and again until something is so."""
+CLONE_NEWNS, CLONE_NEWPID, MS_REC, MS_PRIVATE, PR_SET_PDEATHSIG = 0x20000, 0x20000000, 0x4000, 0x40000, 1
 
 SWAPS: dict[type[ast.AST], type[ast.AST]] = {
     ast.Eq: ast.NotEq, ast.NotEq: ast.Eq, ast.Lt: ast.LtE, ast.LtE: ast.Lt, ast.Gt: ast.GtE, ast.GtE: ast.Gt,
@@ -239,8 +289,8 @@ def _implant(code: types.CodeType, owner: Any) -> None:
 class Trial:
     """Takes the place of pytest's loop over the tests."""
 
-    def __init__(self, chosen: list[Mutant], jobs: int) -> None:
-        self.chosen, self.jobs = chosen, jobs
+    def __init__(self, chosen: list[Mutant], jobs: int, apart: bool) -> None:
+        self.chosen, self.jobs, self.apart = chosen, jobs, apart
         self.survived: list[Mutant] = []
 
     def pytest_runtestloop(self, session: pytest.Session) -> bool:
@@ -253,10 +303,9 @@ class Trial:
             tasks = []
             for mutant in self.chosen:
                 lines = (f"{mutant.file}:{line}" for line in (mutant.line, mutant.statement))
-                items = [
-                    everything[name] for name in dict.fromkeys(name for line in lines for name in passing.get(line, ()))
-                ]
-                tasks.append((mutant, pool.submit(self._noticed, mutant, items)))
+                found = dict(test for line in lines for test in passing.get(line, ()))
+                items = [everything[name] for name in found]
+                tasks.append((mutant, pool.submit(self._noticed, mutant, items, sum(found.values()))))
             for mutant, task in tasks:
                 done += 1
                 if not task.result():
@@ -266,8 +315,8 @@ class Trial:
                     print(f"… {done} of {len(tasks)} mutants, {time.monotonic() - began:.0f} s", flush=True)
         return True
 
-    def _lines(self, items: list[pytest.Item], pool: ThreadPoolExecutor) -> dict[str, list[str]]:
-        """`file:line` -> the tests that pass through it, the quickest first."""
+    def _lines(self, items: list[pytest.Item], pool: ThreadPoolExecutor) -> dict[str, list[tuple[str, float]]]:
+        """`file:line` -> the tests that pass through it and the seconds they take, the quickest first."""
         files: dict[str, list[pytest.Item]] = defaultdict(list)
         for item in items:
             files[str(item.path)].append(item)
@@ -283,46 +332,67 @@ class Trial:
                     print(f"{name}: its tests took too long, or failed, and are left out", flush=True)
                     continue
                 for line, tests in json.loads(told[name].read_text()).items():
-                    through[line] += tests
-        return {line: list(_quickest(tests)) for line, tests in through.items()}
+                    if line:
+                        through[line] += tests
+                    else:
+                        print(
+                            *(
+                                f"left out, since it takes too long or fails: {test}, {spent:.0f} s"
+                                for spent, test in tests
+                            ),
+                            sep="\n",
+                            flush=True,
+                        )
+        return {line: list(_quickest(tests, MOST_WAIT_S if self.apart else MOST_S)) for line, tests in through.items()}
 
     def _write_lines(self, told: Path, items: list[pytest.Item]) -> None:
         wanted = {str(ROOT / mutant.file): mutant.file for mutant in self.chosen}
         seen: set[tuple[str, int]] = set()
         calls: Counter[types.CodeType] = Counter()
+        log = os.open(told.with_suffix(".lines"), os.O_RDWR | os.O_CREAT | os.O_APPEND)
 
         def line(frame: Any, event: str, _: Any) -> Any:
-            if event == "line":
-                seen.add((frame.f_code.co_filename, frame.f_lineno))
+            place = frame.f_code.co_filename, frame.f_lineno
+            if event == "line" and place not in seen:
+                seen.add(place)
+                os.write(log, f"{wanted[place[0]]}:{place[1]}\n".encode())  # a fork of the test writes there too
             return line
 
         def call(frame: Any, _: str, __: Any) -> Any:
             if frame.f_code.co_filename not in wanted:
                 return None
             calls[frame.f_code] += 1
-            return line if calls[frame.f_code] <= MOST_CALLS else None
+            return line if calls[frame.f_code] <= (MOST_LOOKS if self.apart else MOST_CALLS) else None
 
         through: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for item in items:
             seen.clear()
             calls.clear()
-            began = time.process_time()
+            os.truncate(log, 0)
+            began = time.monotonic()
             try:
                 with _limit(LONGEST_TEST_S):
+                    threading.settrace(call)
                     sys.settrace(call)
                     reports = runtestprotocol(item, nextitem=None, log=False)
             except TimeoutError:
+                through[""].append((LONGEST_TEST_S, item.nodeid))
                 continue
             finally:
                 sys.settrace(None)
-            if not any(report.failed for report in reports):
-                for file, number in seen:
-                    through[f"{wanted[file]}:{number}"].append((time.process_time() - began, item.nodeid))
+                threading.settrace(None)
+            spent = time.monotonic() - began
+            failed = any(report.failed for report in reports)
+            if failed or spent > LONGEST_WAIT_S:
+                through[""].append((spent, item.nodeid))
+            else:
+                for place in set(os.pread(log, os.fstat(log).st_size, 0).decode().split()):
+                    through[place].append((spent, item.nodeid))
         told.write_text(json.dumps(through))
 
-    def _noticed(self, mutant: Mutant, items: list[pytest.Item]) -> bool:
-        """Whether any of the tests fails on it."""
-        return bool(items) and self._forked(LONGEST_S, self._fail, mutant, items)
+    def _noticed(self, mutant: Mutant, items: list[pytest.Item], spent: float) -> bool:
+        """Whether any of the tests, which take so long without it, fails on it."""
+        return bool(items) and self._forked(LONGEST_S + spent, self._fail, mutant, items)
 
     @staticmethod
     def _fail(mutant: Mutant, items: list[pytest.Item]) -> None:
@@ -331,12 +401,13 @@ class Trial:
             if any(report.failed for report in runtestprotocol(item, nextitem=None, log=False)):
                 raise AssertionError(item.nodeid)
 
-    @staticmethod
-    def _forked(longest_s: float, work: Callable[..., None], *arguments: Any) -> bool:
+    def _forked(self, longest_s: float, work: Callable[..., None], *arguments: Any) -> bool:
         """Whether `work`, in a process of its own, raises or takes too long."""
         pid = os.fork()
         if not pid:
             with _alone():
+                if self.apart:
+                    _go_apart()
                 work(*arguments)
         end = time.monotonic() + longest_s
         while time.monotonic() < end:
@@ -351,12 +422,12 @@ class Trial:
         return True
 
 
-def _quickest(tests: list[tuple[float, str]]) -> Iterator[str]:
+def _quickest(tests: list[tuple[float, str]], most_s: float) -> Iterator[tuple[str, float]]:
     spent = 0.0
     for seconds, name in sorted(tests):
         spent += seconds
-        if spent <= MOST_S:
-            yield name
+        if spent <= most_s:
+            yield name, seconds
 
 
 @contextlib.contextmanager
@@ -371,6 +442,31 @@ def _alone() -> Iterator[None]:
     except BaseException:  # noqa: BLE001 what a mutant may raise is anything
         os._exit(1)
     os._exit(0)
+
+
+def _go_apart() -> None:
+    """Goes on in a PID namespace, where no process is but those begun from here on; they end with the first of them."""
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(CLONE_NEWNS | CLONE_NEWPID) or libc.mount(None, b"/", None, MS_REC | MS_PRIVATE, None):
+        raise OSError(ctypes.get_errno(), "no PID namespace")
+    if first := os.fork():
+        os._exit(int(os.waitpid(first, 0)[1] != 0))
+    libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    os.setsid()
+    if libc.mount(b"proc", b"/proc", b"proc", 0, None):
+        raise OSError(ctypes.get_errno(), "no /proc")
+    if second := os.fork():
+        while (ended := os.wait())[0] != second:
+            continue  # an orphan
+        os._exit(int(ended[1] != 0))
+
+
+def _may_go_apart() -> bool:
+    pid = os.fork()
+    if not pid:
+        with _alone():
+            _go_apart()
+    return os.waitpid(pid, 0)[1] == 0
 
 
 @contextlib.contextmanager
@@ -389,35 +485,52 @@ def _limit(seconds: float) -> Iterator[None]:
 
 
 def main() -> int:
-    """Prints the score and what no test noticed; 1 where the score is too low."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("files", nargs="*", default=JUDGE, help="of the judge (default: all of it)")
+    """Prints the scores and what no test noticed; 1 where a score is too low."""
+    parser = argparse.ArgumentParser(description=" ".join(__doc__.partition("\n\n")[0].split()))
+    parser.add_argument("files", nargs="*", default=list(ROOMS), help=f"or {', '.join(ROOMS)} (default: all)")
     parser.add_argument("--sample", type=int, default=0, help="try so many of each file's mutants (default: all)")
     parser.add_argument("--seed", type=int, default=1, help="of the sample")
     parser.add_argument(
-        "--tests", nargs="+", default=TESTS, help="by which (default: the quick ones): names of tests/unit/test_NAME.py"
+        "--tests", nargs="+", help="by which (default: the quick ones): names of tests/unit/test_NAME.py"
     )
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     options = parser.parse_args()
+    wanted = {name: room.chosen(name, options.files) for name, room in ROOMS.items()}
+    if unknown := set(options.files) - set(ROOMS) - {place for places in wanted.values() for place in places}:
+        parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(ROOMS)}")
+    low = False
+    for name, places in wanted.items():
+        room = ROOMS[name]
+        if not places:
+            continue
+        if room.ends_processes and not _may_go_apart():
+            print(f"{name}: left out: a mutant of it may end any process of yours; as root each has a PID namespace")
+            continue
+        low |= _score(name, room, places, options) < room.fewest
+    return int(low)
+
+
+def _score(name: str, room: Room, places: list[str], options: argparse.Namespace) -> float:
+    every = {place: mutants(place) for place in places}
     chosen: list[Mutant] = []
-    for file in options.files:
-        every = mutants(file)
-        drawn = random.Random(f"{options.seed} {file}").sample(every, min(options.sample or len(every), len(every)))  # noqa: S311
+    for place, found in every.items():
+        draw = random.Random(f"{options.seed} {place}")  # noqa: S311 a sample, no secret
+        drawn = draw.sample(found, min(options.sample or len(found), len(found)))
         chosen += sorted(drawn, key=lambda mutant: (mutant.line, mutant.number, mutant.kind))
-    trial = Trial(chosen, options.jobs)
-    paths = [str(ROOT / f"tests/unit/test_{name}.py") for name in options.tests]
+    trial = Trial(chosen, options.jobs, room.ends_processes)
+    paths = [str(ROOT / f"tests/unit/test_{test}.py") for test in options.tests or room.tests]
     pytest.main(["-q", "--no-header", *paths], plugins=[trial])
-    for file in options.files:
-        every = mutants(file)
-        own = set(every) & set(chosen)
+    for place, found in every.items():
+        own = set(found) & set(chosen)
         left = len(own & set(trial.survived))
         if own:
             share = (len(own) - left) / len(own)
-            print(f"{share:6.1%} {file}: {len(own) - left} of {len(own)} mutants noticed, sampled of {len(every)}")
-    score = 1 - len(trial.survived) / len(chosen)
+            print(f"{share:6.1%} {place}: {len(own) - left} of {len(own)} mutants noticed, sampled of {len(found)}")
+    noticed = len(chosen) - len(trial.survived)
+    score = noticed / len(chosen) if chosen else 1.0
     size = f"{options.sample} a file, seed {options.seed}" if options.sample else "all"
-    print(f"mutation score {score:.1%}: {len(chosen) - len(trial.survived)} of {len(chosen)} noticed ({size})")
-    return int(score < FEWEST)
+    print(f"mutation score of the {name} {score:.1%}: {noticed} of {len(chosen)} noticed ({size})", flush=True)
+    return score
 
 
 if __name__ == "__main__":

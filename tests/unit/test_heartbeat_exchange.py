@@ -1,0 +1,336 @@
+"""What the head of a gang makes of each line that comes, one at a time, and when a supervisor may go."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import select
+import socket
+import time
+from collections.abc import Iterator
+from dataclasses import asdict
+from functools import cache
+from typing import Any
+
+import pytest
+
+from agent import exchange as exchanges
+from agent.culprit import HOST_SILENT_S, Word
+from agent.exchange import Exchange
+from agent.wire import Gang, listen
+from schemas.records import Culprit, to_json
+from tests.unit.test_heartbeat import MEMBERS, gang, hung_up, port, rank, until, word
+
+__all__ = ["port"]
+VERDICT = Culprit(kind="rank_silent", hosts=("h3",), text="host h3 …", scope="gpu=0", rank=4, phase="training")
+
+
+@cache
+def address_of(port: int) -> str:
+    """A loopback address of this test's own: whoever else runs on this machine has none of its ports."""
+    return "127." + ".".join(str(1 + byte % 254) for byte in secrets.token_bytes(3))
+
+
+def here(me: str, port: int) -> Gang:
+    return gang(me, port, addresses=dict.fromkeys(MEMBERS, address_of(port)))
+
+
+class Caller:
+    """A member that speaks line by line."""
+
+    def __init__(self, head: Exchange, port: int) -> None:
+        self._head, self._port = head, port
+        self.channel = socket.create_connection((address_of(port), port))
+        self.channel.setblocking(False)
+        self._came = b""
+        self.greeting = str(self.answer()["greeting"])
+
+    def answer(self) -> dict[str, Any]:
+        ends = time.monotonic() + 5
+        while b"\n" not in self._came:
+            assert time.monotonic() < ends, "no answer"
+            self._head.step(0.005)
+            try:
+                self._came += self.channel.recv(1 << 16)
+            except BlockingIOError:
+                continue
+        line, _, self._came = self._came.partition(b"\n")
+        said = gang("h3", self._port).open(line)
+        assert said is not None
+        return said
+
+    def say(self, **over: Any) -> dict[str, Any]:
+        self.channel.send(word(self._port, self.greeting, **over))
+        return self.answer()
+
+    def gone(self) -> bool:
+        ends = time.monotonic() + 5
+        while not hung_up(self.channel, self._head):
+            if time.monotonic() > ends:
+                return False
+        return True
+
+
+@pytest.fixture
+def head(port: int) -> Iterator[Exchange]:
+    made = Exchange(here("h1", port))
+    yield made
+    made.close()
+
+
+def test_a_word_is_taken_with_its_ranks_and_answered_with_its_number(head: Exchange, port: int) -> None:
+    caller = Caller(head, port)
+    answer = caller.say(ranks=[asdict(rank(4))], token="mine")
+    assert answer == {"host": "h1", "token": "mine", "number": 1, "finished": False, "verdict": None}
+    assert head.words["h3"].ranks == (rank(4),)
+    assert not head.words["h3"].finished
+    assert time.monotonic() - head.words["h3"].at < 5
+    assert caller.say(number=2, token="mine")["number"] == 2
+    caller.channel.close()
+
+
+def test_who_has_said_that_it_is_finished_is_so_for_good(head: Exchange, port: int) -> None:
+    caller = Caller(head, port)
+    caller.say(finished=True)
+    assert head.words["h3"].finished
+    caller.say(number=2, finished=False)
+    assert head.words["h3"].finished
+    caller.channel.close()
+
+
+@pytest.mark.parametrize("number", [1, 2, 0, -1])
+def test_a_word_that_is_not_newer_is_none(head: Exchange, port: int, number: int) -> None:
+    caller = Caller(head, port)
+    caller.say(number=2)
+    caller.channel.send(word(port, caller.greeting, number=number))
+    assert caller.gone()
+    caller.channel.close()
+
+
+def test_words_of_another_launch_of_the_host_are_counted_anew(head: Exchange, port: int) -> None:
+    first = Caller(head, port)
+    first.say(number=7)
+    second = Caller(head, port)
+    assert second.say(number=1, token="other")["number"] == 1
+    assert first.gone(), "a host has one connection"
+    for caller in (first, second):
+        caller.channel.close()
+
+
+def test_every_caller_that_is_known_hears_the_verdict_and_nobody_else(head: Exchange, port: int) -> None:
+    known, stranger = Caller(head, port), Caller(head, port)
+    known.say(number=4)
+    head.end(VERDICT)
+    answer = known.answer()
+    assert (answer["number"], answer["verdict"]["text"]) == (4, VERDICT.text)
+    assert not hung_up(stranger.channel, head)
+    assert stranger._came == b""
+    for caller in (known, stranger):
+        caller.channel.close()
+
+
+def test_who_hangs_up_says_so_in_its_last_word(head: Exchange, port: int) -> None:
+    caller = Caller(head, port)
+    caller.say()
+    head.finished = True
+    head.close()
+    assert json.loads(caller.channel.recv(1 << 16).partition(b" ")[2])["finished"] is True
+    assert caller.channel.recv(1) == b""
+    caller.channel.close()
+
+
+def test_all_members_of_a_gang_may_call_at_once_and_strangers_beside(head: Exchange, port: int) -> None:
+    most = exchanges.MOST_STRANGERS + len(MEMBERS)
+    callers = [Caller(head, port) for _ in range(most)]
+    assert not any(hung_up(caller.channel, head) for caller in callers)
+    callers.append(Caller(head, port))
+    assert callers[0].gone(), "the oldest makes room"
+    assert not any(hung_up(caller.channel, head) for caller in callers[1:])
+    for caller in callers:
+        caller.channel.close()
+
+
+def test_a_caller_that_has_said_who_it_is_may_be_silent_for_longer(
+    head: Exchange, port: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known, stranger = Caller(head, port), Caller(head, port)
+    known.say()
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + exchanges.PROOF_S + 1)
+    head.step(0.0)
+    assert (hung_up(known.channel, head), hung_up(stranger.channel, head)) == (False, True)
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * HOST_SILENT_S + 1)
+    head.step(0.0)
+    assert hung_up(known.channel, head)
+    for caller in (known, stranger):
+        caller.channel.close()
+
+
+# ---- a member, and its two watchers ----
+
+
+@pytest.fixture
+def three(port: int) -> Iterator[list[Exchange]]:
+    found = [Exchange(here(host, port)) for host in MEMBERS]
+    until(lambda: all(set(MEMBERS) <= set(each.words) for each in found), *found)
+    yield found
+    for each in found:
+        each.close()
+
+
+def test_a_member_that_finishes_is_known_to_both_watchers(three: list[Exchange]) -> None:
+    one, two, last = three
+    last.finished = True
+    last.say([rank(4), rank(5)], at_once=True)
+    until(lambda: one.words["h3"].finished and two.words["h3"].finished, one, two)
+    assert (one.words["h3"].ranks, last.words["h3"].finished) == ((rank(4), rank(5)), True)
+    assert not one.words["h2"].finished
+
+
+def test_words_are_said_once_a_second_and_at_once_where_there_is_news(
+    three: list[Exchange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    last = three[2]
+    last.say([], at_once=True)
+    before, now = last._number, time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    last.say([rank(4)])
+    assert last._number == before
+    assert last.words["h3"].ranks == (rank(4),), "what it knows itself is never old"
+    last.say([], at_once=True)
+    assert last._number == before + 1
+    monkeypatch.setattr(time, "monotonic", lambda: now + exchanges.WORD_S + 0.1)
+    last.say([])
+    assert last._number == before + 2
+
+
+def test_a_member_is_heard_out_once_every_watcher_answered_its_last_word(three: list[Exchange]) -> None:
+    one, two, last = three
+    last.say([], at_once=True)
+    assert not last.heard_out()
+    until_answered(last, one)
+    assert not last.heard_out(), "the other one has not answered"
+    until_answered(last, two)
+    assert last.heard_out()
+
+
+def until_answered(member: Exchange, watcher: Exchange) -> None:
+    ends = time.monotonic() + 5
+    while member._answered[watcher.gang.me] < member._number:
+        assert time.monotonic() < ends
+        watcher.step(0.005)
+        member.step(0.005)
+
+
+def test_nobody_waits_for_the_answer_of_one_that_is_finished_or_lost(three: list[Exchange]) -> None:
+    one, two, last = three
+    last.say([], at_once=True)
+    until_answered(last, one)
+    known = last.words["h2"]
+    last.words["h2"] = Word(at=known.at, finished=True)
+    assert last.heard_out()
+    last.words["h2"] = Word(at=time.monotonic() - exchanges.LOST_S - 1)
+    assert last.heard_out()
+    last.words["h2"] = Word(at=time.monotonic())
+    assert not last.heard_out()
+    assert two.gang.me == "h2"
+
+
+def test_the_first_verdict_stays(three: list[Exchange]) -> None:
+    one, two, last = three
+    other = Culprit(kind="cut_off", hosts=("h2",), text="host h2 …")
+    one.end(VERDICT)
+    until(lambda: last.verdict == VERDICT, last)
+    two.end(other)
+    until_answered(last, two)
+    last.say([], at_once=True)
+    until_answered(last, two)
+    assert last.verdict == VERDICT
+    assert last.words["h1"].ranks == ()
+
+
+def test_a_watcher_that_falls_silent_is_called_again(three: list[Exchange], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, _, last = three
+    line = last._dialled["h1"]
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + exchanges.DEAF_S - 0.5)
+    last.step(0.0)
+    assert last._dialled["h1"] is line, "not yet"
+    monkeypatch.setattr(time, "monotonic", lambda: real() + exchanges.DEAF_S + 1)
+    last.step(0.0)
+    assert last._dialled["h1"].socket is None
+    before = one.words["h3"].at
+    until(lambda: one.words["h3"].at > before, one, last)
+
+
+def test_a_watcher_that_has_finished_is_not_called_again(
+    three: list[Exchange], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one, _, last = three
+    one.finished = True
+    one.close()
+    gone = exchanges.DEAF_S - 0.5  # at once, and not for want of answers
+    until(lambda: last.words["h1"].finished and last._dialled["h1"].socket is None, last, patience_s=gone)
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + 10.0)
+    last.step(0.0)
+    assert last._dialled["h1"].socket is None
+
+
+def test_whoever_stands_on_a_watchers_port_is_not_heard(port: int) -> None:
+    member = Exchange(here("h3", port))
+    with listen(address_of(port), port) as listener:
+        until(lambda: bool(select.select([listener], [], [], 0)[0]), member)
+        channel, _ = listener.accept()
+        verdict = {"host": "h1", "number": 1, "token": member._token, "finished": True, "verdict": to_json(VERDICT)}
+        channel.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
+        channel.send(json.dumps(verdict).encode() + b"\n")
+        for over in ({"host": "h2"}, {"token": "of another launch"}, {"number": "one"}):
+            channel.send(gang("h1", port).seal(json.dumps({**verdict, **over}).encode()))
+        for _ in range(5):
+            member.step(0.01)
+        assert (member.verdict, member.words.keys() - {"h3"}) == (None, set())
+        channel.send(gang("h1", port).seal(json.dumps(verdict).encode()))
+        until(lambda: member.verdict == VERDICT, member)
+        channel.close()
+    member.close()
+
+
+def test_time_in_which_a_supervisor_did_not_run_makes_nobody_older(three: list[Exchange]) -> None:
+    one = three[0]
+    one.words["h2"] = Word(at=10.0, ranks=(rank(2),), finished=True)
+    one.forgive(5.0)
+    assert one.words["h2"] == Word(at=15.0, ranks=(rank(2),), finished=True)
+
+
+def test_a_watcher_decides_where_all_before_it_are_silent_or_have_finished(port: int) -> None:
+    members = ("h1", "h2", "h3")
+    two = Exchange(here("h2", port))
+    last = Exchange(here("h3", port))
+    now = time.monotonic()
+    assert two.decides(now), "nobody has been heard of"
+    for each, words, so in (
+        (two, {"h1": Word(at=now - HOST_SILENT_S + 1)}, False),
+        (two, {"h1": Word(at=now - HOST_SILENT_S - 1)}, True),
+        (two, {"h1": Word(at=now, finished=True)}, True),
+        (last, {"h1": Word(at=now, finished=True), "h2": Word(at=now)}, False),
+        (last, {"h1": Word(at=now, finished=True), "h2": Word(at=now - HOST_SILENT_S - 1)}, True),
+    ):
+        each.words = dict(words)
+        assert each.decides(now) is so, (each.gang.me, words, members)
+    two.close()
+    last.close()
+
+
+def test_another_socket_ends_the_waiting(head: Exchange) -> None:
+    with (
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel,
+        socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
+    ):
+        channel.bind(("127.0.0.1", 0))
+        head.also(channel)
+        other.sendto(b"x", channel.getsockname())
+        began = time.monotonic()
+        head.step(10.0)
+        assert time.monotonic() - began < 5
+        head._selector.unregister(channel)

@@ -1,0 +1,403 @@
+"""Each variable of the inventory, and each line of a profile, reaches the plan as it is meant; at the limits too."""
+
+from __future__ import annotations
+
+import json
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fleet.errors import UsageError
+from fleet.inventory import check_addresses, hosts_of, read_inventory
+from fleet.plan import make_plan, read_profile, seconds
+from schemas.baselines import PlannedBaseline
+from schemas.catalogue import Expectation
+from schemas.plans import Choice, Chosen, Part, Plan, choice_from_json, plan_from_json
+from schemas.records import to_json
+from schemas.waivers import Waiver
+from tests import builders
+
+
+def made(hosts: dict[str, dict[str, Any]], profile: str = "smoke", **more: Any) -> Plan:
+    return make_plan(read_profile(profile), hosts, run_id="r1", nonce=builders.NONCE, created=builders.WHEN, **more)
+
+
+def profile_with(tmp_path: Path, benchmarks: str, name: str = "mine.yml", stage: str = "benchmark") -> Path:
+    path = tmp_path / name
+    path.write_text(
+        "schema: rackproof.profile/1\nsummary: mine\ndevice: gpu\n"
+        f"stages:\n  {stage}:\n    deadline_s: 1\n    collective_timeout_s: 1\n    {benchmarks}\n"
+    )
+    return path
+
+
+# ---- the inventory's variables ----
+
+
+def test_what_the_inventory_says_of_a_host_stands_in_the_plan() -> None:
+    hosts = builders.inventory(
+        rackproof_gpu_count=3,
+        rackproof_gpu_devices=[1, 4, 6],
+        rackproof_gpu_model="h100-sxm",
+        rackproof_fabric_gbps=400,
+        rackproof_environment={"NCCL_IB_HCA": "mlx5"},
+        rackproof_share_gpus=True,
+    )
+    hosts["h2"]["rackproof_fabric_address"] = "fd00::2"
+    one, two = made(hosts).hosts
+    assert (one.name, one.address, two.address) == ("h1", "10.0.0.1", "fd00::2")
+    assert (one.devices, one.scopes) == ((1, 4, 6), ("gpu=1", "gpu=4", "gpu=6"))
+    assert (one.rack, one.gang, one.device) == ("r1", "r1", "gpu")
+    assert (one.gpu_model, one.fabric_gbps, one.share_gpus) == ("h100-sxm", 400.0, True)
+    assert one.environment == {"NCCL_IB_HCA": "mlx5"}
+
+
+def test_what_the_inventory_does_not_say_is_taken_for_nothing() -> None:
+    plan = made({"h1": {"rackproof_gpu_count": 2}, "h2": {"rackproof_gpu_count": 2}})
+    host = plan.host("h1")
+    assert (host.address, host.rack, host.devices) == ("h1", "unassigned", (0, 1))
+    assert (host.gpu_model, host.fabric_gbps, host.environment, host.share_gpus) == ("", 0.0, {}, False)
+    assert plan.gangs() == {"unassigned": ("h1", "h2")}
+    assert (plan.criteria, plan.grafana_url, plan.reason) == ((), "", "")
+
+
+def test_what_holds_for_the_whole_run_stands_in_the_plan() -> None:
+    part = Part(host="h1", kind="nic", serial="b8cef603006d7a1c")
+    waiver = Waiver(criterion="ecc", who="ops", why="on order", until="2026-12-31")
+    frozen = PlannedBaseline(directory="/srv/baseline", digest="0" * 64)
+    hosts = builders.inventory(
+        rackproof_gpu_count=1,
+        rackproof_criteria=["h100-sxm", "mine.yml"],
+        rackproof_grafana_url="https://grafana.example/d/1",
+        rackproof_reason="  new\n memory  ",
+    )
+    plan = made(hosts, manifest=[part], waivers=[waiver], baseline=frozen)
+    assert plan.criteria == ("h100-sxm", "mine.yml")
+    assert (plan.grafana_url, plan.reason) == ("https://grafana.example/d/1", "new memory")
+    assert (plan.manifest, plan.waivers, plan.baseline) == ((part,), (waiver,), frozen)
+    assert (plan.run_id, plan.nonce, plan.created) == ("r1", builders.NONCE, builders.WHEN)
+    assert (plan.profile, plan.rehearsal) == ("smoke", False)
+
+
+def test_a_gang_is_a_rack_or_all_hosts_or_none() -> None:
+    hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=1)
+    for name in ("h3", "h4"):
+        hosts[name]["rackproof_rack"] = "r2"
+    assert made(hosts).gangs() == {"r1": ("h1", "h2"), "r2": ("h3", "h4")}
+    for variables in hosts.values():
+        variables["rackproof_gang"] = "all"
+    assert made(hosts).gangs() == {"all": ("h1", "h2", "h3", "h4")}
+    for name in ("h1", "h3"):
+        hosts[name]["rackproof_gang"] = "none"
+    plan = made(hosts)
+    assert plan.gangs() == {"all": ("h2", "h4")}, "others launch without them"
+    assert [stage.name for stage in plan.stages] == ["benchmark", "gang"]
+
+
+def test_without_a_gang_there_is_no_stage_for_one() -> None:
+    alone = made(builders.inventory(rackproof_gpu_count=2, rackproof_gang="none"))
+    assert [stage.name for stage in alone.stages] == ["benchmark"]
+    assert {item.stage for item in alone.expected} == {"benchmark"}
+
+
+def test_a_profile_without_the_stage_has_no_gangs(tmp_path: Path) -> None:
+    plan = made(builders.inventory("h1", rackproof_gpu_count=1), str(profile_with(tmp_path, "benchmarks: {gemm: {}}")))
+    assert (plan.gangs(), plan.host("h1").gang) == ({}, "")
+
+
+def test_so_many_hosts_as_the_inventory_says_make_a_gang() -> None:
+    three = builders.inventory("h1", "h2", "h3", rackproof_gpu_count=1, rackproof_gang_minimum=3)
+    assert made(three).gangs() == {"r1": ("h1", "h2", "h3")}
+    del three["h3"]
+    with pytest.raises(UsageError, match=r"gang r1 has 2 host \(h1, h2\) where 3 are needed"):
+        made(three)
+
+
+def test_rehearsal_has_processes_in_place_of_gpus_and_owes_nothing_that_only_gpus_have() -> None:
+    plan = made({"h1": {}, "h2": {"rackproof_gpu_count": 8}}, "rehearsal")
+    assert plan.rehearsal
+    assert [host.scopes for host in plan.hosts] == [("cpu=0", "cpu=1")] * 2
+    owed = {item.name for item in plan.expected}
+    assert "transformer.throughput" in owed
+    assert "transformer.mfu" not in owed
+    assert "transformer.mfu" in {item.name for item in builders.plan().expected}
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "rackproof_criteria",
+        "rackproof_gang_minimum",
+        "rackproof_soak_duration",
+        "rackproof_waivers",
+        "rackproof_profile",
+    ],
+)
+def test_a_variable_of_the_whole_run_that_only_one_host_has_is_refused(key: str) -> None:
+    hosts = builders.inventory(rackproof_gpu_count=1)
+    hosts["h2"][key] = "x"
+    with pytest.raises(UsageError, match=f"{key} is None on host h1 and 'x' on host h2"):
+        made(hosts)
+
+
+def test_choices_for_training_touch_training_alone_and_only_where_they_are_made() -> None:
+    plan = builders.plan(profile="smoke", rackproof_epochs=7)
+    assert plan.stage("gang").benchmarks["training"] == {"networks": ["convnet"], "epochs": 7}
+    assert "epochs" not in plan.stage("gang").benchmarks["collective"]
+    validation = builders.plan(profile="smoke", rackproof_validation_only=True)
+    assert set(plan.stage("gang").benchmarks) - set(validation.stage("gang").benchmarks) == {"training", "straggler"}
+
+
+# ---- the manifest ----
+
+
+def parts(host: str, count: int, kind: str = "gpu") -> list[Part]:
+    return [Part(host=host, kind=kind, serial=f"{host}-{kind}-{number}") for number in range(count)]
+
+
+def test_manifest_and_inventory_must_tell_the_same_number_of_gpus_of_every_host() -> None:
+    hosts = builders.inventory(rackproof_gpu_count=2)
+    assert made(hosts, manifest=parts("h1", 2) + parts("h2", 2)).manifest
+    assert made(hosts, manifest=parts("h1", 1, "nic")).manifest, "it lists no GPUs at all"
+    with pytest.raises(UsageError, match="host h2: the manifest lists 0 GPUs, rackproof_gpu_count says 2"):
+        made(hosts, manifest=parts("h1", 2) + parts("h2", 4, "nic"))
+    assert made(hosts, "rehearsal", manifest=parts("h1", 8)).manifest, "a rehearsal has no GPUs to count"
+
+
+# ---- the soak ----
+
+
+@pytest.mark.parametrize(
+    ("text", "found"), [("90s", 90), ("45m", 2700), ("24h", 86400), ("2d", 172800), ("1d2h3m4s", 93784), ("0h", 0)]
+)
+def test_a_time_is_told_in_days_hours_minutes_and_seconds(text: str, found: float) -> None:
+    assert seconds(text) == found
+
+
+@pytest.mark.parametrize("text", ["", "24", "h", "1h30", "-1h", "1.5h", "30m1h", "1h ", "1H", "1h\n"])
+def test_what_is_no_time_is_refused(text: str) -> None:
+    with pytest.raises(UsageError, match="write a time such as 24h"):
+        seconds(text)
+
+
+@pytest.mark.parametrize(("chosen", "found"), [("31d", 31 * 86400), ("1s", 1), (None, 86400)])
+def test_a_soak_lasts_as_long_as_was_chosen_or_as_its_profile_says(chosen: str | None, found: float) -> None:
+    variables: dict[str, Any] = {"rackproof_soak_duration": chosen} if chosen else {}
+    stage = builders.plan(profile="soak", rackproof_soak_stop_on="never", **variables).stage("soak")
+    assert (stage.duration_s, stage.stop_on) == (found, "never")
+    assert stage.longest_s == found + stage.deadline_s, "a round that began in time comes to its end"
+    assert builders.plan(profile="soak").stage("soak").stop_on == "fatal"
+
+
+@pytest.mark.parametrize("chosen", ["0s", "31d1s", "32d"])
+def test_a_soak_of_no_time_or_of_more_than_a_month_is_refused(chosen: str) -> None:
+    with pytest.raises(UsageError, match=f"rackproof_soak_duration {chosen}: give more than nothing, and 31 d at most"):
+        builders.plan(profile="soak", rackproof_soak_duration=chosen)
+
+
+# ---- profiles ----
+
+
+def test_a_profile_may_lie_anywhere_and_end_in_either_way(tmp_path: Path) -> None:
+    for name in ("mine.yml", "mine.yaml"):
+        assert read_profile(str(profile_with(tmp_path, "benchmarks: {gemm: {}}", name)))["name"] == "mine"
+    with pytest.raises(UsageError, match=r"profile .*other\.yaml: no such file: give its whole path"):
+        read_profile(str(tmp_path / "other.yaml"))
+
+
+def test_the_names_of_the_shipped_profiles_are_told_in_order() -> None:
+    with pytest.raises(UsageError) as caught:
+        read_profile("nothing-like-it")
+    told = str(caught.value).partition("choose one of ")[2].partition(", or give")[0].split(", ")
+    assert told == sorted(told)
+    assert "standard" in told
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "gemm: {size: 1}",
+        "gemm: {seconds: 1}",
+        "training: {max_steps: 0}",
+        "collective: {graph_sizes_bytes: [1]}",
+        "memory: {ops: [copy, triad]}",
+        "scaling: {precision: bf16}",
+    ],
+)
+def test_settings_at_their_limits_are_taken(tmp_path: Path, settings: str) -> None:
+    read_profile(str(profile_with(tmp_path, f"benchmarks: {{{settings}}}")))
+
+
+# ---- what is read back, and asked of a plan ----
+
+
+def test_everything_in_a_plan_comes_back_from_its_document() -> None:
+    item = Chosen(stage="gang", benchmark="gemm", chosen=True, cost_s=3.0, why="the shortest")
+    choice = Choice(budget_s=60.0, cost_s=3.0, runs=2, items=(item,))
+    plan = made(
+        builders.inventory(rackproof_gpu_count=2),
+        manifest=parts("h1", 2) + parts("h2", 2),
+        choice=choice,
+        baseline=PlannedBaseline(directory="/srv/baseline", digest="0" * 64),
+        waivers=[Waiver(criterion="ecc", who="ops", why="on order", until="2026-12-31")],
+    )
+    assert plan_from_json(json.loads(json.dumps(to_json(plan)))) == plan
+    assert choice_from_json(json.loads(json.dumps(to_json(choice)))) == choice
+
+
+def test_what_is_not_in_the_plan_is_not_found() -> None:
+    plan = builders.plan()
+    for ask in (lambda: plan.host("h9"), lambda: plan.stage("soak"), lambda: plan.of_cell(1)):
+        with pytest.raises(KeyError):
+            ask()
+    assert plan.stage("gang").name == "gang"
+
+
+def test_the_plan_of_some_hosts_is_theirs_in_their_order() -> None:
+    plan = made(
+        builders.inventory("h1", "h2", "h3", rackproof_gpu_count=2),
+        manifest=parts("h1", 2) + parts("h2", 2) + parts("h3", 2),
+    )
+    part = plan.only(["h3", "h1"])
+    assert [host.name for host in part.hosts] == ["h3", "h1"]
+    assert (part.gangs(), part.manifest) == ({"r1": ("h3", "h1")}, ())
+    assert (plan.ranks(["h1", "h3", "h3", "h9"]), plan.ranks([])) == (4, 0)
+
+
+def expectation(name: str, scope: str, *, stage: str = "benchmark", peers: bool = False) -> Expectation:
+    return Expectation(stage=stage, name=name, scope=scope, params={}, peers=peers)
+
+
+def test_where_an_observation_is_to_be_made() -> None:
+    plan = builders.plan("h1", "h2", gpu_count=2)
+    host = plan.host("h1")
+    assert plan.scopes_of(host, expectation("x", "device")) == ("gpu=0", "gpu=1")
+    assert plan.scopes_of(host, expectation("x", "pair")) == ("gpu=0,peer=1", "gpu=1,peer=0")
+    assert plan.scopes_of(host, expectation("x", "host", stage="gang")) == ("host",)
+    assert plan.scopes_of(host, expectation("x", "world")) == ("host",)
+    assert plan.scopes_of(host, expectation("x", "world", stage="gang")) == ("gang=r1",)
+    assert plan.scopes_of(host, expectation("pairs.bandwidth", "peers")) == (), "hosts meet in a gang alone"
+    alone = builders.plan("h1", rackproof_gang="none")
+    assert alone.scopes_of(alone.host("h1"), expectation("pairs.bandwidth", "peers", stage="gang")) == ()
+
+
+def test_what_is_measured_between_ranks_needs_two_and_a_gangs_stage_a_gang() -> None:
+    hosts = builders.inventory("h1", "h2", "h3", "h4", rackproof_gpu_count=2)
+    hosts["h3"]["rackproof_gpu_count"] = 1
+    hosts["h4"]["rackproof_gang"] = "none"
+    wanted = (
+        expectation("gemm.throughput", "device"),
+        expectation("collective.all_reduce.busbw", "host", peers=True),
+        expectation("collective.hypercube.busbw", "host", peers=True),
+        expectation("collective.all_reduce.busbw", "world", stage="gang", peers=True),
+        expectation("collective.hypercube.busbw", "world", stage="gang", peers=True),
+    )
+    plan = replace(made(hosts), expected=wanted)
+    owed = {host.name: [wanted.index(item) for item in plan.expected_of(host)] for host in plan.hosts}
+    assert owed == {"h1": [0, 1, 2, 3], "h2": [0, 1, 2, 3], "h3": [0, 3], "h4": [0, 1, 2]}, (
+        "five ranks are no hypercube"
+    )
+
+
+# ---- the inventory itself ----
+
+
+def test_an_inventory_as_json_is_read_and_checked(tmp_path: Path) -> None:
+    path = tmp_path / "inventory.json"
+
+    def listing(**hosts: dict[str, Any]) -> list[str]:
+        path.write_text(json.dumps({"_meta": {"hostvars": hosts}, "gpu_hosts": {"hosts": list(hosts)}}))
+        return [str(path)]
+
+    assert read_inventory(listing(h1={"site_name": "Süd"})) == {"h1": {"site_name": "Süd"}}
+    with pytest.raises(UsageError, match="unknown rackproof_rak"):
+        read_inventory(listing(h1={"rackproof_rak": "r1"}))
+    with pytest.raises(UsageError, match="have the same address h1 port 22"):
+        read_inventory(listing(h1={}, h2={"ansible_host": "h1"}))
+    path.write_text("[]")
+    with pytest.raises(UsageError, match="not an inventory"):
+        read_inventory([str(path)])
+    with pytest.raises(UsageError, match="No such file"):
+        read_inventory([str(tmp_path / "none.json")])
+    with pytest.raises(UsageError, match="inventory no/such: no such file or directory"):
+        read_inventory(["no/such"])
+
+
+def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, beside: bool = True) -> None:
+    """Stands in for ansible-inventory: beside this Python, or on PATH alone."""
+    (tmp_path / "bin").mkdir()
+    path = tmp_path / "bin" / "ansible-inventory"
+    path.write_text(f"#!/bin/sh\n{text}\n")
+    path.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str((path.parent if beside else tmp_path) / "python"))
+    monkeypatch.setenv("PATH", "/nowhere" if beside else str(path.parent))
+
+
+@pytest.mark.parametrize("beside", [True, False])
+def test_ansible_is_asked_for_any_other_inventory_and_for_several(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+) -> None:
+    told = tmp_path / "told"
+    listing = json.dumps({"gpu_hosts": {"hosts": ["a"]}})
+    program(tmp_path, monkeypatch, f"echo \"$@\" > {told}; echo '{listing}'", beside=beside)
+    paths = [str(tmp_path / name) for name in ("one.json", "two.json")]
+    for path in paths:
+        Path(path).write_text("{}")
+    assert read_inventory([*paths, "a,"]) == {"a": {}}
+    assert told.read_text().split() == ["-i", paths[0], "-i", paths[1], "-i", "a,", "--list"]
+
+
+def test_what_ansible_could_not_read_is_told_with_the_cause_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    program(
+        tmp_path,
+        monkeypatch,
+        "echo '[ERROR]: no parser <<< caused by >>> did not find a key. Origin: /x/hosts.yml:3:1 and so on' >&2; exit 4",
+    )
+    with pytest.raises(UsageError) as caught:
+        read_inventory(["a,"])
+    assert str(caught.value) == "inventory a,: /x/hosts.yml:3:1: did not find a key."
+
+
+def test_where_there_is_no_ansible_it_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(UsageError, match=r"install rackproof\[control\]"):
+        read_inventory(["a,"])
+
+
+def test_groups_that_hold_one_another_are_each_read_once() -> None:
+    found = hosts_of(
+        {
+            "_meta": {"hostvars": {"a": {"rackproof_rack": "r1"}}},
+            "gpu_hosts": {"hosts": ["z"], "children": ["rack1", "gone", "rack2"]},
+            "rack1": {"hosts": ["a"], "children": ["gpu_hosts", "rack2"]},
+            "rack2": {"hosts": ["b", "z"]},
+        }
+    )
+    assert list(found) == ["z", "a", "b"]
+    assert found["a"] == {"rackproof_rack": "r1"}
+
+
+def test_hosts_at_one_address_are_told_with_its_port_and_a_local_one_is_none() -> None:
+    with pytest.raises(UsageError, match="hosts a and b have the same address a port 22"):
+        check_addresses({"a": {}, "b": {"ansible_host": "a", "ansible_port": 22}})
+    local = {"ansible_host": "10.0.0.1", "ansible_connection": "local"}
+    check_addresses({"a": local, "b": local, "c": {"ansible_host": "10.0.0.1"}})
+
+
+def test_a_group_that_is_missing_is_told_with_the_nearest_name() -> None:
+    with pytest.raises(UsageError) as caught:
+        hosts_of({"_meta": {}, "web": {}})
+    assert "did you mean" not in str(caught.value)
+
+
+def test_one_of_several_ways_is_told_by_its_name(tmp_path: Path) -> None:
+    with pytest.raises(
+        UsageError, match=r"scaling\.precision has no fp23 \(did you mean fp32\?\): there are fp32, bf16"
+    ):
+        read_profile(str(profile_with(tmp_path, "benchmarks: {scaling: {precision: fp23}}")))

@@ -1,0 +1,892 @@
+"""What the supervisor keeps, whom it ends, and when its watch is over: piece by piece, by a clock and a /proc that are set."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import select
+import signal
+import stat
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent import culprit, supervise, vigil
+from agent.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, RankState, Word
+from agent.exchange import Exchange
+from agent.heartbeat import ADDRESS, LAUNCHED, SUPERVISOR, Beats, identity
+from agent.oom import Memory
+from agent.record import HostRun
+from agent.supervise import Command, ProcessTree, Watch, begun, cap_logs, results, set_aside, tail, write_request
+from agent.vigil import Vigil, dump_flights, flight_recorder
+from agent.wire import Gang
+from collectors.base import Family
+from schemas.probes import PROBE
+from schemas.records import Metric, Rank, Record, Snapshot, to_json
+from schemas.studies import CELL
+from schemas.timeline import SOAK
+from tests import builders
+from tests.unit.test_heartbeat import port
+from tests.unit.test_heartbeat_edges import Clock, Proc, say
+from tests.unit.test_heartbeat_exchange import address_of
+from tests.unit.test_oom import Tree
+
+__all__ = ["port"]
+
+# ---- which snapshots are kept ----
+
+
+def snapshot(at: int, watts: Any = 0.0, alarm: str = "", absent: str = "") -> Snapshot:
+    throttle = {f"gpu=0,reason={name}": name == alarm for name in ("power_cap", "hw_slowdown", "sw_thermal")}
+    return Snapshot(
+        stage="benchmark",
+        phase="during",
+        at=f"2026-11-21T04:00:{at:02}Z",
+        duration_s=0.1,
+        metrics=(
+            Metric(name="gpu.power", unit="W", values={"gpu=0": watts, "gpu=1": "none"}),
+            Metric(name="gpu.throttle.active", unit="1", values=throttle),
+            Metric(
+                name="gpu.clock",
+                unit="Hz",
+                values={"gpu=0": 3e9 - 1e6 * watts},
+                absent={"gpu=0": absent} if absent else {},
+            ),
+        ),
+    )
+
+
+def kept(*seen: Snapshot) -> list[int]:
+    watch = Watch()
+    for each in seen:
+        watch.see(each)
+    return [int(each.at[-3:-1]) for each in watch.kept()]
+
+
+def test_the_snapshot_under_the_highest_load_is_kept() -> None:
+    assert kept() == []
+    assert kept(snapshot(1)) == [1]
+    assert kept(snapshot(1, 300.0), snapshot(2, 700.0), snapshot(3, 400)) == [2]
+
+
+@pytest.mark.parametrize(
+    ("alarm", "absent", "kept_too"),
+    [
+        ("", "", False),
+        ("power_cap", "", False),
+        ("hw_slowdown", "", True),
+        ("", "error: the driver says no", True),
+        ("", "unsupported: not on this host", False),
+    ],
+)
+def test_a_snapshot_that_alarms_is_kept_beside_it(alarm: str, absent: str, kept_too: bool) -> None:
+    seen = snapshot(1, 100.0, alarm, absent), snapshot(2, 700.0)
+    assert kept(*seen) == ([1, 2] if kept_too else [2])
+    assert kept(*reversed(seen)) == ([1, 2] if kept_too else [2]), "in the order of their times"
+
+
+def test_of_the_snapshots_that_alarm_the_first_three_are_kept_and_none_twice() -> None:
+    alarms = [snapshot(number, 500.0 - number, "hw_slowdown") for number in range(5)]
+    assert kept(*alarms) == [0, 1, 2]
+    assert kept(*alarms, snapshot(9, 700.0)) == [0, 1, 2, 9]
+
+
+# ---- the process tree ----
+
+
+class Table:
+    """Processes in a /proc of our own, and the signals that they got; SIGKILL, and SIGTERM unless stubborn, ends one."""
+
+    def __init__(self, root: Path) -> None:
+        self.proc, self.root = Proc(root), root
+        self.sent: list[tuple[int, signal.Signals]] = []
+        self.stubborn: set[int] = set()
+        (root / "self").mkdir(parents=True)
+        (root / "99").mkdir()  # gone between two looks
+        self.proc.put(1, parent=0)
+
+    def put(self, pid: int, parent: int, born: int = 7, state: str = "S") -> None:
+        self.proc.put(pid, state, parent=parent, born=born)
+
+    def remove(self, pid: int) -> None:
+        (self.root / str(pid) / "stat").unlink()
+
+    def kill(self, pid: int, number: int) -> None:
+        if not (self.root / str(pid) / "stat").exists():
+            raise ProcessLookupError
+        self.sent.append((pid, signal.Signals(number)))
+        if number == signal.SIGKILL or (number == signal.SIGTERM and pid not in self.stubborn):
+            self.remove(pid)
+
+
+@pytest.fixture
+def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
+    made = Table(tmp_path / "proc")
+    monkeypatch.setattr(supervise, "Path", lambda name: made.root if name == "/proc" else Path(name))
+    monkeypatch.setattr(os, "kill", made.kill)
+    return made
+
+
+def test_a_tree_is_all_that_came_of_a_process_and_nothing_else(table: Table) -> None:
+    for pid, parent in ((10, 1), (12, 11), (11, 10), (20, 1), (21, 20)):
+        table.put(pid, parent)
+    table.put(13, 10, state="Z")
+    assert sorted(ProcessTree(10).pids()) == [10, 11, 12]
+
+
+def test_an_orphan_stays_of_the_tree_and_so_does_what_it_starts(table: Table) -> None:
+    table.put(10, 1)
+    table.put(11, 10)
+    tree = ProcessTree(10)
+    table.remove(10)
+    table.put(11, 1)
+    table.put(12, 11)
+    tree.look()
+    assert sorted(tree.alive()) == [11, 12]
+    assert sorted(tree.pids()) == [10, 11, 12]
+
+
+def test_a_stranger_with_the_number_of_one_that_ended_is_none_of_the_tree(table: Table) -> None:
+    table.put(10, 1)
+    table.put(11, 10)
+    tree = ProcessTree(10)
+    table.put(11, 1, born=8)
+    table.put(12, 11)
+    tree.look()
+    assert tree.alive() == [10]
+    tree.end(0.0)
+    assert {pid for pid, _ in table.sent} == {10}
+
+
+def test_a_tree_is_asked_to_end_and_then_ended(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "GRACE_S", 0.0)
+    for pid, parent in ((10, 1), (11, 10), (12, 10)):
+        table.put(pid, parent)
+    table.stubborn = {11}
+    tree = ProcessTree(10)
+    table.put(13, 12)  # since the last look
+    tree.end()
+    sent = {pid: [number for to, number in table.sent if to == pid] for pid in (10, 11, 12, 13)}
+    assert sent == {
+        10: [signal.SIGTERM],
+        11: [signal.SIGTERM, signal.SIGCONT, signal.SIGKILL],
+        12: [signal.SIGTERM],
+        13: [signal.SIGTERM],
+    }
+    assert tree.alive() == []
+
+
+def test_who_ends_within_the_grace_is_not_killed_and_who_comes_meanwhile_is(
+    table: Table, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table.put(10, 1)
+    table.put(11, 10)
+    table.stubborn = {10, 11}
+    waited: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waited.append(seconds)
+        clock.now += 1.0
+        if len(waited) == 2:
+            table.put(12, 11)
+        if len(waited) == 3:
+            table.remove(10)
+
+    monkeypatch.setattr(time, "sleep", wait)
+    ProcessTree(10).end(4.5)
+    killed = [pid for pid, number in table.sent if number == signal.SIGKILL]
+    assert sorted(killed) == [11, 12]
+    assert len(waited) == 5, "no longer than the grace"
+
+
+def test_a_tree_that_has_ended_costs_no_time(table: Table, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waited"))
+    table.put(10, 1)
+    tree = ProcessTree(10)
+    tree.end(60.0)
+    tree.end(60.0)
+    assert [pid for pid, number in table.sent if number == signal.SIGKILL] == []
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
+    made = Clock()
+    monkeypatch.setattr(time, "monotonic", made)
+    return made
+
+
+# ---- how it ended, in words ----
+
+
+def rank(number: int, exit_code: int | None, phase: str = "gemm bf16") -> Rank:
+    return Rank(rank=number, local_rank=number, phase=phase, exit_code=exit_code, log_tail="")
+
+
+@pytest.mark.parametrize(
+    ("exit_code", "ranks", "outcome", "reason"),
+    [
+        (0, [rank(0, 0), rank(1, 0)], "finished", ""),
+        (None, [rank(0, 0), rank(1, None, "")], "deadline", "not finished after 9 s (rank 1 in start)"),
+        (None, [rank(0, 0)], "deadline", "not finished after 9 s (every rank had ended)"),
+        (1, [rank(0, 0)], "failed", "the launcher ended with 1: every rank had ended well"),
+        (
+            0,
+            [rank(0, None), rank(1, 3, "")],
+            "failed",
+            "the launcher ended with 0: rank 0 in gemm bf16 (no exit of its own), rank 1 in start (exit code 3)",
+        ),
+    ],
+)
+def test_an_outcome_names_every_rank_that_did_not_end_well(
+    exit_code: int | None, ranks: list[Rank], outcome: str, reason: str
+) -> None:
+    assert supervise._outcome(exit_code, 9.0, ranks, "") == (outcome, reason)
+    killed = supervise._outcome(exit_code, 9.0, ranks, "killed for want of memory")
+    assert killed == (outcome, f"{reason}; a process of it was killed for want of memory" if reason else "")
+
+
+SEEN = RankState(rank=0, scope="gpu=0", phase="stress", exit_code=-9)
+
+
+@pytest.mark.parametrize(
+    ("state", "seen", "phase", "exit_code"),
+    [
+        ({"phase": "end", "exit_code": 3}, SEEN, "end", 3),
+        ({"phase": "gemm", "exit_code": None}, SEEN, "gemm", -9),
+        ({"phase": "gemm"}, SEEN, "stress", -9),
+        ([], SEEN, "stress", -9),
+        (None, SEEN, "stress", -9),
+        (None, RankState(rank=0, scope="gpu=0", exit_code=-15), "", None),
+        (None, RankState(rank=0, scope="gpu=0", exit_code=-9, told=True), "", None),
+        (None, RankState(rank=0, scope="gpu=0"), "", None),
+        (None, RankState(rank=0, scope="gpu=0", exit_code=0), "", 0),
+        ({"phase": "x" * 600, "exit_code": 0}, SEEN, "x" * 512, 0),
+    ],
+)
+def test_a_ranks_end_is_what_it_wrote_itself_or_else_what_its_guard_saw(
+    tmp_path: Path, state: Any, seen: RankState, phase: str, exit_code: int | None
+) -> None:
+    if state is not None:
+        (tmp_path / "rank5.state.json").write_text(json.dumps(state))
+    (tmp_path / "rank5.log").write_text("bye")
+    found = supervise._rank(tmp_path, 5, 1, seen)
+    assert found == Rank(rank=5, local_rank=1, phase=phase, exit_code=exit_code, log_tail="bye")
+
+
+# ---- what the ranks left ----
+
+
+def test_a_benchmark_began_when_the_first_rank_came_to_it(tmp_path: Path) -> None:
+    for number, said in enumerate(
+        [
+            {"begun": {"stress": 30.0, "gemm": 12.0, "no such": 1.0, "memory": 5}},
+            {"begun": {"gemm": 11.0, "stress": 31.0, "digest": 8.0}},
+            {"begun": []},
+            {"phase": "start"},
+            [],
+        ]
+    ):
+        (tmp_path / f"rank{number}.state.json").write_text(json.dumps(said))
+    assert list(begun(tmp_path, range(7)).items()) == [("digest", 8.0), ("gemm", 11.0), ("stress", 30.0)]
+
+
+def result(number: int, **over: Any) -> dict[str, Any]:
+    seen = {
+        "name": "gemm.throughput",
+        "scope": f"cpu={number}",
+        "stage": "benchmark",
+        "unit": "FLOP/s",
+        "status": "measured",
+    }
+    return {"rank": number, "observations": [{**seen, "value": 1.0}], "software": {f"lib{number}": "2"}, **over}
+
+
+def test_what_the_ranks_measured_is_taken_in_their_order(tmp_path: Path) -> None:
+    for number in (10, 2):
+        (tmp_path / f"rank{number}.json").write_text(json.dumps(result(number)))
+    observations, windows, software, problems = results(tmp_path, (10, 3, 2))
+    assert [seen.scope for seen in observations] == ["cpu=2", "cpu=10"]
+    assert (windows, software) == ([], {"lib2": "2", "lib10": "2"})
+    assert len(problems) == 1
+    assert problems[0].startswith("no result of rank 3: ")
+
+
+def test_the_end_of_a_log_is_its_last_bytes(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    assert tail(log) == ""
+    log.write_bytes(b"a\xffbc")
+    assert (tail(log), tail(log, 2), tail(log, 3)) == ("a\ufffdbc", "bc", "\ufffdbc")
+    log.write_bytes(b"x" * 10_000)
+    assert len(tail(log)) == 4000
+
+
+def test_a_request_lies_where_the_ranks_read_it(tmp_path: Path) -> None:
+    path = write_request(tmp_path, {"stage": "gang"})
+    assert (path.name, json.loads(path.read_text())) == ("request.json", {"stage": "gang"})
+
+
+def test_only_what_the_ranks_wrote_themselves_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "MOST_LOG_BYTES", 8)
+    (tmp_path / "else").mkdir()
+    for name in ("rank0.log", "flight.rank0", "rank0.json", "else/victim"):
+        (tmp_path / name).write_text("123456789")
+    (tmp_path / "rank1.log").write_text("12345678")
+    (tmp_path / "rank2.log").symlink_to(tmp_path / "else" / "victim")
+    os.mkfifo(tmp_path / "flight.rank0.pipe")
+    cap_logs(tmp_path)
+    sizes = {path.name: path.lstat().st_size for path in tmp_path.iterdir() if stat.S_ISREG(path.lstat().st_mode)}
+    assert sizes == {"rank0.log": 8, "flight.rank0": 8, "rank0.json": 9, "rank1.log": 8}
+    assert (tmp_path / "else" / "victim").stat().st_size == 9
+    assert not (tmp_path / "flight.rank0.pipe").exists()
+
+
+def test_the_oldest_attempts_of_the_same_stage_make_room(tmp_path: Path) -> None:
+    work, logs = tmp_path / "gang", tmp_path / "logs"
+    work.mkdir()
+    set_aside(work, logs)
+    assert not logs.exists(), "there was no attempt before"
+    for number in range(8):
+        (logs / f"gang.{number}").mkdir(parents=True)
+        os.utime(logs / f"gang.{number}", (0, 100 - number))  # the last name is the oldest
+    (logs / "benchmark.1").mkdir()
+    os.utime(logs / "benchmark.1", (0, 0))
+    (logs / "gang.file").write_text("")
+    (work / "rank0.log").write_text("")
+    (work / "request.json").write_text("{}")
+    set_aside(work, logs)
+    left = {path.name for path in logs.iterdir()}
+    assert left > {"benchmark.1", "gang.file", *(f"gang.{number}" for number in range(7))}
+    assert "gang.7" not in left
+    assert [path.name for path in work.iterdir()] == ["request.json"]
+
+
+# ---- the watch ----
+
+
+@pytest.fixture
+def beats(tmp_path: Path) -> Iterator[Beats]:
+    made = Beats(tmp_path, {0: "gpu=0", 1: "gpu=1"})
+    yield made
+    made.socket.close()
+
+
+@pytest.fixture
+def watch(beats: Beats, clock: Clock) -> Vigil:
+    return Vigil("h1", beats, None, 60.0)
+
+
+def test_a_rank_that_was_killed_is_named_once_others_would_have_told(
+    watch: Vigil, tmp_path: Path, clock: Clock
+) -> None:
+    say(tmp_path)
+    say(tmp_path, "end", rank=1, code=-9, told=False)
+    assert watch.look(0.0) is None
+    clock.now += SETTLE_S + 0.1
+    found = watch.look(0.0)
+    assert found is not None
+    assert (found.kind, found.rank, found.hosts) == ("rank_ended", 1, ("h1",))
+    assert watch.look(0.0) is found, "the first verdict stays"
+    clock.now += 1.0
+    assert watch.look(0.0) is found
+
+
+def test_news_are_thought_about_at_once(watch: Vigil, tmp_path: Path, clock: Clock) -> None:
+    clock.now += 50.0
+    assert watch.look(0.0) is None
+    clock.now += 0.05
+    say(tmp_path, "end", rank=1, code=-9, told=False, at=900.0)
+    assert watch.look(0.0) is not None
+
+
+def test_a_rank_that_the_kernel_killed_is_told_with_its_reason(
+    beats: Beats, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tree = Tree(tmp_path / "root", 2)
+    monkeypatch.setattr(vigil, "Memory", functools.partial(Memory, tree.root))
+    watch = Vigil("h1", beats, None, 60.0)
+    say(tmp_path, "end", rank=0, code=1, told=False)
+    say(tmp_path, "end", rank=1, code=-9, told=True)
+    assert watch.want_of_memory() == ""
+    tree.group("slice/session", kills=1)
+    assert [state.why for state in watch.states().values()] == ["", ""], "neither ended by a stranger's SIGKILL"
+    beats.close()
+    other = Beats(tmp_path, {0: "gpu=0", 1: "gpu=1"})
+    watch = Vigil("h1", other, None, 60.0)
+    say(tmp_path)
+    say(tmp_path, "end", rank=1, code=-9, told=False)
+    tree.group("slice/session", kills=2)
+    why = [state.why for state in watch.states().values()]
+    tree.group("slice/session", kills=9)
+    assert why == [state.why for state in watch.states().values()], "as it was when it ended"
+    other.close()
+    assert why[0] == ""
+    assert why[1].startswith("killed by the kernel for want of memory (oom_kill 1")
+
+
+class Running(Clock):
+    """A clock that goes on by itself, a second whenever somebody looks."""
+
+    def __call__(self) -> float:
+        self.now += 0.25
+        return self.now
+
+
+@pytest.fixture
+def running(monkeypatch: pytest.MonkeyPatch) -> Running:
+    made = Running()
+    monkeypatch.setattr(time, "monotonic", made)
+    monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
+    return made
+
+
+def test_after_a_good_end_nobody_is_waited_for(beats: Beats, tmp_path: Path, running: Running) -> None:
+    watch = Vigil("h1", beats, None, 60.0)
+    say(tmp_path, "end", code=0, told=False)
+    before = running.now
+    assert watch.settle(0) is None
+    assert running.now - before < 2.0
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"code": 1}, {"broken": "error", "broken_at": 1000.0}, {"exit_code": 1}],
+    ids=["launcher", "broken", "rank"],
+)
+def test_after_a_bad_end_the_verdict_is_waited_for_a_while(
+    beats: Beats, tmp_path: Path, running: Running, wrong: dict[str, Any]
+) -> None:
+    watch = Vigil("h1", beats, None, 60.0)
+    if "broken" in wrong:
+        say(tmp_path, **wrong)
+    say(tmp_path, "end", code=wrong.get("exit_code", 0), told="exit_code" in wrong)
+    before = running.now
+    assert watch.settle(wrong.get("code", 0)) is None
+    assert 2 * SETTLE_S <= running.now - before < 3 * SETTLE_S
+
+
+def test_after_a_bad_end_whoever_is_at_fault_is_named(beats: Beats, tmp_path: Path, running: Running) -> None:
+    watch = Vigil("h1", beats, None, 60.0)
+    say(tmp_path, "end", code=-11, told=False)
+    found = watch.settle(1)
+    assert found is not None
+    assert found.text.endswith("killed by SIGSEGV")
+
+
+def test_a_look_waits_as_long_as_it_may_or_until_a_rank_speaks(beats: Beats, tmp_path: Path) -> None:
+    watch = Vigil("h1", beats, None, 60.0)
+    began = time.monotonic()
+    watch.look(0.05)
+    assert time.monotonic() - began >= 0.05
+    say(tmp_path)
+    watch.look(20.0)
+    assert time.monotonic() - began < 10
+
+
+def test_a_look_that_took_as_long_as_it_may_is_no_sleep_of_the_supervisor(
+    beats: Beats, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
+    watch = Vigil("h1", beats, None, 60.0)
+    say(tmp_path)
+    watch.look(0.0)
+    clock.now += 2.5
+    watch.look(1.0)
+    assert watch.states()[0].silent_s == 2.5
+    clock.now += 3.5
+    watch.look(1.0)
+    assert watch.states()[0].silent_s == 2.5, "that was one"
+
+
+# ---- the flight recorders ----
+
+
+def test_each_rank_that_listens_is_asked_for_its_dump_and_waited_for(
+    tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    waits: list[float] = []
+
+    def wait(seconds: float) -> None:
+        waits.append(seconds)
+        clock.now += seconds
+        if len(waits) == 3:
+            (tmp_path / "flight.rank0").write_text("")
+
+    monkeypatch.setattr(time, "sleep", wait)
+    for number in (0, 1):
+        os.mkfifo(tmp_path / f"flight.rank{number}.pipe")
+    (tmp_path / "flight.rank2.pipe").symlink_to(tmp_path / "flight.rank0.pipe")
+    reader = os.open(tmp_path / "flight.rank0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    try:
+        dump_flights(tmp_path, [0, 1, 2, 3])
+        assert os.read(reader, 10) == b"1"
+        assert len(waits) == 3
+        assert len(list(Path("/proc/self/fd").iterdir())) == before
+        (tmp_path / "flight.rank0").unlink()
+        dump_flights(tmp_path, [0])
+        assert sum(waits[3:]) == pytest.approx(vigil.DUMP_S, abs=0.1), "not for ever"
+    finally:
+        os.close(reader)
+    waits.clear()
+    dump_flights(tmp_path, [0, 1])
+    assert waits == [], "nobody listens"
+
+
+# ---- a whole launch ----
+
+
+@pytest.fixture
+def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRun:
+    for module in (culprit, vigil):
+        monkeypatch.setattr(module, "SETTLE_S", 0.1)
+    monkeypatch.setattr(supervise, "LOOK_S", 0.02)
+    monkeypatch.setattr(supervise, "FAMILY_S", 0.02)
+    monkeypatch.setattr(supervise, "GRACE_S", 0.3)
+    plan = builders.plan(profile="rehearsal")
+    return HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
+
+
+def launch(run: HostRun, program: str, collectors: Sequence[Asked] = (), **over: Any) -> Record:
+    """Supervises a shell program in place of torchrun, with two ranks on this host."""
+    work = run.directory / "work"
+    work.mkdir()
+    for number in (0, 1):
+        (work / f"rank{number}.json").write_text(json.dumps(result(number)))
+        (work / f"rank{number}.state.json").write_text(json.dumps({"phase": "end", "exit_code": 0}))
+    asked: dict[str, Any] = {
+        "stage": "benchmark", "gang": "", "members": ["h1"], "work": work, "deadline_s": 20.0, "report": lambda _: None,
+    }  # fmt: skip
+    command = Command(
+        arguments=["sh", "-c", textwrap.dedent(program)],
+        environment={**os.environ, "TORCH_NCCL_TRACE_BUFFER_SIZE": "7", ADDRESS: "/nowhere"},
+        ranks={0: 0, 1: 1},
+    )
+    return supervise.supervise(run, collectors, command, **{**asked, **over})
+
+
+def test_the_ranks_find_their_supervisor_and_a_place_for_their_dumps(run: HostRun) -> None:
+    before = time.monotonic()
+    launch(run, 'env > env; pwd > place; cat > stdin; cut -d" " -f5,6 /proc/$$/stat > ids; echo $$ >> ids')
+    work = run.directory / "work"
+    told = dict(line.partition("=")[::2] for line in (work / "env").read_text().splitlines())
+    assert (told[ADDRESS], told[SUPERVISOR]) == (str(work), identity(os.getpid()))
+    assert before <= float(told[LAUNCHED]) <= time.monotonic()
+    assert (work / "place").read_text().strip() == str(work)
+    assert (work / "stdin").read_text() == ""
+    assert len(set((work / "ids").read_text().split())) == 1, "a session of its own"
+    assert told["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "7", "the site's word counts"
+    assert flight_recorder(work)["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "1000"
+    assert (told["TORCH_FR_BUFFER_SIZE"], told["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("1000", "1")
+    for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
+        assert told[name] == str(work / "flight.rank")
+
+
+def test_what_was_asked_for_stands_in_the_launch(run: HostRun) -> None:
+    record = launch(
+        run, "echo said; echo so >&2", gang="r1", stage="gang", members=["h1", "h2"], number=3, deadline_s=30.0
+    )
+    (done,) = record.launches
+    assert (done.stage, done.members, done.number, done.deadline_s) == ("gang", ("h1", "h2"), 3, 30.0)
+    assert (done.outcome, done.reason, done.culprit, done.timeline) == ("finished", "", None, None)
+    assert done.log_tail == "said\nso\n"
+    assert [(each.rank, each.local_rank, each.exit_code) for each in done.ranks] == [(0, 0, 0), (1, 1, 0)]
+    assert 0 < done.duration_s < 20
+    assert (done.observations, len(record.observations)) == ((), 2)
+    assert [(taken.stage, taken.phase) for taken in record.snapshots] == [("gang", "before"), ("gang", "after")]
+    assert run.record("r1") == record
+
+
+def test_a_log_without_measure_is_cut(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(supervise, "MOST_LOG_BYTES", 8)
+    assert launch(run, "echo 0123456789").launches[0].log_tail == "01234567"
+    assert (run.directory / "work" / "launcher.log").stat().st_size == 8
+
+
+def test_a_probe_keeps_what_it_measured_to_itself(run: HostRun) -> None:
+    record = launch(run, "true", stage=PROBE)
+    assert (record.snapshots, record.observations) == ((), ())
+    assert [seen.scope for seen in record.launches[0].observations] == ["cpu=0", "cpu=1"]
+
+
+class Asked:
+    """A collector that tells by whom it was asked."""
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+
+    def collect(self) -> Iterator[Family]:
+        yield Family(name=f"asked.{self.name}", unit="1", help="Asked.", readings=[({}, 1)])
+
+
+@pytest.mark.parametrize(
+    ("meanwhile", "asked"), [(None, "thorough"), ([Asked("quick")], "quick")], ids=["same", "other"]
+)
+def test_while_the_ranks_run_the_quick_collectors_are_asked(
+    run: HostRun, monkeypatch: pytest.MonkeyPatch, meanwhile: list[Asked] | None, asked: str
+) -> None:
+    monkeypatch.setattr(supervise, "SAMPLE_S", 0.02)
+    record = launch(run, "sleep 0.3", [Asked("thorough")], meanwhile=meanwhile)
+    seen = [
+        (taken.stage, taken.phase, metric.name)
+        for taken in record.snapshots
+        for metric in taken.metrics
+        if metric.name.startswith("asked.")
+    ]
+    assert seen == [
+        ("benchmark", "before", "asked.thorough"),
+        ("benchmark", "during", f"asked.{asked}"),
+        ("benchmark", "after", "asked.thorough"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("stage", "told"), [("benchmark", True), ("gang", True), (PROBE, False), (CELL, False), (SOAK, False)]
+)
+def test_of_a_launch_on_gpus_it_is_told_how_it_went(tmp_path: Path, stage: str, told: bool) -> None:
+    """NVML need not be there: then that is what the timeline tells."""
+    run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
+    timeline = launch(run, "true", stage=stage).launches[0].timeline
+    assert (timeline is not None) == told
+
+
+def test_what_cannot_be_read_stands_beside_the_outcome(run: HostRun) -> None:
+    reason = launch(run, "echo [] > rank1.json; exit 2").launches[0].reason
+    assert reason.startswith("the launcher ended with 2: every rank had ended well; no result of rank 1: ")
+
+
+def at_work_in(directory: Path) -> list[str]:
+    """The living processes that were started there."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        with contextlib.suppress(OSError):
+            if entry.name.isdigit() and (entry / "cwd").readlink() == directory:
+                found.append(entry.name)
+    return found
+
+
+def test_at_its_deadline_a_launch_is_ended_and_that_is_told(run: HostRun) -> None:
+    lines: list[str] = []
+    done = launch(run, "sleep 60 & sleep 60", report=lines.append, deadline_s=0.5).launches[0]
+    assert lines == ["stage benchmark: deadline of 0.5 s passed, ending every process of it"]
+    assert (done.outcome, done.culprit) == ("deadline", None)
+    assert at_work_in(run.directory / "work") == []
+
+
+TELL = """
+{python} - <<'END'
+import json, socket
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
+    channel.connect("beats")
+    channel.send(json.dumps({said}).encode())
+END
+sleep 60
+"""
+
+
+def test_for_somebody_who_is_named_a_launch_is_ended_at_once(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    (run.directory / "work").mkdir()
+    os.mkfifo(run.directory / "work" / "flight.rank0.pipe")
+    reader = os.open(run.directory / "work" / "flight.rank0.pipe", os.O_RDONLY | os.O_NONBLOCK)
+    (run.directory / "work").rename(run.directory / "prepared")
+    monkeypatch.setattr(supervise, "GRACE_S", 60.0)
+    monkeypatch.setattr(supervise, "CULPRIT_GRACE_S", 0.1)
+    lines: list[str] = []
+    said = {"kind": "end", "rank": 1, "at": 0.0, "code": -11, "told": False}
+    program = "trap '' TERM; mv ../prepared/* .;" + TELL.format(python=sys.executable, said=said)
+    done = launch(run, program, report=lines.append).launches[0]
+    assert done.culprit is not None
+    assert (done.outcome, done.culprit.kind, done.culprit.rank) == ("failed", "rank_ended", 1)
+    assert lines == [f"stage benchmark: {done.culprit.text}; ending every process of it"]
+    assert done.reason == done.culprit.text
+    assert os.read(reader, 1) == b"", "the others know nothing that its end does not tell"
+    os.close(reader)
+    assert done.duration_s < 10
+
+
+# ---- with other hosts ----
+
+
+@pytest.fixture
+def gang(port: int) -> Callable[..., Gang]:
+    """A gang on loopback, as one of its hosts knows it."""
+
+    def made(me: str, hosts: int = 2) -> Gang:
+        members = tuple(f"h{number}" for number in range(1, hosts + 1))
+        addresses = dict.fromkeys(members, address_of(port))
+        return Gang(me=me, members=members, addresses=addresses, port=port, nonce=builders.NONCE, about="r1 gang r1")
+
+    return made
+
+
+@pytest.fixture
+def two(tmp_path: Path, gang: Callable[..., Gang]) -> Iterator[list[Vigil]]:
+    """The watches of two hosts of a gang."""
+    found = []
+    for number in (1, 2):
+        place = tmp_path / f"h{number}"
+        place.mkdir()
+        beats = Beats(place, {number - 1: "gpu=0"})
+        found.append(Vigil(f"h{number}", beats, Exchange(gang(f"h{number}")), 60.0))
+    yield found
+    for each in found:
+        each._beats.close()
+        assert each._exchange
+        each._exchange.close()
+
+
+def met(one: Vigil, two: Vigil) -> tuple[Exchange, Exchange]:
+    """Both, once they have heard of each other's rank."""
+    here, there = one._exchange, two._exchange
+    assert here
+    assert there
+    ends = time.monotonic() + 5
+    while "h1" not in there.words or not here.words.get("h2") or here.words["h2"].ranks == ():
+        assert time.monotonic() < ends
+        for each in (one, two):
+            each.look(0.005)
+    return here, there
+
+
+def test_the_head_names_a_rank_of_another_host_and_that_one_hears_of_it(
+    two: list[Vigil], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(culprit, "SETTLE_S", 0.1)
+    met(*two)
+    say(tmp_path / "h2", "end", rank=1, code=-9, told=False)
+    ends = time.monotonic() + 5
+    while not (two[0].look(0.01) and two[1].look(0.01)):
+        two[1].look(0.01)
+        assert time.monotonic() < ends
+    first, second = two[0].look(0.0), two[1].look(0.0)
+    assert first == second
+    assert first is not None
+    assert first.text == 'host h2 gpu=0 rank 1 in phase "start": killed by SIGKILL'
+
+
+def test_a_rank_that_speaks_is_heard_at_once_whoever_else_is_listened_to(two: list[Vigil], tmp_path: Path) -> None:
+    met(*two)
+    for _ in range(5):
+        two[0].look(0.01)
+    say(tmp_path / "h1", "end", rank=0, code=0, told=False)
+    began = time.monotonic()
+    two[0].look(20.0)
+    assert time.monotonic() - began < 10
+
+
+def test_who_parts_is_heard_and_does_not_wait_any_longer(
+    two: list[Vigil], tmp_path: Path, gang: Callable[..., Gang]
+) -> None:
+    _, there = met(*two)
+    say(tmp_path / "h1", "end", code=0, told=False)
+    two[0].look(0.0)
+
+    def listen() -> None:
+        while not there.words["h1"].finished:
+            there.step(0.01)
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    began = time.monotonic()
+    two[0].part()
+    listener.join(5)
+    assert there.words["h1"].finished
+    assert there.words["h1"].ranks[0].exit_code == 0, "its last word has the end of its ranks"
+    assert time.monotonic() - began < vigil.PARTING_S / 2
+    assert there.verdict is None
+    Exchange(gang("h1")).close()  # the next launch listens there
+
+
+def test_a_host_that_comes_back_from_a_sleep_blames_nobody(
+    two: list[Vigil], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    here, _ = met(*two)
+    real = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: real() + HOST_SILENT_S + 5)
+    assert two[0].look(0.0) is None
+    assert time.monotonic() - here.words["h2"].at < 5
+
+
+def test_the_last_word_of_a_host_that_nobody_calls_is_waited_for_until_it_is_answered(
+    beats: Beats, tmp_path: Path, gang: Callable[..., Gang]
+) -> None:
+    watchers, mine = [Exchange(gang(host, 3)) for host in ("h1", "h2")], Exchange(gang("h3", 3))
+    watch = Vigil("h3", beats, mine, 60.0)
+    ends = time.monotonic() + 5
+    while set(mine.words) != {"h1", "h2", "h3"}:
+        assert time.monotonic() < ends
+        watch.look(0.005)
+        for each in watchers:
+            each.step(0.0)
+    say(tmp_path, "end", rank=1, code=3, told=True)
+
+    def listen() -> None:
+        for each in watchers:
+            while not each.words["h3"].finished:
+                each.step(0.01)
+
+    listener = threading.Thread(target=listen, daemon=True)
+    listener.start()
+    began = time.monotonic()
+    assert watch.states()[1].exit_code == 3
+    watch.part()
+    listener.join(5)
+    assert [each.words["h3"].ranks[1].exit_code for each in watchers] == [3, 3]
+    assert mine._answered == {"h1": mine._number, "h2": mine._number}
+    assert time.monotonic() - began < vigil.PARTING_S / 2
+    for each in watchers:
+        each.close()
+
+
+def test_the_second_watcher_names_nobody_as_long_as_the_first_is_there(
+    beats: Beats, tmp_path: Path, clock: Clock, gang: Callable[..., Gang]
+) -> None:
+    exchange = Exchange(gang("h2", 3))
+    watch = Vigil("h2", beats, exchange, 60.0)
+    say(tmp_path, "end", rank=1, code=-9, told=False, at=clock.now - 50)
+    for finished, named in ((False, False), (True, True)):
+        clock.now += 1.0
+        exchange.words = {host: Word(at=clock.now, finished=finished) for host in ("h1", "h3")}
+        found = watch.look(0.0)
+        assert (found is not None) == named
+    exchange.close()
+
+
+@pytest.mark.parametrize(
+    ("me", "ages", "seconds", "settled"),
+    [
+        ("h1", {"h2": 0.0, "h3": 0.0}, 2 * SETTLE_S - 0.1, False),
+        ("h1", {"h2": 0.0, "h3": 0.0}, 2 * SETTLE_S + 0.1, True),
+        ("h1", {"h2": 0.0, "h3": UNSURE_S + 0.5}, 2 * SETTLE_S + 0.1, False),
+        ("h1", {"h2": 0.0}, 2 * SETTLE_S + 0.1, False),
+        ("h1", {"h2": 0.0, "h3": None}, 2 * SETTLE_S + 0.1, True),
+        ("h2", {"h1": 0.0, "h3": 0.0}, 2 * SETTLE_S + 0.1, False),
+        ("h2", {"h1": None, "h3": 0.0}, 2 * SETTLE_S + 0.1, True),
+        ("h2", {"h1": 0.0, "h3": 0.0}, HOST_SILENT_S + 2 * SETTLE_S - 0.1, False),
+        ("h2", {"h1": 0.0, "h3": 0.0}, HOST_SILENT_S + 2 * SETTLE_S + 0.1, True),
+    ],
+)
+def test_a_verdict_is_waited_for_until_all_have_told_how_they_are_or_are_lost(
+    beats: Beats,
+    clock: Clock,
+    gang: Callable[..., Gang],
+    me: str,
+    ages: dict[str, float | None],
+    seconds: float,
+    settled: bool,
+) -> None:
+    """`ages`: of the others' words; None: an old one, by which they have finished."""
+    exchange = Exchange(gang(me, 3))
+    watch = Vigil(me, beats, exchange, 60.0)
+    exchange.words = {
+        host: Word(at=clock.now - (5.0 if age is None else age), finished=age is None) for host, age in ages.items()
+    }
+    assert watch._settled(seconds) is settled
+    exchange.close()
