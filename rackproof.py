@@ -9,6 +9,7 @@ import sys
 import traceback
 
 from schemas import VERSION, documents
+from schemas.errors import RackproofError
 
 HOST_VERBS = ("inspect", "doctor", "bench", "launch", "soak", "wait", "export", "stop", "busy", "attend", "tell")
 FLEET_VERBS = (
@@ -105,9 +106,9 @@ def _lacking(error: ImportError) -> str:
 
 def _told(error: Exception) -> int:
     """Tells what went wrong, and gives the exit code for it."""
-    if isinstance(error, documents.DocumentError):
+    if isinstance(error, RackproofError):
         print(f"rackproof: {error}", file=sys.stderr)
-        return TROUBLE
+        return error.exit_code
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return TROUBLE

@@ -22,13 +22,11 @@ import collectors
 from agent import lease, readiness
 from agent.launch import stage as stages
 from agent.launch.detect import seat_of
-from agent.launch.seat import TORCHRUN, SeatError
+from agent.launch.seat import TORCHRUN
 from agent.readiness import Gpus
 from agent.snapshot import collect
 from collectors.base import Absent, Value
 from fleet import cli as fleet_cli
-from fleet import lock
-from fleet.errors import RunError, UsageError
 from fleet.inventory import check_variables
 from fleet.judge.criteria import read_packs, shipped_packs
 from fleet.plan import make_plan, read_profile
@@ -36,6 +34,7 @@ from fleet.report.load import load
 from fleet.scaling.outcome import GANG as STUDIED
 from fleet.scaling.outcome import next_cell
 from schemas import documents
+from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
 from schemas.probes import GANG
 from schemas.records import to_json
@@ -97,12 +96,6 @@ def _checked(options: argparse.Namespace) -> int:
     """Our own errors as a message and the documented exit code."""
     try:
         return _run(options)
-    except (UsageError, SeatError) as error:
-        return _complain(str(error), USAGE)
-    except (lease.HeldError, lock.HeldError) as error:
-        return _complain(str(error), lease.HELD)
-    except RunError as error:
-        return _complain(str(error), TROUBLE)
     except KeyboardInterrupt:
         return _complain("interrupted; the same --run-dir again goes on with it", INTERRUPTED)
 

@@ -22,6 +22,7 @@ from agent.live import Span
 from agent.record import HostRun, run_directory
 from agent.snapshot import collect
 from collectors.base import Absent, scope
+from schemas.errors import HeldError
 from schemas.plans import Stage
 from schemas.probes import GANG, PROBE, probe
 from schemas.records import Record, to_json
@@ -179,8 +180,8 @@ def _doctor(options: argparse.Namespace) -> int:
     if not 0 <= options.seconds <= MOST_SECONDS:
         return _complain(f"--seconds {options.seconds:g}: give 0 to {MOST_SECONDS:g} seconds")
     from agent.doctor import examine, table
-    from fleet.errors import UsageError
     from fleet.judge.criteria import read_packs
+    from schemas.errors import UsageError
 
     try:
         packs = read_packs(options.criteria)
@@ -206,7 +207,7 @@ def _inspect(options: argparse.Namespace) -> int:
         text = sys.stdin.read() if options.plan == "-" else Path(options.plan).read_text(encoding="utf-8")
         try:
             run = stages.take_up(options.run_dir, options.host, text, claim=options.claim, take_over=options.take_over)
-        except lease.HeldError as held:
+        except HeldError as held:
             return _complain(str(held), lease.HELD)
     else:
         run = HostRun(options.run_dir, options.host)
@@ -241,7 +242,7 @@ def _bench(options: argparse.Namespace) -> int:
         _begin(options)
     except SeatError as error:
         return _complain(str(error))
-    except lease.HeldError as held:
+    except HeldError as held:
         return _complain(str(held), lease.HELD)
     return given.delivered(options, _alone(options, "benchmark", [options.host]))
 
@@ -265,7 +266,7 @@ def _launch(options: argparse.Namespace) -> int:
         members = _take_part(options, seat)
     except SeatError as error:
         return _complain(str(error))
-    except lease.HeldError as held:
+    except HeldError as held:
         return _complain(str(held), lease.HELD)
     return given.delivered(options, _alone(options, PROBE if options.probe else GANG, members))
 
@@ -304,7 +305,7 @@ def _alone(options: argparse.Namespace, stage: str, members: list[str]) -> int:
         with background.alone(options.run_dir, "benchmark" if stage == "benchmark" else GANG):
             lease.renew(options.run_dir, run.plan, stage)
             return _stage(options, stage, members)
-    except lease.HeldError as held:
+    except HeldError as held:
         return _complain(str(held), lease.HELD)
 
 
@@ -384,7 +385,7 @@ def _soak(options: argparse.Namespace) -> int:
                     stages.readers(run, thorough=False),
                     _progress,
                 )
-    except lease.HeldError as held:
+    except HeldError as held:
         return _complain(str(held), lease.HELD)
     print(json.dumps(to_json(run.state)) if options.json else told(run.state))
     return 0

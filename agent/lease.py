@@ -17,6 +17,7 @@ from typing import Any
 
 from agent.snapshot import now
 from schemas import documents
+from schemas.errors import HeldError
 from schemas.locks import Claim, boot_id, born, claim, claim_from_json, exclusive, read_line, write_line
 from schemas.plans import Plan
 
@@ -29,10 +30,6 @@ IDLE_S = 900.0
 """For which a lease lasts past the time that the run's longest stage may take: the others may be slower than this host."""
 END_S = 30.0
 """Within which a supervisor that is asked to end must have ended its ranks."""
-
-
-class HeldError(Exception):
-    """Another run has this host; the message says which, whose, since when, and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)

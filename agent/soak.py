@@ -27,11 +27,11 @@ from agent.telemetry import Beating
 from agent.timeline import Recorder
 from collectors.base import Absent, Collector
 from collectors.nvml import Beat, Pulse
-from fleet.errors import UsageError
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence, from_benchmark
 from fleet.judge.verdict import judge
 from schemas import documents
+from schemas.errors import UsageError
 from schemas.records import ERROR, MEASURED, Launch, Observation, Record, Snapshot, to_json
 from schemas.reports import FAIL, Verdict
 from schemas.timeline import SOAK, Soak, soak_from_json

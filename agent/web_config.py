@@ -15,6 +15,8 @@ from typing import Any
 
 import yaml
 
+from schemas.errors import RackproofError
+
 # Python's TLS cannot ask for a certificate without verifying it: RequestClientCert and RequireAnyClientCert are refused.
 CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,
@@ -25,7 +27,7 @@ VERSIONS = {"TLS12": ssl.TLSVersion.TLSv1_2, "TLS13": ssl.TLSVersion.TLSv1_3}
 _BCRYPT = re.compile(r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}")
 
 
-class WebConfigError(ValueError):
+class WebConfigError(RackproofError, ValueError):
     """The file cannot be used; the message names file, key and remedy."""
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 from agent.allow_list import admit_only
 from schemas import documents
+from schemas.errors import RackproofError
 from schemas.plans import Plan, PlannedHost
 
 MOST_BYTES = 1 << 17
@@ -19,7 +20,7 @@ MOST_BYTES = 1 << 17
 BACKLOG = 128
 
 
-class ExchangeError(Exception):
+class ExchangeError(RackproofError):
     """This host cannot listen; the message says why."""
 
 

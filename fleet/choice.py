@@ -13,7 +13,7 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-from fleet.errors import UsageError
+from schemas.errors import UsageError
 from schemas.plans import Choice, Chosen, Plan
 
 Key = tuple[str, str]

@@ -9,7 +9,7 @@ import importlib
 import json
 import secrets
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,6 @@ from fleet.baseline.cli import add_baseline, add_diff, add_judge, baseline, diff
 from fleet.baseline.store import planned
 from fleet.baseline.waivers import read_waivers
 from fleet.choice import refuse_budget, table
-from fleet.errors import RunError, UsageError
 from fleet.gangs import FEWEST, decide
 from fleet.history import narrowed
 from fleet.inventory import Variables, check_addresses, check_variables, hosts_of, read_inventory
@@ -36,6 +35,7 @@ from fleet.scaling.outcome import next_cell
 from fleet.signature.cli import add_sign, add_verify, sign, verify
 from fleet.signature.signing import outdated
 from schemas import documents, quick
+from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
 
@@ -82,7 +82,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked:
         "--history", type=Path, help="directory of earlier runs, by which is chosen (default: of --run-dir)"
     )
     plan.add_argument("--json", action="store_true", help="print the whole plan")
-    plan.set_defaults(call=_checked(_plan))
+    plan.set_defaults(call=_plan)
     _gangs_options(verbs)
     report = verbs.add_parser(
         "report",
@@ -95,17 +95,17 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked:
     report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
     views.add_options(report)
     one_host.add_option(report)
-    report.set_defaults(call=_checked(_report))
-    add_judge(verbs).set_defaults(call=_checked(lambda options: judge(options, _merged, _report)))
-    add_baseline(verbs).set_defaults(call=_checked(lambda options: baseline(options, _merged)))
-    add_diff(verbs).set_defaults(call=_checked(lambda options: diff(options, _packs)))
-    add_sign(verbs).set_defaults(call=_checked(lambda options: sign(options, _judged)))
-    add_verify(verbs).set_defaults(call=_checked(lambda options: verify(options, _judged)))
+    report.set_defaults(call=_report)
+    add_judge(verbs).set_defaults(call=lambda options: judge(options, _merged, _report))
+    add_baseline(verbs).set_defaults(call=lambda options: baseline(options, _merged))
+    add_diff(verbs).set_defaults(call=lambda options: diff(options, _packs))
+    add_sign(verbs).set_defaults(call=lambda options: sign(options, _judged))
+    add_verify(verbs).set_defaults(call=lambda options: verify(options, _judged))
     for verb, place in ELSEWHERE.items():
         if asked in ("", verb):
             module, _, call = place.partition(":")
             later = importlib.import_module(module)
-            later.add_verb(verbs).set_defaults(call=_checked(getattr(later, call)))
+            later.add_verb(verbs).set_defaults(call=getattr(later, call))
     power = verbs.add_parser(
         "power",
         help="from several runs of the same hosts: what each floor finds, and how often it fails a healthy part",
@@ -114,7 +114,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked:
     power.add_argument("run_dirs", type=Path, nargs="+", metavar="run_dir", help="directory of a run; three or more")
     power.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
     power.add_argument("--json", action="store_true", help="print all of it as JSON")
-    power.set_defaults(call=_checked(_power))
+    power.set_defaults(call=_power)
     criteria = verbs.add_parser(
         "criteria",
         help="check criteria packs (exits 0 clean, 1 with findings), list what they ask, or print them as alerts",
@@ -134,26 +134,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked:
     criteria.add_argument(
         "--runbook", default=RUNBOOK, help="alerts: where docs/alerts.md can be read (default: %(default)s)"
     )
-    criteria.set_defaults(call=_checked(_criteria))
-
-
-def _checked(call: Callable[[argparse.Namespace], int]) -> Callable[[argparse.Namespace], int]:
-    """The call, with our own errors as a message and the documented exit code."""
-
-    def checked(options: argparse.Namespace) -> int:
-        try:
-            return call(options)
-        except UsageError as error:
-            print(f"rackproof: {error}", file=sys.stderr)
-            return USAGE
-        except lock.HeldError as error:
-            print(f"rackproof: {error}", file=sys.stderr)
-            return HELD
-        except RunError as error:
-            print(f"rackproof: {error}", file=sys.stderr)
-            return TROUBLE
-
-    return checked
+    criteria.set_defaults(call=_criteria)
 
 
 def _packs(names: Sequence[str]) -> tuple[Pack, ...]:
@@ -309,7 +290,7 @@ def _gangs_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -
     gangs.add_argument(
         "--json", action="store_true", help="for programs: launches, which of them is each host's, and who left and why"
     )
-    gangs.set_defaults(call=_checked(_gangs))
+    gangs.set_defaults(call=_gangs)
 
 
 def _gangs(options: argparse.Namespace) -> int:

@@ -18,9 +18,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet import lock
-from fleet.errors import RunError, UsageError
 from fleet.report.load import PLAN_BYTES
 from schemas import documents, frames
+from schemas.errors import RunError, UsageError
 from schemas.frames import Told
 from schemas.plans import Plan, plan_from_json
 from schemas.probes import GANG

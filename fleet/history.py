@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from fleet.choice import ALONE, Key, Past, choose
-from fleet.errors import UsageError
 from fleet.inventory import Variables
 from schemas import documents
 from schemas.catalogue import BENCHMARKS, DURATION
+from schemas.errors import UsageError
 from schemas.plans import Choice, choice_from_json
 from schemas.reports import FAIL, INCONCLUSIVE
 from schemas.timeline import SOAK

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import UsageError
 from schemas import documents
+from schemas.errors import UsageError
 
 GROUP = "gpu_hosts"
 OURS = re.compile(r"^(rackproof|nvidia_driver|container_toolkit)_")

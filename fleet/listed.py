@@ -5,8 +5,8 @@ from __future__ import annotations
 import argparse
 from typing import Any
 
-from fleet.errors import UsageError
 from fleet.inventory import Variables, check_addresses, check_variables
+from schemas.errors import UsageError
 
 RACK = "listed"
 

@@ -15,18 +15,14 @@ from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet.errors import RunError
 from schemas import documents
+from schemas.errors import HeldError
 from schemas.locks import Claim, born, claim, claim_from_json, exclusive, read_line, write_line
 
 LOCK, JOURNAL, EVENTS, PLAN = "lock.json", "journal.jsonl", "events.jsonl", "plan.json"
 _TEMPORARY = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")
 """As documents.write_text names what is not written to its end."""
 _MOST_RUNNING = 200
-
-
-class HeldError(RunError):
-    """Somebody else carries out this run. Exit code 75."""
 
 
 def take(directory: Path, *, take_over: bool = False) -> str:

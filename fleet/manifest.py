@@ -10,9 +10,9 @@ from pathlib import Path
 
 import yaml
 
-from fleet.errors import UsageError
 from fleet.judge.manifest import identity
 from schemas import documents
+from schemas.errors import UsageError
 from schemas.plans import GPU, NIC, Part
 
 COLUMNS = ("host", "kind", "slot", "serial")

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet import scheduler
-from fleet.errors import RunError, UsageError
 from schemas import documents, quick
+from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
 from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED
 from schemas.skips import BUSY

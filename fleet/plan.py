@@ -9,13 +9,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import UsageError
 from fleet.inventory import Variables
 from fleet.scaling.matrix import study_of
 from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import BENCHMARKS, Expectation, expand
+from schemas.errors import UsageError
 from schemas.plans import GPU, Choice, Part, Plan, PlannedHost, Stage
 from schemas.timeline import SOAK, STOP_ON
 from schemas.waivers import Waiver

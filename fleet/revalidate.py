@@ -13,9 +13,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet import lock, scheduler
-from fleet.errors import RunError, UsageError
 from fleet.notice import read, state
 from schemas import documents
+from schemas.errors import RunError, UsageError
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
 
 ROOT = Path(__file__).parents[1]

@@ -20,9 +20,9 @@ from pathlib import Path
 from typing import Any
 
 from fleet import lock
-from fleet.errors import RunError, UsageError
 from fleet.schedulers import CORDONED, KINDS, OURS, Scheduler, ours, scheduler
 from schemas import documents
+from schemas.errors import RunError, UsageError
 from schemas.locks import born, exclusive
 
 DRAINED, GUARD, NOTES = "drained.json", "drained.lock", "scheduler.json"

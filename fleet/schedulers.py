@@ -10,7 +10,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from fleet.errors import RunError
+from schemas.errors import RunError
 
 KINDS = ("slurm", "kubernetes")
 ANSWER_S = 60.0

@@ -7,8 +7,8 @@ from typing import Any
 
 import yaml
 
-from fleet.errors import UsageError
 from schemas import documents
+from schemas.errors import UsageError
 
 
 class _UniqueKeys(getattr(yaml, "CSafeLoader", yaml.SafeLoader)):  # type: ignore[misc]

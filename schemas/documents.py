@@ -21,6 +21,8 @@ from typing import Any, cast
 from jsonschema import Draft202012Validator, ValidationError
 from referencing import Registry, Resource
 
+from schemas.errors import RackproofError
+
 MAX_BYTES = 8_000_000
 """A host record of 8 GPUs under `standard` is about 0.8 MB, one of 16 about 1.5 MB; what is far more is not one of ours."""
 MAX_DEPTH = 12
@@ -29,7 +31,7 @@ _SURROGATE = re.compile("[\ud800-\udfff]")
 Json = Any
 
 
-class DocumentError(ValueError):
+class DocumentError(RackproofError, ValueError):
     """A document that cannot be trusted: unreadable, ambiguous, of another schema or another run."""
 
 

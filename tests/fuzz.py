@@ -35,11 +35,11 @@ import yaml
 
 from fleet import lock
 from fleet.baseline import store
-from fleet.errors import RunError
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.report.load import Records, load
 from fleet.report.merge import merge
 from schemas import documents, quick
+from schemas.errors import RunError
 from schemas.plans import Plan
 from schemas.records import Record, to_json
 from schemas.reports import FleetReport

@@ -16,6 +16,7 @@ from pathlib import Path
 
 from agent.launch.detect import PROGRAMS, TORCHRUN_MARK, placed
 from agent.launch.seat import SLURM, Seat, SeatError, number
+from schemas.errors import RackproofError
 
 USAGE, TROUBLE = 64, 2
 PORT = 29500
@@ -23,8 +24,8 @@ NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 BY_TORCH = ("RANK", "WORLD_SIZE")
 
 
-class ImpossibleError(Exception):
-    """It cannot be done on this host now; the message says why and what to do. Exit code 2."""
+class ImpossibleError(RackproofError):
+    """It cannot be done on this host now; the message says why and what to do."""
 
 
 def check(arguments: Sequence[str] = (), root: Path = Path("/")) -> None:

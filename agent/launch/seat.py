@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from schemas.errors import UsageError
+
 TORCHRUN, MPI, SLURM = "torchrun", "mpi", "slurm"
 LAUNCHERS = (TORCHRUN, MPI, SLURM)
 OURS = (
@@ -27,8 +29,8 @@ OURS = (
 PET_: options of torchrun, as Kubeflow's operator sets them."""
 
 
-class SeatError(Exception):
-    """The launcher's variables do not say which process this is; the message names them and the remedy. Exit code 64."""
+class SeatError(UsageError):
+    """The launcher's variables do not say which process this is; the message names them and the remedy."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -35,7 +35,7 @@ def take_up(run_dir: Path, host: str, plan: str, *, claim: str | None = None, ta
 
     Raises:
         documents.DocumentError: the plan or what lies there cannot be believed.
-        lease.HeldError: another run has this host.
+        HeldError: another run has this host.
     """
     run = HostRun.begin(run_dir, host, plan)
     by = lease.given(claim, run.plan.run_id, run_dir)

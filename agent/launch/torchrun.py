@@ -17,6 +17,7 @@ from agent.launch.seat import cleared
 from agent.supervise import Command, write_request
 from agent.wire import Gang, own_address, resolve
 from schemas.catalogue import settings
+from schemas.errors import RackproofError
 from schemas.plans import Plan, PlannedHost, Stage
 from schemas.probes import GANG
 from schemas.studies import CELL
@@ -25,7 +26,7 @@ LOOPBACK = "lo", "127.0.0.1"
 """Where the ranks of one host meet."""
 
 
-class LaunchError(Exception):
+class LaunchError(RackproofError):
     """The ranks cannot be started on this host; the message says why and what to do."""
 
 

@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from fleet.errors import UsageError
 from fleet.judge.criteria import Criterion, Pack
+from schemas.errors import UsageError
 from schemas.readings import PROMETHEUS_SUFFIX, READINGS
 
 TABLE = Path(__file__).with_name("table.yml")

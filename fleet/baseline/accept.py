@@ -9,11 +9,11 @@ from pathlib import Path
 
 from fleet.baseline import store
 from fleet.baseline.sight import Sight, merged, serials, sight
-from fleet.errors import RunError, UsageError
 from fleet.report.load import Run
 from fleet.signature.rejudged import verdicts_differ
 from schemas import documents
 from schemas.baselines import GPU, HOST, Accepted, Kept, Level
+from schemas.errors import RunError, UsageError
 from schemas.reports import ACCEPTED, FleetReport, Verdict
 
 MOST_RUNS = 20

@@ -21,7 +21,6 @@ from fleet.baseline.sight import Sight, accepted, sight, together
 from fleet.baseline.waivers import read_waivers
 from fleet.choice import left_out
 from fleet.diff import compare, criteria_of
-from fleet.errors import RunError, UsageError
 from fleet.judge.criteria import Pack
 from fleet.report.load import Run, load
 from fleet.report.render import changes as shown
@@ -29,6 +28,7 @@ from fleet.report.render.format import clean
 from fleet.report.render.markup import code
 from schemas import documents
 from schemas.baselines import GPU, REAL, REHEARSAL, SIMULATED, Kept
+from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
 from schemas.waivers import Waiver

@@ -14,10 +14,10 @@ import stat
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from fleet.errors import RunError, UsageError
 from fleet.judge.baseline import identity
 from schemas import documents
 from schemas.baselines import GPU, HOST, REAL, REHEARSAL, SIMULATED, HostBaseline, Kept, PlannedBaseline, kept_from_json
+from schemas.errors import RunError, UsageError
 from schemas.plans import Plan
 from schemas.records import Gpu, to_json
 

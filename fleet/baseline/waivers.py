@@ -7,9 +7,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import UsageError
 from fleet.judge.waivers import NEVER, STAGE
 from fleet.yaml_files import read_yaml
+from schemas.errors import UsageError
 from schemas.waivers import Waiver
 
 PLAN = "plan"

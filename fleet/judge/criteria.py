@@ -9,9 +9,9 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import UsageError
 from fleet.yaml_files import read_yaml
 from schemas import documents
+from schemas.errors import UsageError
 from schemas.records import Value
 from schemas.reports import SEVERITY
 

@@ -14,11 +14,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from statistics import NormalDist
 
-from fleet.errors import UsageError
 from fleet.judge.baseline import UNBIASED
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Planned, from_benchmark
 from fleet.judge.verdict import judge
+from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict

@@ -9,11 +9,11 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleet.baseline.store import Copy
-from fleet.errors import RunError
 from fleet.judge.verdict import Evidence
 from fleet.remedies import with_remedy
 from schemas import documents, quick
 from schemas.catalogue import BENCHMARKS
+from schemas.errors import RunError
 from schemas.plans import Plan, PlannedHost, plan_from_json
 from schemas.probes import GANG
 from schemas.records import Record, record_from_json

@@ -6,11 +6,11 @@ import argparse
 import json
 from collections.abc import Sequence
 
-from fleet.errors import UsageError
 from fleet.judge.criteria import Pack
 from fleet.report.load import Run
 from fleet.report.scale import report_on_host
 from schemas import documents, quick
+from schemas.errors import UsageError
 from schemas.records import to_json
 
 PAGES = "pages"

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import RunError, UsageError
 from fleet.judge.evidence import Evidence
 from fleet.report.load import Run, load
 from fleet.report.render.format import clean
@@ -18,6 +17,7 @@ from fleet.rma.files import as_json, names, write_package
 from fleet.rma.parts import HOST, Part, parts, within
 from fleet.rma.readme import render_readme
 from schemas import documents
+from schemas.errors import RunError, UsageError
 from schemas.reports import INCONCLUSIVE, Verdict, mark
 from schemas.waivers import Waiver
 

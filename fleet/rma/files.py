@@ -12,8 +12,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import RunError
 from fleet.report.stream import replacing, write_stream
+from schemas.errors import RunError
 
 DIRECTORY = "rma"
 _LONGEST = 64

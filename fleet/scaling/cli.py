@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 from fleet import lock
-from fleet.errors import UsageError
 from fleet.report.load import load
 from fleet.report.render.format import clean
 from fleet.report.render.scaling import render_html, render_lines, render_markdown, sentence
 from fleet.scaling.outcome import Outcome, outcome
 from fleet.scaling.published import RUNS
 from schemas import documents
+from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import to_json
 from schemas.studies import Study

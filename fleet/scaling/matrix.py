@@ -7,9 +7,9 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from fleet.errors import UsageError
 from fleet.inventory import Variables
 from schemas.catalogue import settings
+from schemas.errors import UsageError
 from schemas.studies import MOST_CELLS, WORKLOAD, Cell, Study
 
 AXES = ("hosts", "gpus", "cpus", "precision", "batch_size", "epochs")

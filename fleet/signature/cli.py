@@ -7,10 +7,10 @@ import json
 import sys
 from pathlib import Path
 
-from fleet.errors import UsageError
 from fleet.report.render.format import clean, status
 from fleet.signature import signing
 from fleet.signature.rejudged import Judge, Rules
+from schemas.errors import UsageError
 
 _SHOWN = 20
 _WORDS = {signing.HOLDS: "holds", signing.BROKEN: "DOES NOT HOLD", signing.UNSURE: "holds, but was not judged alike"}

@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 from fleet.baseline.rejudge import rejudged as compared
-from fleet.errors import RunError, UsageError
 from fleet.judge.criteria import PACKS, shipped_packs
 from fleet.report.load import PLAN_BYTES
 from fleet.signature.sums import digest
 from schemas import documents
+from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from schemas.reports import FleetReport
 

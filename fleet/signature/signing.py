@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 from fleet import lock
-from fleet.errors import RunError, UsageError
 from fleet.report.render.format import clean, status
 from fleet.report.views import PARQUET
 from fleet.signature import ssh, views
@@ -31,6 +30,7 @@ from fleet.signature.sums import (
     sums,
 )
 from schemas import VERSION, documents
+from schemas.errors import HeldError, RunError, UsageError
 from schemas.reports import FleetReport
 
 SCHEMA = "rackproof.signed/1"
@@ -64,9 +64,7 @@ def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetRep
     """
     there = lock.peek(run_dir)
     if there and there.lives():
-        raise lock.HeldError(
-            f"{run_dir}: carried out by {there.who()} since {there.since}: sign it when it is reported"
-        )
+        raise HeldError(f"{run_dir}: carried out by {there.who()} since {there.since}: sign it when it is reported")
     # Before anything is read: what is judged then must be what is signed.
     before = sums(run_dir)
     again = rejudged(run_dir, rules, judge)

@@ -8,7 +8,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from fleet.errors import RunError, UsageError
+from schemas.errors import RackproofError, RunError, UsageError
 
 NAMESPACE = "rackproof"
 """What a signature of this key is for: one of git or of a file is not taken for one of a run."""
@@ -18,7 +18,7 @@ _SIGNER = re.compile(r'Good "rackproof" signature for (.+) with (\S+) key (SHA25
 _KEY = re.compile(r"Good \"rackproof\" signature with (\S+) key (SHA256:\S+)")
 
 
-class SignatureError(Exception):
+class SignatureError(RackproofError):
     """The signature does not hold: it is no signature of these bytes, or of nobody who is allowed to sign."""
 
 

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from fleet.errors import RunError
+from schemas.errors import RunError
 
 SUMS, SIGNATURE, STATEMENT = "SHA256SUMS", "SHA256SUMS.sig", "signed.json"
 LEFT_OUT: Mapping[str, str] = {

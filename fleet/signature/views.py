@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fleet.errors import UsageError
 from fleet.report.load import Run, load
 from fleet.report.render.observations import render_csv
 from fleet.report.render.parquet import write_parquet
 from fleet.report.views import JUNIT, OBSERVATIONS, PARQUET
 from fleet.signature.sums import digest
+from schemas.errors import UsageError
 from schemas.reports import EXCEPTIONS, FleetReport
 
 Pieces = Iterable[str]

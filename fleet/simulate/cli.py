@@ -9,12 +9,12 @@ import time
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet.errors import UsageError
 from fleet.simulate.faults import FAULTS
 from fleet.simulate.fleet import MOST_GPUS, Fleet, placed
 from fleet.simulate.fleet import simulate as simulated
 from fleet.simulate.measured import models
 from fleet.simulate.records import ALL, JUDGED
+from schemas.errors import UsageError
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:

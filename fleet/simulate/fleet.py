@@ -11,7 +11,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import UsageError
 from fleet.inventory import Variables
 from fleet.plan import make_plan, read_profile
 from fleet.simulate import measured, records
@@ -22,6 +21,7 @@ from fleet.simulate.records import ALL, Shape, cells, members_text, ranks_text, 
 from fleet.simulate.template import GANG, HOST, Template
 from schemas import documents
 from schemas.catalogue import settings
+from schemas.errors import UsageError
 from schemas.plans import Plan, PlannedHost
 from schemas.probes import GANG as GANG_STAGE
 from schemas.records import to_json

@@ -16,10 +16,10 @@ from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
-from fleet.errors import UsageError
 from fleet.simulate.assumed import RUN_NOISE
 from schemas import documents
 from schemas.catalogue import Expectation
+from schemas.errors import UsageError
 
 PARTS, RUNS = 64, 4
 LEVELS = PARTS * RUNS

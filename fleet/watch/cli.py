@@ -11,12 +11,12 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from fleet.errors import UsageError
 from fleet.watch.lines import Beats, changes
 from fleet.watch.screen import render
 from fleet.watch.terminal import Screen, has_colour, is_screen
 from fleet.watch.view import View
 from fleet.watch.watcher import Watcher
+from schemas.errors import UsageError
 
 INTERRUPTED = 130
 BEAT_S = 30.0

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 from fleet import lock
-from fleet.errors import RunError
 from fleet.report.load import JOURNAL, PLAN_BYTES, without_plan
 from fleet.watch.exporters import Exporters, Told
 from fleet.watch.findings import Judge, Judged, Reported, reported
@@ -30,6 +29,7 @@ from fleet.watch.story import (
 from fleet.watch.tail import Tail, moment
 from fleet.watch.view import Cell, HostView, View
 from schemas import documents
+from schemas.errors import RunError
 from schemas.plans import Plan, PlannedHost, plan_from_json
 
 PROGRESS = "progress.jsonl"

@@ -20,8 +20,8 @@ from agent import metric_names
 from collectors.nvml import kinds
 from fleet.alerts.page import runbook
 from fleet.alerts.rules import PACKS, RUNBOOK, Rule, criteria_of, exported, read_table, rule_file, rules_of
-from fleet.errors import UsageError
 from fleet.judge.criteria import Criterion, Pack, read_pack
+from schemas.errors import UsageError
 from schemas.reports import ACTIONS
 from tests.fakes import links, nvml, whole
 from tests.unit.test_plan import rackproof

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from fleet.choice import ALONE, COST_S, PARTS, START_S, Past, choose, told
-from fleet.errors import UsageError
 from fleet.history import history, narrowed
 from fleet.judge.criteria import read_packs
 from fleet.plan import read_profile
@@ -26,6 +25,7 @@ from fleet.report.render.markdown import render_markdown
 from fleet.report.render.text import render_summary
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
+from schemas.errors import UsageError
 from schemas.plans import Choice, Chosen, Plan, plan_from_json
 from schemas.records import to_json
 from tests import builders

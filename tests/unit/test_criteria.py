@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.errors import UsageError
 from fleet.judge.criteria import Criterion, Pack, read_pack, shipped_packs
 from fleet.judge.lint import COLLECTED, lint
 from fleet.plan import read_profile
 from rackproof import main
 from schemas.catalogue import settings
+from schemas.errors import UsageError
 
 H200 = read_pack("h200-sxm")
 

@@ -16,9 +16,9 @@ import pytest
 from fleet import lock
 from fleet.baseline import store
 from fleet.baseline.waivers import read_waivers
-from fleet.errors import RunError, UsageError
 from fleet.report.load import Records, load
 from schemas import documents, quick
+from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from tests import accepted, builders, fuzz
 

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.errors import UsageError
 from fleet.judge.criteria import Criterion, VsBaseline, read_pack, read_packs, shipped_packs
+from schemas.errors import UsageError
 
 
 def written(path: Path, *criteria: dict[str, Any], **over: Any) -> str:

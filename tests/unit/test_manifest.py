@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from fleet.errors import UsageError
 from fleet.judge.criteria import Pack
 from fleet.judge.verdict import Evidence, judge
 from fleet.manifest import read_manifest
@@ -19,6 +18,7 @@ from fleet.report.merge import merge
 from fleet.report.render.html import render_html
 from fleet.report.render.text import render_summary
 from schemas import documents
+from schemas.errors import UsageError
 from schemas.plans import Part, Plan, plan_from_json
 from schemas.records import Metric, Snapshot, to_json
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict

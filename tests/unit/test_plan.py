@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from fleet.errors import UsageError
 from fleet.inventory import check_addresses, check_variables, hosts_of, read_inventory
 from fleet.plan import make_plan, read_profile
 from schemas import documents
+from schemas.errors import UsageError
 from schemas.plans import plan_from_json
 from schemas.records import to_json
 from tests import builders

@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
-from fleet.errors import UsageError
 from fleet.inventory import check_addresses, hosts_of, read_inventory
 from fleet.plan import make_plan, read_profile, seconds
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import Expectation
+from schemas.errors import UsageError
 from schemas.plans import Choice, Chosen, Part, Plan, choice_from_json, plan_from_json
 from schemas.records import to_json
 from schemas.waivers import Waiver

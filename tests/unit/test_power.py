@@ -15,11 +15,11 @@ from statistics import NormalDist
 import pytest
 
 from fleet import cli
-from fleet.errors import UsageError
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.power import Gate, Power, Run, careful_sigma, power, robust_sigma
 from fleet.report.render.power import render_power
 from schemas import documents
+from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import Observation, Samples, to_json
 from tests import builders

@@ -123,8 +123,9 @@ def test_nothing_that_goes_wrong_breaks_the_playbook(broken: str, tmp_path: Path
         (tmp_path / "elsewhere").write_text("")
         (run_dir / "progress.jsonl").symlink_to(tmp_path / "elsewhere")
     where = tmp_path / "nowhere" / "r1" if broken == "missing" else run_dir
-    environment = {"ANSIBLE_CALLBACK_PLUGINS": str(tmp_path / "plugins")} if broken == "heartbeat" else {}
+    environment = {"RACKPROOF_HEARTBEAT": "1"}
     if broken == "heartbeat":  # the watcher that it starts is not there
+        environment["ANSIBLE_CALLBACK_PLUGINS"] = str(tmp_path / "plugins")
         (tmp_path / "plugins").mkdir()
         (tmp_path / "plugins" / "rackproof_progress.py").write_text((PLUGINS / "rackproof_progress.py").read_text())
     done = play(

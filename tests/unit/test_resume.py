@@ -22,6 +22,7 @@ from agent import background, lease
 from agent.record import HostRun
 from fleet import lock
 from schemas import documents, locks
+from schemas.errors import HeldError
 from schemas.locks import Claim
 from schemas.plans import Plan
 from schemas.records import Snapshot, to_json
@@ -65,14 +66,14 @@ def test_second_operator_is_told_who_since_when_and_what_to_do(
     tmp_path: Path, bystander: subprocess.Popen[bytes]
 ) -> None:
     held(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
-    with pytest.raises(lock.HeldError) as refused:
+    with pytest.raises(HeldError) as refused:
         lock.take(tmp_path / "r1")
     assert str(refused.value) == (
         f"run r1 is carried out by alice on control1 (process {bystander.pid}) since 2026-11-21T04:00:00.000000Z: "
         f"wait for its end, or end it there (kill {bystander.pid}) and start this again, which resumes it; "
         "for a run of its own choose another rackproof_run_id"
     )
-    with pytest.raises(lock.HeldError):  # one that can be asked is not passed over
+    with pytest.raises(HeldError):  # one that can be asked is not passed over
         lock.take(tmp_path / "r1", take_over=True)
     assert not (tmp_path / "r1" / lock.JOURNAL).exists()
 
@@ -104,7 +105,7 @@ def test_whether_a_holder_lives_is_told_exactly_or_not_at_all(
 
 def test_holder_that_cannot_be_asked_is_passed_over_only_on_demand(tmp_path: Path) -> None:
     held(tmp_path / "r1", of(1, tmp_path / "r1", machine="another"))
-    with pytest.raises(lock.HeldError, match=r"cannot be asked from here .* rackproof_take_over"):
+    with pytest.raises(HeldError, match=r"cannot be asked from here .* rackproof_take_over"):
         lock.take(tmp_path / "r1")
     assert "had this run" in lock.take(tmp_path / "r1", take_over=True)
 
@@ -297,7 +298,7 @@ ELSEWHERE = {"machine": "another", "user": "bob", "host": "control2"}
 def test_another_run_is_refused_and_told_who_has_the_host(tmp_path: Path) -> None:
     assert take(tmp_path, "r1") == ""
     before = lying(tmp_path)
-    with pytest.raises(lease.HeldError) as refused:
+    with pytest.raises(HeldError) as refused:
         take(tmp_path, "r2", "05:00", **ELSEWHERE)
     assert f"held by run r1 of alice on control1 since {before['since']}" in str(refused.value)
     assert "rackproof_take_over" in str(refused.value)
@@ -315,7 +316,7 @@ def test_same_run_goes_on_with_its_lease(tmp_path: Path) -> None:
 def test_same_name_of_another_plan_is_another_run(tmp_path: Path) -> None:
     take(tmp_path, "r1")
     other = replace(plan("r1"), nonce="f" * 32)
-    with pytest.raises(lease.HeldError):
+    with pytest.raises(HeldError):
         lease.take(tmp_path / "runs" / "r1", other, claim(tmp_path, "r1", "05:00", **ELSEWHERE))
 
 
@@ -324,7 +325,7 @@ def test_lease_ends_when_nothing_was_heard_for_longer_than_the_longest_stage(tmp
     longest = max(stage.deadline_s for stage in plan().stages)
     assert lying(tmp_path)["lasts_s"] == longest + lease.IDLE_S
     aged(tmp_path, longest + lease.IDLE_S - 30)
-    with pytest.raises(lease.HeldError):
+    with pytest.raises(HeldError):
         take(tmp_path, "r2", "05:00", **ELSEWHERE)
     aged(tmp_path, longest + lease.IDLE_S + 30)
     assert take(tmp_path, "r2", "05:00", **ELSEWHERE).startswith("taken over from run r1 of alice on control1")
@@ -347,7 +348,7 @@ def test_control_node_that_does_not_know_it_over_does_not(
     since: str, changes: dict[str, object], tmp_path: Path
 ) -> None:
     take(tmp_path, "r1")
-    with pytest.raises(lease.HeldError):
+    with pytest.raises(HeldError):
         take(tmp_path, "r2", since, **changes)
 
 
@@ -378,7 +379,7 @@ def test_host_on_which_a_stage_runs_is_not_taken_however_old_the_lease(
     tmp_path: Path, supervisor: subprocess.Popen[str]
 ) -> None:
     aged(tmp_path, 1e6)
-    with pytest.raises(lease.HeldError, match=f"its stage benchmark as process {supervisor.pid} "):
+    with pytest.raises(HeldError, match=f"its stage benchmark as process {supervisor.pid} "):
         take(tmp_path, "r2", "05:00")
     supervisor.kill()
     supervisor.wait()
@@ -388,7 +389,7 @@ def test_host_on_which_a_stage_runs_is_not_taken_however_old_the_lease(
 def test_taking_over_ends_what_the_other_run_does_here(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
     assert take(tmp_path, "r2", take_over=True, **ELSEWHERE).startswith("taken over by force from run r1")
     assert supervisor.wait() == -signal.SIGTERM
-    with pytest.raises(lease.HeldError, match="held by run r2 of bob"):
+    with pytest.raises(HeldError, match="held by run r2 of bob"):
         lease.renew(tmp_path / "runs" / "r1", plan("r1"))
 
 

@@ -17,7 +17,6 @@ from typing import Any
 
 import pytest
 
-from fleet.errors import RunError, UsageError
 from fleet.judge.criteria import read_packs
 from fleet.notice import call, mail, notice, state
 from fleet.report.load import load
@@ -25,6 +24,7 @@ from fleet.report.merge import merge
 from fleet.scheduler import DRAINED, give_back, take
 from rackproof import main
 from schemas import documents
+from schemas.errors import RunError, UsageError
 from schemas.locks import claim
 from schemas.plans import Plan
 from schemas.records import SKIPPED, to_json

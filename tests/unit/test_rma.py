@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.errors import RunError
 from fleet.rma.files import names, safe, write_package
 from fleet.rma.parts import IDENTITY, parts
 from rackproof import main
 from schemas import documents
+from schemas.errors import RunError
 from schemas.plans import Plan
 from schemas.readings import READINGS
 from schemas.records import Launch, Metric, Observation, Rank, Record, to_json

@@ -20,11 +20,11 @@ import rackproof_run
 from agent import readiness
 from agent.readiness import Gpus
 from collectors.base import Absent
-from fleet.errors import UsageError
 from fleet.plan import read_profile
 from fleet.report.merge import merge
 from rackproof_run import Machine, alone, plan_of
 from schemas import documents
+from schemas.errors import UsageError
 from schemas.plans import Plan
 from tests import builders
 from tests.fakes import nvml

@@ -19,7 +19,6 @@ from agent.launch.torchrun import LaunchError, torchrun
 from agent.record import HostRun
 from agent.wire import Gang
 from fleet.cli import begin
-from fleet.errors import RunError, UsageError
 from fleet.judge.evidence import Evidence
 from fleet.plan import PROFILES, make_plan, read_profile
 from fleet.report.load import load
@@ -28,6 +27,7 @@ from fleet.scaling.outcome import FAILED, MEASURED, NOT_YET, OPEN, SKIPPED, Outc
 from fleet.scaling.published import RUNS, ours
 from rackproof import main
 from schemas import documents
+from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
 from schemas.records import ERROR, Launch, Record, to_json
 from schemas.studies import CELL, Cell

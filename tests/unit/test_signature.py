@@ -14,13 +14,13 @@ import pytest
 
 from fleet import lock
 from fleet.cli import _judged as judged
-from fleet.errors import RunError
 from fleet.report import load as loading
 from fleet.signature import signing
 from fleet.signature.rejudged import Rules
 from fleet.signature.sums import LEFT_OUT, from_text
 from rackproof import main
 from schemas import documents
+from schemas.errors import RunError
 from schemas.reports import FleetReport
 from tests import builders
 from tests.unit.test_plan import ROOT

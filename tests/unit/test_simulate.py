@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-from fleet.errors import UsageError
 from fleet.judge.criteria import read_packs
 from fleet.judge.verdict import judge
 from fleet.report.load import Run, load
@@ -25,6 +24,7 @@ from fleet.simulate.measured import levels
 from fleet.simulate.records import JUDGED
 from rackproof import main
 from schemas import documents
+from schemas.errors import UsageError
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict
 
 REPOSITORY = Path(__file__).parents[2]

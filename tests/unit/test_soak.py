@@ -24,7 +24,6 @@ from agent.soak import SoakRun, carry_out
 from agent.timeline import MOST_BUCKETS, MOST_EVENTS, Recorder
 from collectors.base import Absent
 from collectors.nvml import Beat
-from fleet.errors import UsageError
 from fleet.judge.criteria import read_packs
 from fleet.judge.drift import course
 from fleet.judge.verdict import judge
@@ -33,6 +32,7 @@ from fleet.report.merge import merge
 from fleet.report.render.html import render_html
 from fleet.report.render.markdown import render_markdown
 from schemas import documents
+from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import ERROR, Launch, Metric, Observation, Record, Snapshot, record_from_json, to_json
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict

@@ -32,7 +32,7 @@ ROOT = Path(__file__).parents[2]
 BENCHMARKS: dict[str, dict[str, Any]] = {
     "dataloader": {"workers": [1, 2], "batch_size": 8, "seconds": 0.2},
     "training": {"networks": ["convnet"], "epochs": 2, "batch_size": 16, "max_steps": 3, "data_directories": []},
-    "fashion_mnist": {"epochs": 1, "batch_size": 32, "data_directories": []},
+    "fashion_mnist": {"epochs": 1, "batch_size": 32, "max_steps": 60, "data_directories": []},
     "scaling": {"max_steps": 4, "batch_size": 16, "precision": "bf16", "workers": 1, "data_directories": []},
     "variants": {
         "variants": ["fp32", "bf16_channels_last", "fp1"],

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.errors import UsageError
 from fleet.judge.criteria import Pack, read_pack
 from fleet.judge.verdict import Evidence, judge
 from fleet.report.merge import merge
 from fleet.report.render import versions
 from fleet.report.render.html import render_html
 from fleet.report.render.markdown import render_markdown
+from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, HostReport, Verdict

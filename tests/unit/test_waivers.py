@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 
 from fleet.baseline.waivers import read_waivers
-from fleet.errors import UsageError
 from fleet.judge.waivers import Waived, covers
 from schemas import documents
+from schemas.errors import UsageError
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from schemas.waivers import Waiver
 from tests import builders

@@ -7,11 +7,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.errors import UsageError
 from fleet.judge.evidence import Evidence
 from fleet.report.render.format import clean, finite
 from fleet.report.render.observations import CELL_LIMIT, COLUMNS, by_host, head, rows, values
 from fleet.report.stream import replacing
+from schemas.errors import UsageError
 from schemas.records import Value
 from schemas.reports import FleetReport
 
