@@ -39,6 +39,10 @@ from .prometheus import Prometheus, write_config
 __all__ = ["Host", "Lab", "LabError", "LabUnavailable", "Prometheus", "requirements_missing"]
 
 CONTROL_ADDRESS = "10.77.0.2"
+MODULE_PYTHON = Path(__file__).absolute().with_name("module_python.py")
+"""/usr/bin/python3, which compiles Ansible's modules once on each host."""
+CONTROL_NODE = yaml.safe_dump({"ansible_python_interpreter": str(MODULE_PYTHON), "ansible_pipelining": True})
+"""host_vars/localhost.yml beside an inventory: the same where a task is delegated to the control node."""
 MOST_HOSTS = 200
 READY_SECONDS = 15.0
 # A lab's addresses and host keys mean nothing outside it and come round again in the next one. The user's own
@@ -193,11 +197,13 @@ class Lab:
             "ansible_ssh_common_args": SSH_OPTIONS,
             # Ansible would share connections with another lab, which has the same addresses.
             "ansible_control_path_dir": str(self._run_directory),
-            "ansible_python_interpreter": "/usr/bin/python3",
+            "ansible_python_interpreter": str(MODULE_PYTHON),
         }
         group = {"hosts": hosts, "vars": {**common, **(groupvars or {})}}
         path = self.directory / f"{name}.yml"
         path.write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": group}}}, sort_keys=False))
+        (self.directory / "host_vars").mkdir(exist_ok=True)
+        (self.directory / "host_vars" / "localhost.yml").write_text(CONTROL_NODE)
         return path
 
     def prometheus(self, targets_glob: Path, scrape_interval: str = "1s") -> Prometheus:

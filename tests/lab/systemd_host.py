@@ -20,7 +20,7 @@ import yaml
 
 from . import machine, processes
 from .hosts import CHECKOUT, hidden
-from .lab import SSH_OPTIONS
+from .lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS
 
 READY_SECONDS = 30.0
 # In a mount namespace of its own, and in control groups of its own below which the host's are made and removed.
@@ -82,11 +82,13 @@ class SystemdHost:
             "ansible_ssh_private_key_file": str(self.directory / "key"),
             "ansible_ssh_common_args": SSH_OPTIONS,
             "ansible_control_path_dir": str(self._claim),
-            "ansible_python_interpreter": "/usr/bin/python3",
+            "ansible_python_interpreter": str(MODULE_PYTHON),
         }
         path = self.directory / "inventory.yml"
         group = {"hosts": {"node1": {}}, "vars": {**common, **variables}}
         path.write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": group}}}, sort_keys=False))
+        (self.directory / "host_vars").mkdir(exist_ok=True)
+        (self.directory / "host_vars" / "localhost.yml").write_text(CONTROL_NODE)
         return path
 
     def _start(self) -> None:

@@ -102,13 +102,35 @@ def test_a_study_that_was_cut_off_measures_no_cell_twice(site: Site) -> None:
     assert "2 of 3 cells were measured, 1 left out." in output
 
 
+IDLE = """
+import time
+import agent.benchmarks.gemm as benchmark
+
+product = benchmark.product
+
+def slow(*arguments, **named):
+    multiply, check = product(*arguments, **named)
+    return lambda: time.sleep(0.1) or multiply(), check
+
+benchmark.product = slow
+"""
+"""What a stress test multiplies, put beneath the agent: it goes on for as long, and leaves the processors to others."""
+
+
 @pytest.fixture
 def at_work(site: Site, undisturbed: dict[str, Any]) -> Iterator[Attempt]:
     """A run that measures at this moment, killed in the end."""
+    where = ("/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+    packages = site.lab.on(HOSTS[0], *where).stdout.strip()
+    for host in HOSTS:
+        site.lab.put(host, f"{packages}/idle.py", IDLE)
+        site.lab.put(host, f"{packages}/idle.pth", "import os; 'LOCAL_RANK' in os.environ and __import__('idle')\n")
     attempt = site.start("first", seconds=60.0)
     assert attempt.reached("benchmark : Wait for the benchmarks"), attempt.lines[-20:]
     yield attempt
     attempt.kill()
+    for host in HOSTS:
+        site.lab.on(host, "sh", "-c", f"rm {packages}/idle.*")
 
 
 def test_second_operator_is_refused_on_the_run_and_on_the_hosts(site: Site, at_work: Attempt) -> None:

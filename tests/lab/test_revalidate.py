@@ -24,7 +24,7 @@ import yaml
 from schemas import documents
 from tests.fakes import nvml
 from tests.lab import links
-from tests.lab.lab import SSH_OPTIONS, Lab
+from tests.lab.lab import CONTROL_NODE, MODULE_PYTHON, SSH_OPTIONS, Lab
 from tests.lab.settled import settle
 
 ROOT = Path(__file__).parents[2]
@@ -252,12 +252,13 @@ def control(site: Site) -> Control:
         ansible_user="root",
         ansible_ssh_private_key_file="/root/key",
         ansible_ssh_common_args=SSH_OPTIONS,
-        ansible_python_interpreter="/usr/bin/python3",
+        ansible_python_interpreter=str(MODULE_PYTHON),
     )
     hosts = {host: {"ansible_host": lab.host(host).address} for host in HOSTS[1:]}
     inventory = {"all": {"children": {"gpu_hosts": {"hosts": hosts, "vars": variables}}}}
     lab.put("node1", "/root/key", lab.key.read_text(), mode=0o600)
     lab.put("node1", "/root/rack1.yml", yaml.safe_dump(inventory))
+    lab.put("node1", "/root/host_vars/localhost.yml", CONTROL_NODE)
     lab.put("node1", PROFILE, yaml.safe_dump(LITTLE))
     lab.put("node1", "/root/slurm", SLURM, mode=0o755)
     lab.put("node1", "/root/hook.py", HOOK)

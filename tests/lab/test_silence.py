@@ -6,7 +6,7 @@ import json
 import re
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -42,13 +42,18 @@ GONE_S = 8.0
 class Gang:
     """One launch over the three hosts."""
 
+    ranks: Mapping[str, tuple[int, ...]] = RANKS
+
     def __init__(self, lab: Lab, run_id: str, timeout_s: float = TIMEOUT_S) -> None:
         self.lab, self.run_id, self.directory = lab, run_id, f"{STATE}/{run_id}"
         plan = builders.plan(*HOSTS, profile="rehearsal")
         stage = replace(plan.stage("gang"), benchmarks=STAGE, deadline_s=120.0, collective_timeout_s=timeout_s)
         hosts = tuple(
             replace(
-                host, address=lab.host(host.name).address, gang="rack1", devices=tuple(range(len(RANKS[host.name])))
+                host,
+                address=lab.host(host.name).address,
+                gang="rack1",
+                devices=tuple(range(len(self.ranks[host.name]))),
             )
             for host in plan.hosts
         )
@@ -74,7 +79,7 @@ class Gang:
     def measuring(self) -> None:
         """Returns once every rank is in the midst of an operation."""
         for host in HOSTS:
-            for rank in RANKS[host]:
+            for rank in self.ranks[host]:
                 wait(lambda: (self.read(host, f"work/gang/rank{rank}.state.json") or {}).get("phase") == DURING, 60)  # noqa: B023
         time.sleep(1.0)
 
