@@ -114,8 +114,7 @@ def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
     }
     for gang, planned in plan.gangs().items():
         groups = dict.fromkeys(last[host] for host in planned if host in last)
-        whole = {frozenset(members) for members in groups} == {frozenset(planned)}
-        for members in groups if not whole else ():
+        for members in (group for group in groups if set(group) != set(planned)):
             names = ", ".join(members[:MOST_NAMES]) + (" …" if len(members) > MOST_NAMES else "")
             without = [host for host in planned if host not in members]
             but = f", without {', '.join(without[:MOST_NAMES])}{' …' if len(without) > MOST_NAMES else ''}"
