@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import re
@@ -14,10 +13,10 @@ from statistics import NormalDist
 
 import pytest
 
-from fleet import cli
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.power import Gate, Power, Run, careful_sigma, power, robust_sigma
 from fleet.report.render.power import render_power
+from rackproof import main
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import Plan
@@ -234,10 +233,7 @@ def write(directory: Path, run: Run) -> Path:
 
 
 def call(*arguments: str | Path) -> int:
-    parser = argparse.ArgumentParser()
-    cli.add_verbs(parser.add_subparsers())
-    options = parser.parse_args(["power", *map(str, arguments)])
-    return int(options.call(options))
+    return main(["power", *map(str, arguments)])
 
 
 @pytest.fixture
