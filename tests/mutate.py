@@ -47,7 +47,6 @@ import pytest
 from _pytest.runner import runtestprotocol
 
 ROOT = Path(__file__).resolve().parents[1]
-DECISIONS = ("decide", "reasons", "status_of")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,12 +71,13 @@ ROOMS = {
     "judge": Room(
         places=(
             *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "fleet" / "judge").rglob("*.py"))),
-            *(f"fleet/report/merge.py:{name}" for name in DECISIONS),
+            *("fleet/report/merge.py:decide", "fleet/report/causes.py"),
+            *("fleet/report/summary.py:reasons", "fleet/report/summary.py:status_of"),
         ),
         tests=(
             "judge_edges", "judge_paths", "judge_evidence", "judge_baseline", "judge_digests", "judge_stragglers", "judge_drift",
-            "judge_packs", "judge_lint", "judge_gangs", "judge_power", "judge_manifest", "survey", "tally", "waivers",
-            "severity", "outliers", "uniformity", "power", "manifest", "criteria",
+            "judge_packs", "judge_lint", "judge_gangs", "judge_power", "judge_manifest", "localise", "culprits", "survey",
+            "tally", "waivers", "severity", "outliers", "uniformity", "power", "manifest", "criteria", "xid",
         ),
         fewest=0.90,
     ),
@@ -152,6 +152,8 @@ def mutants(place: str) -> list[Mutant]:
         for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef) and node.name == name
     ]
+    if name and not within:
+        raise SystemExit(f"{file} has no function {name}: it was moved, and nothing of it would be changed")
     return [
         Mutant(file=file, line=line, statement=statement, number=number, kind=kind)
         for number, (node, _, statement) in enumerate(_changeable(tree))
@@ -527,7 +529,7 @@ def _score(name: str, room: Room, places: list[str], options: argparse.Namespace
             share = (len(own) - left) / len(own)
             print(f"{share:6.1%} {place}: {len(own) - left} of {len(own)} mutants noticed, sampled of {len(found)}")
     noticed = len(chosen) - len(trial.survived)
-    score = noticed / len(chosen) if chosen else 1.0
+    score = noticed / len(chosen) if chosen else 0.0
     size = f"{options.sample} a file, seed {options.seed}" if options.sample else "all"
     print(f"mutation score of the {name} {score:.1%}: {noticed} of {len(chosen)} noticed ({size})", flush=True)
     return score
