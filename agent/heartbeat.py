@@ -43,6 +43,8 @@ class Heart:
         self._waiting: float | None = None
         self._progress = time.monotonic()
         self._broken: tuple[str, float] | None = None
+        self._speaks = threading.Lock()
+        """What was looked at first is said first: a beat from before a failure must not take it back."""
         if self._voice.heard:
             threading.Thread(target=self._go_on, name="heart", daemon=True).start()
 
@@ -53,18 +55,19 @@ class Heart:
 
     def beat(self) -> None:
         """Says how far this rank is."""
-        now, waiting, broken = time.monotonic(), self._waiting, self._broken
-        self._voice.say(
-            "beat",
-            pid=os.getpid(),
-            phase=self.phase[:300],
-            sequence=self._sequence,
-            grouped=self.grouped,
-            waiting_since=waiting,
-            progress_at=min(self._progress, now),
-            broken=broken[0] if broken else "",
-            broken_at=broken[1] if broken else None,
-        )
+        with self._speaks:
+            now, waiting, broken = time.monotonic(), self._waiting, self._broken
+            self._voice.say(
+                "beat",
+                pid=os.getpid(),
+                phase=self.phase[:300],
+                sequence=self._sequence,
+                grouped=self.grouped,
+                waiting_since=waiting,
+                progress_at=min(self._progress, now),
+                broken=broken[0] if broken else "",
+                broken_at=broken[1] if broken else None,
+            )
 
     def step(self) -> None:
         """Something was done."""
@@ -106,6 +109,8 @@ class Voice:
         with contextlib.suppress(OSError), _short(directory) as short:
             self._socket.connect(f"{short}/{SOCKET}")
             self.heard = True
+        if not self.heard:
+            self._socket.close()
 
     def say(self, kind: str, patience_s: float = 0.0, **what: Any) -> None:
         """Sends it; where the supervisor does not listen, or too much is queued, it is lost: the next one says more."""

@@ -2,7 +2,8 @@
 """The Python of Ansible's modules on a lab host: it compiles what they bring once, and not each of them anew.
 
 A module brings sixty files of Ansible as source in an archive, and compiling them is a third of what a task costs a host.
-They are kept beside this file, each under a name made of what stands in it; all else is as /usr/bin/python3 does it.
+They are kept under /run until the machine goes, each under a name made of what stands in it; all else is as /usr/bin/python3
+does it.
 """
 
 import contextlib
@@ -13,7 +14,7 @@ from hashlib import sha256
 from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
-KEPT = Path(__file__).parent / "__pycache__" / "modules"
+KEPT = Path("/run/rackproof-lab-modules")
 
 
 def once(path, source):

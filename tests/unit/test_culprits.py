@@ -105,10 +105,10 @@ def test_where_no_gpu_stands_out_each_pair_stays_where_it_is(gpus: int, failing:
 
 def test_what_is_not_known_speaks_neither_for_nor_against_a_gpu() -> None:
     """It fails with three others: of five with which it was measured that is more than half, of six it is not."""
-    for lost, parts in (({3, 4}, {"gpu=6"}), ({3}, set())):
+    for lost, blamed in (({3, 4}, {"gpu=6"}), ({3}, set())):
         unmeasured = {(a, b) for a, b in around(6) if {a, b} & lost}
         verdicts = of_pairs(8, {(0, 6), (1, 6), (2, 6)}, unknown=unmeasured)
-        assert set(laid(8, verdicts).values()) == parts
+        assert set(laid(8, verdicts).values()) == blamed
 
 
 def test_a_gpu_that_the_host_has_not_is_no_partner() -> None:
