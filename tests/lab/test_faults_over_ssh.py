@@ -12,6 +12,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 from pathlib import Path
@@ -42,7 +43,7 @@ PROFILE = {
         "benchmark": {
             "deadline_s": 90,
             "collective_timeout_s": 60,
-            "benchmarks": {"stress": {"dtypes": ["fp32"], "size": 64, "seconds": 4.0, "settle_seconds": 0.5}},
+            "benchmarks": {"stress": {"dtypes": ["fp32"], "size": 64, "seconds": 6.0, "settle_seconds": 0.5}},
         },
         "gang": {
             "deadline_s": 90,
@@ -255,13 +256,18 @@ def strike(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit) -> None:
     assert attempt.reached("inspect : Fetch the record")
     strike_one(READ_ONLY, lambda: lab.on(READ_ONLY, "mount", "-o", "remount,ro", STATE))
     assert attempt.reached("benchmark : Wait for the benchmarks")
-    for host, blow in (
-        (AGENT_OOM, lambda: agent.exhaust(lab, AGENT_OOM, supervisor())),
-        (HUNG, lambda: lab.on(HUNG, "pkill", "-STOP", "-f", "^sshd: root")),
-        (FULL, lambda: lab.on(FULL, "dd", "if=/dev/zero", f"of={STATE}/fill", "bs=4096", check=False)),
-    ):
+    blows: dict[str, Callable[[], object]] = {
+        AGENT_OOM: lambda: agent.exhaust(lab, AGENT_OOM, supervisor()),
+        HUNG: lambda: lab.on(HUNG, "pkill", "-STOP", "-f", "^sshd: root"),
+        FULL: lambda: lab.on(FULL, "dd", "if=/dev/zero", f"of={STATE}/fill", "bs=4096", check=False),
+    }
+
+    def strike_at_work(host: str) -> None:
         wait(at_work(lab, host, "benchmark", "stress"), 60)
-        strike_one(host, blow)
+        strike_one(host, blows[host])
+
+    with ThreadPoolExecutor(len(blows)) as pool:  # one after the other, the last would have ended its work
+        list(pool.map(strike_at_work, blows))
     wait(at_work(lab, RANK_OOM, "gang", "collective"), 120)
     time.sleep(1.0)  # the heartbeats tell it too by then
     strike_one(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, rank_of(lab, RANK_OOM, 0)))

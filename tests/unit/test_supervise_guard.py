@@ -21,7 +21,7 @@ from agent import guard
 from agent.culprit import RankState
 from agent.heartbeat import ADDRESS, SUPERVISOR, Beats, heart, identity, process
 
-PATIENCE_S = 10.0
+PATIENCE_S = 60.0
 
 
 def until(true: Callable[[], Any]) -> None:
@@ -40,6 +40,7 @@ def forked(work: Callable[[], int | None]) -> int:
         code: Any = 99
         try:
             os.setsid()
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a launch that was tested before leaves its own
             os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
             faulthandler.disable()
             resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
