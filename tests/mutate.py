@@ -487,7 +487,7 @@ def _limit(seconds: float) -> Iterator[None]:
 
 
 def main() -> int:
-    """Prints the scores and what no test noticed; 1 where a score is too low."""
+    """Prints the scores and what no test noticed; 1 where a score is too low, or a room was left out."""
     parser = argparse.ArgumentParser(description=" ".join(__doc__.partition("\n\n")[0].split()))
     parser.add_argument("files", nargs="*", default=list(ROOMS), help=f"or {', '.join(ROOMS)} (default: all)")
     parser.add_argument("--sample", type=int, default=0, help="try so many of each file's mutants (default: all)")
@@ -507,6 +507,7 @@ def main() -> int:
             continue
         if room.ends_processes and not _may_go_apart():
             print(f"{name}: left out: a mutant of it may end any process of yours; as root each has a PID namespace")
+            low = True
             continue
         low |= _score(name, room, places, options) < room.fewest
     return int(low)
