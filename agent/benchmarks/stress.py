@@ -48,6 +48,7 @@ def _stress(context: Context, settings: dict[str, Any], dtype: str, common: dict
     count = max(1, int(block_s / min(context.time(multiply, 3))))
     wrong = torch.zeros((), dtype=torch.int64, device=context.device)
     context.meet(dtype)  # all at once: they share the power supply and the air
+    devices = len(context.present())  # now: at the end some have left already
     settled = time.monotonic() + float(settings["settle_seconds"])
     ends = settled + float(settings["seconds"])
     begin, seconds = 0.0, []
@@ -68,7 +69,6 @@ def _stress(context: Context, settings: dict[str, Any], dtype: str, common: dict
     check()
     if not seconds:
         raise ValueError(f"one block of {count} products took longer than the {settings['seconds']} s of the test")
-    devices = len(context.present())
     context.rate("stress.throughput", 2 * size**3, Series(seconds=seconds), unit="FLOP/s", devices=devices, **common)
     context.measured("stress.wrong_products", int(wrong), unit="1", **common)
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent.benchmarks import digest, gemm, integrity, nccl_log
+from agent.benchmarks import digest, gemm, integrity, nccl_log, stress
 from agent.benchmarks.__main__ import _roll_call, _run_all, _take_device
 from agent.benchmarks.context import Context
 from agent.statistics import interval, summarize
@@ -102,6 +102,24 @@ def test_a_rank_that_left_a_benchmark_is_not_waited_for_and_meets_again_in_the_n
     here.meet()
     together.join()
     assert not here.lost
+
+
+def test_stress_says_how_many_were_at_it_though_one_ends_earlier(tmp_path: Path) -> None:
+    store = dist.HashStore()
+    short, long = (context(tmp_path, store, rank, 2) for rank in range(2))
+    chosen = {"dtypes": ["fp32"], "size": 64, "settle_seconds": 0.0}
+
+    def ends_earlier() -> None:
+        stress.run(short, {**chosen, "seconds": 0.1})
+        short.leave()
+
+    for rank in (short, long):
+        rank.begin("stress")
+    together = threading.Thread(target=ends_earlier)
+    together.start()
+    stress.run(long, {**chosen, "seconds": 0.5})
+    together.join()
+    assert [seen.params["devices"] for seen in long.observations if seen.name == "stress.throughput"] == [2]
 
 
 def test_roll_call_names_who_cannot_take_part_and_why(tmp_path: Path) -> None:
