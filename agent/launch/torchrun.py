@@ -61,8 +61,8 @@ def torchrun(
     members = gang.members
     if importlib.util.find_spec("torch") is None:
         raise LaunchError(
-            f"torch is not installed for {sys.executable}: set rackproof_system_torch where the host brings one, "
-            "or put it into the wheelhouse"
+            f"torch is not installed for {sys.executable}: where the host brings one, set rackproof_system_torch and the "
+            "Python that has it, rackproof_python; or put torch into the wheelhouse"
         )
     if host.name not in members:
         raise LaunchError(f"host {host.name} is not among the members {', '.join(members)}")

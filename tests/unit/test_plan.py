@@ -99,6 +99,11 @@ def test_hostile_host_name_is_refused() -> None:
         check_variables({"../../etc": {}})
 
 
+def test_a_run_id_that_is_no_directorys_name_is_refused_in_words() -> None:
+    with pytest.raises(UsageError, match="host h1: rackproof_run_id: 'a/b': a run's name has letters, digits, dots"):
+        check_variables({"h1": {"rackproof_run_id": "a/b"}})
+
+
 def test_missing_gpu_count_is_asked_for() -> None:
     with pytest.raises(UsageError, match="host h1: rackproof_gpu_count is missing"):
         make_plan(read_profile("smoke"), builders.inventory(), run_id="r", nonce=builders.NONCE, created=builders.WHEN)
