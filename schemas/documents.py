@@ -121,7 +121,7 @@ def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
                 raise DocumentError(f"{path}: {there.st_size} bytes, more than the {max_bytes} that it may have")
             return file.read(max_bytes + 1 if max_bytes <= MAX_BYTES else there.st_size + 1)
     except OSError as error:
-        raise DocumentError(f"{path}: {error.strerror}") from None
+        raise DocumentError(f"{path}: {error.strerror}") from error
 
 
 def write(path: Path, value: Json) -> None:

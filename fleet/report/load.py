@@ -82,8 +82,10 @@ class Records(Mapping[str, Evidence]):
         return replace(left, baseline=known) if known else left, quarantined
 
 
-def without_plan(directory: Path) -> str:
+def without_plan(directory: Path, error: documents.DocumentError) -> str:
     """What to do where the plan of a run directory is not there, or cannot be read."""
+    if isinstance(error.__cause__, PermissionError):
+        return "look at the run as the user who made it, or have that user make it readable"
     if (directory / "plan.json").exists():
         return "it is damaged, or of another version of Rackproof: look at the run with the version that wrote it"
     return "give the directory of a run, which has a plan.json"
@@ -100,7 +102,7 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
     try:
         plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
     except documents.DocumentError as error:
-        raise RunError(f"{error}: {without_plan(directory)}") from None
+        raise RunError(f"{error}: {without_plan(directory, error)}") from None
     if why := _unfit(plan):
         raise RunError(f"{directory / 'plan.json'}: {why}: make the plan anew")
     if plan.study and not study:

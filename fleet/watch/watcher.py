@@ -55,7 +55,7 @@ class Watcher:
         try:
             self._plan: Plan = plan_from_json(documents.read(run_dir / lock.PLAN, "plan", max_bytes=PLAN_BYTES))
         except documents.DocumentError as error:
-            raise RunError(f"{error}: {without_plan(run_dir)}") from None
+            raise RunError(f"{error}: {without_plan(run_dir, error)}") from None
         self._run_dir = run_dir.absolute()
         self._story = Story([stage.name for stage in self._plan.stages], (host.name for host in self._plan.hosts))
         self._progress, self._events = Tail(run_dir / PROGRESS), Tail(run_dir / JOURNAL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -20,6 +21,7 @@ from fleet.report.render.html import render_html
 from fleet.report.render.markdown import render_markdown
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
+from schemas.errors import RunError
 from schemas.plans import Plan
 from schemas.records import Observation, to_json
 from schemas.reports import FleetReport
@@ -363,3 +365,16 @@ def test_a_library_that_is_not_there_is_told_with_what_brings_it(
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (2, "")
     assert f"{lacking} is not installed: {remedy}" in done.stderr
+
+
+def test_a_plan_that_this_user_may_not_read_is_not_called_damaged(tmp_path: Path) -> None:
+    (tmp_path / "plan.json").write_text("{}")
+    (tmp_path / "plan.json").chmod(0)
+    own = os.geteuid()
+    try:
+        if own == 0:  # root may read everything
+            os.seteuid(65534)
+        with pytest.raises(RunError, match="Permission denied: look at the run as the user who made it"):
+            load(tmp_path)
+    finally:
+        os.seteuid(own)
