@@ -99,11 +99,13 @@ def main(seconds: float, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "steps"
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        training = subprocess.Popen([*launch, __file__, "--train", str(log)])
+        told = Path(directory) / "told"  # that it is ended by a signal, torchrun tells with a traceback
+        with told.open("w") as file:
+            training = subprocess.Popen([*launch, __file__, "--train", str(log)], stderr=file)
         try:
             while not log.exists() or len(log.read_text().split()) < 20:
                 if training.poll() is not None:
-                    sys.exit("the training ended")
+                    sys.exit(f"the training ended:\n{told.read_text()}")
                 time.sleep(0.5)
             ratios, shares = [], []
             for number in range(rounds):
