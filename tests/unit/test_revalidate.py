@@ -708,7 +708,6 @@ def test_failed_give_back_does_not_keep_the_report_away(tmp_path: Path) -> None:
         {"ansible.builtin.debug": {"msg": "the report comes after"}},
     ]
     variables = {
-        "revalidate_run": [str(word) for word in (*RACKPROOF, "scheduler")],
         "_rackproof_run_dir": str(tmp_path),
         "rackproof_scheduler": "slurm",
         "ansible_connection": "local",

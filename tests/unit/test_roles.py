@@ -13,13 +13,31 @@ import yaml
 from fleet.inventory import OURS, check_variables
 
 ROOT = Path(__file__).parents[2]
-ROLES = sorted(path.name for path in (ROOT / "roles").iterdir())
+ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
 SCHEMA: dict[str, Any] = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text())["properties"]
+TYPES = {"str": "string", "int": "integer", "float": "number", "list": "array", "dict": "object"}
+"""Ansible's names of types, and the schema's. A truth may be text in an inventory, and `raw` is anything."""
+
+
+def read(role: str, path: str) -> dict[str, Any]:
+    file = ROOT / "roles" / role / path
+    return yaml.safe_load(file.read_text()) if file.exists() else {}
 
 
 def defaults(role: str) -> dict[str, Any]:
-    path = ROOT / "roles" / role / "defaults" / "main.yml"
-    return yaml.safe_load(path.read_text()) if path.exists() else {}
+    return read(role, "defaults/main.yml")
+
+
+def role_vars(role: str) -> dict[str, Any]:
+    return read(role, "vars/main.yml")
+
+
+def options(role: str) -> dict[str, dict[str, Any]]:
+    """What the role's argument specs say of each variable. Ansible checks `main` before the tasks of that name."""
+    entry = "main" if (ROOT / "roles" / role / "tasks" / "main.yml").exists() else "inventory"
+    specs = read(role, "meta/argument_specs.yml")
+    found: dict[str, dict[str, Any]] = specs["argument_specs"][entry]["options"] if specs else {}
+    return found
 
 
 def for_operators(role: str) -> dict[str, Any]:
@@ -27,14 +45,41 @@ def for_operators(role: str) -> dict[str, Any]:
     return {name: value for name, value in defaults(role).items() if OURS.match(name)}
 
 
-@pytest.mark.parametrize("role", [role for role in ROLES if role != "common" and for_operators(role)])
+@pytest.mark.parametrize("role", ROLES)
 def test_argument_specs_equal_defaults(role: str) -> None:
-    specs = yaml.safe_load((ROOT / "roles" / role / "meta" / "argument_specs.yml").read_text())
-    options = specs["argument_specs"]["main"]["options"]
-    assert {name: option["default"] for name, option in options.items()} == for_operators(role)
-    assert {name: option["description"] for name, option in options.items()} == {
-        name: SCHEMA[name]["description"] for name in options
-    }
+    assert {name: option["default"] for name, option in options(role).items()} == defaults(role)
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_argument_specs_have_a_type_and_one_line_that_says_what_it_is(role: str) -> None:
+    for name, option in options(role).items():
+        assert option["type"] in (*TYPES, "bool", "raw"), name
+        assert re.fullmatch(r"\S.{10,}\.", option["description"]), name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_argument_specs_say_what_the_schema_says(role: str) -> None:
+    for name in for_operators(role):
+        option, schema = options(role)[name], SCHEMA[name]
+        assert option["description"] == schema["description"], name
+        if option["type"] in TYPES:
+            assert schema.get("type", "string") == TYPES[option["type"]], name
+            assert option.get("choices") == schema.get("items", schema).get("enum"), name
+
+
+def test_default_that_no_inventory_overrides_is_for_a_playbook() -> None:
+    """What nobody sets is no default: it is in vars/main.yml."""
+    playbooks = "".join(path.read_text() for path in (ROOT / "playbooks").glob("*.yml"))
+    others = {name: role for role in ROLES for name in defaults(role) if not OURS.match(name)}
+    for name, role in others.items():
+        assert name.startswith(f"{role}_"), name
+        assert re.search(rf"^ +{name}: ", playbooks, re.MULTILINE), name
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_nobody_sets_begins_with_an_underscore_and_the_role(role: str) -> None:
+    prefix = "_rackproof_" if role == "common" else f"_{role}_"
+    assert [name for name in role_vars(role) if not name.startswith(prefix)] == []
 
 
 def test_every_default_is_a_variable_that_the_schema_allows() -> None:
@@ -44,8 +89,8 @@ def test_every_default_is_a_variable_that_the_schema_allows() -> None:
         check_variables({"host": plain})
 
 
-def test_no_two_roles_have_a_default_for_one_variable() -> None:
-    names = [name for role in ROLES for name in defaults(role)]
+def test_no_two_roles_have_one_variable() -> None:
+    names = [name for role in ROLES for name in (*defaults(role), *role_vars(role))]
     assert sorted(names) == sorted(set(names))
 
 
@@ -71,11 +116,6 @@ def test_example_inventory_is_a_valid_one() -> None:
     hosts = read_inventory([str(ROOT / "inventory" / "example")])
     plan = make_plan(read_profile("standard"), hosts, run_id="r", nonce="0" * 32, created="2026-11-21T04:00:00Z")
     assert plan.gangs() == {"rack12": ("r12-h01", "r12-h02", "r12-h03", "r12-h04")}
-
-
-def role_vars(role: str) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load((ROOT / "roles" / role / "vars" / "main.yml").read_text())
-    return found
 
 
 DRIVERS = role_vars("nvidia_driver")["_nvidia_driver_table"]
