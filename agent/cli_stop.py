@@ -1,4 +1,4 @@
-"""The verb that ends what `export --detach` started, and gives the host back."""
+"""The verb that ends what runs on the host for a run, and gives the host back."""
 
 from __future__ import annotations
 
@@ -13,13 +13,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Adds stop to the command."""
     stop = verbs.add_parser(
         "stop",
-        help="end what `export --detach` started; exits 75 where another run has this host",
-        epilog="example: rackproof stop /var/lib/rackproof/exporter",
+        help="end a run's stage or soak on this host, and what `export --detach` started; exits 75 where another run has it",
+        description="Ends what `export --detach` started. With --run-dir or --take-over also what measures; records stay.",
+        epilog="example: rackproof stop /var/lib/rackproof/exporter --run-dir /var/lib/rackproof/runs/rack12",
     )
     stop.add_argument("directory", type=Path, help="directory that was given to --detach")
-    stop.add_argument("--run-dir", type=Path, help="give the host back, too, where the lease is that of this run")
+    stop.add_argument("--run-dir", type=Path, help="end this run's stage, too, and give the host back where it has it")
     stop.add_argument("--claim", help="lock.json of the run on the control node: who asks")
-    stop.add_argument("--take-over", action="store_true", help="although another run has this host")
+    stop.add_argument("--take-over", action="store_true", help="end whatever measures here, for whichever run")
     stop.set_defaults(call=_stop)
 
 
@@ -28,13 +29,13 @@ def _stop(options: argparse.Namespace) -> int:
     by = lease.given(options.claim, run_id, options.directory) if options.claim else None
     other = lease.another(state, run_id, by)
     if other and not options.take_over:
-        held = f"this host is held by {other.who()}"
-        if run_id:  # what runs here is not ours any more, and so not ours to stop
-            print(held)
-            return 0
-        print(f"rackproof: {held}: wait for its end, or set rackproof_take_over", file=sys.stderr)
+        print(
+            f"rackproof: this host is held by {other.who()}: wait for its end, or set rackproof_take_over",
+            file=sys.stderr,
+        )
         return lease.HELD
-    if run_id:
-        lease.release(state, run_id)
+    ended = lease.release(state, run_id, anyones=options.take_over) if run_id or options.take_over else ""
+    if ended:
+        print(ended)
     print(background.stop(options.directory, "exporter"))
     return 0

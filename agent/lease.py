@@ -131,13 +131,30 @@ def renew(run_dir: Path, plan: Plan, stage: str = "") -> None:
         _write(file, replace(fresh, renewed=at, lasts_s=_lasts(plan)))
 
 
-def release(state: Path, run_id: str) -> None:
-    """Gives the host back where it is this run's."""
-    if (state / LEASE).exists():
-        with exclusive(state / LEASE, MODE) as file:
-            there = _lease(read_line(file, "lease"))
-            if there is None or there.run_id == run_id:
-                (state / LEASE).unlink()
+def release(state: Path, run_id: str, *, anyones: bool = False) -> str:
+    """Gives the host back where it is this run's, or `anyones`; what measures there for that run is ended.
+
+    Returns:
+        A line for people where something was ended; else nothing.
+
+    Raises:
+        HeldError: what measures there does not end.
+    """
+    if not (state / LEASE).exists():
+        return ""
+    with exclusive(state / LEASE, MODE) as file:
+        there = _lease(read_line(file, "lease"))
+        if there and there.run_id != run_id and not anyones:
+            return ""
+        pid = there.supervisor() if there else 0
+        if there and pid and pid != os.getpid():
+            _end(there)
+        (state / LEASE).unlink()
+    return (
+        f"ended stage {there.stage} of run {there.run_id} (process {pid})"
+        if there and pid not in (0, os.getpid())
+        else ""
+    )
 
 
 def another(state: Path, run_id: str, by: Claim | None = None) -> Lease | None:
@@ -177,6 +194,10 @@ def _end(there: Lease) -> None:
         ends = time.monotonic() + END_S
         while there.supervisor() and time.monotonic() < ends:
             time.sleep(0.05)
+    if there.supervisor():
+        raise HeldError(
+            f"this host is held by {there.who()}, which no signal ends: it waits in the kernel; reboot the host"
+        )
 
 
 def _lasts(plan: Plan) -> float:

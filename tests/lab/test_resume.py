@@ -154,6 +154,22 @@ def test_second_operator_is_refused_on_the_run_and_on_the_hosts(site: Site, at_w
     assert [host for host in HOSTS if "this host was taken by run forced of root on" in events[host]] == list(HOSTS)
 
 
+def test_what_an_interrupted_playbook_left_at_work_is_stopped_by_name(site: Site, at_work: Attempt) -> None:
+    at_work.kill()
+    code, output = site.run("other", "stop")
+    assert code == 2
+    assert output.count("this host is held by run first of root on") == len(HOSTS)
+    assert all(site.lab.on(host, "pgrep", "-f", "agent.benchmarks").stdout for host in HOSTS), "not its to stop"
+    code, output = site.run("first", "stop")
+    assert code == 0, output[-4000:]
+    assert output.count("ended stage benchmark of run first") == len(HOSTS)
+    for host in HOSTS:
+        assert site.lab.on(host, "pgrep", "-af", "rackproof|agent", check=False).stdout == ""
+        there = site.lab.on(host, "ls", STATE, f"{STATE}/runs/first").stdout
+        assert "record.json" in there
+        assert "lease.json" not in there
+
+
 def lease_of_another(site: Site, host: str) -> dict[str, Any]:
     """Gives the host to a run of another control node, of which nothing is known here."""
     at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())

@@ -407,12 +407,28 @@ def test_stop_leaves_alone_what_another_run_has(tmp_path: Path, capsys: pytest.C
         str(tmp_path / "exporter"),
         json.dumps({**vars(claim(tmp_path, "r2", "05:00", **ELSEWHERE)), "running": []}),
     )
-    assert rackproof.main(["stop", exporter, "--run-dir", "/x/runs/r2", "--claim", by]) == 0
-    assert capsys.readouterr().out.startswith("this host is held by run r1 of alice")
-    assert rackproof.main(["stop", exporter, "--claim", by]) == lease.HELD
-    assert "held by run r1" in capsys.readouterr().err
+    for asks in (["--run-dir", "/x/runs/r2", "--claim", by], ["--run-dir", "/x/runs/r2"], ["--claim", by]):
+        assert rackproof.main(["stop", exporter, *asks]) == lease.HELD
+        assert "this host is held by run r1 of alice" in capsys.readouterr().err
     assert rackproof.main(["stop", exporter, "--run-dir", "/x/runs/r1"]) == 0
     assert not (tmp_path / "lease.json").exists()
+
+
+@pytest.mark.parametrize(
+    "asks", [["--run-dir", "/x/runs/r1"], ["--take-over"], ["--run-dir", "/x/runs/r2", "--take-over"]]
+)
+def test_stop_ends_what_measures_here(
+    tmp_path: Path, supervisor: subprocess.Popen[str], asks: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rackproof.main(["stop", str(tmp_path / "exporter"), *asks]) == 0
+    assert supervisor.wait() == -signal.SIGTERM
+    assert capsys.readouterr().out.startswith(f"ended stage benchmark of run r1 (process {supervisor.pid})\n")
+    assert not (tmp_path / "lease.json").exists()
+
+
+def test_stop_without_a_run_ends_no_stage(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
+    assert rackproof.main(["stop", str(tmp_path / "exporter")]) == lease.HELD
+    assert supervisor.poll() is None
 
 
 # --- what a host does when it is asked again
