@@ -57,7 +57,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
         "collect",
         help="take records out of logs and volumes into a run's directory, for `rackproof report`",
         description="Takes the records that `rackproof attend` or `tell` wrote into a log, or left on a volume.",
-        epilog="examples: kubectl logs -l rackproof.dev/run=r1 --tail=-1 | rackproof collect runs/r1 -; "
+        epilog="examples: kubectl logs -l app.kubernetes.io/component=host --tail=-1 | rackproof collect runs/r1 -; "
         "rackproof collect runs/r1 logs/*.log /mnt/results. "
         "Exit codes: 0 everything that was found was taken, or was there; 2 nothing was found, or something was refused or set "
         "aside; 64 wrong usage; 75 somebody else has the run. What is still missing is named: the report calls it inconclusive.",
