@@ -7,6 +7,9 @@ import importlib
 import os
 import sys
 import traceback
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
 
 from schemas import VERSION, documents
 from schemas.errors import RackproofError
@@ -44,11 +47,41 @@ USAGE, TROUBLE, DEFECT, INTERRUPTED = 64, 2, 70, 130
 
 
 class _Parser(argparse.ArgumentParser):
-    """argparse with the exit code that the documentation promises for a wrong command line."""
+    """argparse that says in one line what is wrong with a command line, and exits as the documentation promises.
+
+    An option is written out: of an abbreviation the next version may make another option.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "allow_abbrev": False})
 
     def error(self, message: str) -> None:  # type: ignore[override]
-        self.print_usage(sys.stderr)
-        self.exit(USAGE, f"{self.prog}: {message}\n")
+        line = " ".join(message.split())
+        self.exit(USAGE, f"{self.prog}: {line}{'' if line.endswith('?)') else f': see {self.prog} --help'}\n")
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """As argparse does; what is not known is an error, told before anything that is missing since it was mistyped."""
+        words = list(sys.argv[1:] if args is None else args)
+        if unknown := next(filter(self._is_unknown, self._own(words)), ""):
+            name = unknown.partition("=")[0]
+            self.error(f"unknown option {name}{documents.nearest(name, self._option_string_actions)}")
+        found, more = super().parse_known_args(words, namespace)
+        if more:
+            self.error(f"{more[0]!r} is one word too many")
+        return found, more
+
+    def _own(self, words: list[str]) -> list[str]:
+        """The words that are this parser's: before `--`; those after a verb are the verb's own."""
+        words = words[: words.index("--")] if "--" in words else words
+        verb = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
+        return words[:verb] if self._subparsers else words
+
+    def _is_unknown(self, word: str) -> bool:
+        """Whether it is an option that the verb has not: no value such as `-`, `-1` or a text with a space."""
+        if len(word) < 2 or word[0] != "-" or " " in word or self._negative_number_matcher.match(word):
+            return False
+        known = self._option_string_actions
+        return word.partition("=")[0] not in known and (word.startswith("--") or word[:2] not in known)
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -107,14 +140,14 @@ def _lacking(error: ImportError) -> str:
 def _told(error: Exception) -> int:
     """Tells what went wrong, and gives the exit code for it."""
     if isinstance(error, RackproofError):
-        print(f"rackproof: {error}", file=sys.stderr)
+        print(f"rackproof: {error}{_remedy(error.__cause__)}", file=sys.stderr)
         return error.exit_code
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return TROUBLE
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
-        print(f"rackproof: {where}{error.strerror or error}", file=sys.stderr)
+        print(f"rackproof: {where}{error.strerror or error}{_remedy(error)}", file=sys.stderr)
         return TROUBLE
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in OUR_OWN:
         print(f"rackproof: {_lacking(error)}", file=sys.stderr)
@@ -122,6 +155,19 @@ def _told(error: Exception) -> int:
     traceback.print_exception(error)
     print("rackproof: this is a defect in Rackproof; please report it with the lines above", file=sys.stderr)
     return DEFECT
+
+
+def _remedy(error: BaseException | None) -> str:
+    """What to do about a file that could not be read, where whoever read it could not know what it was to be."""
+    if not isinstance(error, OSError) or not error.filename:
+        return ""
+    if isinstance(error, FileNotFoundError | NotADirectoryError):
+        if Path(str(error.filename)).name == "plan.json":
+            return ": give the directory of a run, which has a plan.json, or a plan that is there"
+        return ": give the path of a file that is there"
+    if isinstance(error, IsADirectoryError):
+        return ": give a file, and not a directory"
+    return ": run this as a user who may, or give another path" if isinstance(error, PermissionError) else ""
 
 
 if __name__ == "__main__":

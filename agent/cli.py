@@ -181,15 +181,10 @@ def _doctor(options: argparse.Namespace) -> int:
         return _complain(f"--seconds {options.seconds:g}: give 0 to {MOST_SECONDS:g} seconds")
     from agent.doctor import examine, table
     from fleet.judge.criteria import read_packs
-    from schemas.errors import UsageError
 
-    try:
-        packs = read_packs(options.criteria)
-    except UsageError as error:
-        return _complain(str(error))
     found = examine(
         collectors.start(thorough=True),
-        packs,
+        read_packs(options.criteria),
         host=socket.gethostname(),
         gpu_count=options.gpus,
         wait_s=options.seconds,
@@ -200,6 +195,14 @@ def _doctor(options: argparse.Namespace) -> int:
 
 def _inspect(options: argparse.Namespace) -> int:
     if options.run_dir is None:
+        named = {
+            f"--{name}": getattr(options, name.replace("-", "_")) for name in ("plan", "host", "claim", "take-over")
+        }
+        if lost := next((f"{name} {value}" for name, value in named.items() if value), ""):
+            return _complain(
+                f"{lost.removesuffix(' True')} without --run-dir: give the directory of the run as well, "
+                "or leave it out for a snapshot of this host, which is in no record"
+            )
         return _show(options.json)
     if not options.host:
         return _complain("--host is missing: give this host's name in the plan")
@@ -404,7 +407,8 @@ def _begin_soak(options: argparse.Namespace, run: SoakRun, planned: Stage) -> in
     arguments += [f"--interface={options.interface}"] if options.interface else []
 
     def begin() -> None:
-        lease.renew(options.run_dir, run.plan)
+        # A look outlives the playbook that asked for it, and must not begin anew what was stopped since.
+        lease.renew(options.run_dir, run.plan, taken=bool(options.looks))
         print(background.start(arguments, options.run_dir, SOAK))
 
     if not options.looks:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import errno
 import os
 import signal
+import socket
 import sys
 import threading
 from pathlib import Path
@@ -100,15 +102,26 @@ def _export(options: argparse.Namespace) -> int:
     try:
         server = serve(watched, options.listen, options.port, web, options.compat, sources, options.every or FRESH_S)
     except OSError as error:
-        return _complain(
-            f"cannot listen on {options.listen} port {options.port}: {os.strerror(error.errno or 0)}; "
-            "choose another --port, in a playbook rackproof_exporter_port"
-        )
+        return _complain(_not_listening(options, error))
     with server:
         print(f"listening on {server.scheme}://{options.listen}:{server.port}/metrics", file=sys.stderr, flush=True)
         background.notify_systemd()
         ended.wait()
     return 0
+
+
+def _not_listening(options: argparse.Namespace, error: OSError) -> str:
+    """Whether it is the address or the port, and what to do."""
+    if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+        why = error.strerror if isinstance(error, socket.gaierror) else "this host has no such address"
+        return (
+            f"cannot listen on --listen {options.listen}: {why}; give an address of this host, such as 127.0.0.1, "
+            "in a playbook rackproof_exporter_listen"
+        )
+    return (
+        f"cannot listen on {options.listen} port {options.port}: {os.strerror(error.errno or 0)}; "
+        "choose another --port, in a playbook rackproof_exporter_port"
+    )
 
 
 def _wrong(options: argparse.Namespace) -> str:

@@ -34,8 +34,18 @@ def _stop(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
         return lease.HELD
-    ended = lease.release(state, run_id, anyones=options.take_over) if run_id or options.take_over else ""
-    if ended:
-        print(ended)
+    if run_id or options.take_over:
+        if ended := lease.release(state, run_id, anyones=options.take_over):
+            print(ended)
+        _end_what_began(
+            [*([options.run_dir] if run_id else []), *([state / lease.RUNS / other.run_id] if other else [])]
+        )
     print(background.stop(options.directory, "exporter"))
     return 0
+
+
+def _end_what_began(run_dirs: list[Path]) -> None:
+    """What was started in the background and has not come to write itself into the lease."""
+    for path in sorted(path for directory in run_dirs for path in directory.glob("*.pid")):
+        if background.runs(path.parent, path.stem):
+            print(background.stop(path.parent, path.stem))

@@ -112,11 +112,14 @@ def take(run_dir: Path, plan: Plan, by: Claim, *, take_over: bool = False) -> st
     return note
 
 
-def renew(run_dir: Path, plan: Plan, stage: str = "") -> None:
+def renew(run_dir: Path, plan: Plan, stage: str = "", *, taken: bool = False) -> None:
     """Notes that the run goes on; with `stage`, that this process is the supervisor that carries it out.
 
+    Args:
+        taken: only where the run has taken the host and has not given it back since.
+
     Raises:
-        HeldError: another run has the host by now.
+        HeldError: another run has the host by now, or with `taken` none.
     """
     with exclusive(state_of(run_dir) / LEASE, MODE) as file:
         there = _lease(read_line(file, "lease"))
@@ -124,6 +127,9 @@ def renew(run_dir: Path, plan: Plan, stage: str = "") -> None:
         if there and (there.run_id, there.nonce) != (plan.run_id, plan.nonce):
             _dispossess(there, by, take_over=False)
             there = None
+        if taken and there is None:
+            (state_of(run_dir) / LEASE).unlink()  # which opening it made
+            raise HeldError(f"run {plan.run_id} was stopped on this host: resume it to go on")
         at = now()
         fresh = there or Lease(run_id=plan.run_id, nonce=plan.nonce, by=by, since=at, renewed=at, lasts_s=0.0)
         if stage:

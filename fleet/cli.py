@@ -297,6 +297,12 @@ def _gangs(options: argparse.Namespace) -> int:
     run = load(options.run_dir, alone=False, study=True)
     named = sys.stdin.read() if options.hosts == "-" else options.hosts
     present = set(named.replace(",", " ").split()) if options.hosts else {host.name for host in run.plan.hosts}
+    planned = [host.name for host in run.plan.hosts]
+    if unknown := sorted(present.difference(planned)):
+        raise UsageError(
+            f"--hosts: {unknown[0]} is not in the plan of run {run.plan.run_id}{documents.nearest(unknown[0], planned)}: "
+            "give names that the plan has, comma between them"
+        )
     if run.plan.study:
         found = next_cell(run.plan, run.evidence, present)
     else:
@@ -330,6 +336,7 @@ def _report(options: argparse.Namespace) -> int:
     from fleet.report.render.text import render_summary
 
     views.check_options(options)
+    _note_that_it_goes_on(options.run_dir)
     if getattr(options, "host", None):
         run = with_waivers(load(options.run_dir), options.waivers)
         return EXIT[one_host.write_page(options, run, _packs([*run.plan.criteria, *options.criteria]))]
@@ -360,6 +367,16 @@ def _report(options: argparse.Namespace) -> int:
     if note := outdated(options.run_dir):
         print(f"rackproof: {note}", file=sys.stderr)
     return EXIT[report.decision]
+
+
+def _note_that_it_goes_on(run_dir: Path) -> None:
+    """Anybody may look at a run meanwhile; but then nobody must take what is judged for all that there will be."""
+    if by := lock.at_it(run_dir):
+        print(
+            f"rackproof: note: the run goes on, carried out by {by.who()} since {by.since}: this judges what there is of it "
+            "so far, and it is reported again at its end",
+            file=sys.stderr,
+        )
 
 
 def _power(options: argparse.Namespace) -> int:

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet import scheduler
+from fleet.report.load import refuse_no_run
 from schemas import documents, quick
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
@@ -63,6 +64,7 @@ def call(options: argparse.Namespace) -> int:
 
 def read(directory: Path) -> tuple[dict[str, Any], Plan]:
     """Report and plan of a run. Raises RunError where one of them is not there, or is none."""
+    refuse_no_run(directory)
     try:
         report = documents.parse((directory / "report.json").read_bytes(), source="report.json", max_bytes=BYTES)
         plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=BYTES))

@@ -62,7 +62,7 @@ def call(options: argparse.Namespace) -> int:
     if not playbook.exists():
         raise UsageError(f"{playbook} is missing: run this in a checkout, where the playbooks are")
     before = _stamp(directory)
-    arguments = [argument for source in options.inventory for argument in ("-i", source)]
+    arguments = [argument for source in options.inventory for argument in ("-i", _inventory(source))]
     given = [
         "-e",
         f"rackproof_run_id={run_id}",
@@ -87,6 +87,16 @@ def call(options: argparse.Namespace) -> int:
             file=sys.stderr,
         )
     return EXIT[str(report["decision"])] or (EXIT[INCOMPLETE] if left else 0)
+
+
+def _inventory(source: str) -> str:
+    """An inventory as the playbook finds it, which is started in the checkout; hosts with a comma between them are no path."""
+    if "," in source:
+        return source
+    path = Path(source).expanduser().absolute()
+    if not path.exists():
+        raise UsageError(f"-i {source}: no such file or directory: give it as it lies from {Path.cwd()}, or whole")
+    return str(path)
 
 
 def _directory(options: argparse.Namespace) -> Path:

@@ -284,8 +284,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 def call(options: argparse.Namespace) -> int:
     """Carries the verb out."""
-    if not options.run_dir.is_dir():
-        raise UsageError(f"{options.run_dir}: no such directory")
+    known = any((options.run_dir / name).exists() for name in ("plan.json", DRAINED))
+    if not options.run_dir.is_dir() or (options.what == "resume" and not known):
+        why = "no plan.json there" if options.run_dir.is_dir() else "no such directory"
+        raise RunError(f"{options.run_dir}: {why}: give the directory of a run, which has a plan.json")
     if options.what == "resume":
         problems = guard(options.run_dir) if options.when_over else give_back(options.run_dir)
         print("\n".join(problems), end="\n" if problems else "")

@@ -40,7 +40,7 @@ def read_yaml(path: Path, schema: str) -> Any:
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
+        raise UsageError(f"{path}: {error.strerror}") from error  # by which `rackproof` says what to do
     # What is not what its tag says (`!!bool x`, `!!int ""`) PyYAML tells by whatever error it runs into.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())[:300]}") from None

@@ -62,6 +62,8 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
     except RecursionError:
         raise DocumentError(f"{source}: nested deeper than {MAX_DEPTH} levels") from None
     except json.JSONDecodeError as error:
+        if not whole.strip():
+            raise DocumentError(f"{source}: empty, which is not JSON") from None
         raise DocumentError(f"{source}: not JSON at offset {error.pos} of {size}: {error.msg}") from None
     except UnicodeDecodeError as error:
         raise DocumentError(f"{source}: not UTF-8 at offset {error.start}") from None
@@ -181,6 +183,9 @@ def explain(error: ValidationError) -> str:
         return f"{where}: {error.instance!r} is not one of {', '.join(choices)}{nearest(str(error.instance), choices)}"
     if error.validator == "const":
         return f"{where}: {error.instance!r} where {error.validator_value!r} is expected"
+    if error.validator == "minLength":
+        least = int(str(error.validator_value))
+        return f"{where}: {error.instance!r} is too short: give {least} character{'s' * (least > 1)} or more"
     about = str(error.schema.get("description", "")) if isinstance(error.schema, dict) else ""
     if error.validator == "pattern" and about:
         return f"{where}: {error.instance!r}: {about}"
@@ -203,9 +208,17 @@ def _as_text(where: str, error: ValidationError) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean …?)`, or nothing where no known word is near."""
-    close = difflib.get_close_matches(word, list(known), n=1)
-    return f" (did you mean {close[0]}?)" if close else ""
+    """` (did you mean …?)`, or nothing where no known word is near; capitals are no difference."""
+    there, folded = {name.casefold(): name for name in known}, word.casefold()
+    close = difflib.get_close_matches(folded, there)
+    # Of several that are as near the one that also ends so: `gte` is ge, not gt.
+    best = max(close, key=lambda name: (_likeness(folded, name), name[-1:] == folded[-1:]), default="")
+    return f" (did you mean {there[best]}?)" if close else ""
+
+
+def _likeness(word: str, other: str) -> float:
+    """As difflib.get_close_matches sorts by it."""
+    return difflib.SequenceMatcher(None, other, word).ratio()
 
 
 @cache

@@ -299,7 +299,7 @@ def _request(options: argparse.Namespace, store: Store, rank: int) -> tuple[dict
 
 
 def _arguments() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="torchrun … -m agent.benchmarks", description=__doc__)
+    parser = argparse.ArgumentParser(allow_abbrev=False, prog="torchrun … -m agent.benchmarks", description=__doc__)
     parser.add_argument("--request", type=Path, help="the supervisor's request; leaves the other options out")
     parser.add_argument(
         "--only", nargs="+", choices=sorted(BENCHMARKS), metavar="BENCHMARK", help="these benchmarks only"

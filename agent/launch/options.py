@@ -72,8 +72,9 @@ def plan_of(options: argparse.Namespace) -> Plan:
     """
     if not getattr(options, "plan", None):
         return plan_from_json(documents.read(options.run_dir / "plan.json", "plan", max_bytes=PLAN_BYTES))
-    document = documents.parse(text_of(options), source="--plan", max_bytes=PLAN_BYTES)
-    documents.validate(document, "plan", source="--plan")
+    source = f"--plan {options.plan}"
+    document = documents.parse(text_of(options), source=source, max_bytes=PLAN_BYTES)
+    documents.validate(document, "plan", source=source)
     return plan_from_json(document)
 
 

@@ -13,6 +13,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 
+from fleet import lock
 from fleet.baseline import store
 from fleet.baseline.accept import REPORT, REPORT_BYTES, By, accept
 from fleet.baseline.rejudge import compared as without_left_out
@@ -22,13 +23,13 @@ from fleet.baseline.waivers import read_waivers
 from fleet.choice import left_out
 from fleet.diff import compare, criteria_of
 from fleet.judge.criteria import Pack
-from fleet.report.load import Run, load
+from fleet.report.load import Run, load, refuse_no_run
 from fleet.report.render import changes as shown
 from fleet.report.render.format import clean
 from fleet.report.render.markup import code
 from schemas import documents
 from schemas.baselines import GPU, REAL, REHEARSAL, SIMULATED, Kept
-from schemas.errors import RunError, UsageError
+from schemas.errors import HeldError, RunError, UsageError
 from schemas.records import to_json
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
 from schemas.waivers import Waiver
@@ -91,6 +92,11 @@ def _accept(options: argparse.Namespace, merged: Merged) -> int:
         who=" ".join((options.by or getpass.getuser()).split())[:200], at=now, why=" ".join(options.why.split())[:1000]
     )
     taken: list[Kept] = []
+    for name in options.names:
+        if by_now := lock.at_it(Path(name)):
+            raise HeldError(
+                f"{name}: carried out by {by_now.who()} since {by_now.since}: accept it when it is reported"
+            )
     for number, name in enumerate(options.names):
         run, report = merged(Path(name), options.criteria, options.waivers)
         _refuse_part(run)
@@ -161,13 +167,24 @@ def _show(options: argparse.Namespace) -> int:
     found = [one for one in everything if one.id == name]
     if not found:
         near = documents.nearest(name, (one.id for one in everything))
-        raise UsageError(f"no baseline of {name}{near} in {options.baseline}: rackproof baseline list has them")
+        raise UsageError(
+            f"no baseline of {name}{near} of kind {options.kind} in {options.baseline}: {_elsewhere(options)}"
+        )
     if options.json:
         print(json.dumps([to_json(one) for one in found], indent=1))
         return SAME
     for one in found:
         print("\n".join(_told(one)))
     return SAME
+
+
+def _elsewhere(options: argparse.Namespace) -> str:
+    """Where the name may be found: in a baseline of another kind, or in the list."""
+    name = options.names[0]
+    for kind in (REAL, REHEARSAL, SIMULATED):
+        if kind != options.kind and any(one.id == name for one in store.everything(options.baseline, kind)):
+            return f"it has one of kind {kind}: give --kind {kind}"
+    return f"rackproof baseline list --baseline {options.baseline} --kind {options.kind} has them"
 
 
 def _told(kept: Kept) -> list[str]:
@@ -328,6 +345,7 @@ def add_judge(verbs: Verbs[Parser]) -> Parser:
 
 def judge(options: argparse.Namespace, merged: Merged, report: Callable[[argparse.Namespace], int]) -> int:
     """Runs the verb; `report` writes the report, where that is asked for."""
+    refuse_no_run(options.run_dir)
     path = options.run_dir / REPORT
     if not path.exists():
         raise RunError(

@@ -91,6 +91,14 @@ def without_plan(directory: Path, error: documents.DocumentError) -> str:
     return "give the directory of a run, which has a plan.json"
 
 
+def refuse_no_run(directory: Path) -> None:
+    """Raises RunError where the directory is not there, or is none of a run: before anybody asks for a report in it."""
+    try:
+        documents.read_bytes(directory / "plan.json", max_bytes=PLAN_BYTES)
+    except documents.DocumentError as error:
+        raise RunError(f"{error}: {without_plan(directory, error)}") from None
+
+
 def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
     """Reads the run in `directory`; without `alone` the gang records only, with `study` also a study, of which nothing is judged.
 

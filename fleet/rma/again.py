@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from fleet.rma.parts import GPU, Part
 from schemas.catalogue import BENCHMARKS
 from schemas.plans import Plan, PlannedHost
+from schemas.timeline import SOAK
 
 ALONE = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
 """Benchmarks that one GPU does without its siblings."""
+BIN = "/opt/rackproof/bin"
+"""Where the role puts the agent on a host, unless the inventory says otherwise; no plan has it."""
 
 
 def again(part: Part, own: Mapping[str, str], planned: PlannedHost | None, plan: Plan) -> list[dict[str, str]]:
@@ -18,11 +21,14 @@ def again(part: Part, own: Mapping[str, str], planned: PlannedHost | None, plan:
     host = shlex.quote(part.host)
     gpus = len(planned.devices) if planned else 0
     count = f" --gpus {gpus}" if gpus and planned and planned.device == GPU else ""
+    playbook = "burnin" if any(stage.name == SOAK for stage in plan.stages) else "acceptance"
+    play = f"ansible-playbook -i INVENTORY playbooks/{playbook}.yml -e rackproof_profile={shlex.quote(plan.profile)}"
     found = [
-        _told("the host again, by the whole acceptance; judged as this run was", "control node, in the checkout",
-              f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {host}"
-              f" -e rackproof_profile={shlex.quote(plan.profile)}"),
-        _told("health and counters, in seconds", part.host, f"sudo rackproof doctor{count}"),
+        _told("with all hosts, judged as this run was", "control node, in the checkout", play),
+        _told("this host alone: the run is then incomplete, and nothing is held against the other hosts or measured with them",
+              "control node, in the checkout", f"{play} --limit {host}"),
+        _told("health and counters, in seconds (where rackproof_prefix is another directory, by its bin)", part.host,
+              f"sudo {BIN}/rackproof doctor{count}"),
     ]  # fmt: skip
     # A uuid that nobody told is no argument of a command.
     uuid = own.get("uuid", "")
@@ -34,13 +40,13 @@ def again(part: Part, own: Mapping[str, str], planned: PlannedHost | None, plan:
             [name for name in benchmarks if name not in ALONE],
         )
         if alone:
-            command = f"CUDA_VISIBLE_DEVICES={shlex.quote(gpu)} torchrun --nproc-per-node=1 -m agent.benchmarks --only"
+            # NVML numbers GPUs by PCI address; CUDA must do the same for an index to mean one part.
+            chosen = f"CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES={shlex.quote(gpu)}"
             found.append(
-                _told("the benchmarks that it failed, on this GPU alone", part.host, f"{command} {' '.join(alone)}")
+                _told("the benchmarks that it failed, on this GPU alone", part.host, f"{chosen} {_ranks(1, alone)}")
             )
         if together:
-            command = f"torchrun --nproc-per-node={max(gpus, 1)} -m agent.benchmarks --only {' '.join(together)}"
-            found.append(_told("those that need its siblings", part.host, command))
+            found.append(_told("those that need its siblings", part.host, _ranks(max(gpus, 1), together)))
         found += [
             _told("state by NVIDIA's own tool", part.host, f"nvidia-smi -q -i {shlex.quote(gpu)}"),
             _told("NVIDIA's own diagnosis (stop the workload first)", part.host,
@@ -48,6 +54,12 @@ def again(part: Part, own: Mapping[str, str], planned: PlannedHost | None, plan:
             _told("the log that NVIDIA asks for; it is not part of this package", part.host, "sudo nvidia-bug-report.sh"),
         ]  # fmt: skip
     return found
+
+
+def _ranks(count: int, benchmarks: Sequence[str]) -> str:
+    """The agent's benchmarks by its own Python, which has torch and the agent in whatever directory it is started."""
+    launch = f"{BIN}/python -m torch.distributed.run --standalone --nproc-per-node={count}"
+    return f"{launch} -m agent.benchmarks --only {' '.join(benchmarks)}"
 
 
 def _benchmarks(part: Part) -> list[str]:

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.judge.evidence import Evidence
-from fleet.report.load import Run, load
+from fleet.report.load import Run, load, refuse_no_run
 from fleet.report.render.format import clean
 from fleet.report.render.observations import COLUMNS, Head, piece, rows
 from fleet.rma.dossier import Told, dossier
@@ -18,7 +18,7 @@ from fleet.rma.parts import HOST, Part, parts, within
 from fleet.rma.readme import render_readme
 from schemas import documents
 from schemas.errors import RunError, UsageError
-from schemas.reports import INCONCLUSIVE, Verdict, mark
+from schemas.reports import FAIL, INCONCLUSIVE, Verdict, mark
 from schemas.waivers import Waiver
 
 REPORT_BYTES = 2_000_000_000
@@ -45,6 +45,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 def rma(options: argparse.Namespace) -> int:
     """Runs the verb."""
+    refuse_no_run(options.run_dir)
     report = _report(options.run_dir)
     run = load(options.run_dir)
     if report["run_id"] != run.plan.run_id:
@@ -145,8 +146,12 @@ def _text(item: Mapping[str, str]) -> str:
 
 
 def _nothing(found: Sequence[object], verdicts: Sequence[Verdict]) -> str:
+    """Why nothing is written."""
     unknown = sum(verdict.verdict == INCONCLUSIVE for verdict in verdicts)
-    return (
-        f"no part is to be returned: {len(found)} failed, each of which a reset, a reboot or a waiver answers "
-        f"(--serial or --host writes of them too), and {unknown} verdicts are inconclusive"
-    )
+    if found:
+        why = f"{len(found)} failed, each of which a reset, a reboot or a waiver answers (--serial or --host writes of them too)"
+    elif any(verdict.verdict == FAIL for verdict in verdicts):
+        why = "what failed is of hosts together, and of no part alone"
+    else:
+        why = "nothing failed"
+    return f"no part is to be returned: {why}" + (f"; {unknown} verdicts are inconclusive" if unknown else "")

@@ -7,10 +7,10 @@ import json
 import sys
 from pathlib import Path
 
+from fleet.report.load import refuse_no_run
 from fleet.report.render.format import clean, status
 from fleet.signature import signing
 from fleet.signature.rejudged import Judge, Rules
-from schemas.errors import UsageError
 
 _SHOWN = 20
 _WORDS = {signing.HOLDS: "holds", signing.BROKEN: "DOES NOT HOLD", signing.UNSURE: "holds, but was not judged alike"}
@@ -70,7 +70,7 @@ def _given(options: argparse.Namespace) -> Rules:
 
 def sign(options: argparse.Namespace, judge: Judge) -> int:
     """Runs the verb."""
-    _is_run(options.run_dir)
+    refuse_no_run(options.run_dir)
     report, count, notes = signing.sign(options.run_dir, options.key.expanduser(), _given(options), judge)
     if options.json:
         told = {"run_id": report.run_id, "mark": report.mark, "decision": report.decision, "files": count}
@@ -86,7 +86,7 @@ def sign(options: argparse.Namespace, judge: Judge) -> int:
 
 def verify(options: argparse.Namespace, judge: Judge) -> int:
     """Runs the verb."""
-    _is_run(options.run_dir)
+    refuse_no_run(options.run_dir)
     found = signing.verify(
         options.run_dir,
         options.allowed_signers.expanduser(),
@@ -112,8 +112,3 @@ def verify(options: argparse.Namespace, judge: Judge) -> int:
         print(f"… and {len(found.problems) - _SHOWN} more (--json)", file=sys.stderr)
     print(f"the signature {_WORDS[found.code]}", file=sys.stderr if found.code else sys.stdout)
     return found.code
-
-
-def _is_run(run_dir: Path) -> None:
-    if not (run_dir / "plan.json").exists():
-        raise UsageError(f"{run_dir}: no plan.json there: give the directory of a run")

@@ -130,5 +130,8 @@ def _why(said: str) -> str:
         return "others may read this private key, so ssh-keygen does not use it: chmod 600"
     if "No private key found for public key" in said or "agent" in said:
         return f"a public key, and no agent has its private half: {said.strip().splitlines()[-1]}"
+    if "No such file" in said or "invalid format" in said or "error in libcrypto" in said:
+        # Of a file that is there and holds no key it says that the public key beside it is not there.
+        return "it holds no SSH key: give one, as ~/.ssh/id_ed25519 (ssh-keygen -t ed25519 makes one)"
     lines = [line for line in said.strip().splitlines() if line.strip()]
     return f"ssh-keygen: {lines[-1]}" if lines else "ssh-keygen refused it"

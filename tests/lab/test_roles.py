@@ -679,3 +679,13 @@ def test_teardown_leaves_nothing_behind(service: Service) -> None:
         assert "0 " in service.host.on("systemctl", listing, "--all", "rackproof*", check=False).stdout
     assert service.host.on("id", "rackproof", check=False).returncode != 0
     assert service.host.on("pgrep", "-f", "rackproof", check=False).stdout == ""
+
+
+def test_where_no_service_is_wanted_the_exporter_runs_for_the_run_alone(service: Service) -> None:
+    if service.host.on("test", "-e", UNIT, check=False).returncode == 0:
+        assert service.play("teardown").returncode == 0
+    assert service.play("deploy", rackproof_exporter_service=False).returncode == 0
+    assert service.host.on("test", "-e", UNIT, check=False).returncode == 1
+    assert "rackproof export" in service.host.on("pgrep", "-af", "rackproof").stdout
+    assert service.play("report", rackproof_exporter_service=False).returncode == 2  # nothing was measured
+    assert service.host.on("pgrep", "-f", "rackproof", check=False).stdout == ""

@@ -299,6 +299,23 @@ def test_list_and_show(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean h1-" in capsys.readouterr().err
 
 
+def test_part_that_is_known_by_simulated_runs_alone_is_told_with_the_kind_to_ask_for(
+    kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = run_directory(
+        tmp_path / "made-up", hosts=["s1", "s2"], simulated=True, change=lambda record: replace(record, simulated=True)
+    )
+    assert call("report", run) == 0
+    assert call("baseline", "accept", run, "--baseline", kept) == 0
+    assert call("baseline", "show", "s1", "--baseline", kept) == 64
+    assert f"no baseline of s1 of kind gpu in {kept}: it has one of kind simulated: give --kind simulated" in (
+        capsys.readouterr().err
+    )
+    assert call("baseline", "show", "s1", "--baseline", kept, "--kind", "simulated") == 0
+    assert call("baseline", "show", "nobody", "--baseline", kept) == 64
+    assert f"rackproof baseline list --baseline {kept} --kind gpu has them" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("serial", ["../../etc/passwd", "", "a" * 300, "ümlaut", ".hidden"])
 def test_serial_from_a_host_leads_to_no_path(serial: str) -> None:
     path = store.path_of("gpu", serial)

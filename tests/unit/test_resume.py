@@ -426,6 +426,26 @@ def test_stop_ends_what_measures_here(
     assert not (tmp_path / "lease.json").exists()
 
 
+def test_stop_ends_what_has_only_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run_dir = tmp_path / "runs" / "r1"
+    take(tmp_path, "r1")
+    start = "from pathlib import Path; from agent import background; "
+    start += f"background.start(['-c', 'import time; time.sleep(600)'], Path({str(run_dir)!r}), 'soak')"
+    subprocess.run([sys.executable, "-c", start], cwd=ROOT, check=True)
+    assert rackproof.main(["stop", str(tmp_path / "exporter"), "--run-dir", str(run_dir)]) == 0
+    assert capsys.readouterr().out == "soak ended\nexporter does not run\n"
+    assert not background.runs(run_dir, "soak")
+
+
+def test_a_look_does_not_begin_again_what_was_stopped(tmp_path: Path) -> None:
+    take(tmp_path, "r1")
+    lease.renew(tmp_path / "runs" / "r1", plan("r1"), taken=True)
+    lease.release(tmp_path, "r1")
+    with pytest.raises(HeldError, match="run r1 was stopped on this host: resume it to go on"):
+        lease.renew(tmp_path / "runs" / "r1", plan("r1"), taken=True)
+    assert not (tmp_path / "lease.json").exists()
+
+
 def test_stop_without_a_run_ends_no_stage(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
     assert rackproof.main(["stop", str(tmp_path / "exporter")]) == lease.HELD
     assert supervisor.poll() is None

@@ -554,7 +554,7 @@ def test_only_what_is_asked_for_is_told(tmp_path: Path, capsys: pytest.CaptureFi
     assert json.loads(told("accepted"))["state"] == "accepted"
     with pytest.raises(UsageError, match="did you mean rejected"):
         told("rejceted")
-    with pytest.raises(RunError, match="has no report that can be read"):
+    with pytest.raises(RunError, match="give the directory of a run"):
         told("accepted", tmp_path / "nothing")
 
 
@@ -622,6 +622,8 @@ here = pathlib.Path(__file__).parent
 values = dict(word.split("=", 1) for word in sys.argv if "=" in word)
 with (here / "played").open("a") as log:
     log.write(pathlib.Path(sys.argv[-1]).stem + " " + values["rackproof_run_id"] + "\\n")
+with (here / "inventories").open("a") as log:
+    print(sys.argv[sys.argv.index("-i") + 1], file=log)
 run = pathlib.Path(values["rackproof_runs_directory"]) / values["rackproof_run_id"]
 if sys.argv[-1].endswith("revalidate.yml"):
     shutil.copytree(here / "made", run, dirs_exist_ok=True)
@@ -640,8 +642,11 @@ class Timer:
         (path / "bin" / "ansible-playbook").write_text(f"#!{sys.executable}{ANSIBLE}")
         (path / "bin" / "ansible-playbook").chmod(0o755)
 
-    def fire(self) -> int:
-        return main(["revalidate", "-i", "x", f"--runs={self.runs}", "--name=r", "--date=1"])
+    def fire(self, inventory: str = "x,") -> int:
+        return main(["revalidate", "-i", inventory, f"--runs={self.runs}", "--name=r", "--date=1"])
+
+    def inventories(self) -> list[str]:
+        return (self._played.parent / "inventories").read_text().splitlines()
 
     def played(self) -> list[str]:
         return self._played.read_text().splitlines() if self._played.exists() else []
@@ -664,6 +669,18 @@ def test_second_run_of_a_day_is_one_of_its_own(timer: Timer, capsys: pytest.Capt
     assert first == "r-1"
     assert re.fullmatch(r"r-1-\d{4}", second)
     assert f"run r-1 is reported already: this is run {second}" in capsys.readouterr().err
+
+
+def test_inventory_lies_where_the_one_who_names_it_is(
+    timer: Timer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert timer.fire("rack12") == 64
+    assert f"-i rack12: no such file or directory: give it as it lies from {tmp_path}" in capsys.readouterr().err
+    assert timer.played() == []
+    (tmp_path / "rack12").mkdir()
+    assert timer.fire("rack12") == 0
+    assert timer.inventories() == [str(tmp_path / "rack12")]
 
 
 def test_run_that_is_incomplete_goes_on(timer: Timer) -> None:

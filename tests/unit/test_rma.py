@@ -98,10 +98,20 @@ def test_one_package_of_the_failed_part_with_what_a_vendor_asks_for(run: Path) -
     assert found["action"] == "rma"
     assert found["mark"] == ""
     assert found["versions"]["torch"] == "2.11.0"
-    assert any(
-        "--only memory" in item["command"] and "CUDA_VISIBLE_DEVICES=GPU-h2-1 " in item["command"]
-        for item in found["again"]
+
+
+def test_commands_that_measure_it_again_are_those_of_the_agent_on_the_host(run: Path) -> None:
+    commands = {item["purpose"]: item["command"] for item in package(run)["again"]}
+    assert commands["the benchmarks that it failed, on this GPU alone"] == (
+        "CUDA_DEVICE_ORDER=PCI_BUS_ID CUDA_VISIBLE_DEVICES=GPU-h2-1 /opt/rackproof/bin/python -m torch.distributed.run "
+        "--standalone --nproc-per-node=1 -m agent.benchmarks --only memory"
     )
+    assert "sudo /opt/rackproof/bin/rackproof doctor --gpus 2" in commands.values()
+    play = "ansible-playbook -i INVENTORY playbooks/acceptance.yml -e rackproof_profile=smoke"
+    assert commands["with all hosts, judged as this run was"] == play
+    assert [
+        text for what, text in commands.items() if what.startswith("this host alone: the run is then incomplete")
+    ] == [f"{play} --limit h2"]
 
 
 def test_findings_have_value_limit_and_how_the_siblings_did(run: Path) -> None:
@@ -192,7 +202,7 @@ def test_an_accepted_run_has_no_package_and_one_without_a_report_says_what_to_do
     assert f"rackproof report {tmp_path / 'r1'}" in capsys.readouterr().err
     main(["report", str(tmp_path / "r1")])
     assert main(["rma", str(tmp_path / "r1")]) == 0
-    assert "no part is to be returned" in capsys.readouterr().out
+    assert "no part is to be returned: nothing failed\n" in capsys.readouterr().out
     assert not (tmp_path / "r1" / "rma").exists()
 
 

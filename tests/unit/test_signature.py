@@ -401,7 +401,7 @@ def test_what_is_not_there_is_said(
     run_, signers = str(run), str(keys / "signers")
     assert said("sign", run_, "--key", str(tmp_path / "none"))[0] == 64
     assert said("verify", run_, "--allowed-signers", str(tmp_path / "none"))[0] == 64
-    assert said("verify", str(tmp_path), "--allowed-signers", signers)[0] == 64
+    assert said("verify", str(tmp_path), "--allowed-signers", signers)[0] == 2
     with monkeypatch.context() as patch:
         patch.setenv("PATH", str(tmp_path))
         code, text = said("verify", run_, "--allowed-signers", signers)

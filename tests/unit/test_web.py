@@ -247,7 +247,8 @@ def export(*arguments: str) -> subprocess.CompletedProcess[str]:
         (["--sample-hz", "0.5"], "--sample-hz 0.5: give 1 to 50, or 0 for none"),
         (["--window", "0"], "--window 0: give 1 to 600 seconds"),
         (["--web-config", "/nowhere/web.yml"], "/nowhere/web.yml: No such file or directory"),
-        (["--listen", "203.0.113.1"], "cannot listen on 203.0.113.1 port 9836: Cannot assign requested address"),
+        (["--listen", "203.0.113.1"], "cannot listen on --listen 203.0.113.1: this host has no such address; give an"),
+        (["--listen", "300.1.1.1"], "cannot listen on --listen 300.1.1.1: "),
     ],
 )
 def test_a_wrong_command_line_is_usage(arguments: list[str], said: str) -> None:
