@@ -716,8 +716,8 @@ def test_a_handle_that_blocks_costs_its_gpu_only(library: Path, healthy: Reading
 
 def test_a_gpu_that_answers_late_is_read_again_afterwards(library: Path, healthy: Readings, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.2.Serial=~1.2s")
-    time_goes_by, at_once = "gpu.5.Serial=~0.4s", "gpu.2.Serial=1654922006102"
-    (_, first), (_, second), *_, (_, last) = taken_again(library, scenario, at_once, time_goes_by, "#", "#", held=False)
+    time_goes_by, at_once = ["gpu.5.Serial=~0.2s", "#", "#", "#", "#"], "gpu.2.Serial=1654922006102"
+    (_, first), (_, second), *_, (_, last) = taken_again(library, scenario, at_once, *time_goes_by, held=False)
     assert changes(healthy, first) == changes(healthy, second) == lost(healthy, 2, NO_ANSWER)
     assert last == healthy
 
