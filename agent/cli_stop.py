@@ -14,11 +14,14 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     stop = verbs.add_parser(
         "stop",
         help="end a run's stage or soak on this host, and what `export --detach` started; exits 75 where another run has it",
-        description="Ends what `export --detach` started. With --run-dir or --take-over also what measures; records stay.",
-        epilog="example: rackproof stop /var/lib/rackproof/exporter --run-dir /var/lib/rackproof/runs/rack12",
+        description="Ends what `export --detach` started. With --end or --take-over also what measures; records stay.",
+        epilog="example: rackproof stop /var/lib/rackproof/exporter --run-dir /var/lib/rackproof/runs/rack12 --end",
     )
     stop.add_argument("directory", type=Path, help="directory that was given to --detach")
-    stop.add_argument("--run-dir", type=Path, help="end this run's stage, too, and give the host back where it has it")
+    stop.add_argument(
+        "--run-dir", type=Path, help="give the host back where this run has it and measures nothing there"
+    )
+    stop.add_argument("--end", action="store_true", help="end what measures here for the run of --run-dir")
     stop.add_argument("--claim", help="lock.json of the run on the control node: who asks")
     stop.add_argument("--take-over", action="store_true", help="end whatever measures here, for whichever run")
     stop.set_defaults(call=_stop)
@@ -35,11 +38,11 @@ def _stop(options: argparse.Namespace) -> int:
         )
         return lease.HELD
     if run_id or options.take_over:
-        if ended := lease.release(state, run_id, anyones=options.take_over):
-            print(ended)
-        _end_what_began(
-            [*([options.run_dir] if run_id else []), *([state / lease.RUNS / other.run_id] if other else [])]
-        )
+        end = options.end or options.take_over
+        if said := lease.release(state, run_id, anyones=options.take_over, end=end):
+            print(said)
+        began = [*([options.run_dir] if run_id else []), *([state / lease.RUNS / other.run_id] if other else [])]
+        _end_what_began(began if end else [])
     print(background.stop(options.directory, "exporter"))
     return 0
 

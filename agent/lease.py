@@ -137,11 +137,11 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, taken: bool = False) ->
         _write(file, replace(fresh, renewed=at, lasts_s=_lasts(plan)))
 
 
-def release(state: Path, run_id: str, *, anyones: bool = False) -> str:
-    """Gives the host back where it is this run's, or `anyones`; what measures there for that run is ended.
+def release(state: Path, run_id: str, *, anyones: bool = False, end: bool = False) -> str:
+    """Gives the host back where it is this run's, or `anyones`. What measures there keeps it for its run, or is to `end`.
 
     Returns:
-        A line for people where something was ended; else nothing.
+        A line for people where something was ended, or goes on; else nothing.
 
     Raises:
         HeldError: what measures there does not end.
@@ -153,14 +153,13 @@ def release(state: Path, run_id: str, *, anyones: bool = False) -> str:
         if there and there.run_id != run_id and not anyones:
             return ""
         pid = there.supervisor() if there else 0
-        if there and pid and pid != os.getpid():
-            _end(there)
+        at_work = there if pid not in (0, os.getpid()) else None
+        if at_work and not end:
+            return f"stage {at_work.stage} of run {at_work.run_id} goes on (process {pid}): playbooks/stop.yml ends it"
+        if at_work:
+            _end(at_work)
         (state / LEASE).unlink()
-    return (
-        f"ended stage {there.stage} of run {there.run_id} (process {pid})"
-        if there and pid not in (0, os.getpid())
-        else ""
-    )
+    return f"ended stage {at_work.stage} of run {at_work.run_id} (process {pid})" if at_work else ""
 
 
 def another(state: Path, run_id: str, by: Claim | None = None) -> Lease | None:

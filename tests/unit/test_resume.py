@@ -415,7 +415,7 @@ def test_stop_leaves_alone_what_another_run_has(tmp_path: Path, capsys: pytest.C
 
 
 @pytest.mark.parametrize(
-    "asks", [["--run-dir", "/x/runs/r1"], ["--take-over"], ["--run-dir", "/x/runs/r2", "--take-over"]]
+    "asks", [["--run-dir", "/x/runs/r1", "--end"], ["--take-over"], ["--run-dir", "/x/runs/r2", "--take-over"]]
 )
 def test_stop_ends_what_measures_here(
     tmp_path: Path, supervisor: subprocess.Popen[str], asks: list[str], capsys: pytest.CaptureFixture[str]
@@ -426,13 +426,22 @@ def test_stop_ends_what_measures_here(
     assert not (tmp_path / "lease.json").exists()
 
 
+def test_the_end_of_a_playbook_ends_no_stage_that_goes_on(
+    tmp_path: Path, supervisor: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rackproof.main(["stop", str(tmp_path / "exporter"), "--run-dir", "/x/runs/r1"]) == 0
+    assert f"stage benchmark of run r1 goes on (process {supervisor.pid})" in capsys.readouterr().out
+    assert supervisor.poll() is None
+    assert (tmp_path / "lease.json").exists()
+
+
 def test_stop_ends_what_has_only_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "runs" / "r1"
     take(tmp_path, "r1")
     start = "from pathlib import Path; from agent import background; "
     start += f"background.start(['-c', 'import time; time.sleep(600)'], Path({str(run_dir)!r}), 'soak')"
     subprocess.run([sys.executable, "-c", start], cwd=ROOT, check=True)
-    assert rackproof.main(["stop", str(tmp_path / "exporter"), "--run-dir", str(run_dir)]) == 0
+    assert rackproof.main(["stop", str(tmp_path / "exporter"), "--run-dir", str(run_dir), "--end"]) == 0
     assert capsys.readouterr().out == "soak ended\nexporter does not run\n"
     assert not background.runs(run_dir, "soak")
 
