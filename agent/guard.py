@@ -1,7 +1,8 @@
 """Runs one rank, or a launcher, so that it never outlives who started it, and so that its end is told as it was.
 
-    torchrun … -m agent.guard agent.benchmarks --request …      a rank: a small parent watches over it
-    python -m agent.guard --leash 4711 torchrun …               a launcher: killed when its supervisor, process 4711, ends
+    torchrun --run-path --start-method=fork … agent/guard.py agent.benchmarks --request …
+                                                      a rank: a fork of its launcher that has torch already, and a small parent
+    python -m agent.guard --leash 4711 torchrun …     a launcher: killed when its supervisor, process 4711, ends
 
 A launcher tells nobody why a rank ended, and ends its siblings as soon as one is gone; killed itself, it leaves them all.
 """
@@ -14,15 +15,19 @@ import os
 import resource
 import runpy
 import signal
+import stat
 import sys
+import traceback
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 from agent.culprit import BY_REQUEST
 from agent.heartbeat import ADDRESS, SUPERVISOR, Voice, heart, lives
 
 LOOK_S = 0.5
 END_PATIENCE_S = 2.0
-PR_SET_PDEATHSIG = 1
+PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
 WATCHED = (signal.SIGCHLD, *BY_REQUEST)
 ORPHANED = 143
 
@@ -33,10 +38,13 @@ def main() -> int:
         return _leash(int(sys.argv[2]), sys.argv[3:])
     parent, guard = os.getppid(), os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # nothing is missed between the fork and the watch
+    for number in (*BY_REQUEST, signal.SIGQUIT):
+        signal.signal(number, signal.SIG_DFL)  # what the launcher does when it is asked to end is not for its forks
     child = os.fork()
     if child == 0:
         _become_rank(guard)
-        return 0
+    _call_it(f"{_rank()}'s guard")
+    _let_go(stat.S_ISSOCK)
     return _watch(child, parent)
 
 
@@ -47,18 +55,54 @@ def _leash(supervisor: int, command: list[str]) -> int:
 
 def _die_with(parent: int) -> None:
     """Has the kernel kill this process when its parent ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+    _prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:  # it had ended before
         os._exit(ORPHANED)
 
 
-def _become_rank(guard: int) -> None:
-    os.setpgid(0, 0)  # a launcher's signal goes to the guard, which passes it on and remembers it
-    _die_with(guard)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-    heart()  # before torch: importing it takes seconds
-    module, sys.argv = sys.argv[1], sys.argv[1:]
-    runpy.run_module(module, run_name="__main__", alter_sys=True)
+def _prctl(option: int, value: int | bytes) -> None:
+    ctypes.CDLL(None, use_errno=True).prctl(option, value)
+
+
+def _become_rank(guard: int) -> NoReturn:
+    code: object = 1
+    try:
+        os.setpgid(0, 0)  # a launcher's signal goes to the guard, which passes it on and remembers it
+        _die_with(guard)
+        _let_go(lambda mode: True)
+        _call_it(_rank())
+        signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+        heart()  # before whatever else is to be imported
+        module, sys.argv = sys.argv[1], sys.argv[1:]
+        runpy.run_module(module, run_name="__main__", alter_sys=True)
+        code = 0
+    except SystemExit as end:
+        code = end.code
+        if code and not isinstance(code, int):
+            sys.stderr.write(f"{code}\n")
+    except BaseException:  # noqa: BLE001 - this fork must not go on as its parent's program
+        traceback.print_exc()
+    finally:
+        sys.stdout.flush()
+        sys.stderr.flush()
+        os._exit(code if isinstance(code, int) else int(bool(code)))
+
+
+def _rank() -> str:
+    return f"rank {os.environ.get('RANK', '0')}"
+
+
+def _call_it(name: str) -> None:
+    """What `top`, `pgrep -x` and the kernel's log call this process: a fork has its launcher's arguments."""
+    _prctl(PR_SET_NAME, name.encode())
+
+
+def _let_go(which: Callable[[int], bool]) -> None:
+    """Closes what a fork has of its launcher: a port or a connection that it held on to would outlive the launcher."""
+    for number in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        with contextlib.suppress(OSError):  # the listing's own
+            if number > 2 and which(os.fstat(number).st_mode):
+                os.close(number)
 
 
 def _watch(child: int, parent: int) -> int:
@@ -82,6 +126,7 @@ def _watch(child: int, parent: int) -> int:
     code = os.waitstatus_to_exitcode(status)
     voice.say("end", END_PATIENCE_S, code=code, told=told)
     _kill(child, whole_group_only=True)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # the launcher has its forks wait for each other
     return _end_likewise(code)
 
 
@@ -101,7 +146,6 @@ def _end_likewise(code: int) -> int:
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     with contextlib.suppress(OSError, ValueError):  # SIGKILL cannot be set, and need not be
         signal.signal(-code, signal.SIG_DFL)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
     os.kill(os.getpid(), -code)
     return 128 - code
 

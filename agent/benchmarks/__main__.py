@@ -361,6 +361,8 @@ def _own_log(context: Context) -> None:
 
 
 if __name__ == "__main__":
+    if torch.cuda._is_in_bad_fork():  # the launcher used CUDA before it forked: only another program can use it then
+        os.execv(sys.executable, [sys.executable, "-m", "agent.benchmarks", *sys.argv[1:]])  # noqa: S606 - a list, no shell
     gc.freeze()
     gc.enable()
     ended = main()

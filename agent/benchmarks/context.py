@@ -227,6 +227,7 @@ class Context:
         seconds: float,
         warm_up: int = 3,
         span_s: float = SPAN_S,
+        rest_s: float = 0.0,
         together: bool = False,
     ) -> Series:
         """Times `work` until half the 95 % interval of the median is under `precision` of it, or `seconds` are spent.
@@ -237,6 +238,7 @@ class Context:
         Args:
             work: what is timed; of several, each span takes the next.
             span_s: time between two looks at the clock; what is shorter is timed several calls at once.
+            rest_s: for which the device does nothing before each block of times; not of the `seconds`.
             together: all ranks do it at once; each time is the slowest rank's, and all ranks stop after as many.
         """
         works = [work] if callable(work) else list(work)
@@ -259,6 +261,7 @@ class Context:
         found: list[float] = []
         spent = 0.0
         while True:
+            time.sleep(rest_s)
             block = spans(BLOCK, calls, first=len(found), head_start_s=head_start_s)
             found += block
             spent += sum(block) * calls + head_start_s

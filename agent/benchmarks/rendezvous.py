@@ -1,4 +1,4 @@
-"""torchrun with a store that listens on one address: `python -m agent.benchmarks.rendezvous FILE --nnodes=… -m MODULE …`.
+"""torchrun with a store that listens on one address: `python -m agent.benchmarks.rendezvous FILE --nnodes=… PROGRAM …`.
 
 torchrun's own rendezvous listen on every address of the host. This one is static: the hosts' order is known, the first keeps
 the store, and agents and ranks all use it. What it needs stands in FILE, which only its user can read: not in the arguments,
@@ -10,7 +10,9 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import gc
+import importlib
 import json
+import os
 import sys
 from datetime import timedelta
 from pathlib import Path
@@ -28,9 +30,11 @@ from torch.distributed.elastic.rendezvous import (
     rendezvous_handler_registry,
 )
 
+import agent.benchmarks.pairs  # noqa: F401 - with most of what a rank imports, before ranks are forked from here
 from agent.wire import ExchangeError, listen
 
 BACKEND = "rackproof"
+VISIBLE, WITHOUT_CUDA = "CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK"
 PATIENCE = timedelta(minutes=10)
 """With hosts that come late. The supervisors' own is shorter."""
 
@@ -97,11 +101,14 @@ class ClosedRendezvous(RendezvousHandler):
 
 def main() -> None:
     """Becomes torchrun."""
-    gc.freeze()  # what importing torch made stays, and Python would look through all of it at the end: half a second
-    gc.enable()
     path, *arguments = sys.argv[1:]
     place: dict[str, Any] = json.loads(Path(path).read_text(encoding="utf-8"))
+    if place["trains"]:
+        importlib.import_module("torch._dynamo")  # which every rank's first optimizer imports
+    gc.freeze()  # what importing torch made stays, and Python would look through all of it at the end: half a second
+    gc.enable()
     look_up_no_names()
+    hide_gpus()
 
     def create(_: RendezvousParameters) -> RendezvousHandler:
         return ClosedRendezvous(place)
@@ -111,6 +118,20 @@ def main() -> None:
         run.main([f"--rdzv-backend={BACKEND}", "--rdzv-endpoint=none", f"--rdzv-id={place['name']}", *arguments])
     except ExchangeError as error:
         sys.exit(f"rackproof: {error}")
+
+
+def hide_gpus() -> None:
+    """Has torchrun see no GPU until it forks: newer ones ask for them, and CUDA works in no fork of a process that did."""
+    shown = os.environ.get(VISIBLE)
+    os.environ |= {VISIBLE: "", WITHOUT_CUDA: "1"}
+
+    def show() -> None:
+        for name, value in ((VISIBLE, shown), (WITHOUT_CUDA, None)):
+            os.environ.pop(name, None)
+            if value is not None:
+                os.environ[name] = value
+
+    os.register_at_fork(after_in_child=show)
 
 
 def look_up_no_names() -> None:

@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from agent import guard
 from agent.launch.seat import cleared
 from agent.supervise import Command, write_request
 from agent.wire import Gang, own_address, resolve
-from schemas.catalogue import settings
+from schemas.catalogue import BENCHMARKS, settings
 from schemas.errors import RackproofError
 from schemas.plans import Plan, PlannedHost, Stage
 from schemas.probes import GANG
@@ -90,17 +91,18 @@ def torchrun(
     )
     return Command(
         arguments=[
-            *(sys.executable, "-m", "agent.benchmarks.rendezvous", str(_meeting(gang, node_rank, port, work))),
+            *(sys.executable, "-m", "agent.benchmarks.rendezvous", str(_meeting(gang, node_rank, port, work, stage))),
             *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0"),
-            *("-m", "agent.guard", "agent.benchmarks", "--request", str(request)),
+            # Forks of torchrun itself: torch, which takes seconds to import, is there once a host and not once a rank more.
+            *("--run-path", "--start-method=fork", guard.__file__, "agent.benchmarks", "--request", str(request)),
         ],
         environment={**_environment(host, interface, work, alone=len(members) == 1), **(exported or {})},
         ranks={first_rank + local: local for local in range(len(host.devices))},
     )
 
 
-def _meeting(gang: Gang, node_rank: int, port: int, work: Path) -> Path:
-    """Where and under which name the ranks meet, as a file: `ps` shows arguments to everybody."""
+def _meeting(gang: Gang, node_rank: int, port: int, work: Path, stage: Stage) -> Path:
+    """Where and under which name the ranks meet, and whether they train, as a file: `ps` shows arguments to everybody."""
     place: dict[str, object] = {"address": LOOPBACK[1], "port": 0, "admitted": []}
     if len(gang.members) > 1:
         first = own_address(gang) if node_rank == 0 else gang.addresses[gang.members[0]]
@@ -116,7 +118,15 @@ def _meeting(gang: Gang, node_rank: int, port: int, work: Path) -> Path:
     path = work / "rendezvous.json"
     path.touch(mode=0o600)
     path.write_text(
-        json.dumps({**place, "name": gang.secret_name, "rank": node_rank, "hosts": len(gang.members)}),
+        json.dumps(
+            {
+                **place,
+                "name": gang.secret_name,
+                "rank": node_rank,
+                "hosts": len(gang.members),
+                "trains": any(BENCHMARKS[name].trains for name in stage.benchmarks),
+            }
+        ),
         encoding="utf-8",
     )
     return path

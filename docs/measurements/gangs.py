@@ -102,7 +102,7 @@ def strike(kind: str, rank: int, hosts: dict[str, Path]) -> float:
     time.sleep(2)
     name = next(name for name, place in hosts.items() if place == state[0])
     pids = [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and is_rank(pid, rank, name)]
-    pid = max(int(pid.name) for pid in pids)  # the rank itself is the child of its guard
+    (pid,) = (int(pid.name) for pid in pids)
     os.kill(pid, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
     print(f"{kind}: rank {rank} of {name}, process {pid}")
     return time.monotonic()
@@ -119,10 +119,10 @@ def measuring(place: Path, rank: int) -> bool:
 def is_rank(process: Path, rank: int, host: str) -> bool:
     try:
         environment = (process / "environ").read_bytes().split(b"\0")
-        guarded = b"agent.guard" in (process / "cmdline").read_bytes()
+        name = (process / "comm").read_text().strip()
     except OSError:
         return False
-    return guarded and f"RANK={rank}".encode() in environment and f"NCCL_HOSTID={host}".encode() in environment
+    return name == f"rank {rank}" and f"NCCL_HOSTID={host}".encode() in environment
 
 
 def gather(directory: Path, plan: Plan, hosts: dict[str, Path]) -> None:

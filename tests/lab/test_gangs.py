@@ -147,7 +147,7 @@ def test_a_host_whose_link_is_cut_mid_gang_costs_itself_alone(lab: Lab, tmp_path
     more = lab.run([sys.executable, ROOT / "rackproof.py", "gangs", "--run-dir", tmp_path / "runs" / run_id]).stdout
     assert more.startswith("nothing is left to launch"), "a run that goes on launches nothing twice"
     assert named <= 15
-    assert reported <= 60
+    assert reported <= 120  # where nothing else keeps the processors busy: half of it
 
 
 def launches(host: dict[str, Any]) -> list[tuple[str, int]]:

@@ -159,15 +159,13 @@ def same_text(launches: dict[str, dict[str, Any]]) -> str:
     return str(text)
 
 
-def rank_of(lab: Lab, host: str, local_rank: int) -> str:
-    """Process id of a rank itself, the child of its guard."""
-    script = "for p in $(pgrep -f agent.guard); do grep -qz LOCAL_RANK=$1 /proc/$p/environ 2>/dev/null && echo $p; done"
-    found = lab.on(host, "sh", "-c", script, "sh", str(local_rank), check=False).stdout.split()
-    return max(found, key=int)
+def rank_of(lab: Lab, host: str, rank: int) -> str:
+    """Process id of a rank itself, which goes by its number."""
+    return lab.on(host, "pgrep", "-x", f"rank {rank}").stdout.strip()
 
 
 def test_stopped_rank(gang: Gang) -> None:
-    stopped = rank_of(gang.lab, "node2", 1)
+    stopped = rank_of(gang.lab, "node2", 2)
     since = time.monotonic()
     gang.lab.on("node2", "kill", "-STOP", stopped)
     text = same_text(gang.verdicts(HOSTS, since, 15))
@@ -176,7 +174,7 @@ def test_stopped_rank(gang: Gang) -> None:
 
 
 def test_killed_rank(gang: Gang) -> None:
-    killed = rank_of(gang.lab, "node3", 0)
+    killed = rank_of(gang.lab, "node3", 3)
     since = time.monotonic()
     gang.lab.on("node3", "kill", "-KILL", killed)
     text = same_text(gang.verdicts(HOSTS, since, 5))

@@ -305,7 +305,7 @@ def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: p
     request["benchmarks"] = sorted(request["benchmarks"])
     told = {"command": [*command.arguments], "environment": command.environment, "ranks": command.ranks}
     text = json.dumps({**told, "rendezvous.json": meeting, "request.json": request}, indent=1, sort_keys=True)
-    text = text.replace(str(tmp_path), "WORK").replace(sys.executable, "PYTHON") + "\n"
+    text = text.replace(str(tmp_path), "WORK").replace(sys.executable, "PYTHON").replace(f"{ROOT}/", "") + "\n"
     golden = (
         ROOT
         / "tests"

@@ -8,6 +8,8 @@ import os
 import resource
 import select
 import signal
+import socket
+import subprocess
 import sys
 import time
 import warnings
@@ -131,13 +133,15 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     [
         ("", 0),
         ("sys.exit(7)", 7),
+        ("sys.exit('what is wrong')", 1),
+        ("raise ValueError('what is wrong')", 1),
         ("os._exit(3)", 3),
         ("os.kill(os.getpid(), signal.SIGKILL)", -9),
         ("os.kill(os.getpid(), signal.SIGSEGV)", -11),
         ("os.kill(os.getpid(), signal.SIGTERM)", -15),
         ("os.abort()", -6),
     ],
-    ids=["well", "badly", "at once", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT"],
+    ids=["well", "badly", "with a message", "by an error", "at once", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT"],
 )
 def test_the_launcher_sees_the_ranks_own_end_and_the_supervisor_is_told(rank: Rank, what: str, code: int) -> None:
     assert rank.start(what).ended() == (code, code, False)
@@ -149,6 +153,51 @@ def test_the_program_runs_as_the_launcher_meant_it(rank: Rank) -> None:
     assert told["group"] == told["pid"], "a launcher's signal goes to the guard alone"
     assert told["blocked"] == []
     rank.ended()
+
+
+def test_rank_and_guard_go_by_the_ranks_number(rank: Rank) -> None:
+    """They have the launcher's arguments: `ps`, and the kernel's log of a process that it killed, would not tell them apart."""
+    pid = rank.start().pid
+    names = [Path(f"/proc/{number}/comm").read_text().strip() for number in (pid, rank.guard)]
+    assert names == ["rank 3", "rank 3's guard"]
+    os.kill(rank.guard, signal.SIGTERM)
+    rank.ended()
+
+
+def test_a_port_of_the_launcher_is_free_when_the_launcher_has_ended(rank: Rank) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        rank.start()
+        assert rank.told
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", port))
+    os.kill(rank.guard, signal.SIGTERM)
+    rank.ended()
+
+
+def test_what_the_launcher_does_when_asked_to_end_its_forks_do_not(rank: Rank) -> None:
+    def launcher() -> int:
+        signal.signal(signal.SIGTERM, lambda *_: os._exit(77))
+        return guard.main()
+
+    rank.start(instead=launcher)
+    assert rank.told
+    os.kill(rank.guard, signal.SIGTERM)
+    assert rank.ended() == (-15, -15, True)
+
+
+def test_a_rank_that_is_a_fork_sees_the_gpus_that_its_launcher_was_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CUDA works in no fork of a process that used it, and torchrun's own code asks for GPUs."""
+    told = (
+        "import os\nfrom agent.benchmarks import rendezvous\nrendezvous.hide_gpus()\n"
+        "names = ('CUDA_VISIBLE_DEVICES', 'PYTORCH_NVML_BASED_CUDA_CHECK')\n"
+        "print([os.environ.get(name) for name in names], flush=True)\n"
+        "os.fork() or (print([os.environ.get(name) for name in names], flush=True), os._exit(0))\nos.wait()"
+    )
+    for shown in ("4,5", None):
+        monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown) if shown else monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
+        found = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
+        assert found.splitlines() == ["['', '1']", str([shown, None])]
 
 
 def test_a_rank_beats_before_its_program_begins(rank: Rank) -> None:
