@@ -28,6 +28,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -328,7 +329,7 @@ def _told(criterion: Criterion, document: dict[str, Any]) -> tuple[dict[str, lis
     lost = ""
     for taken in sorted(document.get("snapshots", ()), key=lambda taken: str(taken["at"])):
         for metric in taken["metrics"] if criterion.stage in ("", taken["stage"]) else ():
-            if _is_called(metric["name"], criterion):
+            if _is_called(metric["name"], criterion.name):
                 for scope, value in metric.get("values", {}).items():
                     if _is_for(criterion, scope, {"phase": taken["phase"]}):
                         values.setdefault(f"{metric['name']} {scope}" if "*" in criterion.name else scope, []).append(
@@ -339,7 +340,7 @@ def _told(criterion: Criterion, document: dict[str, Any]) -> tuple[dict[str, lis
                         lost = f"{scope} {why}"
     for each in document.get("observations", ()):
         hit = (
-            _is_called(each["name"], criterion)
+            _is_called(each["name"], criterion.name)
             and criterion.stage in ("", each["stage"])
             and each["status"] == "measured"
         )
@@ -348,9 +349,10 @@ def _told(criterion: Criterion, document: dict[str, Any]) -> tuple[dict[str, lis
     return values, lost
 
 
-def _is_called(name: str, criterion: Criterion) -> bool:
+@lru_cache(100_000)
+def _is_called(name: str, asked: str) -> bool:
     """A star stands for one component."""
-    own, parts = criterion.name.split("."), name.split(".")
+    own, parts = asked.split("."), name.split(".")
     return len(own) == len(parts) and all(mine in ("*", part) for mine, part in zip(own, parts, strict=True))
 
 

@@ -11,8 +11,9 @@ from typing import Any
 
 import torch
 
-from agent.benchmarks.context import Context, cuda_event, elapsed, failed
+from agent.benchmarks.context import Context, failed
 from agent.benchmarks.gemm import product, unsupported
+from agent.benchmarks.timing import cuda_event, elapsed
 from agent.statistics import Series
 from schemas.records import UNSUPPORTED
 
@@ -53,7 +54,7 @@ def _stress(context: Context, settings: dict[str, Any], dtype: str, common: dict
     ends = settled + float(settings["seconds"])
     begin, seconds = 0.0, []
     marks = [_mark(context)]
-    while time.monotonic() < ends:
+    while time.monotonic() < ends or not seconds:  # on a busy host a block may take longer than the whole time
         for _ in range(count):
             last = multiply()
         wrong += (last != right).any()
@@ -67,8 +68,6 @@ def _stress(context: Context, settings: dict[str, Any], dtype: str, common: dict
     context.window(begin, time.monotonic(), dtype=dtype)
     context.synchronize()
     check()
-    if not seconds:
-        raise ValueError(f"one block of {count} products took longer than the {settings['seconds']} s of the test")
     context.rate("stress.throughput", 2 * size**3, Series(seconds=seconds), unit="FLOP/s", devices=devices, **common)
     context.measured("stress.wrong_products", int(wrong), unit="1", **common)
 

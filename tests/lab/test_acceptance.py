@@ -19,6 +19,7 @@ import yaml
 
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
+from tests.lab.beneath import put_beneath
 from tests.lab.kill_points import ROOT, STATE, Attempt, Site
 from tests.lab.lab import Lab
 from tests.lab.prometheus import Prometheus
@@ -246,10 +247,7 @@ def struck(site: Site, again: Run) -> Struck:
     hashed = bcrypt.hashpw(b"canary", bcrypt.gensalt(4)).decode()
     for host in (*HOSTS, CUT):
         site.lab.put(host, WEB_CONFIG, f"basic_auth_users:\n  prometheus: {hashed}\n", mode=0o600)
-    where = ("/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-    packages = site.lab.on("node2", *where).stdout.strip()
-    site.lab.put("node2", f"{packages}/fault.py", FAULT)
-    site.lab.put("node2", f"{packages}/fault.pth", "import os; 'LOCAL_RANK' in os.environ and __import__('fault')\n")
+    put_beneath(site.lab, "node2", FAULT)
     site.lab.cut(CUT)
     over, arguments = threading.Event(), set[str]()
     watcher = threading.Thread(target=watch_arguments, args=(over, arguments))

@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from schemas import documents
+from tests.lab.beneath import put_beneath
 from tests.lab.kill_points import STATE, Site
 from tests.lab.lab import Lab
 from tests.lab.settled import settle
@@ -77,15 +78,6 @@ class Burnin:
         return dict(documents.read(self.site.runs / "burn" / "hosts" / f"{host}.json", "record"))
 
 
-def break_memory(site: Site, host: str) -> None:
-    places = site.lab.on(
-        host, "/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"
-    )
-    packages = places.stdout.strip()
-    site.lab.put(host, f"{packages}/fault.py", FAULT)
-    site.lab.put(host, f"{packages}/fault.pth", "import os; 'LOCAL_RANK' in os.environ and __import__('fault')\n")
-
-
 def record_of(site: Site, host: str) -> dict[str, Any]:
     return dict(json.loads(site.lab.on(host, "cat", f"{STATE}/runs/burn/record.json").stdout))
 
@@ -113,7 +105,7 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
         site = Site(lab=lab, runs=directory / "runs")
         attempt = site.start("burn", "burnin", **chosen)
         assert attempt.reached("inspect : Begin the record with a snapshot"), attempt.lines[-30:]
-        break_memory(site, FAULTY)
+        put_beneath(site.lab, FAULTY, FAULT)
         assert attempt.reached("soak : Soak until the next look", random.uniform(1, 4)), attempt.lines[-30:]  # noqa: S311
         attempt.kill()
         before = wait_for_round(site, KILLED, 1)

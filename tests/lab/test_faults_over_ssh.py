@@ -270,7 +270,7 @@ def strike(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit) -> None:
         list(pool.map(strike_at_work, blows))
     wait(at_work(lab, RANK_OOM, "gang", "collective"), 120)
     time.sleep(1.0)  # the heartbeats tell it too by then
-    strike_one(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, rank_of(lab, RANK_OOM, 0)))
+    strike_one(RANK_OOM, lambda: rank.exhaust(lab, RANK_OOM, rank_of(lab, RANK_OOM, 2)))
 
 
 MOST_S = 60.0

@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from schemas import locks
+from tests.lab.beneath import put_beneath, take_away
 from tests.lab.kill_points import STATE, Attempt, Site, kill, wrong
 from tests.lab.lab import Lab
 from tests.lab.settled import settle
@@ -120,17 +121,14 @@ benchmark.product = slow
 @pytest.fixture
 def at_work(site: Site, undisturbed: dict[str, Any]) -> Iterator[Attempt]:
     """A run that measures at this moment, killed in the end."""
-    where = ("/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-    packages = site.lab.on(HOSTS[0], *where).stdout.strip()
     for host in HOSTS:
-        site.lab.put(host, f"{packages}/idle.py", IDLE)
-        site.lab.put(host, f"{packages}/idle.pth", "import os; 'LOCAL_RANK' in os.environ and __import__('idle')\n")
+        put_beneath(site.lab, host, IDLE)
     attempt = site.start("first", seconds=60.0)
     assert attempt.reached("benchmark : Wait for the benchmarks"), attempt.lines[-20:]
     yield attempt
     attempt.kill()
     for host in HOSTS:
-        site.lab.on(host, "sh", "-c", f"rm {packages}/idle.*")
+        take_away(site.lab, host)
 
 
 def test_second_operator_is_refused_on_the_run_and_on_the_hosts(site: Site, at_work: Attempt) -> None:

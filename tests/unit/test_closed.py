@@ -237,7 +237,15 @@ store.wait([f"done/{other}" for other in range(world_size)])
 
 def test_ranks_of_one_host_meet_where_nobody_else_comes(tmp_path: Path) -> None:
     (tmp_path / "a_rank.py").write_text(RANK)
-    place = {"address": "127.0.0.1", "port": 0, "admitted": [], "name": "a-secret-name", "rank": 0, "hosts": 1}
+    place = {
+        "address": "127.0.0.1",
+        "port": 0,
+        "admitted": [],
+        "name": "a-secret-name",
+        "rank": 0,
+        "hosts": 1,
+        "trains": False,
+    }
     (tmp_path / "place.json").write_text(json.dumps(place))
     subprocess.run(
         [
@@ -258,7 +266,15 @@ def test_ranks_of_one_host_meet_where_nobody_else_comes(tmp_path: Path) -> None:
 def test_port_that_is_taken_is_told(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        place = {"address": "127.0.0.1", "port": port, "admitted": [], "name": "n", "rank": 0, "hosts": 1}
+        place = {
+            "address": "127.0.0.1",
+            "port": port,
+            "admitted": [],
+            "name": "n",
+            "rank": 0,
+            "hosts": 1,
+            "trains": False,
+        }
         (tmp_path / "place.json").write_text(json.dumps(place))
         done = subprocess.run(
             [

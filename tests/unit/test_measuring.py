@@ -13,8 +13,9 @@ import torch
 import torch.distributed as dist
 
 from agent.benchmarks import digest, gemm, integrity, nccl_log, stress
-from agent.benchmarks.__main__ import _roll_call, _run_all, _take_device
+from agent.benchmarks.__main__ import _take_device
 from agent.benchmarks.context import Context
+from agent.benchmarks.in_turn import _roll_call, run_all
 from agent.statistics import interval, summarize
 from agent.telemetry import Telemetry
 from collectors.base import Absent
@@ -122,6 +123,14 @@ def test_stress_says_how_many_were_at_it_though_one_ends_earlier(tmp_path: Path)
     assert [seen.params["devices"] for seen in long.observations if seen.name == "stress.throughput"] == [2]
 
 
+def test_stress_measures_on_a_host_that_is_too_busy_for_one_block_in_the_time(tmp_path: Path) -> None:
+    alone = context(tmp_path, dist.HashStore(), 0, 1)
+    alone.begin("stress")
+    stress.run(alone, {"dtypes": ["fp32"], "size": 64, "settle_seconds": 0.0, "seconds": 1e-6})
+    (seen,) = (seen for seen in alone.observations if seen.name == "stress.throughput")
+    assert seen.status == "measured"
+
+
 def test_roll_call_names_who_cannot_take_part_and_why(tmp_path: Path) -> None:
     store = dist.HashStore()
     store.set("roll/1", "the device was lost: AcceleratorError: uncorrectable ECC error")
@@ -171,7 +180,7 @@ def test_an_error_after_the_last_figure_is_told(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr("agent.benchmarks.memory.run", late)
     rank = context(tmp_path)
-    _run_all(rank, {"memory": {"ops": ["copy"]}})
+    run_all(rank, {"memory": {"ops": ["copy"]}})
     told = {seen.name: (seen.status, seen.reason) for seen in rank.observations}
     assert told["memory.bandwidth"] == ("measured", "")
     assert told["benchmark.duration"] == ("error", "RuntimeError: CUDA out of memory")
@@ -201,7 +210,7 @@ def test_a_rank_without_its_device_goes_on_as_one_that_lost_it(tmp_path: Path, m
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
     said = _take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}})
     assert said.startswith(f"cuda:5 is gpu-{other}, and not gpu-87654321-0000-0000-0000-000000000000 that NVML")
-    monkeypatch.setattr("agent.benchmarks.__main__._device_lost", lambda _: "")
+    monkeypatch.setattr("agent.benchmarks.__main__.device_lost", lambda _: "")
     assert _take_device(rank, {"uuids": {"0": f"GPU-{other}"}}) == ""
     properties.uuid = "<an object that does not tell>"
     assert _take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}}) == ""
@@ -214,10 +223,10 @@ def test_a_lost_device_costs_its_own_figures_and_those_of_the_group_with_the_rea
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
     monkeypatch.setattr("agent.benchmarks.gemm.product", gone)
-    monkeypatch.setattr("agent.benchmarks.__main__._device_lost", lambda _: "the device was lost: ECC")
+    monkeypatch.setattr("agent.benchmarks.in_turn.device_lost", lambda _: "the device was lost: ECC")
     rank = context(tmp_path)
     sizes = {"integrity": {"most_bytes": 4096}, "collective": {"ops": ["all_reduce"], "sizes_bytes": [8]}}
-    _run_all(rank, {"gemm": {"dtypes": ["fp32"]}, "memory": {"ops": ["copy"]}, **sizes})
+    run_all(rank, {"gemm": {"dtypes": ["fp32"]}, "memory": {"ops": ["copy"]}, **sizes})
     said = {(seen.name, seen.status): seen.reason for seen in rank.observations if seen.status != MEASURED}
     assert "uncorrectable ECC" in said[("gemm.throughput", "error")]
     assert said[("memory.bandwidth", "error")] == "the device was lost: ECC"

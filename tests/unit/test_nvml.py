@@ -1227,8 +1227,9 @@ print(json.dumps([before, young, old, replays()]))
 def test_an_exporter_has_the_links_counters_read_in_the_background(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
     told = nvml.python(["-c", IN_BACKGROUND, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
-    counted = json.loads(told)
-    assert counted == ["0", "0", "0", "7"], "asked for when the third collection found it old, told by the fourth"
+    *counted, last = json.loads(told)
+    assert (counted[0], last) == ("0", "7"), "asked for when a collection found it old, and told by the next"
+    assert counted in (["0", "0", "0"], ["0", "0", "7"]), "the third found it old, or the second on a busy machine"
 
 
 def test_what_nobody_asked_for_in_a_long_time_is_read_at_once_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,22 @@
+"""A fault in the ranks of one host: a module that changes the agent's, put into the Python that the agent is installed in."""
+
+from __future__ import annotations
+
+from .lab import Lab
+
+PURELIB = ("/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
+LAUNCHER = "agent.benchmarks.rendezvous"
+"""Whose forks the ranks are."""
+
+
+def put_beneath(lab: Lab, host: str, text: str) -> None:
+    """Runs `text` in the launcher of the host's ranks, before its program."""
+    place = lab.on(host, *PURELIB).stdout.strip()
+    lab.put(host, f"{place}/fault.py", text)
+    lab.put(host, f"{place}/fault.pth", f"import sys; '{LAUNCHER}' in sys.orig_argv and __import__('fault')\n")
+
+
+def take_away(lab: Lab, host: str) -> None:
+    """Removes it."""
+    place = lab.on(host, *PURELIB).stdout.strip()
+    lab.on(host, "rm", f"{place}/fault.py", f"{place}/fault.pth")
