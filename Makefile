@@ -41,8 +41,8 @@ count-gpus: ## Print how many NVIDIA GPUs are on this machine's PCI bus
 dev: $(STAMP) ## Make the virtual environment
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]' $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps torchvision==0.28.0
 	touch $@
 
 lint: $(STAMP) ## Style, types, imports, Ansible, YAML, criteria packs

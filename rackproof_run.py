@@ -26,7 +26,7 @@ from agent.launch.seat import TORCHRUN
 from agent.readiness import Gpus
 from agent.snapshot import collect
 from collectors.base import Absent, Value
-from fleet import cli as fleet_cli
+from fleet.begin import begin
 from fleet.inventory import check_variables
 from fleet.judge.criteria import read_packs, shipped_packs
 from fleet.plan import make_plan, read_profile
@@ -124,7 +124,7 @@ def _run(options: argparse.Namespace) -> int:
         _say(f"note: {note}")
     if taken := _taken(plan.run_id):
         return _complain(f"this machine is held by {taken.who()}: wait for its end", lease.HELD)
-    document = fleet_cli.begin(options.run_dir, json.loads(json.dumps(to_json(plan))))
+    document = begin(options.run_dir, json.loads(json.dumps(to_json(plan))))
     if "study" in document:
         _study(options.run_dir, document)
         return _told("scaling", options)

@@ -8,8 +8,9 @@ from dataclasses import dataclass, replace
 
 from agent.snapshot import take
 from collectors.base import Collector
+from fleet.judge.applied import packs_for
 from fleet.judge.criteria import Pack
-from fleet.judge.evidence import Evidence, packs_for
+from fleet.judge.evidence import Evidence
 from fleet.judge.verdict import judge
 from schemas import VERSION
 from schemas.plans import Plan, PlannedHost

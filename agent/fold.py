@@ -11,7 +11,7 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent.supervise import Watch
+from agent.during import Watch
 from agent.timeline import Recorder
 from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS

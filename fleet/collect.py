@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
-import stat
 import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
@@ -18,22 +16,17 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet import lock
+from fleet.collect_sources import read_source
 from fleet.report.load import PLAN_BYTES
-from schemas import documents, frames
-from schemas.errors import RunError, UsageError
+from schemas import documents
+from schemas.errors import RunError
 from schemas.frames import Told
 from schemas.plans import Plan, plan_from_json
 from schemas.probes import GANG
 from schemas.records import Record, record_from_json
 
 TROUBLE = 2
-STANDARD_INPUT = "-"
 QUARANTINE, COLLECTED = "quarantine", "collected.jsonl"
-RECORDS = ("record.json", "hosts/*.json", "gangs/*.json", "gangs/*/*.json")
-"""Where a host, and where the run's directory, keeps records."""
-MOST_FILES = 200_000
-LINE_BYTES = 1 << 20
-"""No line of a log that is longer tells a record."""
 FIRST, LAST = "first", "last"
 
 
@@ -83,7 +76,7 @@ def call(options: argparse.Namespace) -> int:
     plan = _plan(options.run_dir)
     told, problems = [], []
     for source in options.sources:
-        found, wrong = _source(source)
+        found, wrong = read_source(source)
         told += found
         problems += wrong
     if not told and not problems:
@@ -292,80 +285,6 @@ def _why_several(attempts: Sequence[Sequence[tuple[Record, Told]]]) -> str:
 
 def _path(host: str, gang: str) -> str:
     return f"gangs/{gang}/{host}.json" if gang else f"hosts/{host}.json"
-
-
-def _source(source: str) -> tuple[list[Told], list[str]]:
-    """The records of one source, and what is wrong there. Raises UsageError where it cannot be read."""
-    if source == STANDARD_INPUT:
-        return frames.read(_lines(sys.stdin.buffer.fileno()), source="standard input")
-    path = Path(source)
-    if path.is_dir():
-        return _directory(path)
-    try:
-        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-    except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from None
-    try:
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            raise UsageError(f"{path}: not a file: give a log, a directory, or - for standard input")
-        if path.suffix != ".json":
-            return frames.read(_lines(descriptor), source=str(path))
-    finally:
-        os.close(descriptor)
-    return _record(path)
-
-
-def _directory(directory: Path) -> tuple[list[Told], list[str]]:
-    """What lies on a volume: records, wherever in it, and logs. Links are not followed."""
-    told: list[Told] = []
-    problems: list[str] = []
-    count = 0
-    for parent, folders, names in os.walk(directory):
-        folders.sort()
-        for name in sorted(names):
-            path = Path(parent) / name
-            count += 1
-            if count > MOST_FILES:
-                return told, [
-                    *problems,
-                    f"{directory}: more than {MOST_FILES} files: give the directory of the run alone",
-                ]
-            if path.is_symlink() or not path.is_file():
-                continue
-            if path.suffix == ".json" and any(path.match(pattern) for pattern in RECORDS):
-                found, wrong = _record(path)
-            elif path.suffix == ".log":
-                found, wrong = _source(str(path))
-            else:
-                continue
-            told += found
-            problems += wrong
-    return told, problems
-
-
-def _record(path: Path) -> tuple[list[Told], list[str]]:
-    """A record that lies in a file as it lay on its host."""
-    try:
-        document = documents.read(path, "record")
-        text = path.read_bytes()
-    except documents.DocumentError as error:
-        return [], [str(error)]
-    names = {name: str(document.get(name, "")) for name in ("run_id", "host", "gang")}
-    return [Told(**names, node="", text=text, source=str(path))], []
-
-
-def _lines(descriptor: int) -> Iterator[str]:
-    """The lines of a log, whatever bytes are in it; a line without end is passed over in pieces."""
-    rest = b""
-    while more := os.read(descriptor, 1 << 20):
-        *lines, rest = (rest + more).split(b"\n")
-        for line in lines:
-            yield line.decode("utf-8", errors="replace")
-        if len(rest) > LINE_BYTES:
-            yield rest.decode("utf-8", errors="replace")
-            rest = b""
-    if rest:
-        yield rest.decode("utf-8", errors="replace")
 
 
 def _show(outcome: Outcome, as_json: bool) -> None:

@@ -1,3 +1,3 @@
 """The contract that hosts and the control node share: JSON Schemas, and the dataclasses they describe."""
 
-VERSION = "0.1.0"
+VERSION = "1.0.0"

@@ -89,7 +89,7 @@ ROOMS = {
     "supervisor": Room(
         places=(
             "agent/supervise.py", "agent/heartbeat.py", "agent/vigil.py", "agent/culprit.py", "agent/exchange.py",
-            "agent/guard.py",
+            "agent/guard.py", "agent/during.py", "agent/process_tree.py", "agent/work_directory.py",
         ),
         tests=(
             "supervise", "supervise_edges", "supervise_guard", "heartbeat", "heartbeat_edges", "heartbeat_exchange",

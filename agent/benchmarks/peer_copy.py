@@ -7,7 +7,8 @@ from typing import Any
 
 import torch
 
-from agent.benchmarks.context import Context, cuda_event, cuda_stream, elapsed, failed
+from agent.benchmarks.context import Context, cuda_stream, failed
+from agent.benchmarks.timing import cuda_event, elapsed
 from agent.statistics import Series, interval, summarize
 from schemas.records import SKIPPED
 

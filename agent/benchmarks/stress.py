@@ -52,7 +52,8 @@ def _stress(context: Context, settings: dict[str, Any], dtype: str, common: dict
     devices = len(context.present())  # now: at the end some have left already
     settled = time.monotonic() + float(settings["settle_seconds"])
     ends = settled + float(settings["seconds"])
-    begin, seconds = 0.0, []
+    begin = 0.0
+    seconds: list[float] = []
     marks = [_mark(context)]
     while time.monotonic() < ends or not seconds:  # on a busy host a block may take longer than the whole time
         for _ in range(count):

@@ -15,8 +15,9 @@ from agent.launch.torchrun import LaunchError, torchrun
 from agent.live import Span, publish
 from agent.record import HostRun, private_directory
 from agent.snapshot import now, take
-from agent.supervise import set_aside, supervise
+from agent.supervise import supervise
 from agent.wire import ExchangeError, Gang
+from agent.work_directory import set_aside
 from collectors.base import Absent
 from collectors.nvml import obstacles, present
 from schemas import documents

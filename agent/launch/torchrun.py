@@ -15,8 +15,9 @@ from typing import Any
 
 from agent import guard
 from agent.launch.seat import cleared
-from agent.supervise import Command, write_request
+from agent.supervise import Command
 from agent.wire import Gang, own_address, resolve
+from agent.work_directory import write_request
 from schemas.catalogue import BENCHMARKS, settings
 from schemas.errors import RackproofError
 from schemas.plans import Plan, PlannedHost, Stage

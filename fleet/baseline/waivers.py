@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
+from dataclasses import replace
 from datetime import date
 from pathlib import Path
 from typing import Any
 
 from fleet.judge.waivers import NEVER, STAGE
+from fleet.report.load import Run
 from fleet.yaml_files import read_yaml
 from schemas.errors import UsageError
 from schemas.waivers import Waiver
@@ -31,6 +33,18 @@ def read_waivers(name: str, hosts: Collection[str]) -> tuple[Waiver, ...]:
         if not waiver.host or waiver.host in hosts:
             found.append(waiver)
     return tuple(found)
+
+
+def given(names: Sequence[str], run: Run) -> tuple[Waiver, ...]:
+    """The waivers of those files that can be for the hosts of the run."""
+    hosts = {host.name for host in run.plan.hosts}
+    return tuple(waiver for name in names for waiver in read_waivers(name, hosts))
+
+
+def with_waivers(run: Run, names: Sequence[str]) -> Run:
+    """The run with more waivers than its plan has."""
+    more = given(names, run)
+    return replace(run, plan=replace(run.plan, waivers=(*run.plan.waivers, *more))) if more else run
 
 
 def _tidy(value: Any) -> Any:

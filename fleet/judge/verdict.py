@@ -15,8 +15,8 @@ from fleet.judge.criteria import Pack
 from fleet.judge.culprits import with_culprits
 from fleet.judge.digests import judge_digests
 from fleet.judge.drift import soaked, with_course, with_drift
-from fleet.judge.evidence import Evidence, HostView, Planned, find, packs_for
-from fleet.judge.held import held, sentence
+from fleet.judge.evidence import Evidence, HostView, Planned
+from fleet.judge.held import held
 from fleet.judge.known import Known
 from fleet.judge.localise import judge_pairs
 from fleet.judge.manifest import judge_manifest
@@ -28,7 +28,7 @@ from fleet.judge.waivers import Waived
 from schemas.plans import Plan
 from schemas.reports import Verdict
 
-__all__ = ["Evidence", "find", "judge", "packs_for", "sentence"]
+__all__ = ["Evidence", "judge"]
 
 
 def judge(

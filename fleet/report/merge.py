@@ -6,9 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fleet.diff import Since, since_accepted
+from fleet.diff.since import Since, since_accepted
+from fleet.judge.applied import packs_for
 from fleet.judge.criteria import Pack
-from fleet.judge.evidence import Evidence, Index, Planned, packs_for
+from fleet.judge.evidence import Evidence, Index, Planned
 from fleet.judge.tally import Tally
 from fleet.judge.verdict import judge
 from fleet.report.summary import acceptance

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fleet.choice import remark, told
-from fleet.diff import Since
-from fleet.diff import summary as changes_summary
+from fleet.diff.since import Since
+from fleet.diff.since import summary as changes_summary
 from fleet.judge.drift import DRIFT, FIRST_S, span, untold
 from fleet.judge.manifest import as_ordered
 from fleet.judge.waivers import summary as waivers_summary

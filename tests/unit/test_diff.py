@@ -12,7 +12,7 @@ import pytest
 
 from fleet.baseline import store
 from fleet.baseline.sight import Figure, Sight, together
-from fleet.diff import difference
+from fleet.diff.comparison import difference
 from fleet.judge.criteria import Criterion, VsBaseline
 from schemas import documents
 from schemas.baselines import Change, Level, Place

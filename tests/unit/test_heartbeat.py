@@ -33,9 +33,9 @@ from agent.culprit import (
 )
 from agent.exchange import Exchange
 from agent.heartbeat import ADDRESS, SUPERVISOR, Beats, Heart, identity, process
-from agent.supervise import MOST_ATTEMPTS, MOST_LOG_BYTES, cap_logs, set_aside
 from agent.vigil import Vigil
 from agent.wire import ExchangeError, Gang, listen
+from agent.work_directory import MOST_ATTEMPTS, MOST_LOG_BYTES, cap_logs, set_aside
 from schemas.records import Culprit
 
 NOW = 1000.0

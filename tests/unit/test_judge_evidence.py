@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fleet.judge.applied import criteria_of, packs_for
 from fleet.judge.bounded import Bounded
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import (
@@ -15,10 +16,8 @@ from fleet.judge.evidence import (
     Index,
     Named,
     Planned,
-    criteria_of,
     find,
     from_benchmark,
-    packs_for,
     pci_address,
 )
 from schemas.catalogue import Expectation

@@ -20,6 +20,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent import live, run_metrics, supervise
 from agent.exporter import Exporter
+from agent.figures import MOST_FIGURES, Results, fold
 from agent.metric_names import EVERY, bare
 from agent.record import HostRun
 from agent.run_metrics import RunSource
@@ -222,7 +223,7 @@ def observation(name: str, value: object, unit: str = "1", scope: str = "host", 
 
 def folded(*seen: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
     """Metric and label values -> value."""
-    figures, left_out = live.fold(seen, now)
+    figures, left_out = fold(seen, now)
     assert left_out == 0
     return {
         (figure["metric"].removeprefix("rackproof_benchmark_"), *figure["labels"].values()): figure["value"]
@@ -273,15 +274,15 @@ def test_the_measured_figure_takes_the_place_of_the_one_under_way() -> None:
 
 def test_what_is_beyond_the_bound_is_said() -> None:
     many = [observation("gemm.throughput", 1.0, "FLOP/s", f"gpu={index}", dtype="bf16") for index in range(600)]
-    figures, left_out = live.fold(many)
-    assert (len(figures), left_out) == (live.MOST_FIGURES, 600 - live.MOST_FIGURES)
+    figures, left_out = fold(many)
+    assert (len(figures), left_out) == (MOST_FIGURES, 600 - MOST_FIGURES)
 
 
 def test_everything_that_a_healthy_host_measures_fits_and_is_in_the_list_of_names() -> None:
     plan = builders.plan("h1", "h2", gpu_count=8)
     for stage in ("benchmark", "gang"):
         seen = [to_json(item) for item in builders.results(plan, "h1", stage)]
-        figures, left_out = live.fold(seen)
+        figures, left_out = fold(seen)
         assert left_out == 0
         assert len(figures) > 20
         for figure in figures:
@@ -296,7 +297,7 @@ def test_everything_that_a_healthy_host_measures_fits_and_is_in_the_list_of_name
 )
 def test_what_a_rank_leaves_half_done_tells_nothing(tmp_path: Path, left: str) -> None:
     (tmp_path / "rank0.json").write_text(left)
-    results = live.Results(tmp_path, 0)
+    results = Results(tmp_path, 0)
     assert (results.read(), results.now()) == ([], [])
     (tmp_path / "rank0.json").write_text(json.dumps({"observations": [observation("gemm.throughput", 1.0, "FLOP/s")]}))
     assert len(results.read()) == 1

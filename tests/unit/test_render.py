@@ -27,6 +27,7 @@ from fleet.report.render import (
     pairs,
     peers,
     places,
+    reasons,
     routes,
     rows,
     strips,
@@ -155,7 +156,7 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
         host=host.name,
         began=plan.created,
         ended="2026-11-14T10:14:52Z",
-        rackproof="0.1.0",
+        rackproof="1.0.0",
         gpus=() if plan.rehearsal else parts(number, len(host.devices)),
         software={"driver": "580.159.04", "torch": "2.11.0"},
         snapshots=(snapshot,),
@@ -237,7 +238,7 @@ def judged(plan: Plan, records: dict[int, Record], **over: Any) -> FleetReport:
         else Evidence(problem="no record: it is missing")
         for number, host in enumerate(plan.hosts)
     }
-    return replace(merge(plan, evidence, PACKS, **over), rackproof="0.1.0")
+    return replace(merge(plan, evidence, PACKS, **over), rackproof="1.0.0")
 
 
 def accepted(hosts: int = 2, devices: int = 2) -> FleetReport:
@@ -670,7 +671,7 @@ def test_equal_reasons_are_told_once_and_parts_each_by_name() -> None:
         "criterion": "plan",
         "scope": "host",
     }
-    found = rows.reasons(
+    found = reasons.reasons(
         [
             *(
                 verdict(name="training.loss", reason="not observed", host=host, params={"n": n}, **quiet)
@@ -1134,7 +1135,7 @@ def test_many_hosts_that_fail_one_criterion_are_one_reason() -> None:
         for n in range(5)
     ]
     part = verdict(6e14, 7e14, verdict=FAIL, serial="s1", host="h9", scope="gpu=0", criterion="other")
-    found = rows.together(rows.reasons([*slow, part]))
+    found = reasons.together(reasons.reasons([*slow, part]))
     assert [(reason.hosts, reason.found, reason.count) for reason in found] == [
         (("h9",), "600 TFLOP/s", 1),
         (("h0", "h1", "h2", "h3", "h4"), "560 TFLOP/s", 5),

@@ -18,11 +18,12 @@ from agent.launch.stage import measure, worn_out
 from agent.launch.torchrun import LaunchError, torchrun
 from agent.record import HostRun
 from agent.wire import Gang
-from fleet.cli import begin
+from fleet.begin import begin
 from fleet.judge.evidence import Evidence
 from fleet.plan import PROFILES, make_plan, read_profile
 from fleet.report.load import load
-from fleet.report.render.scaling import plots, render_html, render_lines, render_markdown, sentence
+from fleet.report.render.scaling import render_html, render_lines, render_markdown, sentence
+from fleet.report.render.scaling_plots import plots
 from fleet.scaling.outcome import FAILED, MEASURED, NOT_YET, OPEN, SKIPPED, Outcome, next_cell, outcome
 from fleet.scaling.published import RUNS, ours
 from rackproof import main

@@ -8,7 +8,7 @@ import pytest
 
 from fleet.alerts.rules import PACKS, criteria_of, read_table, rules_of
 from fleet.judge.criteria import read_pack
-from fleet.report.render import rows
+from fleet.report.render.reasons import reasons as rendered
 from fleet.report.summary import reasons
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, WARNING, Verdict
 
@@ -64,4 +64,4 @@ def test_reports_tell_what_is_critical_first() -> None:
         failed("reboot", "gpu.dead"),
     ]
     assert [line.split(": ")[2] for line in reasons(verdicts)] == ["gpu.dead", "gpu.noise", "gpu.open"]
-    assert [item.name for item in rows.reasons(verdicts)] == ["gpu.dead", "gpu.noise", "gpu.open"]
+    assert [item.name for item in rendered(verdicts)] == ["gpu.dead", "gpu.noise", "gpu.open"]

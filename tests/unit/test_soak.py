@@ -18,9 +18,10 @@ import pytest
 
 from agent import soak
 from agent.fold import few_launches, few_snapshots, folded
-from agent.live import Span, document
+from agent.live import Span, document, tell
 from agent.record import HostRun
-from agent.soak import SoakRun, carry_out
+from agent.soak import carry_out
+from agent.soak_run import CHECKPOINT, SoakRun
 from agent.timeline import MOST_BUCKETS, MOST_EVENTS, Recorder
 from collectors.base import Absent
 from collectors.nvml import Beat
@@ -36,7 +37,7 @@ from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import ERROR, Launch, Metric, Observation, Record, Snapshot, record_from_json, to_json
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict
-from schemas.timeline import SOAK, Soak, Timeline, thinned
+from schemas.timeline import SOAK, Soak, Timeline, soak_from_json, thinned
 from tests import builders
 from tests.fakes import nvml
 
@@ -73,7 +74,7 @@ def test_recorder_goes_on_where_another_process_was_cut_off() -> None:
     for at in range(300):
         whole.add(at, "gpu.power", "gpu=0", "W", at)
         first.add(at, "gpu.power", "gpu=0", "W", at)
-    second = Recorder(soak.soak_from_json({**to_json(state(first.timeline()))}).timeline)
+    second = Recorder(soak_from_json({**to_json(state(first.timeline()))}).timeline)
     for at in range(300, 700):
         whole.add(at, "gpu.power", "gpu=0", "W", at)
         second.add(at, "gpu.power", "gpu=0", "W", at)
@@ -330,7 +331,7 @@ def test_checkpoint_beside_the_record_is_what_a_killed_host_goes_on_from(tmp_pat
     again = SoakRun(run.directory, "h1")
     assert again.state.soaked_s >= 160.0
     assert [one.name for one in again.state.timeline.series] == ["gpu.power"]
-    (run.directory / soak.CHECKPOINT).write_text('{"began": ')  # a disk that lost it
+    (run.directory / CHECKPOINT).write_text('{"began": ')  # a disk that lost it
     assert 100.0 <= SoakRun(run.directory, "h1").state.soaked_s < 160.0
 
 
@@ -445,7 +446,7 @@ def test_exporter_is_told_of_progress_against_the_end_of_the_soak(tmp_path: Path
     halfway = span.told(time.time() + span.ends / 2 - time.time() / 2, time.time())
     assert halfway["progress"] == pytest.approx(0.625, abs=0.01)
     run.finish("finding", "gpu=1: bad")
-    soak.tell(run)
+    tell(run)
     there = documents.read(tmp_path / "runs" / "live.json", "live")
     assert [one["state"] for one in there["stages"] if one["name"] == SOAK] == ["failed"]
 
@@ -476,7 +477,8 @@ GPU = """
 import json, sys, time
 from pathlib import Path
 from agent.record import HostRun
-from agent.soak import SoakRun, carry_out
+from agent.soak import carry_out
+from agent.soak_run import SoakRun
 from schemas.records import to_json
 from schemas.timeline import SOAK
 from tests import builders

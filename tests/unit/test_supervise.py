@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from agent import culprit, supervise
+from agent import culprit, during, process_tree, supervise
 from agent.record import HostRun
 from agent.supervise import Command
 from collectors.base import Collector, Family
@@ -113,7 +113,7 @@ def test_deadline_ends_the_whole_tree_and_keeps_what_was_measured(
     run: HostRun, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A child in a session of its own that ignores SIGTERM, and one that is stopped, are ended like the rest."""
-    monkeypatch.setattr(supervise, "GRACE_S", 0.5)
+    monkeypatch.setattr(process_tree, "GRACE_S", 0.5)
     program = "ranks, phase, code = (0, 1), 'collective all_reduce', None" + RESULT + textwrap.dedent(STUBBORN)
     record = launch(run, program, deadline_s=3.0)
     done = record.launches[0]
@@ -125,7 +125,7 @@ def test_deadline_ends_the_whole_tree_and_keeps_what_was_measured(
 
 
 def test_orphan_of_a_dead_launcher_is_ended(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "GRACE_S", 0.5)
+    monkeypatch.setattr(process_tree, "GRACE_S", 0.5)
     program = "ranks, phase, code = (0, 1), 'end', 0" + RESULT
     program += """
 import subprocess, sys, time
@@ -185,8 +185,8 @@ def test_rank_that_holds_up_the_others_is_named_and_all_are_ended(
 
 def test_driver_that_blocks_does_not_hold_up_the_watch(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot may take its whole deadline; the ranks' end is seen at once."""
-    monkeypatch.setattr(supervise, "SAMPLE_S", 0.1)
-    monkeypatch.setattr(supervise, "GRACE_S", 0.2)
+    monkeypatch.setattr(during, "SAMPLE_S", 0.1)
+    monkeypatch.setattr(during, "GRACE_S", 0.2)
     ended = threading.Event()
 
     class Blocking:

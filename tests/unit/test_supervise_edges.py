@@ -13,21 +13,25 @@ import sys
 import textwrap
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from agent import culprit, supervise, vigil
+from agent import culprit, during, process_tree, supervise, vigil, work_directory
 from agent.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, RankState, Word
+from agent.during import Watch
 from agent.exchange import Exchange
 from agent.heartbeat import ADDRESS, LAUNCHED, SUPERVISOR, Beats, identity
 from agent.oom import Memory
+from agent.process_tree import ProcessTree
 from agent.record import HostRun
-from agent.supervise import Command, ProcessTree, Watch, begun, cap_logs, results, set_aside, tail, write_request
+from agent.supervise import Command
 from agent.vigil import Vigil, dump_flights, flight_recorder
 from agent.wire import Gang
+from agent.work_directory import begun, cap_logs, end_of, results, set_aside, tail, write_request
 from collectors.base import Family
 from schemas.probes import PROBE
 from schemas.records import Metric, Rank, Record, Snapshot, to_json
@@ -130,7 +134,7 @@ class Table:
 @pytest.fixture
 def table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Table:
     made = Table(tmp_path / "proc")
-    monkeypatch.setattr(supervise, "Path", lambda name: made.root if name == "/proc" else Path(name))
+    monkeypatch.setattr(process_tree, "Path", lambda name: made.root if name == "/proc" else Path(name))
     monkeypatch.setattr(os, "kill", made.kill)
     return made
 
@@ -167,7 +171,7 @@ def test_a_stranger_with_the_number_of_one_that_ended_is_none_of_the_tree(table:
 
 
 def test_a_tree_is_asked_to_end_and_then_ended(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "GRACE_S", 0.0)
+    monkeypatch.setattr(process_tree, "GRACE_S", 0.0)
     for pid, parent in ((10, 1), (11, 10), (12, 10)):
         table.put(pid, parent)
     table.stubborn = {11}
@@ -277,7 +281,7 @@ def test_a_ranks_end_is_what_it_wrote_itself_or_else_what_its_guard_saw(
     if state is not None:
         (tmp_path / "rank5.state.json").write_text(json.dumps(state))
     (tmp_path / "rank5.log").write_text("bye")
-    found = supervise._rank(tmp_path, 5, 1, seen)
+    found = end_of(tmp_path, 5, 1, seen)
     assert found == Rank(rank=5, local_rank=1, phase=phase, exit_code=exit_code, log_tail="bye")
 
 
@@ -334,7 +338,7 @@ def test_a_request_lies_where_the_ranks_read_it(tmp_path: Path) -> None:
 
 
 def test_only_what_the_ranks_wrote_themselves_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "MOST_LOG_BYTES", 8)
+    monkeypatch.setattr(work_directory, "MOST_LOG_BYTES", 8)
     (tmp_path / "else").mkdir()
     for name in ("rank0.log", "flight.rank0", "rank0.json", "else/victim"):
         (tmp_path / name).write_text("123456789")
@@ -549,7 +553,7 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRun:
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
     monkeypatch.setattr(supervise, "LOOK_S", 0.02)
     monkeypatch.setattr(supervise, "FAMILY_S", 0.02)
-    monkeypatch.setattr(supervise, "GRACE_S", 0.3)
+    monkeypatch.setattr(process_tree, "GRACE_S", 0.3)
     plan = builders.plan(profile="rehearsal")
     return HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
 
@@ -605,7 +609,7 @@ def test_what_was_asked_for_stands_in_the_launch(run: HostRun) -> None:
 
 
 def test_a_log_without_measure_is_cut(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(supervise, "MOST_LOG_BYTES", 8)
+    monkeypatch.setattr(work_directory, "MOST_LOG_BYTES", 8)
     assert launch(run, "echo 0123456789").launches[0].log_tail == "01234567"
     assert (run.directory / "work" / "launcher.log").stat().st_size == 8
 
@@ -632,7 +636,7 @@ class Asked:
 def test_while_the_ranks_run_the_quick_collectors_are_asked(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, meanwhile: list[Asked] | None, asked: str
 ) -> None:
-    monkeypatch.setattr(supervise, "SAMPLE_S", 0.02)
+    monkeypatch.setattr(during, "SAMPLE_S", 0.02)
     record = launch(run, "sleep 0.3", [Asked("thorough")], meanwhile=meanwhile)
     seen = [
         (taken.stage, taken.phase, metric.name)
@@ -655,6 +659,34 @@ def test_of_a_launch_on_gpus_it_is_told_how_it_went(tmp_path: Path, stage: str, 
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
     timeline = launch(run, "true", stage=stage).launches[0].timeline
     assert (timeline is not None) == told
+
+
+@pytest.mark.parametrize("place", ["take", "Beats", "Live", "Vigil", "_run", "cap_logs"])
+def test_whatever_goes_wrong_nothing_that_was_begun_is_left(
+    tmp_path: Path, gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """Threads that look at GPUs and tell how the run stands, the gang's listener, and the ranks' socket."""
+    run = HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
+    made: list[Beats] = []
+    before = set(threading.enumerate())
+
+    def noted(directory: Path, ranks: Mapping[int, str]) -> Beats:
+        made.append(Beats(directory, ranks))
+        return made[-1]
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr("agent.telemetry.Pulse", lambda _: SimpleNamespace(read=dict))
+    monkeypatch.setattr(supervise, "Beats", noted)
+    monkeypatch.setattr(supervise, place, refuse)
+    with pytest.raises(OSError, match="no space left"):
+        launch(run, "true", exchange=Exchange(gang("h1")))
+    for thread in set(threading.enumerate()) - before:
+        thread.join(5)
+    assert set(threading.enumerate()) <= before
+    assert all(beats.socket.fileno() == -1 for beats in made)
+    Exchange(gang("h1")).close()  # its port is free
 
 
 def test_what_cannot_be_read_stands_beside_the_outcome(run: HostRun) -> None:
@@ -696,7 +728,7 @@ def test_for_somebody_who_is_named_a_launch_is_ended_at_once(run: HostRun, monke
     os.mkfifo(run.directory / "work" / "flight.rank0.pipe")
     reader = os.open(run.directory / "work" / "flight.rank0.pipe", os.O_RDONLY | os.O_NONBLOCK)
     (run.directory / "work").rename(run.directory / "prepared")
-    monkeypatch.setattr(supervise, "GRACE_S", 60.0)
+    monkeypatch.setattr(process_tree, "GRACE_S", 60.0)
     monkeypatch.setattr(supervise, "CULPRIT_GRACE_S", 0.1)
     lines: list[str] = []
     said = {"kind": "end", "rank": 1, "at": 0.0, "code": -11, "told": False}

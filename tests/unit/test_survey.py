@@ -14,8 +14,9 @@ from typing import Any
 import pytest
 
 from fleet.judge import expected
+from fleet.judge.applied import criteria_of, packs_for
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
-from fleet.judge.evidence import Evidence, HostView, Planned, criteria_of, packs_for
+from fleet.judge.evidence import Evidence, HostView, Planned
 from fleet.judge.known import Known
 from fleet.judge.localise import judge_pairs
 from fleet.judge.survey import Survey, kinds_of

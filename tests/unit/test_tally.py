@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from fleet.judge import tally
 from fleet.judge.evidence import Planned
-from fleet.judge.tally import MOST_BINS, MOST_EXACT, MOST_FAR, MOST_VALUES, Row, Tally, worst
+from fleet.judge.row import MOST_BINS, MOST_EXACT, MOST_FAR, MOST_VALUES, Row, worst
+from fleet.judge.tally import Tally
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Far, Judged, Verdict
 from tests import builders
 
@@ -287,7 +287,7 @@ def test_a_rounded_row_takes_one_that_is_not_and_the_other_way() -> None:
 
 
 def test_what_is_put_aside_is_counted_before_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tally, "BUFFERED", 4)
+    monkeypatch.setattr("fleet.judge.row.BUFFERED", 4)
     one = row()
     one.note(0.0)
     for place in range(4):

@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from agent import supervise
 from agent.telemetry import PERIOD_S, Telemetry
+from agent.work_directory import begun
 from collectors.base import Absent
 from collectors.nvml import Beat
 from fleet.judge.criteria import read_packs
@@ -20,7 +20,7 @@ from fleet.report.merge import merge
 from fleet.report.render import pages
 from fleet.report.render.html import render_html
 from fleet.report.render.timeline_launch import courses
-from fleet.report.scale import _reduced
+from fleet.report.scale_full import reduced
 from schemas import documents, quick
 from schemas.plans import Plan
 from schemas.records import Launch, Record, record_from_json, to_json
@@ -259,7 +259,7 @@ def test_ranks_tell_when_each_benchmark_began(tmp_path: Path) -> None:
         rank.phase("end", 0)
     (tmp_path / "rank2.state.json").write_text('{"begun": {"stress": "soon", "gemm": 1e300}}')
     (tmp_path / "rank3.state.json").write_text('{"begun": ["stress"]}')
-    found = supervise.begun(tmp_path, range(5))
+    found = begun(tmp_path, range(5))
     assert list(found) == ["gemm", "collective"]
     assert before <= found["gemm"] < found["collective"] < before + 5
 
@@ -378,7 +378,7 @@ def test_pictures_take_no_room_from_pages_of_hosts(plan: Plan) -> None:
 def test_what_a_large_report_keeps_of_most_hosts_has_none(plan: Plan) -> None:
     host = replace(with_trace(plan, fed(60)).hosts[0], decision="rejected")
     assert host.launches[0].timeline
-    assert all(launch.timeline is None for launch in _reduced(host).launches)
+    assert all(launch.timeline is None for launch in reduced(host).launches)
 
 
 def test_report_with_timelines_fits_its_schema(plan: Plan) -> None:

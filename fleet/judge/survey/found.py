@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import HostView
-from fleet.judge.tally import Row
+from fleet.judge.row import Row
 from schemas.records import Observation, Value
 from schemas.reports import PASS, Verdict
 

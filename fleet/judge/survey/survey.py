@@ -14,10 +14,11 @@ from fleet.judge.held import holds
 from fleet.judge.known import Known
 from fleet.judge.localise.faults import CRITERION as LOCALISE
 from fleet.judge.paths import is_bandwidth, path_of
+from fleet.judge.row import MOST_FAR
 from fleet.judge.survey.claims import Claim, Many, Same
 from fleet.judge.survey.found import Key, Looked, own_scope
 from fleet.judge.survey.look import Look
-from fleet.judge.tally import MOST_FAR, Tally
+from fleet.judge.tally import Tally
 from schemas.records import Value
 from schemas.reports import PASS, Verdict
 

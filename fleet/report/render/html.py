@@ -31,7 +31,6 @@ from fleet.report.render import (
     peers,
     places,
     routes,
-    rows,
     strips,
     timeline,
     timeline_launch,
@@ -40,6 +39,7 @@ from fleet.report.render import (
     versions,
     workloads,
 )
+from fleet.report.render.reasons import Reason, reasons, together
 from schemas.reports import ACCEPTED, FAIL, FleetReport
 
 MOST_BYTES = 2_000_000
@@ -64,8 +64,8 @@ class Duty:
 
     title: str
     tone: str
-    first: Sequence[rows.Reason]
-    rest: Sequence[rows.Reason]
+    first: Sequence[Reason]
+    rest: Sequence[Reason]
     left_out: int
     count: int
     hosts: int
@@ -101,7 +101,7 @@ def render_html(report: FleetReport, grafana_url: str = "") -> str:
 
 def _headline(report: FleetReport) -> dict[str, Any]:
     """What the banner, the reasons and the coverage say."""
-    duties = _duties(rows.reasons(report.verdicts))
+    duties = _duties(reasons(report.verdicts))
     return {
         "status": format.status(report),
         "tone": headline.tone(report.decision),
@@ -117,10 +117,10 @@ def _headline(report: FleetReport) -> dict[str, Any]:
     }
 
 
-def _duties(reasons: Sequence[rows.Reason]) -> list[Duty]:
+def _duties(given: Sequence[Reason]) -> list[Duty]:
     """What to do, the gravest first; then what is not known; then what somebody answers for."""
-    found: dict[tuple[str, str], list[rows.Reason]] = {}
-    for reason in reasons:
+    found: dict[tuple[str, str], list[Reason]] = {}
+    for reason in given:
         if reason.waiver:
             key = "Waived", "waived"
         elif reason.verdict == FAIL:
@@ -131,8 +131,8 @@ def _duties(reasons: Sequence[rows.Reason]) -> list[Duty]:
     return [_duty(title, tone, own) for (title, tone), own in found.items()]
 
 
-def _duty(title: str, tone: str, own: Sequence[rows.Reason]) -> Duty:
-    told = rows.together(own)
+def _duty(title: str, tone: str, own: Sequence[Reason]) -> Duty:
+    told = together(own)
     return Duty(
         title=title,
         tone=tone,

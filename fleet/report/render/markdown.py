@@ -26,7 +26,7 @@ from fleet.report.render.format import (
 from fleet.report.render.grafana import run_dashboard
 from fleet.report.render.markdown_figures import measurements
 from fleet.report.render.markup import FENCED, HARMLESS, code, section, table
-from fleet.report.render.rows import Reason, reasons
+from fleet.report.render.reasons import Reason, reasons
 from fleet.report.render.text import render_summary
 from fleet.report.render.versions import versions
 from schemas.reports import FleetReport, HostReport

@@ -5,7 +5,6 @@ A text stands once in the block and is meant by its number. All of it is cleaned
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,8 +13,10 @@ from itertools import groupby
 from typing import Any
 
 from fleet.report.render import hosts, pairs
-from fleet.report.render.format import ACTIONS, NONE, clean, clean_log, decision_name
-from fleet.report.render.rows import Reason, Row, fold, reasons
+from fleet.report.render.block import Block, as_json
+from fleet.report.render.format import ACTIONS, NONE, clean, decision_name
+from fleet.report.render.reasons import Reason, reasons
+from fleet.report.render.rows import Row, fold
 from fleet.report.render.timeline_launch import Course, courses, has_courses, hosts_with_courses
 from fleet.report.render.versions import version_order
 from schemas.readings import READINGS
@@ -35,48 +36,7 @@ from schemas.reports import (
 
 _DECISIONS = (ACCEPTED, REJECTED, INCOMPLETE)
 _STATES = {"pass": "p", FAIL: "f", INCONCLUSIVE: "i"}
-_TAIL_CHARACTERS = 4000
-"""Of each log on a host's page; the records have more."""
 _MOST_ROWS = 600
-
-
-class Block:
-    """The data of the page while it is built."""
-
-    def __init__(self) -> None:
-        self._texts: list[str] = []
-        self._numbers: dict[str, int] = {}
-        self.size = 0
-        """Bytes of the texts so far."""
-
-    def text(self, text: str, *, log: bool = False) -> int:
-        """The number of a text."""
-        harmless = clean_log(text, _TAIL_CHARACTERS) if log else clean(text)
-        if harmless not in self._numbers:
-            self._numbers[harmless] = len(self._texts)
-            self._texts.append(harmless)
-            self.size += len(_json(harmless).encode()) + 1
-        return self._numbers[harmless]
-
-    def texts(self, texts: Iterable[str]) -> list[int]:
-        """Their numbers."""
-        return [self.text(text) for text in texts]
-
-    def mark(self) -> tuple[int, int]:
-        """How much there is now, for `back`."""
-        return len(self._texts), self.size
-
-    def back(self, mark: tuple[int, int]) -> None:
-        """Forgets the texts that came since the mark."""
-        for text in self._texts[mark[0] :]:
-            del self._numbers[text]
-        del self._texts[mark[0] :]
-        self.size = mark[1]
-
-    @property
-    def all(self) -> list[str]:
-        """The texts by number."""
-        return self._texts
 
 
 def embedded(report: FleetReport, room: int) -> str:
@@ -91,23 +51,17 @@ def embedded(report: FleetReport, room: int) -> str:
     block = Block()
     data = _columns(report, of_host, block)
     serials = [" ".join(clean(gpu.serial) for gpu in host.gpus if gpu.serial) for host in report.hosts]
-    left = room - len(_json(data).encode()) - block.size - 64
+    left = room - len(as_json(data).encode()) - block.size - 64
     pages: dict[str, Any] = {}
     numbered = list(enumerate(report.hosts))
     left = _add(report, [item for item in numbered if item[1].decision != ACCEPTED], of_host, block, pages, left)
-    size = len(_json(serials).encode())
+    size = len(as_json(serials).encode())
     if any(serials) and size < left:
         data["serials"] = serials
         left -= size
     left = _add(report, [item for item in numbered if item[1].decision == ACCEPTED], of_host, block, pages, left)
     _add_courses(report, block, pages, left)
-    return _json({**data, "pages": pages, "s": block.all})
-
-
-def _json(data: Any) -> str:
-    """JSON that can stand in an element of the page: nothing in it can end that, or begin another."""
-    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+    return as_json({**data, "pages": pages, "s": block.all})
 
 
 def _columns(report: FleetReport, of_host: Mapping[str, Sequence[Verdict]], block: Block) -> dict[str, Any]:
@@ -189,7 +143,7 @@ def _add(
         if report.detail != ALL and host.decision == ACCEPTED:
             break
         page = _page(report, host, of_host[host.name], block)
-        size = len(_json({str(number): page}).encode()) + block.size - mark[1]
+        size = len(as_json({str(number): page}).encode()) + block.size - mark[1]
         if size > room:
             block.back(mark)
             return 0
@@ -208,7 +162,7 @@ def _add_courses(report: FleetReport, block: Block, pages: dict[str, Any], room:
         mark, found = block.mark(), []
         if host.name in chosen:
             found = [_course(course, block) for course in courses(host)]
-        size = len(_json(found).encode()) + block.size - mark[1] + len(',"courses":')
+        size = len(as_json(found).encode()) + block.size - mark[1] + len(',"courses":')
         if size > room:
             block.back(mark)
             found, size = [], len(',"courses":[]')

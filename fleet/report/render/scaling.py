@@ -2,26 +2,20 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from fleet.report.render.collectives import Curve, Tick, nice
 from fleet.report.render.format import NONE, clean, duration, number, percent_of
 from fleet.report.render.html import asset, environment, policy
 from fleet.report.render.markup import HARMLESS, section, table
-from fleet.report.render.timing import Bar, Segment
+from fleet.report.render.scaling_plots import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, bars, plots, series_name, styles
 from fleet.scaling.outcome import FAILED, MEASURED, OPEN, SKIPPED, Outcome, Row
 from fleet.scaling.published import RUNS, ours
 from schemas import VERSION
 from schemas.plans import Plan
 from schemas.studies import Cell, Study
 
-WIDTH, HEIGHT = 480.0, 260.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 24.0, 26.0
-COLOURS = 8
 MOST_REFUSED = 5
 CAPTION = (
     *("Cell", "Hosts × GPUs", "Batch a rank", "Epochs", "Precision", "CPUs a GPU"),
@@ -45,20 +39,6 @@ TO_COMPARE = (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
-class Plot:
-    """A figure of each series against the number of ranks."""
-
-    title: str
-    unit: str
-    note: str
-    x_ticks: tuple[Tick, ...]
-    y_ticks: tuple[Tick, ...]
-    curves: tuple[Curve, ...]
-    dots: tuple[tuple[float, float, str, str], ...]
-    """Across, down, class and title of each cell."""
-
-
 def render_html(plan: Plan, found: Outcome, currency: str) -> str:
     """The whole page. The same study gives the same bytes."""
     css = f"{asset('report.css')}\n{asset('scaling.css')}"
@@ -73,8 +53,8 @@ def render_html(plan: Plan, found: Outcome, currency: str) -> str:
         caption=_caption(currency, found),
         rows=[(row, cells(row, found)) for row in found.rows],
         plots=plots(found),
-        series=[{"name": name, "css": css} for name, css in _styles(found).values()],
-        bars=_bars(found),
+        series=[{"name": name, "css": css} for name, css in styles(found).values()],
+        bars=bars(found),
         how=Markup(HOW),  # noqa: S704 - longer than any text of a host's
         synthetic=SYNTHETIC if _synthetic(found) else "",
         compare=TO_COMPARE,
@@ -107,7 +87,8 @@ def render_lines(found: Outcome, currency: str) -> str:
     """The cells, a line each, for a terminal."""
     several = len({row.cell.epochs for row in found.rows}) > 1
     return "\n".join(
-        f"{row.number}: {row.cell.hosts} × {row.cell.gpus}, {_name(row.cell.series, with_epochs=several)}: {_told(row, currency)}"
+        f"{row.number}: {row.cell.hosts} × {row.cell.gpus}, {series_name(row.cell.series, with_epochs=several)}: "
+        f"{_told(row, currency)}"
         for row in found.rows
     )
 
@@ -237,105 +218,3 @@ def _published(found: Outcome) -> list[tuple[str, ...]]:
             )
         )
     return rows
-
-
-# --- plots
-
-
-def _styles(found: Outcome) -> Mapping[tuple[int, int, int, str], tuple[str, str]]:
-    """Series that was measured -> its name and its class."""
-    series = dict.fromkeys(row.cell.series for row in found.rows if row.throughput is not None)
-    several = len({key[1] for key in series}) > 1
-    return {
-        key: (_name(key, with_epochs=several), f"c{place % COLOURS}{' dashed' if place // COLOURS % 2 else ''}")
-        for place, key in enumerate(series)
-    }
-
-
-def _name(series: tuple[int, int, int, str], *, with_epochs: bool) -> str:
-    batch, epochs, cpus, precision = series
-    few = f", {cpus} CPU{'s' if cpus > 1 else ''} a GPU" if cpus else ""
-    passes = f", {epochs} epoch{'s' if epochs > 1 else ''}" if with_epochs else ""
-    return f"batch {batch}, {precision}{few}{passes}"
-
-
-def plots(found: Outcome) -> list[Plot]:
-    """Throughput and efficiency against ranks; nothing where no cell was measured."""
-    if not any(row.throughput for row in found.rows):
-        return []
-    return [
-        _plot(found, "Throughput", "images/s", "of all ranks", lambda row: row.throughput),
-        _plot(
-            found,
-            "Efficiency",
-            "%",
-            "100 % is the smallest cell of the series",
-            lambda row: (row.efficiency or 0) * 100,
-        ),
-        _plot(found, "Hookup", "s", "from the launch to the end of the first step", lambda row: row.hookup_s),
-    ]
-
-
-def _plot(found: Outcome, title: str, unit: str, note: str, figure: Callable[[Row], float | None]) -> Plot:
-    styles = _styles(found)
-    values: dict[tuple[int, int, int, str], dict[int, tuple[float, Row]]] = {}
-    for row in found.rows:
-        value = figure(row)
-        if row.throughput is not None and value is not None:
-            kept = values.setdefault(row.cell.series, {})
-            if row.cell.ranks not in kept or value > kept[row.cell.ranks][0]:  # as many ranks on other numbers of hosts
-                kept[row.cell.ranks] = value, row
-    ranks = sorted({rank for kept in values.values() for rank in kept})
-    step, ceiling = nice(max(value for kept in values.values() for value, _ in kept.values()))
-
-    def across(rank: int) -> float:
-        span = math.log2(ranks[-1] / ranks[0])
-        share = math.log2(rank / ranks[0]) / span if span else 0.5
-        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
-
-    def down(value: float) -> float:
-        return round(HEIGHT - BOTTOM - value / ceiling * (HEIGHT - TOP - BOTTOM), 1)
-
-    curves, dots = [], []
-    for key, kept in values.items():
-        name, css = styles[key]
-        points = [(across(rank), down(kept[rank][0])) for rank in sorted(kept)]
-        path = "M" + "L".join(f"{x:g},{y:g}" for x, y in points)
-        curves.append(Curve(path=path, css=f"line series {css}", title=name))
-        for rank in sorted(kept):
-            value, row = kept[rank]
-            told = f"{name}, {row.cell.hosts} × {row.cell.gpus}: {number(value)} {unit}"
-            dots.append((across(rank), down(value), f"series {css}", told))
-    return Plot(
-        title=title,
-        unit=unit,
-        note=note,
-        x_ticks=tuple(Tick(at=across(rank), text=str(rank)) for rank in ranks),
-        y_ticks=tuple(
-            Tick(at=down(step * place), text=number(step * place)) for place in range(round(ceiling / step) + 1)
-        ),
-        curves=tuple(curves),
-        dots=tuple(dots),
-    )
-
-
-def _bars(found: Outcome) -> list[Bar]:
-    """Where the time of each measured cell went."""
-    timed = [row for row in found.rows if row.wall_s and row.hookup_s is not None and row.train_s is not None]
-    longest = max((row.wall_s or 0.0 for row in timed), default=0.0)
-    epochs = {row.cell.epochs for row in timed}
-    bars = []
-    for row in timed:
-        begin, segments = 0.0, []
-        rest = max(0.0, (row.wall_s or 0.0) - (row.hookup_s or 0.0) - (row.train_s or 0.0))
-        for colour, name, spent in (
-            (0, "hookup", row.hookup_s),
-            (2, "training", row.train_s),
-            (16, "test and end", rest),
-        ):
-            width, title = 100 * (spent or 0.0) / longest, f"{name}: {duration(spent or 0.0)}"
-            segments.append(Segment(x=f"{begin:.2f}", width=f"{width:.2f}", colour=colour, title=title))
-            begin += width
-        label = f"{row.cell.hosts} × {row.cell.gpus}, {_name(row.cell.series, with_epochs=len(epochs) > 1)}"
-        bars.append(Bar(label=label, total=duration(row.wall_s or 0.0), segments=tuple(segments)))
-    return bars

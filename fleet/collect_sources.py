@@ -1,0 +1,94 @@
+"""Where records are collected from: logs, files and directories, as hosts and volumes leave them."""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+from schemas import documents, frames
+from schemas.errors import UsageError
+from schemas.frames import Told
+
+STANDARD_INPUT = "-"
+RECORDS = ("record.json", "hosts/*.json", "gangs/*.json", "gangs/*/*.json")
+"""Where a host, and where the run's directory, keeps records."""
+MOST_FILES = 200_000
+LINE_BYTES = 1 << 20
+"""No line of a log that is longer tells a record."""
+
+
+def read_source(source: str) -> tuple[list[Told], list[str]]:
+    """The records of one source, and what is wrong there. Raises UsageError where it cannot be read."""
+    if source == STANDARD_INPUT:
+        return frames.read(_lines(sys.stdin.buffer.fileno()), source="standard input")
+    path = Path(source)
+    if path.is_dir():
+        return _directory(path)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError as error:
+        raise UsageError(f"{path}: {error.strerror}") from None
+    try:
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            raise UsageError(f"{path}: not a file: give a log, a directory, or - for standard input")
+        if path.suffix != ".json":
+            return frames.read(_lines(descriptor), source=str(path))
+    finally:
+        os.close(descriptor)
+    return _record(path)
+
+
+def _directory(directory: Path) -> tuple[list[Told], list[str]]:
+    """What lies on a volume: records, wherever in it, and logs. Links are not followed."""
+    told: list[Told] = []
+    problems: list[str] = []
+    count = 0
+    for parent, folders, names in os.walk(directory):
+        folders.sort()
+        for name in sorted(names):
+            path = Path(parent) / name
+            count += 1
+            if count > MOST_FILES:
+                return told, [
+                    *problems,
+                    f"{directory}: more than {MOST_FILES} files: give the directory of the run alone",
+                ]
+            if path.is_symlink() or not path.is_file():
+                continue
+            if path.suffix == ".json" and any(path.match(pattern) for pattern in RECORDS):
+                found, wrong = _record(path)
+            elif path.suffix == ".log":
+                found, wrong = read_source(str(path))
+            else:
+                continue
+            told += found
+            problems += wrong
+    return told, problems
+
+
+def _record(path: Path) -> tuple[list[Told], list[str]]:
+    """A record that lies in a file as it lay on its host."""
+    try:
+        document = documents.read(path, "record")
+        text = path.read_bytes()
+    except documents.DocumentError as error:
+        return [], [str(error)]
+    names = {name: str(document.get(name, "")) for name in ("run_id", "host", "gang")}
+    return [Told(**names, node="", text=text, source=str(path))], []
+
+
+def _lines(descriptor: int) -> Iterator[str]:
+    """The lines of a log, whatever bytes are in it; a line without end is passed over in pieces."""
+    rest = b""
+    while more := os.read(descriptor, 1 << 20):
+        *lines, rest = (rest + more).split(b"\n")
+        for line in lines:
+            yield line.decode("utf-8", errors="replace")
+        if len(rest) > LINE_BYTES:
+            yield rest.decode("utf-8", errors="replace")
+            rest = b""
+    if rest:
+        yield rest.decode("utf-8", errors="replace")
