@@ -41,8 +41,8 @@ count-gpus: ## Print how many NVIDIA GPUs are on this machine's PCI bus
 dev: $(STAMP) ## Make the virtual environment
 $(STAMP): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --editable '.[dev]' $(TORCH)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-deps torchvision==0.28.0
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0
 	touch $@
 
 lint: $(STAMP) ## Style, types, imports, Ansible, YAML, criteria packs
@@ -74,7 +74,7 @@ $(CRDS): $(STAMP)
 
 test: $(STAMP) ## Everything that needs no GPU, with its gates
 	@$(MAKE) --no-print-directory --jobs 2 lint-code lint-ansible $(WHEELHOUSE) $(CRDS)
-	$(BIN)/pytest --numprocesses 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000)
