@@ -40,12 +40,15 @@ def main() -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # nothing is missed between the fork and the watch
     for number in (*BY_REQUEST, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # what the launcher does when it is asked to end is not for its forks
+    _let_go(stat.S_ISSOCK)
+    directory = os.environ.get(ADDRESS, "")
+    voice = Voice(int(os.environ.get("RANK", "0")), Path(directory) if directory else None)
+    voice.say("guard", END_PATIENCE_S, pid=guard)  # before there is a rank: killed at once, it is missed all the same
     child = os.fork()
     if child == 0:
         _become_rank(guard)
     _call_it(f"{_rank()}'s guard")
-    _let_go(stat.S_ISSOCK)
-    return _watch(child, parent)
+    return _watch(child, parent, voice)
 
 
 def _leash(supervisor: int, command: list[str]) -> int:
@@ -105,12 +108,9 @@ def _let_go(which: Callable[[int], bool]) -> None:
                 os.close(number)
 
 
-def _watch(child: int, parent: int) -> int:
+def _watch(child: int, parent: int, voice: Voice) -> int:
     """Waits for the rank's end, tells it, and ends likewise."""
-    directory, supervisor = os.environ.get(ADDRESS, ""), os.environ.get(SUPERVISOR, "")
-    voice = Voice(int(os.environ.get("RANK", "0")), Path(directory) if directory else None)
-    voice.say("guard", END_PATIENCE_S, pid=os.getpid())
-    told = False
+    supervisor, told = os.environ.get(SUPERVISOR, ""), False
     while True:
         got = signal.sigtimedwait(WATCHED, LOOK_S)
         if got is not None and got.si_signo in BY_REQUEST:

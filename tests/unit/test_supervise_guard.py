@@ -200,6 +200,14 @@ def test_a_rank_that_is_a_fork_sees_the_gpus_that_its_launcher_was_not_shown(mon
         assert found.splitlines() == ["['', '1']", str([shown, None])]
 
 
+def test_a_guard_that_is_killed_before_it_has_a_rank_is_missed_all_the_same(rank: Rank) -> None:
+    def launcher() -> int:
+        os.fork = lambda: os.kill(os.getpid(), signal.SIGKILL)  # type: ignore[assignment,return-value]
+        return guard.main()
+
+    assert rank.start(instead=launcher).ended() == (-9, None, False)
+
+
 def test_a_rank_beats_before_its_program_begins(rank: Rank) -> None:
     """Importing torch takes seconds, in which it must not look dead."""
     rank.start("signal.pause()")
