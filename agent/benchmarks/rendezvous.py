@@ -122,14 +122,14 @@ def main() -> None:
 
 def hide_gpus() -> None:
     """Has torchrun see no GPU until it forks: newer ones ask for them, and CUDA works in no fork of a process that did."""
-    shown = os.environ.get(VISIBLE)
-    os.environ |= {VISIBLE: "", WITHOUT_CUDA: "1"}
+    hidden = {VISIBLE: "", WITHOUT_CUDA: "1"}
+    shown = {name: os.environ[name] for name in hidden if name in os.environ}
+    os.environ |= hidden
 
     def show() -> None:
-        for name, value in ((VISIBLE, shown), (WITHOUT_CUDA, None)):
+        for name in hidden:
             os.environ.pop(name, None)
-            if value is not None:
-                os.environ[name] = value
+        os.environ |= shown
 
     os.register_at_fork(after_in_child=show)
 
