@@ -146,8 +146,8 @@ def test_a_host_whose_link_is_cut_mid_gang_costs_itself_alone(lab: Lab, tmp_path
     assert left == dict.fromkeys(HOSTS[:3], "")
     more = lab.run([sys.executable, ROOT / "rackproof.py", "gangs", "--run-dir", tmp_path / "runs" / run_id]).stdout
     assert more.startswith("nothing is left to launch"), "a run that goes on launches nothing twice"
-    assert named <= 15
-    assert reported <= 120  # where nothing else keeps the processors busy: half of it
+    assert named <= 30  # where nothing else keeps the processors busy: half of it
+    assert reported <= 120
 
 
 def launches(host: dict[str, Any]) -> list[tuple[str, int]]:

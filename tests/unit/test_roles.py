@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import re
+import socket
 from pathlib import Path
 from typing import Any
 
@@ -155,3 +158,42 @@ def test_driver_and_toolkit_are_installed_on_the_same_distributions_by_the_same_
 )
 def test_versions_that_an_inventory_may_ask_for(value: str, allowed: bool) -> None:
     assert bool(re.search(SCHEMA["nvidia_driver_version"]["pattern"], value)) is allowed
+
+
+@pytest.fixture
+def probe() -> Any:
+    """Runs on hosts, where nothing of ours is installed yet."""
+    found = importlib.util.spec_from_file_location("probe", ROOT / "roles/preflight/files/probe.py")
+    assert found
+    assert found.loader
+    module = importlib.util.module_from_spec(found)
+    found.loader.exec_module(module)
+    return module
+
+
+def test_who_has_a_port_is_told_though_it_closes_a_file_meanwhile(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Our own supervisor, whose port is no obstacle, read as somebody else's."""
+    seen = os.readlink
+    gone = iter([True])
+
+    def read(path: str) -> str:
+        if path.startswith(f"/proc/{os.getpid()}/") and next(gone, False):
+            raise FileNotFoundError(path)
+        return seen(path)
+
+    monkeypatch.setattr(os, "readlink", read)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        assert probe.listener(server.getsockname()[1]).startswith(f"process {os.getpid()} (")
+
+
+def test_a_port_whose_process_ended_while_it_was_looked_for_is_free(
+    probe: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    looks = iter([{"socket:[1]"}, set()])
+    monkeypatch.setattr(probe, "listening", lambda port: next(looks))
+    assert probe.listener(29500) == ""
+
+
+def test_a_port_of_a_process_that_cannot_be_seen_is_taken(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "listening", lambda port: {"socket:[1]"})
+    assert probe.listener(29500) == "a process of another user"

@@ -56,26 +56,42 @@ def existing(path):
 
 def listener(port):
     """Command line of the process that listens on a TCP port; empty where none does."""
-    inodes = set()
+    for _ in range(3):
+        inodes = listening(port)
+        if not inodes:
+            return ""
+        for pid in filter(str.isdigit, os.listdir("/proc")):
+            try:
+                if any(inode in inodes for inode in opened(pid)):
+                    with open(f"/proc/{pid}/cmdline") as file:
+                        return f"process {pid} ({file.read().replace(chr(0), ' ').strip()})"
+            except OSError:
+                continue
+        time.sleep(0.1)  # it ended while it was looked for, or cannot be seen
+    return "a process of another user"
+
+
+def listening(port):
+    """The sockets that listen on it."""
+    found = set()
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         try:
             with open(table) as lines:
                 for fields in (line.split() for line in list(lines)[1:]):
                     if fields[3] == "0A" and int(fields[1].rsplit(":", 1)[1], 16) == port:
-                        inodes.add(f"socket:[{fields[9]}]")
+                        found.add(f"socket:[{fields[9]}]")
         except OSError:
             continue
-    if not inodes:
-        return ""
-    for pid in filter(str.isdigit, os.listdir("/proc")):
+    return found
+
+
+def opened(pid):
+    """What a process has open now; it opens and closes more meanwhile."""
+    for descriptor in os.listdir(f"/proc/{pid}/fd"):
         try:
-            held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
-            if inodes & held:
-                with open(f"/proc/{pid}/cmdline") as file:
-                    return f"process {pid} ({file.read().replace(chr(0), ' ').strip()})"
-        except OSError:
+            yield os.readlink(f"/proc/{pid}/fd/{descriptor}")
+        except FileNotFoundError:
             continue
-    return "a process of another user"
 
 
 def main():
@@ -91,4 +107,5 @@ def main():
     return 1 if found else 0
 
 
-sys.exit(main())
+if __name__ == "__main__":
+    sys.exit(main())
