@@ -18,6 +18,7 @@ import yaml
 
 from schemas import VERSION
 from tests.lab.kill_points import tiny
+from tests.lab.prometheus import free_port
 
 ROOT = Path(__file__).parents[2]
 ENVIRONMENT = ROOT / "deploy" / "awx" / "execution-environment.yml"
@@ -133,6 +134,7 @@ def test_the_playbooks_run_from_it_to_a_report(site: Path) -> None:
         "rackproof_run_id": "r1",
         "rackproof_minimum_free_bytes": 100_000_000,
         "rackproof_gang": "none",
+        "rackproof_exporter_port": free_port(),  # of this very machine, which may have an exporter
     }
     environment = {
         "ANSIBLE_HOME": str(site / "home"),
