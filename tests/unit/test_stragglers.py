@@ -345,10 +345,10 @@ def _stop_and_go() -> Iterator[Callable[[int], None]]:
 
 @contextlib.contextmanager
 def _starve() -> Iterator[Callable[[int], None]]:
-    """On one processor, which four others use too: each in a session of its own, as the kernel may share out by session."""
+    """On one processor, which seven others use too: each in a session of its own, as the kernel may share out by session."""
     one = min(os.sched_getaffinity(0))
     burning = f"import os\nos.sched_setaffinity(0, {{{one}}})\nwhile os.getppid() == {os.getpid()}: pass"
-    burners = [subprocess.Popen([sys.executable, "-c", burning], start_new_session=True) for _ in range(4)]
+    burners = [subprocess.Popen([sys.executable, "-c", burning], start_new_session=True) for _ in range(7)]
 
     def begin(pid: int) -> None:
         for task in Path(f"/proc/{pid}/task").iterdir():
