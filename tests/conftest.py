@@ -1,5 +1,6 @@
 """For every test: a machine that is busy fails none of hypothesis' examples, and no more than it must of the lab's deadlines."""
 
+import gc
 import os
 import sys
 
@@ -26,3 +27,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The files in the order in which workers take them, one after the other."""
     place = {name: number for number, name in enumerate(LONGEST)}
     items.sort(key=lambda item: place.get(f"{item.path.parent.name}/{item.path.stem}", len(place)))
+
+
+def pytest_collection_finish() -> None:
+    """Thousands of tests live until the end: the collector of garbage need not look at them all again and again."""
+    gc.collect()
+    gc.freeze()

@@ -50,7 +50,7 @@ PACKS = read_packs([])
 WHOLE = next(pack for pack in PACKS if pack.name == "h200-sxm")
 USAGE = 64
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
-WORDS = 10
+WORDS = 50
 """Of so many of a short run one is refused in words, by jsonschema; the others by the fast validator of the same schemas."""
 FULL = 200
 """Of so many mutations one is of a run with all that a host tells and every criterion; the others are of a short one."""
@@ -58,6 +58,8 @@ COMMAND = 20
 """Of so many of those one is put through the whole command, which writes its files."""
 GANGS = 5
 """Of so many others one is of hosts that form a gang."""
+INCOMPLETE = 10
+"""Of so many gangs of which a record is not believed one is judged all the same, as if it were not there."""
 VERBS = 250
 """Of so many mutations one is of what another verb than `report` reads."""
 PART = 5_000
@@ -417,8 +419,7 @@ class Trial:
             host = self.plan.host(Path(name).stem)
             left = self.records.read(host)[0]
             whole = len(left.records) == len(_gangs_of(vars(host)))
-            # What is not believed is as if it were not there: now and then it is judged all the same.
-            if not whole and (not host.gang or number % WORDS):
+            if not whole and (not host.gang or number % INCOMPLETE):
                 self.found.counts["refused"] += 1
                 return
             if not self.full:  # the other hosts' files are as they were

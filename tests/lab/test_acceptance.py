@@ -180,44 +180,6 @@ def test_deleted_record_is_named_and_the_rest_is_kept(accepted: Run, tmp_path: P
     assert run.measured("node1") == accepted.measured("node1")
 
 
-def changed_tasks(output: str) -> set[str]:
-    """The tasks that changed anything on any host."""
-    found, task = set(), ""
-    for line in output.splitlines():
-        if line.startswith("TASK ["):
-            task = line.split("[", 1)[1].split("]")[0]
-        elif line.startswith("changed: "):
-            found.add(task)
-    return found
-
-
-@pytest.fixture(scope="module")
-def again(site: Site, accepted: Run) -> Run:
-    """A second run, on settled hosts, of little."""
-    code, output = site.run("again", only=HOSTS, rackproof_profile=str(site.runs.parent / "small.yml"))
-    print(output[-6000:])
-    return Run(site.runs / "again", code, output)
-
-
-def test_settled_hosts_are_left_as_they_are(again: Run) -> None:
-    assert again.code == 0
-    assert changed_tasks(again.output) == {
-        "monitoring : Write the targets",
-        "monitoring : Run the exporter for this run",
-        "inspect : Begin the record with a snapshot",
-        "inspect : Fetch the record",
-        "benchmark : Start the benchmarks",
-        "benchmark : Fetch the record",
-        "gang : Start this host's part of the gang",
-        "gang : Fetch the gang record",
-        "report : Judge the run",
-    }
-    counted = again.output.rsplit("PLAY RECAP", 1)[1]
-    print(counted)
-    tasks = {line.split()[0]: int(line.split("ok=")[1].split()[0]) for line in counted.splitlines() if "ok=" in line}
-    assert tasks["node2"] <= 25
-
-
 WEB_CONFIG = "/etc/rackproof/web.config.yml"
 PASSWORD = "canary-become"
 
@@ -243,7 +205,7 @@ class Struck(Run):
 
 
 @pytest.fixture(scope="module")
-def struck(site: Site, again: Run) -> Struck:
+def struck(site: Site, accepted: Watched) -> Struck:
     hashed = bcrypt.hashpw(b"canary", bcrypt.gensalt(4)).decode()
     for host in (*HOSTS, CUT):
         site.lab.put(host, WEB_CONFIG, f"basic_auth_users:\n  prometheus: {hashed}\n", mode=0o600)

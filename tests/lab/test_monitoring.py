@@ -14,6 +14,7 @@ import pytest
 import yaml
 
 from tests.lab import processes
+from tests.lab.lab import CONTROL_NODE, MODULE_PYTHON
 from tests.lab.prometheus import Prometheus, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -28,11 +29,13 @@ class Control:
 
     def play(self, part: str, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         inventory = self.directory / "inventory.yml"
-        local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+        local = {"ansible_connection": "local", "ansible_python_interpreter": str(MODULE_PYTHON)}
         group = {
             "hosts": {"h1": local, "h2": local},
             "vars": {"rackproof_profile": "rehearsal", "rackproof_run_id": "x"},
         }
+        (self.directory / "host_vars").mkdir(exist_ok=True)
+        (self.directory / "host_vars" / "localhost.yml").write_text(CONTROL_NODE)
         inventory.write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": group}}}))
         role = {"ansible.builtin.import_role": {"name": "monitoring", "tasks_from": part}, "name": "Play"}
         play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [role]}

@@ -8,7 +8,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Iterator
-from dataclasses import replace
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,22 +38,59 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
         yield Site(lab=lab, runs=directory / "runs")
 
 
+@dataclass(frozen=True)
+class Run:
+    """A run on settled hosts that nobody disturbed."""
+
+    report: dict[str, Any]
+    output: str
+
+
 @pytest.fixture(scope="module")
-def undisturbed(site: Site) -> dict[str, Any]:
+def undisturbed(site: Site) -> Run:
     code, output = site.run("undisturbed")
     assert code == 0, output[-4000:]
-    return site.report("undisturbed")
+    return Run(site.report("undisturbed"), output)
 
 
-def test_killed_and_resumed_it_is_as_if_nothing_had_been(site: Site, undisturbed: dict[str, Any]) -> None:
-    assert undisturbed["decision"] == "accepted"
+def changed_tasks(output: str) -> set[str]:
+    """The tasks that changed anything on any host."""
+    found, task = set(), ""
+    for line in output.splitlines():
+        if line.startswith("TASK ["):
+            task = line.split("[", 1)[1].split("]")[0]
+        elif line.startswith("changed: "):
+            found.add(task)
+    return found
+
+
+def test_settled_hosts_are_left_as_they_are(undisturbed: Run) -> None:
+    assert changed_tasks(undisturbed.output) == {
+        "monitoring : Write the targets",
+        "monitoring : Run the exporter for this run",
+        "inspect : Begin the record with a snapshot",
+        "inspect : Fetch the record",
+        "benchmark : Start the benchmarks",
+        "benchmark : Fetch the record",
+        "gang : Start this host's part of the gang",
+        "gang : Fetch the gang record",
+        "report : Judge the run",
+    }
+    counted = undisturbed.output.rsplit("PLAY RECAP", 1)[1]
+    print(counted)
+    tasks = {line.split()[0]: int(line.split("ok=")[1].split()[0]) for line in counted.splitlines() if "ok=" in line}
+    assert tasks["node2"] <= 25
+
+
+def test_killed_and_resumed_it_is_as_if_nothing_had_been(site: Site, undisturbed: Run) -> None:
+    assert undisturbed.report["decision"] == "accepted"
     told: list[str] = []
     for task, then_s in POINTS:
         assert kill(site, "killed", task, then_s, told.append), told
     torn(site.runs / "killed")
     code, output = site.run("killed")
     assert code == 0, output[-4000:]
-    assert wrong(site, "killed", undisturbed) == [], told
+    assert wrong(site, "killed", undisturbed.report) == [], told
     journal = [json.loads(line) for line in (site.runs / "killed" / "journal.jsonl").read_text().splitlines()]
     assert [event["what"] for event in journal][:-1] == ["begun"] + ["resumed"] * len(POINTS)
     assert journal[-1]["what"] == "reported"
@@ -118,52 +156,56 @@ benchmark.product = slow
 """What a stress test multiplies, put beneath the agent: it goes on for as long, and leaves the processors to others."""
 
 
-@pytest.fixture
-def at_work(site: Site, undisturbed: dict[str, Any]) -> Iterator[Attempt]:
-    """A run that measures at this moment, killed in the end."""
-    for host in HOSTS:
+@contextmanager
+def at_work(site: Site, run_id: str, *hosts: str) -> Iterator[Attempt]:
+    """A run that measures on these hosts at this moment, killed in the end."""
+    for host in hosts:
         put_beneath(site.lab, host, IDLE)
-    attempt = site.start("first", seconds=60.0)
-    assert attempt.reached("benchmark : Wait for the benchmarks"), attempt.lines[-20:]
-    yield attempt
-    attempt.kill()
-    for host in HOSTS:
-        take_away(site.lab, host)
+    attempt = site.start(run_id, seconds=60.0, only=hosts, rackproof_gang="none")
+    try:
+        assert attempt.reached("benchmark : Wait for the benchmarks"), attempt.lines[-20:]
+        yield attempt
+    finally:
+        attempt.kill()
+        for host in hosts:
+            take_away(site.lab, host)
 
 
-def test_second_operator_is_refused_on_the_run_and_on_the_hosts(site: Site, at_work: Attempt) -> None:
-    since = json.loads((site.runs / "first" / "lock.json").read_text())["since"]
-    code, output = site.run("first", "inspect", seconds=60.0)
-    assert code == 2
-    assert f"(process {at_work.process.pid}) since {since}: wait for its end" in output
-    code, output = site.run("second", "inspect")  # a run of its own, which must leave the hosts alone
-    assert code == 2
-    assert output.count("this host is held by run first of root on") == len(HOSTS)
-    attempt = site.start("forced", "inspect", rackproof_take_over=True)
-    assert "failed=1" not in attempt.end()
-    for host in HOSTS:
-        lease = json.loads(site.lab.on(host, "cat", f"{STATE}/lease.json").stdout)
-        assert lease["run_id"] == "forced"
-        assert site.lab.on(host, "pgrep", "-af", "agent.benchmarks", check=False).stdout == ""
-    at_work.end()
+def test_second_operator_is_refused_on_the_run_and_on_the_hosts(site: Site, undisturbed: Run) -> None:
+    with at_work(site, "first", *HOSTS) as attempt:
+        since = json.loads((site.runs / "first" / "lock.json").read_text())["since"]
+        code, output = site.run("first", "inspect", seconds=60.0)
+        assert code == 2
+        assert f"(process {attempt.process.pid}) since {since}: wait for its end" in output
+        code, output = site.run("second", "inspect")  # a run of its own, which must leave the hosts alone
+        assert code == 2
+        assert output.count("this host is held by run first of root on") == len(HOSTS)
+        forced = site.start("forced", "inspect", rackproof_take_over=True)
+        assert "failed=1" not in forced.end()
+        for host in HOSTS:
+            lease = json.loads(site.lab.on(host, "cat", f"{STATE}/lease.json").stdout)
+            assert lease["run_id"] == "forced"
+            assert site.lab.on(host, "pgrep", "-af", "agent.benchmarks", check=False).stdout == ""
+        attempt.end()
     report = site.report("first")
     assert report["decision"] == "incomplete"
     events = {host["name"]: " ".join(host["events"]) for host in report["hosts"]}
     assert [host for host in HOSTS if "this host was taken by run forced of root on" in events[host]] == list(HOSTS)
 
 
-def test_what_an_interrupted_playbook_left_at_work_is_stopped_by_name(site: Site, at_work: Attempt) -> None:
-    at_work.kill()
-    code, output = site.run("other", "stop")
-    assert code == 2
-    assert output.count("this host is held by run first of root on") == len(HOSTS)
-    assert all(site.lab.on(host, "pgrep", "-f", "agent.benchmarks").stdout for host in HOSTS), "not its to stop"
-    code, output = site.run("first", "stop")
-    assert code == 0, output[-4000:]
-    assert output.count("ended stage benchmark of run first") == len(HOSTS)
-    for host in HOSTS:
+def test_what_an_interrupted_playbook_left_at_work_is_stopped_by_name(site: Site, undisturbed: Run) -> None:
+    (host, _), alone = HOSTS, {"rackproof_gang": "none"}
+    with at_work(site, "left", host) as attempt:
+        attempt.kill()
+        code, output = site.run("other", "stop", only=[host], **alone)
+        assert code == 2
+        assert output.count("this host is held by run left of root on") == 1
+        assert site.lab.on(host, "pgrep", "-f", "agent.benchmarks").stdout, "not its to stop"
+        code, output = site.run("left", "stop", only=[host], **alone)
+        assert code == 0, output[-4000:]
+        assert output.count("ended stage benchmark of run left") == 1
         assert site.lab.on(host, "pgrep", "-af", "rackproof|agent", check=False).stdout == ""
-        there = site.lab.on(host, "ls", STATE, f"{STATE}/runs/first").stdout
+        there = site.lab.on(host, "ls", STATE, f"{STATE}/runs/left").stdout
         assert "record.json" in there
         assert "lease.json" not in there
 
@@ -178,7 +220,7 @@ def lease_of_another(site: Site, host: str) -> dict[str, Any]:
     return lease
 
 
-def test_host_that_another_control_node_has_leaves_the_run_by_name(site: Site, undisturbed: dict[str, Any]) -> None:
+def test_host_that_another_control_node_has_leaves_the_run_by_name(site: Site, undisturbed: Run) -> None:
     """The others go on, and what is there on that host stays as it is."""
     lease = lease_of_another(site, "node2")
     site.run("beside", "inspect")
@@ -192,12 +234,12 @@ def test_host_that_another_control_node_has_leaves_the_run_by_name(site: Site, u
     assert site.lab.on("node1", "test", "-e", f"{STATE}/lease.json", check=False).returncode == 1
 
 
-def test_teardown_leaves_a_host_alone_that_another_run_has(site: Site, undisturbed: dict[str, Any]) -> None:
+def test_teardown_leaves_a_host_alone_that_another_run_has(site: Site, undisturbed: Run) -> None:
     lease_of_another(site, "node2")
     code, output = site.run("down", "teardown")
     assert code == 2
     assert output.count("this host is held by run theirs of bob on control2") == 1
     there = [site.lab.on(host, "test", "-e", "/opt/rackproof", check=False).returncode == 0 for host in HOSTS]
     assert there == [False, True]
-    assert site.run("down", "teardown", rackproof_take_over=True)[0] == 0
+    assert site.run("down", "teardown", only=["node2"], rackproof_gang="none", rackproof_take_over=True)[0] == 0
     assert site.lab.on("node2", "sh", "-c", f"ls -d /opt/rackproof {STATE}", check=False).stdout == ""

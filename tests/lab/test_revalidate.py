@@ -40,24 +40,15 @@ SCENARIO = "/etc/nvml.conf"
 PROFILE = "/etc/rack1-profile.yml"
 
 
-LITTLE = {
-    "schema": "rackproof.profile/1",
-    "summary": "as little as shows a slow link",
-    "device": "cpu",
-    "processes_per_host": 1,
-    "stages": {
-        "benchmark": {
-            "deadline_s": 90,
-            "collective_timeout_s": 30,
-            "benchmarks": {"memory": {"ops": ["copy"], "size_bytes": 1048576, "seconds": 0.1}},
-        },
-        "gang": {
-            "deadline_s": 90,
-            "collective_timeout_s": 30,
-            "benchmarks": {"pairs": {"size_bytes": 262144, "seconds": 1.0}},
-        },
-    },
-}
+def little(stage: str, benchmark: str, **settings: Any) -> dict[str, Any]:
+    """A profile of one benchmark."""
+    chosen = {"deadline_s": 90, "collective_timeout_s": 30, "benchmarks": {benchmark: settings}}
+    head = {"schema": "rackproof.profile/1", "summary": "as little as there can be"}
+    return {**head, "device": "cpu", "processes_per_host": 1, "stages": {stage: chosen}}
+
+
+TOGETHER = little("gang", "pairs", size_bytes=262144, seconds=1.0)
+ALONE = little("benchmark", "memory", ops=["copy"], size_bytes=1048576, seconds=0.1)
 
 
 def group(runs: Path | str, profile: Path | str, **variables: Any) -> dict[str, Any]:
@@ -117,7 +108,7 @@ class Site:
 def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Iterator[Site]:
     directory = tmp_path_factory.mktemp("revalidate")
     (directory / "runs").mkdir()
-    (directory / "little.yml").write_text(yaml.safe_dump(LITTLE))
+    (directory / "little.yml").write_text(yaml.safe_dump(TOGETHER))
     library = nvml.build(directory / "nvml") / nvml.LIBRARY
     with Lab(directory / "lab") as lab:
         settle(lab, agent_archive)
@@ -259,7 +250,7 @@ def control(site: Site) -> Control:
     lab.put("node1", "/root/key", lab.key.read_text(), mode=0o600)
     lab.put("node1", "/root/rack1.yml", yaml.safe_dump(inventory))
     lab.put("node1", "/root/host_vars/localhost.yml", CONTROL_NODE)
-    lab.put("node1", PROFILE, yaml.safe_dump(LITTLE))
+    lab.put("node1", PROFILE, yaml.safe_dump(ALONE))
     lab.put("node1", "/root/slurm", SLURM, mode=0o755)
     lab.put("node1", "/root/hook.py", HOOK)
     lab.start("node1", sys.executable, "/root/hook.py")

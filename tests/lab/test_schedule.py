@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests.lab.lab import CONTROL_NODE
 from tests.lab.systemd_host import SystemdHost
 
 ROOT = Path(__file__).parents[2]
@@ -22,9 +23,8 @@ INVENTORY = {"all": {"children": {"gpu_hosts": {"hosts": {"elsewhere": {}}, "var
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdHost]:
     with SystemdHost(tmp_path_factory.mktemp("schedule")) as found:
-        found.on(
-            "sh", "-c", f"mkdir -p /srv/site && cat >/srv/site/rack1.yml <<'END'\n{yaml.safe_dump(INVENTORY)}END\n"
-        )
+        for path, text in (("rack1.yml", yaml.safe_dump(INVENTORY)), ("host_vars/localhost.yml", CONTROL_NODE)):
+            found.on("sh", "-c", f"mkdir -p /srv/site/host_vars && cat >/srv/site/{path} <<'END'\n{text}END\n")
         yield found
 
 
