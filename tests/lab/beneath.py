@@ -20,3 +20,18 @@ def take_away(lab: Lab, host: str) -> None:
     """Removes it."""
     place = lab.on(host, *PURELIB).stdout.strip()
     lab.on(host, "rm", f"{place}/fault.py", f"{place}/fault.pth")
+
+
+IDLE = """
+import time
+import agent.benchmarks.gemm as benchmark
+
+product = benchmark.product
+
+def slow(*arguments, **named):
+    multiply, check = product(*arguments, **named)
+    return lambda: time.sleep(0.1) or multiply(), check
+
+benchmark.product = slow
+"""
+"""What a stress test multiplies, put beneath the agent: it goes on for as long, and leaves the processors to others."""

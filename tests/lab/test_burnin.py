@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from schemas import documents
-from tests.lab.beneath import put_beneath
+from tests.lab.beneath import IDLE, put_beneath
 from tests.lab.kill_points import STATE, Site
 from tests.lab.lab import Lab
 from tests.lab.settled import settle
@@ -36,14 +36,16 @@ PROFILE = {
             "deadline_s": 90,
             "collective_timeout_s": 30,
             "benchmarks": {
-                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 0.5, "settle_seconds": 0.1},
+                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 2.0, "settle_seconds": 0.1},
                 "integrity": {"most_bytes": 1048576, "patterns": ["random"]},
                 "memory": {"ops": ["copy"], "size_bytes": 1048576, "seconds": 0.1},
             },
         }
     },
 }
-FAULT = """
+FAULT = (
+    IDLE
+    + """
 import agent.benchmarks.integrity as benchmark
 
 right, calls = benchmark.fill, []
@@ -56,6 +58,7 @@ def broken(words, pattern, address):
 
 benchmark.fill = broken
 """
+)
 """Memory that does not hold what was written to it, put beneath the agent of one host."""
 
 
@@ -105,7 +108,8 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
         site = Site(lab=lab, runs=directory / "runs")
         attempt = site.start("burn", "burnin", **chosen)
         assert attempt.reached("inspect : Begin the record with a snapshot"), attempt.lines[-30:]
-        put_beneath(site.lab, FAULTY, FAULT)
+        for host in HOSTS:
+            put_beneath(site.lab, host, FAULT if host == FAULTY else IDLE)
         assert attempt.reached("soak : Soak until the next look", random.uniform(1, 4)), attempt.lines[-30:]  # noqa: S311
         attempt.kill()
         before = wait_for_round(site, KILLED, 1)

@@ -24,6 +24,7 @@ import yaml
 from schemas import documents
 from schemas.records import to_json
 from tests import builders
+from tests.lab.beneath import IDLE, put_beneath
 from tests.lab.kill_points import SHOWN, Attempt
 from tests.lab.lab import Lab
 from tests.lab.test_silence import rank_of, wait
@@ -194,6 +195,7 @@ def prepare(lab: Lab) -> None:
     """The faults that are there from the start."""
     for every in lab.hosts:
         lab.on(every.name, "sh", "-c", f"mkdir -p /opt/rackproof/wheels && ln -s {sys.prefix}/bin /opt/rackproof/bin")
+        put_beneath(lab, every.name, IDLE)
     for host in (FULL, READ_ONLY):
         lab.on(host, "sh", "-c", f"mkdir -p {STATE} && mount -t tmpfs -o size=2m tmpfs {STATE}")
     lab.on(FULL, "/opt/rackproof/bin/rackproof", "export", "--port", "9836", "--detach", f"{STATE}/exporter")

@@ -17,16 +17,12 @@ import pytest
 import yaml
 
 from schemas import locks
-from tests.lab.beneath import put_beneath, take_away
+from tests.lab.beneath import IDLE, put_beneath, take_away
 from tests.lab.kill_points import STATE, Attempt, Site, kill, wrong
 from tests.lab.lab import Lab
 from tests.lab.settled import settle
 
 HOSTS = ("node1", "node2")
-POINTS: list[tuple[int | str, float]] = [
-    ("benchmark : Wait for the benchmarks", 1.0),
-    ("gang : Wait for the gang", 0.5),
-]
 
 
 @pytest.fixture(scope="module")
@@ -85,14 +81,13 @@ def test_settled_hosts_are_left_as_they_are(undisturbed: Run) -> None:
 def test_killed_and_resumed_it_is_as_if_nothing_had_been(site: Site, undisturbed: Run) -> None:
     assert undisturbed.report["decision"] == "accepted"
     told: list[str] = []
-    for task, then_s in POINTS:
-        assert kill(site, "killed", task, then_s, told.append), told
+    assert kill(site, "killed", "benchmark : Wait for the benchmarks", 1.0, told.append), told
     torn(site.runs / "killed")
     code, output = site.run("killed")
     assert code == 0, output[-4000:]
     assert wrong(site, "killed", undisturbed.report) == [], told
     journal = [json.loads(line) for line in (site.runs / "killed" / "journal.jsonl").read_text().splitlines()]
-    assert [event["what"] for event in journal][:-1] == ["begun"] + ["resumed"] * len(POINTS)
+    assert [event["what"] for event in journal][:-1] == ["begun", "resumed"]
     assert journal[-1]["what"] == "reported"
     assert all("is gone" in event["note"] for event in journal[1:-1])
 
@@ -139,21 +134,6 @@ def test_a_study_that_was_cut_off_measures_no_cell_twice(site: Site) -> None:
         assert (seen["params"]["cpus"], seen["params"]["world_size"]) == (1, 2)
     assert not [path for path in site.left_over("study") if "lease" in path], "the hosts were given back"
     assert "2 of 3 cells were measured, 1 left out." in output
-
-
-IDLE = """
-import time
-import agent.benchmarks.gemm as benchmark
-
-product = benchmark.product
-
-def slow(*arguments, **named):
-    multiply, check = product(*arguments, **named)
-    return lambda: time.sleep(0.1) or multiply(), check
-
-benchmark.product = slow
-"""
-"""What a stress test multiplies, put beneath the agent: it goes on for as long, and leaves the processors to others."""
 
 
 @contextmanager

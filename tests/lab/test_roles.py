@@ -634,11 +634,19 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
         began = time.time()
         host.on("sh", "-c", BRING_PYTHON)
         found = Service(host, directory / "runs", began, files(host, began))
-        assert found.play("deploy").returncode == 0
+        assert found.play("deploy", rackproof_exporter_service=False).returncode == 0
         yield found
 
 
+def test_where_no_service_is_wanted_the_exporter_runs_for_the_run_alone(service: Service) -> None:
+    assert service.host.on("test", "-e", UNIT, check=False).returncode == 1
+    assert "rackproof export" in service.host.on("pgrep", "-af", "rackproof").stdout
+    assert service.play("report", rackproof_exporter_service=False).returncode == 2  # nothing was measured
+    assert service.host.on("pgrep", "-f", "rackproof", check=False).stdout == ""
+
+
 def test_exporter_runs_as_nobody_in_particular_and_reads_what_it_must(service: Service) -> None:
+    assert service.play("deploy").returncode == 0
     process = service.process()
     status = service.host.on("cat", f"/proc/{process}/status").stdout
     says = dict(line.split(":\t", 1) for line in status.splitlines() if ":\t" in line)
@@ -678,14 +686,4 @@ def test_teardown_leaves_nothing_behind(service: Service) -> None:
     for listing in ("list-units", "list-unit-files"):
         assert "0 " in service.host.on("systemctl", listing, "--all", "rackproof*", check=False).stdout
     assert service.host.on("id", "rackproof", check=False).returncode != 0
-    assert service.host.on("pgrep", "-f", "rackproof", check=False).stdout == ""
-
-
-def test_where_no_service_is_wanted_the_exporter_runs_for_the_run_alone(service: Service) -> None:
-    if service.host.on("test", "-e", UNIT, check=False).returncode == 0:
-        assert service.play("teardown").returncode == 0
-    assert service.play("deploy", rackproof_exporter_service=False).returncode == 0
-    assert service.host.on("test", "-e", UNIT, check=False).returncode == 1
-    assert "rackproof export" in service.host.on("pgrep", "-af", "rackproof").stdout
-    assert service.play("report", rackproof_exporter_service=False).returncode == 2  # nothing was measured
     assert service.host.on("pgrep", "-f", "rackproof", check=False).stdout == ""
