@@ -242,7 +242,7 @@ def _inlined(node: Json, name: str) -> Json:
     if not isinstance(node, dict):
         return node
     if "$ref" not in node:
-        return {key: _inlined(item, name) for key, item in node.items() if key != "$defs"}
+        return {key: _inlined(item, name) for key, item in node.items()}
     file, _, place = node["$ref"].partition("#/")
     there = file.removesuffix(".schema.json") or name
     found = functools.reduce(operator.getitem, place.split("/") if place else [], _schema(there))

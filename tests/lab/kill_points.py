@@ -167,7 +167,6 @@ class Site:
             "rackproof_fabric_interface": "eth0",
             "rackproof_python": sys.executable,
             "rackproof_system_torch": True,
-            "rackproof_wheelhouse": str(ROOT / "build" / "wheelhouse"),
             "rackproof_minimum_free_bytes": 100_000_000,
             "rackproof_runs_directory": str(self.runs),
             **variables,

@@ -7,6 +7,7 @@ does it.
 """
 
 import contextlib
+import gc
 import os
 import sys
 import zipimport
@@ -32,6 +33,7 @@ def once(path, source):
 
 
 if __name__ == "__main__":
+    gc.disable()  # a module is over before there is any garbage
     compiled, zipimport._compile_source = zipimport._compile_source, once
     if sys.argv[1:]:  # a program that lies there, with its arguments
         del sys.argv[0]

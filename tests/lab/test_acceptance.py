@@ -25,6 +25,7 @@ from tests.lab.lab import Lab
 from tests.lab.prometheus import Prometheus
 
 HOSTS = ("node1", "node2")
+WHEELHOUSE = str(ROOT / "build" / "wheelhouse")
 CUT = "node3"
 """Is in the inventory of the last run alone, and never reached."""
 MEMORY = ("copy", "triad")
@@ -110,7 +111,13 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
     """The rehearsal as users have it, all of it, and long enough to be watched."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("RACKPROOF_HEARTBEAT", "2")
-        attempt = site.start("first", only=HOSTS, rackproof_profile="rehearsal", nvidia_driver_state=None)
+        attempt = site.start(
+            "first",
+            only=HOSTS,
+            rackproof_profile="rehearsal",
+            nvidia_driver_state=None,
+            rackproof_wheelhouse=WHEELHOUSE,
+        )
     watchers = watch(attempt, site.lab, site.runs / "first")
     output = attempt.end()
     for watcher in watchers:

@@ -24,7 +24,7 @@ from tests.lab.settled import settle
 
 HOSTS = ("node1", "node2", "node3")
 KILLED, FAULTY = "node2", "node3"
-SOAK_S = 18
+SOAK_S = 12
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "a soak of short rounds",

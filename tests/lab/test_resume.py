@@ -221,5 +221,5 @@ def test_teardown_leaves_a_host_alone_that_another_run_has(site: Site, undisturb
     assert output.count("this host is held by run theirs of bob on control2") == 1
     there = [site.lab.on(host, "test", "-e", "/opt/rackproof", check=False).returncode == 0 for host in HOSTS]
     assert there == [False, True]
-    assert site.run("down", "teardown", only=["node2"], rackproof_gang="none", rackproof_take_over=True)[0] == 0
+    assert site.run("forced-down", "teardown", only=["node2"], rackproof_gang="none", rackproof_take_over=True)[0] == 0
     assert site.lab.on("node2", "sh", "-c", f"ls -d /opt/rackproof {STATE}", check=False).stdout == ""
