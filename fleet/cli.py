@@ -92,7 +92,7 @@ def _report(options: argparse.Namespace) -> int:
         return EXIT[one_host.write_page(options, run, checked_packs([*run.plan.criteria, *options.criteria]))]
     run, report = _merged(options.run_dir, options.criteria, options.waivers)
     document = to_json(report)
-    quick.validate(document, "report", source="our own report")
+    documents.validate(document, "report", source="our own report")
     text = quick.text(document) if run.large else documents.text(document)
     documents.write_text(options.run_dir / "report.json", text)
     documents.write_text(options.run_dir / "report.md", render_markdown(report, run.plan.grafana_url))

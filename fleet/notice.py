@@ -12,7 +12,7 @@ from typing import Any
 
 from fleet import scheduler
 from fleet.report.load import refuse_no_run
-from schemas import documents, quick
+from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
 from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED
@@ -68,7 +68,7 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
     try:
         report = documents.parse((directory / "report.json").read_bytes(), source="report.json", max_bytes=BYTES)
         plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=BYTES))
-        quick.validate(report, "report", source="report.json")
+        documents.validate(report, "report", source="report.json")
     except (OSError, documents.DocumentError) as error:
         raise RunError(f"{directory} has no report that can be read ({error}): rackproof report {directory}") from None
     return report, plan

@@ -6,6 +6,7 @@ a broken record into an accepted host. Everything that Rackproof reads goes thro
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import functools
 import json
@@ -18,11 +19,18 @@ import tempfile
 from collections.abc import Iterable, Mapping
 from functools import cache
 from pathlib import Path
-from typing import Any, cast
-
-from jsonschema import Draft202012Validator, ValidationError
+from typing import TYPE_CHECKING, Any, cast
 
 from schemas.errors import RackproofError
+
+if TYPE_CHECKING:
+    from jsonschema import Draft202012Validator, ValidationError
+
+try:
+    import jsonschema_rs
+except ImportError:  # a GPU host checks few documents
+    jsonschema_rs = None  # type: ignore[assignment]
+COMPILES = jsonschema_rs is not None
 
 MAX_BYTES = 8_000_000
 """A host record of 8 GPUs under `standard` is about 0.8 MB, one of 16 about 1.5 MB; what is far more is not one of ours."""
@@ -166,7 +174,13 @@ def _plain(value: object) -> Json:
 
 
 def validate(value: Json, schema: str, *, source: str) -> None:
-    """Raises DocumentError naming the innermost place where `value` is not what the schema says."""
+    """Raises DocumentError naming the innermost place where `value` is not what the schema says.
+
+    jsonschema has the word. What the compiled schema accepts, where there is one, jsonschema accepts too, and is not asked.
+    """
+    with contextlib.suppress(ValueError, OverflowError):  # of what is no JSON
+        if COMPILES and compiled(schema).is_valid(value):
+            return
     errors = sorted(validator(schema).iter_errors(value), key=lambda error: -len(error.absolute_path))
     if errors:
         raise DocumentError(f"{source}: {explain(errors[0])}")
@@ -223,9 +237,25 @@ def _likeness(word: str, other: str) -> float:
 
 
 @cache
+def compiled(schema: str) -> Any:
+    """The compiled validator of schemas/`schema`.schema.json, or of a part of it (`record#/$defs/gpu`).
+
+    Only where jsonschema-rs is installed.
+    """
+    return jsonschema_rs.Draft202012Validator(part(*schema.split("#/")))
+
+
+@cache
 def validator(schema: str) -> Draft202012Validator:
-    """The validator of schemas/`schema`.schema.json, built once."""
-    return Draft202012Validator(_inlined(_schema(schema), schema))
+    """jsonschema's validator of schemas/`schema`.schema.json, built once."""
+    from jsonschema import Draft202012Validator  # takes as long to import as the rest of most commands
+
+    return Draft202012Validator(part(schema))
+
+
+def part(name: str, place: str = "") -> Json:
+    """What stands at `place` of schemas/`name`.schema.json, such as `$defs/gpu`, with all that it refers to."""
+    return _inlined(functools.reduce(operator.getitem, place.split("/") if place else [], _schema(name)), name)
 
 
 @cache
@@ -244,6 +274,4 @@ def _inlined(node: Json, name: str) -> Json:
     if "$ref" not in node:
         return {key: _inlined(item, name) for key, item in node.items()}
     file, _, place = node["$ref"].partition("#/")
-    there = file.removesuffix(".schema.json") or name
-    found = functools.reduce(operator.getitem, place.split("/") if place else [], _schema(there))
-    return {"description": node.get("description", "")} | _inlined(found, there)
+    return {"description": node.get("description", "")} | part(file.removesuffix(".schema.json") or name, place)

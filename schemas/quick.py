@@ -7,27 +7,21 @@ for it. Without msgspec and jsonschema-rs, which only the control node has, ever
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
-from pathlib import Path
 from typing import Any
 
 from schemas import documents
-from schemas.documents import MAX_BYTES
+from schemas.documents import MAX_BYTES, compiled, part
 from schemas.records import Metric, Record, record_from_parts
 
 try:
-    import jsonschema_rs
     import msgspec
 except ImportError:  # a GPU host reads no records but its own
-    jsonschema_rs = msgspec = None  # type: ignore[assignment]
+    msgspec = None  # type: ignore[assignment]
 
-_HERE = Path(__file__).parent
-_BASE = "json-schema:///"
-_METRIC = "record.schema.json#/$defs/snapshot/properties/metrics/items"
-_OBSERVATIONS = "record.schema.json#/properties/observations"
-_METRICS = "record.schema.json#/$defs/snapshot/properties/metrics"
+_METRIC = "record#/$defs/snapshot/properties/metrics/items"
+_OBSERVATIONS = "record#/properties/observations"
 MOST_KEPT = 100_000
 """Different metrics that are remembered; then it begins anew, since hosts may tell whatever they like."""
 
@@ -40,29 +34,7 @@ _LONG_NUMBER = re.compile(rb"[\s:,[-][0-9]{20}")
 
 def available() -> bool:
     """Whether the libraries for it are installed."""
-    return msgspec is not None
-
-
-@cache
-def compiled(schema: str) -> Any:
-    """The compiled validator of schemas/`schema`.schema.json, or of a part of it (`record.schema.json#/$defs/gpu`)."""
-    reference = schema if "#" in schema else f"{schema}.schema.json"
-    return jsonschema_rs.Draft202012Validator({"$ref": f"{_BASE}{reference}"}, registry=_registry())
-
-
-@cache
-def _registry() -> Any:
-    found = []
-    for path in sorted(_HERE.glob("*.schema.json")):
-        document = json.loads(path.read_text(encoding="utf-8"))
-        found.append((f"{_BASE}{path.name}", document | {"$id": f"{_BASE}{path.name}"}))
-    return jsonschema_rs.Registry(found)
-
-
-def validate(value: documents.Json, schema: str, *, source: str) -> None:
-    """As `documents.validate`, which has the word where something is wrong."""
-    if not available() or not compiled(schema).is_valid(value):
-        documents.validate(value, schema, source=source)
+    return msgspec is not None and documents.COMPILES
 
 
 def text(value: documents.Json) -> str:
@@ -81,11 +53,9 @@ class Reader:
         self._tokens = 0
         if available():
             self._decode = msgspec.json.Decoder(_frame())
-            self._absent = re.compile(
-                json.loads((_HERE / "record.schema.json").read_text(encoding="utf-8"))["$defs"]["snapshot"][
-                    "properties"]["metrics"]["items"]["properties"]["absent"]["additionalProperties"]["pattern"]
-            )  # fmt: skip
-            self._most_metrics = int(_part(_METRICS)["maxItems"])
+            metrics = part("record", "$defs/snapshot/properties/metrics")
+            self._absent = re.compile(metrics["items"]["properties"]["absent"]["additionalProperties"]["pattern"])
+            self._most_metrics = int(metrics["maxItems"])
 
     def record(self, text: bytes) -> Record | None:
         """The record in `text`; None where the authority must decide."""
@@ -130,8 +100,7 @@ class Reader:
         if not compiled(_METRIC).is_valid(document):
             return None
         absent = document.get("absent", {})
-        # What is white space, two regular expressions do not agree on.
-        if not all(map(self._absent.search, absent.values())):
+        if not all(map(self._absent.search, absent.values())):  # where two regular expressions do not agree
             return None
         if msgspec.json.encode(document).count(b":") != raw.count(b":"):
             return None
@@ -159,19 +128,11 @@ def _unset() -> Any:
     return msgspec.UNSET
 
 
-def _part(reference: str) -> Any:
-    name, _, pointer = reference.partition("#/")
-    found = json.loads((_HERE / name).read_text(encoding="utf-8"))
-    for step in pointer.split("/"):
-        found = found[step]
-    return found
-
-
 @cache
 def _frame() -> Any:
     """The outer shape of a record, made from its schema: only snapshots are looked into, for their metrics."""
-    names = _part("record.schema.json#/properties")
-    taken = _part("record.schema.json#/$defs/snapshot/properties")
+    names = part("record", "properties")
+    taken = part("record", "$defs/snapshot/properties")
     snapshot = msgspec.defstruct(
         "Snapshot",
         [(name, list[msgspec.Raw] if name == "metrics" else Any) for name in taken],

@@ -32,6 +32,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+import jsonschema
 import yaml
 
 from fleet import lock
@@ -228,7 +229,7 @@ def _believed(plan: dict[str, Any], host: str, gang: str, records: dict[str, byt
     """A record of that host and run. Raises ValueError where it is none."""
     text = records[f"gangs/{gang}/{host}.json" if gang else f"hosts/{host}.json"]
     document: dict[str, Any] = json.loads(text.decode(), object_pairs_hook=_once, parse_constant=_never)
-    quick.validate(document, "record", source="record")
+    documents.validate(document, "record", source="record")
     own: list[Any] = [
         document.get(key, default)
         for key, default in (("run_id", 0), ("nonce", 0), ("host", 0), ("gang", ""), ("simulated", False))
@@ -548,7 +549,7 @@ def _all_measured(sound: bytes, text: bytes) -> str:
     before, after = (
         json.loads(each.decode(), object_pairs_hook=_once, parse_constant=_never) for each in (sound, text)
     )
-    quick.validate(after, "record", source="record")
+    documents.validate(after, "record", source="record")
     places = [
         {(each["name"], each["scope"], json.dumps(each.get("params", {}), sort_keys=True))
          for each in document.get("observations", ()) if each["status"] == "measured" and each["name"] in DIFFERED}
@@ -681,7 +682,7 @@ def _untold(text: bytes) -> str:
         try:
             event = json.loads(line.decode(), object_pairs_hook=_once, parse_constant=_never)
             documents.validator("event").validate(event)
-        except (ValueError, RecursionError, documents.ValidationError):
+        except (ValueError, RecursionError, jsonschema.ValidationError):
             return "a line of the journal that is none"
         if event["what"] != "passed" and event["host"] in ("h1", "h2"):
             return "the journal tells of a failure"
@@ -694,7 +695,7 @@ def _wordless() -> Iterator[None]:
     authority = documents.validate
 
     def validate(value: Any, schema: str, *, source: str) -> None:
-        if not quick.compiled(schema).is_valid(value):
+        if not documents.compiled(schema).is_valid(value):
             raise documents.DocumentError(f"{source}: refused")
 
     if quick.available():

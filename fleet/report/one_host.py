@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from fleet.judge.criteria import Pack
 from fleet.report.load import Run
 from fleet.report.scale import report_on_host
-from schemas import documents, quick
+from schemas import documents
 from schemas.errors import UsageError
 from schemas.records import to_json
 
@@ -38,7 +38,7 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
         )
     report = report_on_host(run, packs, options.host)
     document = json.loads(json.dumps(to_json(report)))
-    quick.validate(document, "report", source="our own report")
+    documents.validate(document, "report", source="our own report")
     if options.json:
         print(json.dumps(document, indent=1))  # noqa: T201  # what --json is for
         return report.decision

@@ -54,7 +54,7 @@ PROFILE = {
                     "ops": ["all_reduce"],
                     "placements": ["in_place"],
                     "sizes_bytes": [8],
-                    "seconds": 4.0,
+                    "seconds": 6.0,
                     "precision": 1e-9,
                 }
             },
