@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# What is never imported is never compiled.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
 TOOLS := $(VENV)/.tools
 STAMP := $(VENV)/.ready
 # The torch of rehearsals and tests. A host with GPUs brings its own, or the wheelhouse does.
@@ -42,12 +44,13 @@ count-gpus: ## Print how many NVIDIA GPUs are on this machine's PCI bus
 dev: $(STAMP) ## Make the virtual environment
 $(TOOLS): pyproject.toml
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --disable-pip-version-check --editable '.[dev]'
+	$(PIP) --editable '.[dev]'
 	touch $@
 
 $(STAMP): $(TOOLS)
-	$(BIN)/pip install --quiet --disable-pip-version-check $(TORCH)
-	$(BIN)/pip install --quiet --disable-pip-version-check --no-deps torchvision==0.28.0
+	$(PIP) $(TORCH)
+	$(PIP) --no-deps torchvision==0.28.0
+	$(BIN)/python -c 'import torch._dynamo, torch.distributed.run' # compiled before many want it at once
 	touch $@
 
 lint: ## Style, types, imports, Ansible, YAML, criteria packs

@@ -33,3 +33,4 @@ def pytest_collection_finish() -> None:
     """Thousands of tests live until the end: the collector of garbage need not look at them all again and again."""
     gc.collect()
     gc.freeze()
+    gc.set_threshold(20_000, 20, 20)

@@ -35,7 +35,7 @@ def _deploy(lab: Lab, host: Host) -> None:
     site = Site(lab=lab, runs=lab.directory / "settled")
     site.runs.mkdir()
     # No connection stays: who comes next would have it, with the settings that sshd had then.
-    alone = {"rackproof_gang": "none", "ansible_ssh_args": "-C"}
+    alone = {"rackproof_gang": "none", "ansible_ssh_args": "-o ControlMaster=no"}
     attempt = site.start("settled", "deploy", only=[host.name], **alone)
     output = attempt.end()
     assert attempt.process.returncode == 0, output[-4000:]
