@@ -81,7 +81,7 @@ $(CRDS): $(TOOLS)
 	touch $@
 
 test: $(TOOLS) ## Everything that needs no GPU, with its gates
-	@$(MAKE) --no-print-directory --jobs 2 lint-ansible $(STAMP) $(WHEELHOUSE) $(CRDS) lint-code
+	@$(MAKE) --no-print-directory --jobs 2 lint-ansible lint-code $(WHEELHOUSE) $(CRDS)
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside

@@ -24,7 +24,7 @@ from tests.lab.settled import settle
 
 HOSTS = ("node1", "node2", "node3")
 KILLED, FAULTY = "node2", "node3"
-SOAK_S = 12
+SOAK_S = 18
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "a soak of short rounds",
@@ -36,7 +36,7 @@ PROFILE = {
             "deadline_s": 90,
             "collective_timeout_s": 30,
             "benchmarks": {
-                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 2.0, "settle_seconds": 0.1},
+                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 1.0, "settle_seconds": 0.1},
                 "integrity": {"most_bytes": 1048576, "patterns": ["random"]},
                 "memory": {"ops": ["copy"], "size_bytes": 1048576, "seconds": 0.1},
             },
