@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import random
 import socket
 import subprocess
 import sys
@@ -27,10 +29,13 @@ HOSTS = ("h1", "h2", "h3")
 
 @pytest.fixture
 def port() -> int:
-    """The gang's port: the three after it are free, too, for all that anybody knows."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1]) % 50000 + 10000
+    """The gang's port: nobody listens on it, nor on the three after it, and no connection gets one of them by chance."""
+    while True:
+        first = random.randrange(10_000, 30_000)  # noqa: S311
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for number in range(first, first + 4):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", number))
+            return first
 
 
 @pytest.fixture

@@ -204,7 +204,8 @@ def test_who_ends_within_the_grace_is_not_killed_and_who_comes_meanwhile_is(
         if len(waited) == 3:
             table.remove(10)
 
-    monkeypatch.setattr(time, "sleep", wait)
+    # Its own alone: a thread of an earlier test may sleep, too.
+    monkeypatch.setattr(process_tree, "time", SimpleNamespace(sleep=wait, monotonic=clock))
     ProcessTree(10).end(4.5)
     killed = [pid for pid, number in table.sent if number == signal.SIGKILL]
     assert sorted(killed) == [11, 12]
