@@ -273,5 +273,7 @@ def _inlined(node: Json, name: str) -> Json:
         return node
     if "$ref" not in node:
         return {key: _inlined(item, name) for key, item in node.items()}
+    if beside := node.keys() - {"$ref", "description"}:
+        raise ValueError(f"{name}.schema.json: {', '.join(sorted(beside))} beside a $ref would be lost")
     file, _, place = node["$ref"].partition("#/")
     return {"description": node.get("description", "")} | part(file.removesuffix(".schema.json") or name, place)

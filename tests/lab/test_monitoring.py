@@ -128,3 +128,4 @@ def test_verdicts_are_handed_to_node_exporter(control: Control, tmp_path: Path) 
     given = {"rackproof_verdicts_textfile": str(tmp_path / "rackproof.prom")}
     assert changes(control.play("verdicts", **given)) == 1
     assert (tmp_path / "rackproof.prom").read_text() == "rackproof_report_decision 1\n"
+    assert changes(control.play("verdicts", **given)) == 0

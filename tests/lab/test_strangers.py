@@ -184,9 +184,7 @@ def test_listens_on_the_fabric_alone_and_nonsense_stops_nothing(lab: Lab, strang
     gang.finishes()
 
 
-def test_only_members_are_admitted_and_nothing_is_left_of_a_launch_whose_supervisor_is_killed(
-    lab: Lab, strangers: Strangers
-) -> None:
+def test_only_members_are_admitted(lab: Lab, strangers: Strangers) -> None:
     gang = launched(lab, "members", "members")
     first, second = (lab.host(host).address for host in ("node1", "node2"))
     ours = [(first, RENDEZVOUS), (first, HEARTBEATS[0]), (second, HEARTBEATS[1])]
@@ -200,7 +198,14 @@ def test_only_members_are_admitted_and_nothing_is_left_of_a_launch_whose_supervi
     assert fared == dict.fromkeys(ours[:2], DROPPED)
     member = lab.on("node3", sys.executable, "-c", KNOCK, first, str(RENDEZVOUS)).stdout.strip()
     assert (member, strangers.knock(strangers.fabric, first, 22)) == (IN, IN)
+    gang.finishes()
+    assert {place: strangers.knock(strangers.fabric, *place) for place in ours} == dict.fromkeys(ours, REFUSED)
+    if shutil.which("nft"):
+        assert all(lab.on(host, "nft", "list", "ruleset").stdout.strip() == "" for host in HOSTS)
 
+
+def test_nothing_is_left_of_a_launch_whose_supervisor_is_killed(lab: Lab, strangers: Strangers) -> None:
+    gang = launched(lab, "killed", "members")
     supervisor = gang.pid("node1", "rackproof.* launch --run-dir")
     since = time.monotonic()
     lab.on("node1", "kill", "-KILL", supervisor)
@@ -209,6 +214,4 @@ def test_only_members_are_admitted_and_nothing_is_left_of_a_launch_whose_supervi
     assert text.startswith("host node1: no word for 10 s: its link, host or supervisor")
     gang.gone(HOSTS)
     assert {host: gang.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
-    assert {place: strangers.knock(strangers.fabric, *place) for place in ours} == dict.fromkeys(ours, REFUSED)
-    if shutil.which("nft"):
-        assert all(lab.on(host, "nft", "list", "ruleset").stdout.strip() == "" for host in HOSTS)
+    assert strangers.knock(strangers.fabric, lab.host("node1").address, RENDEZVOUS) == REFUSED
