@@ -54,7 +54,7 @@ PROFILE = {
                     "ops": ["all_reduce"],
                     "placements": ["in_place"],
                     "sizes_bytes": [8],
-                    "seconds": 6.0,
+                    "seconds": 0.5,
                     "precision": 1e-9,
                 }
             },
@@ -188,14 +188,21 @@ def play(fleet: Fleet) -> Attempt:
     return Attempt(process, "fire")
 
 
+HELD = """
+import agent.benchmarks.collective as benchmark
+import threading
+
+benchmark._sample = lambda *arguments: threading.Event().wait()
+"""
+"""Put beneath a host's ranks: the gang is at work until it is struck, however late that is."""
 LATE = "import time\nnow = time.time\ntime.time = lambda: now() + 3600\n"
 
 
 def prepare(lab: Lab) -> None:
     """The faults that are there from the start."""
     for every in lab.hosts:
-        lab.on(every.name, "sh", "-c", f"mkdir -p /opt/rackproof/wheels && ln -s {sys.prefix}/bin /opt/rackproof/bin")
-        put_beneath(lab, every.name, IDLE)
+        lab.on(every.name, "sh", "-c", f"mkdir {sys.prefix}/wheels && ln -s {sys.prefix} /opt/rackproof")
+        put_beneath(lab, every.name, IDLE + HELD * (every.name == RANK_OOM))
     for host in (FULL, READ_ONLY):
         lab.on(host, "sh", "-c", f"mkdir -p {STATE} && mount -t tmpfs -o size=2m tmpfs {STATE}")
     lab.on(FULL, "/opt/rackproof/bin/rackproof", "export", "--port", "9836", "--detach", f"{STATE}/exporter")
@@ -221,7 +228,7 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 def at_work(lab: Lab, host: str, stage: str, phase: str) -> Callable[[], bool]:
     path = f"{STATE}/runs/fire/work/{stage}/rank*.state.json"
-    return lambda: f'"{phase}' in lab.on(host, "sh", "-c", f"cat {path}", check=False).stdout
+    return lambda: f'"phase": "{phase}' in lab.on(host, "sh", "-c", f"cat {path}", check=False).stdout
 
 
 @pytest.fixture(scope="module")
