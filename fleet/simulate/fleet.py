@@ -180,7 +180,7 @@ class Writer:
 
     def _put(self, path: str, text: str | None) -> None:
         if text is not None:
-            (self.directory / path).write_text(text, encoding="utf-8")
+            documents.write_text(self.directory / path, text, durable=False)
 
     def _spoilt(
         self, host: PlannedHost, wrong: Sequence[Placed], texts: Mapping[str, str | None]
