@@ -2,8 +2,9 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-# What is never imported is never compiled. Of two that install at once neither is told what the other has not brought yet.
+# What is never imported is never compiled; the rest is, once, whatever the environment says. Of two that install at once neither is told what the other has not brought yet.
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --no-compile --no-warn-conflicts
+unexport PYTHONDONTWRITEBYTECODE
 MADE := $(BIN)/pip
 TOOLS := $(VENV)/.tools
 TORCHES := $(VENV)/.torch
@@ -58,7 +59,7 @@ $(TORCHES): | $(MADE)
 
 $(STAMP): $(TOOLS) $(TORCHES)
 	$(PIP) $(TORCH)
-	$(BIN)/python -c 'import torch._dynamo, torch.distributed.run' # compiled before many want it at once
+	$(BIN)/python -c 'import torch._dynamo, agent.benchmarks.rendezvous' # compiled before many want it at once
 	touch $@
 
 lint: ## Style, types, imports, Ansible, YAML, criteria packs
