@@ -94,12 +94,11 @@ def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
 
 def check_variables(hosts: Mapping[str, Variables]) -> None:
     """Raises UsageError naming host and variable, with the nearest valid name, where a variable of ours is wrong."""
-    validator = documents.validator("inventory")
     for name, variables in hosts.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", name):
             raise UsageError(f"host {name!r}: a host name has letters, digits, '.', '_' and '-' only")
         ours = {key: value for key, value in variables.items() if OURS.match(key)}
-        for error in sorted(validator.iter_errors(ours), key=lambda error: str(error.path)):
+        for error in sorted(documents.faults(ours, "inventory"), key=lambda error: str(error.path)):
             raise UsageError(f"host {name}: {documents.explain(error).replace('the document: ', 'variable ')}")
 
 

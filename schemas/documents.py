@@ -174,16 +174,21 @@ def _plain(value: object) -> Json:
 
 
 def validate(value: Json, schema: str, *, source: str) -> None:
-    """Raises DocumentError naming the innermost place where `value` is not what the schema says.
+    """Raises DocumentError naming the innermost place where `value` is not what the schema says."""
+    errors = sorted(faults(value, schema), key=lambda error: -len(error.absolute_path))
+    if errors:
+        raise DocumentError(f"{source}: {explain(errors[0])}")
+
+
+def faults(value: Json, schema: str) -> list[ValidationError]:
+    """Everything in which `value` is not what the schema says.
 
     jsonschema has the word. What the compiled schema accepts, where there is one, jsonschema accepts too, and is not asked.
     """
     with contextlib.suppress(ValueError, OverflowError):  # of what is no JSON
         if COMPILES and compiled(schema).is_valid(value):
-            return
-    errors = sorted(validator(schema).iter_errors(value), key=lambda error: -len(error.absolute_path))
-    if errors:
-        raise DocumentError(f"{source}: {explain(errors[0])}")
+            return []
+    return list(validator(schema).iter_errors(value))
 
 
 def explain(error: ValidationError) -> str:

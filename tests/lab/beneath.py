@@ -13,7 +13,10 @@ def put_beneath(lab: Lab, host: str, text: str) -> None:
     """Runs `text` in the launcher of the host's ranks, before its program."""
     place = lab.on(host, *PURELIB).stdout.strip()
     lab.put(host, f"{place}/fault.py", text)
-    lab.put(host, f"{place}/fault.pth", f"import sys; '{LAUNCHER}' in sys.orig_argv and __import__('fault')\n")
+    # Not in its guard, which has the same in its arguments, and would import torch for nothing.
+    lab.put(
+        host, f"{place}/fault.pth", f"import sys; sys.orig_argv[1:3] == ['-m', '{LAUNCHER}'] and __import__('fault')\n"
+    )
 
 
 def take_away(lab: Lab, host: str) -> None:
