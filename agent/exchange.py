@@ -14,6 +14,7 @@ import selectors
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 from agent.culprit import HOST_SILENT_S, RankState, Word, rank_from_json
@@ -195,11 +196,11 @@ class Exchange:
             channel.setblocking(False)
             caller = _Caller(Line(channel, time.monotonic()))
             self._callers.append(caller)
-            self._selector.register(channel, selectors.EVENT_READ, lambda: self._hear(caller))
+            self._selector.register(channel, selectors.EVENT_READ, partial(self._hear, caller))
             caller.line.send(self._sealed({"host": self.gang.me, "greeting": self._token}))
-        strangers = [caller for caller in self._callers if not caller.host]
-        for caller in strangers[: -(MOST_STRANGERS + len(self.gang.members))]:
-            self._turn_away(caller)
+        strangers = [other for other in self._callers if not other.host]
+        for stranger in strangers[: -(MOST_STRANGERS + len(self.gang.members))]:
+            self._turn_away(stranger)
 
     def _hear(self, caller: _Caller) -> None:
         lines = caller.line.receive()

@@ -146,6 +146,7 @@ def test_all_members_of_a_gang_may_call_at_once_and_strangers_beside(head: Excha
     callers.append(Caller(head, port))
     assert callers[0].gone(), "the oldest makes room"
     assert not any(hung_up(caller.channel, head) for caller in callers[1:])
+    assert callers[-1].say()["number"] == 1, "who takes it is heard"
     for caller in callers:
         caller.channel.close()
 
