@@ -7,7 +7,7 @@ import json
 import sys
 from pathlib import Path
 
-from fleet.gangs import FEWEST, decide
+from fleet.gangs import FEWEST, Decision, decide, untold
 from fleet.packs import checked_packs
 from fleet.report.load import load
 from fleet.scaling.outcome import next_cell
@@ -28,7 +28,15 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     )
     gangs.add_argument("--minimum", type=int, default=FEWEST, help="fewest hosts that launch together (default: 2)")
     gangs.add_argument(
-        "--json", action="store_true", help="for programs: launches, which of them is each host's, and who left and why"
+        "--await",
+        dest="awaiting",
+        action="store_true",
+        help="the first time: hosts that have no word of a launch that others tell of are waited for, and nothing launches",
+    )
+    gangs.add_argument(
+        "--json",
+        action="store_true",
+        help="for programs: launches, which of them is each host's, who left and why, and who is awaited",
     )
     return gangs
 
@@ -44,7 +52,9 @@ def call(options: argparse.Namespace) -> int:
             f"--hosts: {unknown[0]} is not in the plan of run {run.plan.run_id}{documents.nearest(unknown[0], planned)}: "
             "give names that the plan has, comma between them"
         )
-    if run.plan.study:
+    if options.awaiting and (awaited := untold(run.evidence, present)):
+        found = Decision(starts=(), left={}, awaited=awaited)
+    elif run.plan.study:
         found = next_cell(run.plan, run.evidence, present)
     else:
         found = decide(
@@ -55,7 +65,8 @@ def call(options: argparse.Namespace) -> int:
     if options.json:
         print(json.dumps(found.document()))
         return 0
-    print("\n".join(map(str, found.starts)) or "nothing is left to launch")
+    waits = f"first wait for {', '.join(found.awaited)}" if found.awaited else "nothing is left to launch"
+    print("\n".join(map(str, found.starts)) or waits)
     for host, why in found.left.items():
         print(f"{host}: {why}")
     return 0

@@ -8,6 +8,7 @@ answered the same, so that a run that was cut off goes on where it was.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,6 +57,8 @@ class Decision:
     """Disjoint, to be started at once; none where all is done that can be."""
     left: Mapping[str, str]
     """Hosts that are there and did not come well out of their last launch, and why."""
+    awaited: tuple[str, ...] = ()
+    """Hosts whose records are fetched again before anything is decided, once they have ended what they are at."""
 
     def document(self) -> dict[str, Any]:
         """As JSON: the arguments of each launch once, since a gang may have thousands of members."""
@@ -63,7 +66,23 @@ class Decision:
             "launches": [start.arguments() for start in self.starts],
             "hosts": {host: place for place, start in enumerate(self.starts) for host in start.members},
             "left": dict(self.left),
+            "awaited": list(self.awaited),
         }
+
+
+def untold(evidence: Mapping[str, Evidence], present: Collection[str]) -> tuple[str, ...]:
+    """The hosts in reach that have no word of a launch of which another member has.
+
+    Hosts end a launch one after the other: a control node that was cut off and comes back in between finds some records
+    without it.
+    """
+    told: dict[tuple[str, int, tuple[str, ...]], set[str]] = defaultdict(set)
+    for host, left in evidence.items():
+        for launch in left.launches():
+            told[launch.stage, launch.number, launch.members].add(host)
+    return tuple(
+        sorted({host for (*_, members), hosts in told.items() for host in members if host not in hosts} & {*present})
+    )
 
 
 def decide(

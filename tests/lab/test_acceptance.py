@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import secrets
 import shutil
 import subprocess
 import sys
@@ -188,7 +189,7 @@ def test_deleted_record_is_named_and_the_rest_is_kept(accepted: Run, tmp_path: P
 
 
 WEB_CONFIG = "/etc/rackproof/web.config.yml"
-PASSWORD = "canary-become"
+PASSWORD = f"canary-{secrets.token_hex(4)}"
 
 
 FAULT = """
@@ -222,8 +223,8 @@ def struck(site: Site, accepted: Watched) -> Struck:
     watcher = threading.Thread(target=watch_arguments, args=(over, arguments))
     watcher.start()
     try:
-        secrets = {"ansible_become_password": PASSWORD, "rackproof_exporter_web_config": WEB_CONFIG}
-        code, output = site.run("struck", rackproof_profile=str(site.runs.parent / "small.yml"), **secrets)
+        hidden = {"ansible_become_password": PASSWORD, "rackproof_exporter_web_config": WEB_CONFIG}
+        code, output = site.run("struck", rackproof_profile=str(site.runs.parent / "small.yml"), **hidden)
     finally:
         over.set()
         watcher.join()

@@ -430,6 +430,7 @@ def test_the_command_says_what_each_host_is_to_launch(tmp_path: Path) -> None:
         "launches": [["--members=h1,h2,h3", "--number=1"]],
         "hosts": {"h1": 0, "h2": 0, "h3": 0},
         "left": {},
+        "awaited": [],
     }
     assert (run / "gangs" / "r1").is_dir(), "a control node that goes on looks for records first"
     for start in site.decide().starts:
@@ -438,7 +439,19 @@ def test_the_command_says_what_each_host_is_to_launch(tmp_path: Path) -> None:
     told = rackproof("gangs", "--run-dir", run).splitlines()
     assert told == ["gang r1, launch 2: h1, h3", *(f"{host}: host h2: rank_ended" for host in ("h1", "h2", "h3"))]
     site.play()
+    last = site.launches["h3"].pop()  # it is at its end still, as a control node that was cut off comes back
     run = written(site, tmp_path)
+    assert rackproof("gangs", "--run-dir", run, "--await") == "first wait for h3\n"
+    assert json.loads(rackproof("gangs", "--run-dir", run, "--await", "--json")) == {
+        "launches": [],
+        "hosts": {},
+        "left": {},
+        "awaited": ["h3"],
+    }
+    assert "first wait" not in rackproof("gangs", "--run-dir", run, "--await", "--hosts", "h1,h2"), "out of reach"
+    site.launches["h3"].append(last)
+    run = written(site, tmp_path)
+    assert rackproof("gangs", "--run-dir", run, "--await") == rackproof("gangs", "--run-dir", run)
     assert rackproof("gangs", "--run-dir", run) == "nothing is left to launch\nh2: host h2: rank_ended\n"
 
 
