@@ -533,6 +533,7 @@ def test_the_next_cell_is_told_to_the_playbook(run: Path, capsys: pytest.Capture
         "launches": [["--members=h1,h2", "--number=3"]],
         "hosts": {"h1": 0, "h2": 0},
         "left": {},
+        "awaited": [],
     }
 
 
