@@ -26,10 +26,10 @@ help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
 
 acceptance: $(STAMP) ## Accept INVENTORY (default: this machine; a rehearsal where it has no GPU)
-	@RACKPROOF_RUN=$(or $(RACKPROOF_RUN),$(RUN_ID)); \
+	@RACKPROOF_RUN=$(or $(RACKPROOF_RUN),$(RUN_ID)); journal=runs/$$RACKPROOF_RUN/journal.jsonl; before=$$(cat $$journal 2>/dev/null | wc -l); \
 	trap 'echo "interrupted: the same with RACKPROOF_RUN=$$RACKPROOF_RUN goes on with this run" >&2; exit 130' INT; \
 	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS) && played=yes; \
-	if [ ! -e runs/$$RACKPROOF_RUN/plan.json ]; then echo "no run was begun: the cause stands above" >&2; exit 2; fi; \
+	if [ $$(cat $$journal 2>/dev/null | wc -l) -eq $$before ]; then echo "no run was begun, nor gone on with: the cause stands above" >&2; exit 2; fi; \
 	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # an older report must not speak for a run that failed
 
 # A fleet of 64 hosts that does not exist, with a fault of each sort that a rack is rejected for. PROFILE=standard takes longer.

@@ -98,7 +98,13 @@ def check_variables(hosts: Mapping[str, Variables]) -> None:
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", name):
             raise UsageError(f"host {name!r}: a host name has letters, digits, '.', '_' and '-' only")
         ours = {key: value for key, value in variables.items() if OURS.match(key)}
-        for error in sorted(documents.faults(ours, "inventory"), key=lambda error: str(error.path)):
+        # A name that is no variable first: it stands at the top.
+        for error in sorted(documents.faults(ours, "inventory"), key=lambda error: [str(step) for step in error.path]):
+            if isinstance(error.instance, str) and "{{" in error.instance:
+                raise UsageError(
+                    f"host {name}: {error.path[0]}: {error.instance!r} is a template, and only a playbook fills it in: "
+                    "give a value here, or have the playbook plan"
+                )
             raise UsageError(f"host {name}: {documents.explain(error).replace('the document: ', 'variable ')}")
 
 

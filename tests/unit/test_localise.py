@@ -505,11 +505,12 @@ def test_every_host_of_a_gang_in_order_passes_by_both_quantities() -> None:
     assert all(item.source and item.value for item in verdicts)
 
 
-def test_a_slow_nic_fails_its_gpu_by_serial_and_nobody_else() -> None:
+def test_a_slow_nic_fails_for_itself_and_neither_its_gpu_nor_anybody_else() -> None:
     fleet = Fleet(4, 2, nics={("h2", 1): 0.5})
     verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
     (verdict,) = (item for item in verdicts if item.verdict != "pass")
-    assert (verdict.verdict, verdict.host, verdict.scope, verdict.serial) == ("fail", "h2", "gpu=1", "h2-1")
+    assert (verdict.verdict, verdict.host, verdict.scope, verdict.place) == ("fail", "h2", "gpu=1", "nic=rail1")
+    assert (verdict.serial, "; it is the one that gpu=1 (serial h2-1) uses" in verdict.detail) == ("", True)
     assert (verdict.name, verdict.unit, verdict.operator, verdict.action) == (
         "pairs.bandwidth",
         "B/s",

@@ -22,6 +22,7 @@ from fleet.judge.localise.matrix import (
     HOST,
     LATENCY,
     LINK,
+    NIC,
     RAIL,
     End,
     Pair,
@@ -172,13 +173,18 @@ class _Gang:
         elif len(suspect.hosts) == 1:
             scope = view.host.scopes[suspect.rails[0]]
         fails = self._fails(suspect)
-        again = "" if fails or suspect.kind != LINK else "; measure again: paths that share a wire look the same"
-        sure = f"{suspect.kind} {suspect.where}".strip()
+        more = "" if fails or suspect.kind != LINK else "; measure again: paths that share a wire look the same"
+        part, serial = "", view.serial(scope)
+        if suspect.kind == NIC:  # which one that is nobody has told, and it must not go back as the GPU beside it
+            more = f"; it is the one that {scope}{f' (serial {serial})' if serial else ''} uses"
+            part, serial = f"nic=rail{suspect.rails[0]}", ""
+        sure = f"suspect {suspect.kind} {suspect.where}".strip()
         quantity = suspect.quantity
         return Verdict(
             host=host,
             scope=scope,
-            serial=view.serial(scope),
+            part=part,
+            serial=serial,
             name=f"pairs.{quantity}",
             stage=STAGE,
             verdict=FAIL if fails else INCONCLUSIVE,
@@ -187,8 +193,8 @@ class _Gang:
             limit=suspect.limit,
             operator=("ge" if quantity == BANDWIDTH else "le") if suspect.limit is not None else "",
             unit=UNITS[quantity],
-            reason=f"suspect {sure} (confidence {suspect.confidence:.2f}): {suspect.evidence}{again}",
-            detail=suspect.evidence,
+            reason=f"{sure} (confidence {suspect.confidence:.2f}): {suspect.evidence}{more}",
+            detail=f"{sure}: {suspect.evidence}{more}",
             action="inspect_hardware" if fails else "none",
             source=EQUAL,
             basis="policy",
