@@ -21,28 +21,36 @@ def begin(directory: Path, document: dict[str, object], take_over: bool = False)
         documents.validate(document, "plan", source="the plan")
     except documents.DocumentError as error:
         raise UsageError(str(error)) from None
+    there = _there(path, document)  # before anything of another run is touched
     with _room(directory):
         note = lock.take(directory, take_over=take_over)
     if note:
         print(note, file=sys.stderr)
-    if path.exists():
-        try:
-            there = documents.read(path, "plan", max_bytes=PLAN_BYTES)
-        except documents.DocumentError as error:
-            raise RunError(
-                f"{error}: it is damaged, or of another version of Rackproof: choose another rackproof_run_id"
-            ) from None
-        same = {*document, *there} - {"nonce", "created"}
-        differs = sorted(key for key in same if there.get(key) != document.get(key))
-        if differs:
-            raise UsageError(
-                f"run {document['run_id']} was begun with other {', '.join(differs)}{_other_hosts(there, document)}: "
-                "choose another rackproof_run_id, or restore the inventory and profile it was begun with"
-            )
-        return dict(there)
+    if there := there or _there(path, document):
+        return there
     with _room(directory):
         documents.write(path, document)
     return document
+
+
+def _there(path: Path, document: Mapping[str, object]) -> dict[str, object] | None:
+    """The plan that is there, which nobody changes any more; None where there is none. Raises where it is another one."""
+    if not path.exists():
+        return None
+    try:
+        there = documents.read(path, "plan", max_bytes=PLAN_BYTES)
+    except documents.DocumentError as error:
+        raise RunError(
+            f"{error}: it is damaged, or of another version of Rackproof: choose another rackproof_run_id"
+        ) from None
+    same = {*document, *there} - {"nonce", "created"}
+    differs = sorted(key for key in same if there.get(key) != document.get(key))
+    if differs:
+        raise UsageError(
+            f"run {document['run_id']} was begun with other {', '.join(differs)}{_other_hosts(there, document)}: "
+            "choose another rackproof_run_id, or restore the inventory and profile it was begun with"
+        )
+    return dict(there)
 
 
 @contextlib.contextmanager

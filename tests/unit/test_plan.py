@@ -51,6 +51,11 @@ def listing(tmp_path: Path, hosts: dict[str, Any]) -> Path:
         ),
         ({"nvidia_driver_stat": "checked"}, "unknown nvidia_driver_stat (did you mean nvidia_driver_state?)"),
         ({"rackproof_prefix": "relative"}, "rackproof_prefix"),
+        (
+            {"rackproof_prefix": "{{ here }}/agent"},
+            "host h1: rackproof_prefix: '{{ here }}/agent' is a template, and only a playbook fills it in",
+        ),
+        ({"rackproof_prefix": "{{ here }}", "rackproof_gpu_cuont": 8}, "did you mean rackproof_gpu_count?"),
     ],
 )
 def test_wrong_variable_names_host_and_variable(variables: dict[str, Any], message: str) -> None:
@@ -234,9 +239,11 @@ def test_run_begun_is_resumed_and_another_plan_is_refused(tmp_path: Path) -> Non
     assert rackproof(*begin, listing(tmp_path, hosts)).returncode == 0
     assert (tmp_path / "r1" / "plan.json").read_text() == first
     more = hosts | {"h3": {"ansible_host": "10.0.0.3", "rackproof_profile": "rehearsal"}}
+    before = {path.name: path.read_text() for path in (tmp_path / "r1").iterdir()}
     refused = rackproof(*begin, listing(tmp_path, more))
     assert refused.returncode == 64
     assert "was begun with other hosts" in refused.stderr
+    assert {path.name: path.read_text() for path in (tmp_path / "r1").iterdir()} == before, "it is another's"
 
 
 def test_pairs_are_planned_with_every_host_met_and_on_the_gpus_that_all_hosts_have() -> None:
