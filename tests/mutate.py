@@ -351,13 +351,14 @@ class Trial:
         wanted = {str(ROOT / mutant.file): mutant.file for mutant in self.chosen}
         seen: set[tuple[str, int]] = set()
         calls: Counter[types.CodeType] = Counter()
-        log = os.open(told.with_suffix(".lines"), os.O_RDWR | os.O_CREAT | os.O_APPEND)
+        log = told.with_suffix(".lines")
 
         def line(frame: Any, event: str, _: Any) -> Any:
             place = frame.f_code.co_filename, frame.f_lineno
             if event == "line" and place not in seen:
                 seen.add(place)
-                os.write(log, f"{wanted[place[0]]}:{place[1]}\n".encode())  # a fork of the test writes there too
+                with log.open("a") as file:  # a fork of the test writes there too, and may have closed all that was open
+                    file.write(f"{wanted[place[0]]}:{place[1]}\n")
             return line
 
         def call(frame: Any, _: str, __: Any) -> Any:
@@ -370,7 +371,7 @@ class Trial:
         for item in items:
             seen.clear()
             calls.clear()
-            os.truncate(log, 0)
+            log.write_text("")
             began = time.monotonic()
             try:
                 with _limit(LONGEST_TEST_S):
@@ -388,7 +389,7 @@ class Trial:
             if failed or spent > LONGEST_WAIT_S:
                 through[""].append((spent, item.nodeid))
             else:
-                for place in set(os.pread(log, os.fstat(log).st_size, 0).decode().split()):
+                for place in set(log.read_text().split()):
                     through[place].append((spent, item.nodeid))
         told.write_text(json.dumps(through))
 
