@@ -357,9 +357,8 @@ class Trial:
             place = frame.f_code.co_filename, frame.f_lineno
             if event == "line" and place not in seen:
                 seen.add(place)
-                with log.open(
-                    "a"
-                ) as file:  # a fork of the test writes there too, and may have closed all that was open
+                # A fork of the test writes there too, and may have closed all that was open.
+                with log.open("a") as file:
                     file.write(f"{wanted[place[0]]}:{place[1]}\n")
             return line
 
