@@ -75,14 +75,14 @@ lint-code: $(STAMP)
 
 # Compiles the tests and what they test once, where the workers would each do it.
 collect-tests: $(STAMP)
-	$(BIN)/pytest --collect-only --quiet >/dev/null
+	@told=$$($(BIN)/pytest --collect-only --quiet 2>&1) || { echo "$$told" >&2; exit 1; }
 
 lint-ansible: $(TOOLS)
 	PATH=$(CURDIR)/$(BIN):$$PATH ANSIBLE_HOME=$(CURDIR)/.ansible ANSIBLE_INVENTORY_UNPARSED_FAILED=false $(BIN)/ansible-lint --offline --strict
 
 # What the agent needs, as wheels: lab hosts have no network.
 WHEELHOUSE := build/wheelhouse/.ready
-$(WHEELHOUSE): | $(MADE)
+$(WHEELHOUSE): pyproject.toml | $(MADE)
 	$(BIN)/pip wheel --quiet --disable-pip-version-check --wheel-dir $(@D) .
 	rm $(@D)/rackproof-*.whl
 	touch $@

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -21,12 +22,16 @@ def begin(directory: Path, document: dict[str, object], take_over: bool = False)
         documents.validate(document, "plan", source="the plan")
     except documents.DocumentError as error:
         raise UsageError(str(error)) from None
-    there = _there(path, document)  # before anything of another run is touched
+    holder = lock.peek(directory)
+    if (not holder or holder.lives() is False) and os.access(path, os.R_OK):
+        _there(
+            path, document
+        )  # before anything of another run is touched; who has it, or that it is another's, comes first
     with _room(directory):
         note = lock.take(directory, take_over=take_over)
     if note:
         print(note, file=sys.stderr)
-    if there := there or _there(path, document):
+    if there := _there(path, document):
         return there
     with _room(directory):
         documents.write(path, document)

@@ -122,8 +122,8 @@ def _observations(report: Mapping[str, Any], run: Run, part: Part) -> str:
     head = Head(mark=_told(report).mark, run_id=run.plan.run_id)
     rack = _told(report).racks.get(part.host, "")
     told = rows(part.host, rack, _left(run, part), [*part.findings, *part.open])
-    laid = {verdict.scope for verdict in part.findings if verdict.part} - {HOST}
-    own = [row for row in told if within(row.scope, part.place) or row.scope in laid]
+    laid = {(verdict.scope, verdict.name) for verdict in part.findings if verdict.part and verdict.scope != HOST}
+    own = [row for row in told if within(row.scope, part.place) or (row.scope, row.name) in laid]
     return ",".join(COLUMNS) + "\r\n" + piece(head, own)
 
 
