@@ -106,7 +106,8 @@ def _export(options: argparse.Namespace) -> int:
     with server:
         print(f"listening on {server.scheme}://{options.listen}:{server.port}/metrics", file=sys.stderr, flush=True)
         background.notify_systemd()
-        ended.wait()
+        while not ended.wait(FRESH_S):
+            pass  # a signal that comes just before a wait without end would not end that
     return 0
 
 
