@@ -22,7 +22,7 @@ from agent.benchmarks.context import Context
 from agent.benchmarks.dataloader import forkserver
 from agent.benchmarks.datasets import Images
 from agent.benchmarks.host_cpu import processors
-from agent.benchmarks.training import CannotMeasureError, attempt, prepare, tell_absent
+from agent.benchmarks.training import CannotMeasureError, attempt, pieces, prepare, tell_absent
 from schemas.records import ERROR
 
 MOMENTUM = 0.5
@@ -164,7 +164,8 @@ def _tested(context: Context, model: nn.Module, images: Images) -> tuple[float, 
     right, loss = torch.zeros((), device=context.device), torch.zeros((), device=context.device)
     model.eval()
     with torch.no_grad():
-        for some, wanted in zip(images.test[mine].split(1000), images.test_classes[mine].split(1000), strict=True):  # type: ignore[no-untyped-call]
+        tests, classes = (every[mine].split(pieces(context)) for every in (images.test, images.test_classes))  # type: ignore[no-untyped-call]
+        for some, wanted in zip(tests, classes, strict=True):
             scores = model(scaled(some))
             right += (scores.argmax(1) == wanted).sum()
             loss += nn.functional.cross_entropy(scores, wanted, reduction="sum")

@@ -239,12 +239,17 @@ def accuracy(context: Context, model: nn.Module, images: Images) -> float:
     """Share of test images classified right; each rank looks at its own part."""
     mine = slice(context.rank, None, context.world_size)
     tests, classes = images.test[mine], images.test_classes[mine]
-    right = torch.zeros((), device=context.device)
+    right, many = torch.zeros((), device=context.device), pieces(context)
     model.eval()
     with torch.no_grad():
-        for some, wanted in zip(tests.split(1000), classes.split(1000), strict=True):  # type: ignore[no-untyped-call]
+        for some, wanted in zip(tests.split(many), classes.split(many), strict=True):  # type: ignore[no-untyped-call]
             right += (model(normalize(some)).argmax(1) == wanted).sum()
     return context.total(float(right)) / len(images.test)
+
+
+def pieces(context: Context) -> int:
+    """How many images are classified at once: on a processor as many as its caches hold, which takes two thirds of the time."""
+    return 1000 if context.device.type == "cuda" else 100
 
 
 def _report(

@@ -32,12 +32,12 @@ BENCHMARKS: dict[str, dict[str, Any]] = {
 }
 
 
-def torchrun(work: Path, request: dict[str, Any], **environment: str) -> None:
-    """Runs two ranks."""
+def torchrun(work: Path, request: dict[str, Any], ranks: int = 2, **environment: str) -> None:
+    """Runs so many ranks."""
     (work / "request.json").write_text(json.dumps(request))
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"),
+            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
             *("-m", "agent.benchmarks", "--request", str(work / "request.json")),
         ],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment},
