@@ -2,7 +2,9 @@
 
 import gc
 import os
+import signal
 import sys
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import settings
@@ -10,8 +12,12 @@ from hypothesis import settings
 # What hundreds of processes of ours are started with is compiled once, and not by each of them.
 os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 sys.dont_write_bytecode = False
+# numpy, which torch imports, has a thread for each processor otherwise: a tenth of what importing torch costs.
+os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # A playbook's terminal, which no test looks at but those that say so, costs a process beside every ansible-playbook.
 os.environ.setdefault("RACKPROOF_HEARTBEAT", "0")
+
+gc.disable()  # while the tests are collected, of which nothing is garbage
 
 settings.register_profile("no-clock", deadline=None)
 settings.load_profile("no-clock")
@@ -21,6 +27,16 @@ LONGEST = (
     *("lab/test_monitoring", "lab/test_faults_over_ssh", "lab/test_strangers", "lab/test_dashboards"),
 )
 """From five minutes to half a minute: begun first, so that in the end no worker is left alone with one of them."""
+
+
+@pytest.fixture(autouse=True)
+def _signals() -> Iterator[None]:
+    """A verb that was tried leaves its handlers: forks of later tests would not end by SIGTERM, and who waits for them hangs."""
+    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        if signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -34,3 +50,4 @@ def pytest_collection_finish() -> None:
     gc.collect()
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+    gc.enable()

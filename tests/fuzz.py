@@ -132,7 +132,7 @@ def mutated(draw: random.Random, whole: bytes) -> bytes:
     document = json.loads(whole)
     for _ in range(draw.choice((1, 1, 1, 2, 3))):
         _change(draw, document)
-    text = json.dumps(document, indent=draw.choice((None, 1)))
+    text = json.dumps(document, indent=draw.choice((None,) * 7 + (1,)))
     return text.encode() if draw.random() < 0.95 else _bytes(draw, text.encode())
 
 

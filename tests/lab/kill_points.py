@@ -234,7 +234,10 @@ def shape(value: Any) -> Any:
     if isinstance(value, list):
         return [shape(item) for item in value]
     if isinstance(value, str):
-        return re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", value)
+        figures = re.sub(r"\d+(\.\d+)?(e[+-]?\d+)?", "#", value.replace("\u202f", ""))
+        return re.sub(
+            r"# [kMGTmµ](?=FLOP|B/s|Hz|s\b)", "# ", figures
+        )  # 990 GFLOP/s the one time, 1.01 TFLOP/s the other
     return "#" if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 

@@ -40,9 +40,11 @@ __all__ = ["Host", "Lab", "LabError", "LabUnavailable", "Prometheus", "requireme
 
 CONTROL_ADDRESS = "10.77.0.2"
 MODULE_PYTHON = Path(__file__).absolute().with_name("module_python.py")
-"""/usr/bin/python3, which compiles Ansible's modules once on each host."""
-CONTROL_NODE = yaml.safe_dump({"ansible_python_interpreter": str(MODULE_PYTHON), "ansible_pipelining": True})
-"""host_vars/localhost.yml beside an inventory: the same where a task is delegated to the control node."""
+"""/usr/bin/python3 of a host, which has imported once what Ansible's modules have in common."""
+CONTROL_PYTHON = MODULE_PYTHON.with_name("module_server.py")
+"""That of the control node, where what a module starts looks for the playbook among its parents: it compiles modules once."""
+CONTROL_NODE = yaml.safe_dump({"ansible_python_interpreter": str(CONTROL_PYTHON), "ansible_pipelining": True})
+"""host_vars/localhost.yml beside an inventory."""
 MOST_HOSTS = 200
 READY_SECONDS = 15.0
 # A lab's addresses and host keys mean nothing outside it and come round again in the next one. The user's own
@@ -170,6 +172,10 @@ class Lab:
         """Write a file in a host, with the directories above it."""
         write = 'mkdir -p "$(dirname "$1")" && cat >"$1" && chmod "$2" "$1"'
         self.on(host, "sh", "-c", write, "sh", path, f"{mode:o}", stdin=text)
+
+    def seen(self, host: str, path: str) -> Path:
+        """A path of a host as this machine sees it: whoever looks there again and again starts no process each time."""
+        return Path(f"/proc/{self.host(host).pid}/root{path}")
 
     def cut(self, host: str) -> None:
         """Pull the host's cable: the switch's end goes down, so nobody is told and packets just stop arriving."""
@@ -330,7 +336,8 @@ def main(arguments: list[str] | None = None) -> int:
         with tempfile.TemporaryDirectory(prefix="rackproof-lab-") as directory, Lab(Path(directory), count) as lab:
             print(lab.inventory(), flush=True)
             print(f"On the control node: nsenter --net={machine.NAMESPACES / lab.control} COMMAND", file=sys.stderr)
-            signal.pause()
+            while True:
+                time.sleep(1)  # a signal that comes just before signal.pause() would not end that
     except KeyboardInterrupt:
         return 0
     except LabUnavailable as error:

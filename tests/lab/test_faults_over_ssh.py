@@ -227,8 +227,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
 
 
 def at_work(lab: Lab, host: str, stage: str, phase: str) -> Callable[[], bool]:
-    path = f"{STATE}/runs/fire/work/{stage}/rank*.state.json"
-    return lambda: f'"phase": "{phase}' in lab.on(host, "sh", "-c", f"cat {path}", check=False).stdout
+    work = lab.seen(host, f"{STATE}/runs/fire/work/{stage}")
+    return lambda: any(f'"phase": "{phase}' in state.read_text() for state in work.glob("rank*.state.json"))
 
 
 @pytest.fixture(scope="module")

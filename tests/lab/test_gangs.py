@@ -71,8 +71,8 @@ PROFILE = {
 
 def launched(lab: Lab, host: str, run_id: str) -> bool:
     """Whether the gang record on the host itself tells of a launch."""
-    found = lab.on(host, "cat", f"{STATE}/{run_id}/gangs/rack1.json", check=False)
-    return found.returncode == 0 and bool(json.loads(found.stdout).get("launches"))
+    found = lab.seen(host, f"{STATE}/{run_id}/gangs/rack1.json")
+    return found.exists() and bool(json.loads(found.read_text()).get("launches"))
 
 
 def until(true: Callable[[], Any], patience_s: float) -> None:
@@ -112,8 +112,8 @@ def test_a_host_whose_link_is_cut_mid_gang_costs_itself_alone(lab: Lab, tmp_path
 
     def measuring() -> bool:
         assert playbook.poll() is None, (tmp_path / "playbook.log").read_text()
-        state = lab.on(LOST, "sh", "-c", f"cat {STATE}/{run_id}/work/gang/rank*.state.json", check=False)
-        return '"collective all_reduce' in state.stdout
+        states = lab.seen(LOST, f"{STATE}/{run_id}/work/gang").glob("rank*.state.json")
+        return any('"collective all_reduce' in state.read_text() for state in states)
 
     until(measuring, 120)
     time.sleep(1.0)  # the heartbeats tell it too by then

@@ -216,6 +216,33 @@ def test_ansible_reaches_every_host_through_the_inventory(three: Lab) -> None:
     assert sorted(pongs) == ['node1 "r1 0"}', 'node2 "r1 7"}', 'node3 "r1 0"}']
 
 
+TELLS = """
+import os, sys
+print(sys.argv[1:], os.getcwd(), oct(os.umask(0o77)), sorted(os.environb.items()), sys.stdin.read(), flush=True)
+print("as it was", file=sys.stderr)
+"""
+
+
+@pytest.mark.parametrize("ends", ["", "sys.exit(7)", "sys.exit('what is wrong')", "1 / 0"])
+@pytest.mark.parametrize("arguments", [[], ["one", "two words"]])
+def test_what_runs_modules_does_as_python_does(tmp_path: Path, ends: str, arguments: list[str]) -> None:
+    """Of a program that lies there, and of one that standard input brings."""
+    program = tmp_path / "program.py"
+    program.write_text(TELLS + ends)
+    given = [str(program), *arguments] if arguments else []
+    text = "more" if arguments else program.read_text()
+    told = []
+    for command in (["/usr/bin/python3", *(given or ["-"])], [lab.MODULE_PYTHON, *given], [lab.CONTROL_PYTHON, *given]):
+        environment = {"PATH": "/usr/bin", "LC_ALL": "C.UTF-8", "WORD": "\u00e4"}
+        done = subprocess.run(
+            command, input=text, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
+        )
+        said = done.stderr.splitlines()
+        told.append((done.returncode, done.stdout, said[0], said[-1]))
+    assert told[0][1]
+    assert told[1:] == told[:1] * 2
+
+
 def test_prometheus_scrapes_hosts_with_the_labels_of_a_target_file(three: Lab, tmp_path: Path) -> None:
     targets = [
         {"targets": [f"{three.host(name).address}:9400"], "labels": {"host": name, "rack": "r1"}}

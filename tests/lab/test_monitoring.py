@@ -14,7 +14,7 @@ import pytest
 import yaml
 
 from tests.lab import processes
-from tests.lab.lab import CONTROL_NODE, MODULE_PYTHON
+from tests.lab.lab import CONTROL_NODE, CONTROL_PYTHON
 from tests.lab.prometheus import Prometheus, free_port
 
 ROOT = Path(__file__).parents[2]
@@ -29,7 +29,7 @@ class Control:
 
     def play(self, part: str, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         inventory = self.directory / "inventory.yml"
-        local = {"ansible_connection": "local", "ansible_python_interpreter": str(MODULE_PYTHON)}
+        local = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
         group = {
             "hosts": {"h1": local, "h2": local},
             "vars": {"rackproof_profile": "rehearsal", "rackproof_run_id": "x"},

@@ -75,8 +75,10 @@ class Gang:
 
     def read(self, host: str, path: str) -> Any:
         """A JSON file of the run on a host; None where there is none yet."""
-        found = self.lab.on(host, "cat", f"{self.directory}/{path}", check=False)
-        return json.loads(found.stdout) if found.returncode == 0 else None
+        try:
+            return json.loads(self.lab.seen(host, f"{self.directory}/{path}").read_text())
+        except FileNotFoundError:
+            return None
 
     def measuring(self) -> None:
         """Returns once every rank is in the midst of an operation."""
