@@ -95,6 +95,11 @@ def _fleet(options: argparse.Namespace) -> Fleet:
     racks = options.racks or -(-options.hosts // 8)
     if racks > options.hosts:
         raise UsageError(f"--racks {racks}: more than there are hosts ({options.hosts})")
+    if options.hosts < 2 * {"rack": racks, "all": 1, "none": 0}[options.gang]:
+        raise UsageError(
+            f"--hosts {options.hosts} --racks {racks} --gang {options.gang}: a gang has 1 host, and no fewer than 2 launch "
+            "together: give more hosts for each gang, or --gang none"
+        )
     if options.gpus > MOST_GPUS:
         raise UsageError(f"--gpus {options.gpus}: a host has {MOST_GPUS} at most")
     if not 0 < options.fabric_gbps <= 100_000:

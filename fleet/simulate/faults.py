@@ -39,12 +39,17 @@ class Case:
         return f"gpu={self.gpu}"
 
     def metrics(self, name: str, *, late: bool = True, phase: str = "") -> Iterator[Doc]:
-        """A family in every snapshot; `late`: but for the first, when nothing was wrong yet; `phase`: in those alone."""
+        """A family in every snapshot; `late`: once the host has worked; `phase`: in those alone."""
         for document in self.documents.values():
             for taken in document["snapshots"]:
-                if (late and taken["stage"] == PREFLIGHT) or (phase and taken["phase"] != phase):
+                if (late and self.is_early(document, taken)) or (phase and taken["phase"] != phase):
                     continue
                 yield from (metric for metric in taken["metrics"] if metric["name"] == name)
+
+    @staticmethod
+    def is_early(document: Doc, taken: Doc) -> bool:
+        """Whether a snapshot was taken before the host had any work: nothing was wrong yet."""
+        return "gang" not in document and (taken["stage"] == PREFLIGHT or taken["phase"] == "before")
 
     def read(self, name: str, value: Any, scope: str = "", **when: Any) -> None:
         """Has a reading show something else."""
@@ -122,8 +127,9 @@ def _xid79(case: Case) -> None:
         phase=(benchmarks or [""])[-1],
     )
     for document in case.documents.values():
-        for taken in document["snapshots"][1:] if "gang" not in document else document["snapshots"]:
-            _unread(taken, case)
+        for taken in document["snapshots"]:
+            if not case.is_early(document, taken):
+                _unread(taken, case)
         for timeline in _timelines(document):
             lose(timeline, str(case.gpu), LOST.partition(": ")[2], until=0.0 if "gang" in document else 0.5)
 

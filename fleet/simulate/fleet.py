@@ -118,6 +118,8 @@ def placed(wanted: Sequence[str], plan: Plan, seed: int) -> list[Placed]:
             raise UsageError(
                 f"--fault {text}: no fault is called {kind}{near}: rackproof simulate --list-faults shows all"
             )
+        if len(rest) > 1 and not FAULTS[kind].of_gpu:
+            raise UsageError(f"--fault {text}: {kind} is a fault of a whole host: leave out :{':'.join(rest[1:])}")
         host = _host(text, rest, names, free)
         devices = plan.host(host).devices
         gpu = rest[1] if len(rest) > 1 else str(chance.choice(devices))
@@ -253,12 +255,12 @@ class Writer:
                 self.templates[key] = records.together(self.plan, host, self.data, shape)
             more = {
                 "gang": gang,
+                "number": str(number),
                 "members": members_text(members),
                 "ranks": ranks_text(place * len(host.devices), len(host.devices)),
                 **{f"partner{index}": other for index, other in enumerate(met)},
             }
-            text = self._filled(self.templates[key], host, more, gang, (number - 1) * self.again_s)
-            yield name, text if number == 1 else text.replace('"number":1}', f'"number":{number}}}', 1)
+            yield name, self._filled(self.templates[key], host, more, gang, (number - 1) * self.again_s)
 
 
 def simulate(directory: Path, fleet: Fleet, faults: Sequence[Placed], plan: Plan, *, jobs: int = 1) -> None:

@@ -115,7 +115,7 @@ def alone(plan: Plan, host: PlannedHost, measured: Measured, shape: Shape) -> Te
 
 
 def together(plan: Plan, host: PlannedHost, measured: Measured, shape: Shape) -> Template:
-    """The gang record: what it measured with the others, in their first launch."""
+    """The gang record: what it measured with the others, in one launch."""
     times = timing(plan, measured)
     shots = [
         (GANG, "before", "after", times.gang - 2),
@@ -126,7 +126,9 @@ def together(plan: Plan, host: PlannedHost, measured: Measured, shape: Shape) ->
     seen = list(observations(measured, plan, host, crowd))
     more = _over_time(plan, GANG, measured, shape)
     launch = _launch(plan, GANG, Cell("members", "%s"), Cell("ranks", "%s"), times.gang, times.after_gang)
-    document = _record(shape, measured, shots, seen, [{**launch, "number": 1, **more}], times.after_gang)
+    document = _record(
+        shape, measured, shots, seen, [{**launch, "number": Cell("number", "%s"), **more}], times.after_gang
+    )
     return compiled({**document, "gang": Cell("gang")})
 
 

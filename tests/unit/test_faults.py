@@ -309,6 +309,8 @@ class Machine:
     program: subprocess.Popen[str]
     spoiled: bool = True
     """More than the kernel's log is not as it was."""
+    well: Snapshot | None = None
+    """The first look at the host while nothing is wrong, which is one for all faults that come later."""
 
     def judged(self, of: Fault, packs: tuple[Pack, ...]) -> list[Verdict]:
         """Builds the host with the fault, looks twice, and judges."""
@@ -320,11 +322,16 @@ class Machine:
         self.spoiled = not all(change is nothing or isinstance(change, Logged) for change in (of.before, of.later))
         nvml.write(self.scenario, "healthy-h100x8", *whole.NVML, *of.nvml)
         of.before(self.root)
-        first, _ = self._look("before")
+        first = self._first() if of.before is nothing and not of.nvml else self._look("before")[0]
         nvml.write(self.scenario, "healthy-h100x8", *whole.NVML, *of.nvml, *of.nvml_later)
         of.later(self.root)
         second, gpus = self._look("after")
         return judged(plan_of("h1", 8, first.at), (first, second), gpus, packs)
+
+    def _first(self) -> Snapshot:
+        if self.well is None:
+            self.well, _ = self._look("before")
+        return self.well
 
     def _look(self, phase: str) -> tuple[Snapshot, list[Gpu]]:
         assert self.program.stdin

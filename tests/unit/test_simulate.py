@@ -145,7 +145,9 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dic
     free = [host.name for host in plan.hosts if not host.name.endswith("h01")]
     where = dict(zip(FAULTS, free, strict=False))
     directory = tmp_path_factory.mktemp("runs") / "wrong"
-    faults = placed([f"{kind}:{host}:{GPU}" for kind, host in where.items()], plan, 0)
+    faults = placed(
+        [f"{kind}:{host}:{GPU}" if FAULTS[kind].of_gpu else f"{kind}:{host}" for kind, host in where.items()], plan, 0
+    )
     simulate(directory, chosen, faults, plan)
     report = report_of(directory)
     found: dict[str, list[Verdict]] = defaultdict(list)
@@ -193,8 +195,9 @@ def test_nobody_else_is_named(wrong: tuple[dict[str, str], dict[str, list[Verdic
     assert report.acceptance.status == "SIMULATED FAIL"
 
 
-def test_a_slow_host_leaves_its_gang_and_the_others_are_measured_again(tmp_path: Path) -> None:
-    run = load(run_of(tmp_path / "run", "slow_host:r01-h03", profile="standard", hosts=5))
+@pytest.mark.parametrize("readings", ["judged", "all"])
+def test_a_slow_host_leaves_its_gang_and_the_others_are_measured_again(tmp_path: Path, readings: str) -> None:
+    run = load(run_of(tmp_path / "run", "slow_host:r01-h03", profile="standard", hosts=5, readings=readings))
     failed = [item for item in verdicts_of(run) if item.verdict != PASS]
     assert {item.host for item in failed} == {"r01-h03"}
     assert {"localise", "fabric-all-reduce"} <= {item.criterion for item in failed}
@@ -328,12 +331,14 @@ def test_the_kinds_of_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> N
         (["--fault", "eccc"], "no fault is called eccc (did you mean ecc?)"),
         (["--fault", "ecc:r01-h99"], "no host is called r01-h99"),
         (["--fault", "ecc:r01-h01:8"], "give one of 0 to 7"),
+        (["--fault", "wrong_driver:r01-h01:2"], "wrong_driver is a fault of a whole host: leave out :2"),
         (["--hosts", "1", "--gang", "none", *["--fault", "ecc"] * 2], "every host has a fault already"),
         (["--profile", "rehearsal"], "is not simulated"),
         (["--profile", "soak"], "is not simulated"),
         (["--profile", "scaling"], "is not simulated"),
         (["--racks", "9"], "more than there are hosts"),
-        (["--hosts", "3", "--racks", "3"], "has 1 host"),
+        (["--hosts", "3", "--racks", "3"], "has 1 host, and no fewer than 2 launch together: give more hosts"),
+        (["--hosts", "1", "--gang", "all"], "--gang all: a gang has 1 host"),
         (["--model", "h100-sxm"], "no data of h100-sxm"),
         (["--gpus", "17"], "16 at most"),
     ],
