@@ -27,7 +27,8 @@ help: ## Show the targets
 
 acceptance: $(STAMP) ## Accept INVENTORY (default: this machine; a rehearsal where it has no GPU)
 	@RACKPROOF_RUN=$(or $(RACKPROOF_RUN),$(RUN_ID)); journal=runs/$$RACKPROOF_RUN/journal.jsonl; before=$$(cat $$journal 2>/dev/null | wc -l); \
-	trap 'echo "interrupted: the same with RACKPROOF_RUN=$$RACKPROOF_RUN goes on with this run" >&2; exit 130' INT; \
+	trap 'echo "interrupted: what a host had begun goes on there; the same with RACKPROOF_RUN=$$RACKPROOF_RUN goes on with this run, and" \
+	  "$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/stop.yml -e rackproof_run_id=$$RACKPROOF_RUN ends it" >&2; exit 130' INT; \
 	$(BIN)/ansible-playbook -i $(INVENTORY) playbooks/acceptance.yml -e rackproof_run_id=$$RACKPROOF_RUN $(ARGS) && played=yes; \
 	if [ $$(cat $$journal 2>/dev/null | wc -l) -eq $$before ]; then echo "no run was begun, nor gone on with: the cause stands above" >&2; exit 2; fi; \
 	$(BIN)/rackproof report runs/$$RACKPROOF_RUN && [ "$$played" = yes ] # an older report must not speak for a run that failed
@@ -95,7 +96,7 @@ $(CRDS): | $(MADE)
 
 test: ## Everything that needs no GPU, with its gates
 	@$(MAKE) --no-print-directory --jobs 2 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
-	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000)

@@ -73,7 +73,9 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
     except json.JSONDecodeError as error:
         if not whole.strip():
             raise DocumentError(f"{source}: empty, which is not JSON") from None
-        raise DocumentError(f"{source}: not JSON at offset {error.pos} of {size}: {error.msg}") from None
+        raise DocumentError(
+            f"{source}: not JSON at offset {error.pos} of {size}: {error.msg.removesuffix(' starting at')}"
+        ) from None
     except UnicodeDecodeError as error:
         raise DocumentError(f"{source}: not UTF-8 at offset {error.start}") from None
     except ValueError as error:

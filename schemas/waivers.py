@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-WAIVERS_SCHEMA = "rackproof.waivers/1"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Waiver:

@@ -17,6 +17,8 @@ from grafana_foundation_sdk.builders import dashboard as boards
 from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, timeseries
 from grafana_foundation_sdk.models import common, dashboard
 
+from fleet.yaml_files import LOADER
+
 Json = dict[str, Any]
 Panel = TypeVar("Panel", timeseries.Panel, stat.Panel, statetimeline.Panel, table.Panel)
 
@@ -55,7 +57,7 @@ class Text:
 
 def texts(name: str) -> Callable[..., Text]:
     """Finds the texts of that dashboard's panels in texts.yml by their keys, and puts values into them."""
-    known: dict[str, dict[str, str]] = yaml.safe_load(TEXTS.read_text(encoding="utf-8"))[name]
+    known: dict[str, dict[str, str]] = yaml.load(TEXTS.read_text(encoding="utf-8"), Loader=LOADER)[name]  # noqa: S506 - a SafeLoader
 
     def find(key: str, **values: object) -> Text:
         return Text(**{part: text.format(**values) if values else text for part, text in known[key].items()})

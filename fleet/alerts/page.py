@@ -6,7 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from fleet.alerts.rules import Alert, Rule, criteria_of, read_table, rules_of, shares
 from fleet.judge.criteria import Criterion, Pack
-from fleet.report.render.format import ACTIONS, NONE
+from fleet.quantities import NONE
+from fleet.report.render.format import ACTIONS
 
 HEAD = """# Alerts
 

@@ -15,6 +15,7 @@ from typing import Any
 import yaml
 
 from fleet.judge.criteria import Criterion, Pack
+from fleet.yaml_files import LOADER
 from schemas.errors import UsageError
 from schemas.readings import PROMETHEUS_SUFFIX, READINGS
 
@@ -80,7 +81,7 @@ class Rule:
 
 def read_table(path: Path = TABLE) -> tuple[Group, ...]:
     """The groups of alerts. The file is our own, and what is wrong with it is a defect: TypeError, KeyError."""
-    document = yaml.safe_load(path.read_text(encoding="utf-8"))
+    document = yaml.load(path.read_text(encoding="utf-8"), Loader=LOADER)  # noqa: S506 - a SafeLoader
     return tuple(
         Group(
             name=name,

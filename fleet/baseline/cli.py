@@ -13,6 +13,7 @@ from fleet import lock
 from fleet.baseline import store
 from fleet.baseline.accept import By, accept
 from fleet.choice import left_out
+from fleet.quantities import quantity
 from fleet.report.load import Run
 from fleet.report.render.format import clean
 from schemas import documents
@@ -177,12 +178,11 @@ def _told(kept: Kept) -> list[str]:
     for level in kept.figures:
         params = ",".join(f"{key}={value}" for key, value in level.params.items())
         place = f" {clean(level.within)}" if level.within else ""
-        unit = "" if level.unit == "1" else f" {level.unit}"
         sigma = f"{level.sigma * 100:.2g} % (sigma) from run to run" if level.sigma is not None else "noise not known"
         out = f", {level.left_out} left out" if level.left_out else ""
         runs = _runs(len(level.values))
         lines_.append(
-            f"  {level.name}[{clean(params)}]{place} {level.stage}: {level.value:.5g}{unit}, {runs}, {sigma}{out}"
+            f"  {level.name}[{clean(params)}]{place} {level.stage}: {quantity(level.value, level.unit, 5)}, {runs}, {sigma}{out}"
         )
     return lines_
 

@@ -10,6 +10,7 @@ from fleet.baseline.sight import Figure, Sight, serials
 from fleet.judge.baseline import READINGS, WIDEST, direction, noise
 from fleet.judge.concern import concerns
 from fleet.judge.criteria import Criterion
+from fleet.quantities import apart
 from schemas.baselines import (
     CHANGED,
     FIGURES_GONE,
@@ -85,6 +86,7 @@ def _figure(host: str, serial: str, key: Key, was: Level, now: Figure, asked: Se
         kind = (IMPROVED if better else REGRESSED) if allowed.told else UNCLEAR
     by = f"{share * 100:+.3g} %" if share is not None else f"from {before:g}"
     beyond = f"beyond {allowed.share * 100:.3g} % of noise" if allowed.told else "and no change can be told from noise"
+    told = apart(before, after, was.unit)
     at = f"{host} {now.scope}" if now.scope != "host" else host
     settled = ", ".join(f"{name}={value}" for name, value in was.params.items())
     named = f"{was.name}[{settled}]" if settled else was.name
@@ -102,7 +104,7 @@ def _figure(host: str, serial: str, key: Key, was: Level, now: Figure, asked: Se
         share=share,
         noise=allowed.share,
         basis=allowed.basis,
-        text=f"{at}: {named} {_shown(before, was.unit)} → {_shown(after, was.unit)} ({by}), {beyond}: {allowed.basis}",
+        text=f"{at}: {named} {told[0]} → {told[1]} ({by}), {beyond}: {allowed.basis}",
     )
 
 
@@ -141,7 +143,3 @@ def _own(was: Level, own: float) -> str:
     if was.sigma is not None:
         return f"{own * 100:.2g} % (sigma) over {len(was.values) - was.left_out} runs"
     return f"{own * 100:.2g} % (sigma) within a run, and unknown from run to run" if own else "not known"
-
-
-def _shown(value: float, unit: str) -> str:
-    return f"{value:.4g}{'' if unit == '1' else f' {unit}'}"

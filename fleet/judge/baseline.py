@@ -20,6 +20,7 @@ from fleet.judge.concern import concerns
 from fleet.judge.criteria import Criterion
 from fleet.judge.finding import FLOORS
 from fleet.judge.lint_sense import HIGH, LOW, NEVER, RATES
+from fleet.quantities import quantity
 from schemas.baselines import HostBaseline, Kept, Key, Level
 from schemas.records import MEASURED, Gpu, Observation, Samples, Value
 from schemas.reports import Verdict
@@ -248,7 +249,7 @@ def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
 def _origin(level: Level, by: str) -> str:
     runs = f"{len(level.values)} accepted runs" if len(level.values) != 1 else "the accepted run"
     out = f", {level.left_out} of them left out" if level.left_out else ""
-    return f"{by}; {level.value:.4g}{'' if level.unit == '1' else f' {level.unit}'} in {runs}{out}"
+    return f"{by}; {quantity(level.value, level.unit)} in {runs}{out}"
 
 
 def too_noisy(level: Level) -> str:

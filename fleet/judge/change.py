@@ -11,6 +11,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from fleet.quantities import quantity
 from schemas.records import Observation, Value
 
 NEWEST = ".last_seen"
@@ -24,11 +25,11 @@ class Change:
     total: float
     """What it rose by."""
     seen: Observation
-    """The reading by which most of that had come."""
+    """The reading by which most of that had come, or by which the newest event had."""
     stage: str
-    """The stage in which most of it came; empty where that was before a stage began, or never."""
+    """The stage in which it came; empty where that was before a stage began, or never."""
     where: str
-    """`3 in stage gang, 0 in stage benchmark`."""
+    """`3 in stage gang, 0 in stage benchmark`; `the newest at an uptime of 5000 s, in stage gang`."""
     fell: str
     """Where it was found lower than before, and by how much; empty where it was not."""
 
@@ -41,8 +42,13 @@ def change(seen: Sequence[Observation]) -> Change:
     places: dict[str, float] = {}
     for rise, _, later in steps:
         places[_place(later)] = places.get(_place(later), 0) + rise
-    most = max(places, key=lambda place: places[place])
-    _, earlier, chosen = max((step for step in steps if _place(step[2]) == most), key=lambda step: step[0])
+    newer = [step for step in steps if step[0] > 0]
+    if seen[0].name.endswith(NEWEST) and newer:
+        _, earlier, chosen = newer[-1]
+        most = _place(chosen)
+    else:
+        most = max(places, key=lambda place: places[place])
+        _, earlier, chosen = max((step for step in steps if _place(step[2]) == most), key=lambda step: step[0])
     total = sum(rise for rise, _, _ in steps)
     return Change(
         total=total,
@@ -97,6 +103,8 @@ def _where(places: Mapping[str, float], most: str, earlier: Observation, chosen:
     phases = earlier.params.get("phase"), chosen.params.get("phase")
     within = earlier.stage == chosen.stage and phases not in (("before", "after"), ("after", "before"))
     between = f" between its snapshots {phases[0]} and {phases[1]}" if within else ""
+    if chosen.name.endswith(NEWEST):
+        return f"the newest at an uptime of {quantity(chosen.value, chosen.unit)}, {most}{between}"
     others = [
         f"{rise:g} {place}" for place, rise in places.items() if place != most and (rise or place.startswith("in"))
     ]

@@ -13,6 +13,7 @@ from fleet.judge.concern import concerns as concerns
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import HostView, from_benchmark
 from fleet.judge.finding import FLOORS
+from fleet.quantities import SIGNS, apart, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict
 
@@ -23,7 +24,6 @@ _HOLDS: Mapping[str, Callable[[float, float], bool]] = {
     "gt": operator.gt,
     "lt": operator.lt,
 }
-_SIGN = {"eq": "=", "ge": "≥", "le": "≤", "gt": ">", "lt": "<"}
 
 
 def held(view: HostView, criterion: Criterion, fleet: outliers.Fleet) -> Iterator[Verdict]:
@@ -109,7 +109,7 @@ def _on_measured(
             verdict = view.inconclusive(last.name, last.scope, reason, last.stage, last.params, criterion)
             return replace(verdict, value=last.value, unit=criterion.unit)
         limit = outliers.limit(criterion, crowd)
-        detail = outliers.explained(criterion, crowd, f"{_short(crowd.median)}{_unit(criterion)}")
+        detail = outliers.explained(criterion, crowd, quantity(crowd.median, criterion.unit))
     if criterion.delta:
         return _on_change(view, criterion, seen, limit)
     chosen = _chosen(criterion, seen, limit)
@@ -199,22 +199,9 @@ def limit_of(view: HostView, criterion: Criterion) -> Value:
 
 
 def sentence(criterion: Criterion, value: Value, limit: Value) -> str:
-    """`found 5, wanted = 8`, numbers rounded to four digits and with their unit."""
-    change = "changed by" if criterion.delta else "found"
-    return f"{change} {shown(criterion, value)}, wanted {_SIGN[criterion.operator]} {shown(criterion, limit)}"
-
-
-def shown(criterion: Criterion, value: Value) -> str:
-    """A value in the criterion's unit."""
-    return f"{_short(value)}{_unit(criterion)}"
-
-
-def _unit(criterion: Criterion) -> str:
-    return "" if criterion.unit == "1" else f" {criterion.unit}"
-
-
-def _short(value: Value) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    """`found 5, wanted = 8`; `found 4043 GB/s, wanted ≥ 4192 GB/s`."""
+    found, wanted = apart(value, limit, criterion.unit)
+    return f"{'changed by' if criterion.delta else 'found'} {found}, wanted {SIGNS[criterion.operator]} {wanted}"
 
 
 def holds(how: str, value: Value, limit: Value) -> bool:

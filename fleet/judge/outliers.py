@@ -210,7 +210,7 @@ def _limits(criterion: Criterion, crowd: Crowd) -> tuple[float, bool]:
 
 
 def explained(criterion: Criterion, crowd: Crowd, median: str) -> str:
-    """`95 % of the fleet's median 4.2e+12 B/s over 16 GPUs`; `5 deviations (0.2 %) from the fleet's median …`."""
+    """`95 % of the fleet's median 4200 GB/s over 16 GPUs`; `5 deviations (0.2 %) from the fleet's median …`."""
     deviation = crowd.deviation or 0.0
     if _limits(criterion, crowd)[1]:
         share = f" ({deviation / abs(crowd.median) * 100:.2g} % each)" if crowd.median else ""

@@ -13,11 +13,15 @@ from dataclasses import dataclass, field
 
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import HostView
-from fleet.judge.held import concerns, shown, spoken_of
+from fleet.judge.held import concerns, spoken_of
+from fleet.quantities import digits_for, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict
 
 _NAMED_VALUES = 4
+_AS_MOST = "; give it what they have, and measure again"
+_AS_ONE = "; give all of them one, and measure again"
+"""What to do where no part is to be touched (action `none`): the version is another."""
 
 Key = tuple[str, str, str, str, str]
 """Criterion, name, GPU model, gang and place: what two values must share to be compared."""
@@ -178,29 +182,38 @@ def _compared(view: HostView, criterion: Criterion, measured: Sequence[Observati
     told = group.told()
     value, count = told[0]
     if len(told) > 1 and told[1][1] == count:
-        return _verdict(view, criterion, measured[-1], None, _tie(criterion, told, group))
+        seen = measured[-1]
+        digits = digits_for([seen.value, *(value for value, _ in told[:_NAMED_VALUES])], criterion.unit)
+        return _verdict(view, criterion, seen, None, _tie(criterion, told, group, digits), digits)
     # A text or a flag must never have been another during the run; a number may be regulated.
     looked = measured[-1:] if isinstance(value, float | int) and not isinstance(value, bool) else measured
     odd = [seen for seen in looked if _exact(seen.value) != _exact(value)]
-    most = f"{count} of {group.total} {group.plural} have {shown(criterion, value)}"
     if odd:
-        return _verdict(view, criterion, odd[-1], value, most)
+        digits = digits_for([odd[-1].value, value], criterion.unit)
+        most = f"{count} of {group.total} {group.plural} have {quantity(value, criterion.unit, digits)}"
+        return _verdict(view, criterion, odd[-1], value, most, digits)
     alike = f"as on all {count} {group.plural}" if len(told) == 1 else f"as on {count} of {group.total} {group.plural}"
     return _verdict(view, criterion, measured[-1], value, alike)
 
 
-def _tie(criterion: Criterion, told: Sequence[tuple[Value, int]], group: Group) -> str:
+def _tie(criterion: Criterion, told: Sequence[tuple[Value, int]], group: Group, digits: int) -> str:
     """`1 of 2 hosts has X, 1 has Y`."""
     named = [(f"{count} of {group.total} {group.plural}" if not index else str(count), value, count)
              for index, (value, count) in enumerate(told[:_NAMED_VALUES])]  # fmt: skip
-    texts = [f"{many} {'has' if count == 1 else 'have'} {shown(criterion, value)}" for many, value, count in named]
+    texts = [
+        f"{many} {'has' if count == 1 else 'have'} {quantity(value, criterion.unit, digits)}"
+        for many, value, count in named
+    ]
     more = [f"{len(told) - _NAMED_VALUES} more values"] if len(told) > _NAMED_VALUES else []
     return ", ".join([*texts, *more])
 
 
-def _verdict(view: HostView, criterion: Criterion, seen: Observation, limit: Value, detail: str) -> Verdict:
+def _verdict(
+    view: HostView, criterion: Criterion, seen: Observation, limit: Value, detail: str, digits: int = 4
+) -> Verdict:
     """The verdict on one value; without a limit there is no value that most show, and every side fails."""
     passed = limit is not None and _exact(seen.value) == _exact(limit)
+    remedy = "" if passed or criterion.action != "none" else _AS_ONE if limit is None else _AS_MOST
     return Verdict(
         host=view.host.name,
         scope=seen.scope,
@@ -214,7 +227,7 @@ def _verdict(view: HostView, criterion: Criterion, seen: Observation, limit: Val
         limit=limit,
         operator="eq" if limit is not None else "",
         unit=criterion.unit,
-        reason=f"found {shown(criterion, seen.value)}, {detail}",
+        reason=f"found {quantity(seen.value, criterion.unit, digits)}, {detail}{remedy}",
         detail=detail,
         action="none" if passed else criterion.action,
         source=criterion.source,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fleet.judge.evidence import from_benchmark
+from fleet.judge.localise.faults import CRITERION as LOCALISED
 from schemas.records import SKIPPED
 from schemas.reports import ACTIONS, FAIL, PASS, Verdict
 from schemas.skips import BUSY
@@ -41,5 +43,12 @@ def _part(verdict: Verdict) -> tuple[object, ...]:
 
 
 def _gravity(verdict: Verdict) -> tuple[bool, int]:
-    """What a part itself shows before what is laid to it, then by what it asks for."""
-    return verdict.part != "", ACTIONS.index(verdict.action) if verdict.action in ACTIONS else len(ACTIONS)
+    """What a part itself shows before what is laid to it, then by what it asks for.
+
+    A figure, and a launch that ended, for which hardware is to be inspected, tell that something is wrong and not what: after
+    readings that do.
+    """
+    suffers = verdict.action == "inspect_hardware" and (from_benchmark(verdict.name) or verdict.criterion == LOCALISED)
+    action = "reboot" if suffers else verdict.action
+    grave = 2 * (ACTIONS.index(action) if action in ACTIONS else len(ACTIONS))
+    return verdict.part != "", grave + suffers

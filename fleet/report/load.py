@@ -24,6 +24,8 @@ JOURNAL = "events.jsonl"
 JOURNAL_BYTES = 64_000_000
 LARGE = 64
 """Hosts from which a fleet is looked at host by host, and the report holds the exceptions alone."""
+AGAIN = "go on with the run, which brings it anew"
+"""What to do about a host's record where nothing else says why it is not there."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,6 +76,8 @@ class Records(Mapping[str, Evidence]):
             except documents.DocumentError as error:
                 quarantined.append(Quarantined(path=path, reason=str(error)))
                 problems.append(f"quarantined: {error}")
+        if problems and host.name not in self._events:
+            problems[-1] += f": {AGAIN}"
         problems += self._events.get(host.name, [])
         problems += [f"the journal cannot be believed: {why}" for why in self._journal]
         left = Evidence(records=tuple(records), problem="; ".join(problems))
@@ -88,7 +92,10 @@ def without_plan(directory: Path, error: documents.DocumentError) -> str:
         return "look at the run as the user who made it, or have that user make it readable"
     if (directory / "plan.json").exists():
         return "it is damaged, or of another version of Rackproof: look at the run with the version that wrote it"
-    return "give the directory of a run, which has a plan.json"
+    if runs := sorted(plan.parent.name for plan in directory.glob("*/plan.json")):
+        return f"give one of the runs in it: {', '.join(runs[:5])}{' …' if len(runs) > 5 else ''}"
+    near = documents.nearest(directory.name, [plan.parent.name for plan in directory.parent.glob("*/plan.json")])
+    return f"give the directory of a run, which has a plan.json{near}"
 
 
 def refuse_no_run(directory: Path) -> None:
@@ -174,7 +181,8 @@ def _record(directory: Path, path: str, plan: Plan, host: str, gang: str, reader
         ("simulated", record.simulated and "yes", plan.simulated and "yes"),
     ):
         if found != wanted:
-            raise documents.DocumentError(f"{path}: {what} {found or 'none'}, expected {wanted or 'none'}")
+            other = ": it is of another run" if what in ("run", "nonce") else ""
+            raise documents.DocumentError(f"{path}: {what} {found or 'none'}, expected {wanted or 'none'}{other}")
     return record
 
 

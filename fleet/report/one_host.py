@@ -28,8 +28,10 @@ def add_option(report: argparse.ArgumentParser) -> None:
 
 def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> str:
     """Writes or prints the page; returns the decision on the host. Raises UsageError where the plan has no such host."""
+    from fleet.report.render.format import clean, decision_name
     from fleet.report.render.html import render_html
     from fleet.report.render.markdown import render_markdown
+    from fleet.report.render.text import LINE_LIMIT
 
     names = [host.name for host in run.plan.hosts]
     if options.host not in names:
@@ -45,5 +47,10 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
     page = options.run_dir / PAGES / f"{options.host}.html"
     documents.write_text(page, render_html(report, run.plan.grafana_url))
     documents.write_text(page.parent / f"{options.host}.md", render_markdown(report, run.plan.grafana_url))
-    print(f"{options.host}: {report.decision}\npage: {page}")  # noqa: T201  # as `report` does
+    _, *lines = report.acceptance.summary
+    told = [
+        f"{options.host}: {decision_name(report, report.decision)}",
+        *(f"- {clean(line, LINE_LIMIT)}" for line in lines),
+    ]
+    print("\n".join([*told, f"page: {page}"]))  # noqa: T201  # as `report` does
     return report.decision

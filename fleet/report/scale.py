@@ -25,7 +25,7 @@ from fleet.report.merge import decide, host_report, merge, put_together
 from fleet.report.scale_full import WHOLE_HOSTS, Full, judged_in_full, reduced
 from fleet.report.scale_look import First, Job, first_look, job_of
 from fleet.report.scale_shares import processes, units
-from fleet.report.summary import allowances, reasons, status_of
+from fleet.report.summary import allowances, reasons, slots, status_of
 from schemas.plans import Plan
 from schemas.records import MEASURED, Observation
 from schemas.reports import (
@@ -102,7 +102,7 @@ def _only(plan: Plan, whole: FleetReport, verdicts: Iterable[Verdict], report: H
                 f"Host {report.name} alone: {report.decision}",
                 *told(plan),
                 *allowances([plan.host(report.name)]),
-                *reasons(own),
+                *reasons(own, slots((report.name, gpu) for gpu in report.gpus)),
             ),
         ),
         coverage=report.coverage,

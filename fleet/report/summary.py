@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from fleet.choice import remark, told
 from fleet.diff.since import Since
 from fleet.diff.since import summary as changes_summary
 from fleet.judge.drift import DRIFT, FIRST_S, span, untold
+from fleet.judge.evidence import pci_address
+from fleet.judge.localise.faults import CRITERION as LOCALISED
 from fleet.judge.manifest import as_ordered
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.report.causes import causes
@@ -15,6 +17,7 @@ from fleet.report.titles import MANIFEST, TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, unjudged_bandwidth, unjudged_digests
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
+from schemas.records import Gpu
 from schemas.reports import (
     ACCEPTED,
     CRITICAL,
@@ -32,8 +35,9 @@ from schemas.timeline import SOAK
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 WAIVED = " waived"
+UNJUDGED = "NOT JUDGED (no criterion applies)"
 _SUMMARY_LINES = 20
-MOST_NAMES = 10
+MOST_NAMES, MOST_LEFT = 10, 30
 _TOLD_PARAMS = (
     "op",
     "dtype",
@@ -56,9 +60,13 @@ def acceptance(
     gpus = sum(len(host.gpus) for host in hosts)
     what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
     if plan.simulated:
-        what = f"no GPU was looked at: rackproof simulate made up {gpus} GPUs"
+        what = f"no GPU was looked at: rackproof simulate made up the records of {gpus} GPUs"
     passed = "passed" if plan.rehearsal or plan.simulated else "accepted"
-    lines = [f"Hosts: {accepted} of {len(hosts)} {passed} ({what})"]
+    words = ((REJECTED, "failed"), (INCOMPLETE, "incomplete"))
+    others = ((sum(host.decision == decided for host in hosts), word) for decided, word in words)
+    lines = [
+        f"Hosts: {accepted} of {len(hosts)} {passed}{''.join(f', {n} {word}' for n, word in others if n)} ({what})"
+    ]
     lines += _smaller_gangs(plan, hosts)
     lines += _soaked(plan, hosts)
     lines += told(plan)
@@ -70,7 +78,7 @@ def acceptance(
     lines += allowances(plan.hosts)
     lines += waivers_summary(plan.waivers, verdicts, plan.created)
     lines += changes_summary(plan, since)
-    lines += reasons(verdicts)
+    lines += reasons(verdicts, slots((host.name, gpu) for host in hosts for gpu in host.gpus))
     lines.append(f"Criteria: {', '.join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or 'none'}")
     return Acceptance(status=status_of(plan, decision, verdicts), summary=tuple(lines))
 
@@ -113,7 +121,7 @@ def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
         if launch.stage == "gang" and launch.outcome == "finished"
     }
     for gang, planned in plan.gangs().items():
-        groups = dict.fromkeys(last[host] for host in planned if host in last)
+        groups = sorted(dict.fromkeys(last[host] for host in planned if host in last), key=len, reverse=True)
         for members in (group for group in groups if set(group) != set(planned)):
             names = ", ".join(members[:MOST_NAMES]) + (" …" if len(members) > MOST_NAMES else "")
             without = [host for host in planned if host not in members]
@@ -164,42 +172,76 @@ def _state(verdicts: set[str]) -> str:
         f"{INCONCLUSIVE}{WAIVED}": "INCOMPLETE (waived)",
         PASS: "PASS",
     }
-    return next((word for kind, word in words.items() if kind in verdicts), "NOT JUDGED")
+    return next((word for kind, word in words.items() if kind in verdicts), UNJUDGED)
 
 
-def reasons(verdicts: Iterable[Verdict]) -> list[str]:
-    """One line a reason, failures first, the critical ones before the others: host, part, what was found.
+def slots(gpus: Iterable[tuple[str, Gpu]]) -> dict[tuple[str, str], str]:
+    """Host and scope of each GPU -> its place on the PCI bus, as sysfs and lspci spell it."""
+    return {(host, f"gpu={gpu.index}"): pci_address(gpu.pci_bus_id) for host, gpu in gpus if gpu.pci_bus_id}
 
-    Equal reasons of one host are told once, and what one criterion lays to one part of it. Where those are too many, each part
-    has its gravest, so that none is hidden by another.
+
+def reasons(verdicts: Iterable[Verdict], places: Mapping[tuple[str, str], str]) -> list[str]:
+    """One line a reason, failures first: who stopped or slowed a gang, the critical ones, the others. Host, part, what was found.
+
+    A GPU is told with its place on the PCI bus (`slots`). Equal reasons of one host are told once, and what one criterion lays
+    to one part of it. Where those are too many, each host has a line, then each part that fails, and each thing that it fails;
+    hosts for which no line is left are named, so that none is hidden by another.
     """
     found = sorted(causes(verdict for verdict in verdicts if verdict.stands), key=_rank)
-    kept: list[int] = []
-    covered: set[tuple[str, str, str]] = set()
-    for at, group in enumerate(found):
-        places = {(verdict.verdict, verdict.host, verdict.place) for verdict in group}
-        if not places <= covered:
-            kept.append(at)
-            covered |= places
-    others = [at for at in range(len(found)) if at not in set(kept)]
-    kept = sorted([*kept, *others[: max(0, _SUMMARY_LINES - len(kept))]])[:_SUMMARY_LINES]
+    kept = sorted(sorted(range(len(found)), key=_tiers(found).__getitem__)[:_SUMMARY_LINES])
+    kept.sort(key=lambda at: not _explains(found[at]))
     more = [f"… and {len(found) - len(kept)} more reasons in the report"] if len(found) > len(kept) else []
-    return [*(_line(found[at]) for at in kept), *more]
+    return [*(_line(found[at], places) for at in kept), *more, *_unnamed(found, {found[at][0].host for at in kept})]
+
+
+def _tiers(found: Sequence[Sequence[Verdict]]) -> list[int]:
+    """How much each reason adds to those before it: the less, the sooner it is left out."""
+    hosts: set[str] = set()
+    told: set[tuple[str, ...]] = set()
+    tiers = []
+    for group in found:
+        first, failed = group[0], group[0].verdict == FAIL
+        parts = {(verdict.verdict, verdict.host, verdict.place) for verdict in group}
+        what = (first.host, first.place, first.name, first.verdict)
+        new = (first.host not in hosts, failed and not parts <= told, failed and what not in told, not parts <= told)
+        tiers.append(next((tier for tier, is_new in enumerate(new) if is_new), len(new)))
+        hosts.add(first.host)
+        told |= {*parts, what}
+    return tiers
+
+
+def _unnamed(found: Iterable[Sequence[Verdict]], named: Collection[str]) -> Iterator[str]:
+    """The hosts that no line names."""
+    left: dict[str, str] = {}
+    for group in found:
+        if group[0].host not in named:
+            left.setdefault(group[0].host, group[0].verdict)
+    for verdict, word in ((FAIL, "Failed as well"), (INCONCLUSIVE, "Incomplete as well")):
+        hosts = [host for host, gravest in left.items() if gravest == verdict]
+        more = f" and {len(hosts) - MOST_LEFT} more hosts" if len(hosts) > MOST_LEFT else ""
+        if hosts:
+            yield f"{word}: {', '.join(hosts[:MOST_LEFT])}{more}"
 
 
 def _rank(group: Sequence[Verdict]) -> int:
     return 2 if group[0].verdict != FAIL else int(group[0].severity != CRITICAL)
 
 
-def _line(group: Sequence[Verdict]) -> str:
+def _explains(group: Sequence[Verdict]) -> bool:
+    return group[0].verdict == FAIL and group[0].criterion == LOCALISED
+
+
+def _line(group: Sequence[Verdict], places: Mapping[tuple[str, str], str]) -> str:
     first = group[0]
     scope = first.part or first.scope
     part = f" {scope}" if scope != "host" else ""
-    serial = f" (serial {first.serial})" if first.serial else ""
+    slot = places.get((first.host, scope.partition(",")[0]), "")
+    known = ", ".join(f"{what} {value}" for what, value in (("serial", first.serial), ("PCI", slot)) if value)
+    identity = f" ({known})" if known else ""
     more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
     stage = f" in stage {first.stage}" if first.stage else ""
     action = f"; {first.action.replace('_', ' ')}" if first.verdict == FAIL and first.action != "none" else ""
     params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in _TOLD_PARAMS)
     named = f"{first.name}[{params}]" if params else first.name
     verdict = "FAIL" if first.verdict == FAIL else "INCOMPLETE"
-    return f"{verdict}: {first.host}{part}{serial}: {named}{stage}: {first.reason}{action}{more}"
+    return f"{verdict}: {first.host}{part}{identity}: {named}{stage}: {first.reason}{action}{more}"

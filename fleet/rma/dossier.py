@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.judge.evidence import Evidence, Planned
-from fleet.report.render.format import clean, clean_log, finite, is_change
+from fleet.quantities import finite
+from fleet.report.render.format import clean, clean_log, is_change
 from fleet.rma.again import again
 from fleet.rma.parts import GPU, HOST, Part, identity, within
 from schemas.plans import Plan, PlannedHost

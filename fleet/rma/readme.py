@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fleet.report.render.format import NONE, SIGNS, action_name, clean_log, finite, params_text, quantity
+from fleet.quantities import NONE, SIGNS, finite, quantity
+from fleet.report.render.format import action_name, clean_log, params_text
 from fleet.report.render.headline import REHEARSAL_NOTICE, SIMULATED_NOTICE
 from fleet.report.render.markup import FENCED, code, section, table
 from fleet.report.render.places import scope_name

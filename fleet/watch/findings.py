@@ -13,7 +13,7 @@ from pathlib import Path
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.verdict import Evidence, judge
-from fleet.report.summary import reasons
+from fleet.report.summary import reasons, slots
 from schemas import documents
 from schemas.plans import Plan
 from schemas.records import Record, record_from_json
@@ -119,11 +119,12 @@ class Judge:
         for verdict in judge(self._plan, evidence, read_packs(self._plan.criteria)) if evidence else ():
             if verdict.verdict == FAIL:
                 failed[verdict.host].append(verdict)
+        places = slots((host, gpu) for host, found in records.items() for record in found for gpu in record.gpus)
         return Judged(
             at=time.time(),
             records=sum(map(len, records.values())),
             expected=len(self._paths()),
-            failed={host: tuple(reasons(verdicts)) for host, verdicts in failed.items()},
+            failed={host: tuple(reasons(verdicts, places)) for host, verdicts in failed.items()},
             outcomes={host: _outcomes(found) for host, found in records.items()},
             problems=tuple(record for _, record in self._read.values() if isinstance(record, str)),
         )

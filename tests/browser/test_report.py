@@ -95,20 +95,26 @@ def test_it_filters_by_text_decision_action_and_rack(watched: Watched, files: di
     assert hosts_listed(page) == ["r02-h02", "r02-h04", "r02-h06"]
 
 
+def host_page(page: Page, name: str) -> str:
+    """What the page of a host says, once it is there: the address changes a moment before."""
+    page.locator("#host-page h2", has_text=name).wait_for(state="visible")
+    return page.locator("#host-page").inner_text()
+
+
 def test_a_click_leads_to_the_host_and_back(watched: Watched, files: dict[str, Path]) -> None:
     page = watched.open(files["racks"])
     link = page.locator("#reasons a", has_text="r01-h03").first
     link.scroll_into_view_if_needed()
     link.click()
     assert page.url.endswith("#host=r01-h03")
-    text = page.locator("#host-page").inner_text()
+    text = host_page(page, "r01-h03")
     for said in ("r01-h03", "rejected", "GPU 3", "r01-h03-3", "Return the part (RMA)", "Margin", "Source", "measured, 4x H200",
                  "Evidence", "hosts/r01-h03.json", "Measure again", "--limit r01-h03"):  # fmt: skip
         assert said in text
     assert not page.locator("#overview").is_visible()
     assert page.title().startswith("r01-h03 – FAIL")
     page.go_back()
-    assert page.locator("#overview").is_visible()
+    page.locator("#overview").wait_for(state="visible")
     assert not page.locator("#host-page").is_visible()
 
 
@@ -127,10 +133,10 @@ def test_the_keyboard_leads_to_a_host_and_back(watched: Watched, files: dict[str
     page.wait_for_url("**#host=r02-h06")
     page.wait_for_function("document.activeElement.id == 'host-page'")
     assert page.locator("#told").inner_text() == "Page of host r02-h06, incomplete"
-    assert "unreachable at preflight" in page.locator("#host-page").inner_text()
+    assert "unreachable at preflight" in host_page(page, "r02-h06")
     page.keyboard.press("Escape")
     page.wait_for_url("**#hosts")
-    page.locator("#overview").wait_for(state="visible")  # the address changes a moment before the page
+    page.locator("#overview").wait_for(state="visible")
 
 
 def test_deep_links(watched: Watched, files: dict[str, Path]) -> None:
@@ -151,7 +157,9 @@ def test_every_text_has_contrast(watched: Watched, files: dict[str, Path], schem
     grounds = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert (grounds == "rgb(246, 247, 249)") == (scheme == "light")
     assert page.evaluate(CONTRAST) == []
-    page.goto(page.url.partition("#")[0] + f"#host={page.evaluate('data.names[0]')}")
+    first = page.evaluate("data.names[0]")
+    page.goto(page.url.partition("#")[0] + f"#host={first}")
+    assert host_page(page, first)
     assert page.evaluate(CONTRAST) == []
 
 
@@ -161,6 +169,7 @@ def test_a_narrow_screen_does_not_scroll_sideways(watched: Watched, files: dict[
         page = watched.open(files[name])
         assert not page.evaluate(SCROLLS)
     page = watched.open(files["racks"], "#host=r01-h03")
+    assert host_page(page, "r01-h03")
     assert not page.evaluate(SCROLLS)
 
 
@@ -201,8 +210,10 @@ def test_page_of_a_host_shows_power_temperature_and_clocks_over_time(watched: Wa
         "[...document.querySelectorAll('.course .scroll')].every(one => one.scrollWidth <= one.clientWidth)"
     )
     page = watched.open(files["rehearsal"])
-    page.locator("#list tbody th a").first.click()
-    assert "over time" not in page.locator("#host-page").inner_text()
+    link = page.locator("#list tbody th a").first
+    name = link.inner_text()
+    link.click()
+    assert "over time" not in host_page(page, name)
 
 
 def test_who_listens_finds_landmarks_headings_and_captions(watched: Watched, files: dict[str, Path]) -> None:
@@ -271,11 +282,12 @@ def test_ten_thousand_hosts_fit_open_and_are_searched_at_once(watched: Watched, 
     page.locator("#find").fill("r123-h07")
     assert hosts_listed(page) == ["r123-h07"]
     page.locator("#list a").click()
-    assert "rackproof report runs/20260" not in page.locator("#host-page").inner_text()
-    assert "rackproof report runs/20261121T040000Z --host r123-h07" in page.locator("#host-page").inner_text()
+    text = host_page(page, "r123-h07")
+    assert "rackproof report runs/20260" not in text
+    assert "rackproof report runs/20261121T040000Z --host r123-h07" in text
     bad = page.evaluate("names.find((name, number) => decisionOf[number] === 1)")
     page.goto(f"{files['large'].as_uri()}#host={bad}")
-    assert "Measure again" in page.locator("#host-page").inner_text()
+    assert "Measure again" in host_page(page, bad)
 
 
 def test_a_cell_of_the_map_leads_to_its_host(watched: Watched, files: dict[str, Path]) -> None:

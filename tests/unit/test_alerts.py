@@ -21,6 +21,7 @@ from collectors.nvml import kinds
 from fleet.alerts.page import runbook
 from fleet.alerts.rules import PACKS, RUNBOOK, Rule, criteria_of, exported, read_table, rule_file, rules_of
 from fleet.judge.criteria import Criterion, Pack, read_pack
+from fleet.yaml_files import LOADER
 from schemas.errors import UsageError
 from schemas.reports import ACTIONS
 from tests.fakes import links, nvml, whole
@@ -28,7 +29,7 @@ from tests.unit.test_plan import rackproof
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rackproof.rules.yml"
-CASES: dict[str, dict[str, dict[str, str]]] = yaml.safe_load((RULES.parent / "cases.yml").read_text())
+CASES: dict[str, dict[str, dict[str, str]]] = yaml.load((RULES.parent / "cases.yml").read_text(), LOADER)  # noqa: S506 - a SafeLoader
 SHIPPED = [read_pack(name) for name in PACKS]
 CRITERIA = criteria_of(SHIPPED)
 ALERTS = [alert for group in read_table() for alert in group.alerts]

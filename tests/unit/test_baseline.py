@@ -343,7 +343,7 @@ def test_loss_beyond_noise_fails_that_part_alone(kept: Path, tmp_path: Path) -> 
     found = compared(kept, tmp_path / "after", slowed("stress.throughput", 0.95))
     (verdict,) = [item for item in found if item.criterion.startswith("baseline")]
     assert (verdict.host, verdict.scope, verdict.criterion, verdict.verdict) == ("h1", "gpu=0", "baseline-stress", FAIL)
-    assert "96 % of it; 7e+14 FLOP/s in the accepted run" in verdict.detail
+    assert "96 % of it; 700 TFLOP/s in the accepted run" in verdict.detail
 
 
 def test_part_that_scatters_more_since_is_not_excused_by_it(kept: Path, tmp_path: Path) -> None:

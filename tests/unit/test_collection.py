@@ -18,7 +18,7 @@ import yaml
 
 from schemas import VERSION
 from tests.lab.kill_points import tiny
-from tests.lab.lab import MODULE_PYTHON
+from tests.lab.lab import CONTROL_PYTHON
 from tests.lab.prometheus import free_port
 
 ROOT = Path(__file__).parents[2]
@@ -142,7 +142,7 @@ def test_the_playbooks_run_from_it_to_a_report(site: Path) -> None:
         "ANSIBLE_COLLECTIONS_PATH": str(site / "collections"),
         "ANSIBLE_CONFIG": str(installed(site) / "ansible.cfg"),
     }
-    variables["ansible_python_interpreter"] = str(MODULE_PYTHON)  # a third of the time
+    variables["ansible_python_interpreter"] = str(CONTROL_PYTHON)  # a third of the time
     command = ("ansible-playbook", "-i", inventory, "rackproof.rackproof.acceptance", "-e", json.dumps(variables))
     done = run(*command, cwd=site, environment=environment)
     assert done.returncode == 0, done.stdout[-4000:]

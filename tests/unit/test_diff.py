@@ -182,7 +182,7 @@ def test_change_states_its_noise_and_where_that_is_known_from() -> None:
     (found,) = changes({"h1": old}, {"h1": host(figures=[("S1", figure(90.0))])})
     assert (found.share, found.noise) == (-0.1, pytest.approx(0.0447, abs=1e-4))
     assert found.basis == "4 times its own, which is 1.1 % (sigma) over 4 runs"
-    assert "100 B/s → 90 B/s (-10 %), beyond 4.47 % of noise" in found.text
+    assert "0.1 kB/s → 0.09 kB/s (-10 %), beyond 4.47 % of noise" in found.text
     (once,) = changes({"h1": host(figures=[("S1", figure(100.0))])}, {"h1": host(figures=[("S1", figure(90.0))])})
     assert once.basis == "criterion c-memory; its own is not known"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -103,3 +104,11 @@ def test_findings_come_gravest_first_and_a_sleeping_link_is_none() -> None:
 
 def test_every_action_has_its_rank_and_its_words() -> None:
     assert tuple(LABELS) == ACTIONS
+
+
+def test_the_reason_of_a_drained_node_keeps_its_figures() -> None:
+    """scontrol takes ASCII."""
+    reason = runpy.run_path(str(Path(__file__).parents[2] / "deploy" / "slurm" / "rackproof-health"))["_reason"]
+    finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x"}
+    found = reason([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
+    assert found == "rackproof: rma: gpu=1 165: x: found -12345 us, wanted >= 93 C ?now?"

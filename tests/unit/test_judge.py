@@ -413,7 +413,14 @@ def test_counter_that_fell_to_nothing_may_have_counted_before() -> None:
 
 def test_time_of_the_newest_event_falls_when_the_log_forgets_it() -> None:
     assert counted(30, 30, 30, 0, 0, 0, name="gpu.event.last_seen").verdict == PASS
-    assert counted(30, 30, 30, 0, 0, 44, name="gpu.event.last_seen").verdict == FAIL
+    newer = counted(30, 30, 30, 0, 0, 86_460, name="gpu.event.last_seen")
+    assert (newer.verdict, newer.stage, newer.detail) == (
+        FAIL,
+        "gang",
+        "the newest at an uptime of 86\u202f460, in stage gang",
+    )
+    two = counted(0, 0, 1000, 1000, 1000, 1100, name="gpu.event.last_seen")
+    assert (two.stage, two.detail) == ("gang", "the newest at an uptime of 1100, in stage gang")
 
 
 def test_counter_that_was_not_there_before_the_run_cannot_be_judged_by_its_change() -> None:
@@ -655,8 +662,8 @@ def test_part_below_the_fleets_median_fails_and_the_sentence_says_of_what() -> N
     }
     slow = found[("h2", "gpu=1")]
     assert (slow.limit, slow.action, slow.serial) == (0.95 * 7.95e14, "inspect_hardware", "h2-1")
-    assert slow.detail == "95 % of the fleet's median 7.95e+14 FLOP/s over 4 GPUs"
-    assert slow.reason == f"found 7.5e+14 FLOP/s, wanted ≥ 7.552e+14 FLOP/s ({slow.detail})"
+    assert slow.detail == "95 % of the fleet's median 795 TFLOP/s over 4 GPUs"
+    assert slow.reason == f"found 750 TFLOP/s, wanted ≥ 755.2 TFLOP/s ({slow.detail})"
 
 
 def test_one_part_far_out_does_not_move_what_the_others_are_measured_by() -> None:
@@ -735,7 +742,7 @@ def test_lost_fast_path_is_named_before_any_hardware(stage: str, transport: str,
     for item in found:
         assert item.reason.startswith(clause)
         assert "check NCCL_" in item.detail
-        assert item.reason.endswith(f"wanted ≥ {item.limit:.4g} B/s")
+        assert item.reason.endswith(f"wanted ≥ {float(item.limit) / 1e9:.4g} GB/s")
         assert (item.verdict, item.action) == (FAIL, "none")
 
 
@@ -748,7 +755,7 @@ def test_slow_collective_on_the_fast_path_blames_the_hardware(stage: str, transp
     found = slow_collectives(transport, nvls, stage)
     assert found
     assert {item.action for item in found} == {"inspect_hardware"}
-    assert all(item.reason.startswith("found 2e+09") and not item.detail for item in found)
+    assert all(item.reason.startswith("found 2 GB/s") and not item.detail for item in found)
 
 
 def test_figure_of_an_older_catalogue_is_neither_judged_nor_missed() -> None:
@@ -837,7 +844,7 @@ def test_eight_gpus_without_nvls_fail_and_the_remedy_is_told() -> None:
 
     (found,) = of_eight(ring)
     assert (found.verdict, found.criterion, found.action, found.value) == (FAIL, "nvls-8-gpus", "none", False)
-    assert found.reason.startswith("found False, wanted = True; check NCCL_NVLS_ENABLE")
+    assert found.reason.startswith("found no, wanted = yes; check NCCL_NVLS_ENABLE")
     assert "fabric manager" in found.reason
 
 

@@ -233,12 +233,12 @@ def test_what_compares_with_no_baseline_has_no_limit() -> None:
 @pytest.mark.parametrize(
     ("asked", "of", "said"),
     [
-        ({"fraction": 0.9}, level(), "90 % of it; 100 B/s in the accepted run"),
+        ({"fraction": 0.9}, level(), "90 % of it; 0.1 kB/s in the accepted run"),
         ({"fraction": 0.9}, level(unit="1", runs=3), "90 % of it; 100 in 3 accepted runs"),
-        ({"fraction": 0.9}, level(runs=4, left_out=1), "90 % of it; 100 B/s in 4 accepted runs, 1 of them left out"),
-        ({"change": 2.0}, level(), "changed by +2 at most; 100 B/s in the accepted run"),
+        ({"fraction": 0.9}, level(runs=4, left_out=1), "90 % of it; 0.1 kB/s in 4 accepted runs, 1 of them left out"),
+        ({"change": 2.0}, level(), "changed by +2 at most; 0.1 kB/s in the accepted run"),
         ({"fraction": 0.98, "sigmas": 2}, level(precision=0.02),
-         "96 % of it, for its own noise (2 sigma) is more than 2 %; 100 B/s in the accepted run"),
+         "96 % of it, for its own noise (2 sigma) is more than 2 %; 0.1 kB/s in the accepted run"),
     ],
 )  # fmt: skip
 def test_a_limit_tells_where_it_comes_from(asked: Any, of: Level, said: str) -> None:

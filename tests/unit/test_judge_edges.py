@@ -22,10 +22,10 @@ from fleet.judge.outliers import Fleet
 from fleet.judge.verdict import judge
 from fleet.judge.waivers import Waived, covers, summary
 from fleet.report.merge import decide, merge
-from fleet.report.summary import reasons
+from fleet.report.summary import reasons, slots
 from schemas.baselines import Accepted, HostBaseline, Kept, Level, PlannedBaseline
 from schemas.plans import Plan
-from schemas.records import MEASURED, Launch, Metric, Observation, Record, Snapshot
+from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot, Value
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Verdict
 from schemas.waivers import Waiver
 from tests import builders
@@ -129,6 +129,29 @@ def test_a_verdict_tells_what_it_is_about() -> None:
     (good,) = judged(plan, left(plan, "h1", reading(1)), criterion())
     assert (good.action, good.severity, good.reason) == ("none", "", "found 1, wanted = 1")
     assert sentence(criterion(delta=True, operator="le"), 3, 0) == "changed by 3, wanted ≤ 0"
+
+
+@pytest.mark.parametrize(
+    ("value", "limit", "unit", "told"),
+    [
+        (4.0434e12, 4.192e12, "B/s", "found 4043 GB/s, wanted = 4192 GB/s"),
+        (9e7, 1.1e8, "B/s", "found 0.09 GB/s, wanted = 0.11 GB/s"),
+        (0, 3e11, "B/s", "found 0 GB/s, wanted = 300 GB/s"),
+        (0.9, 2e-5, "s", "found 900 ms, wanted = 20 µs"),
+        (4.19199e12, 4.192e12, "B/s", "found 4191.99 GB/s, wanted = 4192 GB/s"),
+        (0, 0, "s", "found 0 s, wanted = 0 s"),
+        (True, False, "1", "found yes, wanted = no"),
+        (9999.6, 10_000, "W", "found 9\u202f999.6 W, wanted = 10\u202f000 W"),
+        (1500, 9000, "B", "found 1500 B, wanted = 9000 B"),
+        (-3e-7, 1, "1", "found −3e-07, wanted = 1"),
+        (-0.0, 1, "s", "found 0 s, wanted = 1 s"),
+        (float("nan"), 1, "W", "found not a finite number, wanted = 1 W"),
+    ],
+)
+def test_a_figure_and_its_limit_are_told_in_one_unit_that_people_use(
+    value: Value, limit: Value, unit: str, told: str
+) -> None:
+    assert sentence(criterion(unit=unit), value, limit) == told
 
 
 @pytest.mark.parametrize(
@@ -902,15 +925,21 @@ def test_the_decision(verdicts: list[Verdict], hosts: list[str], decision: str) 
 def test_reasons_are_told_the_gravest_first_and_equal_ones_once() -> None:
     grave = replace(BAD, host="h9", action="rma", severity="critical", params={"op": "copy", "x": 1}, stage="gang")
     slight = replace(BAD, action="monitor", severity="warning", scope="host", serial="")
-    told = [UNKNOWN, slight, grave, replace(grave, scope="gpu=2"), replace(BAD, waiver=waiver()), GOOD]
-    assert reasons(told) == [
+    suspect = replace(BAD, host="h3", criterion="localise", severity="", reason="suspect host h3")
+    told = [UNKNOWN, slight, grave, replace(grave, scope="gpu=2"), replace(BAD, waiver=waiver()), GOOD, suspect]
+    assert reasons(told, {}) == [
+        "FAIL: h3 gpu=1 (serial s1): a.b: suspect host h3",
         "FAIL: h9 gpu=1 (serial s1): a.b[op=copy] in stage gang: bad; rma (and 1 more like it)",
         "FAIL: h1: a.b: bad; monitor",
         "INCOMPLETE: h1 gpu=1 (serial s1): a.b: bad",
     ]
     many = [replace(BAD, host=f"h{number}", action="none") for number in range(21)]
-    assert reasons(many[:20])[-1] == "FAIL: h19 gpu=1 (serial s1): a.b: bad"
-    assert (len(reasons(many)), reasons(many)[-1]) == (21, "… and 1 more reasons in the report")
+    assert reasons(many[:20], {})[-1] == "FAIL: h19 gpu=1 (serial s1): a.b: bad"
+    assert reasons(many, {})[20:] == ["… and 1 more reasons in the report", "Failed as well: h20"]
+    fleet = [replace(BAD, host=f"h{number}") for number in range(60)] + [replace(UNKNOWN, host="u1")]
+    told = reasons(fleet, {})[20:]
+    assert told[1].endswith("h48, h49 and 10 more hosts")
+    assert told[2] == "Incomplete as well: u1"
 
 
 def test_what_is_held_against_one_part_stands_together_and_hides_no_other() -> None:
@@ -920,10 +949,10 @@ def test_what_is_held_against_one_part_stands_together_and_hides_no_other() -> N
     both = [replace(BAD, scope=scope, action="none", reason="both") for scope in ("gpu=1", "gpu=5")]
     lines = [f"FAIL: h1 gpu=1 (serial s1): a.b: bad {number}" for number in range(21)]
     last = "FAIL: h2 gpu=1,link=3 (serial s1): a.b: other"
-    assert reasons([bad[0], other, bad[1]]) == [*lines[:2], last]
-    assert reasons([*bad[:19], other]) == [*lines[:19], last]
-    assert reasons([*bad, other]) == [*lines[:19], last, "… and 2 more reasons in the report"]
-    told = reasons([*bad, *both, replace(UNKNOWN, reason="unread")])
+    assert reasons([bad[0], other, bad[1]], {}) == [*lines[:2], last]
+    assert reasons([*bad[:19], other], {}) == [*lines[:19], last]
+    assert reasons([*bad, other], {}) == [*lines[:19], last, "… and 2 more reasons in the report"]
+    told = reasons([*bad, *both, replace(UNKNOWN, reason="unread")], {})
     assert told == [
         *lines[:18],
         "FAIL: h1 gpu=1 (serial s1): a.b: both (and 1 more like it)",  # for gpu=5, of which nothing else is told
@@ -932,26 +961,83 @@ def test_what_is_held_against_one_part_stands_together_and_hides_no_other() -> N
     ]
 
 
+def test_who_spoilt_a_gang_stands_first_and_hides_nothing_graver() -> None:
+    hosts = [f"h{number}" for number in range(10)]
+    named = [replace(BAD, host=host, criterion="localise", reason=f"suspect {host}", severity="") for host in hosts]
+    grave = [replace(BAD, host=host, reason="corrupts", severity="critical", action="rma") for host in hosts]
+    slight = [replace(BAD, host=f"s{number}", action="monitor", severity="warning") for number in range(12)]
+    told = reasons([*slight, *named, *grave], {})
+    assert sum("corrupts; rma" in line for line in told) == 10, "each part has its gravest"
+    few = reasons([*slight[:3], named[0], grave[0]], {})
+    assert [line.partition(": a.b: ")[2] for line in few[:2]] == ["suspect h0", "corrupts; rma"]
+
+
+def test_a_gpu_is_told_with_its_place_whether_or_not_it_has_a_serial() -> None:
+    gpus = [
+        Gpu(index=number, serial="0", uuid="", name="", pci_bus_id=f"00000000:{number + 10:02X}:00.0")
+        for number in range(2)
+    ]
+    places = slots(("h1", gpu) for gpu in gpus)
+    two = [
+        replace(BAD, scope="gpu=0", serial="0", action="none"),
+        replace(BAD, scope="gpu=1,link=3", serial="", action="none", reason="worse"),
+    ]
+    assert reasons(two, places) == [
+        "FAIL: h1 gpu=0 (serial 0, PCI 0000:0a:00.0): a.b: bad",
+        "FAIL: h1 gpu=1,link=3 (PCI 0000:0b:00.0): a.b: worse",
+    ]
+
+
+def test_where_there_is_no_room_each_host_has_a_line_then_each_part_then_each_thing() -> None:
+    same = [replace(BAD, host="h0", scope="host", reason=f"figure {number}", action="none") for number in range(30)]
+    more = [
+        replace(BAD, host="h0", scope="host", name="xid.count", reason="an XID", action="none"),
+        replace(BAD, host="h0", scope="gpu=3", reason="another part", action="none"),
+        replace(UNKNOWN, host="h1", reason="silent"),
+    ]
+    told = " ".join(reasons([*same, *more], {}))
+    assert all(said in told for said in ("figure 0", "an XID", "another part", "silent", "and 13 more reasons"))
+    assert "as well" not in told
+
+
+def test_what_tells_the_cause_stands_before_what_suffers_by_it() -> None:
+    grave = replace(BAD, severity="critical")
+    slow = replace(grave, criterion="c1", name="stress.throughput", reason="slow", action="inspect_hardware")
+    stopped = replace(grave, criterion="localise", name="gang.fault", reason="stopped", action="inspect_hardware")
+    wrong = replace(grave, criterion="c2", name="integrity.wrong_words", reason="wrong", action="rma")
+    cause = replace(grave, criterion="c3", name="gpu.power_limit_lowered", reason="lowered", action="reboot")
+    assert [line.split(": ")[-1] for line in reasons([slow, cause, wrong], {})] == [
+        "wrong; rma",
+        "lowered; reboot",
+        "slow; inspect hardware",
+    ]
+    many = [replace(cause, host=f"h{number}") for number in range(19)]
+    of_one = [
+        line for line in reasons([replace(stopped, host="x"), replace(cause, host="x"), *many], {}) if ": x " in line
+    ]
+    assert [line.split(": ")[-1] for line in of_one] == ["lowered; reboot"]
+
+
 def test_of_a_part_the_gravest_stands_first_and_what_is_laid_to_it_last() -> None:
     found = [
         replace(BAD, criterion="c1", reason="laid", scope="gpu=7,peer=1", part="gpu=1", action="rma"),
         replace(BAD, criterion="c2", reason="slight", action="reboot"),
         replace(BAD, criterion="c3", reason="grave", action="reseat"),
     ]
-    assert [line.split(": ")[-1] for line in reasons(found)] == ["grave; reseat", "slight; reboot", "laid; rma"]
+    assert [line.split(": ")[-1] for line in reasons(found, {})] == ["grave; reseat", "slight; reboot", "laid; rma"]
 
 
 def test_what_one_criterion_lays_to_a_part_is_told_once_and_nothing_else_is() -> None:
     laid = replace(BAD, scope="gpu=7,peer=1", part="gpu=1", reason="laid", action="none")
     own = replace(BAD, scope="gpu=1,peer=7", reason="own", action="none")
-    assert reasons([laid, own]) == ["FAIL: h1 gpu=1,peer=7 (serial s1): a.b: own (and 1 more like it)"]
+    assert reasons([laid, own], {}) == ["FAIL: h1 gpu=1,peer=7 (serial s1): a.b: own (and 1 more like it)"]
     ports = [
         replace(BAD, scope=f"hca=mlx5_0,port={port}", serial="", reason=f"port {port}", action="none") for port in "12"
     ]
     dimms = [
         replace(BAD, scope=f"mc=0,dimm={dimm}", serial="", reason=f"{dimm} errors", action="none") for dimm in "05"
     ]
-    assert len(reasons([*ports, *dimms])) == 4
+    assert len(reasons([*ports, *dimms], {})) == 4
     assert [item.place for item in (*ports, *dimms)] == ["hca=mlx5_0", "hca=mlx5_0", "mc=0,dimm=0", "mc=0,dimm=5"]
 
 
@@ -968,10 +1054,10 @@ def test_the_report_on_a_fleet_in_order_and_on_one_that_is_not() -> None:
     assert "Host and GPU health: PASS" in lines
     assert lines[-1] == "Criteria: h200-sxm"
     decision, status, lines = whole(plan, good | {"h2": left(plan, "h2", reading(2))}, criterion())
-    assert (decision, status, lines[0]) == (REJECTED, "FAIL", "Hosts: 1 of 2 accepted (2 GPUs)")
+    assert (decision, status, lines[0]) == (REJECTED, "FAIL", "Hosts: 1 of 2 accepted, 1 failed (2 GPUs)")
     assert "Host and GPU health: FAIL" in lines
     decision, status, lines = whole(plan, {"h1": good["h1"]}, criterion())
-    assert (decision, status, lines[0]) == (INCOMPLETE, "INCOMPLETE", "Hosts: 1 of 2 accepted (1 GPUs)")
+    assert (decision, status, lines[0]) == (INCOMPLETE, "INCOMPLETE", "Hosts: 1 of 2 accepted, 1 incomplete (1 GPUs)")
     assert "Host and GPU health: INCOMPLETE" in lines
     waived = replace(plan, waivers=(waiver(host="h2"),))
     decision, status, lines = whole(waived, good | {"h2": left(plan, "h2", reading(2))}, criterion())
@@ -1168,7 +1254,7 @@ def test_reasons_tell_settings_and_fold_by_benchmark_and_criterion() -> None:
     one = replace(BAD, name="gemm.throughput", params={"op": "copy", "dtype": "bf16"}, action="none")
     other = replace(one, name="gemm.other", criterion="d")
     same = replace(one, name="gemm.more")
-    assert reasons([one, other, same]) == [
+    assert reasons([one, other, same], {}) == [
         "FAIL: h1 gpu=1 (serial s1): gemm.throughput[op=copy, dtype=bf16]: bad (and 1 more like it)",
         "FAIL: h1 gpu=1 (serial s1): gemm.other[op=copy, dtype=bf16]: bad",
     ]
@@ -1177,7 +1263,7 @@ def test_reasons_tell_settings_and_fold_by_benchmark_and_criterion() -> None:
         replace(UNKNOWN, name="gemm.b", criterion="d"),
         replace(UNKNOWN, name="x.c"),
     ]
-    assert [line.endswith("(and 1 more like it)") for line in reasons(unknown)] == [True, False]
+    assert [line.endswith("(and 1 more like it)") for line in reasons(unknown, {})] == [True, False]
 
 
 # What two records of a host tell apart

@@ -1030,7 +1030,7 @@ def test_hosts_of_a_gang_in_order_pass_by_their_pairs() -> None:
     assert said(found) == [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
     first = found[0]
     assert (first.value, first.limit, first.operator, first.unit) == (1e9, pytest.approx(0.88e9), "ge", "B/s")
-    assert first.reason == "median of its 3 pairs 1e+09 B/s, of the gang's 1e+09 B/s: no part of it is out of line"
+    assert first.reason == "median of its 3 pairs 1 GB/s, of the gang's 1 GB/s: no part of it is out of line"
     late = [replace(each, name="pairs.latency", unit="s", value=2e-6) for each in speeds("h1")]
     mine = verdicts({name: record(name, launch(), seen=late if name == "h1" else ()) for name in NAMES})[0]
     assert (mine.name, mine.value, mine.limit, mine.operator) == ("pairs.latency", 2e-6, pytest.approx(4e-6), "le")

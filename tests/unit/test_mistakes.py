@@ -104,6 +104,11 @@ def test_a_directory_that_is_no_runs_is_the_same_to_every_verb(said: Said, verb:
     assert said(name, directory, *options) == (2, f"rackproof: {directory}/{NO_RUN}\n")
 
 
+def test_runs_that_are_near_are_named(said: Said, run: str) -> None:
+    assert said("report", f"{run}x")[1].endswith(f"which has a plan.json (did you mean {run.name}?)\n")
+    assert said("report", ".")[1].endswith(f"give one of the runs in it: {run.name}\n")
+
+
 @pytest.mark.parametrize("verb", ["bench", "launch", "soak", "wait --host h1 --stage gang", "tell"])
 def test_a_host_is_told_the_same(said: Said, verb: str) -> None:
     name, *options = verb.split()

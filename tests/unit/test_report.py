@@ -70,6 +70,19 @@ def test_accepted_run_exits_0_and_leaves_its_reports(run: Path) -> None:
     assert {"report.html", "report.md"} <= {path.name for path in run.iterdir()}
 
 
+def test_of_one_host_the_reasons_are_printed_and_its_page_is_written(run: Path) -> None:
+    path = run / "hosts" / "h2.json"
+    whole = path.read_text()
+    path.write_text(whole[: len(whole) // 2])
+    done = rackproof("report", run, "--host", "h2")
+    first, *told, last = done.stdout.splitlines()
+    assert (done.returncode, first, last) == (2, "h2: incomplete", f"page: {run / 'pages' / 'h2.html'}")
+    assert any(line.startswith("- INCOMPLETE: h2: record: quarantined: hosts/h2.json: not JSON") for line in told)
+    assert not any("h1" in line or "FINAL" in line for line in told)
+    assert (run / "pages" / "h2.html").is_file()
+    assert rackproof("report", run, "--host", "h1").stdout.splitlines()[0] == "h1: accepted"
+
+
 def test_json_tells_decision_and_summary(run: Path) -> None:
     (run / "hosts" / "h2.json").unlink()
     done = rackproof("report", run, "--json")
@@ -172,6 +185,20 @@ def test_events_of_the_control_node_make_a_host_inconclusive_until_the_play_ran_
         with (run / "events.jsonl").open("a") as journal:
             journal.write(json.dumps({**passed, "hosts": hosts}) + "\n")
         assert report_of(run).decision == decision
+
+
+def test_record_that_is_not_there_says_how_it_comes_where_nothing_says_why(run: Path) -> None:
+    """Where the journal says why, the remedy is there."""
+    gone = {"at": builders.WHEN, "play": "Gang", "what": "failed", "host": "h3", "task": "Wait", "message": "it ended"}
+    (run / "events.jsonl").write_text(f"{json.dumps(gone)}\n")
+    for host in ("h1", "h3"):
+        (run / "hosts" / f"{host}.json").unlink()
+    truncated(run / "hosts" / "h2.json")
+    told = {verdict.host: verdict.reason for verdict in report_of(run).verdicts if verdict.verdict != "pass"}
+    assert told["h1"] == "no record: hosts/h1.json is missing: go on with the run, which brings it anew"
+    assert told["h2"].startswith("quarantined: hosts/h2.json: not JSON")
+    assert told["h2"].endswith(": go on with the run, which brings it anew")
+    assert told["h3"] == "no record: hosts/h3.json is missing; failed at Gang: Wait: it ended"
 
 
 def test_broken_journal_is_quarantined(run: Path) -> None:

@@ -193,7 +193,7 @@ def test_rank_that_the_others_wait_for_is_named_with_its_cause(figures: Any, tol
     )
     assert found.reason.partition("): ")[2].partition("; found ")[0] == told
     assert (found.action, found.serial) == (action, "h2-1")
-    assert found.detail == f"{found.reason.partition('; found ')[0]}; 110 % of the fleet's median 0.01599 s over 4 GPUs"
+    assert found.detail == f"{found.reason.partition('; found ')[0]}; 110 % of the fleet's median 15.99 ms over 4 GPUs"
 
 
 def test_gpu_that_is_slow_on_its_host_alone_is_named_there() -> None:

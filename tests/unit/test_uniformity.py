@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,6 +25,7 @@ from tests import builders
 
 PACK = replace(read_pack("uniformity"), name="h200-sxm", gpu_names=("NVIDIA H200",))
 """Nothing but the criteria under test."""
+REMEDY = "; give it what they have, and measure again"
 OLD, NEW = "96.00.A5.00.01", "96.00.BC.00.03"
 FOUR = ("h1", "h2", "h3", "h4")
 
@@ -72,10 +74,20 @@ def told(found: list[Verdict]) -> list[tuple[str, str, str, str]]:
 def test_the_odd_host_fails_and_the_others_pass() -> None:
     made = plan(*FOUR)
     found = verdicts(made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04") | {"h3": "550.90.07"}))
-    assert told(found) == [("h3", "host", FAIL, "found 550.90.07, 3 of 4 hosts have 580.159.04")]
+    assert told(found) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
     (bad,) = [item for item in found if item.verdict == FAIL]
     assert (bad.value, bad.limit, bad.operator, bad.action) == ("550.90.07", "580.159.04", "eq", "none")
     assert {item.reason for item in found if item.verdict == PASS} == {"found 580.159.04, as on 3 of 4 hosts"}
+
+
+@pytest.mark.parametrize("hosts", [("h1", "h2", "h3"), ("h1", "h3")])
+def test_values_that_differ_read_differently(hosts: tuple[str, ...]) -> None:
+    pack = replace(PACK, criteria=(replace(PACK.criteria[0], id="size", name="host.memory.total", unit="B"),))
+    sizes = {"h1": 2164194971648, "h2": 2164194971648, "h3": 2164194967552}
+    made = plan(*hosts)
+    found = judge(made, fleet(made, "host.memory.total", {host: sizes[host] for host in hosts}, unit="B"), (pack,))
+    (reason,) = (item.reason for item in found if item.criterion == "size" and item.host == "h3")
+    assert {"1.96832386032 TiB", "1.96832385659 TiB"} == set(re.findall(r"1\.968\d+ TiB", reason))
 
 
 def test_hosts_that_are_alike_pass_and_say_so() -> None:
@@ -91,14 +103,14 @@ def test_the_odd_gpu_is_named_with_its_serial_among_the_gpus_of_all_hosts() -> N
     found = verdicts(
         made, fleet(made, "gpu.vbios_version", dict.fromkeys(FOUR, alike) | {"h2": alike | {"gpu=1": OLD}})
     )
-    assert told(found) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}")]
+    assert told(found) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}{REMEDY}")]
     assert [item.serial for item in found if item.verdict == FAIL] == ["h2-1"]
 
 
 def test_in_a_tie_both_sides_fail_and_name_both_values() -> None:
     made = plan("h1", "h2")
     found = verdicts(made, fleet(made, "host.kernel_version", {"h1": "6.8.0-1", "h2": "5.15.0-9"}))
-    why = "1 of 2 hosts has 5.15.0-9, 1 has 6.8.0-1"
+    why = "1 of 2 hosts has 5.15.0-9, 1 has 6.8.0-1; give all of them one, and measure again"
     assert told(found) == [
         ("h1", "host", FAIL, f"found 6.8.0-1, {why}"),
         ("h2", "host", FAIL, f"found 5.15.0-9, {why}"),
@@ -155,7 +167,7 @@ def test_an_adapter_is_compared_with_the_one_of_its_name() -> None:
     alike = {"hca=mlx5_0": "28.39.1002", "hca=mlx5_1": "32.41.1000"}
     values = dict.fromkeys(("h1", "h2", "h3"), alike) | {"h3": alike | {"hca=mlx5_1": "32.38.0001"}}
     found = verdicts(made, fleet(made, "infiniband.hca.firmware_version", values))
-    assert told(found) == [("h3", "hca=mlx5_1", FAIL, "found 32.38.0001, 2 of 3 hosts have 32.41.1000")]
+    assert told(found) == [("h3", "hca=mlx5_1", FAIL, f"found 32.38.0001, 2 of 3 hosts have 32.41.1000{REMEDY}")]
 
 
 @pytest.mark.parametrize("lost", [("error", "no answer"), ("unsupported", "this driver has none")])
@@ -214,7 +226,7 @@ def test_software_of_the_ranks_is_compared_as_well(component: str) -> None:
         evidence[host] = replace(evidence[host], records=changed)
     found = [item for item in judge(made, evidence, (PACK,)) if item.name == f"launch.{component}"]
     assert [(item.host, item.verdict) for item in found] == [("h1", PASS), ("h2", FAIL), ("h3", PASS)]
-    assert found[1].reason == "found 9, 2 of 3 hosts have 2"
+    assert found[1].reason == f"found 9, 2 of 3 hosts have 2{REMEDY}"
 
 
 def test_what_the_shipped_pack_leaves_alone() -> None:

@@ -30,6 +30,7 @@ from fleet.judge.localise.matrix import (
     Tolerance,
 )
 from fleet.judge.localise.slow import LEAST_HOSTS
+from fleet.quantities import quantity as shown
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 
@@ -232,7 +233,7 @@ class _Gang:
                 limit=limit if within else None,
                 operator=("ge" if quantity == BANDWIDTH else "le") if within else "",
                 unit=unit,
-                reason=f"median of its {len(own)} pairs {value:.4g} {unit}, of the gang's {usual:.4g} {unit}: "
+                reason=f"median of its {len(own)} pairs {shown(value, unit)}, of the gang's {shown(usual, unit)}: "
                 "no part of it is out of line",
                 source=EQUAL,
                 basis="policy",

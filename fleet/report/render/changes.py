@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from fleet.report.render.format import clean, params_text, percent, quantity
+from fleet.quantities import quantity
+from fleet.report.render.format import clean, params_text, percent
 from fleet.report.render.markup import code, section, table
 from schemas.baselines import CHANGED, FIGURES_GONE, FIGURES_NEW, IMPROVED, Change
 from schemas.reports import FleetReport

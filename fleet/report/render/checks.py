@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 
 from fleet.judge.criteria import Criterion, Pack
-from fleet.report.render.format import ACTIONS, NONE, SIGNS, number, scale
+from fleet.quantities import NONE, SIGNS, number, scale
+from fleet.report.render.format import ACTIONS
 from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS
 

@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.report.render.format import NONE, finite, number, quantity, scale, size
+from fleet.quantities import NONE, finite, number, quantity, scale, size
 from fleet.report.render.places import scope_name
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fleet.report.render.format import NONE, finite, number, params_text, quantity
+from fleet.quantities import NONE, finite, number, quantity
+from fleet.report.render.format import params_text
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.reports import FleetReport, HostReport, Verdict

@@ -8,14 +8,13 @@ import unicodedata
 from collections.abc import Iterable, Mapping
 from datetime import datetime
 
+from fleet.quantities import NONE, SIGNS, apart, finite, number, quantity, size
 from schemas.records import Value
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport, Verdict
 
 TEXT_LIMIT = 400
 LOG_LIMIT = 6000
-NONE = "–"
 
-SIGNS = {"eq": "=", "ge": "≥", "le": "≤", "gt": ">", "lt": "<"}
 VERDICTS = (PASS, FAIL, INCONCLUSIVE)
 DECISIONS = {ACCEPTED: "accepted", REJECTED: "rejected", INCOMPLETE: "incomplete"}
 REHEARSED = {ACCEPTED: "rehearsal passed", REJECTED: "rehearsal failed", INCOMPLETE: "rehearsal incomplete"}
@@ -30,30 +29,6 @@ ACTIONS = {
     "none": "",
 }
 """Gravest first."""
-
-_SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
-    "B/s": ((1e8, "GB/s"), (1e5, "MB/s"), (1e2, "kB/s"), (0, "B/s")),
-    "FLOP/s": ((1e11, "TFLOP/s"), (1e8, "GFLOP/s"), (1e5, "MFLOP/s"), (0, "FLOP/s")),
-    "s": ((1, "s"), (1e-3, "ms"), (0, "µs")),
-    "Hz": ((1e6, "MHz"), (0, "Hz")),
-    "FLOP/J": ((1e11, "TFLOP/s/W"), (1e8, "GFLOP/s/W"), (0, "FLOP/s/W")),
-    "FLOP/cycle": ((1e3, "kFLOP/cycle"), (0, "FLOP/cycle")),
-}
-_FACTORS = {
-    "GB/s": 1e9,
-    "MB/s": 1e6,
-    "kB/s": 1e3,
-    "TFLOP/s": 1e12,
-    "GFLOP/s": 1e9,
-    "MFLOP/s": 1e6,
-    "ms": 1e-3,
-    "µs": 1e-6,
-    "MHz": 1e6,
-    "TFLOP/s/W": 1e12,
-    "GFLOP/s/W": 1e9,
-    "kFLOP/cycle": 1e3,
-}
-_PLAIN_UNITS = {"1": "", "Cel": "°C", "ratio": ""}
 
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|.)", re.DOTALL
@@ -93,83 +68,20 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
-def number(value: float, digits: int = 4) -> str:
-    """`value` to so many significant digits, without an exponent where it reads well, thousands apart."""
-    if isinstance(value, int) or abs(value) >= 10 ** (digits - 1):
-        text = f"{round(value):,}" if abs(value) >= 10_000 else f"{round(value)}"
-        decimals = digits - len(str(abs(round(value))))
-        text = f"{value:,.{decimals}f}" if isinstance(value, float) and decimals > 0 else text
-    else:
-        text = f"{value:.{digits}g}"
-    return text.replace(",", "\N{NARROW NO-BREAK SPACE}").replace("-", "−")
-
-
-def finite(value: Value) -> float | None:
-    """The value as a float, or None where it is no number, or one that a float cannot hold."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return None
-    try:
-        found = float(value)
-    except OverflowError:
-        return None
-    return found if math.isfinite(found) else None
-
-
-def scale(value: float, unit: str) -> tuple[float, str]:
-    """By what to divide values of that magnitude, and the unit they then have."""
-    if unit == "B":
-        return _binary(value)
-    for least, name in _SCALES.get(unit, ()) if value else ():
-        if abs(value) >= least:
-            return _FACTORS.get(name, 1.0), name
-    return 1.0, _PLAIN_UNITS.get(unit, unit)
-
-
-def _binary(value: float) -> tuple[float, str]:
-    for power, name in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
-        if abs(value) >= 1024**power:
-            return 1024.0**power, name
-    return 1.0, "B"
-
-
-def quantity(value: Value, unit: str, digits: int = 4) -> str:
-    """A value and its unit as people say it: `364.8 GB/s`, `22.5 µs`, `1 GiB`, `yes`."""
-    if value is None:
-        return NONE
-    if isinstance(value, bool):
-        return "yes" if value else "no"
-    if isinstance(value, str):
-        return value
-    if finite(value) is None:
-        return "not a finite number"
-    factor, name = scale(value, unit)
-    scaled = value if factor == 1 else value / factor
-    if name == "B":
-        return f"{number(scaled, 12)} B"
-    return f"{number(scaled, digits)} {name}".rstrip()
-
-
-def size(value: Value) -> str:
-    """A message or buffer size: `8 B`, `64 KiB`, `8 GiB`."""
-    return quantity(value, "B", 3) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
-
-
 def found_and_wanted(verdict: Verdict) -> tuple[str, str]:
-    """What a verdict found and what it wanted; digits are added until the two differ where the values do."""
-    if verdict.value is None:
-        return NONE, wanted(verdict)
-    for digits in (4, 6, 9, 12):
-        found, limit = quantity(verdict.value, verdict.unit, digits), wanted(verdict, digits)
-        if verdict.value == verdict.limit or found != limit.partition(" ")[2]:
-            break
-    return (f"changed by {found}" if is_change(verdict) else found), limit
+    """What a verdict found and what it wanted."""
+    found, limit = apart(verdict.value, verdict.limit, verdict.unit)
+    changed = "changed by " if is_change(verdict) and verdict.value is not None else ""
+    return f"{changed}{found}", _wanted(verdict, limit)
 
 
-def wanted(verdict: Verdict, digits: int = 4) -> str:
+def wanted(verdict: Verdict) -> str:
     """The limit with its sign: `≥ 697 TFLOP/s`."""
-    if verdict.limit is None:
-        return NONE
-    return f"{SIGNS.get(verdict.operator, '')} {quantity(verdict.limit, verdict.unit, digits)}".strip()
+    return _wanted(verdict, quantity(verdict.limit, verdict.unit))
+
+
+def _wanted(verdict: Verdict, limit: str) -> str:
+    return NONE if verdict.limit is None else f"{SIGNS.get(verdict.operator, '')} {limit}".strip()
 
 
 def is_change(verdict: Verdict) -> bool:

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fleet.quantities import finite, number, quantity, scale
 from fleet.report.render.figure import EMPTY, MANY_HOSTS, Cell, Key, Row, Table, cell, key_of, label, shown, states
-from fleet.report.render.format import finite, number, params_text, percent_of, quantity, scale
+from fleet.report.render.format import params_text, percent_of
 from fleet.report.render.places import scope_name
 from fleet.report.titles import title
 from schemas.records import MEASURED, Observation

@@ -18,6 +18,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from fleet import quantities
 from fleet.report.render import (
     collectives,
     figure,
@@ -157,8 +158,8 @@ def _changes(report: FleetReport) -> dict[str, Any]:
                 "serial": change.serial,
                 "what": change.what,
                 "settings": format.params_text(change.params),
-                "old": format.quantity(change.old, change.unit),
-                "new": format.quantity(change.new, change.unit),
+                "old": quantities.quantity(change.old, change.unit),
+                "new": quantities.quantity(change.new, change.unit),
                 "share": format.percent(change.share) if change.share is not None else "",
                 "noise": format.percent_of(change.noise) if change.noise is not None else "",
                 "text": change.text,
@@ -255,12 +256,13 @@ def environment() -> Environment:
         lstrip_blocks=True,
         finalize=_plain_text,
     )
-    names = ("quantity", "action_name", "params_text", "when", "took", "duration")
+    names = ("action_name", "params_text", "when", "took", "duration")
     found.filters.update({name: getattr(format, name) for name in names})
+    found.filters["quantity"] = quantities.quantity
     found.filters["tone"] = headline.tone
     found.filters["log"] = escape  # cleaned when it was read, and its lines are kept
     found.filters["drawn"] = Markup  # paths of our own numbers, which are longer than any text
-    found.filters["count"] = lambda value: format.number(int(value), 12)
+    found.filters["count"] = lambda value: quantities.number(int(value), 12)
     return found
 
 

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fleet.quantities import NONE
 from fleet.report.render import headline
 from fleet.report.render.changes import since_accepted
 from fleet.report.render.format import (
     ACTIONS,
     DECISIONS,
-    NONE,
     REHEARSED,
     SIMULATED,
     VERDICTS,

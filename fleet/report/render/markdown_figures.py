@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from fleet.quantities import NONE
 from fleet.report.render import collectives, devices, figure, gpus, peers, routes, timeline, timing, training, workloads
-from fleet.report.render.format import NONE
 from fleet.report.render.markup import code, table
 from schemas.reports import FleetReport
 
@@ -60,15 +60,14 @@ def _wanted(chart: collectives.Chart) -> str:
 def _devices(report: FleetReport) -> str:
     rows = [
         (
-            code(f"{panel.name} {strip.label}"),
-            str(strip.count),
-            *(code(text) for text in (strip.lowest, strip.median, strip.highest)),
-            code(strip.limit_text) if strip.limit_text else "no criterion",
-            f"**{strip.failed}**" if strip.failed else "0",
-            f"**{strip.absent}**" if strip.absent else "0",
+            code(f"{row.name} {row.label}"),
+            str(row.count),
+            *(code(text) for text in (row.lowest, row.median, row.highest)),
+            code(row.limit_text) if row.limit_text else "no criterion",
+            f"**{row.failed}**" if row.failed else "0",
+            f"**{row.absent}**" if row.absent else "0",
         )
-        for panel in devices.panels(report)
-        for strip in panel.strips
+        for row in devices.table(report)
     ]
     columns = ("Figure", "Devices", "Lowest", "Median", "Highest", "Wanted", "Failing", "Without a figure")
     return table(columns, rows) if rows else "Nothing was measured of any single device."

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from fleet.report.render.format import NONE, clean
+from fleet.quantities import NONE
+from fleet.report.render.format import clean
 
 FENCED = str.maketrans({"`": "ˋ", "<": "‹", ">": "›"})
 HARMLESS = {**FENCED, ord("|"): "¦"}

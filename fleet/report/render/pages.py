@@ -12,9 +12,10 @@ from dataclasses import replace
 from itertools import groupby
 from typing import Any
 
+from fleet.quantities import NONE
 from fleet.report.render import hosts, pairs
 from fleet.report.render.block import Block, as_json
-from fleet.report.render.format import ACTIONS, NONE, clean, decision_name
+from fleet.report.render.format import ACTIONS, clean, decision_name
 from fleet.report.render.reasons import Reason, reasons
 from fleet.report.render.rows import Row, fold
 from fleet.report.render.timeline_launch import Course, courses, has_courses, hosts_with_courses

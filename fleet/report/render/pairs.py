@@ -7,7 +7,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.report.render.format import clean, finite, quantity
+from fleet.quantities import finite, quantity
+from fleet.report.render.format import clean
 from fleet.report.render.hosts import anchor_of
 from schemas.records import MEASURED, Observation
 from schemas.reports import FleetReport, HostReport

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet.judge.evidence import Evidence
-from fleet.report.render.format import clean, finite
+from fleet.quantities import finite
+from fleet.report.render.format import clean
 from fleet.report.render.observations import CELL_LIMIT, COLUMNS, by_host, head, rows, values
 from fleet.report.stream import replacing
 from schemas.errors import UsageError

@@ -7,8 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from fleet.quantities import NONE, finite, number, quantity
 from fleet.report.render.figure import TIMED_OUT, shown
-from fleet.report.render.format import NONE, finite, number, quantity
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, HostReport
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.judge.power import ALARM, FEW, FOUND, Gate, Power, Repeat
-from fleet.report.render.format import clean, number, params_text, quantity
+from fleet.quantities import number, quantity
+from fleet.report.render.format import clean, params_text
 
 NONE = "nothing"
 

@@ -13,7 +13,8 @@ from datetime import datetime
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
-from fleet.report.render.format import clean, finite, params_text
+from fleet.quantities import finite
+from fleet.report.render.format import clean, params_text
 from schemas.reports import (
     ACCEPTED,
     ACTIONS,

@@ -5,17 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from fleet.quantities import NONE, finite
 from fleet.report.causes import causes
-from fleet.report.render.format import (
-    ACTIONS,
-    NONE,
-    action_name,
-    finite,
-    found_and_wanted,
-    margin,
-    params_text,
-    percent,
-)
+from fleet.report.render.format import ACTIONS, action_name, found_and_wanted, margin, params_text, percent
 from fleet.report.render.places import scopes_name
 from fleet.report.render.rows import Row, fold
 from schemas.reports import CRITICAL, FAIL, Verdict

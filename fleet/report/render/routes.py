@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fleet.quantities import NONE, finite, quantity, size
 from fleet.report.render.figure import Cell, Row, Table
-from fleet.report.render.format import NONE, finite, quantity, size
 from fleet.report.render.places import scope_name
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Value

@@ -5,20 +5,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
-from fleet.report.render.format import (
-    NONE,
-    finite,
-    found_and_wanted,
-    is_change,
-    margin,
-    number,
-    params_text,
-    percent,
-    quantity,
-    scale,
-    size,
-    wanted,
-)
+from fleet.quantities import NONE, finite, number, quantity, scale, size
+from fleet.report.render.format import found_and_wanted, is_change, margin, params_text, percent, wanted
 from fleet.report.render.places import scopes_name
 from schemas.records import Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict

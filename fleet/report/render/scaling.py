@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 
 from markupsafe import Markup
 
-from fleet.report.render.format import NONE, clean, duration, number, percent_of
+from fleet.quantities import NONE, number
+from fleet.report.render.format import clean, duration, percent_of
 from fleet.report.render.html import asset, environment, policy
 from fleet.report.render.markup import HARMLESS, section, table
 from fleet.report.render.scaling_plots import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, bars, plots, series_name, styles

@@ -6,8 +6,9 @@ import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from fleet.quantities import number
 from fleet.report.render.collectives import Curve, Tick, nice
-from fleet.report.render.format import duration, number
+from fleet.report.render.format import duration
 from fleet.report.render.timing import Bar, Segment
 from fleet.scaling.outcome import Outcome, Row
 

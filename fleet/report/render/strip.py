@@ -6,8 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from fleet.quantities import quantity
 from fleet.report.render.figure import Key
-from fleet.report.render.format import clean, params_text, percent, quantity
+from fleet.report.render.format import clean, params_text, percent
 from fleet.report.render.hosts import anchor_of
 from fleet.report.render.places import scope_name
 from fleet.report.titles import TITLES, title

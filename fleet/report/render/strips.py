@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from fleet.quantities import finite, quantity
 from fleet.report.render.figure import Key, key_of
-from fleet.report.render.format import finite, is_change, quantity
+from fleet.report.render.format import is_change
 from fleet.report.render.gpus import ELSEWHERE
 from fleet.report.render.strip import (
     ORDERED,
@@ -60,8 +61,6 @@ class _Figure:
     changes: bool = False
     values: dict[tuple[str, str], Seen] = field(default_factory=dict)
     limits: dict[tuple[str, float], None] = field(default_factory=dict)
-    moving: set[str] = field(default_factory=set)
-    """Operators whose limit differs from host to host."""
     criteria: dict[str, None] = field(default_factory=dict)
     open: int = 0
 

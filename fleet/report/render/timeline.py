@@ -8,8 +8,9 @@ from dataclasses import dataclass
 
 from fleet.judge.drift import DRIFT, clock, first_name, is_rate, span
 from fleet.judge.evidence import pci_address
+from fleet.quantities import NONE, finite, number, scale
 from fleet.report.render.figure import shown
-from fleet.report.render.format import NONE, finite, number, params_text, scale
+from fleet.report.render.format import params_text
 from fleet.report.render.hosts import anchors_of
 from fleet.report.render.places import scope_name
 from fleet.report.render.timeline_spark import THROTTLED, Axes, Column, Spark, bounds, span_of, spark

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.judge.drift import span
+from fleet.quantities import NONE, number, scale
 from fleet.report.render.figure import shown
-from fleet.report.render.format import NONE, number, scale
 from fleet.report.render.timeline_spark import HEIGHT, THROTTLED, Axes, Column, Spark, bounds, span_of, spark
 from fleet.report.titles import title
 from schemas.records import Launch

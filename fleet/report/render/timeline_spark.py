@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.report.render.format import number, scale
+from fleet.quantities import number, scale
 from schemas.timeline import Event, Series
 
 WIDTH, HEIGHT = 160, 40

@@ -6,8 +6,9 @@ import statistics
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from fleet.quantities import finite
 from fleet.report.render.figure import MANY_HOSTS
-from fleet.report.render.format import duration, finite
+from fleet.report.render.format import duration
 from fleet.report.titles import TITLES, title
 from schemas.catalogue import DURATION
 from schemas.records import MEASURED

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.report.render.format import NONE, finite, number, quantity
+from fleet.quantities import NONE, finite, number, quantity
 from fleet.report.render.places import scope_name
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport

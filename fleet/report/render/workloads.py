@@ -5,8 +5,9 @@ from __future__ import annotations
 import statistics
 from collections.abc import Sequence, Set
 
+from fleet.quantities import finite, quantity
 from fleet.report.render.figure import EMPTY, Cell, Key, Row, Table, key_of, states, sureness
-from fleet.report.render.format import finite, params_text, quantity
+from fleet.report.render.format import params_text
 from fleet.report.render.places import scope_name
 from fleet.report.titles import title
 from schemas.records import MEASURED, Observation

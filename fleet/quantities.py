@@ -1,0 +1,131 @@
+"""Figures as people read them: from SI values to human units and as many digits as it takes."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping
+from functools import lru_cache
+
+from schemas.records import Value
+
+NONE = "–"
+SIGNS: Mapping[str, str] = {"eq": "=", "ge": "≥", "le": "≤", "gt": ">", "lt": "<"}
+"""What a criterion's operators are written as."""
+
+_SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
+    "B/s": ((1e8, "GB/s"), (1e5, "MB/s"), (1e2, "kB/s"), (0, "B/s")),
+    "FLOP/s": ((1e11, "TFLOP/s"), (1e8, "GFLOP/s"), (1e5, "MFLOP/s"), (0, "FLOP/s")),
+    "s": ((1, "s"), (1e-3, "ms"), (0, "µs")),
+    "Hz": ((1e6, "MHz"), (0, "Hz")),
+    "FLOP/J": ((1e11, "TFLOP/s/W"), (1e8, "GFLOP/s/W"), (0, "FLOP/s/W")),
+    "FLOP/cycle": ((1e3, "kFLOP/cycle"), (0, "FLOP/cycle")),
+}
+_FACTORS = {
+    "GB/s": 1e9,
+    "MB/s": 1e6,
+    "kB/s": 1e3,
+    "TFLOP/s": 1e12,
+    "GFLOP/s": 1e9,
+    "MFLOP/s": 1e6,
+    "ms": 1e-3,
+    "µs": 1e-6,
+    "MHz": 1e6,
+    "TFLOP/s/W": 1e12,
+    "GFLOP/s/W": 1e9,
+    "kFLOP/cycle": 1e3,
+}
+_PLAIN_UNITS = {"1": "", "Cel": "°C", "ratio": ""}
+
+
+def number(value: float, digits: int = 4) -> str:
+    """`value` to so many significant digits, without an exponent where it reads well, thousands apart from 10 000 on."""
+    value = value or 0  # no sign
+    whole = abs(value) >= 10 ** (digits - 1)
+    apart = "," if abs(round(value)) >= 10_000 else ""
+    if isinstance(value, int):
+        text = f"{value:{apart}d}"
+    elif whole:
+        text = f"{value:{apart}.{max(0, digits - len(str(abs(round(value)))))}f}"
+    else:
+        text = f"{value:{apart}.{digits}g}"
+    text = text.replace(",", "\N{NARROW NO-BREAK SPACE}")
+    return f"−{text[1:]}" if text.startswith("-") else text
+
+
+def finite(value: Value) -> float | None:
+    """The value as a float, or None where it is no number, or one that a float cannot hold."""
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        return None
+    try:
+        found = float(value)
+    except OverflowError:
+        return None
+    return found if math.isfinite(found) else None
+
+
+def scale(value: float, unit: str) -> tuple[float, str]:
+    """By what to divide values of that magnitude, and the unit they then have."""
+    if unit == "B":
+        return _binary(value)
+    for least, name in _SCALES.get(unit, ()) if value else ():
+        if abs(value) >= least:
+            return _FACTORS.get(name, 1.0), name
+    return 1.0, _PLAIN_UNITS.get(unit, unit)
+
+
+def _binary(value: float) -> tuple[float, str]:
+    if abs(value) < 1024**2 and value % 1024:
+        return 1.0, "B"  # 1500 B is no 1.465 KiB
+    for power, name in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
+        if abs(value) >= 1024**power:
+            return 1024.0**power, name
+    return 1.0, "B"
+
+
+def quantity(value: Value, unit: str, digits: int = 4, like: float | None = None) -> str:
+    """A value and its unit as people say it: `364.8 GB/s`, `22.5 µs`, `1 GiB`, `yes`; in the unit of another (`like`)."""
+    if value is None:
+        return NONE
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if isinstance(value, str):
+        return value
+    if finite(value) is None:
+        return "not a finite number"
+    factor, name = scale(value if like is None else like, unit)
+    scaled = value if factor == 1 else value / factor
+    if name == "B":
+        return f"{number(scaled, 12)} B"
+    return f"{number(scaled, digits)} {name}".rstrip()
+
+
+def size(value: Value) -> str:
+    """A message or buffer size: `8 B`, `64 KiB`, `8 GiB`."""
+    return quantity(value, "B", 3) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
+
+
+@lru_cache(maxsize=4096, typed=True)  # most of what a fleet shows is a zero where a zero is wanted
+def apart(value: Value, limit: Value, unit: str) -> tuple[str, str]:
+    """A value and what it is held against, in one unit, with as many digits as it takes to tell them apart."""
+    like = _larger(value, limit)
+    found, wanted = quantity(value, unit, like=like), quantity(limit, unit, like=like)
+    if found != wanted or value == limit:
+        return found, wanted
+    digits = digits_for((value, limit), unit, like)
+    return quantity(value, unit, digits, like), quantity(limit, unit, digits, like)
+
+
+def digits_for(values: Collection[Value], unit: str, like: float | None = None) -> int:
+    """So many digits that values which differ read differently."""
+    different = len({(isinstance(value, bool), value) for value in values})
+    told = (4, 6, 9, 12, 16)
+    return next((n for n in told if len({quantity(value, unit, n, like) for value in values}) >= different), told[-1])
+
+
+def _larger(value: Value, limit: Value) -> float | None:
+    """The larger of two numbers that read well in one unit; None where they do not."""
+    one, other = finite(value), finite(limit)
+    if one is None or other is None:
+        return None
+    least, most = sorted((abs(one), abs(other)))
+    return most if not least or most <= 1000 * least else None
