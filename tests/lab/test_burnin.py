@@ -24,7 +24,8 @@ from tests.lab.settled import settle
 
 HOSTS = ("node1", "node2", "node3")
 KILLED, FAULTY = "node2", "node3"
-SOAK_S = 18
+SOAK_S = 30
+"""Three times what the first round takes on two busy processors: a supervisor is killed in a later one."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "a soak of short rounds",
@@ -113,8 +114,6 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
         assert attempt.reached("soak : Soak until the next look", random.uniform(1, 4)), attempt.lines[-30:]  # noqa: S311
         attempt.kill()
         before = wait_for_round(site, KILLED, 1)
-        time.sleep(random.uniform(0, 3))  # noqa: S311 - somewhere in a round
-        before = record_of(site, KILLED)
         run = f"{STATE}/runs/burn"
         in_a_round = f"until test -d {run}/work/soak; do sleep 0.05; done; kill -9 $(cut -d' ' -f1 {run}/soak.pid)"
         site.lab.on(KILLED, "sh", "-c", in_a_round)
