@@ -30,7 +30,7 @@ from tests.lab.settled import settle
 ROOT = Path(__file__).parents[2]
 HOSTS = ("node1", "node2", "node3")
 SLOW, SWAPPED = "node2", "node3"
-RATE, SLOW_RATE = "800mbit", "20mbit"
+RATE, SLOW_RATE = "100mbit", "4mbit"
 """Of the links, before and after: slower than processors that are busy can make them, so that they do not scatter with those."""
 NEW_SERIAL = "1659999999999"
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
@@ -47,7 +47,7 @@ def little(stage: str, benchmark: str, **settings: Any) -> dict[str, Any]:
     return {**head, "device": "cpu", "processes_per_host": 1, "stages": {stage: chosen}}
 
 
-TOGETHER = little("gang", "pairs", size_bytes=262144, seconds=1.0)
+TOGETHER = little("gang", "pairs", size_bytes=262144, seconds=4.0)
 ALONE = little("benchmark", "memory", ops=["copy"], size_bytes=1048576, seconds=0.1)
 
 
