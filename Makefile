@@ -95,7 +95,7 @@ $(CRDS): | $(MADE)
 	touch $@
 
 test: ## Everything that needs no GPU, with its gates
-	@$(MAKE) --no-print-directory --jobs 2 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
+	@$(MAKE) --no-print-directory --jobs 3 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
 	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside

@@ -118,7 +118,7 @@ def apart(value: Value, limit: Value, unit: str) -> tuple[str, str]:
 def digits_for(values: Collection[Value], unit: str, like: float | None = None) -> int:
     """So many digits that values which differ read differently."""
     different = len({(isinstance(value, bool), value) for value in values})
-    told = (4, 6, 9, 12, 16)
+    told = (4, 6, 9, 12, 17)
     return next((n for n in told if len({quantity(value, unit, n, like) for value in values}) >= different), told[-1])
 
 

@@ -21,6 +21,7 @@ from schemas.reports import FAIL, PASS, Verdict
 _NAMED_VALUES = 4
 _AS_MOST = "; give it what they have, and measure again"
 _AS_ONE = "; give all of them one, and measure again"
+_CHANGED = "; it changed during the run: measure again"
 """What to do where no part is to be touched (action `none`): the version is another."""
 
 Key = tuple[str, str, str, str, str]
@@ -184,14 +185,15 @@ def _compared(view: HostView, criterion: Criterion, measured: Sequence[Observati
     if len(told) > 1 and told[1][1] == count:
         seen = measured[-1]
         digits = digits_for([seen.value, *(value for value, _ in told[:_NAMED_VALUES])], criterion.unit)
-        return _verdict(view, criterion, seen, None, _tie(criterion, told, group, digits), digits)
+        return _verdict(view, criterion, seen, None, _tie(criterion, told, group, digits), digits, _AS_ONE)
     # A text or a flag must never have been another during the run; a number may be regulated.
     looked = measured[-1:] if isinstance(value, float | int) and not isinstance(value, bool) else measured
     odd = [seen for seen in looked if _exact(seen.value) != _exact(value)]
     if odd:
         digits = digits_for([odd[-1].value, value], criterion.unit)
         most = f"{count} of {group.total} {group.plural} have {quantity(value, criterion.unit, digits)}"
-        return _verdict(view, criterion, odd[-1], value, most, digits)
+        remedy = _CHANGED if _exact(measured[-1].value) == _exact(value) else _AS_MOST
+        return _verdict(view, criterion, odd[-1], value, most, digits, remedy)
     alike = f"as on all {count} {group.plural}" if len(told) == 1 else f"as on {count} of {group.total} {group.plural}"
     return _verdict(view, criterion, measured[-1], value, alike)
 
@@ -209,11 +211,17 @@ def _tie(criterion: Criterion, told: Sequence[tuple[Value, int]], group: Group, 
 
 
 def _verdict(
-    view: HostView, criterion: Criterion, seen: Observation, limit: Value, detail: str, digits: int = 4
+    view: HostView,
+    criterion: Criterion,
+    seen: Observation,
+    limit: Value,
+    detail: str,
+    digits: int = 4,
+    remedy: str = "",
 ) -> Verdict:
     """The verdict on one value; without a limit there is no value that most show, and every side fails."""
     passed = limit is not None and _exact(seen.value) == _exact(limit)
-    remedy = "" if passed or criterion.action != "none" else _AS_ONE if limit is None else _AS_MOST
+    detail += remedy if not passed and criterion.action == "none" else ""
     return Verdict(
         host=view.host.name,
         scope=seen.scope,
@@ -227,7 +235,7 @@ def _verdict(
         limit=limit,
         operator="eq" if limit is not None else "",
         unit=criterion.unit,
-        reason=f"found {quantity(seen.value, criterion.unit, digits)}, {detail}{remedy}",
+        reason=f"found {quantity(seen.value, criterion.unit, digits)}, {detail}",
         detail=detail,
         action="none" if passed else criterion.action,
         source=criterion.source,

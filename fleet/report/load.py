@@ -24,7 +24,7 @@ JOURNAL = "events.jsonl"
 JOURNAL_BYTES = 64_000_000
 LARGE = 64
 """Hosts from which a fleet is looked at host by host, and the report holds the exceptions alone."""
-AGAIN = "go on with the run, which brings it anew"
+AGAIN = "bring it anew: go on with the run, or collect it again"
 """What to do about a host's record where nothing else says why it is not there."""
 
 
@@ -76,8 +76,8 @@ class Records(Mapping[str, Evidence]):
             except documents.DocumentError as error:
                 quarantined.append(Quarantined(path=path, reason=str(error)))
                 problems.append(f"quarantined: {error}")
-        if problems and host.name not in self._events:
-            problems[-1] += f": {AGAIN}"
+        if problems and host.name not in self._events and not self._plan.simulated:
+            problems[-1] += f"; {AGAIN}"
         problems += self._events.get(host.name, [])
         problems += [f"the journal cannot be believed: {why}" for why in self._journal]
         left = Evidence(records=tuple(records), problem="; ".join(problems))
@@ -92,10 +92,15 @@ def without_plan(directory: Path, error: documents.DocumentError) -> str:
         return "look at the run as the user who made it, or have that user make it readable"
     if (directory / "plan.json").exists():
         return "it is damaged, or of another version of Rackproof: look at the run with the version that wrote it"
-    if runs := sorted(plan.parent.name for plan in directory.glob("*/plan.json")):
+    if runs := sorted(_runs(directory)):
         return f"give one of the runs in it: {', '.join(runs[:5])}{' …' if len(runs) > 5 else ''}"
-    near = documents.nearest(directory.name, [plan.parent.name for plan in directory.parent.glob("*/plan.json")])
+    near = documents.nearest(directory.name, _runs(directory.parent))
     return f"give the directory of a run, which has a plan.json{near}"
+
+
+def _runs(directory: Path) -> list[str]:
+    """Those whose name is nothing but text: what else lies there may be another user's, and steer a terminal."""
+    return [name for plan in directory.glob("*/plan.json") if (name := plan.parent.name).isprintable()]
 
 
 def refuse_no_run(directory: Path) -> None:

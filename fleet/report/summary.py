@@ -38,6 +38,7 @@ WAIVED = " waived"
 UNJUDGED = "NOT JUDGED (no criterion applies)"
 _SUMMARY_LINES = 20
 MOST_NAMES, MOST_LEFT = 10, 30
+_MOST_SUSPECTS = 5
 _TOLD_PARAMS = (
     "op",
     "dtype",
@@ -184,27 +185,29 @@ def reasons(verdicts: Iterable[Verdict], places: Mapping[tuple[str, str], str]) 
     """One line a reason, failures first: who stopped or slowed a gang, the critical ones, the others. Host, part, what was found.
 
     A GPU is told with its place on the PCI bus (`slots`). Equal reasons of one host are told once, and what one criterion lays
-    to one part of it. Where those are too many, each host has a line, then each part that fails, and each thing that it fails;
-    hosts for which no line is left are named, so that none is hidden by another.
+    to one part of it. Where those are too many, the first who spoilt a gang stay, and each host has a line, then each part that
+    fails, and each thing that it fails; hosts for which no line is left are named, and counted where they are many.
     """
     found = sorted(causes(verdict for verdict in verdicts if verdict.stands), key=_rank)
-    kept = sorted(sorted(range(len(found)), key=_tiers(found).__getitem__)[:_SUMMARY_LINES])
+    suspects = [at for at, group in enumerate(found) if _explains(group)]
+    tiers = _tiers(found) | dict.fromkeys(suspects[:_MOST_SUSPECTS], -1)
+    kept = sorted(sorted(tiers, key=tiers.__getitem__)[:_SUMMARY_LINES])
     kept.sort(key=lambda at: not _explains(found[at]))
     more = [f"… and {len(found) - len(kept)} more reasons in the report"] if len(found) > len(kept) else []
     return [*(_line(found[at], places) for at in kept), *more, *_unnamed(found, {found[at][0].host for at in kept})]
 
 
-def _tiers(found: Sequence[Sequence[Verdict]]) -> list[int]:
+def _tiers(found: Sequence[Sequence[Verdict]]) -> dict[int, int]:
     """How much each reason adds to those before it: the less, the sooner it is left out."""
     hosts: set[str] = set()
     told: set[tuple[str, ...]] = set()
-    tiers = []
-    for group in found:
+    tiers = {}
+    for at, group in enumerate(found):
         first, failed = group[0], group[0].verdict == FAIL
         parts = {(verdict.verdict, verdict.host, verdict.place) for verdict in group}
         what = (first.host, first.place, first.name, first.verdict)
         new = (first.host not in hosts, failed and not parts <= told, failed and what not in told, not parts <= told)
-        tiers.append(next((tier for tier, is_new in enumerate(new) if is_new), len(new)))
+        tiers[at] = next((tier for tier, is_new in enumerate(new) if is_new), len(new))
         hosts.add(first.host)
         told |= {*parts, what}
     return tiers

@@ -115,8 +115,9 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
         attempt.kill()
         before = wait_for_round(site, KILLED, 1)
         run = f"{STATE}/runs/burn"
-        in_a_round = f"until test -d {run}/work/soak; do sleep 0.05; done; kill -9 $(cut -d' ' -f1 {run}/soak.pid)"
-        site.lab.on(KILLED, "sh", "-c", in_a_round)
+        in_a_round = f"grep -qs stress {run}/work/soak/rank0.state.json && ! grep -qsx 1 {run}/work/soak.round"
+        kill = f"kill -9 $(cut -d' ' -f1 {run}/soak.pid)"
+        site.lab.on(KILLED, "sh", "-c", f"until {in_a_round}; do sleep 0.05; done; {kill}")
         code, output = site.run("burn", "burnin", **chosen)
         print(output[-5000:])
         yield Burnin(site, code, output, before)

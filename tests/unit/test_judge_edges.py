@@ -21,6 +21,7 @@ from fleet.judge.known import Known
 from fleet.judge.outliers import Fleet
 from fleet.judge.verdict import judge
 from fleet.judge.waivers import Waived, covers, summary
+from fleet.quantities import apart
 from fleet.report.merge import decide, merge
 from fleet.report.summary import reasons, slots
 from schemas.baselines import Accepted, HostBaseline, Kept, Level, PlannedBaseline
@@ -922,6 +923,12 @@ def test_the_decision(verdicts: list[Verdict], hosts: list[str], decision: str) 
     assert decide(reversed(verdicts), reversed(hosts)) == decision
 
 
+@pytest.mark.parametrize(("value", "limit"), [(0.3, 0.1 * 3), (216.49999e9, 216.5e9), (1.0 - 1e-16, 1.0)])
+def test_a_value_short_of_its_limit_never_reads_like_it(value: float, limit: float) -> None:
+    found, wanted = apart(value, limit, "B/s")
+    assert found != wanted
+
+
 def test_reasons_are_told_the_gravest_first_and_equal_ones_once() -> None:
     grave = replace(BAD, host="h9", action="rma", severity="critical", params={"op": "copy", "x": 1}, stage="gang")
     slight = replace(BAD, action="monitor", severity="warning", scope="host", serial="")
@@ -968,6 +975,10 @@ def test_who_spoilt_a_gang_stands_first_and_hides_nothing_graver() -> None:
     slight = [replace(BAD, host=f"s{number}", action="monitor", severity="warning") for number in range(12)]
     told = reasons([*slight, *named, *grave], {})
     assert sum("corrupts; rma" in line for line in told) == 10, "each part has its gravest"
+    assert [line.rpartition(" ")[2] for line in told[:5]] == hosts[:5], "the first of them"
+    victims = [replace(grave[0], host=f"v{number}") for number in range(24)]
+    slow = replace(BAD, host="h3", reason="slow", severity="critical")
+    assert reasons([*victims, slow, replace(named[3], severity="critical")], {})[0].endswith("suspect h3")
     few = reasons([*slight[:3], named[0], grave[0]], {})
     assert [line.partition(": a.b: ")[2] for line in few[:2]] == ["suspect h0", "corrupts; rma"]
 
@@ -1012,10 +1023,9 @@ def test_what_tells_the_cause_stands_before_what_suffers_by_it() -> None:
         "slow; inspect hardware",
     ]
     many = [replace(cause, host=f"h{number}") for number in range(19)]
-    of_one = [
-        line for line in reasons([replace(stopped, host="x"), replace(cause, host="x"), *many], {}) if ": x " in line
-    ]
-    assert [line.split(": ")[-1] for line in of_one] == ["lowered; reboot"]
+    for what, told in ((slow, ["lowered; reboot"]), (stopped, ["stopped; inspect hardware", "lowered; reboot"])):
+        found = reasons([replace(what, host="x"), replace(cause, host="x"), *many], {})
+        assert [line.split(": ")[-1] for line in found if ": x " in line] == told
 
 
 def test_of_a_part_the_gravest_stands_first_and_what_is_laid_to_it_last() -> None:

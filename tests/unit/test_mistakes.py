@@ -106,6 +106,9 @@ def test_a_directory_that_is_no_runs_is_the_same_to_every_verb(said: Said, verb:
 
 def test_runs_that_are_near_are_named(said: Said, run: str) -> None:
     assert said("report", f"{run}x")[1].endswith(f"which has a plan.json (did you mean {run.name}?)\n")
+    forged = run.with_name("x\x1b[31m\nFAKE: accepted")
+    forged.mkdir()
+    (forged / "plan.json").touch()
     assert said("report", ".")[1].endswith(f"give one of the runs in it: {run.name}\n")
 
 

@@ -195,9 +195,9 @@ def test_record_that_is_not_there_says_how_it_comes_where_nothing_says_why(run: 
         (run / "hosts" / f"{host}.json").unlink()
     truncated(run / "hosts" / "h2.json")
     told = {verdict.host: verdict.reason for verdict in report_of(run).verdicts if verdict.verdict != "pass"}
-    assert told["h1"] == "no record: hosts/h1.json is missing: go on with the run, which brings it anew"
+    assert told["h1"] == "no record: hosts/h1.json is missing; bring it anew: go on with the run, or collect it again"
     assert told["h2"].startswith("quarantined: hosts/h2.json: not JSON")
-    assert told["h2"].endswith(": go on with the run, which brings it anew")
+    assert told["h2"].endswith("; bring it anew: go on with the run, or collect it again")
     assert told["h3"] == "no record: hosts/h3.json is missing; failed at Gang: Wait: it ended"
 
 

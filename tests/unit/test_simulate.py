@@ -173,6 +173,7 @@ def test_a_fault_is_named(kind: str, wrong: tuple[dict[str, str], dict[str, list
     assert set(FOUND_BY[kind].split()) <= criteria
     if "plan" not in criteria:
         assert criteria == set(FOUND_BY[kind].split()), "nothing else is said of the host"
+    assert not any("go on with the run" in item.reason for item in mine), "of hosts that do not exist"
     assert all(SAYS[kind] in item.reason for item in mine[:1] if kind in SAYS and kind not in WHOLE_HOST)
     assert any(SAYS.get(kind, "") in item.reason for item in mine)
     if FAULTS[kind].of_gpu and kind not in WHOLE_HOST:

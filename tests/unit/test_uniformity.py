@@ -77,6 +77,7 @@ def test_the_odd_host_fails_and_the_others_pass() -> None:
     assert told(found) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
     (bad,) = [item for item in found if item.verdict == FAIL]
     assert (bad.value, bad.limit, bad.operator, bad.action) == ("550.90.07", "580.159.04", "eq", "none")
+    assert bad.detail.endswith(REMEDY), "where found and wanted have columns of their own"
     assert {item.reason for item in found if item.verdict == PASS} == {"found 580.159.04, as on 3 of 4 hosts"}
 
 
@@ -211,7 +212,8 @@ def test_version_that_changed_during_the_run_is_no_version_of_the_fleet() -> Non
             for item in first.snapshots
         )
         evidence[host] = replace(evidence[host], records=(replace(first, snapshots=taken), *rest))
-    assert [host for host, *_ in told(verdicts(made, evidence))] == ["h2", "h3"]
+    reason = "found 580.1, 3 of 3 hosts have 550.90.07; it changed during the run: measure again"
+    assert [(host, why) for host, _, _, why in told(verdicts(made, evidence))] == [("h2", reason), ("h3", reason)]
 
 
 @pytest.mark.parametrize("component", ["torch", "cuda", "nccl", "cudnn"])
