@@ -35,7 +35,7 @@ class RankState:
 
     rank: int
     scope: str
-    """Its device: `gpu=3`, or `cpu=0` in a rehearsal."""
+    """Its device: `gpu=3`, or `cpu=0` in a rehearsal; empty where its launcher's end took it along."""
     phase: str = ""
     sequence: int = 0
     """How many operations of all ranks it has begun; every rank counts the same ones."""
@@ -273,7 +273,7 @@ def _rank(kind: str, host: str, rank: RankState, why: str) -> Culprit:
 
 
 def _place(rank: RankState) -> str:
-    return f'{rank.scope} rank {rank.rank} in phase "{rank.phase or "start"}"'
+    return f'{rank.scope} rank {rank.rank} in phase "{rank.phase or "start"}"'.lstrip()
 
 
 def _hosts(names: Sequence[str]) -> str:

@@ -48,6 +48,9 @@ def main() -> int:
     if child == 0:
         _become_rank(guard)
     _call_it(f"{_rank()}'s guard")
+    _prctl(
+        PR_SET_PDEATHSIG, signal.SIGCHLD
+    )  # to look at once; with the launcher may go what ranks elsewhere fail without
     return _watch(child, parent, voice)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agent.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, RankState, View, Word, decide
+from agent.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, RankState, View, Word, decide, how_it_ended
 from agent.exchange import Exchange
 from agent.heartbeat import Beats
 from agent.oom import Memory
@@ -38,6 +38,8 @@ class Vigil:
         self._think_at = 0.0
         self._decided: Culprit | None = None
         self._memory, self._why = Memory(), dict[int, str]()
+        self._launcher = ""
+        """How it ended, where it ended by itself and not well."""
         self.pids: Callable[[], Collection[int]] = tuple
         """Processes of this launch."""
         if exchange:
@@ -96,22 +98,35 @@ class Vigil:
         return {state.rank: state for state in self._states()}
 
     def _states(self) -> tuple[RankState, ...]:
-        """Of a rank that was killed also why, if the kernel did it."""
-        return tuple(self._explained(state) for state in self._beats.states())
+        """Of a rank that was killed also why, if the kernel did it, or if it ended for nothing but its launcher's end.
+
+        Whoever ends a rank asks its launcher: asked for by a launcher that nobody ended, it is no other rank's doing, and
+        the ranks of other hosts, which lose a peer, must not be named for it.
+        """
+        states = self._beats.states()
+        if self._launcher and all(state.told or state.exit_code == 0 for state in states if state.ended_s is not None):
+            states = tuple(self._left_alone(state) if state.told else state for state in states)
+        return tuple(self._explained(state) for state in states)
+
+    def _left_alone(self, state: RankState) -> RankState:
+        """As one that ended by itself, for which no device is to blame."""
+        return replace(state, scope="", told=False, exit_code=None, why=self._launcher)
 
     def _explained(self, state: RankState) -> RankState:
         if state.ended_s is None or state.told or state.exit_code not in (None, -signal.SIGKILL):
             return state
         if state.rank not in self._why:
             self._why[state.rank] = self.want_of_memory()
-        return replace(state, why=self._why[state.rank])
+        return replace(state, why=self._why[state.rank] or state.why)
 
     def want_of_memory(self) -> str:
         """That the kernel killed a process of this launch for it, in words; empty where nothing says so."""
         return self._memory.killed(self.pids())
 
     def settle(self, exit_code: int | None) -> Culprit | None:
-        """After the launcher's end: waits for the verdict where something went wrong, and takes leave of the others."""
+        """After the launcher's own end: waits for the verdict where something went wrong, and takes leave of the others."""
+        if exit_code:
+            self._launcher = f"its launcher {'was ' if exit_code < 0 else ''}{how_it_ended(exit_code)}"
         wrong = exit_code != 0 or any(state.broken or state.exit_code for state in self.states().values())
         began = time.monotonic()
         while wrong and exit_code is not None and not self._decided and not self._settled(time.monotonic() - began):

@@ -90,10 +90,10 @@ class Limit:
     def exhaust(self, lab: Lab, host: str, victim: str) -> None:
         """Has another process ask for more than there is, so that the kernel kills the victim, and then that one.
 
-        It goes by 1/1000 of the limit each, beside the share of it that a process has.
+        It goes by 1/1000 of the limit each, beside the share of it that a process has: a launcher has up to 600.
         """
         self.set(self.used() + 64_000_000)
-        hog = f"echo 1000 >/proc/{victim}/oom_score_adj; echo 400 >/proc/self/oom_score_adj; echo $$ >{self.path}/cgroup.procs"
+        hog = f"echo 1000 >/proc/{victim}/oom_score_adj; echo 700 >/proc/self/oom_score_adj; echo $$ >{self.path}/cgroup.procs"
         lab.on(host, "sh", "-c", f"{hog}; exec {sys.executable} -c 'bytearray(10**9)'", check=False)
 
 

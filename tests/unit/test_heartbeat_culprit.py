@@ -27,6 +27,12 @@ def test_of_two_that_died_in_one_moment_the_first_is_named() -> None:
     assert text(known).startswith("host h2 gpu=1 rank 3")
 
 
+def test_who_fails_at_once_where_a_launcher_is_gone_is_not_to_blame() -> None:
+    left = rank(3, ended_s=SETTLED, why="its launcher was killed by SIGKILL")
+    known = view(r3=left, r5=rank(5, ended_s=SETTLED + 0.3, exit_code=1, broken="error"))
+    assert text(known).endswith('rank 3 in phase "collective all_reduce 8 B": its launcher was killed by SIGKILL')
+
+
 def test_who_was_killed_later_did_not_bring_about_what_failed_before() -> None:
     known = view(r3=rank(3, ended_s=SETTLED + 3, exit_code=1), r5=rank(5, ended_s=SETTLED, exit_code=-9))
     assert text(known).startswith("host h2 gpu=1 rank 3")

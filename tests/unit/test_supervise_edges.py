@@ -485,6 +485,38 @@ def test_after_a_bad_end_whoever_is_at_fault_is_named(beats: Beats, tmp_path: Pa
     assert found.text.endswith("killed by SIGSEGV")
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "told"), [(-9, "its launcher was killed by SIGKILL"), (1, "its launcher ended with exit code 1")]
+)
+def test_a_rank_that_was_ended_by_a_launcher_which_nobody_ended_is_named(
+    beats: Beats, tmp_path: Path, running: Running, exit_code: int, told: str
+) -> None:
+    watch = Vigil("h1", beats, None, 60.0)
+    say(tmp_path, "end", rank=0, code=-15, told=True)
+    say(tmp_path, "end", rank=1, code=0, told=False)
+    found = watch.settle(exit_code)
+    assert found is not None
+    assert (found.kind, found.scope, found.rank) == ("rank_ended", "", 0)
+    assert found.text == f'host h1 rank 0 in phase "start": {told}'
+
+
+def test_a_launcher_ends_after_the_rank_that_failed(beats: Beats, tmp_path: Path, running: Running) -> None:
+    watch = Vigil("h1", beats, None, 60.0)
+    say(tmp_path, "end", rank=0, code=-15, told=True)
+    say(tmp_path, "end", rank=1, code=3, told=False)
+    found = watch.settle(1)
+    assert found is not None
+    assert (found.rank, found.text.rpartition(": ")[2]) == (1, "ended with exit code 3")
+
+
+def test_ranks_that_the_supervisor_ended_are_nobodys_fault(beats: Beats, tmp_path: Path, running: Running) -> None:
+    watch = Vigil("h1", beats, None, 60.0)
+    for rank in (0, 1):
+        say(tmp_path, "end", rank=rank, code=-15, told=True)
+    assert watch.settle(None) is None
+    assert all(state.told for state in watch.states().values())
+
+
 def test_a_look_waits_as_long_as_it_may_or_until_a_rank_speaks(beats: Beats, tmp_path: Path) -> None:
     watch = Vigil("h1", beats, None, 60.0)
     began = time.monotonic()

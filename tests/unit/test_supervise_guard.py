@@ -283,8 +283,9 @@ def test_a_rank_in_a_group_of_its_own_ends_with_its_supervisor_too(rank: Rank, m
     assert rank.ended() == (-9, -9, True)
 
 
-def test_a_rank_ends_with_its_launcher(rank: Rank) -> None:
+def test_a_rank_ends_with_its_launcher_and_at_once(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is a process between this one and the guard."""
+    monkeypatch.setattr(guard, "LOOK_S", 10 * PATIENCE_S)
 
     def launcher() -> int:
         if os.fork():
