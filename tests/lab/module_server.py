@@ -24,7 +24,7 @@ from importlib.machinery import SourceFileLoader
 from pathlib import Path
 
 STARTED_AS = "/proc/self/fd/4"
-SOCKET, IDLE_S, MOST_BYTES = 3, 10.0, 1 << 20
+SOCKET, IDLE_S, MOST_BYTES = 3, 60.0, 1 << 20
 KEPT = Path("/run/rackproof-lab-modules")
 CHECKOUT = Path(__file__).resolve().parents[2]
 COMMON = (

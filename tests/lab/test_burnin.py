@@ -37,7 +37,7 @@ PROFILE = {
             "deadline_s": 90,
             "collective_timeout_s": 30,
             "benchmarks": {
-                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 1.0, "settle_seconds": 0.1},
+                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 3.0, "settle_seconds": 0.1},
                 "integrity": {"most_bytes": 1048576, "patterns": ["random"]},
                 "memory": {"ops": ["copy"], "size_bytes": 1048576, "seconds": 0.1},
             },

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from agent import guard
 from agent.benchmarks import datasets, operations
 from agent.benchmarks.operations import OPERATIONS
 from schemas.catalogue import BENCHMARKS as CATALOGUE
@@ -32,14 +33,28 @@ BENCHMARKS: dict[str, dict[str, Any]] = {
 }
 
 
-def torchrun(work: Path, request: dict[str, Any], ranks: int = 2, **environment: str) -> None:
-    """Runs so many ranks."""
+def torchrun(work: Path, request: dict[str, Any], **environment: str) -> None:
+    """Runs two ranks."""
+    request_of(work, request)
+    launched(work, "torch.distributed.run", "--standalone", "--nproc-per-node=2", "-m", **environment)
+
+
+def as_the_agent(work: Path, request: dict[str, Any], **environment: str) -> None:
+    """Runs two ranks as the agent starts them: forks of torchrun, which imports torch once for both."""
+    request_of(work, request)
+    place = {"name": "ranks", "rank": 0, "hosts": 1, "address": "127.0.0.1", "port": 0, "admitted": [], "trains": True}
+    (work / "rendezvous.json").write_text(json.dumps(place))
+    forks = ("--nnodes=1", "--nproc-per-node=2", "--run-path", "--start-method=fork", guard.__file__)
+    launched(work, "agent.benchmarks.rendezvous", work / "rendezvous.json", *forks, **environment)
+
+
+def request_of(work: Path, request: dict[str, Any]) -> None:
     (work / "request.json").write_text(json.dumps(request))
+
+
+def launched(work: Path, *launcher: str | Path, **environment: str) -> None:
     done = subprocess.run(
-        [
-            *(sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"),
-            *("-m", "agent.benchmarks", "--request", str(work / "request.json")),
-        ],
+        [sys.executable, "-m", *launcher, "agent.benchmarks", "--request", work / "request.json"],
         env={**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": "", **environment},
         cwd=work,
         capture_output=True,
@@ -57,7 +72,7 @@ def logs(work: Path) -> str:
 def forked(work: Path, request: dict[str, Any] | None, *arguments: str) -> str:
     """Runs two ranks, as torchrun would; returns what they printed."""
     if request is not None:
-        (work / "request.json").write_text(json.dumps(request))
+        request_of(work, request)
         arguments = ("--request", "request.json", *arguments)
     started = ranks.start("agent.benchmarks", *arguments, work=work)
     codes, printed = started.end(), started.printed.read_text()

@@ -213,7 +213,9 @@ def test_who_ends_within_the_grace_is_not_killed_and_who_comes_meanwhile_is(
 
 
 def test_a_tree_that_has_ended_costs_no_time(table: Table, clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(time, "sleep", lambda _: pytest.fail("it waited"))
+    monkeypatch.setattr(
+        process_tree, "time", SimpleNamespace(sleep=lambda _: pytest.fail("it waited"), monotonic=clock)
+    )
     table.put(10, 1)
     tree = ProcessTree(10)
     tree.end(60.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import runpy
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -21,12 +22,13 @@ from agent.benchmarks import (
     straggler,
     training,
     transformer,
+    variants,
 )
 from agent.benchmarks.context import Context
 from schemas.catalogue import expand, settings
 from schemas.records import Observation
 from tests import ranks
-from tests.unit.test_benchmarks import observations, request, torchrun
+from tests.unit.test_benchmarks import as_the_agent, observations, request, request_of
 
 ROOT = Path(__file__).parents[2]
 BENCHMARKS: dict[str, dict[str, Any]] = {
@@ -63,7 +65,7 @@ FITTING = {"PYTHONPATH": str(ROOT / "tests" / "fakes" / "torchvision")}
 def work(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """All of them once."""
     work = tmp_path_factory.mktemp("ranks")
-    torchrun(work, request(**BENCHMARKS), **FITTING)
+    as_the_agent(work, request(**BENCHMARKS), **FITTING)
     return work
 
 
@@ -92,14 +94,24 @@ def test_all_is_measured_but_what_cannot_be(found: list[Observation]) -> None:
 
 
 def test_compiler_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """One rank: what torch.compile does before it misses the compiler takes each eight seconds of a processor."""
-    compiled = {"variants": [], "compiled_batch_sizes": [8], "steps": 2}
-    torchrun(tmp_path, request(variants=compiled), ranks=1, CXX="/nonexistent/c++", **FITTING)
+    """One rank, and a small network: what torch.compile does before it misses the compiler takes a processor."""
+    request_of(tmp_path, request(variants={"variants": [], "compiled_batch_sizes": [8], "steps": 2}))
+    started = ranks.start(__name__, "uncompiled", work=tmp_path, ranks=1)
+    assert started.end() == [0], started.printed.read_text()
     found = observations(tmp_path)
     for kind in ("throughput", "loss_finite"):
         seen = _one(found, f"variants.{kind}", variant="bf16_channels_last_compiled")
         assert seen.status == "unsupported"
         assert "C++ compiler" in seen.reason
+
+
+def _uncompiled() -> None:
+    os.environ["CXX"] = "/nonexistent/c++"
+    variants.network = lambda name: torch.nn.Sequential(  # type: ignore[assignment]
+        torch.nn.Conv2d(3, 4, 3), torch.nn.Flatten(), torch.nn.Linear(4 * 30 * 30, 10)
+    )
+    sys.argv[1:] = ["--request", "request.json"]
+    runpy.run_module("agent.benchmarks", run_name="__main__", alter_sys=True)
 
 
 def test_fashion_mnist_learns_and_says_that_its_data_are_synthetic(found: list[Observation]) -> None:
@@ -253,7 +265,7 @@ def test_pictures_are_transformed_each_on_its_own() -> None:
 def faults(tmp_path_factory: pytest.TempPathFactory) -> list[Observation]:
     """What two ranks report while one of them does wrong: `_at_fault` below."""
     work = tmp_path_factory.mktemp("faults")
-    started = ranks.start("tests.unit.test_training_benchmarks", str(work), work=work)
+    started = ranks.start(__name__, "at_fault", work=work)
     assert started.end() == [0, 0], started.printed.read_text()
     return observations(work)
 
@@ -298,11 +310,11 @@ def test_every_rank_counts_the_same_operations_of_all_ranks(faults: list[Observa
         assert first > 3
 
 
-def _at_fault(work: Path) -> None:
+def _at_fault() -> None:
     from agent.benchmarks.__main__ import _context, _meeting_place
     from agent.benchmarks.context import join
 
-    context = _context(request(), work, *_meeting_place())
+    context = _context(request(), Path.cwd(), *_meeting_place())
     join(context)
     with pytest.MonkeyPatch.context() as patch:
         _attempt_fails(context)
@@ -378,4 +390,4 @@ def _operations_are_counted(context: Context) -> None:
 
 
 if __name__ == "__main__":
-    _at_fault(Path(sys.argv[1]))
+    {"at_fault": _at_fault, "uncompiled": _uncompiled}[sys.argv[1]]()

@@ -9,9 +9,12 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+import tempfile
 from collections.abc import Iterable
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +22,7 @@ LIBRARY = "libnvidia-ml.so.1"
 SOURCE = Path(__file__).with_name("nvml_stub.c")
 SCENARIOS = Path(__file__).with_name("scenarios")
 CHECKOUT = Path(__file__).absolute().parents[3]
+BUILT = CHECKOUT / "build" / "nvml"
 
 TOO_NEW_FOR_R525 = (
     "nvmlDeviceGetCurrentClocksEventReasons",
@@ -35,7 +39,7 @@ TOO_NEW_FOR_R525 = (
 
 
 def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
-    """Compiles the library into `directory`, and returns that.
+    """Puts the library into `directory`, and returns that; it is compiled once in a checkout.
 
     Args:
         directory: made where it is missing.
@@ -46,12 +50,23 @@ def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
         FileNotFoundError: there is no C compiler: install gcc.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    exports = directory / "exports.map"
     hidden = "".join(f"{name}; " for name in without)
-    exports.write_text(f"{{ global: *; local: {hidden or 'nothing;'} }};\n")
-    flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", f"-Wl,--version-script={exports}"]
-    subprocess.run(["cc", *flags, "-o", directory / LIBRARY, SOURCE], check=True)
+    exports = f"{{ global: *; local: {hidden or 'nothing;'} }};\n"
+    made = BUILT / sha256(SOURCE.read_bytes() + exports.encode()).hexdigest() / LIBRARY
+    if not made.exists():
+        _compile(made, exports)
+    shutil.copyfile(made, directory / LIBRARY)
     return directory
+
+
+def _compile(library: Path, exports: str) -> None:
+    library.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=library.parent) as temporary:
+        script, part = Path(temporary, "exports.map"), Path(temporary, LIBRARY)
+        script.write_text(exports)
+        flags = ["-O1", "-Wall", "-Wextra", "-Werror", "-shared", "-fPIC", "-pthread", f"-Wl,--version-script={script}"]
+        subprocess.run(["cc", *flags, "-o", part, SOURCE], check=True)
+        part.replace(library)
 
 
 def environment(library: Path, scenario: Path) -> dict[str, str]:
