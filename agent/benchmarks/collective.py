@@ -25,6 +25,8 @@ Path = Mapping[str, Any]
 KINDS = (("algbw", "B/s"), ("busbw", "B/s"), ("latency", "s"), ("wrong_elements", "1"))
 SPAN_S = 0.02
 """An event between two operations costs some 40 µs (measured, 4 H200): nccl-tests too looks at the clock after 20 only."""
+CPU_SPAN_S = 1e-4
+"""A CPU's clock costs a tenth of a microsecond; of many operations in a row, ranks that share processors make seconds."""
 GRAPH_CALLS = 100
 PLACES = 12
 """Where in memory the buffers lie moves a figure by up to 5 % (measured, 4 H200, all_to_all of 128 MiB; the same buffers again:
@@ -128,7 +130,7 @@ def _sample(
         work,
         precision=float(settings["precision"]),
         seconds=float(settings["seconds"]),
-        span_s=SPAN_S,
+        span_s=SPAN_S if context.device.type == "cuda" else CPU_SPAN_S,
         together=True,
     )
 
