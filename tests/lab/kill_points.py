@@ -61,7 +61,7 @@ def tiny(seconds: float) -> dict[str, Any]:
             "gang": {
                 "deadline_s": 90,
                 "collective_timeout_s": 30,
-                "benchmarks": {"collective": {"ops": ["all_reduce"], "sizes_bytes": [8, 65536], "seconds": 0.5}},
+                "benchmarks": {"collective": {"ops": ["all_reduce"], "sizes_bytes": [8, 65536], "seconds": 0.1}},
             },
         },
     }

@@ -54,7 +54,7 @@ PROFILE = {
                     "ops": ["all_reduce"],
                     "placements": ["in_place"],
                     "sizes_bytes": [8],
-                    "seconds": 0.5,
+                    "seconds": 0.1,
                     "precision": 1e-9,
                 }
             },
