@@ -75,6 +75,8 @@ class Word:
     ranks: tuple[RankState, ...] = ()
     finished: bool = False
     """This host has come to its end, and says nothing more."""
+    left: bool = False
+    """It ended its ranks itself: its deadline had passed, or it was told to."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,8 +100,9 @@ def decide(view: View) -> Culprit | None:
 
     A lost host comes first, since ranks elsewhere die or time out because of it; then a rank that is gone, a silent one,
     and last the one that the others waited for in vain. Slowness alone is no fault before the time-out: compiling takes long.
+    Where a host has ended its ranks itself, whoever fails has lost a peer, and nobody is named any more.
     """
-    if _unsettled(view):
+    if _unsettled(view) or any(word.left for word in view.words.values()):
         return None
     return _lost_host(view) or _rank_at_fault(view)
 

@@ -14,6 +14,7 @@ import selectors
 import socket
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -45,7 +46,8 @@ class Exchange:
         self.words: dict[str, Word] = {}
         self.verdict: Culprit | None = None
         """Decided here or heard from a watcher."""
-        self.finished = False
+        self.finished = self.left = False
+        """Of this host, as in its word."""
         self._token = secrets.token_hex(8)
         """Of this launch: what was recorded in another one is not heard again."""
         self._number = 0
@@ -77,7 +79,7 @@ class Exchange:
     def say(self, ranks: Sequence[RankState], *, at_once: bool = False) -> None:
         """Tells the watchers how my ranks are, every WORD_S or at once."""
         now = time.monotonic()
-        self.words[self.gang.me] = Word(at=now, ranks=tuple(ranks), finished=self.finished)
+        self.words[self.gang.me] = Word(at=now, ranks=tuple(ranks), finished=self.finished, left=self.left)
         if now < self._say_at and not at_once:
             return
         self._say_at, self._number = now + WORD_S, self._number + 1
@@ -86,6 +88,7 @@ class Exchange:
             "token": self._token,
             "number": self._number,
             "finished": self.finished,
+            "left": self.left,
             "ranks": [to_json(rank) for rank in ranks],
         }
         for host, dialled in self._dialled.items():
@@ -119,9 +122,7 @@ class Exchange:
 
     def forgive(self, seconds: float) -> None:
         """While I did not run myself, nobody was silent."""
-        self.words = {
-            host: Word(at=w.at + seconds, ranks=w.ranks, finished=w.finished) for host, w in self.words.items()
-        }
+        self.words = {host: replace(word, at=word.at + seconds) for host, word in self.words.items()}
 
     def close(self) -> None:
         """Hangs up."""
@@ -181,12 +182,21 @@ class Exchange:
             self._hang_up(host)
 
     def _take_answer(self, host: str, dialled: Line, said: Mapping[str, Any]) -> None:
-        dialled.heard_at = now = time.monotonic()
+        dialled.heard_at = time.monotonic()
         self._answered[host] = max(self._answered.get(host, 0), int(said["number"]))
-        before = self.words.get(host, _NOTHING)
-        self.words[host] = Word(at=now, ranks=before.ranks, finished=before.finished or bool(said["finished"]))
+        self._hear_word(host, said, self.words.get(host, _NOTHING).ranks)
         if said["verdict"] and self.verdict is None:
             self.verdict = culprit_from_json(said["verdict"])
+
+    def _hear_word(self, host: str, said: Mapping[str, Any], ranks: tuple[RankState, ...]) -> None:
+        """Of a watcher two lines tell, its own word and its answers: who was said to have ended has, whichever comes first."""
+        before = self.words.get(host, _NOTHING)
+        self.words[host] = Word(
+            at=time.monotonic(),
+            ranks=ranks,
+            finished=before.finished or bool(said.get("finished")),
+            left=before.left or bool(said.get("left")),
+        )
 
     # --- of those who call
 
@@ -228,12 +238,8 @@ class Exchange:
             return False
         self._numbers[host, token] = number
         caller.host, caller.token, caller.number = host, token, number
-        now = time.monotonic()
-        caller.line.heard_at = now
-        finished = self.words.get(host, _NOTHING).finished or bool(
-            said.get("finished")
-        )  # an answer may have said so first
-        self.words[host] = Word(at=now, ranks=ranks, finished=finished)
+        caller.line.heard_at = time.monotonic()
+        self._hear_word(host, said, ranks)
         for other in [other for other in self._callers if other.host == host and other is not caller]:
             self._turn_away(other)
         self._tell(caller)
@@ -245,6 +251,7 @@ class Exchange:
             "token": caller.token,
             "number": caller.number,
             "finished": self.finished,
+            "left": self.left,
             "verdict": to_json(self.verdict) if self.verdict else None,
         }
         caller.line.send(self._sealed(message))

@@ -48,9 +48,8 @@ def main() -> int:
     if child == 0:
         _become_rank(guard)
     _call_it(f"{_rank()}'s guard")
-    _prctl(
-        PR_SET_PDEATHSIG, signal.SIGCHLD
-    )  # to look at once; with the launcher may go what ranks elsewhere fail without
+    # To look at once: with the launcher may go what ranks of other hosts fail without.
+    _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)
     return _watch(child, parent, voice)
 
 

@@ -187,6 +187,8 @@ def _run(
             culprit = vigil.settle(process.returncode)
             return process.returncode, culprit
         finally:
+            if process.poll() is None and not culprit:
+                vigil.leave()
             family.end(CULPRIT_GRACE_S if culprit else None)
             with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel cannot be waited for
                 process.wait(timeout=GRACE_S)

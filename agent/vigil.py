@@ -142,6 +142,11 @@ class Vigil:
         fresh = all(word is not None and (word.finished or now - word.at <= UNSURE_S) for word in heard)
         return (fresh and self._exchange.decides(now)) or seconds > HOST_SILENT_S + 2 * SETTLE_S
 
+    def leave(self) -> None:
+        """This host is about to end its ranks itself: the others, who lose them, are to be told by `part`."""
+        if self._exchange:
+            self._exchange.left = True
+
     def part(self) -> None:
         """Says that this host has come to its end, and hangs up once that was heard."""
         if self._exchange:

@@ -33,6 +33,13 @@ def test_who_fails_at_once_where_a_launcher_is_gone_is_not_to_blame() -> None:
     assert text(known).endswith('rank 3 in phase "collective all_reduce 8 B": its launcher was killed by SIGKILL')
 
 
+def test_who_fails_after_a_host_has_ended_its_ranks_has_lost_a_peer() -> None:
+    failed = view(r3=rank(3, ended_s=SETTLED, exit_code=1))
+    assert text(failed).startswith("host h2 gpu=1 rank 3")
+    left = {**failed.words, "h1": replace(failed.words["h1"], left=True)}
+    assert text(replace(failed, words=left)) == ""
+
+
 def test_who_was_killed_later_did_not_bring_about_what_failed_before() -> None:
     known = view(r3=rank(3, ended_s=SETTLED + 3, exit_code=1), r5=rank(5, ended_s=SETTLED, exit_code=-9))
     assert text(known).startswith("host h2 gpu=1 rank 3")

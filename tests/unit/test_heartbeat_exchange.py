@@ -81,7 +81,7 @@ def head(port: int) -> Iterator[Exchange]:
 def test_a_word_is_taken_with_its_ranks_and_answered_with_its_number(head: Exchange, port: int) -> None:
     caller = Caller(head, port)
     answer = caller.say(ranks=[asdict(rank(4))], token="mine")
-    assert answer == {"host": "h1", "token": "mine", "number": 1, "finished": False, "verdict": None}
+    assert answer == {"host": "h1", "token": "mine", "number": 1, "finished": False, "left": False, "verdict": None}
     assert head.words["h3"].ranks == (rank(4),)
     assert not head.words["h3"].finished
     assert time.monotonic() - head.words["h3"].at < 5

@@ -18,6 +18,7 @@ import pytest
 from agent import culprit, during, process_tree, supervise
 from agent.record import HostRun
 from agent.supervise import Command
+from agent.vigil import Vigil
 from collectors.base import Collector, Family
 from schemas import documents
 from schemas.records import Record, to_json
@@ -78,13 +79,22 @@ def test_finished_launch_brings_every_ranks_results(run: HostRun) -> None:
     assert documents.read(run.path(), "record")["host"] == "h1"
 
 
-def test_failed_launch_names_the_rank_its_phase_and_its_exit_code(run: HostRun) -> None:
+@pytest.fixture
+def left(monkeypatch: pytest.MonkeyPatch) -> list[Vigil]:
+    """Those of this host's watches that are to tell the others that it ended its ranks itself."""
+    found: list[Vigil] = []
+    monkeypatch.setattr(Vigil, "leave", lambda vigil: found.append(vigil))
+    return found
+
+
+def test_failed_launch_names_the_rank_its_phase_and_its_exit_code(run: HostRun, left: list[Vigil]) -> None:
     program = "ranks, phase, code = (0,), 'end', 0" + RESULT + "ranks, phase, code = (1,), 'gemm bf16', 1" + RESULT
     record = launch(run, program + "\nprint('the last words')\nraise SystemExit(3)")
     assert record.launches[0].outcome == "failed"
     assert record.launches[0].reason == "the launcher ended with 3: rank 1 in gemm bf16 (exit code 1)"
     assert record.launches[0].log_tail == "the last words\n"
     assert len(record.observations) == 2
+    assert not left
 
 
 def test_ranks_that_left_nothing_are_named_and_the_rest_is_kept(run: HostRun) -> None:
@@ -110,7 +120,7 @@ time.sleep(600)
 
 
 def test_deadline_ends_the_whole_tree_and_keeps_what_was_measured(
-    run: HostRun, monkeypatch: pytest.MonkeyPatch
+    run: HostRun, monkeypatch: pytest.MonkeyPatch, left: list[Vigil]
 ) -> None:
     """A child in a session of its own that ignores SIGTERM, and one that is stopped, are ended like the rest."""
     monkeypatch.setattr(process_tree, "GRACE_S", 0.5)
@@ -120,6 +130,7 @@ def test_deadline_ends_the_whole_tree_and_keeps_what_was_measured(
     assert done.outcome == "deadline"
     assert done.reason == "not finished after 3 s (rank 0 in collective all_reduce, rank 1 in collective all_reduce)"
     assert len(record.observations) == 2
+    assert len(left) == 1
     for pid in (run.directory / "work" / "pids").read_text().split():
         gone_by(int(pid))
 
@@ -166,7 +177,7 @@ time.sleep(60)
     ],
 )
 def test_rank_that_holds_up_the_others_is_named_and_all_are_ended(
-    run: HostRun, monkeypatch: pytest.MonkeyPatch, number: str, kind: str, why: str
+    run: HostRun, monkeypatch: pytest.MonkeyPatch, left: list[Vigil], number: str, kind: str, why: str
 ) -> None:
     monkeypatch.setattr(culprit, "RANK_SILENT_S", 3.0)
     work = run.directory / "work"
@@ -179,6 +190,7 @@ def test_rank_that_holds_up_the_others_is_named_and_all_are_ended(
     assert launched.culprit is not None
     assert (launched.culprit.kind, launched.culprit.scope, launched.culprit.rank) == (kind, "cpu=1", 1)
     assert run.record().launches[0] == launched
+    assert not left
     for rank in (0, 1):
         gone_by(int((work / f"pid{rank}").read_text()))
 

@@ -838,6 +838,26 @@ def test_the_head_names_a_rank_of_another_host_and_that_one_hears_of_it(
     assert first.text == 'host h2 gpu=0 rank 1 in phase "start": killed by SIGKILL'
 
 
+def test_a_host_that_ends_its_ranks_itself_says_so_and_nobody_who_fails_then_is_named(
+    two: list[Vigil], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As at its deadline, which passes before that of a host that began later."""
+    monkeypatch.setattr(culprit, "SETTLE_S", 0.1)
+    monkeypatch.setattr(vigil, "SETTLE_S", 0.1)
+    _, there = met(*two)
+    two[0].leave()
+    parting = threading.Thread(target=two[0].part, daemon=True)
+    parting.start()
+    say(tmp_path / "h2", "end", rank=1, code=1, told=False)
+    ends = time.monotonic() + 5
+    while not there.words["h1"].finished:
+        assert two[1].look(0.01) is None
+        assert time.monotonic() < ends
+    assert there.words["h1"].left
+    assert two[1].settle(1) is None
+    parting.join(5)
+
+
 def test_a_rank_that_speaks_is_heard_at_once_whoever_else_is_listened_to(two: list[Vigil], tmp_path: Path) -> None:
     met(*two)
     for _ in range(5):
