@@ -408,6 +408,7 @@ def test_a_copy_of_a_baseline_cut_anywhere_is_not_believed(tmp_path: Path) -> No
 
 
 def test_a_hundred_thousand_mutations_find_nothing() -> None:
+    signal.alarm(3600)  # a minute of two processors, of which the others' tests leave it little
     counts, told = fuzz.run(100_000, jobs=2, seed=1, say=lambda _: None)
     assert told == []
     assert not any(counts[name] for name in fuzz.BAD)
