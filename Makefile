@@ -96,7 +96,7 @@ $(CRDS): | $(MADE)
 
 test: ## Everything that needs no GPU, with its gates
 	@$(MAKE) --no-print-directory --jobs 3 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
-	$(BIN)/pytest --numprocesses 6 --dist loadfile --no-loadscope-reorder
+	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000)
