@@ -76,7 +76,7 @@ class Word:
     finished: bool = False
     """This host has come to its end, and says nothing more."""
     left: bool = False
-    """It ended its ranks itself: its deadline had passed, or it was told to."""
+    """It ended its ranks itself: its deadline had passed, or it was interrupted."""
 
 
 @dataclass(frozen=True, kw_only=True)
