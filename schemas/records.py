@@ -137,7 +137,7 @@ class Culprit:
     """More than one where several fell silent at once, or where two lost each other and nobody can tell which is at fault."""
     text: str
     scope: str = ""
-    """The device of the rank: `gpu=3`."""
+    """The device of the rank: `gpu=3`; empty where its launcher had ended, for which no device is to blame."""
     rank: int | None = None
     phase: str = ""
     """What the rank was at."""

@@ -25,7 +25,7 @@ from tests.lab.settled import settle
 HOSTS = ("node1", "node2", "node3")
 KILLED, FAULTY = "node2", "node3"
 SOAK_S = 30
-"""Three times what the first round takes on two busy processors: a supervisor is killed in a later one."""
+"""Long enough for a second round on two busy processors: a supervisor is killed in one that is not the first."""
 PROFILE = {
     "schema": "rackproof.profile/1",
     "summary": "a soak of short rounds",

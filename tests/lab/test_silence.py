@@ -177,6 +177,17 @@ def test_stopped_rank(gang: Gang) -> None:
     gang.gone(HOSTS)
 
 
+def test_killed_rank(gang: Gang) -> None:
+    killed = rank_of(gang.lab, "node3", 3)
+    since = time.monotonic()
+    gang.lab.on("node3", "kill", "-KILL", killed)
+    text = same_text(gang.verdicts(HOSTS, since, 5))
+    assert text == f'host node3 cpu=0 rank 3 in phase "{DURING}": killed by SIGKILL'
+    assert gang.ended("node3")["ranks"][0]["exit_code"] == -9  # type: ignore[index]
+    assert [gang.kept(host) for host in HOSTS] == [{"cpu=0", "host"}, {"cpu=0", "cpu=1", "host"}, {"cpu=0", "host"}]
+    gang.gone(HOSTS)
+
+
 def test_killed_launcher(gang: Gang) -> None:
     """It kept what the ranks of the other hosts speak through: theirs fail at once, by themselves, and are not to blame."""
     guard = gang.lab.on("node1", "pgrep", "-x", "rank 0's guard").stdout.strip()

@@ -94,7 +94,7 @@ def test_all_is_measured_but_what_cannot_be(found: list[Observation]) -> None:
 
 
 def test_compiler_that_is_not_there_is_named(tmp_path: Path) -> None:
-    """One rank, and a small network: what torch.compile does before it misses the compiler takes a processor."""
+    """One rank, and a small network: what torch.compile does before it misses the compiler takes seconds of a processor."""
     request_of(tmp_path, request(variants={"variants": [], "compiled_batch_sizes": [8], "steps": 2}))
     started = ranks.start(__name__, "uncompiled", work=tmp_path, ranks=1)
     assert started.end() == [0], started.printed.read_text()
