@@ -46,12 +46,13 @@ class Heart:
         self._speaks = threading.Lock()
         """What was looked at first is said first: a beat from before a failure must not take it back."""
         if self._voice.heard:
+            self.beat()
             threading.Thread(target=self._go_on, name="heart", daemon=True).start()
 
     def _go_on(self) -> None:
-        while True:
-            self.beat()
+        while self._voice.heard:
             time.sleep(BEAT_S)
+            self.beat()
 
     def beat(self) -> None:
         """Says how far this rank is."""
@@ -113,12 +114,16 @@ class Voice:
             self._socket.close()
 
     def say(self, kind: str, patience_s: float = 0.0, **what: Any) -> None:
-        """Sends it; where the supervisor does not listen, or too much is queued, it is lost: the next one says more."""
+        """Sends it; where too much is queued it is lost, and the next one says more. Nothing is said to a closed socket."""
         if self.heard:
             message = json.dumps({"kind": kind, "rank": self._rank, "at": time.monotonic(), **what})
             self._socket.settimeout(patience_s)
             with contextlib.suppress(OSError):
-                self._socket.send(message.encode())
+                try:
+                    self._socket.send(message.encode())
+                except ConnectionRefusedError:
+                    self.heard = False
+                    self._socket.close()
 
 
 @contextlib.contextmanager

@@ -6,6 +6,7 @@ import json
 import os
 import select
 import socket
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -120,6 +121,15 @@ def test_a_process_that_was_started_by_hand_says_nothing(monkeypatch: pytest.Mon
     voice = Voice(0, tmp_path)
     assert not voice.heard, "nobody listens there"
     voice._socket.close()
+
+
+def test_a_heart_stops_when_nobody_listens_any_more(beats: Beats, tmp_path: Path) -> None:
+    before = set(threading.enumerate())
+    begun(tmp_path, beats)
+    (thread,) = (each for each in threading.enumerate() if each.name == "heart" and each not in before)
+    beats.close()
+    thread.join(10)
+    assert not thread.is_alive()
 
 
 def test_a_rank_without_its_number_is_the_first(beats: Beats, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
