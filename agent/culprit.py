@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from schemas.records import Culprit
@@ -187,6 +187,12 @@ def _gone(ranks: Iterable[Seen], patience_s: float) -> Culprit | None:
     plain = [item for item in moment if item[2].exit_code is None or -item[2].exit_code in NO_LIVES]
     _, host, rank = max(plain or moment, key=lambda item: item[0])
     return _rank("rank_ended", host, rank, rank.why or how_it_ended(rank.exit_code))
+
+
+def unable(host: str, rank: RankState, why: str, more: int) -> Culprit:
+    """Of a host that has come to its end: its rank, and `more` others, could not take part, and so none of the gang could."""
+    others = f"; and {more} more of its ranks" if more else ""
+    return _rank("rank_unable", host, replace(rank, phase="roll call"), f"cannot take part: {why}{others}")
 
 
 def how_it_ended(exit_code: int | None) -> str:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.culprit import unable as rank_unable
 from agent.during import Sampler
 from agent.exchange import Exchange
 from agent.heartbeat import ADDRESS, LAUNCHED, SUPERVISOR, Beats, identity
@@ -25,7 +26,7 @@ from agent.record import HostRun
 from agent.snapshot import now, take
 from agent.telemetry import Telemetry
 from agent.vigil import Vigil, dump_flights, flight_recorder
-from agent.work_directory import begun, cap_logs, end_of, results, tail
+from agent.work_directory import begun, cap_logs, end_of, last_line, results, tail, unable
 from collectors.base import Collector
 from schemas.probes import PROBE
 from schemas.records import Culprit, Launch, Rank, Record
@@ -118,6 +119,13 @@ def supervise(
         observations, windows, software, problems = results(work, command.ranks)
         if culprit:  # the same words on every host
             outcome, reason, problems = "failed", culprit.text, []
+        elif outcome == "finished" and len(members) > 1 and (why := unable(work, command.ranks)):
+            rank = next(iter(why))
+            culprit = rank_unable(run.host.name, states[rank], why[rank], len(why) - 1)
+            outcome, reason = "failed", culprit.text
+            report(f"stage {stage}: {reason}")
+        if culprit and culprit.kind == "rank_ended" and culprit.hosts == (run.host.name,) and not vigil.begun():
+            ranks = []  # it could not start any: no part of it is to blame
         if telemetry:
             observations += telemetry.observations(windows, observations, stage)
         cap_logs(work)
@@ -184,7 +192,7 @@ def _run(
                     look_at = time.monotonic() + FAMILY_S
                 if culprit := vigil.look(LOOK_S):
                     return _give_up(culprit, stage, work, sorted(command.ranks), report)
-            culprit = vigil.settle(process.returncode)
+            culprit = vigil.settle(process.returncode, last_line(work / "launcher.log"))
             return process.returncode, culprit
         finally:
             if process.poll() is None and not culprit:

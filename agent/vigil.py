@@ -11,7 +11,18 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from agent.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, RankState, View, Word, decide, how_it_ended
+from agent.culprit import (
+    BY_REQUEST,
+    HOST_SILENT_S,
+    NO_LIVES,
+    SETTLE_S,
+    UNSURE_S,
+    RankState,
+    View,
+    Word,
+    decide,
+    how_it_ended,
+)
 from agent.exchange import Exchange
 from agent.heartbeat import Beats
 from agent.oom import Memory
@@ -23,6 +34,10 @@ THINK_S = 0.2
 """The head of a large gang hears hundreds of words a second, and need not think after each."""
 PARTING_S = 3.0
 """For the last words to be heard."""
+OWN_END_S = 300.0
+"""Half of what a launcher waits for the others (`rendezvous.PATIENCE`), and more than importing torch takes."""
+MOST_SAID = 300
+"""Characters of a launcher's last line."""
 FLIGHT = "flight.rank"
 """Begins the names of the flight recorder's files."""
 DUMP_S = 2.0
@@ -38,8 +53,10 @@ class Vigil:
         self._think_at = 0.0
         self._decided: Culprit | None = None
         self._memory, self._why = Memory(), dict[int, str]()
-        self._launcher = ""
-        """How it ended, where it ended by itself and not well."""
+        self._launcher, self._said, self._launcher_at = "", "", 0.0
+        """How it ended, with which last words, and when, where it ended by itself and not well."""
+        self._launcher_code: int | None = None
+        """None for a signal that no other host can bring about."""
         self.pids: Callable[[], Collection[int]] = tuple
         """Processes of this launch."""
         if exchange:
@@ -104,9 +121,31 @@ class Vigil:
         the ranks of other hosts, which lose a peer, must not be named for it.
         """
         states = self._beats.states()
-        if self._launcher and all(state.told or state.exit_code == 0 for state in states if state.ended_s is not None):
+        if self._launcher and self._exchange and not self.begun() and self._of_itself():
+            states = (self._never_began(states[0]), *states[1:])
+        elif self._launcher and all(
+            state.told or state.exit_code == 0 for state in states if state.ended_s is not None
+        ):
             states = tuple(self._left_alone(state) if state.told else state for state in states)
         return tuple(self._explained(state) for state in states)
+
+    def begun(self) -> bool:
+        """Whether any rank of this host was heard of."""
+        return any(state.alive_s is not None or state.ended_s is not None for state in self._beats.states())
+
+    def _of_itself(self) -> bool:
+        """Whether the launcher's end was its own doing: one that ends late may have waited for the first host's store in vain."""
+        return self._launcher_code is None or self._launcher_at - self._began < OWN_END_S
+
+    def _never_began(self, state: RankState) -> RankState:
+        """The others would wait for it until their deadline, or fail because its launcher kept the store."""
+        return replace(
+            state,
+            scope="",
+            ended_s=time.monotonic() - self._launcher_at,
+            exit_code=self._launcher_code,
+            why=f"{self._launcher} before any rank began{self._said}",
+        )
 
     def _left_alone(self, state: RankState) -> RankState:
         """As one that ended by itself, for which no device is to blame."""
@@ -123,10 +162,18 @@ class Vigil:
         """That the kernel killed a process of this launch for it, in words; empty where nothing says so."""
         return self._memory.killed(self.pids())
 
-    def settle(self, exit_code: int | None) -> Culprit | None:
-        """After the launcher's own end: waits for the verdict where something went wrong, and takes leave of the others."""
+    def settle(self, exit_code: int | None, said: str = "") -> Culprit | None:
+        """After the launcher's own end: waits for the verdict where something went wrong, and takes leave of the others.
+
+        Args:
+            exit_code: of the launcher, negative for a signal.
+            said: the last line that it wrote.
+        """
         if exit_code:
             self._launcher = f"its launcher {'was ' if exit_code < 0 else ''}{how_it_ended(exit_code)}"
+            self._launcher_at = time.monotonic()
+            self._launcher_code = None if -exit_code in (*NO_LIVES, *BY_REQUEST) else exit_code
+            self._said = f": {said[:MOST_SAID]}" if said and exit_code > 0 else ""
         wrong = exit_code != 0 or any(state.broken or state.exit_code for state in self.states().values())
         began = time.monotonic()
         while wrong and exit_code is not None and not self._decided and not self._settled(time.monotonic() - began):

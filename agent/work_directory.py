@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterable, Mapping
@@ -66,6 +67,16 @@ def end_of(work: Path, rank: int, local_rank: int, seen: RankState) -> Rank:
     )
 
 
+def unable(work: Path, ranks: Iterable[int]) -> dict[int, str]:
+    """The ranks that could not take part in the process group, and why, by their own word."""
+    found: dict[int, str] = {}
+    for rank in sorted(ranks):
+        with contextlib.suppress(OSError, documents.DocumentError, KeyError, TypeError):
+            if (why := _state(work, rank)["unable"]) and isinstance(why, str):
+                found[rank] = why
+    return found
+
+
 def results(
     work: Path, ranks: Iterable[int]
 ) -> tuple[list[Observation], list[Mapping[str, Any]], dict[str, str], list[str]]:
@@ -96,6 +107,12 @@ def tail(path: Path, size: int = TAIL_BYTES) -> str:
             return file.read().decode(errors="replace")
     except OSError:
         return ""
+
+
+def last_line(path: Path) -> str:
+    """The last line of a log that names an error, else that says anything; empty where none does."""
+    lines = ["".join(filter(str.isprintable, line)).strip() for line in reversed(tail(path).splitlines())]
+    return next((line for line in lines if re.match(r"[\w.]*(Error|Exception)\b", line)), next(filter(None, lines), ""))
 
 
 def cap_logs(work: Path) -> None:

@@ -160,6 +160,8 @@ class _Gang:
                 found |= unfit(came)
             elif not attempt.worked and not (attempt.late(self._here) and self._tries(attempt.members) < TRIES):
                 found |= attempt.blamed()
+        for attempt in self._launched:  # the probes too
+            found |= {host: culprit.text for host, culprit in attempt.unable.items()}
         return found | {host: why for hosts in self._spoilt.values() for host, why in hosts.items()}
 
     def _spoiling(self) -> dict[int, dict[str, str]]:

@@ -131,8 +131,8 @@ class Culprit:
     """Whom a gang was ended for. `text` is the same on every host that was told."""
 
     kind: str
-    """`rank_silent`, `rank_ended`, `rank_behind`, `rank_absent`, `host_silent`, `host_absent`, or `cut_off`: a host that lost
-    all the others, and says so of itself."""
+    """`rank_silent`, `rank_ended`, `rank_behind`, `rank_absent`, `host_silent`, `host_absent`, `cut_off`: a host that lost
+    all the others, and says so of itself; or `rank_unable`: a rank has no device that works, as its own host alone says."""
     hosts: tuple[str, ...]
     """More than one where several fell silent at once, or where two lost each other and nobody can tell which is at fault."""
     text: str

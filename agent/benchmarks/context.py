@@ -52,6 +52,8 @@ class Context(Timing):
     """The one that is running."""
     begun: dict[str, float] = field(default_factory=dict)
     """When each began, and whatever else this rank has been at, by `time.monotonic()`."""
+    unable: str = ""
+    """Why this rank cannot take part in the process group."""
     lost: dict[int, str] = field(default_factory=dict)
     """Local ranks of this host that are not waited for, and why."""
     observations: list[Observation] = field(default_factory=list)
@@ -78,7 +80,7 @@ class Context(Timing):
         """Tells the supervisor what this rank is at, and at the end how it ended."""
         self.heart.phase = what
         self.heart.step()
-        state = {"phase": what, "exit_code": exit_code, "begun": self.begun}
+        state = {"phase": what, "exit_code": exit_code, "begun": self.begun, "unable": self.unable}
         _write(self.work / f"rank{self.rank}.state.json", state)
         if self.observations and time.monotonic() - self._saved > SAVE_S:
             self.save()

@@ -94,7 +94,7 @@ def _roll_call(context: Context, broken: str) -> str:
 
     NCCL itself would wait for a rank that is not there, and name nobody.
     """
-    context.heart.grouped = True
+    context.heart.grouped, context.unable = True, broken
     context.begin("roll call")
     context.store.set(f"roll/{context.rank}", broken or "here")
     # One rank decides for all: each by itself, a rank that is late would be in for some and out for others.

@@ -222,6 +222,28 @@ class HostView:
         """Serial of the GPU that a scope begins with, or empty."""
         return self.serials.get(scope.split(",")[0], "")
 
+    def beyond(self, scope: str) -> bool:
+        """Whether a GPU's number is beyond those that the driver has, which it numbers from 0: another one may be missing.
+
+        Of one that is lost, or hangs, the driver tells at least that.
+        """
+        gpu, named = scope.partition(",")[0], self.serials.keys()
+        from_0 = bool(named) and named == {f"gpu={index}" for index in range(len(named))}
+        told = (metric for metrics in self.observations.metrics.values() for _, metric in metrics)
+        return (
+            from_0
+            and gpu.startswith("gpu=")
+            and gpu not in named
+            and not any(gpu in metric.values or gpu in metric.absent for metric in told)
+        )
+
+    @cached_property
+    def renumbered(self) -> bool:
+        """Whether its records call different GPUs by one number: one went away, and the driver numbered the rest anew."""
+        first: dict[int, str] = {}
+        gpus = [gpu for record in self.evidence.records for gpu in record.gpus if gpu.serial]
+        return any(first.setdefault(gpu.index, gpu.serial) != gpu.serial for gpu in gpus)
+
     def unseen(self) -> list[str]:
         """Scopes of planned GPUs of which nothing at all was measured."""
         return self._unseen

@@ -167,7 +167,11 @@ def _stage_problem(view: HostView, stage: str) -> str:
 def unseen(view: HostView) -> Iterator[Verdict]:
     """Every planned GPU of which nothing was measured."""
     for scope in view.unseen():
-        yield view.inconclusive("gpu", scope, "nothing was observed of this GPU")
+        reason = "nothing was observed of this GPU"
+        if view.beyond(scope):
+            count = len(view.serials)
+            reason += f": the driver has {count}, and numbers them from 0, so that this number tells no slot"
+        yield view.inconclusive("gpu", scope, reason)
 
 
 class Twins:

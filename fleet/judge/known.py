@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from fleet.judge.digests import Digests
 from fleet.judge.evidence import HostView, Planned
 from fleet.judge.expected import Twins
+from fleet.judge.missing import Slots
 from fleet.judge.outliers import Fleet
 from fleet.judge.paths import Path
 from fleet.judge.stragglers import Ranks
@@ -14,7 +15,7 @@ from fleet.judge.uniform import Groups
 
 
 class Known:
-    """Figures, versions, digests and serials of all hosts, as far as others are compared with them."""
+    """Figures, versions, digests, serials and slots of all hosts, as far as others are compared with them."""
 
     def __init__(self, planned: Planned, views: Iterable[HostView] = ()) -> None:
         self.fleet = Fleet(planned)
@@ -22,6 +23,7 @@ class Known:
         self.digests = Digests(planned)
         self.ranks = Ranks()
         self.twins = Twins()
+        self.slots = Slots()
         self.normal: set[Path] = set()
         """Paths that explain no slowness, besides those of the hosts that are judged."""
         for view in views:
@@ -32,7 +34,12 @@ class Known:
         self.compare(view)
         if view.has_record:
             self.digests.add(view)
+        self.name(view)
+
+    def name(self, view: HostView) -> None:
+        """Takes which GPUs a host has, and where."""
         self.twins.add(view.host.name, view.evidence)
+        self.slots.add(view)
 
     def compare(self, view: HostView) -> None:
         """Takes the figures and versions of one host."""
@@ -47,4 +54,5 @@ class Known:
         self.digests.update(other.digests)
         self.ranks.update(other.ranks)
         self.twins.update(other.twins)
+        self.slots.update(other.slots)
         self.normal |= other.normal

@@ -20,6 +20,7 @@ from fleet.judge.held import held
 from fleet.judge.known import Known
 from fleet.judge.localise import judge_pairs
 from fleet.judge.manifest import judge_manifest
+from fleet.judge.missing import with_missing
 from fleet.judge.outliers import Fleet
 from fleet.judge.paths import normal_paths, with_lost_path
 from fleet.judge.stragglers import with_causes
@@ -58,7 +59,7 @@ def judge(
     ]
     normal = known.normal = known.normal | normal_paths(found)
     verdicts = [
-        with_course(view, with_lost_path(view, verdict, of_host, normal))
+        with_course(view, with_missing(view, with_lost_path(view, verdict, of_host, normal), known.slots))
         for view, of_host in found
         for verdict in with_culprits(view, of_host)
     ]

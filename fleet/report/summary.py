@@ -115,11 +115,13 @@ def _soaked(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
 
 def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
     """With whom each gang was measured, where some of its hosts were left out: figures of fewer hosts are not the gang's."""
+    # Where a rank had no device, the other hosts came to a good end, with nothing measured.
+    spoilt = {(launch.number, launch.members) for host in hosts for launch in host.launches if launch.culprit}
     last = {
         host.name: launch.members
         for host in hosts
         for launch in host.launches
-        if launch.stage == "gang" and launch.outcome == "finished"
+        if launch.stage == "gang" and launch.outcome == "finished" and (launch.number, launch.members) not in spoilt
     }
     for gang, planned in plan.gangs().items():
         groups = sorted(dict.fromkeys(last[host] for host in planned if host in last), key=len, reverse=True)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fleet.simulate.records import pci, serial
 from fleet.simulate.traces import held_back, lose
+from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan, PlannedHost
+from schemas.records import ERROR, SKIPPED
 
 Doc = dict[str, Any]
 PREFLIGHT = "preflight"
@@ -90,7 +93,8 @@ class Effect:
     """What a fault does to those who launch with the host."""
 
     stops: str = ""
-    """How a rank of it ends a launch of its gang: `rank_ended` or `rank_silent`; empty: it does not."""
+    """How a rank of it ends a launch of its gang: `rank_ended`, `rank_silent` or, the last of its ranks, `rank_unable`; empty: it
+    does not."""
     speed: float = 1.0
     """What is left of the bandwidth between it and any other host."""
     rails: tuple[int, ...] = ()
@@ -139,20 +143,57 @@ def _timelines(document: Doc) -> list[Doc]:
 
 
 def _missing_gpu(case: Case) -> None:
-    """Neither driver nor bus has it."""
+    """Neither driver nor bus has it. The driver numbers those that it has from 0, so that the last number is missing."""
     rest = len(case.host.devices) - 1
     for name in ("gpu.count", "gpu.pci_count", "pcie.device_count"):
         case.read(name, rest, "host", late=False)
     for document in case.documents.values():
-        document["gpus"] = [gpu for gpu in document["gpus"] if gpu["index"] != case.gpu]
+        document["gpus"] = [
+            {**gpu, "index": _index(case, gpu["index"])} for gpu in document["gpus"] if gpu["index"] != case.gpu
+        ]
+        document["observations"] = [
+            {**item, "scope": _numbered(case, item["scope"])} for item in document["observations"]
+        ]
         for timeline in _timelines(document):
             lose(timeline, str(case.gpu), MISSING)
+            timeline["gpus"] = {str(_index(case, int(gpu))): told for gpu, told in timeline["gpus"].items()}
+            timeline["lost"][str(rest)] = timeline["lost"].pop(str(case.gpu))
         for taken in document["snapshots"]:
             for metric in taken["metrics"]:
                 for kind in ("values", "absent"):
                     told = metric.get(kind, {})
-                    metric[kind] = {scope: value for scope, value in told.items() if not _of(case, scope)}
-    _without(case, None, "no such device", "ended with exit code 1", phase="start")
+                    metric[kind] = {
+                        _numbered(case, scope): value for scope, value in told.items() if not _of(case, scope)
+                    }
+    case.gpu = rest
+    alone = case.documents["alone"]
+    alone["observations"] = [told for item in alone["observations"] if (told := _with_none_left(case, item))]
+
+
+def _with_none_left(case: Case, item: Doc) -> Doc | None:
+    """What the ranks say where CUDA has no device for the last of them: each alone measures, all together cannot."""
+    entry, why = BENCHMARKS.get(item["name"].split(".")[0]), none_left(case.gpu)
+    if item["name"] == DURATION.name:
+        return None if BENCHMARKS[item["params"]["benchmark"]].needs_group else item
+    if entry is None or entry.needs_group:
+        return _error(item, f"rank {case.gpu} cannot take part: {why}", SKIPPED)
+    if item["scope"].startswith(case.scope):
+        return _error(item, why)
+    return _error(item, "the other GPU was lost", SKIPPED) if case.concerns(item["scope"]) else item
+
+
+def none_left(gpu: int) -> str:
+    """What the rank says that finds no device."""
+    return f"CUDA shows {gpu} devices: none is left for gpu={gpu}"
+
+
+def _index(case: Case, gpu: int) -> int:
+    """By which number it goes: the missing one by the last, of which the driver then knows nothing."""
+    return len(case.host.devices) - 1 if gpu == case.gpu else gpu - (gpu > case.gpu)
+
+
+def _numbered(case: Case, scope: str) -> str:
+    return re.sub(r"\b(gpu|peer)=(\d+)", lambda found: f"{found[1]}={_index(case, int(found[2]))}", scope)
 
 
 def _has(case: Case, stage: str) -> bool:
@@ -185,9 +226,9 @@ def _without(case: Case, benchmarks: set[str] | None, why: str, how: str, *, pha
         launch.update(outcome="failed", reason=reason)
 
 
-def _error(item: Doc, reason: str) -> Doc:
+def _error(item: Doc, reason: str, status: str = ERROR) -> Doc:
     kept: Doc = {key: item[key] for key in ("name", "scope", "stage", "unit", "params") if key in item}
-    return {**kept, "status": "error", "reason": reason}
+    return {**kept, "status": status, "reason": reason}
 
 
 def _unread(taken: Doc, case: Case) -> None:
@@ -388,7 +429,7 @@ FAULTS: Mapping[str, Fault] = {
         Fault(kind="xid79", about="GPU falls off the bus in mid-run", apply=_xid79,
               in_gang=lambda _: Effect(stops="rank_ended")),
         Fault(kind="missing_gpu", about="neither driver nor PCI bus has the GPU", apply=_missing_gpu,
-              in_gang=lambda _: Effect(stops="rank_ended")),
+              in_gang=lambda _: Effect(stops="rank_unable")),
         Fault(kind="ecc", about="uncorrectable memory error during the run", apply=_ecc),
         Fault(kind="row_remap_pending", about="a memory row waits for a reset to be remapped", apply=_row_remap_pending),
         Fault(kind="row_remap_failed", about="a memory row could not be remapped", apply=_row_remap_failed),

@@ -13,7 +13,7 @@ from typing import Any
 from fleet.gangs import Start, decide
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
-from fleet.simulate.faults import Effect, scale
+from fleet.simulate.faults import Effect, none_left, scale
 from fleet.simulate.figures import LARGE
 from fleet.simulate.traces import cut
 from schemas.plans import Plan
@@ -74,24 +74,31 @@ def _stopped(plan: Plan, records: dict[str, Doc], start: Start, host: str, gpu: 
     """A launch that a rank of `host` ended: nothing was measured, and all of them say who it was."""
     benchmarks = list(plan.stage(GANG).benchmarks)
     devices = plan.host(host).devices
+    unable = effect.stops == "rank_unable"
+    gpu = devices[-1] if unable else gpu
     rank = start.members.index(host) * len(devices) + devices.index(gpu)
-    text = f'host {host} gpu={gpu} rank {rank} in phase "{benchmarks[0]}": {_HOW[effect.stops]}'
+    phase = "roll call" if unable else benchmarks[0]
+    text = f'host {host} gpu={gpu} rank {rank} in phase "{phase}": '
+    text += f"cannot take part: {none_left(gpu)}" if unable else _HOW[effect.stops]
     culprit = {
         "kind": effect.stops,
         "hosts": [host],
         "text": text,
         "scope": f"gpu={gpu}",
         "rank": rank,
-        "phase": benchmarks[0],
+        "phase": phase,
     }
-    for record in records.values():
+    for name, record in records.items():
         record["observations"] = []
         for launch in record["launches"]:
-            for item in launch["ranks"]:
-                item |= {"exit_code": None, "phase": benchmarks[0]}
-            launch |= {"outcome": "failed", "reason": text, "culprit": culprit, "duration_s": STOPPED_S}
+            launch["duration_s"] = STOPPED_S
             if "timeline" in launch:
                 cut(launch["timeline"], STOPPED_S)
+            if unable and name != host:
+                continue  # its ranks came to their end, and had nothing to measure with
+            for item in launch["ranks"]:
+                item |= {"exit_code": 0, "phase": "end"} if unable else {"exit_code": None, "phase": phase}
+            launch |= {"outcome": "failed", "reason": text, "culprit": culprit}
     return records
 
 

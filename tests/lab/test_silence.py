@@ -65,13 +65,14 @@ class Gang:
         command = [sys.executable, "-m", "rackproof", *arguments, "--run-dir", self.directory, "--host", host]
         return self.lab.on(host, *command, stdin=stdin, cwd=ROOT).stdout
 
-    def start(self, hosts: tuple[str, ...] = HOSTS) -> None:
-        """Over SSH, in the background, as the role does."""
+    def start(self, hosts: tuple[str, ...] = HOSTS, **variables: str) -> None:
+        """Over SSH, in the background, as the role does. `variables`: of a host's environment, `NAME=value`."""
         for host in hosts:
             self._ours(host, "inspect", "--plan", "-", stdin=self._plan)
         for host in hosts:
             launch = f"launch --run-dir {self.directory} --host {host} --members {','.join(HOSTS)} --interface eth0"
-            self.lab.ssh(host, "sh", "-c", f"cd {ROOT} && {sys.executable} -m rackproof {launch} --detach")
+            with_ = variables.get(host, "")
+            self.lab.ssh(host, "sh", "-c", f"cd {ROOT} && {with_} {sys.executable} -m rackproof {launch} --detach")
 
     def read(self, host: str, path: str) -> Any:
         """A JSON file of the run on a host; None where there is none yet."""
@@ -198,6 +199,34 @@ def test_killed_launcher(gang: Gang) -> None:
     assert text == f'host node1 rank 0 in phase "{DURING}": its launcher was killed by SIGKILL'
     assert [gang.kept(host) for host in HOSTS] == [{"cpu=0", "host"}, {"cpu=0", "cpu=1", "host"}, {"cpu=0", "host"}]
     gang.gone(HOSTS)
+
+
+def test_torch_that_cannot_be_imported(lab: Lab) -> None:
+    """No rank of that host ever begins: the others would wait for it until the stage's deadline."""
+    why = "libcudart.so.13: cannot open shared object file: No such file or directory"
+    lab.put("node3", "/opt/broken/torch/__init__.py", f"raise ImportError({why!r})")
+    gang = Gang(lab, "broken")
+    since = time.monotonic()
+    gang.start(node3="PYTHONPATH=/opt/broken")
+    text = same_text(gang.verdicts(HOSTS, since, BUSY_S))
+    ended = "its launcher ended with exit code 1 before any rank began"
+    assert text == f'host node3 rank 3 in phase "start": {ended}: ImportError: {why}'
+    assert gang.ended("node3")["ranks"] == []  # type: ignore[index]
+    gang.gone(HOSTS)
+
+
+def test_launcher_that_is_killed_before_its_ranks_begin(lab: Lab) -> None:
+    """It kept the store: the other hosts' launchers end by themselves for it, and are not to blame."""
+    gang = Gang(lab, "early")
+    there = ("node1", "node3")
+    gang.start(there)
+    connected = ("ss", "-Htn", "state", "established", "sport = :29500", "dst", lab.host("node3").address)
+    wait(lambda: lab.on("node1", *connected).stdout != "", 30)
+    since = time.monotonic()
+    lab.on("node1", "pkill", "-KILL", "-f", "^[^ ]*python[^ ]* -m agent.benchmarks.rendezvous")
+    text = same_text(gang.verdicts(there, since, BUSY_S))
+    assert text == 'host node1 rank 0 in phase "start": its launcher was killed by SIGKILL before any rank began'
+    gang.gone(there)
 
 
 def test_cut_link_of_the_head(gang: Gang) -> None:

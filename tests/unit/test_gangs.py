@@ -7,7 +7,7 @@ import math
 import random
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -44,6 +44,8 @@ class Site:
     """The same, of both ends together."""
     culprit: Callable[[Start], Culprit | None] = lambda start: None
     """Whom the heartbeats name."""
+    unable: Mapping[str, int] = field(default_factory=dict)
+    """Host -> the launch from which on a rank of it has no device; the others come to a good end then, with nothing measured."""
     slow: set[str] = field(default_factory=set)
     gone: set[str] = field(default_factory=set)
     """Hosts out of reach, whose records nobody fetches."""
@@ -85,7 +87,10 @@ class Site:
                 self.launches.setdefault(host, []).append(self._account(start, host, fails, culprit))
 
     def _account(self, start: Start, host: str, fails: bool, culprit: Culprit | None) -> Launch:
-        seen: list[Observation] = [] if fails else self._measured(start, host)
+        lost = [name for name in start.members if start.number >= self.unable.get(name, start.number + 1)]
+        if lost:
+            fails, culprit = host in lost, named("rank_unable", host, scope="gpu=1") if host in lost else None
+        seen: list[Observation] = [] if fails or lost else self._measured(start, host)
         return replace(
             builders.launch("probe" if start.probe else "gang", start.members, "failed" if fails else "finished"),
             reason=(culprit.text if culprit else "hung") if fails else "",
@@ -341,17 +346,72 @@ def test_a_slow_host_that_spoils_nothing_stays() -> None:
     assert site.full() == [("h1", "h2", "h3", "h4")]
 
 
-def test_a_host_that_could_start_no_rank_leaves_for_its_own_reason() -> None:
-    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(named("host_absent", "h2")))
+@pytest.mark.parametrize("kind", ["host_absent", "rank_ended"])
+def test_a_host_that_could_start_no_rank_leaves_for_its_own_reason(kind: str) -> None:
+    """Its launcher was not begun, or ended before any rank was."""
+    site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(named(kind, "h2")))
     for start in site.decide().starts:
         site.launch(start)
     busy = "GPU 0 is used by process 4711"
     (account,) = site.launches["h2"]
-    site.launches["h2"] = [replace(account, ranks=(), culprit=None, reason=busy)]
+    site.launches["h2"] = [
+        replace(account, ranks=(), culprit=account.culprit if kind == "rank_ended" else None, reason=busy)
+    ]
     assert site.play().left == {"h2": busy}
     assert site.full() == [("h1", "h2", "h3"), ("h1", "h3")]
     assert faults(site.report()) == set(), "what it says of itself is no proof of a fault"
     assert decisions(site.report()) == {"h1": "accepted", "h2": "incomplete", "h3": "accepted"}
+
+
+@pytest.mark.parametrize(
+    ("unable", "launches"),
+    [
+        ({"h2": 1}, [("h1", "h2", "h3", "h4"), ("h1", "h3", "h4")]),
+        ({"h2": 1, "h3": 1}, [("h1", "h2", "h3", "h4"), ("h1", "h4")]),
+        ({"h2": 1, "h3": 2}, [("h1", "h2", "h3", "h4"), ("h1", "h3", "h4"), ("h1", "h4")]),
+    ],
+)
+def test_a_host_with_a_rank_that_has_no_device_leaves_at_once(
+    unable: Mapping[str, int], launches: Sequence[tuple[str, ...]]
+) -> None:
+    site = Site(plan("h1", "h2", "h3", "h4"), unable=unable)
+    site.play()
+    assert [start.members for start in site.starts] == launches
+    report = site.report()
+    assert faults(report) == {(host, "gpu=1", "inconclusive") for host in unable}
+    assert decisions(report) == {
+        host: "incomplete" if host in unable else "accepted" for host in ("h1", "h2", "h3", "h4")
+    }
+
+
+@pytest.mark.parametrize(("host", "since"), [("h2", 2), ("h2", 3), ("h3", 5)])
+def test_nobody_is_suspected_for_a_probe_in_which_a_rank_had_no_device(host: str, since: int) -> None:
+    """The first launch failed by itself, as a GPU that dies makes it; in a probe its host says so."""
+    site = Site(plan("h1", "h2", "h3", "h4"), flaky=1, unable={host: since})
+    assert site.play().left == {host: f"host {host}: rank_unable"}
+    assert decisions(site.report()) == {**dict.fromkeys(("h1", "h2", "h3", "h4"), "accepted"), host: "incomplete"}
+    assert faults(site.report()) == {(host, "gpu=1", "inconclusive")}
+
+
+def test_hosts_of_which_nothing_was_measured_were_not_measured_together() -> None:
+    """Although the launch of those that have all their devices came to its end."""
+    for names, unable in ((("h1", "h2"), {"h2": 1}), (("h1", "h2", "h3"), {"h3": 1, "h2": 2})):
+        site = Site(plan(*names), unable=unable)
+        site.play()
+        (line,) = [line for line in site.report().acceptance.summary if line.startswith("Gang ")]
+        assert line == f"Gang r1: no launch of its {len(names)} hosts came to its end"
+
+
+def test_the_last_number_is_not_accused_where_the_driver_numbered_the_gpus_anew() -> None:
+    """Between what the host did alone and its gang: gpu=0 is another part now."""
+    site = Site(plan("h1", "h2", "h3"), unable={"h2": 1})
+    site.play()
+    left = site.evidence()
+    alone, together = left["h2"].records
+    moved = replace(together, gpus=tuple(replace(gpu, index=gpu.index - 1) for gpu in together.gpus if gpu.index))
+    report = merge(site.plan, {**left, "h2": Evidence(records=(alone, moved))}, PACKS)
+    (told,) = [item for item in report.verdicts if item.name == "gang.fault"]
+    assert (told.host, told.scope, told.serial) == ("h2", "host", "")
 
 
 def test_hosts_that_a_control_node_did_not_come_to_start_are_not_blamed_for_it() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import asdict, replace
+from typing import Any
 
 import pytest
 
@@ -31,6 +32,14 @@ def test_who_fails_at_once_where_a_launcher_is_gone_is_not_to_blame() -> None:
     left = rank(3, ended_s=SETTLED, why="its launcher was killed by SIGKILL")
     known = view(r3=left, r5=rank(5, ended_s=SETTLED + 0.3, exit_code=1, broken="error"))
     assert text(known).endswith('rank 3 in phase "collective all_reduce 8 B": its launcher was killed by SIGKILL')
+
+
+def test_whose_launcher_was_killed_is_told_before_those_that_ended_by_it() -> None:
+    """In one moment, as far as clocks tell, before any rank began."""
+    began: dict[str, Any] = {"alive_s": None, "phase": ""}
+    killed = rank(3, ended_s=SETTLED, why="its launcher was killed by SIGKILL before any rank began", **began)
+    known = view(r3=killed, r5=rank(5, ended_s=SETTLED + 0.3, exit_code=1, why="its launcher ended", **began))
+    assert text(known).endswith('rank 3 in phase "start": its launcher was killed by SIGKILL before any rank began')
 
 
 def test_who_fails_after_a_host_has_ended_its_ranks_has_lost_a_peer() -> None:

@@ -937,6 +937,24 @@ def test_who_started_no_rank_is_to_blame_by_its_own_word() -> None:
     assert one(launch(ranks=())).not_started == {}
 
 
+def test_whose_rank_could_not_take_part_is_to_blame_by_its_own_word() -> None:
+    """The others came to their end, with nothing to measure. It is no proof of a fault."""
+    finished, failed = launch(), launch(outcome="failed", culprit=culprit("rank_unable", "h2"))
+    found = one(finished, failed, finished)
+    assert [*found.blamed()] == ["h2"]
+    assert found.culprit is None
+    assert not found.sure("h2")
+    assert not found.worked
+    assert not is_stuck(found)
+    both = one(finished, failed, launch(outcome="failed", culprit=culprit("rank_unable", "h3")))
+    assert [*both.blamed()] == ["h2", "h3"], "each says so of itself"
+    silent = one(launch(outcome="failed", culprit=culprit("rank_silent", "h1")), failed)
+    assert sorted(silent.blamed()) == ["h1", "h2"], "who is unable takes nobody with it"
+    assert (silent.sure("h1"), silent.sure("h2")) == (True, False)
+    absent = one(launch(outcome="failed", culprit=culprit("host_absent", "h4")), failed)
+    assert [*absent.blamed()] == ["h2"], "who did not come may be late"
+
+
 @pytest.mark.parametrize(
     ("who", "present", "late"),
     [

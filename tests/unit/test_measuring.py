@@ -18,6 +18,7 @@ from agent.benchmarks.context import Context
 from agent.benchmarks.in_turn import _roll_call, run_all
 from agent.statistics import interval, summarize
 from agent.telemetry import Telemetry
+from agent.work_directory import unable
 from collectors.base import Absent
 from collectors.nvml import Beat
 from schemas.catalogue import settings
@@ -232,6 +233,8 @@ def test_a_lost_device_costs_its_own_figures_and_those_of_the_group_with_the_rea
     assert said[("memory.bandwidth", "error")] == "the device was lost: ECC"
     assert said[("integrity.wrong_words", "error")] == "the device was lost: ECC"
     assert "rank 0 cannot take part: the device was lost: ECC" in said[("collective.all_reduce.busbw", "skipped")]
+    rank.phase("end", 0)
+    assert unable(tmp_path, [0, 1]) == {0: "the device was lost: ECC"}
 
 
 PATTERNS = settings("integrity", {})["patterns"]

@@ -72,6 +72,16 @@ def twin(record: Record) -> Record:
     return replace(record, gpus=(replace(first, serial="r00000-h0-0"), *others))
 
 
+def without_one(record: Record) -> Record:
+    """A GPU that neither driver nor bus has; the report tells its slot by the other hosts."""
+    counts = ("gpu.count", "gpu.pci_count")
+    shots = tuple(
+        replace(shot, metrics=tuple(replace(m, values={"host": 1}) if m.name in counts else m for m in shot.metrics))
+        for shot in record.snapshots
+    )
+    return replace(record, gpus=record.gpus[:1], snapshots=shots)
+
+
 def other_driver(record: Record) -> Record:
     return replace(record, software={**record.software, "nccl": "2.20.1"})
 
@@ -83,6 +93,7 @@ FAULTS: dict[str, Change | None] = {
     "an error": unmeasured,
     "an ECC error": counted_up,
     "a twin": twin,
+    "a GPU missing": without_one,
     "another NCCL": other_driver,
     "no record": None,
     "another run's": lambda record: replace(record, nonce="f" * 32),
@@ -95,8 +106,8 @@ def small(directory: Path, fault: str = "nothing", count: int = 16) -> Run:
     of = fleets.plan(count, gpu_count=2)
     name, change = of.hosts[min(5, count - 1)].name, FAULTS[fault]
     fleets.write(directory, of, {name: change})
-    if change is twin:  # both of its records tell what GPUs it has
-        record = twin(fleets.records(of, name)[1])
+    if change in (twin, without_one):  # both of its records tell what GPUs it has
+        record = change(fleets.records(of, name)[1])  # type: ignore[misc]
         documents.write_text(directory / "gangs" / record.gang / f"{name}.json", fleets.text(record))
     return load(directory)
 
@@ -133,7 +144,12 @@ def test_large_fleet_is_judged_as_a_small_one_is(tmp_path: Path, fault: str) -> 
     found, plain = scale.report_of(run, PACKS, workers=1), classic(run)
     assert (found.detail, plain.detail) == (EXCEPTIONS, ALL)
     assert exceptions(found) == exceptions(plain)
+    if fault == "a GPU missing":  # each process knows the slots of its own hosts
+        assert exceptions(scale.report_of(run, PACKS, workers=2)) == exceptions(plain)
     assert bool(exceptions(plain)) == (fault != "nothing")
+    told = [item.detail for item in found.verdicts if item.name == "gpu.count" and item.verdict == FAIL]
+    where = "nothing at PCI 0000:01:00.0, by the address alone, where 15 of 15 hosts with 2 GPUs have one"
+    assert told == ([where] if fault == "a GPU missing" else [])
     assert found.judged == plain.judged
     assert found.left_out + len(found.verdicts) == len(plain.verdicts)
     for name in ("decision", "acceptance", "coverage", "unjudged", "unknown", "quarantined", "ended"):

@@ -34,7 +34,7 @@ from agent.wire import Gang
 from agent.work_directory import begun, cap_logs, end_of, results, set_aside, tail, write_request
 from collectors.base import Family
 from schemas.probes import PROBE
-from schemas.records import Metric, Rank, Record, Snapshot, to_json
+from schemas.records import Culprit, Metric, Rank, Record, Snapshot, to_json
 from schemas.studies import CELL
 from schemas.timeline import SOAK
 from tests import builders
@@ -502,6 +502,44 @@ def test_a_rank_that_was_ended_by_a_launcher_which_nobody_ended_is_named(
     assert found.text == f'host h1 rank 0 in phase "start": {told}'
 
 
+@pytest.mark.parametrize(
+    ("exit_code", "told"),
+    [
+        (-9, "was killed by SIGKILL before any rank began"),
+        (1, "ended with exit code 1 before any rank began: no libcudart"),
+    ],
+)
+def test_a_launcher_that_ends_before_its_ranks_begin_is_named_to_a_gang(
+    beats: Beats, tmp_path: Path, running: Running, gang: Callable[..., Gang], exit_code: int, told: str
+) -> None:
+    """The others would wait for its ranks until the deadline. A host that is alone has nobody to tell."""
+    assert Vigil("h1", beats, None, 60.0).settle(exit_code, "no libcudart") is None
+    watch = Vigil("h2", beats, Exchange(gang("h2", 3)), 60.0)
+    assert watch._exchange
+    watch._exchange.words = {host: Word(at=running.now, finished=True) for host in ("h1", "h3")}
+    found = watch.settle(exit_code, "no libcudart")
+    assert found is not None
+    assert (found.kind, found.hosts, found.scope, watch.begun()) == ("rank_ended", ("h2",), "", False)
+    assert found.text == f'host h2 rank 0 in phase "start": its launcher {told}'
+    assert watch.states()[0].exit_code == (1 if exit_code == 1 else None)
+    say(tmp_path, "end", rank=1, code=0, told=False)
+    assert (watch.states()[0].why, watch.begun()) == ("", True)
+    watch._exchange.close()
+
+
+@pytest.mark.parametrize(("exit_code", "named"), [(1, False), (-9, True), (-15, True), (-6, False)])
+def test_a_launcher_that_ends_late_may_have_waited_for_another(
+    beats: Beats, running: Running, gang: Callable[..., Gang], exit_code: int, named: bool
+) -> None:
+    """For the store of the first host, which never came: nobody is named, and short launches find out."""
+    watch = Vigil("h2", beats, Exchange(gang("h2", 3)), 60.0)
+    running.now += 301.0
+    assert watch._exchange
+    watch._exchange.words = {host: Word(at=running.now, finished=True) for host in ("h1", "h3")}
+    assert (watch.settle(exit_code) is not None) == named
+    watch._exchange.close()
+
+
 def test_a_launcher_ends_after_the_rank_that_failed(beats: Beats, tmp_path: Path, running: Running) -> None:
     watch = Vigil("h1", beats, None, 60.0)
     say(tmp_path, "end", rank=0, code=-15, told=True)
@@ -727,6 +765,79 @@ def test_whatever_goes_wrong_nothing_that_was_begun_is_left(
 def test_what_cannot_be_read_stands_beside_the_outcome(run: HostRun) -> None:
     reason = launch(run, "echo [] > rank1.json; exit 2").launches[0].reason
     assert reason.startswith("the launcher ended with 2: every rank had ended well; no result of rank 1: ")
+
+
+def test_a_host_whose_launcher_ended_early_has_started_no_rank(
+    run: HostRun, gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """So that no part of it is to blame. One that lost the others, or a rank that never beat, is another matter."""
+    for module in (culprit, vigil):
+        monkeypatch.setattr(module, "SETTLE_S", 0.1)
+    exchange = Exchange(gang("h1", 2))
+    exchange.words = {"h2": Word(at=time.monotonic(), finished=True)}
+    done = launch(run, "echo 'ImportError: no torch'; exit 1", exchange=exchange, members=["h1", "h2"]).launches[0]
+    assert done.reason.endswith("its launcher ended with exit code 1 before any rank began: ImportError: no torch")
+    assert (done.outcome, done.ranks) == ("failed", ())
+
+
+@pytest.mark.parametrize("kind", ["rank_absent", "cut_off"])
+def test_a_host_that_is_to_blame_for_something_else_keeps_its_ranks(
+    run: HostRun, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    named = Culprit(kind=kind, hosts=("h1",), text="somebody")
+    monkeypatch.setattr(Vigil, "look", lambda *_: named)
+    done = launch(run, "sleep 60").launches[0]
+    assert (done.culprit, len(done.ranks)) == (named, 2)
+
+
+@pytest.mark.parametrize(
+    ("log", "line"),
+    [
+        ("", ""), ("gemm …\n\n", "gemm …"),
+        ("ImportError: no torch\nsys:1: ResourceWarning: unclosed\n", "ImportError: no torch"),
+        ("torch.x.DistError: gone\n\x00\x01\n", "torch.x.DistError: gone"), ("\x1b[31mred\n\x00\n", "[31mred"),
+    ],
+)  # fmt: skip
+def test_the_last_words_of_a_log_are_its_error(tmp_path: Path, log: str, line: str) -> None:
+    (tmp_path / "launcher.log").write_text(log)
+    assert work_directory.last_line(tmp_path / "launcher.log") == line
+
+
+def test_a_gang_hears_of_a_rank_that_could_not_take_part(run: HostRun) -> None:
+    """Every rank of the gang has come to its end, and nothing was measured together: the host itself says for whom."""
+    why = "the device was lost: CUDA error: uncorrectable ECC error encountered"
+    state = json.dumps({"phase": "end", "exit_code": 0, "unable": why})
+    lines: list[str] = []
+    done = launch(run, f"echo '{state}' > rank1.state.json", members=["h1", "h2"], report=lines.append).launches[0]
+    text = f'host h1 cpu=1 rank 1 in phase "roll call": cannot take part: {why}'
+    assert (done.outcome, done.reason, lines) == ("failed", text, [f"stage benchmark: {text}"])
+    assert done.culprit == Culprit(
+        kind="rank_unable", hosts=("h1",), text=text, scope="cpu=1", rank=1, phase="roll call"
+    )
+
+
+def test_what_else_went_wrong_stands_beside_the_ranks_that_could_not_take_part(run: HostRun) -> None:
+    state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
+    both = f"echo '{state}' | tee rank0.state.json > rank1.state.json; echo [] > rank1.json"
+    done = launch(run, both, members=["h1", "h2"]).launches[0]
+    assert done.culprit
+    assert done.culprit.text.endswith(
+        'rank 0 in phase "roll call": cannot take part: the device was lost; and 1 more of its ranks'
+    )
+    assert done.reason.startswith(f"{done.culprit.text}; no result of rank 1: ")
+
+
+def test_a_deadline_is_told_although_a_rank_could_not_take_part(run: HostRun) -> None:
+    state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
+    slow = f"echo '{state}' > rank1.state.json; sleep 60"
+    done = launch(run, slow, members=["h1", "h2"], deadline_s=0.5).launches[0]
+    assert (done.outcome, done.culprit) == ("deadline", None)
+
+
+def test_a_host_that_is_alone_tells_of_each_figure_why_it_has_none(run: HostRun) -> None:
+    state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
+    done = launch(run, f"echo '{state}' > rank1.state.json").launches[0]
+    assert (done.outcome, done.culprit) == ("finished", None)
 
 
 def at_work_in(directory: Path) -> list[str]:

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fleet.judge.evidence import HostView
 from fleet.judge.localise.bisection import Conclusion
-from fleet.judge.localise.launches import EITHER, Attempt, conclusion, is_stuck
+from fleet.judge.localise.launches import EITHER, UNABLE, Attempt, conclusion, is_stuck
 from fleet.judge.localise.matrix import FABRIC, HOST, LINK, Suspect
 from schemas.probes import GANG
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict
@@ -34,7 +34,7 @@ def judge_faults(launched: Sequence[Attempt], views: Mapping[str, HostView]) -> 
         views: its hosts whose records are believed.
     """
     settled: set[str] = set()
-    for attempt in reversed([attempt for attempt in launched if attempt.stage == GANG]):
+    for attempt in reversed([attempt for attempt in launched if attempt.stage == GANG or attempt.unable]):
         if attempt.worked:
             settled |= set(attempt.members)
         found = [*_named(attempt, views, settled), *_probed(launched, attempt, views, settled)]
@@ -43,11 +43,16 @@ def judge_faults(launched: Sequence[Attempt], views: Mapping[str, HostView]) -> 
 
 
 def _named(attempt: Attempt, views: Mapping[str, HostView], settled: Collection[str]) -> Iterator[Verdict]:
-    """Whom the heartbeats named; of those who did not start the stage itself is inconclusive, and says why."""
-    culprit = attempt.culprit
-    for host, why in attempt.blamed().items() if culprit else ():
-        if culprit and host in views and host not in attempt.not_started and host not in settled:
-            yield _verdict(views[host], culprit.scope or "host", why, fails=attempt.sure(host))
+    """Whom the heartbeats named; of those who did not start the stage itself is inconclusive, and says why.
+
+    That a rank has no device that works is no proof of a fault of the device: what its driver and its kernel say is.
+    """
+    for host, why in attempt.blamed().items():
+        culprit = attempt.unable.get(host) or (attempt.culprit if host not in attempt.not_started else None)
+        if culprit and host in views and host not in settled:
+            unknown = views[host].beyond(culprit.scope) or (culprit.kind == UNABLE and views[host].renumbered)
+            scope = "host" if unknown else culprit.scope or "host"
+            yield _verdict(views[host], scope, why, fails=attempt.sure(host))
 
 
 def _probed(

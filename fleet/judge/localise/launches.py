@@ -20,6 +20,7 @@ from schemas.probes import GANG, PROBE, TOGETHER
 from schemas.records import MEASURED, Culprit, Launch, Observation, Record
 
 FINISHED = "finished"
+UNABLE = "rank_unable"
 EITHER = 0.5
 """Confidence of what is no better than its opposite."""
 
@@ -71,9 +72,16 @@ class Attempt:
         return {host: launch.reason for host, launch in self.told.items() if not launch.ranks and launch.reason}
 
     @property
+    def unable(self) -> dict[str, Culprit]:
+        """Hosts with a rank that could not take part, by their own account."""
+        told = ((host, launch.culprit) for host, launch in self.told.items())
+        return {host: culprit for host, culprit in told if culprit and culprit.kind == UNABLE}
+
+    @property
     def culprit(self) -> Culprit | None:
         """Whom the heartbeats named: as most of the hosts have it, where they do not agree."""
-        told = [launch.culprit for host in self.members if (launch := self.told.get(host)) and launch.culprit]
+        accounts = (self.told[host].culprit for host in self.members if host in self.told)
+        told = [culprit for culprit in accounts if culprit and culprit.kind != UNABLE]
         if not told:
             return None
         hosts = Counter(culprit.hosts for culprit in told).most_common(1)[0][0]
@@ -81,17 +89,19 @@ class Attempt:
 
     def blamed(self) -> dict[str, str]:
         """Hosts that stopped it, and how; none where nobody can tell."""
-        if own := self.not_started:
-            return own
+        own = self.not_started | {host: culprit.text for host, culprit in self.unable.items()}
         culprit = self.culprit
         if not culprit or set(culprit.hosts) >= set(self.members):
-            return {}
-        return dict.fromkeys(culprit.hosts, culprit.text)
+            return own
+        # Who started no rank makes others fail. Who is unable comes to a good end, and takes no rank with it.
+        if self.not_started or (own and not culprit.kind.startswith("rank_")):
+            return own
+        return own | dict.fromkeys(culprit.hosts, culprit.text)
 
     def sure(self, host: str) -> bool:
         """Whether it was that host, or a part of it: a rank's end is known; of hosts that lost one another, the few."""
         culprit = self.culprit
-        if not culprit or host in self.not_started:
+        if not culprit or host in self.not_started or host in self.unable:
             return False
         if culprit.kind == "host_absent" and host not in self.told:
             return False  # it may be that nobody started it
@@ -100,7 +110,7 @@ class Attempt:
     def late(self, present: Collection[str]) -> bool:
         """Whether all that stopped it is hosts that were never started, and could be: their control node was cut off."""
         culprit = self.culprit
-        if not culprit or culprit.kind != "host_absent" or self.not_started:
+        if not culprit or culprit.kind != "host_absent" or self.not_started or self.unable:
             return False
         return all(host in present and host not in self.told for host in culprit.hosts)
 
@@ -139,7 +149,8 @@ def measured_by(record: Record, launch: Launch) -> tuple[Observation, ...]:
 
 
 def conclusion(among: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Conclusion:
-    """What the probes after a launch that nobody is blamed for have shown, or who is to be probed next.
+    """What the probes after a launch that nobody is blamed for have shown, or who is to be probed next: nobody, where a host
+    says of itself that it is unable, with which no probe works.
 
     Args:
         among: every launch and probe of the gang.
@@ -149,6 +160,8 @@ def conclusion(among: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Co
     probes: dict[int, list[Outcome]] = defaultdict(list)
     for probe in among:
         if probe.stage == PROBE and stuck.number < probe.number < min(later, default=probe.number + 1):
+            if probe.unable:
+                return []
             probes[probe.number].append(Outcome(hosts=probe.members, worked=probe.worked))
     return Bisection(stuck.members).next_launches([probes[number] for number in sorted(probes)])
 

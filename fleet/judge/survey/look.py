@@ -37,7 +37,7 @@ class Look:
     def at(self, view: HostView) -> Looked | None:
         """What the host brings, where nothing speaks against it so far; None where it must be judged in full."""
         told = told_digests(view, self._planned)
-        self._known.twins.add(view.host.name, view.evidence)
+        self._known.name(view)
         if view.has_record:
             self._known.digests.count(told)
         found = self._looked(view, told)

@@ -1,0 +1,145 @@
+"""Which GPU is missing, where a host has fewer than it should.
+
+The driver numbers the GPUs that it has from 0, so that the number of one that is missing tells no slot, and the serial of a part
+that is not there cannot be read. What tells is the bus, where the GPU is still on it; the record on which the host was accepted;
+or the other hosts of its build, which have their GPUs in the same slots. Where these do not fit together, nothing is told.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import replace
+
+from fleet.judge.baseline import identity
+from fleet.judge.evidence import HostView, pci_address
+from schemas.records import Value
+from schemas.reports import FAIL, Verdict
+
+DRIVER, BUS = "gpu.count", "gpu.pci_count"
+LEAST_HOSTS = 2
+"""One other host alone may be the odd one."""
+UNTOLD = -1
+"""Module of a GPU whose driver tells none: a card in a slot."""
+
+Layout = Mapping[str, int]
+"""PCI address as sysfs spells it -> number of the module on its baseboard."""
+Build = tuple[str, int, str]
+"""GPU model of the inventory, GPUs, the host's model as its firmware has it; empty where nobody says."""
+
+
+class Slots:
+    """Where the hosts that have all their GPUs have them; several, each of other hosts, can be put together."""
+
+    def __init__(self) -> None:
+        self._seen: dict[Build, Counter[frozenset[tuple[str, int]]]] = {}
+
+    def add(self, view: HostView) -> None:
+        """Takes where a host has its GPUs."""
+        layout = _layout(view)
+        if layout and len(layout) == len(view.host.devices):
+            self._seen.setdefault(_build(view), Counter())[frozenset(layout.items())] += 1
+
+    def update(self, other: Slots) -> None:
+        """Takes where other hosts have their GPUs."""
+        for build, layouts in other._seen.items():
+            self._seen.setdefault(build, Counter()).update(layouts)
+
+    def empty(self, view: HostView, missing: int, but: Collection[str]) -> str:
+        """In which slots most hosts of its build have GPUs and this one has none; empty where `missing` others are gone.
+
+        Addresses in `but` are told of elsewhere.
+        """
+        layouts = self._seen.get(_build(view), Counter())
+        found, count = next(iter(layouts.most_common(1)), (frozenset(), 0))
+        usual, own = dict(found), _layout(view)
+        if count < LEAST_HOSTS or 2 * count <= layouts.total():
+            return ""
+        like = "of its build" if _build(view)[2] else f"with {len(usual)} GPUs"
+        where = f"where {count} of {layouts.total()} hosts {like} have one"
+        gone = {address: usual[address] for address in usual.keys() - own.keys() - {*but}}
+        if own.items() <= usual.items() and len(gone) == missing:
+            told = ", ".join(f"PCI {address}" + _module(module) for address, module in sorted(gone.items()))
+            # Without modules to compare, buses that are numbered otherwise for want of a bridge would not be noticed.
+            return f"nothing at {told}{', by the address alone' if UNTOLD in usual.values() else ''}, {where}"
+        modules, others = {*own.values()}, {*usual.values()}
+        if modules < others and len(others - modules) == missing:
+            return f"nothing in {', '.join(f'module {module}' for module in sorted(others - modules))}, {where}"
+        return ""
+
+
+def with_missing(view: HostView, verdict: Verdict, slots: Slots) -> Verdict:
+    """The verdict; where it fails for GPUs that are missing, with what tells which ones."""
+    counted = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
+    if not counted or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
+        return verdict
+    told = "; ".join(_told(view, verdict.name, verdict.value, verdict.limit - verdict.value, slots))
+    detail = "; ".join(text for text in (verdict.detail, told) if text)
+    return replace(verdict, reason=f"{verdict.reason}; {told}" if told else verdict.reason, detail=detail)
+
+
+def _told(view: HostView, name: str, count: int, missing: int, slots: Slots) -> Iterator[str]:
+    own, on_bus = _layout(view), _on_bus(view)
+    every = len(own) == len(view.evidence.gpus()) and view.host.devices == tuple(range(len(view.host.devices)))
+    alone = sorted(on_bus - own.keys())
+    fits = count == len(on_bus if name == BUS and on_bus else own) and (not on_bus or own.keys() <= on_bus)
+    # Of hosts of which some GPUs are under test, the numbers of these move when one of the others is gone.
+    if not own or not every or not fits or missing <= 0:
+        return
+    if name == DRIVER and alone:
+        if len(alone) > missing:
+            return
+        yield f"on the PCI bus and not with the driver: {', '.join(alone)} (the kernel log says why)"
+        missing -= len(alone)
+    if missing:
+        gone = _gone(view, missing, alone)
+        if gone:
+            told = (f"serial {serial}{f' at PCI {address}' if address else ''}" for serial, address in gone)
+            yield f"accepted with it, and not there now: {', '.join(told)}"
+        placed = sum(bool(address) for _, address in gone)
+        where = slots.empty(view, missing, alone) if placed < missing else ""
+        if where:
+            yield where
+
+
+def _gone(view: HostView, missing: int, but: Collection[str]) -> list[tuple[str, str]]:
+    """Serial and address of the GPUs with which the host was accepted, and which it does not name any more.
+
+    Those at `but` are told of elsewhere. No address where another GPU is now. None where others than `missing` are gone.
+    """
+    left = view.evidence.baseline
+    there, own = _layout(view), {identity(gpu) for gpu in view.evidence.gpus()}
+    before = [
+        (identity(gpu), pci_address(gpu.pci_bus_id) if gpu.pci_bus_id else "")
+        for gpu in (left.host.gpus if left and left.host else ())
+    ]
+    gone = [(serial, address) for serial, address in before if serial and serial not in own and address not in but]
+    return [(serial, "" if address in there else address) for serial, address in gone] if len(gone) == missing else []
+
+
+def _on_bus(view: HostView) -> set[str]:
+    """Addresses of the GPUs that the bus showed last."""
+    told = _last(view, "pcie.kind")
+    return {scope.removeprefix("pci=") for scope, kind in told.items() if scope.startswith("pci=") and kind == "gpu"}
+
+
+def _layout(view: HostView) -> Layout:
+    """The GPUs that the driver names and whose address it tells."""
+    modules = {scope: value for scope, value in _last(view, "gpu.module_id").items() if type(value) is int}
+    gpus = (gpu for gpu in view.evidence.gpus() if gpu.pci_bus_id)
+    return {pci_address(gpu.pci_bus_id): modules.get(f"gpu={gpu.index}", UNTOLD) for gpu in gpus}
+
+
+def _build(view: HostView) -> Build:
+    product = _last(view, "host.system.product").get("host", "")
+    return view.host.gpu_model, len(view.host.devices), product if isinstance(product, str) else ""
+
+
+def _last(view: HostView, name: str) -> Mapping[str, Value]:
+    """What the last snapshot that has it says."""
+    metrics = view.observations.metrics.get(name)
+    return metrics[-1][1].values if metrics else {}
+
+
+def _module(module: int) -> str:
+    return f" (module {module})" if module != UNTOLD else ""
