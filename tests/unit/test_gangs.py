@@ -302,6 +302,13 @@ def test_a_launch_that_failed_for_nobody_and_works_in_probes_is_made_once_more()
     assert site.report().decision == "accepted"
 
 
+def test_a_probe_that_fails_by_chance_too_gets_no_link_blamed() -> None:
+    site = Site(plan("h1", "h2", "h3", "h4"), flaky=2)
+    assert site.play().left == {}
+    assert site.full() == [("h1", "h2", "h3", "h4")] * 2
+    assert site.report().decision == "accepted"
+
+
 def test_a_gang_of_which_no_two_hosts_work_ends_without_a_culprit() -> None:
     names = ("h1", "h2", "h3", "h4")
     site = Site(plan(*names), bad=set(names))

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.evidence import Evidence, HostView
-from fleet.judge.localise import Bisection, Conclusion, Outcome, Pair, Suspect, confirm, explain, judge_pairs
+from fleet.judge.localise import Bisection, Conclusion, Outcome, Pair, Suspect, explain, judge_pairs
 from schemas import tournament
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Observation, Record
@@ -386,7 +386,7 @@ def test_a_pair_that_fails_only_together_is_found(size: int) -> None:
             assert set(blamed(conclusion)[1]) == set(faults[1])
             most = max(most, conclusion.launches)
         print(f"{size} hosts, {hosts} bad, {links} bad links: at most {most} launches")
-        assert most <= (2 * math.log2(size) + 4) * max(1, links) + 3 * hosts
+        assert most <= (2 * math.log2(size) + 5) * max(1, links) + 3 * hosts
 
 
 def test_what_cannot_be_attributed_is_said() -> None:
@@ -406,20 +406,6 @@ def test_the_planner_answers_the_same_from_the_same_history_and_asks_for_what_is
     assert isinstance(first, list)
     half = [[Outcome(hosts=tuple(first[0]), worked=True)]]
     assert planner.next_launches(half) == first[1:]
-
-
-def test_a_suspect_is_confirmed_by_two_that_are_good() -> None:
-    good, first = ["a", "b"], confirm(["x", "y"], ["a", "b"])
-    assert first == [["x", "a"], ["y", "b"]]
-    history = [[Outcome(hosts=("x", "a"), worked=False), Outcome(hosts=("y", "b"), worked=False)]]
-    second = confirm(["x", "y"], good, history)
-    assert second == [["x", "b"], ["y", "a"]]
-    history.append([Outcome(hosts=("x", "b"), worked=False), Outcome(hosts=("y", "a"), worked=True)])
-    conclusion = confirm(["x", "y"], good, history)
-    assert isinstance(conclusion, Conclusion)
-    assert blamed(conclusion) == ({"x"}, [frozenset(("y", "b"))])
-    with pytest.raises(ValueError, match="2 good hosts are needed"):
-        confirm(["x"], ["a"])
 
 
 @pytest.mark.parametrize("count", [*range(12), 33])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.judge.localise.bisection import Bisection, Conclusion, History, Outcome, confirm
+from fleet.judge.localise.bisection import Bisection, Conclusion, History, Outcome
 from fleet.judge.localise.explain import explain
 from fleet.judge.localise.matrix import Pair, Suspect, Tolerance
 from fleet.judge.localise.verdicts import judge_pairs
@@ -15,7 +15,6 @@ __all__ = [
     "Pair",
     "Suspect",
     "Tolerance",
-    "confirm",
     "explain",
     "judge_pairs",
 ]

@@ -9,12 +9,14 @@ anew each time, and where the search asks for a group that nobody has launched, 
    to the one with whom it failed is bad.
 3. The good ones all together. Where that fails although each works with somebody, a link between two of them is bad, and
    found by halving: the shortest part of the list that fails ends in one end of it, and the same again finds the other.
+4. Two that failed together and are good: once more, as a launch may also fail by chance.
 
-One bad host takes four launches, of however many hosts; a bad link some 2 log2(N) + 4.
+One bad host takes four launches, of however many hosts; a bad link some 2 log2(N) + 5.
 """
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -22,7 +24,7 @@ from fleet.judge.localise.matrix import FABRIC, HOST, LINK, Suspect, rule_of_suc
 from schemas.tournament import chosen, pairs_of
 
 WITNESSES = 2
-"""Good hosts with which a bad one must fail: with one alone it may be the link."""
+"""Good hosts with which a bad one must fail: with one alone it may be the link. And launches in which a bad link must."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -74,25 +76,6 @@ class Bisection:
             return needed.groups
 
 
-def confirm(suspects: Sequence[str], good: Sequence[str], history: History = ()) -> list[list[str]] | Conclusion:
-    """Each suspect with two good hosts, one after the other: the next launch, or who is bad after all.
-
-    Args:
-        suspects: hosts that something else speaks against, the pair matrix for example.
-        good: hosts of whom nothing bad is known; at least two.
-        history: the launches made for this so far.
-    """
-    if len(set(good) - set(suspects)) < WITNESSES:
-        raise ValueError(f"{WITNESSES} good hosts are needed, there are {len(set(good) - set(suspects))}")
-    try:
-        search = _Search([*good, *suspects], history)
-        search.good = dict.fromkeys(host for host in good if host not in suspects)
-        search.settle(suspects)
-        return search.told()
-    except _NeededError as needed:
-        return needed.groups
-
-
 class _Search:
     """The search, as if every launch had been made; asks for those that were not by _NeededError."""
 
@@ -103,6 +86,7 @@ class _Search:
         self._place = {host: place for place, host in enumerate(dict.fromkeys([*hosts, *launched]))}
         ended = {self._mask(outcome.hosts): outcome.worked for launch in history for outcome in launch}
         self._ended = ended
+        self._failures = Counter(self._mask(each.hosts) for launch in history for each in launch if not each.worked)
         self._worked = [mask for mask, worked in ended.items() if worked and mask.bit_count() > WITNESSES]
         self._failed = [mask for mask, worked in ended.items() if not worked]
         self.good: dict[str, None] = {}
@@ -123,8 +107,9 @@ class _Search:
         if not self.good:
             self.together = f"no two of the {len(self._hosts)} hosts work with each other"
             return self.told()
-        self.settle([host for host in self._hosts if host not in self.good])
+        self._settle([host for host in self._hosts if host not in self.good])
         self.links += [pair for pair in failed if all(host in self.good for host in pair)]
+        self._confirm()
         self._links_among_good()
         return self.told()
 
@@ -142,7 +127,7 @@ class _Search:
                 break
         return failed
 
-    def settle(self, suspects: Iterable[str]) -> None:
+    def _settle(self, suspects: Iterable[str]) -> None:
         """Each of them with one good host after the other, until it worked with one or failed with two."""
         open_ones = dict.fromkeys(suspects)
         witnesses = list(self.good)
@@ -174,6 +159,17 @@ class _Search:
                     self.together = f"{', '.join(found)} work in pairs and fail together with more"
                     return
                 self.links.append((found[0], found[1]))
+                self._confirm()
+
+    def _confirm(self) -> None:
+        """Asks for the links that have failed only once; one that works then is none."""
+        again: list[tuple[str, str]] = []
+        for link in self.links:
+            busy = {host for pair in again for host in pair}
+            if self._failures[self._mask(link)] < WITNESSES and busy.isdisjoint(link):
+                again.append(link)
+        if again:
+            raise _NeededError(again)
 
     def _culprits(self, hosts: Sequence[str]) -> list[str]:
         """Two of them that fail together; more, and not all of those it takes, where two do not."""
@@ -242,12 +238,17 @@ class _Search:
 
     def _bad_link(self, a: str, b: str) -> Suspect:
         good = a in self.good  # then both are
-        told = "each of the two works with another host" if good else "either host, or what is between: two cannot tell"
+        spoke = WITNESSES if good else 0
+        told = (
+            " twice; each of the two works with another host"
+            if good
+            else "; either host, or what is between: two cannot tell"
+        )
         return Suspect(
             kind=LINK,
             where=f"{a} - {b}",
-            confidence=rule_of_succession(int(good), int(good)),
-            evidence=f"{a} and {b} fail together; {told}",
+            confidence=rule_of_succession(spoke, spoke),
+            evidence=f"{a} and {b} fail together{told}",
             hosts=(a, b),
         )
 
