@@ -197,7 +197,7 @@ class _Gang:
         found = conclusion(self._launched, last) if is_stuck(last) else None
         if isinstance(found, list):
             return [self._start(group, probe=True) for group in found]
-        again = found is None or found.good
+        again = found is None or found.good or len(rest) == FEWEST  # of two, no part is left that could be probed
         return [self._start(rest)] if again and self._tries(rest) < TRIES else []
 
     def _start(self, members: Sequence[str], *, probe: bool = False) -> Start:
