@@ -68,6 +68,11 @@ class PlannedHost:
         """The scope of each device: `gpu=0`, `gpu=1` … or `cpu=0` …"""
         return tuple(f"{self.device}={index}" for index in self.devices)
 
+    @property
+    def fabric(self) -> float:
+        """Line rate of the fabric ports of all its devices in B/s; 0 where the inventory does not say."""
+        return self.fabric_gbps * 1e9 / 8 * len(self.devices)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
@@ -170,6 +175,19 @@ class Plan:
     def ranks(self, hosts: Iterable[str]) -> int:
         """How many devices those of the named hosts have that are of the plan."""
         return sum(len(self._by_name[name].devices) for name in set(hosts) if name in self._by_name)
+
+    def slowest_fabric(self, host: PlannedHost, members: Iterable[str]) -> float:
+        """B/s of the host's ports, or of a member's of its gang that brings less: what all do together is no faster."""
+        if host.gang not in self._mixed:
+            return host.fabric
+        there = set(members)
+        told = (other.fabric for other in self._of_gang[host.gang] if other.name in there and other.fabric)
+        return min(told, default=host.fabric)
+
+    @cached_property
+    def _mixed(self) -> set[str]:
+        """The gangs whose hosts do not all bring the same to the fabric."""
+        return {gang for gang, hosts in self._of_gang.items() if len({host.fabric for host in hosts}) > 1}
 
     def stage(self, name: str) -> Stage:
         """The planned stage of that name. Raises KeyError."""

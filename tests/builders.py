@@ -244,6 +244,7 @@ def records(of: Plan, host: str) -> tuple[Record, ...]:
         **common,
         gang=planned.gang,
         gpus=gpus,
+        snapshots=(snapshot(devices, stage="gang", phase="after"),),
         observations=tuple(results(of, host, "gang")),
         launches=(launch("gang", members),),
     )
@@ -256,9 +257,10 @@ def evidence(of: Plan) -> dict[str, Evidence]:
 
 
 def with_snapshot(left: Evidence, taken: Snapshot) -> Evidence:
-    """The evidence with one more snapshot in the host record."""
-    first, *rest = left.records
-    return replace(left, records=(replace(first, snapshots=(*first.snapshots, taken)), *rest))
+    """The evidence with one more snapshot in its last record, in the place of the one of that moment."""
+    *others, last = left.records
+    kept = [seen for seen in last.snapshots if (seen.stage, seen.phase) != (taken.stage, taken.phase)]
+    return replace(left, records=(*others, replace(last, snapshots=(*kept, taken))))
 
 
 def with_observations(left: Evidence, change: Any, gang: bool = False) -> Evidence:

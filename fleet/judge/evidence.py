@@ -15,6 +15,7 @@ from fleet.judge.criteria import Criterion, Pack
 from schemas.baselines import HostBaseline
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation
 from schemas.plans import Plan, PlannedHost
+from schemas.probes import GANG
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot, Value
 from schemas.reports import INCONCLUSIVE, Verdict
 
@@ -243,6 +244,16 @@ class HostView:
         first: dict[int, str] = {}
         gpus = [gpu for record in self.evidence.records for gpu in record.gpus if gpu.serial]
         return any(first.setdefault(gpu.index, gpu.serial) != gpu.serial for gpu in gpus)
+
+    def members(self, stage: str) -> tuple[str, ...]:
+        """Who took part in the last launch of a stage on this host; nobody where there was none."""
+        launches = [launch for launch in self.evidence.launches() if launch.stage == stage]
+        return launches[-1].members if launches else ()
+
+    @cached_property
+    def fabric(self) -> float:
+        """B/s of a host's ports by the inventory: of the slowest with which this one was launched."""
+        return self.plan.slowest_fabric(self.host, self.members(GANG))
 
     def unseen(self) -> list[str]:
         """Scopes of planned GPUs of which nothing at all was measured."""

@@ -95,7 +95,7 @@ def planned(view: HostView) -> Iterator[Verdict]:
     for stage in view.plan.stages:
         wanted = [item for item in view.expected if item.stage == stage.name]
         why = _stage_problem(view, stage.name)
-        missing, measured, members = [], False, _members(view, stage.name)
+        missing, measured, members = [], False, view.members(stage.name)
         ranks = view.plan.ranks(members)
         for item in wanted:
             if stage.name == "gang" and members and not possible(item.name, ranks):
@@ -123,12 +123,17 @@ def planned(view: HostView) -> Iterator[Verdict]:
         if measured and not last and not missing:
             reason = "it was measured, and its record tells of no launch: how that ended is not known"
             yield view.inconclusive(f"stage.{stage.name}", "host", reason, stage.name)
+    yield from _unwatched(view)
 
 
-def _members(view: HostView, stage: str) -> tuple[str, ...]:
-    """Who took part in the last launch of a stage on this host; nobody where there was none."""
-    launches = [launch for launch in view.evidence.launches() if launch.stage == stage]
-    return launches[-1].members if launches else ()
+def _unwatched(view: HostView) -> Iterator[Verdict]:
+    """No readings of after the last launch: what the ranks did to the GPUs is not known. A soak is read while it goes on."""
+    planned = [stage.name for stage in view.plan.stages if not stage.duration_s]
+    finished = {launch.stage for launch in view.evidence.launches() if launch.outcome == "finished"}
+    last = next((stage for stage in reversed(planned) if stage in finished), "")
+    if last and not any((taken.stage, taken.phase) == (last, "after") for taken in view.evidence.snapshots()):
+        reason = "its record has no readings of after the launch, which every launch ends with"
+        yield view.inconclusive(f"stage.{last}", "host", reason, last)
 
 
 def reported(view: HostView) -> Iterator[Verdict]:

@@ -66,6 +66,8 @@ def _on_series(
     benchmark = from_benchmark(criterion.name)
     measured = [seen for seen in group if seen.status == MEASURED]
     lost = [seen for seen in group if seen.status == ERROR]
+    if measured and group[-1].status == UNSUPPORTED and not criterion.optional:
+        lost.append(group[-1])  # the part told it before
     found = _on_measured(view, criterion, measured, fleet) if measured else None
     if found and lost and found.verdict == PASS and not benchmark and not criterion.best_of_run:
         reason = f"{lost[-1].status} {lost[-1].params.get('phase', '')} {lost[-1].stage}: {lost[-1].reason}"
@@ -194,7 +196,7 @@ def limit_of(view: HostView, criterion: Criterion) -> Value:
     if criterion.variable == "gpu_count":
         return len(view.host.devices)
     if criterion.variable == "fabric_bytes_per_second":
-        return view.host.fabric_gbps * 1e9 / 8 * len(view.host.devices) * criterion.fraction
+        return view.fabric * criterion.fraction
     return criterion.value
 
 

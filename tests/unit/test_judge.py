@@ -74,11 +74,16 @@ def test_link_is_judged_by_its_best_snapshot(name: str, criterion: str) -> None:
     idle["h1"] = builders.with_snapshot(idle["h1"], builders.snapshot(range(2), stage="gang", phase="after", **slow))
     assert findings(plan, idle) == []
     narrowed = builders.evidence(plan)
-    first = narrowed["h1"].records[0]
-    always = replace(
-        first, snapshots=(builders.snapshot(range(2), **slow), builders.snapshot(range(2), phase="after", **slow))
-    )
-    narrowed["h1"] = replace(narrowed["h1"], records=(always, *narrowed["h1"].records[1:]))
+    always = [
+        replace(
+            record,
+            snapshots=tuple(
+                builders.snapshot(range(2), stage=seen.stage, phase=seen.phase, **slow) for seen in record.snapshots
+            ),
+        )
+        for record in narrowed["h1"].records
+    ]
+    narrowed["h1"] = replace(narrowed["h1"], records=tuple(always))
     assert [(item.scope, item.criterion) for item in findings(plan, narrowed)] == [
         ("gpu=0", criterion),
         ("gpu=1", criterion),
@@ -166,12 +171,17 @@ def test_every_inspection_is_missed() -> None:
     complete = builders.evidence(plan)
     needed = [*builders.HEALTHY, "gpu.count", "gpu.pci_count", "xid.last_seen", "gpu.throttle.active"]
     for name in needed:
-        first, *rest = complete["h1"].records
-        without = tuple(
-            replace(taken, metrics=tuple(metric for metric in taken.metrics if metric.name != name))
-            for taken in first.snapshots
-        )
-        evidence = complete | {"h1": Evidence(records=(replace(first, snapshots=without), *rest))}
+        without = [
+            replace(
+                record,
+                snapshots=tuple(
+                    replace(taken, metrics=tuple(metric for metric in taken.metrics if metric.name != name))
+                    for taken in record.snapshots
+                ),
+            )
+            for record in complete["h1"].records
+        ]
+        evidence = complete | {"h1": Evidence(records=tuple(without))}
         found = findings(plan, evidence)
         assert {item.verdict for item in found} == {INCONCLUSIVE}, name
         assert {item.host for item in found} == {"h1"}
@@ -181,9 +191,8 @@ def test_stage_that_left_nothing_is_told_once_with_the_reason() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     alone, together = evidence["h1"].records
-    hung = replace(
-        together, observations=(), launches=(builders.launch("gang", ("h1", "h2"), "deadline", "rank 0 in join"),)
-    )
+    launches = (builders.launch("gang", ("h1", "h2"), "deadline", "rank 0 in join"),)
+    hung = replace(together, observations=(), snapshots=(), launches=launches)
     evidence["h1"] = Evidence(records=(alone, hung))
     assert [(item.name, item.reason) for item in findings(plan, evidence)] == [
         ("stage.gang", "nothing was observed; rank 0 in join")
@@ -317,10 +326,43 @@ def test_xid_before_the_run_is_not_blamed_on_it_but_one_during_is() -> None:
 def test_counter_seen_once_cannot_be_judged_by_its_change() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
-    first, *rest = evidence["h1"].records
-    evidence["h1"] = Evidence(records=(replace(first, snapshots=first.snapshots[:1]), *rest))
+    first, gang = evidence["h1"].records
+    evidence["h1"] = Evidence(records=(replace(first, snapshots=first.snapshots[:1]), replace(gang, snapshots=())))
     assert {item.verdict for item in findings(plan, evidence)} == {INCONCLUSIVE}
-    assert {item.criterion for item in findings(plan, evidence)} == {"pcie-replay", "xid-during-run", "disk-lost"}
+    told = {"pcie-replay", "xid-during-run", "disk-lost"}
+    assert {item.criterion for item in findings(plan, evidence)} == {*told, "plan"}
+
+
+def test_run_that_nobody_looked_at_afterwards_is_no_pass() -> None:
+    """A part may have broken in the last stage."""
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    first, gang = evidence["h1"].records
+    evidence["h1"] = Evidence(records=(first, replace(gang, snapshots=())))
+    assert [(item.host, item.name, item.verdict) for item in findings(plan, evidence)] == [
+        ("h1", "stage.gang", INCONCLUSIVE)
+    ]
+
+
+def test_reading_that_the_part_does_not_tell_any_more_is_no_pass() -> None:
+    plan = builders.plan()
+    evidence = builders.evidence(plan)
+    taken = builders.snapshot(range(2), stage="gang", phase="after")
+    lost = [
+        replace(metric, values={"gpu=0": metric.values["gpu=0"]}, absent={"gpu=1": "unsupported: Not Supported"})
+        if metric.name == "gpu.ecc.uncorrectable_volatile"
+        else metric
+        for metric in taken.metrics
+    ]
+    evidence["h1"] = builders.with_snapshot(evidence["h1"], replace(taken, metrics=tuple(lost)))
+
+    def told(packs: Sequence[Pack]) -> list[Any]:
+        found = [item for item in judge(plan, evidence, packs) if item.verdict != PASS]
+        return [(item.host, item.scope, item.criterion, item.verdict) for item in found]
+
+    assert told(PACKS) == [("h1", "gpu=1", "ecc-uncorrectable-volatile", INCONCLUSIVE)]
+    optional = [replace(pack, criteria=tuple(replace(item, optional=True) for item in pack.criteria)) for pack in PACKS]
+    assert told(optional) == [], "what a part need not have"
 
 
 RUN = (
@@ -448,6 +490,23 @@ def test_fabric_is_judged_only_where_the_inventory_states_its_rate() -> None:
     assert {(item.host, item.verdict, item.limit) for item in verdicts} == {("h1", PASS, 8e10), ("h2", PASS, 8e10)}
 
 
+def test_gang_is_to_be_as_fast_as_the_slowest_of_those_who_took_part() -> None:
+    plan = builders.plan("h1", "h2", "h3", gpu_count=2, rackproof_fabric_gbps=400)
+    hosts = tuple(replace(host, fabric_gbps={"h1": 200.0, "h2": 0.0}.get(host.name, 400.0)) for host in plan.hosts)
+    mixed = replace(plan, hosts=hosts)
+
+    def limits(evidence: dict[str, Evidence]) -> dict[str, Any]:
+        found = judge(mixed, evidence, PACKS)
+        return {item.host: item.limit for item in found if item.criterion == "fabric-all-reduce"}
+
+    complete = builders.evidence(mixed)
+    assert limits(complete) == {"h1": 4e10, "h3": 4e10}, "of h2 nobody said what to expect"
+    without = dict(complete)
+    alone, together = complete["h3"].records
+    without["h3"] = Evidence(records=(alone, replace(together, launches=(builders.launch("gang", ("h2", "h3")),))))
+    assert limits(without)["h3"] == 8e10
+
+
 @pytest.mark.parametrize(
     ("operator", "passes"),
     [
@@ -566,8 +625,9 @@ def identity(serial: str, uptime: float) -> tuple[Metric, Metric]:
 def test_part_swapped_or_host_rebooted_in_mid_run_is_found(serial: str, uptime: float, found: list[Any]) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
-    for values in (identity("A", 100.0), identity(serial, uptime)):
-        evidence["h1"] = builders.with_snapshot(evidence["h1"], replace(after(), metrics=(*after().metrics, *values)))
+    for phase, values in (("during", identity("A", 100.0)), ("after", identity(serial, uptime))):
+        taken = replace(after(), phase=phase, metrics=(*after().metrics, *values))
+        evidence["h1"] = builders.with_snapshot(evidence["h1"], taken)
     assert [(item.scope, item.criterion, item.verdict) for item in findings(plan, evidence)] == found
 
 

@@ -86,6 +86,11 @@ def found(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
     return [(item.scope, item.criterion, item.verdict) for item in verdicts]
 
 
+def of_rule(verdicts: list[Verdict]) -> list[Verdict]:
+    """Those of the criterion itself, where the stages in the evidence are none of the plan's."""
+    return [item for item in verdicts if item.criterion == "c"]
+
+
 def reading(value: Any = None, *, name: str = "gpu.thing", scope: str = "gpu=0", absent: str = "") -> Metric:
     return Metric(
         name=name, unit="1", values={} if absent else {scope: value}, absent={scope: absent} if absent else {}
@@ -280,12 +285,12 @@ def test_of_several_readings_the_last_bad_one_is_told_or_the_first_good_one() ->
         for at, metric in enumerate(snapshots)
     )
     evidence = Evidence(records=(replace(record, snapshots=taken),))
-    (worst,), (best,) = (judged(plan, evidence, criterion(best_of_run=flag)) for flag in (False, True))
+    (worst,), (best,) = (of_rule(judged(plan, evidence, criterion(best_of_run=flag))) for flag in (False, True))
     assert (worst.verdict, worst.value, worst.stage) == (FAIL, 2, "s2")
     assert (best.verdict, best.value, best.stage) == (PASS, 1, "s1")
-    (no,) = judged(plan, evidence, criterion(best_of_run=True, value=9))
+    (no,) = of_rule(judged(plan, evidence, criterion(best_of_run=True, value=9)))
     assert (no.verdict, no.value) == (FAIL, 3)
-    (last,) = judged(plan, evidence, criterion(operator="ge"))
+    (last,) = of_rule(judged(plan, evidence, criterion(operator="ge")))
     assert (last.verdict, last.stage) == (PASS, "s3")
 
 
@@ -454,7 +459,7 @@ def test_both_ends_of_a_counter_must_have_been_read() -> None:
     rule = criterion(delta=True, operator="le", value=0)
     for places, verdict in (((0, 1, 2), PASS), ((0, 2), PASS), ((0, 1), INCONCLUSIVE), ((1, 2), INCONCLUSIVE)):
         taken = tuple(replace(item, metrics=(reading(1),) if at in places else ()) for at, item in enumerate(three))
-        (told,) = judged(plan, Evidence(records=(replace(record, snapshots=taken),)), rule)
+        (told,) = of_rule(judged(plan, Evidence(records=(replace(record, snapshots=taken),)), rule))
         assert told.verdict == verdict
         assert told.detail == ""
     (rose,) = judged(plan, then(left(plan, "h1", reading(5)), reading(2)), rule)
@@ -555,8 +560,8 @@ def together(
     """Its own record, and the one of its gang."""
     own = left(plan, host, reading(1), observations=(), launches=()).records[0]
     found = tuple(builders.results(plan, host, "gang")) if seen is None else seen
-    name = plan.host(host).gang
-    return Evidence(records=(own, replace(own, gang=name, observations=found, launches=launches, snapshots=())))
+    name, after = plan.host(host).gang, replace(own.snapshots[-1], stage="gang", metrics=())
+    return Evidence(records=(own, replace(own, gang=name, observations=found, launches=launches, snapshots=(after,))))
 
 
 def group(*members: str, outcome: str = "finished", number: int = 1) -> Launch:
@@ -736,8 +741,9 @@ def test_a_stage_that_left_nothing_says_why(launches: tuple[Launch, ...], reason
     plan = small()
     record = replace(left(plan, "h1", reading(1)).records[0], observations=(), launches=launches)
     evidence = Evidence(records=(replace(record, snapshots=record.snapshots[:1]),))
-    (told,) = judged(plan, evidence)
+    told, *more = judged(plan, evidence)
     assert (told.name, told.scope, told.reason) == ("stage.benchmark", "host", f"nothing was observed; {reason}")
+    assert [item.name for item in more] == ["stage.benchmark"] * (launches == (launched("finished"),))
 
 
 def test_a_stage_that_was_seen_is_told_by_what_it_lacks() -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.evidence import Evidence, HostView
-from fleet.judge.localise import Bisection, Conclusion, Outcome, Pair, Suspect, Tolerance, explain, judge_pairs
+from fleet.judge.localise import Bisection, Conclusion, Kind, Outcome, Pair, Suspect, Tolerance, explain, judge_pairs
 from fleet.judge.localise.launches import Attempt, attempts, conclusion, is_stuck, measured_by, unfit
 from fleet.judge.localise.matrix import rule_of_succession, spread, upper_median
 from fleet.judge.verdict import judge
@@ -35,7 +35,7 @@ def matrix(
     late: Mapping[Any, float] | None = None,
     failed: Mapping[Any, str] | None = None,
     left_out: Collection[Any] = (),
-    kinds: Mapping[str, str] | None = None,
+    gbps: Mapping[str, float] | None = None,
 ) -> list[Pair]:
     """Pairs of hosts a, b, c …, each as fast as its slowest part: `a`, ("a", 1), 1 (a rail), "ab" or ("ab", 1)."""
     names = string.ascii_lowercase[:size]
@@ -47,7 +47,7 @@ def matrix(
                 share = min((shares or {}).get(part, 1.0) for part in parts)
                 time = max((late or {}).get(part, 1.0) for part in parts)
                 why = next((failed[part] for part in parts if part in failed), "") if failed else ""
-                kind = "".join(sorted({(kinds or {}).get(a, ""), (kinds or {}).get(b, "")}))
+                kind = Kind(gbps=min((gbps or {}).get(a, 400.0), (gbps or {}).get(b, 400.0)))
                 found.append(
                     Pair(
                         a=a,
@@ -122,7 +122,7 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "only all together": (matrix(4), {"collective_slow": True}),
     "only all together, of few pairs": (matrix(4, left_out=["ab"]), {"collective_slow": True}),
     "nothing was measured": ([], {"collective_slow": True}),
-    "kinds apart": (matrix(8, 1, {"e": 0.5, "f": 0.5, "g": 0.5, "h": 0.5}, kinds=dict.fromkeys("efgh", "x")), {}),
+    "kinds apart": (matrix(8, 1, {"e": 0.5, "f": 0.5, "g": 0.5, "h": 0.5}, gbps=dict.fromkeys("efgh", 200.0)), {}),
     "hardly slow": (matrix(5, shares={"b": 0.89}), {}),
     "slow enough": (matrix(5, shares={"b": 0.87}), {}),
     "less may be missing": (matrix(5, shares={"b": 0.89}), {"tolerance": Tolerance(bandwidth=0.1)}),
@@ -141,7 +141,14 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
     "three hosts, a rail slow": (matrix(3, 3, {1: 0.5}), {}),
     "one of two rails is slow": (matrix(4, 2, {1: 0.5}), {}),
     "two of three rails of a host": (matrix(4, 3, {("b", 0): 0.5, ("b", 1): 0.6}), {}),
-    "a kind of two hosts": (matrix(5, shares={("de", 1): 0.5}, kinds={"a": "y", "b": "y", "c": "y", "d": "x", "e": "x"}), {}),
+    "a kind of two hosts": (matrix(5, shares={("de", 1): 0.5}, gbps={"d": 800.0, "e": 800.0}), {}),
+    "a kind of two hosts that is faster": (
+        [
+            replace(pair, bandwidth=2 * RATE) if pair.a + pair.b == "de" else pair
+            for pair in matrix(5, gbps={"d": 800.0, "e": 800.0})
+        ],
+        {},
+    ),
     "everybody failed": (matrix(4, failed={0: "gone", 1: "gone"}), {}),
     "the best of seven is believed": (matrix(8, 1, slow_with("b", "cdefgh")), {}),
     "the best of eight may be a mistake": (matrix(9, 1, slow_with("b", "cdefghi")), {}),
@@ -163,6 +170,13 @@ CASES: dict[str, tuple[list[Pair], dict[str, Any]]] = {
         (matrix(5, shares={("bd", 0): 0.5}, failed={("bd", 1): "gone"}), {}),
 }  # fmt: skip
 SAID: dict[str, list[tuple[Any, ...]]] = {
+    "a kind of two hosts": [
+        (
+            "link", "d - e rail 1", 0.8,
+            "bandwidth between d and e is 50% of what is usual on rail 1; each of the two is well with 3 others or more",
+            "de", (1,), "bandwidth", 50.0, 100.0, 88.0,
+        ),
+    ],
     "a host is slow": [
         (
             "host", "b", 0.833,
@@ -365,14 +379,14 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
     "only all together": [
         (
             "fabric", "", 0.833,
-            "all 4 hosts are well in pairs (6 pairs measured, 100% of those there are), and all together are slow",
+            "all 4 hosts are well in pairs (6 pairs compared, 100% of those there are), and all together are slow",
             "", (), "bandwidth", None, None, None,
         ),
     ],
     "only all together, of few pairs": [
         (
             "fabric", "", 0.833,
-            "all 4 hosts are well in pairs (5 pairs measured, 83% of those there are), and all together are slow",
+            "all 4 hosts are well in pairs (5 pairs compared, 83% of those there are), and all together are slow",
             "", (), "bandwidth", None, None, None,
         ),
     ],
@@ -1248,7 +1262,14 @@ def bad(found: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def failed(host: str, name: str, scope: str = "gang=r1", stage: str = "gang", verdict: str = FAIL) -> Verdict:
+def failed(
+    host: str,
+    name: str,
+    scope: str = "gang=r1",
+    stage: str = "gang",
+    verdict: str = FAIL,
+    action: str = "inspect_hardware",
+) -> Verdict:
     return Verdict(
         host=host,
         scope=scope,
@@ -1257,6 +1278,7 @@ def failed(host: str, name: str, scope: str = "gang=r1", stage: str = "gang", ve
         verdict=verdict,
         criterion="c",
         reason="",
+        action=action,
         source="",
         basis="policy",
     )
@@ -1311,7 +1333,8 @@ def test_a_slow_nic_fails_by_either_quantity() -> None:
     ("before", "kind"),
     [
         (failed("b", "gemm.throughput", "gpu=1", "benchmark"), "gpu"), (failed("b", "x", "gpu=1,reason=y", "preflight"), "gpu"),
-        (failed("b", "x", "gpu=0", "benchmark"), "nic"), (failed("b", "x", "gpu=1", "gang"), "nic"),
+        (failed("b", "x", "gpu=0", "benchmark"), "nic"), (failed("b", "pairs.bandwidth", "gpu=1", "gang"), "nic"),
+        (failed("b", "gpu.pcie.width", "gpu=1", "gang"), "gpu"), (failed("b", "x", "gpu=1", "preflight", FAIL, "none"), "nic"),
         (failed("b", "x", "gpu=1", "benchmark", PASS), "nic"), (failed("c", "x", "gpu=1", "benchmark"), "nic"),
         (failed("b", "x", "host", "benchmark"), "nic"), (failed("z", "x", "gpu=1", "benchmark"), "nic"),
     ],
@@ -1383,6 +1406,50 @@ def test_pairs_with_a_slower_port_are_compared_with_each_other() -> None:
     assert bad(of_room(plan, pairs)) != []
 
 
+def fast(two: str, pairs: Sequence[Pair]) -> list[Pair]:
+    """The pairs, of which that one is twice as fast as any other."""
+    return [replace(pair, bandwidth=2 * RATE) if pair.a + pair.b == two else pair for pair in pairs]
+
+
+def test_two_hosts_that_are_closer_than_the_others_are_to_be_no_slower() -> None:
+    """There is no third in their rack, or with their ports, to compare them with."""
+    slow = matrix(4, shares={"ab": 0.3})
+    faster = room(fabric_gbps=400.0)
+    hosts = tuple(replace(host, fabric_gbps=800.0) if host.name in "ab" else host for host in faster.hosts)
+    for plan in (room("abCD"), replace(faster, hosts=hosts)):
+        assert [(host, verdict) for host, _, _, verdict in bad(of_room(plan, slow))] == [
+            ("a", INCONCLUSIVE),
+            ("b", INCONCLUSIVE),
+        ]
+    for plan, size in ((room("abC"), 3), (replace(faster, hosts=hosts), 4)):
+        assert bad(of_room(plan, fast("ab", matrix(size)))) == [], "nor is another slow because they are faster"
+
+
+def test_the_fastest_of_the_kinds_that_are_to_be_no_faster_is_the_least() -> None:
+    within, across = Kind(gbps=400.0), Kind(across=True, gbps=400.0)
+    assert within.no_slower_than(across)
+    assert not across.no_slower_than(within)
+    assert Kind(gbps=800.0).no_slower_than(within)
+    assert not Kind(gbps=200.0).no_slower_than(across)
+    hosts = {"a": 1, "b": 1, "c": 1, "d": 1, "e": 1, "f": 2, "g": 2}
+    pairs = [
+        replace(pair, kind=Kind(across=across, gbps=800.0 if pair.a + pair.b == "ab" else 400.0), bandwidth=speed)
+        for pair in matrix(7, 1)
+        for across in [hosts[pair.a] != hosts[pair.b]]
+        for speed in [50.0 if across else 60.0 if pair.a + pair.b == "ab" else 100.0]
+    ]
+    assert [item.where for item in explain(pairs)] == ["a - b"]
+
+
+def test_pairs_that_nothing_can_be_compared_with_are_not_called_well() -> None:
+    plan = room("aBc", rails=1, fabric_gbps=400.0)
+    hosts = tuple(replace(host, fabric_gbps=200.0) if host.name == "c" else host for host in plan.hosts)
+    mixed = replace(plan, hosts=hosts)  # a - b across at 400, a - c within at 200, b - c across at 200
+    assert of_room(mixed, matrix(3, 1, {"ab": 0.3})) == []
+    (fabric, *_) = of_room(mixed, matrix(3, 1), SLOW)
+    assert "(0 pairs compared, 0% of those there are)" in fabric.reason
+
+
 def test_the_two_ends_of_a_pair_are_taken_together() -> None:
     """On GPUs their mean; of processors the slower, since what the other sends may have gone into a buffer alone."""
 
@@ -1431,9 +1498,9 @@ def test_what_was_not_measured_and_what_cannot_be_of_the_gang_is_left_out() -> N
         return of_room(room(rails=1), told_)
 
     assert [item.reason[:22] for item in odd(100.0) if item.unit == "B/s"] == ["median of its 3 pairs "] * 4
-    for value in (0, -1.0, math.inf, math.nan, "fast"):
-        found = [(item.verdict, item.reason[:22]) for item in odd(value) if item.unit == "B/s"]
-        assert found == [(PASS, f"median of its {count} pairs ") for count in (2, 2, 3, 3)]
+    for value in (0, -1.0, math.inf, math.nan, "fast"):  # which is no speed
+        found = bad(odd(value))
+        assert [(host, verdict) for host, _, _, verdict in found] == [("a", FAIL), ("b", FAIL)]
     for over in (
         {"scope": scope} for scope in ("", "host", "gpu=0", "gpu=7,partner=b", "gpu=0,partner=z", "cpu=0,partner=b")
     ):

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.evidence import Evidence, HostView
-from fleet.judge.localise import Bisection, Conclusion, Outcome, Pair, Suspect, explain, judge_pairs
+from fleet.judge.localise import Bisection, Conclusion, Kind, Outcome, Pair, Suspect, explain, judge_pairs
 from schemas import tournament
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Observation, Record
@@ -305,7 +305,7 @@ def test_pairs_are_compared_with_pairs_of_their_kind() -> None:
     """A second rack whose hosts are only well with each other: the way between the racks is narrow, and no host is bad."""
     far = {"h14", "h15"}
     pairs = [
-        replace(pair, bandwidth=(pair.bandwidth or 0) * 0.5, kind="across racks")
+        replace(pair, bandwidth=(pair.bandwidth or 0) * 0.5, kind=Kind(across=True))
         if len(far & {pair.a, pair.b}) == 1
         else pair
         for pair in Fleet(16, 2).pairs()
@@ -520,6 +520,7 @@ def test_a_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
         verdict="fail",
         criterion="x",
         reason="slow",
+        action="inspect_hardware",
     )
     (verdict,) = (item for item in judge_pairs(views(of, fleet), [alone]) if item.verdict == "fail")
     assert "suspect gpu h2 rail 1" in verdict.reason

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from fleet.judge.localise.bisection import Bisection, Conclusion, History, Outcome
 from fleet.judge.localise.explain import explain
-from fleet.judge.localise.matrix import Pair, Suspect, Tolerance
+from fleet.judge.localise.matrix import Kind, Pair, Suspect, Tolerance
 from fleet.judge.localise.verdicts import judge_pairs
 
 __all__ = [
     "Bisection",
     "Conclusion",
     "History",
+    "Kind",
     "Outcome",
     "Pair",
     "Suspect",

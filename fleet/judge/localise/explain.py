@@ -20,7 +20,7 @@ from fleet.judge.localise.matrix import (
     upper_median,
 )
 from fleet.judge.localise.named import Named, rails_name, times
-from fleet.judge.localise.slow import LEAST_HOSTS, LOST, Edge, find_slow
+from fleet.judge.localise.slow import LEAST_HOSTS, LOST, Edge, find_slow, usual_speeds
 
 
 def explain(
@@ -53,6 +53,12 @@ def explain(
     return sorted(found, key=lambda suspect: (-suspect.confidence, suspect.where))
 
 
+def comparable(pairs: Sequence[Pair], quantity: str) -> list[Pair]:
+    """Those whose speed can be held against that of others."""
+    usual, least = usual_speeds(_edges(pairs, quantity))
+    return [pair for pair in pairs if pair.kind in usual or pair.kind in least]
+
+
 def _edges(pairs: Iterable[Pair], quantity: str) -> list[Edge]:
     def speed(pair: Pair) -> float | None:
         if pair.failed:
@@ -83,13 +89,13 @@ def _joined(first: Sequence[Suspect], second: Iterable[Suspect]) -> list[Suspect
 def _fabric(pairs: Sequence[Pair]) -> Suspect:
     """Nothing is slow in pairs, and yet all together are."""
     hosts = {host for pair in pairs for host in (pair.a, pair.b)}
-    met = {(pair.a, pair.b) for pair in pairs}
+    met = {(pair.a, pair.b) for pair in comparable(pairs, BANDWIDTH)}
     share = len(met) / (len(hosts) * (len(hosts) - 1) / 2)
     return Suspect(
         kind=FABRIC,
         where="",
         confidence=rule_of_succession(len(hosts), len(hosts)),
-        evidence=f"all {len(hosts)} hosts are well in pairs ({len(met)} pairs measured, {share:.0%} of those there are), and "
+        evidence=f"all {len(hosts)} hosts are well in pairs ({len(met)} pairs compared, {share:.0%} of those there are), and "
         "all together are slow",
     )
 

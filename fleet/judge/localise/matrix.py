@@ -14,6 +14,20 @@ End = tuple[str, int]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
+class Kind:
+    """What two pairs must share to be as fast as each other."""
+
+    across: bool = False
+    """Their hosts stand in two racks."""
+    gbps: float = 0.0
+    """Line rate of the slower port, by the inventory."""
+
+    def no_slower_than(self, other: Kind) -> bool:
+        """Whether a pair of this kind is to be at least as fast as one of the other."""
+        return self.across <= other.across and self.gbps >= other.gbps
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
 class Pair:
     """What two hosts measured between their GPUs of one number."""
 
@@ -26,8 +40,8 @@ class Pair:
     """Seconds of one small exchange."""
     failed: str = ""
     """Why nothing could be measured between the two: an attempt was made. A pair that nobody tried is left out instead."""
-    kind: str = ""
-    """Pairs are compared with others of their kind alone: within a rack, say, and across racks."""
+    kind: Kind = Kind()
+    """Pairs are compared with others of their kind, and where too few hosts have such with kinds that are to be no faster."""
 
 
 @dataclass(frozen=True, kw_only=True)

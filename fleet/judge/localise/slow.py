@@ -12,7 +12,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from fleet.judge.localise.matrix import End, spread, upper_median
+from fleet.judge.localise.matrix import End, Kind, spread, upper_median
 
 LEAST_HOSTS = 3
 """Of two, neither can be told from the other."""
@@ -30,7 +30,7 @@ class Edge:
     b: str
     rail: int
     speed: float
-    kind: str = ""
+    kind: Kind = field(default_factory=Kind)
     failed: str = ""
 
     def ends(self) -> tuple[End, End]:
@@ -81,26 +81,39 @@ def find_slow(edges: Sequence[Edge], tolerance: float, sigmas: float) -> Slow:
     return found
 
 
-def _shares(edges: Sequence[Edge]) -> dict[int, float]:
-    """Each speed over the usual one of its kind: the median over rails and hosts of the best that each does.
+def usual_speeds(edges: Iterable[Edge]) -> tuple[dict[Kind, float], dict[Kind, float]]:
+    """Kind -> the speed of a pair of it: the median over rails and hosts of the best that each does.
 
-    Not the median of all pairs: of eight hosts, three slow ones slow down most of the pairs.
+    Not the median of all pairs: of eight hosts, three slow ones slow down most of the pairs. Second the kinds of which fewer
+    than three hosts have pairs: they have the speed of the fastest that is to be no faster as their least, if there is one.
     """
-    best: dict[str, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    best: dict[Kind, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
     for edge in edges:
         of_host = best[edge.kind][edge.rail]
         for host in (edge.a, edge.b):
             of_host[host] = max(of_host.get(host, 0.0), edge.speed)
     usual = {
-        kind: upper_median(upper_median(of_host.values()) for of_host in rails.values())
+        kind: speed
         for kind, rails in best.items()
         if len({host for of_host in rails.values() for host in of_host}) >= LEAST_HOSTS
+        and (speed := upper_median(upper_median(of_host.values()) for of_host in rails.values())) > 0
     }
-    return {
-        place: math.log(max(edge.speed / usual[edge.kind], LOST))
-        for place, edge in enumerate(edges)
-        if usual.get(edge.kind, 0.0) > 0
+    slower = {
+        kind: [usual[other] for other in usual if kind.no_slower_than(other)] for kind in best.keys() - usual.keys()
     }
+    return usual, {kind: max(speeds) for kind, speeds in slower.items() if speeds}
+
+
+def _shares(edges: Sequence[Edge]) -> dict[int, float]:
+    """Each speed over the usual one of its kind; over a least one it tells no more than that it is not under it."""
+    usual, least = usual_speeds(edges)
+    found = {}
+    for place, edge in enumerate(edges):
+        if edge.kind in usual:
+            found[place] = math.log(max(edge.speed / usual[edge.kind], LOST))
+        elif edge.kind in least:
+            found[place] = math.log(min(max(edge.speed / least[edge.kind], LOST), 1.0))
+    return found
 
 
 def _level(shares: Sequence[float]) -> float:

@@ -12,8 +12,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet.judge.evidence import HostView
-from fleet.judge.localise.explain import explain
+from fleet.judge.evidence import HostView, from_benchmark
+from fleet.judge.localise.explain import comparable, explain
 from fleet.judge.localise.faults import CRITERION, STAGE, judge_faults, last_of
 from fleet.judge.localise.launches import Attempt, attempts
 from fleet.judge.localise.matrix import (
@@ -25,6 +25,7 @@ from fleet.judge.localise.matrix import (
     NIC,
     RAIL,
     End,
+    Kind,
     Pair,
     Suspect,
     Tolerance,
@@ -100,6 +101,7 @@ class _Gang:
         self._rehearsal = next(iter(members.values())).plan.rehearsal
         self._tolerance = FOR_A_CPU if self._rehearsal else Tolerance()
         self._pairs = self._matrix()
+        self._compared = {quantity: comparable(self._pairs, quantity) for quantity in UNITS}
         self._alone = set() if self._rehearsal else set(_failed_alone(members, verdicts))
 
     def _matrix(self) -> list[Pair]:
@@ -138,11 +140,10 @@ class _Gang:
         a, b = sorted((view.host.name, other))
         return a, b, rails.index(device)
 
-    def _kind(self, a: str, b: str) -> str:
-        """Pairs within a rack and pairs across, and those with a slower port by the inventory, are not compared."""
+    def _kind(self, a: str, b: str) -> Kind:
+        """Pairs within a rack and pairs across, and those with a slower port by the inventory, are not alike."""
         first, second = (self._members[name].host for name in (a, b))
-        where = "within a rack" if first.rack == second.rack else "across racks"
-        return f"{where}, {min(first.fabric_gbps, second.fabric_gbps):g} Gb/s"
+        return Kind(across=first.rack != second.rack, gbps=min(first.fabric_gbps, second.fabric_gbps))
 
     def verdicts(self) -> Iterator[Verdict]:
         """Against the suspects, and for those that are none."""
@@ -209,15 +210,13 @@ class _Gang:
 
     def _well(self, host: str) -> Iterator[Verdict]:
         for quantity, unit in UNITS.items():
-            every = [value for pair in self._pairs if (value := _value(pair, quantity)) is not None]
-            own = [
-                value
-                for pair in self._pairs
-                if host in (pair.a, pair.b) and (value := _value(pair, quantity)) is not None
+            every = [
+                (pair, value) for pair in self._compared[quantity] if (value := _value(pair, quantity)) is not None
             ]
+            own = [value for pair, value in every if host in (pair.a, pair.b)]
             if not own:
                 continue
-            value, usual = statistics.median(own), statistics.median(every)
+            value, usual = statistics.median(own), statistics.median(value for _, value in every)
             limit = usual * (1 - self._tolerance.bandwidth)
             if quantity == LATENCY:
                 limit = usual / (1 - self._tolerance.latency)
@@ -265,6 +264,8 @@ def _add(told: _Told, quantity: str, seen: Observation) -> None:
     value = seen.value
     if seen.status == MEASURED and isinstance(value, int | float) and math.isfinite(value) and value > 0:
         told.values[quantity].append(float(value))
+    elif seen.status == MEASURED:
+        told.failed = told.failed or f"{quantity} is told as {value!r:.40}, which is none"
     elif seen.status == ERROR:
         told.failed = told.failed or seen.reason
 
@@ -294,9 +295,10 @@ def _slow_collective(verdict: Verdict, scope: str) -> bool:
 
 
 def _failed_alone(members: Mapping[str, HostView], verdicts: Iterable[Verdict]) -> Iterator[End]:
-    """The GPUs that fail anything that was not measured between hosts."""
+    """The GPUs that fail anything that was not measured between hosts, and for which something is to be done to them."""
     for verdict in verdicts:
         view = members.get(verdict.host)
         scope = verdict.place
-        if view and verdict.verdict == FAIL and verdict.stage != STAGE and scope in view.host.scopes:
+        between = verdict.stage == STAGE and from_benchmark(verdict.name)
+        if view and verdict.verdict == FAIL and verdict.action != "none" and not between and scope in view.host.scopes:
             yield verdict.host, view.host.scopes.index(scope)

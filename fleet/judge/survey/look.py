@@ -106,7 +106,7 @@ class Look:
             taken,
             view.host.scopes,
             view.host.device,
-            view.host.fabric_gbps,
+            view.fabric,
             view.host.gpu_model,
             bool(view.host.gang),
         )
