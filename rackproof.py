@@ -105,7 +105,8 @@ def _main(arguments: list[str] | None) -> int:
         prog="rackproof",
         description="Accept, burn in and re-validate GPU racks.",
         epilog="Exit codes: 0 accepted (report) or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage, "
-        "70 a defect in Rackproof itself, 75 somebody else has the run or the host, 130 interrupted. "
+        "70 a defect in Rackproof itself, 74 a report could not be written, 75 somebody else has the run or the host, "
+        "130 interrupted. "
         "`rackproof VERB --help` shows each verb with an example.",
     )
     parser.add_argument("--version", action="version", version=f"rackproof {VERSION}")

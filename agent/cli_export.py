@@ -9,17 +9,19 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 
 from prometheus_client import CollectorRegistry, write_to_textfile
 
 import collectors
-from agent import background
+from agent import background, lease
 from agent.exporter import NAMES, Source, registry, serve
 from agent.run_metrics import RunSource
 from agent.sampler import LONGEST_WINDOW_S, MOST_HZ, SAMPLE_HZ, WINDOW_S, Sampler
 from agent.web import FRESH_S
 from agent.web_config import WebConfig, WebConfigError, read_web_config
+from schemas import documents
 
 USAGE = 64
 MOST_PORT = 65535
@@ -72,6 +74,11 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
         f"(default: {FRESH_S:g}), and between two --textfile writes (default: {WRITE_S:g})",
     )
     export.add_argument("--detach", type=Path, metavar="DIRECTORY", help="return at once; process id and log go there")
+    export.add_argument(
+        "--for-run",
+        action="store_true",
+        help="end when the run that has this host by its lease in --state is over, and nobody asks any more",
+    )
     export.set_defaults(call=_export)
 
 
@@ -106,9 +113,28 @@ def _export(options: argparse.Namespace) -> int:
     with server:
         print(f"listening on {server.scheme}://{options.listen}:{server.port}/metrics", file=sys.stderr, flush=True)
         background.notify_systemd()
-        while not ended.wait(FRESH_S):
-            pass  # a signal that comes just before a wait without end would not end that
+        deserted = Deserted(options.state)
+        while not ended.wait(FRESH_S):  # a signal that comes just before a wait without end would not end that
+            if options.for_run and deserted.now(time.monotonic() - server.asked):
+                print("ended: the run is over, and nobody asks", file=sys.stderr, flush=True)
+                break
     return 0
+
+
+class Deserted:
+    """Whether the run of an exporter is over and nobody ended it: its host had left, or the control node died."""
+
+    def __init__(self, state: Path) -> None:
+        self._state, self._had = state, False
+
+    def now(self, unasked_s: float) -> bool:
+        """Whether a run had the host and none has it any more (docs/resume.md), and nobody has asked for so long."""
+        try:
+            has = lease.another(self._state, "") is not None
+        except (OSError, documents.DocumentError):
+            return False  # it cannot be told
+        self._had |= has
+        return self._had and not has and unasked_s > lease.IDLE_S
 
 
 def _not_listening(options: argparse.Namespace, error: OSError) -> str:

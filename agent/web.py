@@ -44,10 +44,12 @@ class Page:
         self._fresh_s = fresh_s
         self._lock = asyncio.Lock()
         self._kept: dict[tuple[str, bool], tuple[float, bytes]] = {}
+        self.asked = time.monotonic()
 
     async def get(self, accept: str, zipped: bool) -> tuple[str, bytes]:
         """Content type and body, as Prometheus negotiates them."""
         encoder, kind = choose_encoder(accept)
+        self.asked = time.monotonic()
         async with self._lock:
             began, body = self._kept.get((kind, zipped), (0.0, b""))
             if not body or time.monotonic() - began > self._fresh_s:
@@ -142,6 +144,11 @@ class Server:
             ssl=self._tls,
             ssl_handshake_timeout=HEAD_S if self._tls else None,
         )
+
+    @property
+    def asked(self) -> float:
+        """When somebody last asked for the page, or it was begun, on the monotonic clock."""
+        return self._page.asked
 
     @property
     def scheme(self) -> str:

@@ -21,6 +21,7 @@ from fleet.report.scale import report_of
 from fleet.signature.cli import add_sign, add_verify, sign, verify
 from fleet.signature.signing import outdated
 from schemas import documents, quick
+from schemas.errors import writing
 from schemas.records import to_json
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
 
@@ -46,7 +47,7 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked:
     cli_gangs.add_verb(verbs).set_defaults(call=cli_gangs.call)
     report = verbs.add_parser(
         "report",
-        help="judge a run and write its report; exits 0 accepted, 1 rejected, 2 incomplete",
+        help="judge a run and write its report; exits 0 accepted, 1 rejected, 2 incomplete, 74 not written",
         epilog="example: rackproof report runs/20261121T040000Z",
     )
     report.add_argument("run_dir", type=Path, help="directory of the run")
@@ -94,12 +95,13 @@ def _report(options: argparse.Namespace) -> int:
     document = to_json(report)
     documents.validate(document, "report", source="our own report")
     text = quick.text(document) if run.large else documents.text(document)
-    documents.write_text(options.run_dir / "report.json", text)
-    documents.write_text(options.run_dir / "report.md", render_markdown(report, run.plan.grafana_url))
-    documents.write_text(options.run_dir / "report.html", render_html(report, run.plan.grafana_url))
-    documents.write_text(options.run_dir / "verdicts.prom", render_prometheus(report))
-    views.write_views(options.run_dir, report, run.evidence, options)
-    lock.release(options.run_dir, report.decision)
+    with writing(options.run_dir):
+        documents.write_text(options.run_dir / "report.json", text)
+        documents.write_text(options.run_dir / "report.md", render_markdown(report, run.plan.grafana_url))
+        documents.write_text(options.run_dir / "report.html", render_html(report, run.plan.grafana_url))
+        documents.write_text(options.run_dir / "verdicts.prom", render_prometheus(report))
+        views.write_views(options.run_dir, report, run.evidence, options)
+        lock.release(options.run_dir, report.decision)
     if options.json:
         print(
             json.dumps(

@@ -22,6 +22,8 @@ ROOT = Path(__file__).parents[1]
 EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 HELD = 75
 END_S = 60.0
+MOST = 64 - len("-1405")
+"""Characters of a run id (`run_id` of schemas/record.schema.json) that leave room for the time of day."""
 TOLD = "notified.json"
 
 
@@ -100,19 +102,33 @@ def _inventory(source: str) -> str:
 
 
 def _directory(options: argparse.Namespace) -> Path:
-    """Of the run of this date; once that has come to a decision, of one with the time of day besides."""
+    """Of the newest run of this date; once that was accepted or rejected, of another with the time of day besides."""
     now = datetime.now(UTC)
     try:
         run_id = f"{options.name}-{now.strftime(options.date)}"
     except ValueError as error:
         raise UsageError(f"--date {options.date!r}: {error}: give a format of strftime, such as %Y%m%d") from None
     directory: Path = options.runs.absolute() / run_id
-    if not scheduler.NAME.fullmatch(run_id) or len(run_id) > 120:
-        raise UsageError(f"run id {run_id!r}: --name and --date give letters, digits, '.', '_' and '-' only")
-    if not _held(directory) and _done(directory):
-        directory = directory.with_name(f"{run_id}-{now:%H%M}")
-        print(f"rackproof: run {run_id} is reported already: this is run {directory.name}", file=sys.stderr)
-    return directory
+    if not scheduler.NAME.fullmatch(run_id):
+        raise UsageError(
+            f"run id {run_id!r}: --name and --date give letters, digits, '.', '_' and '-' only, and begin with a letter or digit"
+        )
+    if len(run_id) > MOST:
+        raise UsageError(
+            f"run id {run_id!r} has {len(run_id)} characters, {MOST} at most, as a second run of the date adds its time of "
+            "day: give a shorter --name or --date"
+        )
+    last = _last(directory)
+    if _held(last) or not _done(last):
+        return last
+    new = directory.with_name(f"{run_id}-{now:%H%M}")
+    print(f"rackproof: run {last.name} is reported already: this is run {new.name}", file=sys.stderr)
+    return new
+
+
+def _last(directory: Path) -> Path:
+    """The newest run of the date: the later ones have the time of day besides."""
+    return max(directory.parent.glob(f"{directory.name}-[0-2][0-9][0-5][0-9]"), default=directory)
 
 
 def _done(directory: Path) -> bool:

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
 from typing import ClassVar
 
 
@@ -28,3 +31,21 @@ class HeldError(RunError):
     """Somebody else carries out this run, or has this host: the message says who, since when, and what to do."""
 
     exit_code = 75
+
+
+class WriteError(RackproofError):
+    """What was judged could not be written: the caller must take nothing that lies there for it."""
+
+    exit_code = 74
+
+
+@contextlib.contextmanager
+def writing(directory: Path) -> Iterator[None]:
+    """Makes a WriteError of what keeps files from being written in `directory`."""
+    try:
+        yield
+    except OSError as error:
+        raise WriteError(
+            f"{directory}: {error.strerror or error}: the report there is old, or not whole: make room, or write as a user who "
+            "may, and report again"
+        ) from None

@@ -10,7 +10,7 @@ from fleet.judge.criteria import Pack
 from fleet.report.load import Run
 from fleet.report.scale import report_on_host
 from schemas import documents
-from schemas.errors import UsageError
+from schemas.errors import UsageError, writing
 from schemas.records import to_json
 
 PAGES = "pages"
@@ -45,8 +45,9 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
         print(json.dumps(document, indent=1))  # noqa: T201  # what --json is for
         return report.decision
     page = options.run_dir / PAGES / f"{options.host}.html"
-    documents.write_text(page, render_html(report, run.plan.grafana_url))
-    documents.write_text(page.parent / f"{options.host}.md", render_markdown(report, run.plan.grafana_url))
+    with writing(page.parent):
+        documents.write_text(page, render_html(report, run.plan.grafana_url))
+        documents.write_text(page.parent / f"{options.host}.md", render_markdown(report, run.plan.grafana_url))
     _, *lines = report.acceptance.summary
     told = [
         f"{options.host}: {decision_name(report, report.decision)}",

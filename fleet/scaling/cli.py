@@ -16,7 +16,7 @@ from fleet.report.render.scaling import render_html, render_lines, render_markdo
 from fleet.scaling.outcome import Outcome, outcome
 from fleet.scaling.published import RUNS
 from schemas import documents
-from schemas.errors import UsageError
+from schemas.errors import UsageError, writing
 from schemas.plans import Plan
 from schemas.records import to_json
 from schemas.studies import Study
@@ -33,7 +33,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
         help="write the page of a scaling study; exits 0 measured, but for what inventory or budget leave out, 2 incomplete",
         epilog="example: rackproof scaling runs/study1 --price 12 --currency USD. A study is begun by playbooks/scaling.yml, "
         "or on one machine by rackproof run --profile scaling. Exit codes: 0 every cell was measured, but for those that the "
-        "inventory has no room for and those after the budget; 2 one failed or is missing, or there is no run; 64 wrong usage.",
+        "inventory has no room for and those after the budget; 2 one failed or is missing, or there is no run; 64 wrong usage; "
+        "74 the page could not be written.",
     )
     scaling.add_argument("run_dir", type=Path, help="directory of the run")
     scaling.add_argument(
@@ -66,9 +67,10 @@ def call(options: argparse.Namespace) -> int:
         "scaling.md": render_markdown(run.plan, found, currency),
         "scaling.html": render_html(run.plan, found, currency),
     }
-    for name, text in written.items():
-        documents.write_text(options.run_dir / name, text)
-    lock.release(options.run_dir, sentence(found))
+    with writing(options.run_dir):
+        for name, text in written.items():
+            documents.write_text(options.run_dir / name, text)
+        lock.release(options.run_dir, sentence(found))
     if options.json:
         print(written["scaling.json"], end="")
     else:

@@ -14,6 +14,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ansible import context
 from ansible.plugins.callback import CallbackBase
 
 DOCUMENTATION = """
@@ -27,6 +28,8 @@ DOCUMENTATION = """
 """
 
 RUN_DIR = "_rackproof_run_dir"
+ACCEPTING = ("acceptance.yml", "burnin.yml", "revalidate.yml")
+"""Playbooks that end with a report."""
 UNKNOWN_ERROR = 257
 """That and more is no errno of a program that could not be started."""
 
@@ -43,19 +46,25 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._directory: Path | None = None
         self._waiting: list[dict[str, Any]] = []
         self._play = ""
-        self._owes_report = False
+        self._targets: Path | None = None
+        self._measures = self._owes_report = False
         self._passed: set[str] = set()
         self._failed: set[str] = set()
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """An acceptance run owes a report, whatever happens to its plays."""
-        self._owes_report = Path(playbook._file_name).name in ("acceptance.yml", "burnin.yml", "revalidate.yml")
+        name = Path(playbook._file_name).name
+        self._owes_report = name in ACCEPTING
+        self._measures = name in (*ACCEPTING, "scaling.yml") and not context.CLIARGS.get("check")
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
         """Notes who came through the play before."""
         gc.freeze()  # a task's fork for each host would look through all that is imported: a seventeenth of the playbook's time
         self._finish_play()
         self._play = play.get_name().strip()
+
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+        """Of a play that no host is left for Ansible tells the beginning, too: who plays the report is told by its first task."""
         self._owes_report = self._owes_report and self._play != "Report"
 
     def _finish_play(self) -> None:
@@ -78,6 +87,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             waiting, self._waiting = self._waiting, []
             for event in waiting:
                 self._append(event)
+        path = result._result.get("dest") or result._result.get("path")
+        if self._directory is not None and isinstance(path, str) and Path(path).name == f"{self._directory.name}.json":
+            self._targets = Path(path) if str(result._task.delegate_to) == "localhost" else self._targets
 
     def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
         """A host failed a task and leaves the run."""
@@ -90,12 +102,22 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             self._host(result, "unreachable")
 
     def v2_playbook_on_stats(self, stats: Any) -> None:
-        """Where every host has left, Ansible plays nothing more; the report is written all the same."""
+        """Where every host has left, Ansible plays nothing more; Prometheus is told, and the report is written, all the same."""
         self._finish_play()
         if self._owes_report and self._directory is not None:
             command = [sys.executable, str(Path(__file__).parents[2] / "rackproof.py"), "report", str(self._directory)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             self._display.display(done.stdout + done.stderr)
+        if self._measures and self._directory is not None:
+            self._end_monitoring(self._directory)
+
+    def _end_monitoring(self, directory: Path) -> None:
+        """What the role `monitoring` does when it stops, on the control node: a host may be left over for that or not."""
+        if self._targets is not None:
+            self._targets.unlink(missing_ok=True)
+        if (directory / "metrics" / "prometheus.pid").exists():
+            program = Path(__file__).parents[2] / "roles" / "monitoring" / "files" / "prometheus.py"
+            subprocess.run([sys.executable, str(program), "stop", str(directory / "metrics")], check=False)
 
     def _host(self, result: Any, what: str) -> None:
         if result._task.run_once:

@@ -434,6 +434,14 @@ def test_nothing_is_read_before_the_first_scrape_and_everything_once_a_moment(se
         time.sleep(0.25)
 
 
+def test_the_server_knows_when_it_was_last_asked() -> None:
+    with serve([Fake("good", load)], "127.0.0.1", 0) as server:
+        began = server.asked
+        time.sleep(0.01)
+        with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5):
+            assert server.asked > began
+
+
 def test_a_taken_port_is_an_error(serving: Callable[..., str]) -> None:
     port = int(serving(Fake("good", load)).rsplit(":", 1)[1].split("/")[0])
     with pytest.raises(OSError, match=r"(?i)address already in use"):

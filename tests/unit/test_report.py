@@ -405,3 +405,13 @@ def test_a_plan_that_this_user_may_not_read_is_not_called_damaged(tmp_path: Path
             load(tmp_path)
     finally:
         os.seteuid(own)
+
+
+@pytest.mark.parametrize("more", [[], ["--host=h1"]])
+def test_report_that_cannot_be_written_is_no_decision(run: Path, more: list[str]) -> None:
+    """An incomplete fleet is 2 and has its report; here what lies there is another's."""
+    page = run / ("pages/h1.html" if more else "report.html")
+    page.mkdir(parents=True)
+    done = rackproof("report", run, *more)
+    assert (done.returncode, done.stdout) == (74, "")
+    assert f"rackproof: {page.parent}: Is a directory: the report there is old, or not whole" in done.stderr

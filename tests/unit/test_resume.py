@@ -19,6 +19,7 @@ import pytest
 
 import rackproof
 from agent import background, lease
+from agent.cli_export import Deserted
 from agent.record import HostRun
 from fleet import lock
 from schemas import documents, locks
@@ -329,6 +330,42 @@ def test_lease_ends_when_nothing_was_heard_for_longer_than_the_longest_stage(tmp
         take(tmp_path, "r2", "05:00", **ELSEWHERE)
     aged(tmp_path, longest + lease.IDLE_S + 30)
     assert take(tmp_path, "r2", "05:00", **ELSEWHERE).startswith("taken over from run r1 of alice on control1")
+
+
+EXPORT = """
+import sys
+import rackproof
+from agent import cli_export, lease
+cli_export.FRESH_S = lease.IDLE_S = 0.1
+sys.exit(rackproof.main(["export", "--for-run", "--port=0", "--sample-hz=0", "--state", sys.argv[1]]))
+"""
+
+
+def test_exporter_of_a_run_outlives_neither_its_lease_nor_who_asks_it(tmp_path: Path) -> None:
+    """A host that left the run is asked by nobody to end it."""
+    deserted = Deserted(tmp_path)
+    asked, unasked = lease.IDLE_S - 1, lease.IDLE_S + 1
+    assert not deserted.now(unasked)  # of no run yet: the host is only watched
+    take(tmp_path, "r1")
+    assert not deserted.now(unasked)
+    aged(tmp_path, float(str(lying(tmp_path)["lasts_s"])) + 1)
+    assert not deserted.now(asked)
+    assert deserted.now(unasked)
+    take(tmp_path, "r2", **ELSEWHERE)
+    assert not deserted.now(unasked)
+
+
+def test_exporter_of_a_run_ends_itself(tmp_path: Path) -> None:
+    take(tmp_path, "r1")
+    command = [sys.executable, "-c", EXPORT, tmp_path]
+    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as exporter:
+        assert exporter.stderr
+        assert "listening on" in exporter.stderr.readline()
+        time.sleep(1)
+        assert exporter.poll() is None
+        assert lease.release(tmp_path, "r1") == ""
+        assert exporter.wait(timeout=10) == 0
+        assert "the run is over" in exporter.stderr.read()
 
 
 def test_control_node_that_knows_the_other_run_is_over_takes_the_host(tmp_path: Path) -> None:

@@ -683,6 +683,30 @@ def test_inventory_lies_where_the_one_who_names_it_is(
     assert timer.inventories() == [str(tmp_path / "rack12")]
 
 
+def test_second_run_of_a_day_that_is_incomplete_goes_on(timer: Timer) -> None:
+    assert timer.fire() == 0
+    report = json.loads((timer.made / "report.json").read_text())
+    documents.write(timer.runs / "r-1-0000" / "report.json", {**report, "decision": "incomplete"})
+    documents.write(timer.runs / "r-1-0000" / "plan.json", json.loads((timer.made / "plan.json").read_text()))
+    assert timer.fire() == 0
+    assert timer.played() == ["revalidate r-1", "revalidate r-1-0000"]
+    timer.fire()
+    assert timer.played().count("revalidate r-1-0000") == 1  # which is accepted by now
+
+
+@pytest.mark.parametrize(("length", "code"), [(57, 0), (58, 64)])
+def test_name_leaves_room_for_the_time_of_day(
+    timer: Timer, length: int, code: int, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A run's name has 64 characters at most; here `-1` and `-1405` are added."""
+    name = "r" * length
+    assert main(["revalidate", "-i", "x,", f"--runs={timer.runs}", f"--name={name}", "--date=1"]) == code
+    if code:
+        assert f"run id '{name}-1' has 60 characters, 59 at most" in (said := capsys.readouterr().err)
+        assert "give a shorter --name or --date" in said
+        assert timer.played() == []
+
+
 def test_run_that_is_incomplete_goes_on(timer: Timer) -> None:
     report = json.loads((timer.made / "report.json").read_text())
     documents.write(timer.made / "report.json", {**report, "decision": "incomplete"})

@@ -7,6 +7,8 @@ import json
 import os
 import re
 import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -197,3 +199,165 @@ def test_a_port_whose_process_ended_while_it_was_looked_for_is_free(
 def test_a_port_of_a_process_that_cannot_be_seen_is_taken(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "listening", lambda port: {"socket:[1]"})
     assert probe.listener(29500) == "a process of another user"
+
+
+@pytest.mark.parametrize("was", ["home = /opt/another/bin\nversion = {version}", "home = {home}\nversion = 3.9.2"])
+def test_another_python_has_the_virtual_environment_made_anew(tmp_path: Path, was: str) -> None:
+    """What was installed for the other goes; the wheels, which lie there too, stay. The same Python makes it once."""
+    prefix = tmp_path / "rackproof"
+    for name in ("bin/pip", "bin/rackproof", "lib/python3.9/torch.pth", "wheels/rackproof-1-py3-none-any.whl"):
+        (prefix / name).parent.mkdir(parents=True, exist_ok=True)
+        (prefix / name).touch()
+    home = Path(getattr(sys, "_base_executable", sys.executable)).parent
+    (prefix / "pyvenv.cfg").write_text(was.format(home=home, version=".".join(map(str, sys.version_info[:3]))))
+
+    def make() -> str:
+        command = [sys.executable, ROOT / "roles/agent/files/make_environment.py", prefix]
+        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+    assert make() == "made\n"
+    assert not (prefix / "lib" / "python3.9").exists()
+    assert (prefix / "wheels/rackproof-1-py3-none-any.whl").exists()
+    version = subprocess.run(
+        [prefix / "bin/python", "-m", "pip", "--version"], capture_output=True, text=True, check=True
+    )
+    assert f"(python {sys.version_info[0]}.{sys.version_info[1]})" in version.stdout
+    assert make() == ""
+
+
+@pytest.mark.parametrize("name", ["bin/pip", "pyvenv.cfg"])
+def test_what_is_not_the_agents_is_not_removed_for_its_environment(tmp_path: Path, name: str) -> None:
+    (tmp_path / name).parent.mkdir(exist_ok=True)
+    (tmp_path / name).write_text("home = /opt/another/bin\n")
+    command = [sys.executable, ROOT / "roles/agent/files/make_environment.py", tmp_path]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 1
+    assert done.stderr.strip() == (
+        f"{tmp_path} has a {name} of something else: give rackproof_prefix a directory of its own"
+    )
+    assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [name]
+
+
+def test_a_host_out_of_reach_is_asked_again_for_as_long_as_it_was_to_soak(tmp_path: Path) -> None:
+    """And not as often as it can be asked, which are all the times there are within a minute."""
+    (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
+    hosts = {"h1": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}}
+    (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
+    looks = {"_soak_looks": 2, "_soak_spare_looks": 0}
+    given = {"_rackproof_run_dir": str(tmp_path), "_rackproof_run_id": "r", "rackproof_fabric_interface": "", **looks}
+    task = {"ansible.builtin.include_role": {"name": "soak"}, "vars": {**defaults("common"), **given}}
+    done = played(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]})
+    waits = done.stdout.split("TASK [soak : Wait for as long as a look takes]")[1:]
+    assert [wait.split("\n")[1].split(":")[0] for wait in waits] == ["ok", "ok"], done.stdout + done.stderr
+    assert done.returncode == 2, "it left the run"
+
+
+def of_agent(directory: Path, tasks: str, **given: Any) -> subprocess.CompletedProcess[str]:
+    """Plays tasks of the role `agent` on this machine."""
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"h1": local}}}))
+    (directory / "lock.json").write_text("{}")
+    run = {"_rackproof_run_dir": str(directory), "rackproof_prefix": str(directory / "prefix")}
+    task = {
+        "ansible.builtin.include_role": {"name": "agent", "tasks_from": tasks},
+        "vars": {**defaults("common"), **run, **given},
+    }
+    return played(directory, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]})
+
+
+@pytest.mark.parametrize("marked", [False, True])
+def test_what_a_state_directory_holds_goes_only_where_it_is_the_agents(tmp_path: Path, marked: bool) -> None:
+    scratch = tmp_path / "scratch"
+    for name in ("runs/r1", "data", "somebodys"):
+        (scratch / name).mkdir(parents=True)
+    if marked:
+        (scratch / role_vars("agent")["_agent_state_mark"]).touch()
+    done = of_agent(tmp_path, "remove", rackproof_state_directory=str(scratch))
+    assert done.returncode == 0, done.stdout
+    left = {"somebodys"} if marked else {"runs", "data", "somebodys"}
+    assert {path.name for path in scratch.iterdir()} == left
+
+
+def test_a_state_directory_that_holds_something_else_is_not_taken(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    (scratch / "somebodys").mkdir(parents=True)
+    scratch.chmod(0o1777)
+    done = of_agent(tmp_path, "install", rackproof_state_directory=str(scratch), rackproof_python=sys.executable)
+    assert done.returncode == 2
+    said = f"rackproof_state_directory {scratch} holds something else already (somebodys): name a directory of its own"
+    assert said in " ".join(done.stdout.split())
+    assert (scratch.stat().st_mode & 0o7777, [path.name for path in scratch.iterdir()]) == (0o1777, ["somebodys"])
+
+
+# --- templates, as Ansible fills them in
+
+
+def filled(directory: Path, role: str, template: str, hosts: dict[str, Any], **variables: Any) -> str:
+    """What a role's template gives for these hosts."""
+    task = {
+        "ansible.builtin.template": {"src": str(ROOT / "roles" / role / "templates" / template), "dest": "{{ here }}"},
+        "vars": {"here": str(directory / "filled")},
+        "run_once": True,
+        "delegate_to": "localhost",
+    }
+    values = {**defaults(role), **role_vars(role), **variables}
+    play = {"hosts": "gpu_hosts", "gather_facts": False, "vars": values, "tasks": [task]}
+    local = {"ansible_python_interpreter": sys.executable, "ansible_connection": "local"}
+    inventory = {"gpu_hosts": {"hosts": hosts, "vars": local}}
+    (directory / "hosts.yml").write_text(yaml.safe_dump(inventory))
+    done = played(directory, play)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return (directory / "filled").read_text()
+
+
+def played(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+    """Plays these on the hosts of hosts.yml, as a playbook that lies in `playbooks`."""
+    (directory / "playbooks").mkdir()
+    (directory / "playbooks" / "play.yml").write_text(yaml.safe_dump(list(plays)))
+    command = [Path(sys.executable).parent / "ansible-playbook", "-i", "hosts.yml", "playbooks/play.yml"]
+    environment = {**os.environ, "ANSIBLE_LOCALHOST_WARNING": "false", "ANSIBLE_ROLES_PATH": str(ROOT / "roles")}
+    return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
+
+
+def test_address_of_version_6_stands_in_brackets_before_its_port(tmp_path: Path) -> None:
+    hosts = {
+        "h1": {"ansible_host": "fd00::11"},
+        "h2": {"ansible_host": "10.0.0.2"},
+        "h3": {"ansible_host": "h3.example"},
+    }
+    common = {"_rackproof_run_id": "r1", "rackproof_exporter_port": 9836}
+    listed = json.loads(filled(tmp_path, "monitoring", "targets.json.j2", hosts, **common))
+    assert [item["targets"] for item in listed] == [["[fd00::11]:9836"], ["10.0.0.2:9836"], ["h3.example:9836"]]
+
+
+def test_percent_of_a_url_ends_no_command_of_cron(tmp_path: Path) -> None:
+    """cron takes what comes after the first `%` that is not escaped for the command's input."""
+    given = {"rackproof_schedule_repository": "https://me%40here:pass@git.example/r.git", "item": "rack1"}
+    given |= {"rackproof_schedule_inventories": {"rack1": "hosts.yml"}, "rackproof_runs_directory": "runs"}
+    *_, line = filled(tmp_path, "schedule", "revalidate.cron.j2", {"h1": {}}, **given).splitlines()
+    assert "https://me\\%40here:pass@git.example/r.git" in line
+    assert not re.search(r"(?<!\\)%", line)
+    assert line.endswith("2>&1 | logger -t rackproof-revalidate-rack1")
+    (task,) = yaml.safe_load((ROOT / "roles/schedule/tasks/cron.yml").read_text())
+    assert task["ansible.builtin.template"]["mode"] == "0600"
+
+
+# --- what judges, and does not come to a decision
+
+
+@pytest.mark.parametrize(("part", "verb"), [("judge", "report"), ("scaling", "scaling")])
+@pytest.mark.parametrize("code", [2, 74])
+def test_report_that_could_not_be_made_is_told_as_such(tmp_path: Path, part: str, verb: str, code: int) -> None:
+    """2 is an incomplete fleet too, which has a report; what an earlier one left is not handed on."""
+    said = f"rackproof: runs/r1: No space left on device, says {verb}"
+    (tmp_path / "rackproof.py").write_text(f"import sys; print({said!r}, file=sys.stderr); sys.exit({code})")
+    (tmp_path / "verdicts.prom").write_text("of an earlier run\n")
+    (tmp_path / "hosts.yml").write_text("gpu_hosts: {hosts: {h1: {ansible_connection: local}}}")
+    role = {"ansible.builtin.import_role": {"name": "report", "tasks_from": part}}
+    variables = {"_rackproof_run_dir": str(tmp_path), "rackproof_verdicts_textfile": str(tmp_path / "handed.prom")}
+    done = played(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": [role]})
+    assert done.returncode == 2
+    assert said in done.stdout
+    assert "incomplete" not in done.stdout
+    assert "cells are missing: see" not in done.stdout
+    assert not (tmp_path / "handed.prom").exists()
