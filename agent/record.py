@@ -101,7 +101,7 @@ class HostRun:
                 rackproof=VERSION,
                 gang=gang,
             )
-        record = record_from_json(documents.read(path, "record"))
+        record = record_from_json(documents.read(path, "record"), source=str(path))
         if (record.run_id, record.nonce) != (self.plan.run_id, self.plan.nonce):
             raise documents.DocumentError(f"{path}: a record of run {record.run_id}, not of {self.plan.run_id}")
         return record

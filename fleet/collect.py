@@ -131,7 +131,7 @@ class Collection:
         """The record. Raises DocumentError where it is none, or another's than its frame says."""
         document = documents.parse(item.text, source=item.source)
         documents.validate(document, "record", source=item.source)
-        record = record_from_json(document)
+        record = record_from_json(document, source=item.source)
         for what, found, said in (
             ("run", record.run_id, item.run_id),
             ("host", record.host, item.host),
@@ -202,10 +202,9 @@ class Collection:
         if not (self._directory / path).exists():
             return None
         try:
-            document = documents.read(self._directory / path, "record")
+            record = record_from_json(documents.read(self._directory / path, "record"))
         except documents.DocumentError:
             return None
-        record = record_from_json(document)
         text = (self._directory / path).read_bytes()
         if (record.run_id, record.nonce) != (self._plan.run_id, self._plan.nonce):
             return None

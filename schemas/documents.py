@@ -217,6 +217,8 @@ def explain(error: ValidationError) -> str:
 def _as_text(where: str, error: ValidationError) -> str:
     """What to do where a number or a flag came as text: by `-e name=value`, or in YAML's eyes."""
     wanted, text = error.validator_value, error.instance
+    if wanted == "integer" and isinstance(text, float) and text.is_integer():
+        return f": write {text:.0f}"
     if error.validator != "type" or not isinstance(text, str) or wanted not in ("integer", "number", "boolean"):
         return ""
     name = where.rpartition(".")[2]
@@ -249,15 +251,37 @@ def compiled(schema: str) -> Any:
 
     Only where jsonschema-rs is installed.
     """
-    return jsonschema_rs.Draft202012Validator(part(*schema.split("#/")))
+    return jsonschema_rs.Draft202012Validator(_marked(part(*schema.split("#/"))), keywords={"whole": _Whole})
+
+
+class _Whole:
+    """The keyword `whole` of jsonschema-rs, which takes 2.0 for an integer."""
+
+    def __init__(self, *_: object) -> None: ...
+
+    def validate(self, instance: Json) -> None:
+        if isinstance(instance, float):
+            raise ValueError("no integer")  # what jsonschema-rs asks for
+
+
+def _marked(node: Json) -> Json:
+    """The schema with `whole` beside every `"type": "integer"`."""
+    if isinstance(node, list):
+        return [_marked(item) for item in node]
+    if not isinstance(node, dict):
+        return node
+    whole = "integer" in node["type"] if isinstance(node.get("type"), str | list) else False
+    return {key: _marked(item) for key, item in node.items()} | ({"whole": True} if whole else {})
 
 
 @cache
 def validator(schema: str) -> Draft202012Validator:
-    """jsonschema's validator of schemas/`schema`.schema.json, built once."""
-    from jsonschema import Draft202012Validator  # takes as long to import as the rest of most commands
+    """jsonschema's validator of schemas/`schema`.schema.json, built once; to it 2.0, which names no GPU, is no integer."""
+    from jsonschema import Draft202012Validator, validators  # takes as long to import as the rest of most commands
 
-    return Draft202012Validator(part(schema))
+    extend: Any = validators.extend  # it has no types
+    checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
+    return cast("Draft202012Validator", extend(Draft202012Validator, type_checker=checker)(part(schema)))
 
 
 def part(name: str, place: str = "") -> Json:

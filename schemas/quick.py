@@ -11,7 +11,7 @@ import re
 from functools import cache
 from typing import Any
 
-from schemas import documents
+from schemas import credible, documents
 from schemas.documents import MAX_BYTES, compiled, part
 from schemas.records import Metric, Record, record_from_parts
 
@@ -93,7 +93,8 @@ class Reader:
         # Every colon of the text is one of what was read: no key stood twice, for one of the two would be lost.
         if msgspec.json.encode(whole).count(b":") + colons != text.count(b":"):
             return None
-        return record_from_parts(outer, [(_without(taken), metrics) for taken, metrics in snapshots], observations)
+        record = record_from_parts(outer, [(_without(taken), metrics) for taken, metrics in snapshots], observations)
+        return None if credible.incredible(record) else record
 
     def _metric(self, raw: bytes) -> tuple[Metric, int] | None:
         document = msgspec.json.decode(raw)
@@ -107,6 +108,8 @@ class Reader:
         if len(self._kept) >= MOST_KEPT:
             self._kept.clear()
         metric = Metric(**document)
+        if credible.of_metric(metric):
+            return None
         self._tokens += 1
         vars(metric)["token"] = self._tokens  # by which it is known again; none is ever used twice
         found = self._kept[raw] = (metric, raw.count(b":"))

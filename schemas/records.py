@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from typing import Any, TypeVar
 
+from schemas import credible, documents
 from schemas.timeline import Soak, soak_from_json
 from schemas.trace import Trace
 
@@ -232,13 +233,20 @@ def _json(value: Any) -> Any:
     return value
 
 
-def record_from_json(document: Mapping[str, Any]) -> Record:
-    """The record in a document that record.schema.json has passed."""
+def record_from_json(document: Mapping[str, Any], *, source: str = "record") -> Record:
+    """The record in a document that record.schema.json has passed.
+
+    Raises DocumentError, opened by `source`, where it is not credible all the same.
+    """
     snapshots = [
         (snapshot, tuple(_filled(Metric, _METRIC, metric) for metric in snapshot["metrics"]))
         for snapshot in document.get("snapshots", ())
     ]
-    return record_from_parts(document, snapshots, document.get("observations", ()))
+    why = next((why for _, metrics in snapshots for metric in metrics if (why := credible.of_metric(metric))), "")
+    record = record_from_parts(document, snapshots, document.get("observations", ()))
+    if why := why or credible.incredible(record):
+        raise documents.DocumentError(f"{source}: {why}")
+    return record
 
 
 def record_from_parts(
@@ -246,7 +254,7 @@ def record_from_parts(
     snapshots: Iterable[tuple[Mapping[str, Any], tuple[Metric, ...]]],
     observations: Iterable[Mapping[str, Any]],
 ) -> Record:
-    """The record of a document that record.schema.json has passed.
+    """The record of a document that record.schema.json has passed; whether it is credible the caller asks.
 
     Args:
         document: the record; its snapshots and observations are taken from the two others.

@@ -16,6 +16,7 @@ import argparse
 import contextlib
 import io
 import json
+import math
 import os
 import random
 import shutil
@@ -67,13 +68,23 @@ PART = 5_000
 KEPT = ("memory", "digest")
 GANG_FIGURES = ("collective.all_reduce.busbw", "collective.all_reduce.wrong_elements", "pairs.bandwidth")
 GANG_BYTES = (67_108_864, None)
-TOLD = ("gpu.ecc.enabled", "gpu.ecc.uncorrectable_volatile", "gpu.pcie.width", "gpu.count", "gpu.remapped_rows.failed")
+TOLD = (
+    "gpu.ecc.enabled",
+    "gpu.ecc.uncorrectable_volatile",
+    "gpu.pcie.width",
+    "gpu.count",
+    "gpu.remapped_rows.failed",
+    "gpu.pcie.replays",
+)
 VALUES: tuple[Any, ...] = (
-    None, True, False, 0, -1, 1, 0.0, -0.0, 1e-300, 1e300, 2**53 + 1, 2**63, 2**64, -(2**70), float("nan"), float("inf"),
-    "", "0", "NaN", "measured", "error", "skipped", "unsupported", "error: ", "gpu=0", "gpu=1", "host", "finished", "failed",
+    None, True, False, 0, -1, 1, 0.0, -0.0, 1e-300, 1e300, 1.7e308, -1.7e308, 5e-324, 1e60, -1e60, 1e-60,
+    2**53 + 1, 2**63, 2**64, -(2**70), float("nan"), float("inf"),
+    "", "0", "NaN", "measured", "error", "skipped", "unsupported", "error: ", "gpu=0", "gpu=1", "gpu=0,gpu=1",
+    "collector.nvml", "host", "finished", "failed",
     "../../x", "/etc/passwd", "a\x00b", "a\nb", "<script>alert(1)</script>", "=1+1", "\x1b[31m", "\u202e", "\ud800", "x" * 5000,
     [], {}, [[]], {"a": {}}, [{}], "h2", "r0", "f" * 32, "preflight", "benchmark", "after", "before", "simulated", "9" * 40,
 )  # fmt: skip
+EXTREMES = (1.7e308, -1.7e308, 5e-324, 1e60, -1e60, 1e-60, 2**63, 0, "x")
 TOKENS = (
     b'"', b":", b",", b"{", b"}", b"[", b"]", b"\\", b"\x00", b"\xff", b"\xef\xbb\xbf", b"\xed\xa0\x80", b"\\ud800",
     b"NaN", b"1e999", b"-Infinity", b"[" * 3000, b'{"a":' * 40, b"0", b"-", b"e9", b"null", b"true", b'"host": "h2",',
@@ -155,12 +166,12 @@ def _bytes(draw: random.Random, text: bytes) -> bytes:
 
 
 def _change(draw: random.Random, document: Any) -> None:
-    """One thing of the JSON: another value, one less, one more, twice, two exchanged."""
+    """One thing of the JSON: another value, one less, one more, twice, two exchanged; or every number of it the same."""
     place = _place(draw, document)
     keys = list(place) if isinstance(place, dict) else list(range(len(place)))
     if not keys:
         return
-    key, kind = draw.choice(keys), draw.randrange(6)
+    key, kind = draw.choice(keys), draw.randrange(7)
     if kind == 0:
         del place[key]
     elif kind == 1:
@@ -175,8 +186,19 @@ def _change(draw: random.Random, document: Any) -> None:
         place[key] = draw.choice((0, -place[key], place[key] * 0.5, place[key] * 1e6, place[key] + 1, not place[key]))
     elif kind == 3 and isinstance(place[key], str) and place[key]:
         place[key] = place[key][:-1] + draw.choice("0aZ/. \n")
+    elif kind == 6:
+        place[key] = _flooded(place[key], draw.choice(EXTREMES))
     else:
         place[key] = draw.choice(VALUES)
+
+
+def _flooded(value: Any, number: float | str) -> Any:
+    """The same with one number in the place of all."""
+    if isinstance(value, dict):
+        return {key: _flooded(child, number) for key, child in value.items()}
+    if isinstance(value, list):
+        return [_flooded(child, number) for child in value]
+    return number if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
 def _place(draw: random.Random, document: Any) -> Any:
@@ -436,6 +458,9 @@ class Trial:
 
     def _judged(self, name: str, text: bytes, report: FleetReport) -> None:
         self.found.counts[report.decision] += 1
+        for each in report.verdicts:
+            if isinstance(each.value, float) and not math.isfinite(each.value):
+                self.found.say("crashes", f"{name}: {each.name} {each.scope}: {each.value}, which is no JSON", text)
         if report.decision == "accepted" and (why := self._wrong(name, text)):
             self.found.say("wrong accepts", f"{name}: {why}", text)
 

@@ -22,8 +22,8 @@ NEWEST = ".last_seen"
 class Change:
     """What became of one counter from the first snapshot to the last."""
 
-    total: float
-    """What it rose by."""
+    total: Value
+    """What it rose by; what was read in place of a number, with which no limit agrees."""
     seen: Observation
     """The reading by which most of that had come, or by which the newest event had."""
     stage: str
@@ -36,6 +36,8 @@ class Change:
 
 def change(seen: Sequence[Observation]) -> Change:
     """The change over readings of one counter, at least two, in the order in which they were made."""
+    if none := _no_number(seen):
+        return Change(total=none.value, seen=none, stage=none.stage, where=f"no number {_place(none)}", fell="")
     if seen[0].name.endswith(NEWEST):
         seen = _remembered(seen)
     steps = [(_rise(earlier, later), earlier, later) for earlier, later in itertools.pairwise(seen)]
@@ -61,15 +63,19 @@ def change(seen: Sequence[Observation]) -> Change:
 
 def _remembered(seen: Sequence[Observation]) -> list[Observation]:
     """An event that one look no longer finds, and the next finds in another log, did not happen again."""
-    latest = itertools.accumulate(
-        (number(item.value) for item in seen), lambda most, value: math.nan if math.isnan(value) else max(most, value)
-    )
+    latest = itertools.accumulate((number(item.value) for item in seen), max)
     return [replace(item, value=value) for item, value in zip(seen, latest, strict=True)]
 
 
-def net(seen: Sequence[Observation]) -> float:
-    """The last reading less the first."""
+def net(seen: Sequence[Observation]) -> Value:
+    """The last reading less the first; what was read in place of a number."""
+    if none := _no_number(seen):
+        return none.value
     return number(seen[-1].value) - number(seen[0].value)
+
+
+def _no_number(seen: Sequence[Observation]) -> Observation | None:
+    return next((item for item in seen if math.isnan(number(item.value))), None)
 
 
 def number(value: Value) -> float:
@@ -81,8 +87,6 @@ def _rise(earlier: Observation, later: Observation) -> float:
     before, after = number(earlier.value), number(later.value)
     if after >= before:
         return after - before
-    if math.isnan(after) or math.isnan(before):
-        return math.nan
     return max(after, 0.0) if _began_anew(earlier, later) else 0.0
 
 

@@ -12,9 +12,9 @@ from fleet.baseline.store import Copy
 from fleet.judge.verdict import Evidence
 from fleet.remedies import with_remedy
 from schemas import documents, quick
-from schemas.catalogue import BENCHMARKS
+from schemas.catalogue import BENCHMARKS, settings
 from schemas.errors import RunError
-from schemas.plans import Plan, PlannedHost, plan_from_json
+from schemas.plans import Plan, PlannedHost, Stage, plan_from_json
 from schemas.probes import GANG
 from schemas.records import Record, record_from_json
 from schemas.reports import Quarantined
@@ -162,7 +162,15 @@ def _unfit(plan: Plan) -> str:
         return f"it has gangs, and no stage {GANG}"
     if GANG in stages and (strange := sorted(stages[GANG].benchmarks.keys() - BENCHMARKS.keys())):
         return f"no benchmark is called {strange[0]!a}"
+    for item in plan.expected:
+        benchmark = item.name.split(".")[0]
+        if item.scope == "peers" and type(_rounds(benchmark, stages[item.stage])) is not int:
+            return f"it expects {item.name!a} of hosts in pairs, and does not say in how many rounds they meet"
     return ""
+
+
+def _rounds(benchmark: str, stage: Stage) -> object:
+    return settings(benchmark, stage.benchmarks.get(benchmark, {})).get("rounds") if benchmark in BENCHMARKS else None
 
 
 def _record(directory: Path, path: str, plan: Plan, host: str, gang: str, reader: quick.Reader) -> Record:
@@ -175,7 +183,8 @@ def _record(directory: Path, path: str, plan: Plan, host: str, gang: str, reader
         text = documents.read_bytes(directory / path)
         record = reader.record(text)
         if record is None:
-            record = record_from_json(documents.checked(text, "record", source=str(directory / path)))
+            source = str(directory / path)
+            record = record_from_json(documents.checked(text, "record", source=source), source=source)
     except documents.DocumentError as error:
         raise documents.DocumentError(str(error).replace(f"{directory}/", "")) from None
     for what, found, wanted in (

@@ -102,7 +102,7 @@ class Judge:
     def _record(self, path: str, host: str, gang: str) -> Record | str:
         """The record, or why it is not believed."""
         try:
-            record = record_from_json(documents.read(self._run_dir / path, "record"))
+            record = record_from_json(documents.read(self._run_dir / path, "record"), source=path)
         except documents.DocumentError as error:
             return str(error).replace(f"{self._run_dir}/", "")
         mine = (self._plan.run_id, self._plan.nonce, host, gang)

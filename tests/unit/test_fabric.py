@@ -11,7 +11,7 @@ from collectors.base import Absent, Value, scope
 from collectors.fabric import FabricCollector
 from fleet.judge.criteria import read_packs
 from fleet.judge.verdict import Evidence, judge
-from schemas.records import Metric
+from schemas.records import Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS
 from tests import builders
 from tests.fakes.host import pci
@@ -155,24 +155,21 @@ PACKS = read_packs(())
 
 
 def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
-    """Verdict and action on h1, both snapshots of which say so of the manager; None: they do not speak of it."""
+    """Verdict and action on h1, every snapshot of which says so of the manager; None: they do not speak of it."""
     plan = builders.plan(profile="smoke")
     evidence = builders.evidence(plan)
-    first, *rest = evidence["h1"].records
     metric = Metric(name="fabric.manager.missing", unit="1", values={"host": value})
     if isinstance(value, Absent):
         metric = replace(metric, values={}, absent={"host": f"{value.status}: {value.reason}"})
-    taken = tuple(
-        replace(
-            snapshot,
-            metrics=(
-                *(item for item in snapshot.metrics if item.name != metric.name),
-                *([] if value is None else [metric]),
-            ),
-        )
-        for snapshot in first.snapshots
+
+    def told(snapshot: Snapshot) -> Snapshot:
+        others = (item for item in snapshot.metrics if item.name != metric.name)
+        return replace(snapshot, metrics=(*others, *([] if value is None else [metric])))
+
+    records = tuple(
+        replace(record, snapshots=tuple(told(each) for each in record.snapshots)) for record in evidence["h1"].records
     )
-    verdicts = judge(plan, evidence | {"h1": Evidence(records=(replace(first, snapshots=taken), *rest))}, PACKS)
+    verdicts = judge(plan, evidence | {"h1": Evidence(records=records)}, PACKS)
     return [
         (item.verdict, item.action)
         for item in verdicts

@@ -172,6 +172,20 @@ def raw(change: Callable[[bytes], bytes]) -> Spoil:
 HALF = "\ud800"
 
 
+def observation(**fields: Any) -> Spoil:
+    """One more than the benchmarks made."""
+    common = {"name": "memory.bandwidth", "scope": "gpu=0", "stage": "benchmark", "unit": "B/s", "status": "measured"}
+    return record(lambda made: made["observations"].append(common | fields))
+
+
+def soak(**columns: list[float]) -> Spoil:
+    """A soak that nobody planned, of one figure."""
+    columns = {"at": [0, 1], "n": [1, 1], "low": [1, 1], "mean": [1, 1], "high": [1, 1]} | columns
+    series = {"name": "stress.throughput", "scope": "gpu=0", "unit": "FLOP/s", **columns}
+    told = {"began": builders.WHEN, "planned_s": 10, "soaked_s": 10}
+    return record(lambda made: made.update(soak=told | {"timeline": {"bucket_s": 1, "series": [series]}}))
+
+
 @pytest.mark.parametrize(
     ("spoil", "why"),
     [
@@ -197,8 +211,22 @@ HALF = "\ud800"
         (record(lambda made: made.update(snapshots={})), "snapshots"),
         (record(lambda made: made["gpus"][0].update(index=2**70)), "64 bits"),
         (record(lambda made: made["gpus"][0].update(index=True)), "index"),
+        (record(lambda made: made["gpus"][0].update(index=0.0)), "index: 0.0 is not of type 'integer': write 0"),
         (record(lambda made: made["observations"][0].update(value=float("nan"))), "NaN"),
         (record(lambda made: made["observations"][0].update(value=[1])), "value"),
+        (observation(value=1.7e308), "1.7e+308 is greater than the maximum of 1e+60"),
+        (observation(value=5e-324), "5e-324 is nearer to 0 than any measurement"),
+        (observation(value=1.0, params={"size_bytes": -1.7e308}), "less than the minimum"),
+        (record(lambda made: made["snapshots"][0]["metrics"][0].update(values={"host": -1.7e308})), "less than the"),
+        (record(lambda made: made["launches"][0].update(duration_s=1.7e308)), "duration_s: 1.7e+308 is greater"),
+        (observation(value=1.0, scope="gpu=0,partner=h2,gpu=3"), "scope gpu=0,partner=h2,gpu=3 says the same twice"),
+        (record(lambda made: made["snapshots"][0]["metrics"][0].update(values={"gpu=0,gpu=1": 1})), "the same twice"),
+        (observation(name="collector.nvml", status="error", reason="x"), "collector.nvml: collectors are told of in"),
+        (soak(n=[1], low=[1], high=[1]), "at, n, low, mean and high have 2, 1, 1, 2, 1 entries"),
+        (soak(at=[1, 1]), "not in order"),
+        (soak(mean=[5e-324, 1]), "nearer to 0 than any measurement"),
+        (soak(mean=[1.7e308, 1]), "greater than the maximum"),
+        (soak(n=[2**63, 2**63]), "figures in one bucket"),
     ],
 )
 def test_a_record_that_is_no_record_costs_its_host_and_no_other(
@@ -210,6 +238,53 @@ def test_a_record_that_is_no_record_costs_its_host_and_no_other(
     assert why in found.quarantined[0].reason
     assert found.evidence["h2"].records
     assert command(run, capsys)[0] == 2
+
+
+@pytest.mark.parametrize("value", [1e60, -1e60, 1e-60, 2**63, 0, "x", True])
+def test_whatever_figures_a_host_tells_there_is_a_report_and_no_pass(
+    tmp_path: Path, value: float | str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run = tmp_path / "r1"
+    fuzz.small_run(run, full=True, gang=True)
+    for path in (run / "hosts" / "h1.json", run / "gangs" / "r1" / "h1.json"):
+        made = json.loads(path.read_text())
+        for metric in (metric for taken in made["snapshots"] for metric in taken["metrics"]):
+            metric.update(values=dict.fromkeys(metric.get("values", {}), value))
+        for seen in made["observations"]:
+            seen.update({"value": value} if seen["status"] == "measured" else {})
+        made["launches"][0]["duration_s"] = 1e60
+        path.write_text(json.dumps(made))
+    assert not load(run).quarantined
+    assert command(run, capsys)[0] == 1
+    told = documents.read(run / "report.json", "report")
+    assert {host["name"]: host["decision"] for host in told["hosts"]}["h1"] == "rejected"
+    assert (run / "report.html").stat().st_size > 0 < (run / "report.md").stat().st_size
+
+
+def test_whatever_a_soak_tells_there_is_a_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    buckets = 100  # more than a report keeps
+    means = [1e-60, *[1e60, -1e60] * 49, 1e60]
+    columns = {"low": [-1e60] * buckets, "mean": means, "high": [1e60] * buckets}
+    soak(at=[*range(buckets)], n=[10**9] * buckets, **columns)(run)
+    assert not load(run).quarantined
+    assert command(run, capsys)[0] in (1, 2)
+    told = documents.read(run / "report.json", "report")
+    assert [host["decision"] == "accepted" for host in told["hosts"]] == [False, True]
+
+
+def test_a_counter_that_tells_a_text_fails_its_host_and_no_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    def spoil(made: dict[str, Any]) -> None:
+        for metric in (metric for taken in made["snapshots"] for metric in taken["metrics"]):
+            if metric["name"] == "gpu.pcie.replays":
+                metric["values"]["gpu=0"] = "x"
+
+    record(spoil)(run)
+    assert command(run, capsys)[0] == 1
+    told = json.loads((run / "report.json").read_text())
+    assert [host["decision"] for host in told["hosts"]] == ["rejected", "accepted"]
+    assert [(bad["name"], bad["value"]) for bad in told["verdicts"] if bad["verdict"] != "pass"] == [
+        ("gpu.pcie.replays", "x")
+    ]
 
 
 def test_bad_bytes_in_what_a_host_said_leave_a_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -249,6 +324,8 @@ def plan(change: Callable[[dict[str, Any]], object]) -> Spoil:
         (plan(lambda made: made["expected"][0].update(params={"op": ["copy"]})), "params"),
         (plan(lambda made: made["hosts"][0].update(gang="x")), "it has gangs, and no stage gang"),
         (plan(lambda made: made["expected"][0].update(stage="benchmar")), "a stage 'benchmar' that it has not"),
+        (plan(lambda made: made["expected"][0].update(name="paiirs.bandwidth", scope="peers")), "expects 'paiirs.band"),
+        (plan(lambda made: made["hosts"][0].update(devices=[0.0])), "hosts.0.devices.0: 0.0 is not of type 'integer'"),
     ],
 )
 def test_a_plan_that_is_no_plan_is_refused(
