@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
@@ -14,8 +14,8 @@ if TYPE_CHECKING:
 
 COLLECTOR = "collector."
 """Begins the names by which snapshots, and they alone, tell how their collectors fared."""
-LEAST = 1e-60
-"""No measurement is nearer to 0, and a share of it could be infinite; as observation.schema.json has 1e60 for the most."""
+LEAST, MOST = 1e-60, 1e60
+"""What is measured is 0 or between these, either way; sums and shares of what is not could be infinite."""
 MOST_IN_BUCKET, LONGEST_BUCKET_S = 1e9, 1e9
 
 
@@ -30,18 +30,33 @@ def incredible(record: Record) -> str:
 
 def of_metric(metric: Metric) -> str:
     """The same of one metric of a snapshot."""
-    told = (f"{metric.name}: {scope}: {why}" for scope, value in metric.values.items() if (why := _near(value)))
-    return next(itertools.chain(told, _of_scopes(metric.name, (*metric.values, *metric.absent))), "")
+    if why := _of_figures(metric.values.values()):
+        return f"{metric.name}: {why}"
+    return next(_of_scopes(metric.name, (*metric.values, *metric.absent)), "")
 
 
-def _of_observations(told: Iterable[Observation]) -> Iterator[str]:
-    for seen in told:  # thousands a host
-        if seen.name.startswith(COLLECTOR):
-            yield f"observations: {seen.name}: collectors are told of in snapshots, and no benchmark"
-        if "," in seen.scope and _names_twice(seen.scope):
-            yield _twice(f"observations: {seen.name}", seen.scope)
-        if why := _near(seen.value):
-            yield f"observations: {seen.name} {seen.scope}: {why}"
+def _of_observations(told: Sequence[Observation]) -> Iterator[str]:
+    """Of thousands a host few names and scopes differ."""
+    for name in {seen.name for seen in told}:
+        if name.startswith(COLLECTOR):
+            yield f"observations: {name}: collectors are told of in snapshots, and no benchmark"
+    yield from _of_scopes("observations", {seen.scope for seen in told})
+    samples = [seen.samples for seen in told if seen.samples]
+    values = [seen.value for seen in told]
+    params = [value for seen in told for value in seen.params.values()]
+    repeated = [value for each in samples for value in (each.min, each.p50, each.max, each.cv, each.precision)]
+    for where, figures in ("value", values), ("params", params), ("samples", repeated):
+        if why := _of_figures(figures):
+            yield f"observations: {where}: {why}"
+
+
+def _of_figures(figures: Iterable[Value]) -> str:
+    floats = [abs(figure) for figure in figures if type(figure) is float and figure]  # an int has 64 bits at most
+    if (least := min(floats, default=LEAST)) < LEAST:
+        return f"{least} is nearer to 0 than any measurement"
+    if (most := max(floats, default=MOST)) > MOST:
+        return f"{most} is farther from 0 than any measurement"
+    return ""
 
 
 def _of_scopes(where: str, scopes: Iterable[str]) -> Iterator[str]:
@@ -82,9 +97,4 @@ def _of_columns(series: Series) -> str:
         return "its buckets (at) are not in order"
     if max(series.n, default=0) > MOST_IN_BUCKET:
         return f"n: {max(series.n)} figures in one bucket, more than the {MOST_IN_BUCKET:g} that it may have"
-    return next(filter(None, map(_near, (*series.low, *series.mean, *series.high))), "")
-
-
-def _near(value: Value) -> str:
-    near = type(value) is float and -LEAST < value < LEAST and value != 0
-    return f"{value} is nearer to 0 than any measurement" if near else ""
+    return _of_figures((*series.low, *series.mean, *series.high))

@@ -290,7 +290,10 @@ def _unsound(
     met = [launch for launch in document["launches"] if launch["stage"] == "gang"]
     if host.get("gang") and not any(set(launch["members"]) >= gang for launch in met):
         return "no launch of all its gang"
-    if any(gpu["name"] != "NVIDIA H200" for gpu in document.get("gpus", ())):
+    names: dict[int, set[str]] = {}
+    for gpu in document["gpus"]:  # what one record does not tell, another may
+        names.setdefault(gpu["index"], set()).add(gpu["name"])
+    if any(told - {""} != {"NVIDIA H200"} for told in names.values()):
         return "a GPU of another model"
     return next((why for criterion in criteria if (why := _broken(criterion, host, document))), "")
 
