@@ -11,6 +11,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import FrameType
 
@@ -89,8 +90,6 @@ def _attend(options: argparse.Namespace) -> int:
     except SeatError as error:
         return _complain(str(error))
     options.run_dir = (options.run_dir or STATE / lease.RUNS / plan.run_id).absolute()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, _asked)
     if note := all_processors() if _environment().keys() < os.environ.keys() else "":
         _say(note)
     return _Part(options, plan, text).carry_out()
@@ -104,20 +103,26 @@ class _Part:
 
     def carry_out(self) -> int:
         """Does all of it; the exit code."""
-        code = self._verb("inspect", "--plan=-", stdin=self._text)
-        if code:
-            return code
-        run = HostRun(self._options.run_dir, self._options.host)
+        run: HostRun | None = None
         try:
+            _on_request(_asked)
+            code = self._verb("inspect", "--plan=-", stdin=self._text)
+            if code:
+                return code
+            run = HostRun(self._options.run_dir, self._options.host)
             for stage in self._plan.stages:
                 if verb := ALONE.get(stage.name):
                     self._verb(verb, *self._settings())
                 elif stage.name == GANG and run.host.gang:
                     self._together(run)
+            return self._tell(run)
         except Asked:
-            self._tell(run)
+            if run:
+                self._tell(run)
+            else:
+                lease.release(lease.state_of(self._options.run_dir), self._plan.run_id)
+                _say("asked to end before this host was looked at: there is no record to tell")
             return 128 + signal.SIGTERM
-        return self._tell(run)
 
     def _together(self, run: HostRun) -> None:
         options, stage = self._options, self._plan.stage(GANG)
@@ -159,10 +164,15 @@ class _Part:
             f"--host={self._options.host}",
         ]
         _say(f"{verb} begins")
+        held: list[int] = []
+        _on_request(lambda number, _: held.append(number))  # or a process that was begun would be nobody's
         process = subprocess.Popen(
             [*command, *settings], stdin=subprocess.PIPE, stdout=sys.stderr, text=True, env=_environment()
         )
         try:
+            _on_request(_asked)
+            if held:
+                _asked(held[0], None)
             process.communicate(stdin)
         except Asked:
             process.terminate()
@@ -173,8 +183,7 @@ class _Part:
 
     def _tell(self, run: HostRun) -> int:
         """The records, to wherever they are asked for."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, signal.SIG_IGN)  # what is told in part is refused
+        _on_request(signal.SIG_IGN)  # what is told in part is refused
         given.delivered(self._options, 0)
         count = 1 if self._options.quiet else told(run)
         lease.release(lease.state_of(run.directory), self._plan.run_id)
@@ -187,7 +196,13 @@ def _environment() -> dict[str, str]:
 
 
 def _asked(_number: int, _frame: FrameType | None) -> None:
+    _on_request(signal.SIG_IGN)  # asked twice: what ends is not ended
     raise Asked
+
+
+def _on_request(what: Callable[[int, FrameType | None], object] | signal.Handlers) -> None:
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, what)
 
 
 def _say(line: str) -> None:

@@ -16,6 +16,8 @@ sys.dont_write_bytecode = False
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 # A playbook's terminal, which no test looks at but those that say so, costs a process beside every ansible-playbook.
 os.environ.setdefault("RACKPROOF_HEARTBEAT", "0")
+# A shell ignores Ctrl-C for what it starts with `&`, and whatever that starts inherits it: Python then never interrupts.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 gc.disable()  # while the tests are collected, of which nothing is garbage
 

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 import rackproof as command
+from agent import lease
 
 PROFILE = """\
 schema: rackproof.profile/1
@@ -90,6 +91,19 @@ def test_two_pods_logs_become_a_report(run: Path) -> None:
     assert "FINAL ACCEPTANCE: REHEARSAL PASS\n- Hosts: 2 of 2 passed" in report.stdout
     events = [json.loads(line) for line in (run / "collected.jsonl").read_text(encoding="utf-8").splitlines()]
     assert {(event["host"], event["node"]) for event in events} == {("a", "node-a"), ("b", "node-b")}
+
+
+def test_a_pod_that_is_ended_at_once_says_that_it_has_nothing_and_gives_the_host_back(run: Path) -> None:
+    process = pod(run, "a", free_port())
+    log = run.parents[1] / "a" / "pod.log"
+    ends = time.monotonic() + 60
+    while b"inspect begins" not in log.read_bytes() and process.poll() is None and time.monotonic() < ends:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    assert "there is no record to tell" in log.read_text(encoding="utf-8")
+    assert "Traceback" not in log.read_text(encoding="utf-8")
+    assert not list(run.parents[1].rglob(lease.LEASE))
 
 
 def test_a_pod_that_is_ended_while_it_waits_still_tells_what_it_has(run: Path) -> None:

@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import replace
 from typing import Any
 
@@ -438,17 +437,17 @@ def test_a_stage_from_begin_to_end_needs_no_word_on_its_snapshots() -> None:
 
 def test_what_is_no_number_has_no_change() -> None:
     for values in ((1, "x"), ("x", 1), ("x", "y")):
-        assert math.isnan(change(counted(*values)).total)
-        assert math.isnan(net(counted(*values)))
+        assert isinstance(change(counted(*values)).total, str)
+        assert isinstance(net(counted(*values)), str)
         plan = small()
         evidence = then(left(plan, "h1", reading(values[0])), reading(values[1]))
         assert found(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [("gpu=0", "c", FAIL)]
 
 
-@pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3), ((0, "x", 9), None)])
-def test_the_newest_event_is_not_newer_because_it_was_forgotten(values: tuple[Any, ...], total: float | None) -> None:
+@pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3), ((0, "x", 9), "x")])
+def test_the_newest_event_is_not_newer_because_it_was_forgotten(values: tuple[Any, ...], total: Any) -> None:
     told = change(counted(*values, name="xid.last_seen"))
-    assert told.total == total if total is not None else math.isnan(told.total)
+    assert told.total == total
     assert told.fell == ""
 
 
