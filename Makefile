@@ -98,8 +98,8 @@ test: ## Everything that needs no GPU, with its gates
 	@$(MAKE) --no-print-directory --jobs 3 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-fuzz: $(STAMP) ## Break a run a million times (MUTATIONS): no crash, no wrong accept, no write outside
-	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000)
+fuzz: $(STAMP) ## Break a run a million times (MUTATIONS, SEED): no crash, no wrong accept, no write outside
+	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000) --seed $(or $(SEED),1)
 
 mutate: $(STAMP) ## Change the code of judge, plan and supervisor, one thing at a time: how much its tests notice (SAMPLE of each file, FILES)
 	$(BIN)/python -m tests.mutate --sample $(or $(SAMPLE),100) $(FILES)

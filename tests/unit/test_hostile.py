@@ -484,16 +484,17 @@ def test_a_copy_of_a_baseline_cut_anywhere_is_not_believed(tmp_path: Path) -> No
 # By the thousand
 
 
-def test_a_hundred_thousand_mutations_find_nothing() -> None:
-    signal.alarm(3600)  # a minute of two processors, of which the others' tests leave it little
-    counts, told = fuzz.run(100_000, jobs=2, seed=1, say=lambda _: None)
+def test_thousands_of_mutations_find_nothing() -> None:
+    """The same ones each time: `make fuzz` and its weekly job look for new ones."""
+    signal.alarm(3600)  # a quarter of a minute of two processors, of which the others' tests leave it little
+    counts, told = fuzz.run(20_000, jobs=2, seed=1, say=lambda _: None)
     assert told == []
     assert not any(counts[name] for name in fuzz.BAD)
     # Else it has tried nothing.
-    assert counts["mutations"] == 100_000
+    assert counts["mutations"] == 20_000
     assert counts["accepted"] > 1000 < counts["rejected"] + counts["incomplete"]
-    assert counts["commands"] > 300
-    assert counts["gang records"] > 10_000
+    assert counts["commands"] > 60
+    assert counts["gang records"] > 2_000
 
 
 def test_the_oracle_knows_what_must_not_be_accepted(tmp_path: Path) -> None:
