@@ -24,8 +24,8 @@ from fleet.judge.criteria import Criterion, Pack, read_pack
 from fleet.yaml_files import LOADER
 from schemas.errors import UsageError
 from schemas.reports import ACTIONS
+from tests.accepted import rackproof
 from tests.fakes import links, nvml, whole
-from tests.unit.test_plan import rackproof
 
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rackproof.rules.yml"

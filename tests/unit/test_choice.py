@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import shutil
-import subprocess
-import sys
 from dataclasses import replace
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
@@ -29,6 +27,7 @@ from schemas.errors import UsageError
 from schemas.plans import Choice, Chosen, Plan, plan_from_json
 from schemas.records import to_json
 from tests import builders
+from tests.accepted import Done, rackproof
 
 ROOT = Path(__file__).parents[2]
 NOW = "2026-11-21T04:00:00Z"
@@ -186,11 +185,10 @@ def test_runs_that_cannot_be_read_tell_nothing(earlier: Path, tmp_path: Path) ->
 # --- the plan
 
 
-def plan_of(*arguments: str | Path, **variables: Any) -> subprocess.CompletedProcess[str]:
+def plan_of(*arguments: str | Path, **variables: Any) -> Done:
     hosts = builders.inventory("h1", "h2", "h3", rackproof_gang="none", rackproof_gpu_count=2, **variables)
     listing = {"gpu_hosts": {"hosts": list(hosts)}, "_meta": {"hostvars": hosts}}
-    command = [sys.executable, ROOT / "rackproof.py", "plan", "-i", "-", "--profile", "revalidate", *arguments]
-    return subprocess.run(command, input=json.dumps(listing), capture_output=True, text=True, check=False)
+    return rackproof("plan", "-i", "-", "--profile", "revalidate", *arguments, stdin=json.dumps(listing))
 
 
 def test_plan_holds_what_was_chosen_and_why_the_run_is_made(earlier: Path) -> None:

@@ -250,9 +250,10 @@ def test_ranks_of_one_host_meet_where_nobody_else_comes(tmp_path: Path) -> None:
     subprocess.run(
         [
             *(sys.executable, "-m", "agent.benchmarks.rendezvous", tmp_path / "place.json"),
-            *("--nnodes=1", "--nproc-per-node=2", "--max-restarts=0", "-m", "a_rank", tmp_path / "found"),
+            *("--nnodes=1", "--nproc-per-node=2", "--max-restarts=0", "--run-path", "--start-method=fork"),
+            *(tmp_path / "a_rank.py", tmp_path / "found"),
         ],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{tmp_path}", "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         check=True,
         timeout=120,
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
-import io
 import json
 import subprocess
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -20,26 +18,9 @@ from schemas import documents, frames
 from schemas.plans import Plan
 from schemas.records import Record, to_json
 from tests import builders
+from tests.accepted import rackproof
 
 HOSTS = ("h1", "h2")
-
-
-@dataclass
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
-
-
-def rackproof(*arguments: str | Path) -> Done:
-    """The command, in this process: a new one takes a second to import."""
-    out, err = io.StringIO(), io.StringIO()
-    with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
-        try:
-            code = command.main([str(word) for word in arguments])
-        except SystemExit as ended:
-            code = int(ended.code or 0)
-    return Done(code, out.getvalue(), err.getvalue())
 
 
 @pytest.fixture

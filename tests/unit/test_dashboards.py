@@ -25,7 +25,8 @@ from fleet.report.render.markdown import render_markdown
 from fleet.report.render.prometheus import render_prometheus
 from schemas.reports import FleetReport, Verdict
 from tests import builders
-from tests.unit.test_plan import listing, rackproof
+from tests.accepted import rackproof
+from tests.unit.test_plan import listing
 from tests.unit.test_report import write_run
 
 ROOT = Path(__file__).parents[2]

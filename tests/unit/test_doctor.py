@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import json
 import runpy
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -15,18 +13,13 @@ from collectors.base import HOST, Family
 from fleet.judge.criteria import read_packs
 from fleet.report.render.format import ACTIONS as LABELS
 from schemas.reports import ACTIONS
+from tests.accepted import Done, rackproof
 
 ROOT = Path(__file__).parents[2]
 
 
-def run(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "rackproof.py"), "doctor", "--seconds", "0", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
+def run(*arguments: str) -> Done:
+    return rackproof("doctor", "--seconds", "0", *arguments)
 
 
 class Fixed:

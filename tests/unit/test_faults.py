@@ -13,8 +13,8 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +51,8 @@ class Fault:
     """Criteria that cannot be told any more, since the fault took what they read with it."""
     scope: str = ""
     """Where every finding must be."""
+    scopes: Mapping[str, str] = field(default_factory=dict)
+    """Criterion -> where its one finding must be."""
 
 
 def fault(name: str, found_by: str, **more: Any) -> Any:
@@ -72,11 +74,18 @@ class Logged:
         whole.log(root, *self.messages)
 
 
-def xid(code: int, more: str = "pid='<unknown>', name=<unknown>, something happened") -> Change:
+def every(name: str, cases: dict[str, tuple[Logged, str]]) -> Any:
+    """Criterion -> what the kernel says, all at once, and the scope in which that criterion alone finds it."""
+    messages = tuple(message for logged, _ in cases.values() for message in logged.messages)
+    scopes = {criterion: scope for criterion, (_, scope) in cases.items()}
+    return fault(name, " ".join(cases), before=Logged(messages), scopes=scopes)
+
+
+def xid(code: int, more: str = "pid='<unknown>', name=<unknown>, something happened") -> Logged:
     return Logged((f"NVRM: Xid (PCI:{THIRD}): {code}, {more}",))
 
 
-def sxid(code: int, severity: str) -> Change:
+def sxid(code: int, severity: str) -> Logged:
     return Logged((f"nvidia-nvswitch1: SXid (PCI:{links.NVSWITCHES[1]}): {code}, {severity}",))
 
 
@@ -234,12 +243,18 @@ FAULTS = [
         nvml_later=(f"{NEXT}FieldValues.214=1 3",),
     ),
     # the kernel's log
-    *(fault(f"xid {code}", f"xid-{code}", before=xid(code), scope=f"gpu=3,xid={code}") for code in CODES["xid"]),
-    *(
-        fault(f"xid {code} fatal", f"xid-{code}-fatal", before=xid(code, FATAL), scope=f"gpu=3,xid={code}")
-        for code in CODES["fatal"]
+    every("each xid", {f"xid-{code}": (xid(code), f"gpu=3,xid={code}") for code in CODES["xid"]}),
+    every("each fatal xid", {f"xid-{code}-fatal": (xid(code, FATAL), f"gpu=3,xid={code}") for code in CODES["fatal"]}),
+    every(
+        "each sxid",
+        {
+            f"sxid-{code}": (
+                sxid(code, "Thermal alert"),
+                f"pci={links.NVSWITCHES[1]},fatal=unsaid,sxid={code}",
+            )
+            for code in CODES["sxid"]
+        },
     ),
-    *(fault(f"sxid {code}", f"sxid-{code}", before=sxid(code, "Thermal alert")) for code in CODES["sxid"]),
     fault("xid during the run", "xid-during-run", later=xid(31), scope="host"),
     fault("xid 94 during the run", "xid-during-run", later=xid(94), scope="host"),
     fault("fatal sxid", "sxid-fatal", before=sxid(20034, "Fatal, Link 30 LTSSM Fault Up")),
@@ -309,11 +324,11 @@ class Machine:
     program: subprocess.Popen[str]
     spoiled: bool = True
     """More than the kernel's log is not as it was."""
-    well: Snapshot | None = None
+    well: tuple[Snapshot, list[Gpu]] | None = None
     """The first look at the host while nothing is wrong, which is one for all faults that come later."""
 
     def judged(self, of: Fault, packs: tuple[Pack, ...]) -> list[Verdict]:
-        """Builds the host with the fault, looks twice, and judges."""
+        """Builds the host with the fault, looks twice where anything changes in between, and judges."""
         if self.spoiled:
             shutil.rmtree(self.root, ignore_errors=True)
             self.root.mkdir()
@@ -322,15 +337,19 @@ class Machine:
         self.spoiled = not all(change is nothing or isinstance(change, Logged) for change in (of.before, of.later))
         nvml.write(self.scenario, "healthy-h100x8", *whole.NVML, *of.nvml)
         of.before(self.root)
-        first = self._first() if of.before is nothing and not of.nvml else self._look("before")[0]
-        nvml.write(self.scenario, "healthy-h100x8", *whole.NVML, *of.nvml, *of.nvml_later)
-        of.later(self.root)
-        second, gpus = self._look("after")
+        well = of.before is nothing and not of.nvml
+        first, gpus = self._well() if well else self._look("before")
+        if well or of.later is not nothing or of.nvml_later:
+            nvml.write(self.scenario, "healthy-h100x8", *whole.NVML, *of.nvml, *of.nvml_later)
+            of.later(self.root)
+            second, gpus = self._look("after")
+        else:
+            second = replace(first, phase="after")
         return judged(plan_of("h1", 8, first.at), (first, second), gpus, packs)
 
-    def _first(self) -> Snapshot:
+    def _well(self) -> tuple[Snapshot, list[Gpu]]:
         if self.well is None:
-            self.well, _ = self._look("before")
+            self.well = self._look("before")
         return self.well
 
     def _look(self, phase: str) -> tuple[Snapshot, list[Gpu]]:
@@ -382,6 +401,8 @@ def test_a_fault_is_found_by_the_criteria_meant_for_it_and_by_no_other(
     assert all(one.action != "none" for one in failed)
     if of.scope:
         assert {one.scope for one in failed} == {of.scope}
+    if of.scopes:
+        assert sorted((one.criterion, one.scope) for one in failed) == sorted(of.scopes.items())
     untold = {(one.criterion, one.reason) for one in found if one.verdict == INCONCLUSIVE}
     assert not untold or of.untold, untold
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import json
 import math
 import random
-import subprocess
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -22,7 +20,7 @@ from schemas import documents
 from schemas.plans import Plan
 from schemas.records import Culprit, Launch, Observation, Rank, Record, record_from_json, to_json
 from schemas.reports import FleetReport
-from tests import builders
+from tests import accepted, builders
 
 ROOT = Path(__file__).parents[2]
 PACKS = read_packs(())
@@ -466,7 +464,7 @@ def test_whatever_is_wrong_it_ends_and_nobody_who_is_well_is_rejected(seed: int)
     sick = chance.sample(names, chance.randint(1, max(1, (len(names) - 1) // 2)))
     dead, bad = sick[: len(sick) // 2], sick[len(sick) // 2 :]
     site = Site(
-        plan(*names),
+        lean(plan(*names)),
         bad=set(bad),
         culprit=lambda start: next((named("rank_ended", host) for host in start.members if host in dead), None),
     )
@@ -489,8 +487,9 @@ def written(site: Site, directory: Path) -> Path:
 
 
 def rackproof(*arguments: str | Path, stdin: str = "") -> str:
-    command = [sys.executable, ROOT / "rackproof.py", *arguments]
-    return subprocess.run(command, input=stdin, capture_output=True, text=True, check=True).stdout
+    done = accepted.rackproof(*arguments, stdin=stdin)
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 def test_the_command_says_what_each_host_is_to_launch(tmp_path: Path) -> None:

@@ -23,7 +23,8 @@ from schemas.plans import Part, Plan, plan_from_json
 from schemas.records import Metric, Snapshot, to_json
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
-from tests.unit.test_plan import listing, rackproof
+from tests.accepted import rackproof
+from tests.unit.test_plan import listing
 
 HOSTS = ("r12-h01", "r12-h02")
 CSV = "host,kind,slot,serial\nr12-h01,gpu,0000:1b:00.0,1650123000456\nr12-h02,nic,mlx5_0,0c42:a103:0065:8b2e\n"

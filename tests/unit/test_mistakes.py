@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
@@ -14,7 +15,7 @@ from fleet import lock
 from rackproof import main
 from schemas import locks
 from tests import builders
-from tests.unit.test_plan import rackproof
+from tests.unit.test_plan import ROOT
 from tests.unit.test_report import write_run
 
 PLAN = builders.plan("h1", "h2", profile="smoke", rackproof_gang="none")
@@ -81,7 +82,8 @@ def test_what_is_wrong_with_a_command_line_is_one_line_that_names_it(said: Said,
 
 
 def test_the_command_itself_says_no_more_than_that_line() -> None:
-    done = rackproof("gangs", "--hots", "h1")
+    command = [sys.executable, ROOT / "rackproof.py", "gangs", "--hots", "h1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr == "rackproof gangs: unknown option --hots (did you mean --hosts?)\n"
 

@@ -17,18 +17,9 @@ from schemas.errors import UsageError
 from schemas.plans import plan_from_json
 from schemas.records import to_json
 from tests import builders
+from tests.accepted import rackproof
 
 ROOT = Path(__file__).parents[2]
-
-
-def rackproof(*arguments: str | Path, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, ROOT / "rackproof.py", *map(str, arguments)],
-        capture_output=True,
-        text=True,
-        check=False,
-        cwd=cwd,
-    )
 
 
 def listing(tmp_path: Path, hosts: dict[str, Any]) -> Path:
@@ -233,14 +224,19 @@ def test_real_inventory_is_read_through_ansible(tmp_path: Path) -> None:
 
 def test_run_begun_is_resumed_and_another_plan_is_refused(tmp_path: Path) -> None:
     hosts = {name: {"ansible_host": f"10.0.0.{name[1]}", "rackproof_profile": "rehearsal"} for name in ("h1", "h2")}
-    begin = ("plan", "--run-dir", tmp_path / "r1", "--inventory")
-    assert rackproof(*begin, listing(tmp_path, hosts)).returncode == 0
+
+    def begin(hosts: dict[str, Any]) -> subprocess.CompletedProcess[str]:
+        """In a process of its own, whose lock it is."""
+        command = [sys.executable, ROOT / "rackproof.py", "plan", "--run-dir", tmp_path / "r1", "--inventory"]
+        return subprocess.run([*command, listing(tmp_path, hosts)], capture_output=True, text=True, check=False)
+
+    assert begin(hosts).returncode == 0
     first = (tmp_path / "r1" / "plan.json").read_text()
-    assert rackproof(*begin, listing(tmp_path, hosts)).returncode == 0
+    assert begin(hosts).returncode == 0
     assert (tmp_path / "r1" / "plan.json").read_text() == first
     more = hosts | {"h3": {"ansible_host": "10.0.0.3", "rackproof_profile": "rehearsal"}}
     before = {path.name: path.read_text() for path in (tmp_path / "r1").iterdir()}
-    refused = rackproof(*begin, listing(tmp_path, more))
+    refused = begin(more)
     assert refused.returncode == 64
     assert "was begun with other hosts" in refused.stderr
     assert {path.name: path.read_text() for path in (tmp_path / "r1").iterdir()} == before, "it is another's"

@@ -26,7 +26,7 @@ from schemas.plans import Plan
 from schemas.records import Observation, to_json
 from schemas.reports import FleetReport
 from tests import builders
-from tests.unit.test_plan import rackproof
+from tests.accepted import rackproof
 
 PACKS = read_packs([])
 ROOT = Path(__file__).parents[2]

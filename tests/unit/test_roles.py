@@ -23,6 +23,8 @@ SCHEMA: dict[str, Any] = json.loads((ROOT / "schemas" / "inventory.schema.json")
 TYPES = {"str": "string", "int": "integer", "float": "number", "list": "array", "dict": "object"}
 """Ansible's names of types, and the schema's. A truth may be text in an inventory, and `raw` is anything."""
 
+LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+
 
 def read(role: str, path: str) -> dict[str, Any]:
     file = ROOT / "roles" / role / path
@@ -201,36 +203,53 @@ def test_a_port_of_a_process_that_cannot_be_seen_is_taken(probe: Any, monkeypatc
     assert probe.listener(29500) == "a process of another user"
 
 
-@pytest.mark.parametrize("was", ["home = /opt/another/bin\nversion = {version}", "home = {home}\nversion = 3.9.2"])
-def test_another_python_has_the_virtual_environment_made_anew(tmp_path: Path, was: str) -> None:
-    """What was installed for the other goes; the wheels, which lie there too, stay. The same Python makes it once."""
-    prefix = tmp_path / "rackproof"
+HOME = Path(getattr(sys, "_base_executable", sys.executable)).parent
+VERSION = ".".join(map(str, sys.version_info[:3]))
+
+
+def environment(prefix: Path, home: Path | str, version: str) -> Path:
+    """An environment of the agent, as that Python would have made it."""
     for name in ("bin/pip", "bin/rackproof", "lib/python3.9/torch.pth", "wheels/rackproof-1-py3-none-any.whl"):
         (prefix / name).parent.mkdir(parents=True, exist_ok=True)
         (prefix / name).touch()
-    home = Path(getattr(sys, "_base_executable", sys.executable)).parent
-    (prefix / "pyvenv.cfg").write_text(was.format(home=home, version=".".join(map(str, sys.version_info[:3]))))
+    (prefix / "pyvenv.cfg").write_text(f"home = {home}\nversion = {version}")
+    return prefix
 
-    def make() -> str:
-        command = [sys.executable, ROOT / "roles/agent/files/make_environment.py", prefix]
-        return subprocess.run(command, capture_output=True, text=True, check=True).stdout
 
-    assert make() == "made\n"
+def made(prefix: Path, **variables: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, ROOT / "roles/agent/files/make_environment.py", prefix]
+    return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
+
+
+def test_another_python_has_the_virtual_environment_made_anew(tmp_path: Path) -> None:
+    """What was installed for the other goes; the wheels, which lie there too, stay. The same Python makes it once."""
+    prefix = environment(tmp_path / "rackproof", "/opt/another/bin", VERSION)
+    assert made(prefix).stdout == "made\n"
     assert not (prefix / "lib" / "python3.9").exists()
     assert (prefix / "wheels/rackproof-1-py3-none-any.whl").exists()
     version = subprocess.run(
         [prefix / "bin/python", "-m", "pip", "--version"], capture_output=True, text=True, check=True
     )
     assert f"(python {sys.version_info[0]}.{sys.version_info[1]})" in version.stdout
-    assert make() == ""
+    again = made(prefix)
+    assert (again.returncode, again.stdout) == (0, "")
+
+
+@pytest.mark.parametrize(("version", "anew"), [("3.9.2", True), (VERSION, False)])
+def test_another_version_of_the_same_python_has_it_made_anew(tmp_path: Path, version: str, anew: bool) -> None:
+    """With a venv that makes nothing."""
+    (tmp_path / "venv.py").touch()
+    prefix = environment(tmp_path / "rackproof", HOME, version)
+    done = made(prefix, PYTHONPATH=str(tmp_path))
+    assert (done.returncode, done.stdout) == (0, "made\n" if anew else "")
+    assert (prefix / "lib" / "python3.9").exists() is not anew
 
 
 @pytest.mark.parametrize("name", ["bin/pip", "pyvenv.cfg"])
 def test_what_is_not_the_agents_is_not_removed_for_its_environment(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("home = /opt/another/bin\n")
-    command = [sys.executable, ROOT / "roles/agent/files/make_environment.py", tmp_path]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    done = made(tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip() == (
         f"{tmp_path} has a {name} of something else: give rackproof_prefix a directory of its own"
@@ -252,62 +271,84 @@ def test_a_host_out_of_reach_is_asked_again_for_as_long_as_it_was_to_soak(tmp_pa
     assert done.returncode == 2, "it left the run"
 
 
-def of_agent(directory: Path, tasks: str, **given: Any) -> subprocess.CompletedProcess[str]:
-    """Plays tasks of the role `agent` on this machine."""
-    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    (directory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": {"h1": local}}}))
+@pytest.fixture(scope="module")
+def scratches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """State directories of three hosts, this machine each, after tasks of the role `agent`; and what was printed."""
+    directory = tmp_path_factory.mktemp("agent")
+    for name in ("ours/runs/r1", "ours/data", "ours/somebodys", "theirs/runs/r1", "theirs/data", "theirs/somebodys"):
+        (directory / name).mkdir(parents=True)
+    (directory / "ours" / role_vars("agent")["_agent_state_mark"]).touch()
+    (directory / "taken" / "somebodys").mkdir(parents=True)
+    (directory / "taken").chmod(0o1777)
+    hosts = {name: {"rackproof_state_directory": str(directory / name)} for name in ("ours", "theirs", "taken")}
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": LOCAL}}))
     (directory / "lock.json").write_text("{}")
-    run = {"_rackproof_run_dir": str(directory), "rackproof_prefix": str(directory / "prefix")}
-    task = {
-        "ansible.builtin.include_role": {"name": "agent", "tasks_from": tasks},
-        "vars": {**defaults("common"), **run, **given},
-    }
-    return played(directory, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]})
+    given = {"rackproof_prefix": str(directory / "prefix"), "rackproof_python": sys.executable}
+    common = {name: value for name, value in defaults("common").items() if name != "rackproof_state_directory"}
+    common |= {"_rackproof_run_dir": str(directory), **given}
+    plays = [
+        {
+            "hosts": hosts,
+            "gather_facts": False,
+            "vars": common,
+            "tasks": [{"ansible.builtin.include_role": {"name": "agent", "tasks_from": tasks}}],
+        }
+        for hosts, tasks in (("ours:theirs", "remove"), ("taken", "install"))
+    ]
+    done = played(directory, *plays)
+    assert done.returncode == 2, done.stdout
+    assert done.stdout.count("failed=0") == 2, done.stdout
+    return directory, done.stdout
 
 
-@pytest.mark.parametrize("marked", [False, True])
-def test_what_a_state_directory_holds_goes_only_where_it_is_the_agents(tmp_path: Path, marked: bool) -> None:
-    scratch = tmp_path / "scratch"
-    for name in ("runs/r1", "data", "somebodys"):
-        (scratch / name).mkdir(parents=True)
-    if marked:
-        (scratch / role_vars("agent")["_agent_state_mark"]).touch()
-    done = of_agent(tmp_path, "remove", rackproof_state_directory=str(scratch))
-    assert done.returncode == 0, done.stdout
-    left = {"somebodys"} if marked else {"runs", "data", "somebodys"}
-    assert {path.name for path in scratch.iterdir()} == left
+def test_what_a_state_directory_holds_goes_only_where_it_is_the_agents(scratches: tuple[Path, str]) -> None:
+    directory, _ = scratches
+    assert {path.name for path in (directory / "ours").iterdir()} == {"somebodys"}
+    assert {path.name for path in (directory / "theirs").iterdir()} == {"runs", "data", "somebodys"}
 
 
-def test_a_state_directory_that_holds_something_else_is_not_taken(tmp_path: Path) -> None:
-    scratch = tmp_path / "scratch"
-    (scratch / "somebodys").mkdir(parents=True)
-    scratch.chmod(0o1777)
-    done = of_agent(tmp_path, "install", rackproof_state_directory=str(scratch), rackproof_python=sys.executable)
-    assert done.returncode == 2
-    said = f"rackproof_state_directory {scratch} holds something else already (somebodys): name a directory of its own"
-    assert said in " ".join(done.stdout.split())
-    assert (scratch.stat().st_mode & 0o7777, [path.name for path in scratch.iterdir()]) == (0o1777, ["somebodys"])
+def test_a_state_directory_that_holds_something_else_is_not_taken(scratches: tuple[Path, str]) -> None:
+    directory, printed = scratches
+    taken = directory / "taken"
+    said = f"rackproof_state_directory {taken} holds something else already (somebodys): name a directory of its own"
+    assert said in " ".join(printed.split())
+    assert (taken.stat().st_mode & 0o7777, [path.name for path in taken.iterdir()]) == (0o1777, ["somebodys"])
 
 
 # --- templates, as Ansible fills them in
 
 
-def filled(directory: Path, role: str, template: str, hosts: dict[str, Any], **variables: Any) -> str:
-    """What a role's template gives for these hosts."""
-    task = {
-        "ansible.builtin.template": {"src": str(ROOT / "roles" / role / "templates" / template), "dest": "{{ here }}"},
-        "vars": {"here": str(directory / "filled")},
-        "run_once": True,
-        "delegate_to": "localhost",
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory with what the templates of roles give."""
+    directory = tmp_path_factory.mktemp("filled")
+    hosts = {
+        "h1": {"ansible_host": "fd00::11"},
+        "h2": {"ansible_host": "10.0.0.2"},
+        "h3": {"ansible_host": "h3.example"},
     }
-    values = {**defaults(role), **role_vars(role), **variables}
-    play = {"hosts": "gpu_hosts", "gather_facts": False, "vars": values, "tasks": [task]}
-    local = {"ansible_python_interpreter": sys.executable, "ansible_connection": "local"}
-    inventory = {"gpu_hosts": {"hosts": hosts, "vars": local}}
-    (directory / "hosts.yml").write_text(yaml.safe_dump(inventory))
-    done = played(directory, play)
+    targets = {"_rackproof_run_id": "r1", "rackproof_exporter_port": 9836}
+    cron = {"rackproof_schedule_repository": "https://me%40here:pass@git.example/r.git", "item": "rack1"}
+    cron |= {"rackproof_schedule_inventories": {"rack1": "hosts.yml"}, "rackproof_runs_directory": "runs"}
+    tasks = [
+        {
+            "ansible.builtin.template": {
+                "src": str(ROOT / "roles" / role / "templates" / template),
+                "dest": str(directory / template.removesuffix(".j2")),
+            },
+            "vars": {**defaults(role), **role_vars(role), **variables},
+            "run_once": True,
+            "delegate_to": "localhost",
+        }
+        for role, template, variables in (
+            ("monitoring", "targets.json.j2", targets),
+            ("schedule", "revalidate.cron.j2", cron),
+        )
+    ]
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts, "vars": LOCAL}}))
+    done = played(directory, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": tasks})
     assert done.returncode == 0, done.stdout + done.stderr
-    return (directory / "filled").read_text()
+    return directory
 
 
 def played(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProcess[str]:
@@ -319,22 +360,14 @@ def played(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
 
 
-def test_address_of_version_6_stands_in_brackets_before_its_port(tmp_path: Path) -> None:
-    hosts = {
-        "h1": {"ansible_host": "fd00::11"},
-        "h2": {"ansible_host": "10.0.0.2"},
-        "h3": {"ansible_host": "h3.example"},
-    }
-    common = {"_rackproof_run_id": "r1", "rackproof_exporter_port": 9836}
-    listed = json.loads(filled(tmp_path, "monitoring", "targets.json.j2", hosts, **common))
+def test_address_of_version_6_stands_in_brackets_before_its_port(filled: Path) -> None:
+    listed = json.loads((filled / "targets.json").read_text())
     assert [item["targets"] for item in listed] == [["[fd00::11]:9836"], ["10.0.0.2:9836"], ["h3.example:9836"]]
 
 
-def test_percent_of_a_url_ends_no_command_of_cron(tmp_path: Path) -> None:
+def test_percent_of_a_url_ends_no_command_of_cron(filled: Path) -> None:
     """cron takes what comes after the first `%` that is not escaped for the command's input."""
-    given = {"rackproof_schedule_repository": "https://me%40here:pass@git.example/r.git", "item": "rack1"}
-    given |= {"rackproof_schedule_inventories": {"rack1": "hosts.yml"}, "rackproof_runs_directory": "runs"}
-    *_, line = filled(tmp_path, "schedule", "revalidate.cron.j2", {"h1": {}}, **given).splitlines()
+    *_, line = (filled / "revalidate.cron").read_text().splitlines()
     assert "https://me\\%40here:pass@git.example/r.git" in line
     assert not re.search(r"(?<!\\)%", line)
     assert line.endswith("2>&1 | logger -t rackproof-revalidate-rack1")
@@ -345,19 +378,48 @@ def test_percent_of_a_url_ends_no_command_of_cron(tmp_path: Path) -> None:
 # --- what judges, and does not come to a decision
 
 
-@pytest.mark.parametrize(("part", "verb"), [("judge", "report"), ("scaling", "scaling")])
+VERBS = {"judge": "report", "scaling": "scaling"}
+"""Tasks of the role -> the verb that they call."""
+
+
+@pytest.fixture(scope="module")
+def unreported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, str]]:
+    """For each verb and exit code a play in which no report is made: where, and what each printed."""
+    directory = tmp_path_factory.mktemp("unreported")
+    program = (
+        "import sys; print(f'rackproof: {sys.argv[2]}: No space left on device, says {sys.argv[1]}', file=sys.stderr)"
+    )
+    (directory / "rackproof.py").write_text(f"{program}; sys.exit(int(sys.argv[2].rpartition('-')[2]))")
+    (directory / "verdicts.prom").write_text("of an earlier run\n")
+    cases = [(part, f"{part}-{code}") for part in VERBS for code in (2, 74)]
+    hosts = {name: {"ansible_connection": "local"} for _, name in cases}
+    (directory / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
+    plays = []
+    for part, name in cases:
+        (directory / name).mkdir()
+        (directory / name / "verdicts.prom").write_text("of an earlier run\n")
+        role = {"ansible.builtin.import_role": {"name": "report", "tasks_from": part}}
+        failed = {"ansible.builtin.debug": {"msg": "it failed"}}  # rescued: a play without hosts ends the playbook
+        tasks = [{"block": [role], "rescue": [failed]}]
+        variables = {"_rackproof_run_dir": name, "rackproof_verdicts_textfile": str(directory / name / "handed.prom")}
+        play = {"name": name, "hosts": name, "gather_facts": False, "vars": variables, "tasks": tasks}
+        plays.append(play)
+    done = played(directory, *plays)
+    assert done.returncode == 0, done.stdout
+    printed = re.split(r"^PLAY (?:\[(\S+)\]|RECAP) \*+\n", done.stdout, flags=re.MULTILINE)
+    return directory, dict(zip(printed[1:-2:2], printed[2:-1:2], strict=True))
+
+
+@pytest.mark.parametrize("part", VERBS)
 @pytest.mark.parametrize("code", [2, 74])
-def test_report_that_could_not_be_made_is_told_as_such(tmp_path: Path, part: str, verb: str, code: int) -> None:
+def test_report_that_could_not_be_made_is_told_as_such(
+    unreported: tuple[Path, dict[str, str]], part: str, code: int
+) -> None:
     """2 is an incomplete fleet too, which has a report; what an earlier one left is not handed on."""
-    said = f"rackproof: runs/r1: No space left on device, says {verb}"
-    (tmp_path / "rackproof.py").write_text(f"import sys; print({said!r}, file=sys.stderr); sys.exit({code})")
-    (tmp_path / "verdicts.prom").write_text("of an earlier run\n")
-    (tmp_path / "hosts.yml").write_text("gpu_hosts: {hosts: {h1: {ansible_connection: local}}}")
-    role = {"ansible.builtin.import_role": {"name": "report", "tasks_from": part}}
-    variables = {"_rackproof_run_dir": str(tmp_path), "rackproof_verdicts_textfile": str(tmp_path / "handed.prom")}
-    done = played(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": [role]})
-    assert done.returncode == 2
-    assert said in done.stdout
-    assert "incomplete" not in done.stdout
-    assert "cells are missing: see" not in done.stdout
-    assert not (tmp_path / "handed.prom").exists()
+    directory, printed = unreported
+    name = f"{part}-{code}"
+    assert f"rackproof: {name}: No space left on device, says {VERBS[part]}" in printed[name]
+    assert "it failed" in printed[name]
+    assert "incomplete" not in printed[name]
+    assert "cells are missing: see" not in printed[name]
+    assert not (directory / name / "handed.prom").exists()

@@ -38,9 +38,9 @@ BENCHMARKS: dict[str, dict[str, Any]] = {
     "scaling": {"max_steps": 4, "batch_size": 16, "precision": "bf16", "workers": 1, "data_directories": []},
     "variants": {
         "variants": ["fp32", "bf16_channels_last", "fp1"],
-        "batch_sizes": [8],
+        "batch_sizes": [2],
         "compiled_variants": [],
-        "steps": 2,
+        "steps": 1,
     },
     "checkpoint": {"steps": 2, "batch_size": 4},
     "model_parallel": {"steps": 6, "batch_size": 16, "width": 64},

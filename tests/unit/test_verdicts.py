@@ -16,7 +16,7 @@ from schemas.plans import Plan
 from schemas.reports import FleetReport, Verdict
 from schemas.waivers import Waiver
 from tests import builders
-from tests.unit.test_plan import rackproof
+from tests.accepted import rackproof
 from tests.unit.test_report import write_run
 
 Series = dict[str, list[tuple[dict[str, str], float]]]

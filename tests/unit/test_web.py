@@ -20,6 +20,7 @@ from prometheus_client import CollectorRegistry, Gauge
 from agent import web
 from agent.web import Server
 from agent.web_config import WebConfig, WebConfigError, read_web_config
+from tests.accepted import rackproof
 
 ROOT = Path(__file__).parents[2]
 PASSWORD = "correct horse battery staple"
@@ -226,16 +227,6 @@ def test_what_is_no_request_is_refused(sent: bytes, status: bytes) -> None:
 # ---- the command ----
 
 
-def export(*arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, str(ROOT / "rackproof.py"), "export", *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60,
-    )
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
@@ -252,7 +243,7 @@ def export(*arguments: str) -> subprocess.CompletedProcess[str]:
     ],
 )
 def test_a_wrong_command_line_is_usage(arguments: list[str], said: str) -> None:
-    done = export(*arguments)
+    done = rackproof("export", *arguments)
     assert (done.returncode, done.stdout) == (64, "")
     assert said in done.stderr
     assert "Traceback" not in done.stderr
