@@ -37,7 +37,7 @@ PROFILE = {
             "deadline_s": 90,
             "collective_timeout_s": 30,
             "benchmarks": {
-                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 3.0, "settle_seconds": 0.1},
+                "stress": {"dtypes": ["fp32"], "size": 64, "seconds": 8.0, "settle_seconds": 0.1},
                 "integrity": {"most_bytes": 1048576, "patterns": ["random"]},
                 "memory": {"ops": ["copy"], "size_bytes": 1048576, "seconds": 0.1},
             },
@@ -83,7 +83,7 @@ class Burnin:
 
 
 def record_of(site: Site, host: str) -> dict[str, Any]:
-    return dict(json.loads(site.lab.on(host, "cat", f"{STATE}/runs/burn/record.json").stdout))
+    return dict(json.loads(site.lab.seen(host, f"{STATE}/runs/burn/record.json").read_text()))
 
 
 def wait_for_round(site: Site, host: str, least: int) -> dict[str, Any]:
@@ -117,7 +117,7 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
         run = f"{STATE}/runs/burn"
         in_a_round = f"grep -qs stress {run}/work/soak/rank0.state.json && ! grep -qsx 1 {run}/work/soak.round"
         kill = f"kill -9 $(cut -d' ' -f1 {run}/soak.pid)"
-        site.lab.on(KILLED, "sh", "-c", f"until {in_a_round}; do sleep 0.05; done; {kill}")
+        site.lab.on(KILLED, "sh", "-c", f"until {in_a_round}; do sleep 0.2; done; {kill}")
         code, output = site.run("burn", "burnin", **chosen)
         print(output[-5000:])
         yield Burnin(site, code, output, before)

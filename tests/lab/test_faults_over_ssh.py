@@ -332,6 +332,7 @@ def test_rank_killed_for_want_of_memory_is_named_so_by_every_host_and_the_others
         **{host: [3, 2] for host in WELL},
         RANK_OOM: [3],
     }
+    assert [rank["exit_code"] for rank in together[RANK_OOM][0]["ranks"]] == [-9]
     first = together[WELL[0]][0]
     named = moment(first["began"]) + first["duration_s"] - fleet.struck[RANK_OOM]
     print(f"{RANK_OOM}: named after {named:.1f} s: {first['reason']}")

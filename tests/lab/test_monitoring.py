@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +23,45 @@ ROOT = Path(__file__).parents[2]
 SCRIPT = ROOT / "roles" / "monitoring" / "files" / "prometheus.py"
 
 
+CRITERION = {
+    "id": "pcie-replay",
+    "name": "gpu.pcie.replays",
+    "scope": "gpu",
+    "operator": "le",
+    "value": 7,
+    "delta": True,
+    "unit": "1",
+    "action": "reseat",
+    "source": "ours: seven",
+    "basis": "policy",
+}
+
+
 @dataclass
 class Control:
-    """A control node that plays one task file of the role, without hosts to reach."""
+    """A control node that plays task files of the role, without hosts to reach."""
 
     directory: Path
+    address: str = ""
+    """Of the run's Prometheus."""
 
-    def play(self, part: str, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
+    @property
+    def metrics(self) -> Path:
+        return self.directory / "runs" / "x" / "metrics"
+
+    def parts(self) -> dict[str, tuple[str, dict[str, Any]]]:
+        """Name of a play -> its task file and variables."""
+        there: dict[str, Any] = {"rackproof_prometheus": "config"}
+        there |= {"rackproof_prometheus_directory": str(self.directory / "etc")}
+        there |= {"rackproof_criteria": [str(self.directory / "mine.yml")]}
+        there |= {"rackproof_runbook": "https://wiki.example/alerts"}
+        there |= {"rackproof_prometheus_scrape": {"scheme": "https", "scrape_interval": "30s"}}
+        run = {"rackproof_prometheus": "run", "rackproof_prometheus_listen": self.address}
+        verdicts = {"rackproof_verdicts_textfile": str(self.directory / "rackproof.prom")}
+        return {"there": ("prometheus", there), "run": ("prometheus", run), "verdicts": ("verdicts", verdicts)}
+
+    def play(self, *names: str, options: tuple[str, ...] = ()) -> dict[str, int]:
+        """Plays these parts; how much each of them changed."""
         inventory = self.directory / "inventory.yml"
         local = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
         group = {
@@ -37,15 +71,19 @@ class Control:
         (self.directory / "host_vars").mkdir(exist_ok=True)
         (self.directory / "host_vars" / "localhost.yml").write_text(CONTROL_NODE)
         inventory.write_text(yaml.safe_dump({"all": {"children": {"gpu_hosts": group}}}))
-        role = {"ansible.builtin.import_role": {"name": "monitoring", "tasks_from": part}, "name": "Play"}
-        play = {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [role]}
+        plays = []
+        for name in names:
+            part, variables = self.parts()[name]
+            role = {"ansible.builtin.import_role": {"name": "monitoring", "tasks_from": part}, "name": "Play"}
+            play = {"hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": [role]}
+            plays.append({"name": name, **play})
         (self.directory / "playbooks").mkdir(exist_ok=True)
-        (self.directory / "playbooks" / "part.yml").write_text(yaml.safe_dump([play]))
-        given = {"rackproof_runs_directory": str(self.directory / "runs"), **variables}
+        (self.directory / "playbooks" / "parts.yml").write_text(yaml.safe_dump(plays))
+        given = {"rackproof_runs_directory": str(self.directory / "runs")}
         done = subprocess.run(
             [
                 *(Path(sys.executable).parent / "ansible-playbook", "-i", inventory),
-                *(self.directory / "playbooks" / "part.yml", "-e", json.dumps(given), *options),
+                *(self.directory / "playbooks" / "parts.yml", "-e", json.dumps(given), *options),
             ],
             env={**os.environ, "ANSIBLE_ROLES_PATH": str(ROOT / "roles"), "ANSIBLE_CONFIG": str(ROOT / "ansible.cfg")},
             capture_output=True,
@@ -54,40 +92,40 @@ class Control:
             timeout=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        return done
+        _, *told = re.split(r"^PLAY \[(\w+)\]", done.stdout, flags=re.MULTILINE)
+        return {name: text.count("\nchanged: ") for name, text in zip(told[::2], told[1::2], strict=True)}
 
 
-@pytest.fixture
-def control(tmp_path: Path) -> Control:
-    (tmp_path / "rackproof.py").symlink_to(ROOT / "rackproof.py")
-    (tmp_path / "runs").mkdir()
-    return Control(tmp_path)
+@dataclass
+class Played:
+    """What was changed when it was checked, played and played again."""
+
+    control: Control
+    checked: dict[str, int]
+    first: dict[str, int]
+    again: dict[str, int]
 
 
-def changes(done: subprocess.CompletedProcess[str]) -> int:
-    return done.stdout.count("\nchanged: ")
+@pytest.fixture(scope="module")
+def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
+    control = Control(tmp_path_factory.mktemp("monitoring"))
+    (control.directory / "rackproof.py").symlink_to(ROOT / "rackproof.py")
+    (control.directory / "runs" / "x").mkdir(parents=True)
+    (control.directory / "runs" / "x" / "verdicts.prom").write_text("rackproof_report_decision 1\n")
+    pack = {"schema": "rackproof.criteria/1", "summary": "ours", "criteria": [CRITERION]}
+    (control.directory / "mine.yml").write_text(yaml.safe_dump(pack))
+    checked = control.play("there", options=("--check",))
+    assert not (control.directory / "etc").exists()
+    control.address = f"127.0.0.1:{free_port()}"
+    try:
+        yield Played(control, checked, control.play(*control.parts()), control.play(*control.parts()))
+    finally:
+        subprocess.run([sys.executable, SCRIPT, "stop", control.metrics], capture_output=True, check=True)
 
 
-def test_an_existing_prometheus_gets_rules_and_job(control: Control, tmp_path: Path) -> None:
-    own = tmp_path / "mine.yml"
-    criterion = {
-        "id": "pcie-replay",
-        "name": "gpu.pcie.replays",
-        "scope": "gpu",
-        "operator": "le",
-        "value": 7,
-        "delta": True,
-    }
-    criterion |= {"unit": "1", "action": "reseat", "source": "ours: seven", "basis": "policy"}
-    own.write_text(yaml.safe_dump({"schema": "rackproof.criteria/1", "summary": "ours", "criteria": [criterion]}))
-    directory = tmp_path / "etc"
-    given: dict[str, Any] = {"rackproof_prometheus": "config", "rackproof_prometheus_directory": str(directory)}
-    given |= {"rackproof_criteria": [str(own)], "rackproof_runbook": "https://wiki.example/alerts"}
-    given |= {"rackproof_prometheus_scrape": {"scheme": "https", "scrape_interval": "30s"}}
-    assert changes(control.play("prometheus", "--check", **given)) == 3
-    assert not directory.exists()
-    assert changes(control.play("prometheus", **given)) == 3
-    assert changes(control.play("prometheus", **given)) == 0
+def test_an_existing_prometheus_gets_rules_and_job(played: Played) -> None:
+    assert (played.checked["there"], played.first["there"], played.again["there"]) == (3, 3, 0)
+    directory = played.control.directory / "etc"
     subprocess.run(["promtool", "check", "config", directory / "rackproof.scrape.yml"], check=True)
     subprocess.run(["promtool", "check", "rules", directory / "rackproof.rules.yml"], check=True)
     rules = (directory / "rackproof.rules.yml").read_text()
@@ -95,22 +133,25 @@ def test_an_existing_prometheus_gets_rules_and_job(control: Control, tmp_path: P
     assert "https://wiki.example/alerts#rackproofgpugone" in rules
     job = yaml.safe_load((directory / "rackproof.scrape.yml").read_text())["scrape_configs"][0]
     assert (job["job_name"], job["scheme"], job["scrape_interval"]) == ("rackproof", "https", "30s")
-    assert job["file_sd_configs"][0]["files"] == [str(tmp_path / "runs" / "prometheus" / "*.json")]
+    targets = played.control.directory / "runs" / "prometheus" / "*.json"
+    assert job["file_sd_configs"][0]["files"] == [str(targets)]
 
 
-def test_a_prometheus_is_run_for_the_run(control: Control, tmp_path: Path) -> None:
-    address = f"127.0.0.1:{free_port()}"
-    given = {"rackproof_prometheus": "run", "rackproof_prometheus_listen": address}
-    metrics = tmp_path / "runs" / "x" / "metrics"
-    try:
-        control.play("prometheus", **given)
-        prometheus = Prometheus(url=f"http://{address}", log=metrics / "prometheus.log", run=processes.run)
-        assert prometheus.query("vector(1)")
-        assert changes(control.play("prometheus", **given)) == 0
-    finally:
-        ended = subprocess.run([sys.executable, SCRIPT, "stop", metrics], capture_output=True, text=True, check=True)
+def test_verdicts_are_handed_to_node_exporter(played: Played) -> None:
+    assert (played.first["verdicts"], played.again["verdicts"]) == (1, 0)
+    assert (played.control.directory / "rackproof.prom").read_text() == "rackproof_report_decision 1\n"
+
+
+def test_a_prometheus_is_run_for_the_run(played: Played) -> None:
+    control = played.control
+    prometheus = Prometheus(url=f"http://{control.address}", log=control.metrics / "prometheus.log", run=processes.run)
+    assert prometheus.query("vector(1)")
+    assert (played.first["run"] > 0, played.again["run"]) == (True, 0)
+    ended = subprocess.run(
+        [sys.executable, SCRIPT, "stop", control.metrics], capture_output=True, text=True, check=True
+    )
     assert ended.stdout == "ended\n"
-    assert (metrics / "data" / "wal").is_dir()
+    assert (control.metrics / "data" / "wal").is_dir()
 
 
 def test_a_prometheus_that_does_not_start_says_why(tmp_path: Path) -> None:
@@ -120,12 +161,3 @@ def test_a_prometheus_that_does_not_start_says_why(tmp_path: Path) -> None:
     assert "/nowhere/prometheus.yml" in done.stderr
     stopped = subprocess.run([sys.executable, SCRIPT, "stop", tmp_path], capture_output=True, text=True, check=True)
     assert stopped.stdout == "does not run\n"
-
-
-def test_verdicts_are_handed_to_node_exporter(control: Control, tmp_path: Path) -> None:
-    (tmp_path / "runs" / "x").mkdir()
-    (tmp_path / "runs" / "x" / "verdicts.prom").write_text("rackproof_report_decision 1\n")
-    given = {"rackproof_verdicts_textfile": str(tmp_path / "rackproof.prom")}
-    assert changes(control.play("verdicts", **given)) == 1
-    assert (tmp_path / "rackproof.prom").read_text() == "rackproof_report_decision 1\n"
-    assert changes(control.play("verdicts", **given)) == 0

@@ -23,6 +23,7 @@ from tests.lab.hosts import CHECKOUT
 from tests.lab.lab import Lab
 
 HOSTS = ("node1", "node2")
+DEVICES = {"node1": (0, 1), "node2": (0,)}
 USER, UID, HOME = "mpiuser", "10001", "/home/mpiuser"
 COLLECTIVE = {"ops": ["all_reduce"], "placements": ["in_place"], "sizes_bytes": [8, 65536], "seconds": 0.05}
 SSH = f"""Host *
@@ -67,7 +68,10 @@ def plan_of(lab: Lab, run_id: str) -> Plan:
     stage = replace(
         plan.stage("gang"), benchmarks={"collective": COLLECTIVE}, deadline_s=90.0, collective_timeout_s=60.0
     )
-    hosts = tuple(replace(host, address=lab.host(host.name).address, gang="rack1") for host in plan.hosts)
+    hosts = tuple(
+        replace(host, address=lab.host(host.name).address, gang="rack1", devices=DEVICES[host.name])
+        for host in plan.hosts
+    )
     expected = tuple(
         item for item in plan.expected if item.stage == "gang" and item.name.startswith("collective.all_reduce")
     )
@@ -81,7 +85,7 @@ def as_user(lab: Lab, host: str, *command: str, check: bool = True) -> Any:
 
 
 def mpirun(lab: Lab, *arguments: str, check: bool = True) -> Any:
-    """On node1, over both hosts; each takes two ranks."""
+    """On node1, over both hosts; each has room for two ranks."""
     network = ["--mca", "btl", "tcp,self", "--mca", "btl_tcp_if_include", "eth0", "--mca", "oob_tcp_if_include", "eth0"]
     hosts = ",".join(f"{host}:2" for host in HOSTS)
     return as_user(lab, "node1", "mpirun", "--host", hosts, *network, *arguments, check=check)
@@ -163,7 +167,7 @@ def test_mpirun_goes_over_ssh_on_port_2222_as_a_user_without_rights(lab: Lab) ->
     assert sorted(line.strip() for line in found.splitlines()) == ["node1 10001", "node2 10001 2222"]
 
 
-@pytest.mark.parametrize("processes", [["--map-by", "ppr:1:node"], ["-np", "4"]], ids=["one-a-host", "one-a-rank"])
+@pytest.mark.parametrize("processes", [["--map-by", "ppr:1:node"], ["-np", "3"]], ids=["one-a-host", "one-a-rank"])
 def test_mpirun_leaves_the_record_that_torchrun_leaves(lab: Lab, by_torchrun: Any, processes: list[str]) -> None:
     plan = plan_of(lab, "mpi" + processes[-1].replace(":", "-"))
     for host in HOSTS:
@@ -180,7 +184,7 @@ def test_mpirun_leaves_the_record_that_torchrun_leaves(lab: Lab, by_torchrun: An
     done = mpirun(lab, *processes, *RACKPROOF, "launch", "--launcher", "mpi", *options)
     print(done.stdout, done.stderr)
     found = told(lab, plan)
-    assert found["launches"] == {host: [("finished", HOSTS, 2)] for host in HOSTS}
+    assert found["launches"] == {host: [("finished", HOSTS, len(DEVICES[host]))] for host in HOSTS}
     assert found == by_torchrun
     assert len(found["observations"]) > 4
     assert found["verdicts"]
@@ -192,14 +196,14 @@ def test_mpirun_of_other_hosts_than_the_plan_has_is_refused_before_anything_is_s
     options = ["--plan", f"{HOME}/plan.json", "--run-dir", f"{HOME}/runs/refused"]
     done = as_user(lab, "node1", "mpirun", "-np", "1", *RACKPROOF, "launch", "--launcher", "mpi", *options, check=False)
     assert done.returncode == 64
-    assert "mpirun started 1 processes, 1 on this host; the plan has 2 hosts with 4 cpu devices" in done.stderr
+    assert "mpirun started 1 processes, 1 on this host; the plan has 2 hosts with 3 cpu devices" in done.stderr
     assert lab.on("node1", "ls", f"{HOME}/runs/refused/work", check=False).returncode != 0
 
 
 def test_ranks_that_mpirun_starts_itself_find_each_other(lab: Lab) -> None:
     """The plain way: one MPI process a rank, without a supervisor and without a plan."""
-    ranks = ["-x", "MASTER_ADDR=10.77.0.11", "-x", "GLOO_SOCKET_IFNAME=eth0", "-np", "4"]
+    ranks = ["-x", "MASTER_ADDR=10.77.0.11", "-x", "GLOO_SOCKET_IFNAME=eth0", "-np", "3"]
     done = mpirun(lab, *ranks, sys.executable, "-m", "agent.benchmarks", "--only", "overlap")
     told = [line for line in done.stdout.splitlines() if "overlap.hidden_share" in line]
     assert len(told) == len(HOSTS), "each host prints what it saw"
-    assert all("world_size=4" in line for line in told)
+    assert all("world_size=3" in line for line in told)

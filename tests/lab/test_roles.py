@@ -432,11 +432,13 @@ NONE = {"node1": 0, "node2": 0, "node3": 0}
 
 
 def test_check_mode_fails_nothing_on_bare_hosts_and_changes_nothing(site: Site) -> None:
-    played = site.install("--check")
+    """One host of each package manager."""
+    hosts = ("node1", "node3")
+    played = site.install("--check", "--limit", ",".join(hosts))
     assert played.returncode == 0
-    assert outcome(played, "failed") == NONE
+    assert outcome(played, "failed") == dict.fromkeys(hosts, 0)
     assert min(outcome(played, "changed").values()) >= 3
-    for host in NONE:
+    for host in hosts:
         assert site.versions(host) == {}
         written = site.lab.on(
             host, "find", "/etc/apt", "/etc/yum.repos.d", "/etc/modprobe.d", "-newer", "/etc/os-release"
@@ -571,12 +573,12 @@ ln -s {sysconfig.get_path("purelib")} "$({PYTHON} -c 'import sysconfig; print(sy
 
 @dataclass(frozen=True)
 class Service:
-    """A host with systemd and what its files were before anything was done to it."""
+    """A host with systemd."""
 
     host: SystemdHost
     directory: Path
     began: float
-    before: set[str]
+    """Before anything was done to it that is ours."""
 
     def play(self, name: str, *options: str, **variables: Any) -> subprocess.CompletedProcess[str]:
         """Runs a playbook of ours."""
@@ -631,9 +633,8 @@ def removed(host: SystemdHost, directory: str, since: float) -> set[str]:
 def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("service")
     with SystemdHost(directory / "host") as host:
-        began = time.time()
         host.on("sh", "-c", BRING_PYTHON)
-        found = Service(host, directory / "runs", began, files(host, began))
+        found = Service(host, directory / "runs", time.time())
         assert found.play("deploy", rackproof_exporter_service=False).returncode == 0
         yield found
 
@@ -682,7 +683,7 @@ def test_service_goes_on_until_the_agent_is_another(service: Service) -> None:
 def test_teardown_leaves_nothing_behind(service: Service) -> None:
     service.host.on("mkdir", f"{UNIT}.d")  # as an operator adds to a unit
     assert service.play("teardown").returncode == 0
-    assert files(service.host, service.began) == service.before
+    assert files(service.host, service.began) == set()
     for listing in ("list-units", "list-unit-files"):
         assert "0 " in service.host.on("systemctl", listing, "--all", "rackproof*", check=False).stdout
     assert service.host.on("id", "rackproof", check=False).returncode != 0

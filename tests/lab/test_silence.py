@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -42,13 +41,15 @@ GONE_S = 8.0
 
 
 class Gang:
-    """One launch over the three hosts."""
+    """One launch over the three hosts, or some of them."""
 
     ranks: Mapping[str, tuple[int, ...]] = RANKS
+    options = ""
+    """Of the launch."""
 
-    def __init__(self, lab: Lab, run_id: str, timeout_s: float = TIMEOUT_S) -> None:
-        self.lab, self.run_id, self.directory = lab, run_id, f"{STATE}/{run_id}"
-        plan = builders.plan(*HOSTS, profile="rehearsal")
+    def __init__(self, lab: Lab, run_id: str, timeout_s: float = TIMEOUT_S, members: tuple[str, ...] = HOSTS) -> None:
+        self.lab, self.run_id, self.directory, self.members = lab, run_id, f"{STATE}/{run_id}", members
+        plan = builders.plan(*members, profile="rehearsal")
         stage = replace(plan.stage("gang"), benchmarks=STAGE, deadline_s=120.0, collective_timeout_s=timeout_s)
         hosts = tuple(
             replace(
@@ -65,12 +66,16 @@ class Gang:
         command = [sys.executable, "-m", "rackproof", *arguments, "--run-dir", self.directory, "--host", host]
         return self.lab.on(host, *command, stdin=stdin, cwd=ROOT).stdout
 
-    def start(self, hosts: tuple[str, ...] = HOSTS, **variables: str) -> None:
+    def start(self, hosts: tuple[str, ...] = (), **variables: str) -> None:
         """Over SSH, in the background, as the role does. `variables`: of a host's environment, `NAME=value`."""
+        hosts = hosts or self.members
         for host in hosts:
             self._ours(host, "inspect", "--plan", "-", stdin=self._plan)
+        members = ",".join(self.members)
         for host in hosts:
-            launch = f"launch --run-dir {self.directory} --host {host} --members {','.join(HOSTS)} --interface eth0"
+            launch = (
+                f"launch --run-dir {self.directory} --host {host} --members {members} --interface eth0 {self.options}"
+            )
             with_ = variables.get(host, "")
             self.lab.ssh(host, "sh", "-c", f"cd {ROOT} && {with_} {sys.executable} -m rackproof {launch} --detach")
 
@@ -83,7 +88,7 @@ class Gang:
 
     def measuring(self) -> None:
         """Returns once every rank is in the midst of an operation."""
-        for host in HOSTS:
+        for host in self.members:
             for rank in self.ranks[host]:
                 wait(lambda: (self.read(host, f"work/gang/rank{rank}.state.json") or {}).get("phase") == DURING, 60)  # noqa: B023
         time.sleep(1.0)
@@ -149,14 +154,6 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
         yield found
 
 
-@pytest.fixture
-def gang(lab: Lab, request: pytest.FixtureRequest) -> Gang:
-    found = Gang(lab, re.sub(r"\W", "-", request.node.name.removeprefix("test_")).strip("-"))
-    found.start()
-    found.measuring()
-    return found
-
-
 def same_text(launches: dict[str, dict[str, Any]]) -> str:
     """The reason, which is one and the same on every host."""
     assert {launch["outcome"] for launch in launches.values()} == {"failed"}
@@ -169,50 +166,45 @@ def rank_of(lab: Lab, host: str, rank: int) -> str:
     return lab.on(host, "pgrep", "-x", f"rank {rank}").stdout.strip()
 
 
-def test_stopped_rank(gang: Gang) -> None:
-    stopped = rank_of(gang.lab, "node2", 2)
+def test_stopped_rank(lab: Lab) -> None:
+    gang = Gang(lab, "stopped", members=("node1", "node2"))
+    gang.start()
+    gang.measuring()
+    stopped = rank_of(lab, "node2", 2)
     since = time.monotonic()
-    gang.lab.on("node2", "kill", "-STOP", stopped)
-    text = same_text(gang.verdicts(HOSTS, since, BUSY_S))
+    lab.on("node2", "kill", "-STOP", stopped)
+    text = same_text(gang.verdicts(gang.members, since, BUSY_S))
     assert text == f'host node2 cpu=1 rank 2 in phase "{DURING}": silent for 8 s: its process is stopped'
-    gang.gone(HOSTS)
+    gang.gone(gang.members)
 
 
-def test_killed_rank(gang: Gang) -> None:
-    killed = rank_of(gang.lab, "node3", 3)
-    since = time.monotonic()
-    gang.lab.on("node3", "kill", "-KILL", killed)
-    text = same_text(gang.verdicts(HOSTS, since, 5))
-    assert text == f'host node3 cpu=0 rank 3 in phase "{DURING}": killed by SIGKILL'
-    assert gang.ended("node3")["ranks"][0]["exit_code"] == -9  # type: ignore[index]
-    assert [gang.kept(host) for host in HOSTS] == [{"cpu=0", "host"}, {"cpu=0", "cpu=1", "host"}, {"cpu=0", "host"}]
-    gang.gone(HOSTS)
-
-
-def test_killed_launcher(gang: Gang) -> None:
+def test_killed_launcher(lab: Lab) -> None:
     """It kept what the ranks of the other hosts speak through: theirs fail at once, by themselves, and are not to blame."""
-    guard = gang.lab.on("node1", "pgrep", "-x", "rank 0's guard").stdout.strip()
-    launcher = gang.lab.on("node1", "ps", "-o", "ppid=", "-p", guard).stdout.strip()
+    gang = Gang(lab, "launcher", members=("node1", "node2"))
+    gang.start()
+    gang.measuring()
+    guard = lab.on("node1", "pgrep", "-x", "rank 0's guard").stdout.strip()
+    launcher = lab.on("node1", "ps", "-o", "ppid=", "-p", guard).stdout.strip()
     since = time.monotonic()
-    gang.lab.on("node1", "kill", "-KILL", launcher)
-    text = same_text(gang.verdicts(HOSTS, since, BUSY_S))
+    lab.on("node1", "kill", "-KILL", launcher)
+    text = same_text(gang.verdicts(gang.members, since, BUSY_S))
     assert text == f'host node1 rank 0 in phase "{DURING}": its launcher was killed by SIGKILL'
-    assert [gang.kept(host) for host in HOSTS] == [{"cpu=0", "host"}, {"cpu=0", "cpu=1", "host"}, {"cpu=0", "host"}]
-    gang.gone(HOSTS)
+    assert [gang.kept(host) for host in gang.members] == [{"cpu=0", "host"}, {"cpu=0", "cpu=1", "host"}]
+    gang.gone(gang.members)
 
 
 def test_torch_that_cannot_be_imported(lab: Lab) -> None:
     """No rank of that host ever begins: the others would wait for it until the stage's deadline."""
     why = "libcudart.so.13: cannot open shared object file: No such file or directory"
     lab.put("node3", "/opt/broken/torch/__init__.py", f"raise ImportError({why!r})")
-    gang = Gang(lab, "broken")
+    gang = Gang(lab, "broken", members=("node1", "node3"))
     since = time.monotonic()
     gang.start(node3="PYTHONPATH=/opt/broken")
-    text = same_text(gang.verdicts(HOSTS, since, BUSY_S))
+    text = same_text(gang.verdicts(gang.members, since, BUSY_S))
     ended = "its launcher ended with exit code 1 before any rank began"
-    assert text == f'host node3 rank 3 in phase "start": {ended}: ImportError: {why}'
+    assert text == f'host node3 rank 1 in phase "start": {ended}: ImportError: {why}'
     assert gang.ended("node3")["ranks"] == []  # type: ignore[index]
-    gang.gone(HOSTS)
+    gang.gone(gang.members)
 
 
 def test_launcher_that_is_killed_before_its_ranks_begin(lab: Lab) -> None:
@@ -227,21 +219,6 @@ def test_launcher_that_is_killed_before_its_ranks_begin(lab: Lab) -> None:
     text = same_text(gang.verdicts(there, since, BUSY_S))
     assert text == 'host node1 rank 0 in phase "start": its launcher was killed by SIGKILL before any rank began'
     gang.gone(there)
-
-
-def test_cut_link_of_the_head(gang: Gang) -> None:
-    """Which alone would otherwise know."""
-    cut, others = HOSTS[0], HOSTS[1:]
-    since = time.monotonic()
-    gang.lab.cut(cut)
-    try:
-        text = same_text(gang.verdicts(others, since, BUSY_S))
-        alone = gang.verdicts((cut,), since, 25)[cut]
-    finally:
-        gang.lab.mend(cut)
-    assert text.startswith(f"host {cut}: no word for 10 s: its link, host or supervisor")
-    assert alone["reason"].startswith(f"host {cut}: no word from any other host for 10 s: its own link")
-    gang.gone(HOSTS)
 
 
 def test_host_that_never_comes(lab: Lab) -> None:

@@ -6,7 +6,6 @@ One stranger is on the fabric, another on a management network that it shares wi
 from __future__ import annotations
 
 import json
-import re
 import shutil
 import sys
 import time
@@ -16,7 +15,7 @@ import pytest
 
 from tests.lab.lab import Lab
 from tests.lab.processes import run
-from tests.lab.test_silence import HOSTS, ROOT, Gang, same_text, slowed, wait
+from tests.lab.test_silence import HOSTS, Gang, same_text, slowed, wait
 
 RENDEZVOUS, HEARTBEATS = 29500, (29501, 29502)
 ON_FABRIC, ON_MANAGEMENT = "10.77.0.99", "10.88.0.99"
@@ -25,6 +24,7 @@ MANAGED = "10.88.0.11"
 REFUSED, DROPPED, IN = "refused", "dropped", "in"
 SECONDS = 14.0
 """Time for the strangers."""
+UNTIL_KILLED = 100.0
 
 KNOCK = """
 import socket, sys
@@ -70,20 +70,11 @@ class Meeting(Gang):
 
     ranks = {host: (rank,) for rank, host in enumerate(HOSTS)}  # noqa: RUF012
 
-    def __init__(self, lab: Lab, run_id: str, admit: str) -> None:
-        super().__init__(lab, run_id)
+    def __init__(self, lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -> None:
+        super().__init__(lab, admit, members=members)
         plan = json.loads(self._plan)
-        plan["stages"][0]["benchmarks"]["collective"] |= {"sizes_bytes": [8], "seconds": SECONDS, "precision": 1e-9}
-        self._plan, self._admit, self.began = json.dumps(plan), admit, 0.0
-
-    def start(self, hosts: tuple[str, ...] = HOSTS) -> None:
-        for host in hosts:
-            self._ours(host, "inspect", "--take-over", "--plan", "-", stdin=self._plan)
-        self.began = time.monotonic()
-        for host in hosts:
-            launch = f"launch --run-dir {self.directory} --host {host} --members {','.join(HOSTS)} --interface eth0"
-            command = f"cd {ROOT} && {sys.executable} -m rackproof {launch} --admit {self._admit} --detach"
-            self.lab.ssh(host, "sh", "-c", command)
+        plan["stages"][0]["benchmarks"]["collective"] |= {"sizes_bytes": [8], "seconds": seconds, "precision": 1e-9}
+        self._plan, self.options = json.dumps(plan), f"--admit {admit}"
 
     def listening(self, host: str) -> set[tuple[str, int]]:
         """Address and port of every listener that is not sshd's."""
@@ -93,12 +84,12 @@ class Meeting(Gang):
 
     def finishes(self) -> None:
         """Every host finishes well, and nothing of the launch is left."""
-        launches = self.verdicts(HOSTS, time.monotonic(), 90)
-        assert {host: launch["outcome"] for host, launch in launches.items()} == dict.fromkeys(HOSTS, "finished")
+        launches = self.verdicts(self.members, time.monotonic(), 90)
+        assert {host: launch["outcome"] for host, launch in launches.items()} == dict.fromkeys(self.members, "finished")
         codes = [rank["exit_code"] for launch in launches.values() for rank in launch["ranks"]]
-        assert codes == [0] * len(HOSTS)
-        wait(lambda: not any(self.processes(host) for host in HOSTS), 10)
-        assert {host: self.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
+        assert codes == [0] * len(self.members)
+        wait(lambda: not any(self.processes(host) for host in self.members), 10)
+        assert {host: self.listening(host) for host in self.members} == {host: set() for host in self.members}
 
 
 class Strangers:
@@ -155,24 +146,23 @@ def strangers(lab: Lab) -> Strangers:
     return Strangers(lab)
 
 
-def launched(lab: Lab, name: str, admit: str) -> Meeting:
-    gang = Meeting(lab, re.sub(r"\W", "-", name), admit)
+def launched(lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -> Meeting:
+    """A launch in which every rank measures, and whose hosts listen on the fabric alone."""
+    gang = Meeting(lab, admit, members, seconds)
     gang.start()
     gang.measuring()
-    print(f"{name}: measuring {time.monotonic() - gang.began - 1:.1f} s after the start")
-    return gang
-
-
-def test_listens_on_the_fabric_alone_and_nonsense_stops_nothing(lab: Lab, strangers: Strangers) -> None:
-    gang = launched(lab, "anyone", "anyone")
-    listening = {host: gang.listening(host) for host in HOSTS}
+    listening = {host: gang.listening(host) for host in members}
     for host, places in listening.items():
         print(f"{host} listens on", ", ".join(f"{address}:{port}" for address, port in sorted(places)))
         assert {address for address, _ in places} == {lab.host(host).address}
     ours = {(place[1], host) for host, places in listening.items() for place in places if place[1] < 30000}
     assert ours == {(RENDEZVOUS, "node1"), (HEARTBEATS[0], "node1"), (HEARTBEATS[1], "node2")}
+    return gang
 
-    ports = sorted(port for _, port in listening["node1"])
+
+def test_listens_on_the_fabric_alone_and_nonsense_stops_nothing(lab: Lab, strangers: Strangers) -> None:
+    gang = launched(lab, "anyone", ("node1", "node2"), SECONDS)
+    ports = sorted(port for _, port in gang.listening("node1"))
     assert {port: strangers.knock(strangers.management, MANAGED, port) for port in ports} == dict.fromkeys(
         ports, REFUSED
     )
@@ -184,8 +174,10 @@ def test_listens_on_the_fabric_alone_and_nonsense_stops_nothing(lab: Lab, strang
     gang.finishes()
 
 
-def test_only_members_are_admitted(lab: Lab, strangers: Strangers) -> None:
-    gang = launched(lab, "members", "members")
+def test_only_members_are_admitted_and_nothing_is_left_where_a_supervisor_is_killed(
+    lab: Lab, strangers: Strangers
+) -> None:
+    gang = launched(lab, "members", HOSTS, UNTIL_KILLED)
     first, second = (lab.host(host).address for host in ("node1", "node2"))
     ours = [(first, RENDEZVOUS), (first, HEARTBEATS[0]), (second, HEARTBEATS[1])]
     fared = {place: strangers.knock(strangers.fabric, *place) for place in ours}
@@ -198,20 +190,15 @@ def test_only_members_are_admitted(lab: Lab, strangers: Strangers) -> None:
     assert fared == dict.fromkeys(ours[:2], DROPPED)
     member = lab.on("node3", sys.executable, "-c", KNOCK, first, str(RENDEZVOUS)).stdout.strip()
     assert (member, strangers.knock(strangers.fabric, first, 22)) == (IN, IN)
-    gang.finishes()
+
+    supervisor = gang.pid("node2", "rackproof.* launch --run-dir")
+    since = time.monotonic()
+    lab.on("node2", "kill", "-KILL", supervisor)
+    wait(lambda: gang.processes("node2") == "", 5)
+    text = same_text(gang.verdicts(("node1", "node3"), since, 15))
+    assert text.startswith("host node2: no word for 10 s: its link, host or supervisor")
+    gang.gone(HOSTS)
+    assert {host: gang.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
     assert {place: strangers.knock(strangers.fabric, *place) for place in ours} == dict.fromkeys(ours, REFUSED)
     if shutil.which("nft"):
         assert all(lab.on(host, "nft", "list", "ruleset").stdout.strip() == "" for host in HOSTS)
-
-
-def test_nothing_is_left_of_a_launch_whose_supervisor_is_killed(lab: Lab, strangers: Strangers) -> None:
-    gang = launched(lab, "killed", "members")
-    supervisor = gang.pid("node1", "rackproof.* launch --run-dir")
-    since = time.monotonic()
-    lab.on("node1", "kill", "-KILL", supervisor)
-    wait(lambda: gang.processes("node1") == "", 5)
-    text = same_text(gang.verdicts(("node2", "node3"), since, 15))
-    assert text.startswith("host node1: no word for 10 s: its link, host or supervisor")
-    gang.gone(HOSTS)
-    assert {host: gang.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
-    assert strangers.knock(strangers.fabric, lab.host("node1").address, RENDEZVOUS) == REFUSED
