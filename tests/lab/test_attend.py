@@ -18,22 +18,20 @@ from agent import lease
 
 PROFILE = """\
 schema: rackproof.profile/1
-summary: as little as can be
+summary: two stages, as little as can be
 device: cpu
 processes_per_host: 1
 stages:
-  gang:
-    deadline_s: 120
-    collective_timeout_s: 30
-    benchmarks:
-      collective: {ops: [all_reduce], sizes_bytes: [8], seconds: 0.02, placements: [in_place]}
-"""
-ALONE = """\
   benchmark:
     deadline_s: 120
     collective_timeout_s: 30
     benchmarks:
       gemm: {dtypes: [fp32], size: 64, seconds: 0.02}
+  gang:
+    deadline_s: 120
+    collective_timeout_s: 30
+    benchmarks:
+      collective: {ops: [all_reduce], sizes_bytes: [8], seconds: 0.02, placements: [in_place]}
 """
 LOCAL = {"ansible_connection": "local", "ansible_host": "127.0.0.1", "rackproof_gang": "all"}
 
@@ -45,9 +43,9 @@ def rackproof(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture
-def run(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
-    """A run of two hosts that is planned and not begun; its profile has what the test adds."""
-    (tmp_path / "tiny.yml").write_text(PROFILE + getattr(request, "param", ""), encoding="utf-8")
+def run(tmp_path: Path) -> Path:
+    """A run of two hosts that is planned and not begun."""
+    (tmp_path / "tiny.yml").write_text(PROFILE, encoding="utf-8")
     listing = {"_meta": {"hostvars": dict.fromkeys(("a", "b"), LOCAL)}, "gpu_hosts": {"hosts": ["a", "b"]}}
     (tmp_path / "inventory.json").write_text(json.dumps(listing), encoding="utf-8")
     planned = rackproof(
@@ -80,7 +78,6 @@ def free_port() -> int:
         return int(probe.getsockname()[1]) % 20000 + 10000
 
 
-@pytest.mark.parametrize("run", [ALONE], indirect=True, ids=["two-stages"])
 def test_two_pods_logs_become_a_report(run: Path) -> None:
     port = free_port()
     pods = [pod(run, host, port) for host in ("a", "b")]

@@ -178,6 +178,19 @@ def test_stopped_rank(lab: Lab) -> None:
     gang.gone(gang.members)
 
 
+def test_killed_rank(lab: Lab) -> None:
+    gang = Gang(lab, "killed", members=("node1", "node2"))
+    gang.start()
+    gang.measuring()
+    killed = rank_of(lab, "node2", 2)
+    since = time.monotonic()
+    lab.on("node2", "kill", "-KILL", killed)
+    text = same_text(gang.verdicts(gang.members, since, 5))
+    assert text == f'host node2 cpu=1 rank 2 in phase "{DURING}": killed by SIGKILL'
+    assert -9 in [rank["exit_code"] for rank in gang.ended("node2")["ranks"]]  # type: ignore[index]
+    gang.gone(gang.members)
+
+
 def test_killed_launcher(lab: Lab) -> None:
     """It kept what the ranks of the other hosts speak through: theirs fail at once, by themselves, and are not to blame."""
     gang = Gang(lab, "launcher", members=("node1", "node2"))
