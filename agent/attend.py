@@ -24,6 +24,7 @@ from agent.meet import meet
 from agent.record import HostRun, run_directory
 from agent.tell import told
 from agent.wire import ExchangeError, Gang
+from schemas import documents
 from schemas.plans import Plan
 from schemas.probes import GANG
 from schemas.timeline import SOAK
@@ -117,12 +118,18 @@ class _Part:
                     self._together(run)
             return self._tell(run)
         except Asked:
-            if run:
-                self._tell(run)
-            else:
+            run = run or self._begun()
+            if not run or self._tell(run):
                 lease.release(lease.state_of(self._options.run_dir), self._plan.run_id)
                 _say("asked to end before this host was looked at: there is no record to tell")
             return 128 + signal.SIGTERM
+
+    def _begun(self) -> HostRun | None:
+        """What the inspection may have left that was not waited for to its end."""
+        try:
+            return HostRun(self._options.run_dir, self._options.host)
+        except documents.DocumentError:
+            return None
 
     def _together(self, run: HostRun) -> None:
         options, stage = self._options, self._plan.stage(GANG)

@@ -78,6 +78,16 @@ def free_port() -> int:
         return int(probe.getsockname()[1]) % 20000 + 10000
 
 
+def ended(process: subprocess.Popen[bytes], log: Path, at: bytes) -> Path:
+    """Asks the pod to end once its log says that; the log, when it has ended."""
+    ends = time.monotonic() + 180
+    while at not in log.read_bytes() and process.poll() is None and time.monotonic() < ends:
+        time.sleep(0.02)
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(60) == 143
+    return log
+
+
 def test_two_pods_logs_become_a_report(run: Path) -> None:
     port = free_port()
     pods = [pod(run, host, port) for host in ("a", "b")]
@@ -95,12 +105,7 @@ def test_two_pods_logs_become_a_report(run: Path) -> None:
 
 def test_a_pod_that_is_ended_at_once_says_that_it_has_nothing_and_gives_the_host_back(run: Path) -> None:
     process = pod(run, "a", free_port())
-    log = run.parents[1] / "a" / "pod.log"
-    ends = time.monotonic() + 60
-    while b"inspect begins" not in log.read_bytes() and process.poll() is None and time.monotonic() < ends:
-        time.sleep(0.02)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    log = ended(process, run.parents[1] / "a" / "pod.log", b"inspect begins")
     assert "there is no record to tell" in log.read_text(encoding="utf-8")
     assert "Traceback" not in log.read_text(encoding="utf-8")
     assert not list(run.parents[1].rglob(lease.LEASE))
@@ -108,12 +113,7 @@ def test_a_pod_that_is_ended_at_once_says_that_it_has_nothing_and_gives_the_host
 
 def test_a_pod_that_is_ended_while_it_waits_still_tells_what_it_has(run: Path) -> None:
     process = pod(run, "a", free_port())
-    log = run.parents[1] / "a" / "pod.log"
-    ends = time.monotonic() + 180
-    while b"waiting up to" not in log.read_bytes() and process.poll() is None and time.monotonic() < ends:
-        time.sleep(0.2)
-    process.send_signal(signal.SIGTERM)
-    assert process.wait(60) == 143
+    log = ended(process, run.parents[1] / "a" / "pod.log", b"waiting up to")
     collected = rackproof("collect", run, log)
     assert collected.returncode == 0
     assert "took hosts/a.json" in collected.stdout

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 import contextlib
+import json
 import os
 import random
 import socket
@@ -18,6 +20,7 @@ import pytest
 import rackproof as command
 from agent import attend
 from agent.meet import PORT_AFTER, meet
+from agent.record import HostRun
 from agent.wire import Gang
 from schemas import documents, frames
 from schemas.plans import Plan
@@ -193,3 +196,23 @@ def test_what_an_operator_or_mpirun_says_of_places_is_not_handed_on(monkeypatch:
     environment = attend._environment()
     assert not {*kubeflow, *mpirun} & set(environment)
     assert environment["NCCL_DEBUG"] == "WARN"
+
+
+@pytest.mark.parametrize("begun", [True, False])
+def test_what_an_inspection_left_is_told_where_its_end_was_not_waited_for(
+    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = builders.plan("h1", profile="smoke", gpu_count=1, rackproof_gang="none")
+    text = json.dumps(to_json(plan))
+    given = argparse.Namespace(run_dir=tmp_path / "runs" / "r1", host="h1", results=None, detach=False, quiet=False)
+
+    def inspected(*_: object, **__: object) -> int:
+        run = HostRun.begin(given.run_dir, "h1", text)
+        if begun:
+            documents.write(run.path(), to_json(builders.records(plan, "h1")[0]))
+        raise attend.Asked
+
+    monkeypatch.setattr(attend._Part, "_verb", inspected)
+    assert attend._Part(given, plan, text).carry_out() == 143
+    out, err = capfd.readouterr()
+    assert (bool(out), "there is no record to tell" in err) == (begun, not begun)
