@@ -164,6 +164,8 @@ class Index:
         self._named = observations if isinstance(observations, Named) else None
         self._found: dict[tuple[str, str, str], list[Observation]] = defaultdict(list)
         self._filed: set[str] = set()
+        self._asked: dict[tuple[str, ...], dict[tuple[Value, ...], list[Observation]]] = {}
+        """Of a place the observations by the values of the parameters that were asked for."""
         for seen in observations if not isinstance(observations, Named) else ():
             self._file(seen)
 
@@ -176,7 +178,14 @@ class Index:
             self._filed.add(item.name)
             for seen in self._named[item.name]:
                 self._file(seen)
-        return find(self._found.get((item.name, item.stage, scope), ()), item, scope)
+        place = (item.name, item.stage, scope)
+        asked = self._asked.get((*place, *item.params))
+        if asked is None:
+            asked = self._asked[(*place, *item.params)] = defaultdict(list)
+            for seen in self._found.get(place, ()):
+                if item.params.keys() <= seen.params.keys():
+                    asked[tuple(seen.params[name] for name in item.params)].append(seen)
+        return _last(asked.get(tuple(item.params.values()), ()))
 
 
 class Planned:
@@ -315,18 +324,19 @@ class HostView:
         )
 
 
-def find(observations: Iterable[Observation], item: Expectation, scope: str) -> Observation | None:
-    """The observation that an expectation asks for in `scope`; the last one where a stage was run again.
+def _last(observations: Sequence[Observation]) -> Observation | None:
+    """The last of those that an expectation asks for.
 
     Where it was made of local and of remote memory, one that is there does not make up for one that failed.
     """
+    if len(observations) < 2:
+        return observations[0] if observations else None
     latest: dict[Value, Observation] = {}
     for seen in observations:
-        if seen.stage == item.stage and seen.scope == scope and item.params.items() <= seen.params.items():
-            kind = seen.params.get("numa")
-            for other in [other for other in latest if kind is None or other is None]:
-                del latest[other]
-            latest[kind] = seen
+        kind = seen.params.get("numa")
+        for other in [other for other in latest if kind is None or other is None]:
+            del latest[other]
+        latest[kind] = seen
     lost = [seen for seen in latest.values() if seen.status != MEASURED]
     return next(iter(lost or reversed(list(latest.values()))), None)
 
