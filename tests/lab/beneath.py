@@ -19,12 +19,6 @@ def put_beneath(lab: Lab, host: str, text: str) -> None:
     )
 
 
-def take_away(lab: Lab, host: str) -> None:
-    """Removes it."""
-    place = lab.on(host, *PURELIB).stdout.strip()
-    lab.on(host, "rm", f"{place}/fault.py", f"{place}/fault.pth")
-
-
 IDLE = """
 import time
 import agent.benchmarks.gemm as benchmark

@@ -22,11 +22,10 @@ from agent.web import FRESH_S
 from fleet.plan import PROFILES
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
-from schemas.locks import born
-from tests.lab.beneath import put_beneath
+from tests.lab.beneath import IDLE, put_beneath
 from tests.lab.kill_points import ROOT, STATE, Attempt, Site
 from tests.lab.lab import Lab
-from tests.lab.prometheus import Prometheus, free_port
+from tests.lab.prometheus import Prometheus
 
 HOSTS = ("node1", "node2")
 WHEELHOUSE = str(ROOT / "build" / "wheelhouse")
@@ -131,6 +130,9 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
             rackproof_wheelhouse=WHEELHOUSE,
         )
     watchers = watch(attempt, site.lab, site.runs / "first")
+    assert attempt.reached("inspect : Begin the record with a snapshot"), attempt.lines[-20:]
+    for host in HOSTS:
+        put_beneath(site.lab, host, IDLE)
     output = attempt.end()
     for watcher in watchers:
         assert watcher.wait(20) == 0
@@ -286,21 +288,6 @@ def test_failing_benchmark_is_named_with_its_host_and_reason(struck: Struck) -> 
     verdicts = struck.report["verdicts"]
     reasons = [item["reason"] for item in verdicts if item["host"] == "node2" and item["verdict"] != "pass"]
     assert reasons == ["error: RuntimeError: CUDA error: uncorrectable ECC error encountered"] * len(MEMORY)
-
-
-def test_prometheus_of_a_run_ends_with_it_though_every_host_has_left(site: Site) -> None:
-    """Ansible plays nothing more where all hosts fail in one play: here they have no driver."""
-    address = f"127.0.0.1:{free_port()}"
-    wanted = {"nvidia_driver_state": "checked", "rackproof_prometheus": "run", "rackproof_prometheus_listen": address}
-    output = site.start("left", only=HOSTS, **wanted).end()
-    print(output[-6000:])
-    assert "Stop what was started" not in output
-    assert site.report("left")["decision"] == "incomplete"
-    metrics = site.runs / "left" / "metrics"
-    assert "Server is ready" in (metrics / "prometheus.log").read_text()
-    pid, began = (metrics / "prometheus.pid").read_text().split()
-    assert born(int(pid)) != began
-    assert not (site.runs / "prometheus" / "left.json").exists()
 
 
 # --- `rackproof watch` beside the run, and what the playbook tells of itself

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from schemas import locks
-from tests.lab.beneath import IDLE, put_beneath, take_away
+from tests.lab.beneath import IDLE, put_beneath
 from tests.lab.kill_points import STATE, Attempt, Site, kill, wrong
 from tests.lab.lab import Lab
 from tests.lab.settled import settle
@@ -31,6 +31,8 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
     (directory / "runs").mkdir()
     with Lab(directory / "lab", hosts=len(HOSTS)) as lab:
         settle(lab, agent_archive)
+        for host in HOSTS:
+            put_beneath(lab, host, IDLE)
         yield Site(lab=lab, runs=directory / "runs")
 
 
@@ -159,16 +161,12 @@ def test_a_study_that_was_cut_off_measures_no_cell_twice(site: Site) -> None:
 @contextmanager
 def at_work(site: Site, run_id: str, *hosts: str) -> Iterator[Attempt]:
     """A run that measures on these hosts at this moment, killed in the end."""
-    for host in hosts:
-        put_beneath(site.lab, host, IDLE)
     attempt = site.start(run_id, seconds=60.0, only=hosts, rackproof_gang="none")
     try:
         assert attempt.reached("benchmark : Wait for the benchmarks"), attempt.lines[-20:]
         yield attempt
     finally:
         attempt.kill()
-        for host in hosts:
-            take_away(site.lab, host)
 
 
 def test_second_operator_is_refused_on_the_run_and_on_the_hosts(site: Site, undisturbed: Run) -> None:

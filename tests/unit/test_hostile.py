@@ -486,15 +486,15 @@ def test_a_copy_of_a_baseline_cut_anywhere_is_not_believed(tmp_path: Path) -> No
 
 def test_thousands_of_mutations_find_nothing() -> None:
     """The same ones each time: `make fuzz` and its weekly job look for new ones."""
-    signal.alarm(3600)  # a quarter of a minute of two processors, of which the others' tests leave it little
-    counts, told = fuzz.run(20_000, jobs=2, seed=1, say=lambda _: None)
+    signal.alarm(3600)  # seconds of two processors, of which the others' tests leave it little
+    counts, told = fuzz.run(10_000, jobs=2, seed=1, say=lambda _: None)
     assert told == []
     assert not any(counts[name] for name in fuzz.BAD)
     # Else it has tried nothing.
-    assert counts["mutations"] == 20_000
-    assert counts["accepted"] > 1000 < counts["rejected"] + counts["incomplete"]
-    assert counts["commands"] > 60
-    assert counts["gang records"] > 2_000
+    assert counts["mutations"] == 10_000
+    assert counts["accepted"] > 500 < counts["rejected"] + counts["incomplete"]
+    assert counts["commands"] > 30
+    assert counts["gang records"] > 1_000
 
 
 def test_the_oracle_knows_what_must_not_be_accepted(tmp_path: Path) -> None:

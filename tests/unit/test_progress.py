@@ -16,6 +16,7 @@ from fleet import lock
 from schemas import documents, locks
 from schemas.records import to_json
 from tests import builders
+from tests.lab.lab import CONTROL_PYTHON
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "playbooks" / "callback_plugins"
@@ -39,7 +40,7 @@ def site(directory: Path, run_dir: Path, *tasks: dict[str, Any]) -> list[str]:
 
 def play(command: list[str], directory: Path, **environment: str) -> subprocess.CompletedProcess[str]:
     config = {"ANSIBLE_CALLBACK_PLUGINS": str(PLUGINS), "ANSIBLE_NOCOLOR": "1"}
-    config |= {"ANSIBLE_PYTHON_INTERPRETER": sys.executable, "ANSIBLE_LOCALHOST_WARNING": "false"}
+    config |= {"ANSIBLE_PYTHON_INTERPRETER": str(CONTROL_PYTHON), "ANSIBLE_LOCALHOST_WARNING": "false"}
     return subprocess.run(
         command,
         cwd=directory,

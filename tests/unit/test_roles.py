@@ -16,6 +16,7 @@ import pytest
 import yaml
 
 from fleet.inventory import OURS, check_variables
+from tests.lab.lab import CONTROL_PYTHON
 
 ROOT = Path(__file__).parents[2]
 ROLES = sorted(path.name for path in (ROOT / "roles").iterdir() if path.is_dir())
@@ -23,7 +24,7 @@ SCHEMA: dict[str, Any] = json.loads((ROOT / "schemas" / "inventory.schema.json")
 TYPES = {"str": "string", "int": "integer", "float": "number", "list": "array", "dict": "object"}
 """Ansible's names of types, and the schema's. A truth may be text in an inventory, and `raw` is anything."""
 
-LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+LOCAL = {"ansible_connection": "local", "ansible_python_interpreter": str(CONTROL_PYTHON)}
 
 
 def read(role: str, path: str) -> dict[str, Any]:
