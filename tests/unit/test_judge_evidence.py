@@ -16,7 +16,6 @@ from fleet.judge.evidence import (
     Index,
     Named,
     Planned,
-    find,
     from_benchmark,
     pci_address,
 )
@@ -162,7 +161,6 @@ ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", 
 )  # fmt: skip
 def test_the_observation_that_an_expectation_asks_for(made: list[Observation], found: int | None) -> None:
     wanted = None if found is None else made[found]
-    assert find(made, ASKED, "gpu=0") is wanted
     assert Index(made).find(ASKED, "gpu=0") is wanted
     named = Index(Named(evidence(observations=tuple(made))))
     assert [named.find(ASKED, "gpu=0") for _ in range(2)] == [wanted, wanted]
