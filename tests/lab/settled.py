@@ -1,7 +1,6 @@
 """Hosts that have the agent already, as the playbook installs it: once in a test run, and every other host gets a copy.
 
-For tests of what comes after. That it can be installed, with what it needs, is seen by test_acceptance, test_roles and
-tests/unit/test_collection.
+For tests of what comes after. That it can be installed, with what it needs, is seen by test_roles and tests/unit/test_collection.
 """
 
 from __future__ import annotations

@@ -61,7 +61,7 @@ PROFILE = {
                     "ops": ["all_reduce"],
                     "placements": ["in_place"],
                     "sizes_bytes": [8, 65536],
-                    "seconds": 1.5,
+                    "seconds": 1.0,
                 },
                 **PAIRS,
             },

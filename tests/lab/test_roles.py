@@ -674,9 +674,9 @@ def test_service_goes_on_until_the_agent_is_another(service: Service) -> None:
     again = service.play("deploy")
     assert outcome(again, "changed") == {"node1": 1}  # the targets of another run
     assert service.process() == before
-    (service.directory / "wheelhouse").mkdir()
-    upgraded = service.play("deploy", rackproof_wheelhouse=str(service.directory / "wheelhouse"))
+    upgraded = service.play("deploy", rackproof_wheelhouse=str(ROOT / "build" / "wheelhouse"))
     assert upgraded.returncode == 0
+    assert service.host.on("sh", "-c", "ls /opt/rackproof/wheels | grep -c prometheus_client").stdout == "1\n"
     assert service.process() not in ("0", before)
 
 
