@@ -234,8 +234,9 @@ def test_a_stopped_rank_takes_the_request_too(rank: Rank) -> None:
 
 def test_a_rank_that_ends_in_its_own_way_after_the_request_is_waited_for(rank: Rank) -> None:
     leave = "signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))"
-    # In the kernel's own pause() it would stay for good if the signal came a moment before that began.
-    rank.start(f"import time; {leave}; open(sys.argv[1] + '.ready', 'w')\nwhile True: time.sleep(0.01)")
+    # In the kernel's own pause() it would stay for good if the signal came a moment before that began, and so it would if it came
+    # while a file that nobody had closed warns of that.
+    rank.start(f"import time; {leave}; open(sys.argv[1] + '.ready', 'w').close()\nwhile True: time.sleep(0.01)")
     until(Path(f"{rank._told}.ready").exists)
     os.kill(rank.guard, signal.SIGTERM)
     assert rank.ended() == (5, 5, True)
