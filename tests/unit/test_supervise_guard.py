@@ -158,8 +158,8 @@ def test_the_program_runs_as_the_launcher_meant_it(rank: Rank) -> None:
 def test_rank_and_guard_go_by_the_ranks_number(rank: Rank) -> None:
     """They have the launcher's arguments: `ps`, and the kernel's log of a process that it killed, would not tell them apart."""
     pid = rank.start().pid
-    names = [Path(f"/proc/{number}/comm").read_text().strip() for number in (pid, rank.guard)]
-    assert names == ["rank 3", "rank 3's guard"]
+    for number, name in ((pid, "rank 3"), (rank.guard, "rank 3's guard")):
+        until(lambda number=number, name=name: Path(f"/proc/{number}/comm").read_text() == f"{name}\n")
     os.kill(rank.guard, signal.SIGTERM)
     rank.ended()
 
