@@ -34,7 +34,7 @@ RATE, SLOW_RATE = "100mbit", "4mbit"
 """Of the links, before and after: slower than processors that are busy can make them, so that they do not scatter with those."""
 NEW_SERIAL = "1659999999999"
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
-RACKPROOF = (sys.executable, ROOT / "rackproof.py")
+RACKPROOF = (sys.executable, ROOT / "rackproof")
 DEADLINE_S = 600
 SCENARIO = "/etc/nvml.conf"
 PROFILE = "/etc/rack1-profile.yml"

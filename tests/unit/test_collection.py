@@ -71,8 +71,8 @@ def test_it_has_what_a_control_node_needs_and_nothing_else(archive: Path) -> Non
         "SECURITY.md",
         "ansible.cfg",
         "pyproject.toml",
-        "rackproof.py",
-        "rackproof_run.py",
+        "rackproof",
+        "rackproof/local_run.py",
     }
     wanted |= {"agent", "collectors", "docs", "fleet", "inventory", "meta", "playbooks", "roles", "schemas"}
     assert tops == wanted

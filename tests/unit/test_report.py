@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from fleet.judge.criteria import read_packs
-from fleet.report.load import load
+from fleet.records.load import load
+from fleet.report.html.page import render_html
+from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
-from fleet.report.render.headline import checks
-from fleet.report.render.html import render_html
-from fleet.report.render.markdown import render_markdown
+from fleet.report.tables.headline import checks
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
 from schemas.errors import RunError
