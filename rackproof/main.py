@@ -1,4 +1,4 @@
-"""The command `rackproof`: verbs to `agent.cli.verbs` on GPU hosts and `fleet.cli.verbs` on the control node, imported when used."""
+"""The command `rackproof`: dispatch to the verbs of GPU hosts and of the control node, imported when used."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ FLEET_VERBS = (
     "verify",
 )
 BOTH_VERBS = ("run",)
-OUR_OWN = ("agent", "collectors", "fleet", "schemas", "rackproof.local_run")
+OUR_OWN = ("agent", "collectors", "fleet", "rackproof", "schemas")
 EXTRAS = {
     "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec"),
     "bench": ("numpy", "torch", "torchvision"),

@@ -88,8 +88,10 @@ ROOMS = {
     ),
     "supervisor": Room(
         places=(
-            "agent/launch/supervise.py", "agent/gang/heartbeat.py", "agent/gang/monitor.py", "agent/gang/culprit.py", "agent/gang/peer_channel.py",
-            "agent/launch/guard.py", "agent/sampling/snapshot_sampler.py", "agent/launch/process_tree.py", "agent/run/work_directory.py",
+            "agent/launch/supervise.py", "agent/gang/heartbeat.py",
+            "agent/gang/monitor.py", "agent/gang/culprit.py", "agent/gang/peer_channel.py",
+            "agent/launch/guard.py", "agent/sampling/snapshot_sampler.py",
+            "agent/launch/process_tree.py", "agent/run/work_directory.py",
         ),
         tests=(
             "supervise", "supervise_edges", "supervise_guard", "heartbeat", "heartbeat_edges", "heartbeat_exchange",

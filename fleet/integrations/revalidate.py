@@ -19,7 +19,7 @@ from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
 
-ROOT = Path(__file__).parents[1]
+ROOT = Path(__file__).parents[2]
 EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 HELD = 75
 END_S = 60.0

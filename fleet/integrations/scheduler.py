@@ -151,7 +151,7 @@ def _are_nodes(found: object) -> bool:
 
 def _start_guard(directory: Path) -> None:
     """A process of its own session, which nothing that ends the playbook reaches."""
-    program = str(Path(__file__).parents[1] / "rackproof")
+    program = str(Path(__file__).parents[2] / "rackproof")
     command = [sys.executable, program, "scheduler", "resume", "--when-over", f"--run-dir={directory}"]
     log = (os.POSIX_SPAWN_OPEN, 1, str(directory / "drained.log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
     nothing = (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0)

@@ -1,4 +1,4 @@
-"""Slurm and Kubernetes: who uses a node, how it stands, and that it gets no new jobs. A run's part in it: fleet/integrations/scheduler.py."""
+"""Slurm and Kubernetes: who uses a node, how it stands, and that it gets no new jobs."""
 
 from __future__ import annotations
 

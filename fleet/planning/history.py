@@ -1,4 +1,4 @@
-"""Earlier runs on the control node, as `fleet.planning.test_selection` asks for them; and the profile with what was chosen by them."""
+"""Read earlier runs on the control node and narrow a profile by what they showed."""
 
 from __future__ import annotations
 

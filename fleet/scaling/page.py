@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from markupsafe import Markup
 
@@ -16,6 +17,8 @@ from fleet.scaling.published import RUNS, ours
 from schemas import VERSION
 from schemas.plans import Plan
 from schemas.studies import Cell, Study
+
+_HERE = Path(__file__).parent
 
 MOST_REFUSED = 5
 CAPTION = (
@@ -42,8 +45,8 @@ TO_COMPARE = (
 
 def render_html(plan: Plan, found: Outcome, currency: str) -> str:
     """The whole page. The same study gives the same bytes."""
-    css = f"{asset('report.css')}\n{asset('scaling.css')}"
-    page: str = environment().get_template("scaling.html.j2").render(
+    css = f"{asset('report.css')}\n{asset('scaling.css', _HERE)}"
+    page: str = environment(_HERE).get_template("scaling.html.j2").render(
         css=Markup(css),  # noqa: S704 - our own file
         policy=policy(css, ""),
         plan=plan,

@@ -1,6 +1,6 @@
 """What launches of a gang leave behind where a host of it is slow or stops them.
 
-Who launches together, and who leaves, is decided by the real planner (`fleet.planning.next_launch`), asked again after each launch.
+The real planner (`planning/next_launch.py`) decides who launches together and who leaves; it runs again after each launch.
 """
 
 from __future__ import annotations

@@ -76,7 +76,7 @@ def test_torch_loads_weights_alone() -> None:
     assert unsafe_loads("import torch\ntorch.load(path)\ntorch.load(path, weights_only=False)") == [2, 3]
     assert unsafe_loads("import torch\nread = torch.load\ntorch.load(path, weights_only=safe)") == [2, 3]
     assert unsafe_loads("import torch\nfrom torch import load\ntorch.load(path, None, weights_only=True)") == [2]
-    files = [ROOT / "rackproof", *(path for name in SHIPPED for path in (ROOT / name).rglob("*.py"))]
+    files = [path for name in SHIPPED for path in (ROOT / name).rglob("*.py")]
     calls = {path: path.read_text(encoding="utf-8") for path in files}
     assert any("torch.load(" in code for code in calls.values()), "nothing is loaded: this test has lost its object"
     assert {path: lines for path, code in calls.items() if (lines := unsafe_loads(code))} == {}

@@ -333,8 +333,9 @@ def test_lease_ends_when_nothing_was_heard_for_longer_than_the_longest_stage(tmp
 EXPORT = """
 import sys
 from rackproof import main as rackproof
-from agent import cli_export, lease
-cli_export.FRESH_S = lease.IDLE_S = 0.1
+from agent.cli import export
+from agent.run import lease
+export.FRESH_S = lease.IDLE_S = 0.1
 sys.exit(rackproof.main(["export", "--for-run", "--port=0", "--sample-hz=0", "--state", sys.argv[1]]))
 """
 

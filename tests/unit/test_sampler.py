@@ -105,7 +105,7 @@ def test_another_gpu_in_the_same_place_begins_anew() -> None:
 
 PROGRAM = """
 import json, sys, time
-from agent.exporter.exporter import sampler
+from agent.exporter import sampler
 sampler.STUCK_S, sampler.LOOK_S, sampler.RETRY_S = 0.5, 0.1, 1.0
 sampling = sampler.Sampler(hz=50, window_s=30)
 def told():

@@ -56,7 +56,9 @@ def _run(context: Context, name: str, chosen: dict[str, Any]) -> str:
     print(f"{name} …", file=sys.stderr, flush=True)
     began, problem = time.monotonic(), ""
     try:
-        importlib.import_module(f"agent.benchmarks.{name}").run(context, settings(name, chosen))
+        importlib.import_module(f"agent.benchmarks.{BENCHMARKS[name].group}.{name}").run(
+            context, settings(name, chosen)
+        )
         if context.kind == "gpu":
             torch.cuda.empty_cache()
     except Exception as error:  # noqa: BLE001 - a benchmark that fails is a result; the next one still runs

@@ -225,9 +225,9 @@ def _gaps(report: FleetReport) -> dict[str, Any]:
 
 
 @cache
-def asset(name: str) -> str:
-    """A file of ours that goes into a page."""
-    return (_HERE / name).read_text(encoding="utf-8").strip()
+def asset(name: str, directory: Path = _HERE) -> str:
+    """Return a style sheet or script that goes into a page."""
+    return (directory / name).read_text(encoding="utf-8").strip()
 
 
 def policy(css: str, js: str) -> str:
@@ -242,10 +242,10 @@ def _hash(text: str) -> str:
 
 
 @cache
-def environment() -> Environment:
-    """The templates: every text from elsewhere is cleaned and escaped."""
+def environment(*directories: Path) -> Environment:
+    """Return the templates of this package and of `directories`; every text from elsewhere is cleaned and escaped."""
     found = Environment(
-        loader=FileSystemLoader(_HERE),
+        loader=FileSystemLoader([_HERE, *directories]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
