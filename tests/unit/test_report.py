@@ -387,7 +387,9 @@ def test_gpus_that_may_be_shared_are_told(tmp_path: Path) -> None:
 def test_a_library_that_is_not_there_is_told_with_what_brings_it(
     whole: Path, lacking: str, verb: str, remedy: str
 ) -> None:
-    program = f"import sys; sys.modules[{lacking!r}] = None; from rackproof.main import main; sys.exit(main(sys.argv[1:]))"
+    program = (
+        f"import sys; sys.modules[{lacking!r}] = None; from rackproof.main import main; sys.exit(main(sys.argv[1:]))"
+    )
     command = [sys.executable, "-c", program, verb, *([str(whole)] if verb == "report" else [])]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (2, "")
