@@ -111,7 +111,7 @@ def short_pack() -> Pack:
         "memory.bandwidth",
         "digest.mismatches",
     }
-    chosen = [item for item in WHOLE.criteria if item.name in names or any(map(item.speaks_of, GANG_FIGURES))]
+    chosen = [item for item in WHOLE.criteria if item.name in names or any(map(item.matches_name, GANG_FIGURES))]
     return replace(WHOLE, criteria=tuple(chosen))
 
 

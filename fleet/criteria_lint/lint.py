@@ -116,7 +116,7 @@ def _pack(pack: Pack) -> Iterator[Finding]:
         own = (
             item
             for item in pack.criteria
-            if item.speaks_of(name) and not (item.vs_fleet or item.baseline) and item.same_as_fleet is None
+            if item.matches_name(name) and not (item.vs_fleet or item.baseline) and item.same_as_fleet is None
         )
         if name not in pack.unknown and not any(item.stage != "gang" for item in own):
             yield finding(name, "neither judged nor called unknown", "add a criterion, or a line under unknown")
@@ -124,7 +124,7 @@ def _pack(pack: Pack) -> Iterator[Finding]:
 
 def _spoken(criterion: Criterion) -> list[tuple[Output, Benchmark | None]]:
     """The catalogue's outputs that it judges; none where a collector makes what it judges."""
-    return [(output, benchmark) for name, output, benchmark in _known() if criterion.speaks_of(name)]
+    return [(output, benchmark) for name, output, benchmark in _known() if criterion.matches_name(name)]
 
 
 def _contract(criterion: Criterion) -> Iterator[Finding]:
@@ -139,7 +139,7 @@ def _contract(criterion: Criterion) -> Iterator[Finding]:
             yield about(criterion, criterion.name, why, "name one of schemas/readings.json")
         if criterion.scope and criterion.scope not in COLLECTED_SCOPES:
             yield about(criterion, criterion.scope, "unknown kind of scope", one_of(COLLECTED_SCOPES))
-        units = {reading.unit for name, reading in READINGS.items() if criterion.speaks_of(name)}
+        units = {reading.unit for name, reading in READINGS.items() if criterion.matches_name(name)}
         if units and criterion.unit not in units:
             yield about(criterion, criterion.unit, "not the unit of the reading", one_of(units))
         return

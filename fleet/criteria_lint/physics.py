@@ -64,7 +64,7 @@ def _links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
         ("gpu.nvlink.active_links", "nvlink", "links"),
     ):
         own, value = pack.datasheet.get(part, {}).get(key), criterion.value
-        if own is None or not criterion.speaks_of(name) or not isinstance(value, int | float):
+        if own is None or not criterion.matches_name(name) or not isinstance(value, int | float):
             continue
         if criterion.operator in ("eq", "ge") and value != own:
             why = f"{'under' if value < own else 'over'} the part's own {key}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fleet.diff.comparison import Comparison
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.evidence import Evidence
-from fleet.judge.pack_selection import packs_for
+from fleet.judge.pack_selection import select_packs
 from fleet.records.host_state import accepted, sight
 from schemas.baselines import FIGURES_GONE, PARTS, REGRESSED, UNCLEAR, Change
 from schemas.plans import Plan, PlannedHost
@@ -44,7 +44,7 @@ def take(found: Comparison, plan: Plan, host: PlannedHost, left: Evidence, packs
 
 def criteria_of(plan: Plan, host: PlannedHost, left: Evidence, packs: Sequence[Pack]) -> list[Criterion]:
     """The criteria by which a host is held against a baseline, as the judge chooses them."""
-    applied = packs_for(plan, host, left.gpus(), packs)[0]
+    applied = select_packs(plan, host, left.gpus(), packs)[0]
     chosen = {item.id: item for pack in applied for item in pack.criteria}
     return [item for item in chosen.values() if item.baseline is not None]
 

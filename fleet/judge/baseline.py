@@ -19,14 +19,14 @@ from typing import TYPE_CHECKING
 from fleet.criteria_lint.plausibility import HIGH, LOW, NEVER, RATES
 from fleet.judge.criteria import Criterion
 from fleet.judge.finding import FLOORS
-from fleet.judge.matching import concerns
+from fleet.judge.matching import matches
 from fleet.quantities import quantity
 from schemas.baselines import HostBaseline, Kept, Key, Level
 from schemas.records import MEASURED, Gpu, Observation, Samples, Value
 from schemas.reports import Verdict
 
 if TYPE_CHECKING:
-    from fleet.judge.evidence import HostView
+    from fleet.judge.host_view import HostView
 
 CRITERION = "baseline"
 SOURCE = "the record on which the part was accepted"
@@ -292,10 +292,10 @@ def _bare(view: HostView) -> set[str]:
     for criterion in view.criteria().values():
         if criterion.baseline is None:
             continue
-        for name in [name for name in view.observations if criterion.speaks_of(name)]:
+        for name in [name for name in view.observations if criterion.matches_name(name)]:
             for seen in view.observations[name]:
                 part = view.accepted.part(seen.scope)
-                if seen.status == MEASURED and not known.get(part) and concerns(criterion, seen):
+                if seen.status == MEASURED and not known.get(part) and matches(criterion, seen):
                     known[part] = view.accepted.level(seen) is not None
     return {part for part, compared in known.items() if not compared}
 

@@ -1,4 +1,4 @@
-"""What is remembered so that it is not worked out again, and never grows beyond a size."""
+"""A cache of bounded size for results that can be computed again."""
 
 from __future__ import annotations
 
@@ -8,13 +8,13 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Bounded(dict[K, V]):
-    """A dictionary that begins anew when it would hold more than so many: what is lost is worked out again."""
+class BoundedCache(dict[K, V]):
+    """A dictionary that is emptied when it would exceed its size."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_entries: int) -> None:
+        self.max_entries = max_entries
 
     def __setitem__(self, key: K, value: V) -> None:
-        if len(self) >= self.most:
+        if len(self) >= self.max_entries:
             self.clear()
         super().__setitem__(key, value)

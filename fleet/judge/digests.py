@@ -12,7 +12,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from fleet.judge.evidence import HostView, Planned
+from fleet.judge.evidence import Planned
+from fleet.judge.host_view import HostView
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 

@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Record
 from schemas.reports import FAIL, Verdict

@@ -10,9 +10,10 @@ from dataclasses import replace
 from fleet.judge import baseline, outliers
 from fleet.judge.change import change, net
 from fleet.judge.criteria import Criterion
-from fleet.judge.evidence import HostView, from_benchmark
+from fleet.judge.evidence import from_benchmark
 from fleet.judge.finding import FLOORS
-from fleet.judge.matching import concerns as concerns
+from fleet.judge.host_view import HostView
+from fleet.judge.matching import matches as matches
 from fleet.quantities import SIGNS, apart, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict
@@ -46,7 +47,7 @@ def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
     benchmark = from_benchmark(criterion.name)
     groups: dict[tuple[str, ...], list[Observation]] = defaultdict(list)
     for seen in spoken_of(view, criterion):
-        if concerns(criterion, seen):
+        if matches(criterion, seen):
             params = sorted(f"{key}={value}" for key, value in seen.params.items() if key != "phase")
             groups[(seen.name, seen.scope, *params, seen.stage if benchmark else "")].append(seen)
     return list(groups.values())
@@ -56,7 +57,7 @@ def spoken_of(view: HostView, criterion: Criterion) -> list[Observation]:
     """What the host observed under the names that a criterion is for, whatever its scope and parameters."""
     if "*" not in criterion.name:
         return view.observations[criterion.name]
-    return [seen for name in view.observations if criterion.speaks_of(name) for seen in view.observations[name]]
+    return [seen for name in view.observations if criterion.matches_name(name) for seen in view.observations[name]]
 
 
 def _on_series(
@@ -81,7 +82,7 @@ def _on_series(
 
 def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]) -> Iterator[Verdict]:
     """A criterion on what every host or GPU must show, where nothing was read at all; `groups` as `series` has them."""
-    seen = {group[0].scope for group in groups} | set(view.unseen())
+    seen = {group[0].scope for group in groups} | set(view.unseen)
     if criterion.scope in ("host", "") and not seen:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
     if criterion.scope in ("gpu", "reason", "link") and view.host.device == "gpu":

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fleet.judge.digests import Digests
-from fleet.judge.evidence import HostView, Planned
+from fleet.judge.evidence import Planned
 from fleet.judge.expectations import Twins
+from fleet.judge.host_view import HostView
 from fleet.judge.missing import Slots
 from fleet.judge.outliers import Fleet
 from fleet.judge.paths import Path
@@ -14,7 +15,7 @@ from fleet.judge.stragglers import Ranks
 from fleet.judge.uniformity import Groups
 
 
-class Known:
+class FleetStats:
     """Figures, versions, digests, serials and slots of all hosts, as far as others are compared with them."""
 
     def __init__(self, planned: Planned, views: Iterable[HostView] = ()) -> None:
@@ -47,7 +48,7 @@ class Known:
         self.groups.add(view)
         self.ranks.add(view)
 
-    def update(self, other: Known) -> None:
+    def update(self, other: FleetStats) -> None:
         """Takes what is known of other hosts."""
         self.fleet.update(other.fleet)
         self.groups.update(other.groups)

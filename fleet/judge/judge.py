@@ -16,8 +16,9 @@ from fleet.judge.culprits import with_culprits
 from fleet.judge.digests import judge_digests
 from fleet.judge.drift import soaked, with_course, with_drift
 from fleet.judge.evaluate import held
-from fleet.judge.evidence import Evidence, HostView, Planned
-from fleet.judge.fleet_stats import Known
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.fleet_stats import FleetStats
+from fleet.judge.host_view import HostView
 from fleet.judge.localization import judge_pairs
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.missing import with_missing
@@ -36,7 +37,7 @@ def judge(
     plan: Plan,
     evidence: Mapping[str, Evidence],
     packs: Sequence[Pack],
-    known: Known | None = None,
+    known: FleetStats | None = None,
     well: Collection[str] = (),
 ) -> list[Verdict]:
     """Every verdict on every host of the plan, in plan order.
@@ -53,7 +54,7 @@ def judge(
     left = {host.name: with_drift(evidence.get(host.name, Evidence())) for host in plan.hosts}
     views = [HostView(plan, host, left[host.name], packs) for host in plan.hosts]
     planned = Planned(plan)
-    known = known or Known(planned, views)
+    known = known or FleetStats(planned, views)
     found = [
         (view, [] if view.host.name in well else list(_of_host(view, known.fleet, known.groups))) for view in views
     ]
@@ -93,7 +94,7 @@ def _of_host(view: HostView, fleet: Fleet, groups: Groups) -> Iterator[Verdict]:
             verdicts = [*uniform(view, criterion, groups)]
             silent = criterion.same_as_fleet and not verdicts and not observed(view, criterion)
         yield from verdicts
-        if silent and view.must_speak(criterion):
+        if silent and view.must_match(criterion):
             reason = "nothing was observed that this criterion speaks of"
             yield view.inconclusive(criterion.name, "host", reason, criterion.stage, criterion=criterion)
 

@@ -1,4 +1,4 @@
-"""Which observations a criterion is for."""
+"""Decide which observations a criterion applies to."""
 
 from __future__ import annotations
 
@@ -9,18 +9,23 @@ from fleet.judge.criteria import Criterion
 from schemas.records import Observation
 
 
-def concerns(criterion: Criterion, seen: Observation) -> bool:
-    """Whether the criterion is for an observation of that scope, stage and parameters."""
-    kind, labels = _parsed(seen.scope)
+def matches(criterion: Criterion, observation: Observation) -> bool:
+    """Return whether the criterion is for the scope, stage and parameters of this observation.
+
+    The caller has compared the name (`Criterion.matches_name`).
+    """
+    kind, labels = _parse(observation.scope)
     if criterion.scope and criterion.scope != kind:
         return False
-    if criterion.stage and criterion.stage != seen.stage:
+    if criterion.stage and criterion.stage != observation.stage:
         return False
-    return all(seen.params.get(key, labels.get(key)) == value for key, value in criterion.where.items())
+    if not criterion.where:
+        return True
+    return all(observation.params.get(key, labels.get(key)) == value for key, value in criterion.where.items())
 
 
 @lru_cache(maxsize=16384)
-def _parsed(scope: str) -> tuple[str, Mapping[str, str]]:
-    """Its kind and its labels."""
+def _parse(scope: str) -> tuple[str, Mapping[str, str]]:
+    """Return the kind and the labels of a scope."""
     labels = dict(part.split("=", 1) for part in scope.split(",") if "=" in part)
     return scope.rsplit(",", 1)[-1].split("=")[0], labels

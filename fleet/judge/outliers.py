@@ -14,8 +14,9 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from fleet.judge.criteria import Criterion
-from fleet.judge.evidence import HostView, Planned
+from fleet.judge.evidence import Planned
 from fleet.judge.finding import FLOORS
+from fleet.judge.host_view import HostView
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import Verdict
 
@@ -181,7 +182,7 @@ class Fleet:
 def compared(view: HostView) -> list[str]:
     """Names of what the host shows and some criterion compares with the fleet."""
     wanted = [item for item in view.criteria().values() if item.vs_fleet]
-    return [name for name in view.observations if any(item.speaks_of(name) for item in wanted)]
+    return [name for name in view.observations if any(item.matches_name(name) for item in wanted)]
 
 
 def enough(criterion: Criterion, crowd: Crowd) -> bool:

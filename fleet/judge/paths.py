@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
-from fleet.judge.evidence import HostView
+from fleet.judge.host_view import HostView
 from schemas.records import MEASURED, Value
 from schemas.reports import FAIL, PASS, Verdict
 
@@ -95,7 +95,7 @@ def _transport(view: HostView, verdict: Verdict) -> str:
 
 def _has_peers(view: HostView) -> bool:
     """Whether GPUs of the model reach each other's memory: where they do not, NCCL goes through the host's."""
-    return any(item.speaks_of("peer_copy.access") and item.value is True for item in view.criteria().values())
+    return any(item.matches_name("peer_copy.access") and item.value is True for item in view.criteria().values())
 
 
 def _slow_between(name: str) -> bool:

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fleet.judge.criteria import Criterion
-from fleet.judge.evaluate import concerns, spoken_of
-from fleet.judge.evidence import HostView
+from fleet.judge.evaluate import matches, spoken_of
+from fleet.judge.host_view import HostView
 from fleet.quantities import digits_for, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict
@@ -87,7 +87,7 @@ class Groups:
     def _add(self, view: HostView, criterion: Criterion) -> None:
         own: dict[tuple[Key, str], tuple[str, Value]] = {}
         for seen in spoken_of(view, criterion):
-            if seen.status == MEASURED and concerns(criterion, seen):
+            if seen.status == MEASURED and matches(criterion, seen):
                 key, what = group_key(view, criterion, seen)
                 own[(key, seen.scope)] = what, seen.value
         for (key, _), (what, value) in own.items():
@@ -145,7 +145,7 @@ def group_key(view: HostView, criterion: Criterion, seen: Observation | Verdict)
 
 def observed(view: HostView, criterion: Criterion) -> bool:
     """Whether the host observed anything that the criterion is for."""
-    return any(concerns(criterion, seen) for seen in spoken_of(view, criterion))
+    return any(matches(criterion, seen) for seen in spoken_of(view, criterion))
 
 
 def uniform(view: HostView, criterion: Criterion, groups: Groups) -> Iterator[Verdict]:
@@ -163,7 +163,7 @@ def same_series(view: HostView, criterion: Criterion) -> list[list[Observation]]
     """What a criterion compares, each figure of each part by itself, in the order in which it was observed."""
     found: dict[tuple[str, str], list[Observation]] = defaultdict(list)
     for seen in spoken_of(view, criterion):
-        if concerns(criterion, seen):
+        if matches(criterion, seen):
             found[(seen.name, seen.scope)].append(seen)
     return list(found.values())
 

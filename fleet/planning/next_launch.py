@@ -16,7 +16,8 @@ from typing import Any
 
 from fleet.judge.criteria import Pack
 from fleet.judge.evaluate import held
-from fleet.judge.evidence import Evidence, HostView, Planned
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.host_view import HostView
 from fleet.judge.localization.bisection import Conclusion
 from fleet.judge.localization.faults import last_of
 from fleet.judge.localization.launches import Attempt, attempts, conclusion, is_stuck, unfit

@@ -6,8 +6,9 @@ import re
 from collections.abc import Collection, Iterable
 
 from fleet.judge.criteria import Criterion
-from fleet.judge.evaluate import concerns
-from fleet.judge.evidence import LAUNCH, Evidence, Named
+from fleet.judge.evaluate import matches
+from fleet.judge.evidence import LAUNCH, Evidence
+from fleet.judge.observation_index import ObservationIndex
 from schemas.records import MEASURED, Observation
 
 _VERSIONS = re.compile(r"[._](version|firmware|model|release|part_number)$")
@@ -24,7 +25,7 @@ def versions(left: Evidence, criteria: Iterable[Criterion], names: Collection[st
     """
     compared = [item for item in criteria if item.same_as_fleet is not None]
     found: dict[str, dict[str, str]] = {}
-    told_by = Named(left)
+    told_by = ObservationIndex(left)
     wanted = [name for name in told_by if may_be_version(name, compared)] if names is None else names
     for seen in (seen for name in wanted for seen in told_by[name]):
         if seen.status == MEASURED and _is_version(seen, compared):
@@ -40,13 +41,13 @@ def may_be_version(name: str, compared: Iterable[Criterion]) -> bool:
     """Whether observations of that name are worth a line, if they are texts or a criterion is for them."""
     if name.startswith(f"{LAUNCH}."):
         return False  # `software` has them
-    return bool(_VERSIONS.search(name)) or any(item.speaks_of(name) for item in compared)
+    return bool(_VERSIONS.search(name)) or any(item.matches_name(name) for item in compared)
 
 
 def _is_version(seen: Observation, compared: Iterable[Criterion]) -> bool:
     if isinstance(seen.value, str) and _VERSIONS.search(seen.name):
         return True
-    return any(item.speaks_of(seen.name) and concerns(item, seen) for item in compared)
+    return any(item.matches_name(seen.name) and matches(item, seen) for item in compared)
 
 
 def _text(seen: Observation) -> str:

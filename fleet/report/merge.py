@@ -8,9 +8,10 @@ from dataclasses import replace
 
 from fleet.diff.against_baseline import Since, since_accepted
 from fleet.judge.criteria import Pack
-from fleet.judge.evidence import Evidence, Index, Planned
+from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.judge import judge
-from fleet.judge.pack_selection import packs_for
+from fleet.judge.observation_index import ObservationLookup
+from fleet.judge.pack_selection import select_packs
 from fleet.judge.tally import Tally
 from fleet.records.versions import versions
 from fleet.report.summary import acceptance
@@ -146,7 +147,7 @@ def host_report(
     events: tuple[str, ...],
 ) -> HostReport:
     """What is told of one host."""
-    applied = packs_for(plan, host, left.gpus(), packs)[0]
+    applied = select_packs(plan, host, left.gpus(), packs)[0]
     return HostReport(
         name=host.name,
         rack=host.rack,
@@ -171,7 +172,7 @@ def _soak(left: Evidence) -> Soak | None:
 
 
 def _coverage(plan: Plan, host: PlannedHost, left: Evidence) -> Coverage:
-    seen = Index(left.benchmarks())
+    seen = ObservationLookup(left.benchmarks())
     statuses = Counter(
         found.status if (found := seen.find(item, scope)) else ""
         for item in plan.expected_of(host)

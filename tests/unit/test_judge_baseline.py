@@ -27,7 +27,7 @@ from fleet.judge.baseline import (
     too_noisy,
 )
 from fleet.judge.criteria import Criterion, VsBaseline
-from fleet.judge.evidence import HostView
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from schemas.baselines import Accepted as Run
 from schemas.baselines import HostBaseline, Kept, Level, PlannedBaseline

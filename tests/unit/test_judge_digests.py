@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from fleet.judge.digests import Digests, agrees, judge_digests, told_digests
-from fleet.judge.evidence import Evidence, HostView, Planned
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.host_view import HostView
 from schemas.records import ERROR, UNSUPPORTED, Metric, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders

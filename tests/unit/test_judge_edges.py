@@ -13,10 +13,11 @@ import pytest
 from fleet.judge import outliers
 from fleet.judge.change import change, net
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
-from fleet.judge.evaluate import concerns, held, holds, sentence, series
-from fleet.judge.evidence import Evidence, HostView, Planned
+from fleet.judge.evaluate import held, holds, matches, sentence, series
+from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.expectations import Twins
 from fleet.judge.fleet_stats import Known
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.outliers import Fleet
 from fleet.judge.waivers import Waived, covers, summary
@@ -272,7 +273,7 @@ def test_stages_are_figures_apart_for_benchmarks_and_not_for_readings() -> None:
 )
 def test_what_a_criterion_is_for(over: Any, scope: str, params: Any, right: bool) -> None:
     seen = Observation(name="x.y", scope=scope, stage="preflight", unit="1", status=MEASURED, value=1, params=params)
-    assert concerns(criterion("x.y", **over), seen) is right
+    assert matches(criterion("x.y", **over), seen) is right
 
 
 def test_of_several_readings_the_last_bad_one_is_told_or_the_first_good_one() -> None:

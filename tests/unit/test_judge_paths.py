@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from fleet.judge.criteria import Criterion
-from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
 from fleet.judge.paths import CHECK_NVLS, is_bandwidth, normal_paths, path_of, with_lost_path
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict

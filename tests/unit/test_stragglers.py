@@ -22,7 +22,8 @@ from agent.benchmarks.runtime import host_cpu
 from agent.benchmarks.training.straggler import middle
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.evaluate import held
-from fleet.judge.evidence import HostView, Planned
+from fleet.judge.evidence import Planned
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import Evidence, judge
 from fleet.judge.outliers import Fleet
 from fleet.judge.stragglers import with_causes

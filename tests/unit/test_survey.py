@@ -12,15 +12,16 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+from fleet.judge.survey import Survey, kinds_of
 
 from fleet.judge import expectations
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
-from fleet.judge.evidence import Evidence, HostView, Planned
+from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.fleet_stats import Known
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.localization import judge_pairs
-from fleet.judge.pack_selection import criteria_of, packs_for
-from fleet.judge.survey import Survey, kinds_of
+from fleet.judge.pack_selection import criteria_of, select_packs
 from fleet.judge.tally import Tally
 from schemas import quick
 from schemas.baselines import HostBaseline, PlannedBaseline
@@ -132,7 +133,7 @@ def rows(plan: Plan, told: dict[str, Evidence], packs: Sequence[Pack], survey: S
         evidence = {name: told.get(name, Evidence()) for name in unit}
         for verdict in judge(part, evidence, packs, survey.known, evidence.keys() - survey.flagged):
             host = part.host(verdict.host)
-            used = criteria_of(packs_for(part, host, evidence[verdict.host].gpus(), packs)[0])
+            used = criteria_of(select_packs(part, host, evidence[verdict.host].gpus(), packs)[0])
             if not survey.counted(verdict, used):
                 tally.add(verdict)
     return tally.judged(serials(told))

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fleet.report.scale_full import reduced
 
 from agent.run.work_directory import begun
 from agent.sampling.telemetry import PERIOD_S, Telemetry
@@ -20,7 +21,6 @@ from fleet.report.html import pages
 from fleet.report.html.page import render_html
 from fleet.report.html.timeline_launch import courses
 from fleet.report.merge import merge
-from fleet.report.scale_full import reduced
 from schemas import documents, quick
 from schemas.plans import Plan
 from schemas.records import Launch, Record, record_from_json, to_json
