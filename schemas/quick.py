@@ -45,6 +45,12 @@ def text(value: documents.Json) -> str:
     return encoded.decode() + "\n"
 
 
+def token(metric: Metric) -> int:
+    """Return the number by which a `Reader` knows a metric again: equal numbers mean equal metrics; 0 if it has none."""
+    number: int = vars(metric).get("token", 0)
+    return number
+
+
 class Reader:
     """Reads records of one run. Metrics that have been read before, byte for byte, are the same objects again."""
 

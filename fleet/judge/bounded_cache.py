@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 K = TypeVar("K")
@@ -11,10 +12,19 @@ V = TypeVar("V")
 class BoundedCache(dict[K, V]):
     """A dictionary that is emptied when it would exceed its size."""
 
-    def __init__(self, max_entries: int) -> None:
+    def __init__(self, max_entries: int, on_removal: Callable[[V], None] | None = None) -> None:
+        """`on_removal` is called with each value that leaves the cache."""
         self.max_entries = max_entries
+        self._on_removal = on_removal
 
     def __setitem__(self, key: K, value: V) -> None:
         if len(self) >= self.max_entries:
             self.clear()
         super().__setitem__(key, value)
+
+    def clear(self) -> None:
+        """Remove every entry."""
+        for value in self.values() if self._on_removal else ():
+            if self._on_removal:
+                self._on_removal(value)
+        super().clear()

@@ -90,6 +90,11 @@ def _drifts(record: Record) -> Iterator[Observation]:
             )
 
 
+def is_drift(name: str) -> bool:
+    """Return whether observations of that name are drifts, which the judge adds to what a host measured."""
+    return name.startswith(f"{DRIFT}.")
+
+
 def is_rate(series: Series) -> bool:
     """Whether it shows how fast a part is."""
     return series.unit in RATES and series.name.split(".")[0] in BENCHMARKS

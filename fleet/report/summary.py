@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from fleet.diff.against_baseline import Since
 from fleet.diff.against_baseline import summary as changes_summary
-from fleet.judge.drift import DRIFT, FIRST_S, span, untold
+from fleet.judge.drift import DRIFT, FIRST_S, span
 from fleet.judge.evidence import pci_address
 from fleet.judge.localization.faults import CRITERION as LOCALISED
 from fleet.judge.manifest import as_ordered
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import remark, told
 from fleet.report.causes import causes
+from fleet.report.facts import HostFacts
 from fleet.report.titles import MANIFEST, TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, unjudged_bandwidth, unjudged_digests
 from schemas.catalogue import DURATION
@@ -28,6 +30,7 @@ from schemas.reports import (
     REJECTED,
     Acceptance,
     HostReport,
+    Judged,
     Verdict,
     mark,
 )
@@ -53,10 +56,26 @@ _TOLD_PARAMS = (
 )
 
 
-def acceptance(
-    plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport], since: Since
-) -> Acceptance:
-    """The decision in a word, and the lines that are printed under it."""
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What the summary of a fleet is made of."""
+
+    plan: Plan
+    hosts: Sequence[HostReport]
+    facts: Mapping[str, HostFacts]
+    """Facts of each host, in the order of the plan."""
+    judged: Sequence[Judged]
+    """Every verdict of the fleet, summed up."""
+    exceptions: Sequence[Verdict]
+    """All verdicts that do not pass."""
+    manifest: Sequence[Verdict]
+    """All verdicts on what was ordered."""
+    since: Since
+
+
+def acceptance(found: Findings, decision: str) -> Acceptance:
+    """Return the decision in a word, and the lines that are printed under it."""
+    plan, hosts = found.plan, found.hosts
     accepted = sum(host.decision == ACCEPTED for host in hosts)
     gpus = sum(len(host.gpus) for host in hosts)
     what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
@@ -68,20 +87,20 @@ def acceptance(
     lines = [
         f"Hosts: {accepted} of {len(hosts)} {passed}{''.join(f', {n} {word}' for n, word in others if n)} ({what})"
     ]
-    lines += _smaller_gangs(plan, hosts)
-    lines += _soaked(plan, hosts)
+    lines += _smaller_gangs(plan, found.facts)
+    lines += _soaked(found)
     lines += told(plan)
-    lines += [f"{name}: {state}" for name, state in _stages(plan, hosts, verdicts)]
-    if ordered := as_ordered(plan, verdicts):
+    lines += [f"{name}: {state}" for name, state in _stages(found)]
+    if ordered := as_ordered(plan, found.manifest):
         lines.append(f"{MANIFEST}{ordered}")
-    lines += unjudged_bandwidth(plan, hosts, verdicts)
-    lines += unjudged_digests(plan, hosts, verdicts)
+    lines += unjudged_bandwidth(plan, found.facts)
+    lines += unjudged_digests(plan, hosts, found.facts)
     lines += allowances(plan.hosts)
-    lines += waivers_summary(plan.waivers, verdicts, plan.created)
-    lines += changes_summary(plan, since)
-    lines += reasons(verdicts, slots((host.name, gpu) for host in hosts for gpu in host.gpus))
+    lines += waivers_summary(plan.waivers, found.exceptions, plan.created)
+    lines += changes_summary(plan, found.since)
+    lines += reasons(found.exceptions, slots((host.name, gpu) for host in hosts for gpu in host.gpus))
     lines.append(f"Criteria: {', '.join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or 'none'}")
-    return Acceptance(status=status_of(plan, decision, verdicts), summary=tuple(lines))
+    return Acceptance(status=status_of(plan, decision, found.exceptions), summary=tuple(lines))
 
 
 def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
@@ -99,29 +118,37 @@ def allowances(hosts: Sequence[PlannedHost]) -> Iterator[str]:
         yield f"GPU count: as found on {', '.join(counted[:5])}: nobody said how many there should be"[:200]
 
 
-def _soaked(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
-    """How long the hosts soaked, where the plan asks for it."""
+def _soaked(found: Findings) -> Iterator[str]:
+    """Yield how long the hosts soaked, if the plan has a soak."""
+    plan, hosts = found.plan, found.hosts
     planned = next((stage.duration_s for stage in plan.stages if stage.name == SOAK), 0.0)
     soaks = [host.soak for host in hosts if host.soak]
     if planned:
         whole = [soak for soak in soaks if soak.ended and not soak.reason]
         least = f", the shortest {span(min(soak.soaked_s for soak in soaks))}" if 0 < len(soaks) != len(whole) else ""
         rounds = sum(soak.rounds for soak in soaks)
-        short = sorted({name for soak in soaks if soak.planned_s < FIRST_S for name in untold(soak)})
+        short = sorted(
+            {
+                name
+                for host in hosts
+                if host.soak and host.soak.planned_s < FIRST_S
+                for name in found.facts[host.name].rates_without_drift
+            }
+        )
         yield f"Soak: {len(whole)} of {len(hosts)} hosts soaked {span(planned)}{least} ({rounds} rounds in all)"
         if short and not plan.rehearsal:
             yield f"Drift: NOT JUDGED for {', '.join(short)} (too short a soak: an hour and more tells)"
 
 
-def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
-    """With whom each gang was measured, where some of its hosts were left out: figures of fewer hosts are not the gang's."""
-    # Where a rank had no device, the other hosts came to a good end, with nothing measured.
-    spoilt = {(launch.number, launch.members) for host in hosts for launch in host.launches if launch.culprit}
+def _smaller_gangs(plan: Plan, facts: Mapping[str, HostFacts]) -> Iterator[str]:
+    """Yield the hosts that measured together, for each gang that left hosts out: their figures are not those of the gang."""
+    # If a rank has no device, the launch ends well on the other hosts, and measures nothing.
+    launches = [(host, launch) for host, of_host in facts.items() for launch in of_host.gang_launches]
+    without_result = {(launch.number, launch.members) for _, launch in launches if launch.culprit}
     last = {
-        host.name: launch.members
-        for host in hosts
-        for launch in host.launches
-        if launch.stage == "gang" and launch.outcome == "finished" and (launch.number, launch.members) not in spoilt
+        host: launch.members
+        for host, launch in launches
+        if launch.outcome == "finished" and (launch.number, launch.members) not in without_result
     }
     for gang, planned in plan.gangs().items():
         groups = sorted(dict.fromkeys(last[host] for host in planned if host in last), key=len, reverse=True)
@@ -130,37 +157,40 @@ def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
             without = [host for host in planned if host not in members]
             but = f", without {', '.join(without[:MOST_NAMES])}{' …' if len(without) > MOST_NAMES else ''}"
             yield f"Gang {gang}: {len(members)} of {len(planned)} hosts were measured together ({names}){but if without else ''}"
-        if not groups and any(
-            launch.stage == "gang" for host in hosts if host.name in planned for launch in host.launches
-        ):
+        if not groups and any(facts[host].gang_launches for host in planned):
             yield f"Gang {gang}: no launch of its {len(planned)} hosts came to its end"
 
 
-def _kind(verdict: Verdict) -> str:
-    """The benchmark that a verdict is about; empty where it is about the health of host or GPU."""
-    first = verdict.name.removeprefix(f"{DRIFT}.").split(".")[0]
-    if verdict.name == DURATION.name:
-        first = str(verdict.params.get("benchmark", ""))
+def _kind(item: Verdict | Judged) -> str:
+    """Return the benchmark that a verdict is about; empty for the health of host or GPU."""
+    first = item.name.removeprefix(f"{DRIFT}.").split(".")[0]
+    if item.name == DURATION.name:
+        first = str(item.params.get("benchmark", ""))
     return first if first in TITLES else ""
 
 
-def _stages(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
-    """The state of each kind of measurement over the fleet, the health snapshots among them."""
+def _stages(found: Findings) -> list[tuple[str, str]]:
+    """Return the state of each kind of measurement over the fleet, with the health readings first."""
+    plan = found.plan
     planned = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
-    planned &= {item.name.split(".")[0] for host in plan.hosts for item in plan.expected_of(host)}
-    seen: dict[str, set[str]] = {}
-    for verdict in verdicts:
-        told = f"{verdict.verdict}{WAIVED}" if verdict.waiver else verdict.verdict
-        seen.setdefault(_kind(verdict), set()).add(told)
-        # What a stage or a host left out as a whole is missing from each kind that it should have measured.
+    lists = {id(expected): expected for expected in map(plan.expected_of, plan.hosts)}
+    planned &= {item.name.split(".")[0] for expected in lists.values() for item in expected}
+    states_of: dict[str, set[str]] = {}
+    for row in found.judged:
+        if row.passed:
+            states_of.setdefault(_kind(row), set()).add(PASS)
+    for verdict in found.exceptions:
+        state = f"{verdict.verdict}{WAIVED}" if verdict.waiver else verdict.verdict
+        states_of.setdefault(_kind(verdict), set()).add(state)
+        # A stage that a host did not run is missing from each kind of measurement of that stage.
         for stage in plan.stages:
             if verdict.name in ("record", f"stage.{stage.name}"):
                 for benchmark in stage.benchmarks:
-                    seen.setdefault(benchmark, set()).add(told)
+                    states_of.setdefault(benchmark, set()).add(state)
     health = "Host health" if plan.rehearsal else "Host and GPU health"
     titles = {"": health, **{name: title for name, title in TITLES.items() if name in planned}}
-    slow = speed_unjudged(hosts, verdicts)
-    states = {kind: _state(seen.get(kind, set())) for kind in titles}
+    slow = speed_unjudged(found.facts, found.judged)
+    states = {kind: _state(states_of.get(kind, set())) for kind in titles}
     return [
         (title, VALUES_ONLY if states[kind] == "PASS" and kind in slow else states[kind])
         for kind, title in titles.items()
