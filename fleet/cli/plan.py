@@ -9,7 +9,6 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet.baseline.store import planned
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.inventory import command_line
 from fleet.inventory.ansible import Variables, check_addresses, check_variables, hosts_of, read_inventory
@@ -20,6 +19,7 @@ from fleet.planning.begin import begin
 from fleet.planning.history import narrowed
 from fleet.planning.plan import make_plan, read_profile
 from fleet.planning.test_selection import refuse_budget, table
+from fleet.records.baseline_store import planned
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.records import to_json

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.records.load import load
 from fleet.report.format import clean
 from fleet.scaling.outcome import Outcome, outcome

@@ -16,7 +16,7 @@ from fleet.cli.judge import add_judge, judge
 from fleet.cli.sign import add_sign, add_verify, sign, verify
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.inventory.waivers_file import with_waivers
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.records.load import Run, load
 from fleet.report import formats, one_host
 from fleet.report.scale import report_of
@@ -85,7 +85,7 @@ def _report(options: argparse.Namespace) -> int:
     from fleet.report.html.page import render_html
     from fleet.report.markdown import render_markdown
     from fleet.report.prometheus import render_prometheus
-    from fleet.report.text import render_summary
+    from fleet.report.tables.summary_text import render_summary
 
     formats.check_options(options)
     _note_that_it_goes_on(options.run_dir)

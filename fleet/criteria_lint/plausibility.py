@@ -5,24 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from fleet.judge.criteria import Criterion
+from fleet.judge.direction import HIGH, LOW, NEVER, RATES
 from fleet.judge.finding import CEILINGS, FLOORS, Finding, about
 from schemas.records import Value
 
-RATES = frozenset({"B/s", "FLOP/s", "FLOP/J", "FLOP/cycle", "images/s", "tokens/s"})
-"""Units of which more is better."""
-HIGH = frozenset(
-    {"accuracy", "mfu", "tested_share", "hidden_share", "sufficiency", "generation", "width", "active_links"}
-)
-"""Last parts of names of which more is better."""
-LOW = frozenset(
-    {
-        "latency", "graph_latency", "step_time", "save_time", "restore_time", "duration", "slowdown", "loss", "loss_ratio",
-        "throttled_share", "replays", "failed", "pending", "last_seen", "temperature",
-    }
-)  # fmt: skip
-"""Last parts of names of which less is better."""
-NEVER = frozenset({"wrong_elements", "wrong_words", "wrong_products", "mismatches", "uncorrectable_volatile"})
-"""Counts of what must not be at all."""
 MUST_BE_TRUE = frozenset({"access", "loss_finite", "identical"})
 LEAST_TESTED = 0.9
 LONGEST_LATENCY_S = 1.0

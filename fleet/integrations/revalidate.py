@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fleet.integrations import scheduler
 from fleet.integrations.notification import read, state
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED

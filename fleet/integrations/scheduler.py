@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.integrations.schedulers import CORDONED, KINDS, OURS, Scheduler, ours, scheduler
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.locks import born, exclusive

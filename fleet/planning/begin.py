@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.records.load import PLAN_BYTES
 from schemas import documents
 from schemas.errors import RunError, UsageError

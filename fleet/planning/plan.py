@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet.inventory.ansible import Variables
-from fleet.inventory.yaml_files import read_yaml
 from fleet.planning.scaling_matrix import study_of
+from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import BENCHMARKS, Expectation, expand

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.records.collect_sources import read_source
 from fleet.records.load import PLAN_BYTES
 from schemas import documents

@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.report.format import clean, status
 from fleet.report.formats import PARQUET
 from fleet.signature import ssh, views

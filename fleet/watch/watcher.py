@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.records.load import JOURNAL, PLAN_BYTES, without_plan
 from fleet.watch.exporters import Exporters, Told
 from fleet.watch.findings import Judge, Judged, Reported, reported

@@ -20,7 +20,7 @@ from fleet.report.junit import render_junit
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
 from fleet.report.tables import headline
-from fleet.report.text import render_summary
+from fleet.report.tables.summary_text import render_summary
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError

@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from fleet.baseline import store
 from fleet.inventory.waivers_file import read_waivers
-from fleet.planning import run_lock
+from fleet.records import baseline_store, run_lock
 from fleet.records.load import Records, load
 from schemas import documents, quick
 from schemas.errors import RunError, UsageError
@@ -469,15 +468,15 @@ def test_a_copy_of_a_baseline_cut_anywhere_is_not_believed(tmp_path: Path) -> No
     run = tmp_path / fuzz.COMPARED
     plan = load(run).plan
     gpus = load(run).evidence["h1"].gpus()
-    assert store.Copy(run, plan).of_host("h1", gpus).problem == ""
+    assert baseline_store.Copy(run, plan).of_host("h1", gpus).problem == ""
     for name in ("index.json", "hosts/h1.json", "gpus/h1-0.json"):
         path = run / "baseline" / name
         whole = path.read_bytes()
         for length in range(0, len(whole), max(1, len(whole) // 200)):
             path.write_bytes(whole[:length])
-            assert "cannot be believed" in store.Copy(run, plan).of_host("h1", gpus).problem
+            assert "cannot be believed" in baseline_store.Copy(run, plan).of_host("h1", gpus).problem
         path.unlink()
-        assert "cannot be believed" in store.Copy(run, plan).of_host("h1", gpus).problem
+        assert "cannot be believed" in baseline_store.Copy(run, plan).of_host("h1", gpus).problem
         path.write_bytes(whole)
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from rackproof.main import main
 from schemas import locks
 from tests import builders

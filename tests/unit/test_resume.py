@@ -20,7 +20,7 @@ import pytest
 from agent.cli.export import Deserted
 from agent.run import background, lease
 from agent.run.record import HostRun
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from rackproof import main as rackproof
 from schemas import documents, locks
 from schemas.errors import HeldError

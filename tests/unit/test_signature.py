@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fleet.cli.verbs import _judged as judged
-from fleet.planning import run_lock
 from fleet.records import load as loading
+from fleet.records import run_lock
 from fleet.signature import signing
 from fleet.signature.rejudged import Rules
 from fleet.signature.sums import LEFT_OUT, from_text
