@@ -46,6 +46,8 @@ class Output:
 class Benchmark:
     """A benchmark's settings with their defaults, and its outputs."""
 
+    group: str
+    """Package that has its module: `agent.benchmarks.GROUP.NAME`."""
     summary: str
     settings: Settings
     outputs: tuple[Output, ...]
@@ -99,16 +101,19 @@ anyway."""
 
 BENCHMARKS: Mapping[str, Benchmark] = {
     "gemm": Benchmark(
+        group="compute",
         summary="matrix product rate of each device, in each precision, in a short run",
         settings={"dtypes": _DTYPES, "size": 8192, **_FIGURE},
         outputs=(Output(name="gemm.throughput", unit="FLOP/s", scope="device", over={"dtype": "dtypes"}),),
     ),
     "memory": Benchmark(
+        group="memory",
         summary="bandwidth of each device's memory: copy, read, write and triad",
         settings={"ops": ["copy", "read", "write", "triad"], "size_bytes": 4 << 30, **_FIGURE},
         outputs=(Output(name="memory.bandwidth", unit="B/s", scope="device", over={"op": "ops"}),),
     ),
     "host_copy": Benchmark(
+        group="links",
         summary="copies between each device and its host's pinned memory: one GPU at a time, and all at once",
         settings={
             "directions": ["host_to_device", "device_to_host", "both_ways"],
@@ -127,6 +132,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "peer_copy": Benchmark(
+        group="links",
         summary="copies between every ordered pair of the host's GPUs: access, bandwidth one way and both ways, latency",
         settings={"directions": ["one_way", "both_ways"], "size_bytes": 1 << 30, "precision": 0.002, "seconds": 0.15},
         outputs=(
@@ -138,6 +144,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "integrity": Benchmark(
+        group="memory",
         summary="every word of each device's free memory, written and read back in several patterns",
         settings={
             "patterns": [
@@ -161,6 +168,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "stress": Benchmark(
+        group="compute",
         summary="matrix products on all devices of the host at once, long enough for power and temperature to settle",
         settings={"dtypes": ["bf16"], "size": 8192, "seconds": 20.0, "settle_seconds": 10.0, "reasons": _REASONS},
         choices={"dtypes": _DTYPES},
@@ -195,6 +203,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "digest": Benchmark(
+        group="compute",
         summary="seeded computations whose results must be equal to the bit: each time, on each GPU, on each host",
         settings={"workloads": ["gemm", "reduction", "training_step"], "size": 4096, "seconds": 2.0},
         outputs=(
@@ -203,6 +212,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "collective": Benchmark(
+        group="collectives",
         summary="bandwidth, latency and values of the collective operations between all ranks, and the path NCCL chose",
         settings={
             "ops": _OPS,
@@ -234,6 +244,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "pairs": Benchmark(
+        group="links",
         summary="bandwidth and latency of every two hosts of a gang, GPU to GPU of one number, in rounds of disjoint pairs",
         settings={
             "rounds": 0,  # no more than these, in each of which every host meets another one; 0: all, one fewer than hosts
@@ -248,6 +259,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "training": Benchmark(
+        group="training",
         summary="data-parallel training: does the loss fall, how accurate, how fast",
         settings={
             "networks": ["convnet", "resnet18"],
@@ -272,6 +284,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "fashion_mnist": Benchmark(
+        group="training",
         summary="the GKE experiment's training to its accuracy, as fast as the GPUs can: data on the device, CUDA graphs",
         settings={
             "epochs": 20,
@@ -289,6 +302,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "scaling": Benchmark(
+        group="training",
         summary="a scaling study's training: the GKE experiment's, under DDP, its images prepared by the CPUs",
         settings={
             "epochs": 1,
@@ -311,6 +325,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "variants": Benchmark(
+        group="training",
         summary="ResNet-18 training steps in several precisions, memory layouts and batch sizes, eager and compiled",
         settings={
             "variants": ["fp32", "bf16", "fp16", "bf16_channels_last"],
@@ -330,6 +345,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "checkpoint": Benchmark(
+        group="training",
         summary="model, optimizer and metadata saved and restored by all ranks, compared to the bit, and training resumed",
         settings={"steps": 5, "batch_size": 32},
         needs_group=True,
@@ -341,6 +357,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "model_parallel": Benchmark(
+        group="training",
         summary="a network split over two devices a replica, the replicas trained data-parallel",
         settings={"steps": 20, "batch_size": 256, "width": 8192},
         needs_peers=True,
@@ -352,6 +369,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "transformer": Benchmark(
+        group="training",
         summary="transformer blocks sharded by FSDP2 and sized to the GPU: step time, tokens, model FLOP utilization, memory",
         settings={"layers": 8, "width": 4096, "heads": 32, "sequence": 2048, "batch_size": 4, "steps": 8},
         needs_group=True,
@@ -366,6 +384,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "straggler": Benchmark(
+        group="training",
         summary="data-parallel training taken apart: how long each rank computes and waits, and its clocks and its CPU then",
         settings={
             "layers": 4,
@@ -410,6 +429,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "overlap": Benchmark(
+        group="collectives",
         summary="how much of an all_reduce hides behind matrix products",
         settings={"size": 8192, "size_bytes": 1 << 30, "repetitions": 10},
         needs_peers=True,
@@ -420,6 +440,7 @@ BENCHMARKS: Mapping[str, Benchmark] = {
         ),
     ),
     "dataloader": Benchmark(
+        group="training",
         summary="images that the host's CPUs prepare for each rank, against images that the device could take",
         settings={"workers": [1, 2, 4, 8], "batch_size": 256, "seconds": 1.0},
         outputs=(

@@ -103,7 +103,7 @@ class Chosen:
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What of a profile is run within a given time (`fleet/choice.py`)."""
+    """What of a profile is run within a given time (`fleet/planning/test_selection.py`)."""
 
     budget_s: float
     cost_s: float

@@ -20,7 +20,7 @@ ACTIONS = ("rma", "inspect_hardware", "reseat", "reset_gpu", "reboot", "monitor"
 """What a failed criterion asks for, the gravest first."""
 CRITICAL, WARNING = "critical", "warning"
 SEVERITY = {action: WARNING if action in ("monitor", "none") else CRITICAL for action in ACTIONS}
-"""How grave a failure is where no pack says: by what it asks for. The words are those of the alerts (fleet/alerts/table.yml)."""
+"""How grave a failure is where no pack says: by what it asks for. The alerts use the same words."""
 
 
 def place_of(scope: str) -> str:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import rackproof as command
+from rackproof import main as command
 from schemas import documents
 from schemas.plans import Plan
 from schemas.records import Observation, Record, to_json

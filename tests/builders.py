@@ -7,8 +7,8 @@ from functools import cache
 from typing import Any
 
 from fleet.judge.criteria import read_pack
-from fleet.judge.verdict import Evidence
-from fleet.plan import make_plan, read_profile
+from fleet.judge.judge import Evidence
+from fleet.planning.plan import make_plan, read_profile
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan
 from schemas.readings import READINGS

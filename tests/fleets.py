@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fleet.plan import make_plan, read_profile
+from fleet.planning.plan import make_plan, read_profile
 from schemas import documents
 from schemas.plans import Plan
 from schemas.records import Observation, Record, to_json

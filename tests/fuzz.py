@@ -36,10 +36,10 @@ from typing import Any
 import jsonschema
 import yaml
 
-from fleet import lock
 from fleet.baseline import store
 from fleet.judge.criteria import Criterion, Pack, read_packs
-from fleet.report.load import Records, load
+from fleet.planning import run_lock
+from fleet.records.load import Records, load
 from fleet.report.merge import merge
 from schemas import documents, quick
 from schemas.errors import RunError
@@ -663,7 +663,7 @@ class Verbs:
     def __init__(self, furnished: Path, place: Path, seed: int) -> None:
         shutil.copytree(furnished, place)
         self.place, self.draw, self.found = place, random.Random(seed), Found()  # noqa: S311
-        lock.take(place / AFTER)
+        run_lock.take(place / AFTER)
         self.sound = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
     def one(self, number: int) -> None:

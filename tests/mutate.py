@@ -3,7 +3,7 @@ and some test must fail.
 
     make mutate                                     # a sample of all the files
     .venv/bin/python -m tests.mutate plan           # all of what makes the plan
-    .venv/bin/python -m tests.mutate fleet/judge/held.py
+    .venv/bin/python -m tests.mutate fleet/judge/evaluate.py
 
 No file is touched. pytest collects the tests once; for each mutant a process is forked, whose functions get the changed code,
 and in which the tests run that pass through the changed line, the quickest first, until one fails. A program that a test starts
@@ -82,14 +82,16 @@ ROOMS = {
         fewest=0.90,
     ),
     "plan": Room(
-        places=("fleet/plan.py", "fleet/inventory.py", "schemas/plans.py"),
+        places=("fleet/planning/plan.py", "fleet/inventory/ansible.py", "schemas/plans.py"),
         tests=("plan", "plan_edges", "manifest", "scaling", "soak"),
         fewest=0.85,
     ),
     "supervisor": Room(
         places=(
-            "agent/supervise.py", "agent/heartbeat.py", "agent/vigil.py", "agent/culprit.py", "agent/exchange.py",
-            "agent/guard.py", "agent/during.py", "agent/process_tree.py", "agent/work_directory.py",
+            "agent/launch/supervise.py", "agent/gang/heartbeat.py",
+            "agent/gang/monitor.py", "agent/gang/culprit.py", "agent/gang/peer_channel.py",
+            "agent/launch/guard.py", "agent/sampling/snapshot_sampler.py",
+            "agent/launch/process_tree.py", "agent/run/work_directory.py",
         ),
         tests=(
             "supervise", "supervise_edges", "supervise_guard", "heartbeat", "heartbeat_edges", "heartbeat_exchange",

@@ -6,12 +6,12 @@ from __future__ import annotations
 import gc
 import sys
 
-from agent.launch import by_hand
+from agent.placement import torch_env
 
 if (
     __name__ == "__main__"
 ):  # before torch, which takes seconds: what is wrong with the launcher's variables is told at once
-    by_hand.check(sys.argv[1:])
+    torch_env.check(sys.argv[1:])
     gc.disable()  # looking for garbage in what torch makes of itself takes an eighth of the time, and there is none
 
 import argparse
@@ -31,10 +31,10 @@ import torch
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from agent.benchmarks import host_cpu
-from agent.benchmarks.context import Context, failed
-from agent.benchmarks.in_turn import NOT_THERE, device_lost, run_all
-from agent.heartbeat import LAUNCHED, heart
+from agent.benchmarks.runtime import host_cpu
+from agent.benchmarks.runtime.context import Context, failed
+from agent.benchmarks.runtime.in_turn import NOT_THERE, device_lost, run_all
+from agent.gang.heartbeat import LAUNCHED, heart
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR
 

@@ -8,8 +8,8 @@ import sys
 import tempfile
 from pathlib import Path
 
-from agent.launch.seat import SeatError
-from agent.record import PLAN_BYTES, HostRun
+from agent.placement.rank_placement import SeatError
+from agent.run.record import PLAN_BYTES, HostRun
 from schemas import documents
 from schemas.plans import Plan, plan_from_json
 

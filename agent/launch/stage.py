@@ -9,15 +9,15 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import collectors
-from agent import background, lease
-from agent.exchange import Exchange
+from agent.exporter.live import Span, publish
+from agent.gang.peer_channel import Exchange
+from agent.gang.protocol import ExchangeError, Gang
+from agent.launch.supervise import supervise
 from agent.launch.torchrun import LaunchError, torchrun
-from agent.live import Span, publish
-from agent.record import HostRun, private_directory
-from agent.snapshot import now, take
-from agent.supervise import supervise
-from agent.wire import ExchangeError, Gang
-from agent.work_directory import set_aside
+from agent.run import background, lease
+from agent.run.record import HostRun, private_directory
+from agent.run.work_directory import set_aside
+from agent.sampling.snapshot import now, take
 from collectors.base import Absent
 from collectors.nvml import obstacles, present
 from schemas import documents

@@ -13,11 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agent import guard
-from agent.launch.seat import cleared
-from agent.supervise import Command
-from agent.wire import Gang, own_address, resolve
-from agent.work_directory import write_request
+from agent.gang.protocol import Gang, own_address, resolve
+from agent.launch import guard
+from agent.launch.supervise import Command
+from agent.placement.rank_placement import cleared
+from agent.run.work_directory import write_request
 from schemas.catalogue import BENCHMARKS, settings
 from schemas.errors import RackproofError
 from schemas.plans import Plan, PlannedHost, Stage
@@ -92,7 +92,12 @@ def torchrun(
     )
     return Command(
         arguments=[
-            *(sys.executable, "-m", "agent.benchmarks.rendezvous", str(_meeting(gang, node_rank, port, work, stage))),
+            *(
+                sys.executable,
+                "-m",
+                "agent.benchmarks.runtime.rendezvous",
+                str(_meeting(gang, node_rank, port, work, stage)),
+            ),
             *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0"),
             # Forks of torchrun itself: torch, which takes seconds to import, is there once a host and not once a rank more.
             *("--run-path", "--start-method=fork", guard.__file__, "agent.benchmarks", "--request", str(request)),

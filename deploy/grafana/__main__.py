@@ -7,7 +7,7 @@ from pathlib import Path
 
 from deploy.grafana import burnin_dashboard, fleet_dashboard, host_dashboard, run_dashboard
 from deploy.grafana.board import document
-from fleet.alerts.rules import RUNBOOK
+from fleet.integrations.alerts.rules import RUNBOOK
 
 DASHBOARDS = Path(__file__).with_name("dashboards")
 BOARDS = (fleet_dashboard.BOARD, host_dashboard.BOARD, run_dashboard.BOARD, burnin_dashboard.BOARD)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from functools import cache
 
-from fleet.alerts.rules import PACKS, criteria_of, read_table, shares
+from fleet.integrations.alerts.rules import PACKS, criteria_of, read_table, shares
 from fleet.judge.criteria import Criterion, read_pack
 
 _PART = re.compile(r"(rackproof:throughput:of_\w+)(\{.*?\}) < (<share [\w-]+>)")

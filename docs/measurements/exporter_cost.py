@@ -64,7 +64,7 @@ def cpu_s(process: int) -> float:
 
 def exported(seconds: float) -> tuple[float, float, float]:
     """Begin and end of the time in which there was an exporter, and its share of a core."""
-    command = [sys.executable, str(ROOT / "rackproof.py"), "export", "--listen", "127.0.0.1", "--port", str(PORT)]
+    command = [sys.executable, str(ROOT / "rackproof"), "export", "--listen", "127.0.0.1", "--port", str(PORT)]
     exporter = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         ready = time.monotonic() + 30

@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from fleet.plan import make_plan, read_profile  # noqa: E402
+from fleet.planning.plan import make_plan, read_profile  # noqa: E402
 from schemas.plans import Plan  # noqa: E402
 from schemas.records import to_json  # noqa: E402
 
@@ -74,7 +74,7 @@ def planned(run_id: str, devices: list[list[str]], profile: str, *, shared: bool
 
 
 def command(name: str, place: Path, *arguments: str) -> list[str]:
-    return [sys.executable, str(ROOT / "rackproof.py"), *arguments, "--run-dir", str(place), "--host", name]
+    return [sys.executable, str(ROOT / "rackproof"), *arguments, "--run-dir", str(place), "--host", name]
 
 
 def ours(name: str, place: Path, *arguments: str) -> None:
@@ -136,7 +136,7 @@ def gather(directory: Path, plan: Plan, hosts: dict[str, Path]) -> None:
         shutil.copy(found, kept)
         launched = json.loads(found.read_text(encoding="utf-8"))["launches"][-1]
         print(f"{host.name}: {launched['outcome']} {launched['duration_s']:.1f} s {launched['reason']}")
-    report = [sys.executable, str(ROOT / "rackproof.py"), "report", str(directory)]
+    report = [sys.executable, str(ROOT / "rackproof"), "report", str(directory)]
     print(f"report: exit code {subprocess.run(report, check=False).returncode}")
 
 

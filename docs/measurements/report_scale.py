@@ -22,7 +22,7 @@ import tempfile
 import time
 from pathlib import Path
 
-COMMAND = Path(__file__).parents[2] / "rackproof.py"
+COMMAND = Path(__file__).parents[2] / "rackproof"
 SAMPLE_S = 0.05
 ANCHORS = 300
 """Records that are parsed for the anchor; the rest of the bytes is reckoned from these."""

@@ -22,8 +22,8 @@ sys.path.insert(0, str(Path(__file__).parents[2]))
 
 from prometheus_client import CollectorRegistry, start_http_server
 
-from agent.exporter import registry
-from agent.web import Server
+from agent.exporter.exporter import registry
+from agent.exporter.web import Server
 from collectors.base import Family
 
 GPUS, FAMILIES, LINKS = 16, 60, 18

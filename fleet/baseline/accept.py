@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleet.baseline import store
-from fleet.baseline.sight import Sight, merged, serials, sight
-from fleet.report.load import Run
+from fleet.records.host_state import Sight, merged, serials, sight
+from fleet.records.load import Run
 from fleet.signature.rejudged import verdicts_differ
 from schemas import documents
 from schemas.baselines import GPU, HOST, Accepted, Kept, Level

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fleet.baseline.sight import Sight
 from fleet.diff.figures import figures
 from fleet.diff.folded import folded
 from fleet.diff.parts import Seat, gpus, other_parts, seats
 from fleet.diff.versions import told_once, versions
 from fleet.judge.criteria import Criterion
+from fleet.records.host_state import Sight
 from schemas.baselines import (
     CHANGED,
     FIGURES_GONE,

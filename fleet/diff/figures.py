@@ -6,11 +6,11 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fleet.baseline.sight import Figure, Sight, serials
 from fleet.judge.baseline import READINGS, WIDEST, direction, noise
-from fleet.judge.concern import concerns
 from fleet.judge.criteria import Criterion
+from fleet.judge.matching import concerns
 from fleet.quantities import apart
+from fleet.records.host_state import Figure, Sight, serials
 from schemas.baselines import (
     CHANGED,
     FIGURES_GONE,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
-from fleet.baseline.sight import Sight, serials
+from fleet.records.host_state import Sight, serials
 from schemas.baselines import GONE, MOVED, NEW, REPLACED, UNCLEAR, Change, Place
 from schemas.records import Gpu, Value
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from fleet.baseline.sight import Sight
+from fleet.records.host_state import Sight
 from schemas.baselines import VERSION, Change
 
 LONGEST = 1000

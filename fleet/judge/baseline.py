@@ -16,10 +16,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fleet.judge.concern import concerns
+from fleet.criteria_lint.plausibility import HIGH, LOW, NEVER, RATES
 from fleet.judge.criteria import Criterion
 from fleet.judge.finding import FLOORS
-from fleet.judge.lint_sense import HIGH, LOW, NEVER, RATES
+from fleet.judge.matching import concerns
 from fleet.quantities import quantity
 from schemas.baselines import HostBaseline, Kept, Key, Level
 from schemas.records import MEASURED, Gpu, Observation, Samples, Value

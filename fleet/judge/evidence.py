@@ -9,9 +9,9 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from fleet.judge.applied import criteria_of, packs_for
 from fleet.judge.baseline import Accepted
 from fleet.judge.criteria import Criterion, Pack
+from fleet.judge.pack_selection import criteria_of, packs_for
 from schemas.baselines import HostBaseline
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation
 from schemas.plans import Plan, PlannedHost

@@ -17,7 +17,7 @@ from statistics import NormalDist
 from fleet.judge.baseline import UNBIASED
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Planned, from_benchmark
-from fleet.judge.verdict import judge
+from fleet.judge.judge import judge
 from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import MEASURED, Observation, Value

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fleet.judge.evidence import from_benchmark
-from fleet.judge.localise.faults import CRITERION as LOCALISED
+from fleet.judge.localization.faults import CRITERION as LOCALISED
 from schemas.records import SKIPPED
 from schemas.reports import ACTIONS, FAIL, PASS, Verdict
 from schemas.skips import BUSY

@@ -6,15 +6,15 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fleet.diff.since import Since, since_accepted
-from fleet.judge.applied import packs_for
+from fleet.diff.against_baseline import Since, since_accepted
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Index, Planned
+from fleet.judge.judge import judge
+from fleet.judge.pack_selection import packs_for
 from fleet.judge.tally import Tally
-from fleet.judge.verdict import judge
+from fleet.records.versions import versions
 from fleet.report.summary import acceptance
 from fleet.report.unjudged import unjudged
-from fleet.report.versions import versions
 from schemas import VERSION
 from schemas.plans import Plan, PlannedHost
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED

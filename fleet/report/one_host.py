@@ -7,7 +7,7 @@ import json
 from collections.abc import Sequence
 
 from fleet.judge.criteria import Pack
-from fleet.report.load import Run
+from fleet.records.load import Run
 from fleet.report.scale import report_on_host
 from schemas import documents
 from schemas.errors import UsageError, writing
@@ -28,10 +28,10 @@ def add_option(report: argparse.ArgumentParser) -> None:
 
 def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> str:
     """Writes or prints the page; returns the decision on the host. Raises UsageError where the plan has no such host."""
-    from fleet.report.render.format import clean, decision_name
-    from fleet.report.render.html import render_html
-    from fleet.report.render.markdown import render_markdown
-    from fleet.report.render.text import LINE_LIMIT
+    from fleet.report.format import clean, decision_name
+    from fleet.report.html.page import render_html
+    from fleet.report.markdown import render_markdown
+    from fleet.report.text import LINE_LIMIT
 
     names = [host.name for host in run.plan.hosts]
     if options.host not in names:

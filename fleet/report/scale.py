@@ -11,16 +11,16 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fleet.choice import told
-from fleet.diff.since import Since, since_accepted
+from fleet.diff.against_baseline import Since, since_accepted
 from fleet.judge.criteria import Pack
 from fleet.judge.digests import NAME as DIGEST
+from fleet.judge.judge import judge
 from fleet.judge.manifest import CRITERION as ORDERED
 from fleet.judge.manifest import Stock, judge_stocks
 from fleet.judge.tally import Tally
-from fleet.judge.verdict import judge
 from fleet.judge.waivers import Waived
-from fleet.report.load import Run
+from fleet.planning.test_selection import told
+from fleet.records.load import Run
 from fleet.report.merge import decide, host_report, merge, put_together
 from fleet.report.scale_full import WHOLE_HOSTS, Full, judged_in_full, reduced
 from fleet.report.scale_look import First, Job, first_look, job_of

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet.judge.applied import criteria_of, packs_for
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.digests import NAME as DIGEST
 from fleet.judge.evidence import Evidence
+from fleet.judge.judge import judge
+from fleet.judge.pack_selection import criteria_of, packs_for
 from fleet.judge.paths import is_bandwidth
 from fleet.judge.survey import Survey, kinds_of
 from fleet.judge.tally import Tally
-from fleet.judge.verdict import judge
-from fleet.report.load import Records
+from fleet.records.load import Records
 from fleet.report.merge import host_report
 from fleet.report.scale_look import Figure, Job
 from fleet.report.scale_shares import Share, Unit, shares, spread

@@ -6,16 +6,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fleet.judge import expected
+from fleet.judge import expectations
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import HostView, Planned
-from fleet.judge.localise import judge_pairs
+from fleet.judge.localization import judge_pairs
 from fleet.judge.manifest import Stock, stock
 from fleet.judge.survey import Looked, Survey
-from fleet.report.load import Records, Run
+from fleet.records.load import Records, Run
+from fleet.records.versions import may_be_version, versions
 from fleet.report.scale_shares import Share, shares, spread, units
 from fleet.report.unjudged import is_busbw
-from fleet.report.versions import may_be_version, versions
 from schemas.plans import Plan
 from schemas.probes import GANG
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED, Launch, Observation
@@ -90,7 +90,7 @@ def _look_at_unit(run: Run, part: Plan, views: Sequence[HostView], found: First,
     well = [one for one in looked if one is not None]
     more: list[Verdict] = []
     if len(well) == len(views) and part.hosts[0].gang:
-        more = [*judge_pairs(views, ()), *expected.divided(part, {view.host.name: view.evidence for view in views})]
+        more = [*judge_pairs(views, ()), *expectations.divided(part, {view.host.name: view.evidence for view in views})]
     survey.flagged |= {view.host.name for view, one in zip(views, looked, strict=True) if one is None}
     if len(well) < len(views) or any(verdict.verdict != PASS for verdict in more):
         survey.uneasy |= {view.host.name for view in views}

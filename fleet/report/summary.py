@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from fleet.choice import remark, told
-from fleet.diff.since import Since
-from fleet.diff.since import summary as changes_summary
+from fleet.diff.against_baseline import Since
+from fleet.diff.against_baseline import summary as changes_summary
 from fleet.judge.drift import DRIFT, FIRST_S, span, untold
 from fleet.judge.evidence import pci_address
-from fleet.judge.localise.faults import CRITERION as LOCALISED
+from fleet.judge.localization.faults import CRITERION as LOCALISED
 from fleet.judge.manifest import as_ordered
 from fleet.judge.waivers import summary as waivers_summary
+from fleet.planning.test_selection import remark, told
 from fleet.report.causes import causes
 from fleet.report.titles import MANIFEST, TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, unjudged_bandwidth, unjudged_digests

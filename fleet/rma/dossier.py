@@ -8,9 +8,9 @@ from typing import Any
 
 from fleet.judge.evidence import Evidence, Planned
 from fleet.quantities import finite
-from fleet.report.render.format import clean, clean_log, is_change
-from fleet.rma.again import again
+from fleet.report.format import clean, clean_log, is_change
 from fleet.rma.parts import GPU, HOST, Part, identity, within
+from fleet.rma.reproduce import again
 from schemas.plans import Plan, PlannedHost
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Observation, Value

@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleet.quantities import NONE, SIGNS, finite, quantity
-from fleet.report.render.format import action_name, clean_log, params_text
-from fleet.report.render.headline import REHEARSAL_NOTICE, SIMULATED_NOTICE
-from fleet.report.render.markup import FENCED, code, section, table
-from fleet.report.render.places import scope_name
+from fleet.report.format import action_name, clean_log, params_text
+from fleet.report.markup import FENCED, code, section, table
+from fleet.report.tables.headline import REHEARSAL_NOTICE, SIMULATED_NOTICE
+from fleet.report.tables.places import scope_name
 
 _NOTICES = {"REHEARSAL": REHEARSAL_NOTICE, "SIMULATED": SIMULATED_NOTICE}
 _NAMES = {

@@ -6,8 +6,8 @@ import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
-from fleet.gangs import Decision, Start
 from fleet.judge.evidence import Evidence
+from fleet.planning.next_launch import Decision, Start
 from schemas.plans import Plan
 from schemas.records import Launch, Observation
 from schemas.studies import CELL, WORKLOAD, Cell, Study

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fleet.baseline.rejudge import rejudged as compared
 from fleet.judge.criteria import PACKS, shipped_packs
-from fleet.report.load import PLAN_BYTES
+from fleet.records.load import PLAN_BYTES
+from fleet.report.rejudge import rejudged as compared
 from fleet.signature.sums import digest
 from schemas import documents
 from schemas.errors import RunError, UsageError

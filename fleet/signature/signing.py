@@ -11,9 +11,9 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fleet import lock
-from fleet.report.render.format import clean, status
-from fleet.report.views import PARQUET
+from fleet.planning import run_lock
+from fleet.report.format import clean, status
+from fleet.report.formats import PARQUET
 from fleet.signature import ssh, views
 from fleet.signature.rejudged import Judge, Rules, digests, rejudged
 from fleet.signature.sums import (
@@ -62,7 +62,7 @@ def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetRep
             cannot be used.
         HeldError: the run goes on.
     """
-    there = lock.peek(run_dir)
+    there = run_lock.peek(run_dir)
     if there and there.lives():
         raise HeldError(f"{run_dir}: carried out by {there.who()} since {there.since}: sign it when it is reported")
     # Before anything is read: what is judged then must be what is signed.

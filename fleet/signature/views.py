@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from fleet.report.load import Run, load
-from fleet.report.render.observations import render_csv
-from fleet.report.render.parquet import write_parquet
-from fleet.report.views import JUNIT, OBSERVATIONS, PARQUET
+from fleet.records.load import Run, load
+from fleet.report.formats import JUNIT, OBSERVATIONS, PARQUET
+from fleet.report.observations import render_csv
+from fleet.report.parquet import write_parquet
 from fleet.signature.sums import digest
 from schemas.errors import UsageError
 from schemas.reports import EXCEPTIONS, FleetReport
@@ -49,10 +49,10 @@ def compared(run_dir: Path, report: FleetReport, found: Mapping[str, str]) -> Co
 
 def _renderings(run: Run, report: FleetReport) -> dict[str, list[Callable[[], Pieces]]]:
     """File -> every way in which `rackproof report` may have been asked to write it."""
-    from fleet.report.render.html import render_html
-    from fleet.report.render.junit import render_junit
-    from fleet.report.render.markdown import render_markdown
-    from fleet.report.render.prometheus import render_prometheus
+    from fleet.report.html.page import render_html
+    from fleet.report.junit import render_junit
+    from fleet.report.markdown import render_markdown
+    from fleet.report.prometheus import render_prometheus
 
     # --all-observations makes a difference where accepted hosts are left out, and nowhere else.
     wholes = (False, True) if report.detail == EXCEPTIONS else (False,)

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from fleet.inventory import Variables
-from fleet.plan import make_plan, read_profile
+from fleet.inventory.ansible import Variables
+from fleet.planning.plan import make_plan, read_profile
 from fleet.simulate import measured, records
 from fleet.simulate.faults import FAULTS, Case, Effect, Fault
 from fleet.simulate.gangs import gang_records

@@ -1,6 +1,6 @@
 """What launches of a gang leave behind where a host of it is slow or stops them.
 
-Who launches together, and who leaves, is decided by the real planner (`fleet.gangs`), asked again after each launch.
+The real planner (`planning/next_launch.py`) decides who launches together and who leaves; it runs again after each launch.
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
-from fleet.gangs import Start, decide
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
+from fleet.planning.next_launch import Start, decide
 from fleet.simulate.faults import Effect, none_left, scale
 from fleet.simulate.figures import LARGE
 from fleet.simulate.traces import cut

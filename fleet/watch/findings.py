@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet.judge.criteria import read_packs
-from fleet.judge.verdict import Evidence, judge
+from fleet.judge.judge import Evidence, judge
 from fleet.report.summary import reasons, slots
 from schemas import documents
 from schemas.plans import Plan

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterator
 
+from fleet.watch.progress import FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from fleet.watch.screen import state_of
-from fleet.watch.story import FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from fleet.watch.text import clock, duration, fit, names, percent
 from fleet.watch.view import HostView, View
 

@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fleet.watch.story import DONE, FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
+from fleet.watch.progress import DONE, FAILED, LEFT, NONE, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from fleet.watch.text import clean, clock, duration, fit, names, pad, percent, width
 from fleet.watch.view import Cell, HostView, View, attention
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from fleet.watch.story import FAILED, RUNNING, UNKNOWN, UNREACHABLE, WAITING
+from fleet.watch.progress import FAILED, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from schemas.reports import mark
 
 SCHEMA = "rackproof.watch/1"

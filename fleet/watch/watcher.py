@@ -8,11 +8,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet import lock
-from fleet.report.load import JOURNAL, PLAN_BYTES, without_plan
+from fleet.planning import run_lock
+from fleet.records.load import JOURNAL, PLAN_BYTES, without_plan
 from fleet.watch.exporters import Exporters, Told
 from fleet.watch.findings import Judge, Judged, Reported, reported
-from fleet.watch.story import (
+from fleet.watch.progress import (
     DONE,
     FAILED,
     INSPECT,
@@ -53,13 +53,13 @@ class Watcher:
             RunError: there is no plan, so there is nothing to see.
         """
         try:
-            self._plan: Plan = plan_from_json(documents.read(run_dir / lock.PLAN, "plan", max_bytes=PLAN_BYTES))
+            self._plan: Plan = plan_from_json(documents.read(run_dir / run_lock.PLAN, "plan", max_bytes=PLAN_BYTES))
         except documents.DocumentError as error:
             raise RunError(f"{error}: {without_plan(run_dir, error)}") from None
         self._run_dir = run_dir.absolute()
         self._story = Story([stage.name for stage in self._plan.stages], (host.name for host in self._plan.hosts))
         self._progress, self._events = Tail(run_dir / PROGRESS), Tail(run_dir / JOURNAL)
-        self._journal = Tail(run_dir / lock.JOURNAL)
+        self._journal = Tail(run_dir / run_lock.JOURNAL)
         self._befell: dict[str, str] = {}
         self._last: dict[str, Any] = {}
         self._judge = Judge(self._run_dir, self._plan) if judging and not self._plan.study else None
@@ -128,7 +128,7 @@ class Watcher:
     def _holder(self) -> tuple[bool | None, str, float | None]:
         """Whether somebody carries out the run, who, and since when."""
         try:
-            held = lock.peek(self._run_dir)
+            held = run_lock.peek(self._run_dir)
         except OSError:
             held = None
         if held is None:

@@ -105,7 +105,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """Where every host has left, Ansible plays nothing more; Prometheus is told, and the report is written, all the same."""
         self._finish_play()
         if self._owes_report and self._directory is not None:
-            command = [sys.executable, str(Path(__file__).parents[2] / "rackproof.py"), "report", str(self._directory)]
+            command = [sys.executable, str(Path(__file__).parents[2] / "rackproof"), "report", str(self._directory)]
             done = subprocess.run(command, capture_output=True, text=True, check=False)
             self._display.display(done.stdout + done.stderr)
         if self._measures and self._directory is not None:

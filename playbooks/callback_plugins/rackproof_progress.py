@@ -220,7 +220,7 @@ class Teller(threading.Thread):
     def __init__(self, directory: Path, every_s: float, say: Callable[[str], None]) -> None:
         super().__init__(name="rackproof_progress", daemon=True)
         self._say = say
-        command = [sys.executable, str(Path(__file__).parents[2] / "rackproof.py")]
+        command = [sys.executable, str(Path(__file__).parents[2] / "rackproof")]
         self._process = subprocess.Popen(
             [*command, "watch", str(directory), f"--beats={every_s:g}"],
             stdin=subprocess.DEVNULL,

@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence
-from fleet.plan import make_plan, read_profile
+from fleet.planning.plan import make_plan, read_profile
 from fleet.report.merge import merge
 from fleet.simulate.traces import trace
 from schemas.plans import Plan

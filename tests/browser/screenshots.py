@@ -13,9 +13,9 @@ from pathlib import Path
 from playwright.sync_api import Browser, sync_playwright
 
 from fleet.judge.criteria import read_packs
-from fleet.report.load import load
+from fleet.records.load import load
+from fleet.report.html.page import render_html
 from fleet.report.merge import merge
-from fleet.report.render.html import render_html
 from tests.browser import fleets
 from tests.browser.conftest import CHROMIUM, QUIET
 
@@ -44,7 +44,7 @@ def pages(folder: Path, names: set[str]) -> dict[str, str]:
         found["h200"] = _written(folder, "h200", _of_run(ROOT / "docs" / "measurements" / "h200x4-burnin"))
     if {"demo", "host"} & names:
         run = folder / "demo"
-        command = [sys.executable, str(ROOT / "rackproof.py"), "simulate", str(run), "--hosts", "64", "--racks", "8"]
+        command = [sys.executable, str(ROOT / "rackproof"), "simulate", str(run), "--hosts", "64", "--racks", "8"]
         subprocess.run(
             [*command, *(word for fault in FAULTS for word in ("--fault", fault))],
             check=True,

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from playwright.sync_api import Browser, Page
 
-from fleet.report.render.html import MOST_BYTES, render_html
+from fleet.report.html.page import MOST_BYTES, render_html
 from schemas.reports import FleetReport
 from tests.browser import fleets
 from tests.browser.conftest import Watched

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import collectors
-from agent.metrics_page import page
-from agent.snapshot import take
+from agent.exporter.metrics_page import page
+from agent.sampling.snapshot import take
 from collectors.base import IDENTITY, Collector
 from collectors.clock import ClockCollector, Discipline
 from collectors.storage import StorageCollector

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 import collectors
-from agent.exporter import serve
-from agent.snapshot import take
+from agent.exporter.exporter import serve
+from agent.sampling.snapshot import take
 from fleet.judge.criteria import read_packs
-from fleet.judge.verdict import Evidence
-from fleet.plan import make_plan, read_profile
+from fleet.judge.judge import Evidence
+from fleet.planning.plan import make_plan, read_profile
 from fleet.report.merge import merge
 from schemas import documents
 from schemas.plans import Plan
@@ -64,7 +64,7 @@ def bench(count: int, tmp_path: Path) -> tuple[Plan, Record]:
     at_run = ("--run-dir", str(tmp_path / "run"), "--host", "here")
     for arguments, stdin in ((("inspect", "--plan", "-"), json.dumps(to_json(plan))), (("bench",), None)):
         done = subprocess.run(
-            [sys.executable, str(ROOT / "rackproof.py"), *arguments, *at_run],
+            [sys.executable, str(ROOT / "rackproof"), *arguments, *at_run],
             input=stdin,
             env={**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}"},
             capture_output=True,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from .lab import Lab
 
 PURELIB = ("/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-LAUNCHER = "agent.benchmarks.rendezvous"
+LAUNCHER = "agent.benchmarks.runtime.rendezvous"
 """Whose forks the ranks are."""
 
 
@@ -21,7 +21,7 @@ def put_beneath(lab: Lab, host: str, text: str) -> None:
 
 IDLE = """
 import time
-import agent.benchmarks.gemm as benchmark
+import agent.benchmarks.compute.gemm as benchmark
 
 product = benchmark.product
 

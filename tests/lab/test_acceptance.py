@@ -18,8 +18,8 @@ import bcrypt
 import pytest
 import yaml
 
-from agent.web import FRESH_S
-from fleet.plan import PROFILES
+from agent.exporter.web import FRESH_S
+from fleet.planning.plan import PROFILES
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
 from tests.lab.beneath import IDLE, put_beneath
@@ -146,7 +146,7 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
 def watch(attempt: Attempt, lab: Lab, run: Path) -> list[subprocess.Popen[str]]:
     """One that tells a program, one that tells a log; into files, since nobody reads while they tell."""
     assert attempt.reached("preflight : Check that the host can be measured", 1.0), attempt.lines[-20:]
-    command = [sys.executable, str(ROOT / "rackproof.py"), "watch", str(run)]
+    command = [sys.executable, str(ROOT / "rackproof"), "watch", str(run)]
     found = []
     for name, *options in (("views", "--json", "--every=0.5"), ("lines", "--every=1", "--no-judge", "--no-ask")):
         with (lab.directory / name).open("w") as file:
@@ -194,7 +194,7 @@ def test_deleted_record_is_named_and_the_rest_is_kept(accepted: Run, tmp_path: P
     shutil.copytree(accepted.directory, directory)
     (directory / "hosts" / "node2.json").unlink()
     done = subprocess.run(
-        [sys.executable, ROOT / "rackproof.py", "report", directory], capture_output=True, text=True, check=False
+        [sys.executable, ROOT / "rackproof", "report", directory], capture_output=True, text=True, check=False
     )
     assert done.returncode == 2
     run = Run(directory, done.returncode, done.stdout)
@@ -207,7 +207,7 @@ PASSWORD = f"canary-{secrets.token_hex(4)}"
 
 
 FAULT = """
-import agent.benchmarks.memory as benchmark
+import agent.benchmarks.memory.memory as benchmark
 
 def broken(*arguments):
     raise RuntimeError("CUDA error: uncorrectable ECC error encountered")

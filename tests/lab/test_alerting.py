@@ -69,7 +69,7 @@ class Site:
             processes.end_all([self.exporter])
         (self.directory / "kmsg").write_text(BOOT)
         inside = f'mount --bind {self.directory / "kmsg"} /dev/kmsg && exec "$@"'
-        command = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, ROOT / "rackproof.py", "export"]
+        command = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, ROOT / "rackproof", "export"]
         scenario = nvml.environment(self.library, self.directory / "scenario")
         self.exporter = start(
             [*command, "--port", str(self.port), "--every=1"], self.directory / "exporter.log", scenario

@@ -13,8 +13,8 @@ from pathlib import Path
 
 import pytest
 
-import rackproof as command
-from agent import lease
+from agent.run import lease
+from rackproof import main as command
 
 PROFILE = """\
 schema: rackproof.profile/1

@@ -47,7 +47,7 @@ PROFILE = {
 FAULT = (
     IDLE
     + """
-import agent.benchmarks.integrity as benchmark
+import agent.benchmarks.memory.integrity as benchmark
 
 right, calls = benchmark.fill, []
 

@@ -22,12 +22,12 @@ from typing import Any
 
 import pytest
 
-from agent.culprit import RankState
-from agent.live import Live
-from agent.record import HostRun
+from agent.exporter.live import Live
+from agent.gang.culprit import RankState
+from agent.run.record import HostRun
 from fleet.judge.criteria import read_packs
 from fleet.report.merge import merge
-from fleet.report.render.prometheus import render_prometheus
+from fleet.report.prometheus import render_prometheus
 from schemas.records import to_json
 from tests import builders
 from tests.fakes import links, nvml, whole
@@ -145,7 +145,7 @@ def scenario(directory: Path, *lines: str) -> Path:
 def export(directory: Path, library: Path, port: int) -> subprocess.Popen[str]:
     """The exporter of a host that has /sys and the kernel's log of its own."""
     inside = f'mount --bind {directory}/root/sys /sys && mount --bind {directory}/kmsg /dev/kmsg && exec "$@"'
-    command = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, ROOT / "rackproof.py", "export"]
+    command = ["unshare", "--mount", "sh", "-c", inside, "sh", sys.executable, ROOT / "rackproof", "export"]
     command += ["--port", str(port), "--state", directory / "state", "--window", "3"]
     return start(command, directory / "exporter.log", nvml.environment(library, directory / "scenario"))
 

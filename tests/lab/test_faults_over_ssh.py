@@ -156,7 +156,7 @@ def play(fleet: Fleet) -> Attempt:
     lab, directory = fleet.lab, fleet.directory
     (directory / "runs").mkdir()
     (directory / "playbooks").mkdir()
-    (directory / "rackproof.py").symlink_to(ROOT / "rackproof.py")
+    (directory / "rackproof").symlink_to(ROOT / "rackproof")
     (directory / "playbooks" / "fire.yml").write_text(yaml.safe_dump(PLAYBOOK))
     (directory / "profile.yml").write_text(yaml.safe_dump(PROFILE))
     group = {
@@ -189,7 +189,7 @@ def play(fleet: Fleet) -> Attempt:
 
 
 HELD = """
-import agent.benchmarks.collective as benchmark
+import agent.benchmarks.collectives.collective as benchmark
 import threading
 
 benchmark._sample = lambda *arguments: threading.Event().wait()
@@ -243,7 +243,7 @@ def fleet(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Fleet]
         try:
             strike(fleet, attempt, agent, rank)
             attempt.end()
-            lab.run([sys.executable, ROOT / "rackproof.py", "report", fleet.run], check=False)
+            lab.run([sys.executable, ROOT / "rackproof", "report", fleet.run], check=False)
         finally:
             lab.on(HUNG, "pkill", "-CONT", "-f", "^sshd: root", check=False)
             print("\n".join(attempt.lines)[-8000:])
@@ -384,7 +384,7 @@ def test_exporter_of_the_full_host_goes_on(fleet: Fleet) -> None:
 
 def test_no_process_survives(fleet: Fleet) -> None:
     def left() -> dict[str, str]:
-        ours = "rackproof (bench|launch|wait)|torch.distributed|agent.benchmarks|agent.guard"
+        ours = "rackproof (bench|launch|wait)|torch.distributed|agent.benchmarks|agent.launch.guard"
         found = {
             host.name: fleet.lab.on(host.name, "pgrep", "-af", ours, check=False).stdout for host in fleet.lab.hosts
         }

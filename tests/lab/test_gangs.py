@@ -18,7 +18,7 @@ import pytest
 import yaml
 
 from fleet.judge.criteria import read_packs
-from fleet.judge.verdict import Evidence, judge
+from fleet.judge.judge import Evidence, judge
 from schemas import documents
 from schemas.plans import Plan
 from schemas.records import record_from_json, to_json
@@ -124,7 +124,7 @@ def test_a_host_whose_link_is_cut_mid_gang_costs_itself_alone(lab: Lab, tmp_path
         until(lambda: all(launched(lab, host, run_id) for host in others), 20)
         named = time.monotonic() - since
         playbook.wait(timeout=120)
-        lab.run([sys.executable, ROOT / "rackproof.py", "report", tmp_path / "runs" / run_id], check=False)
+        lab.run([sys.executable, ROOT / "rackproof", "report", tmp_path / "runs" / run_id], check=False)
         reported = time.monotonic() - since
         left = {host: processes(lab, host) for host in HOSTS[:3]}
         alone = json.loads(lab.seen(LOST, f"{STATE}/{run_id}/gangs/rack1.json").read_text())["launches"]
@@ -148,7 +148,7 @@ def test_a_host_whose_link_is_cut_mid_gang_costs_itself_alone(lab: Lab, tmp_path
     assert left == dict.fromkeys(HOSTS[:3], "")
     (itself,) = alone
     assert itself["reason"].startswith(f"host {LOST}: no word from any other host for 10 s: its own link")
-    more = lab.run([sys.executable, ROOT / "rackproof.py", "gangs", "--run-dir", tmp_path / "runs" / run_id]).stdout
+    more = lab.run([sys.executable, ROOT / "rackproof", "gangs", "--run-dir", tmp_path / "runs" / run_id]).stdout
     assert more.startswith("nothing is left to launch"), "a run that goes on launches nothing twice"
     assert named <= 30  # where nothing else keeps the processors busy: half of it
     assert reported <= 120

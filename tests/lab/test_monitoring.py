@@ -109,7 +109,7 @@ class Played:
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Played]:
     control = Control(tmp_path_factory.mktemp("monitoring"))
-    (control.directory / "rackproof.py").symlink_to(ROOT / "rackproof.py")
+    (control.directory / "rackproof").symlink_to(ROOT / "rackproof")
     (control.directory / "runs" / "x").mkdir(parents=True)
     (control.directory / "runs" / "x" / "verdicts.prom").write_text("rackproof_report_decision 1\n")
     pack = {"schema": "rackproof.criteria/1", "summary": "ours", "criteria": [CRITERION]}

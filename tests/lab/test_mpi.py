@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.criteria import read_packs
-from fleet.judge.verdict import Evidence, judge
+from fleet.judge.judge import Evidence, judge
 from schemas import documents
 from schemas.plans import Plan
 from schemas.records import record_from_json, to_json

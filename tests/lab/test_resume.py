@@ -120,7 +120,7 @@ STUDY = {
 ENDS_LATER = """
 import sys
 from pathlib import Path
-from agent import background
+from agent.run import background
 run = Path(sys.argv[1])
 record, later = run / "gangs/all.json", run / "gangs/all.later"
 print(background.wait(run, "gang", 60))

@@ -34,7 +34,7 @@ RATE, SLOW_RATE = "100mbit", "4mbit"
 """Of the links, before and after: slower than processors that are busy can make them, so that they do not scatter with those."""
 NEW_SERIAL = "1659999999999"
 ANSIBLE = Path(sys.executable).parent / "ansible-playbook"
-RACKPROOF = (sys.executable, ROOT / "rackproof.py")
+RACKPROOF = (sys.executable, ROOT / "rackproof")
 DEADLINE_S = 600
 SCENARIO = "/etc/nvml.conf"
 PROFILE = "/etc/rack1-profile.yml"
@@ -290,9 +290,7 @@ def test_timer_fires_and_leaves_a_report_in_which_the_busy_host_is_skipped(
 
 def test_run_that_is_under_way_is_told_and_no_alarm(control: Control) -> None:
     (run,) = control.on("sh", "-c", "ls -d /root/runs/rack1-*").stdout.split()
-    claim = (
-        "import pathlib, sys, time; from fleet import lock; lock.take(pathlib.Path(sys.argv[1])); print(1, flush=True)"
-    )
+    claim = "import pathlib, sys, time; from fleet.planning import run_lock\nrun_lock.take(pathlib.Path(sys.argv[1]))\nprint(1, flush=True)"
     claim += "; time.sleep(60)"
     holder = control.site.lab.start("node1", sys.executable, "-c", claim, run, cwd=ROOT, stdout=subprocess.PIPE)
     assert holder.stdout

@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 import yaml
 
-from agent import metric_names
+from agent.exporter import metric_names
 from collectors.nvml import kinds
-from fleet.alerts.page import runbook
-from fleet.alerts.rules import PACKS, RUNBOOK, Rule, criteria_of, exported, read_table, rule_file, rules_of
+from fleet.integrations.alerts.page import runbook
+from fleet.integrations.alerts.rules import PACKS, RUNBOOK, Rule, criteria_of, exported, read_table, rule_file, rules_of
+from fleet.inventory.yaml_files import LOADER
 from fleet.judge.criteria import Criterion, Pack, read_pack
-from fleet.yaml_files import LOADER
 from schemas.errors import UsageError
 from schemas.reports import ACTIONS
 from tests.accepted import rackproof
@@ -189,7 +189,7 @@ import sys
 from pathlib import Path
 from prometheus_client import generate_latest
 import collectors
-from agent.exporter import registry
+from agent.exporter.exporter import registry
 sys.stdout.buffer.write(generate_latest(registry(collectors.start(root=Path(sys.argv[1])))))
 """
 

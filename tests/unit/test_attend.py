@@ -17,11 +17,11 @@ from pathlib import Path
 
 import pytest
 
-import rackproof as command
-from agent import attend
-from agent.meet import PORT_AFTER, meet
-from agent.record import HostRun
-from agent.wire import Gang
+from agent.cli import run_host
+from agent.gang.discovery import PORT_AFTER, meet
+from agent.gang.protocol import Gang
+from agent.run.record import HostRun
+from rackproof import main as command
 from schemas import documents, frames
 from schemas.plans import Plan
 from schemas.records import to_json
@@ -193,7 +193,7 @@ def test_what_an_operator_or_mpirun_says_of_places_is_not_handed_on(monkeypatch:
     mpirun = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}
     for name, value in {**kubeflow, **mpirun, "NCCL_DEBUG": "WARN"}.items():
         monkeypatch.setenv(name, value)
-    environment = attend._environment()
+    environment = run_host._environment()
     assert not {*kubeflow, *mpirun} & set(environment)
     assert environment["NCCL_DEBUG"] == "WARN"
 
@@ -210,9 +210,9 @@ def test_what_an_inspection_left_is_told_where_its_end_was_not_waited_for(
         run = HostRun.begin(given.run_dir, "h1", text)
         if begun:
             documents.write(run.path(), to_json(builders.records(plan, "h1")[0]))
-        raise attend.Asked
+        raise run_host.Asked
 
-    monkeypatch.setattr(attend._Part, "_verb", inspected)
-    assert attend._Part(given, plan, text).carry_out() == 143
+    monkeypatch.setattr(run_host._Part, "_verb", inspected)
+    assert run_host._Part(given, plan, text).carry_out() == 143
     out, err = capfd.readouterr()
     assert (bool(out), "there is no record to tell" in err) == (begun, not begun)

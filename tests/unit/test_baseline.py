@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.baseline import store
-from fleet.inventory import Variables
+from fleet.inventory.ansible import Variables
 from fleet.judge.baseline import limit, noise, precision, settle
 from fleet.judge.criteria import Criterion, VsBaseline, read_packs
-from fleet.judge.verdict import judge
-from fleet.report.load import load
+from fleet.judge.judge import judge
+from fleet.records.load import load
 from schemas import documents
 from schemas.baselines import Level
 from schemas.records import Record, Samples

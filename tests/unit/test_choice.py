@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from fleet.choice import ALONE, COST_S, PARTS, START_S, Past, choose, told
-from fleet.history import history, narrowed
 from fleet.judge.criteria import read_packs
-from fleet.plan import read_profile
+from fleet.planning.history import history, narrowed
+from fleet.planning.plan import read_profile
+from fleet.planning.test_selection import ALONE, COST_S, PARTS, START_S, Past, choose, told
+from fleet.report.html.page import render_html
+from fleet.report.junit import render_junit
+from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
-from fleet.report.render import headline
-from fleet.report.render.html import render_html
-from fleet.report.render.junit import render_junit
-from fleet.report.render.markdown import render_markdown
-from fleet.report.render.text import render_summary
+from fleet.report.tables import headline
+from fleet.report.text import render_summary
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError
@@ -266,7 +266,7 @@ def test_acceptance_is_whole_and_takes_no_budget(how: str) -> None:
 
 def test_profile_of_ones_own_may_take_a_budget(tmp_path: Path) -> None:
     own = tmp_path / "own.yml"
-    text = (ROOT / "fleet/profiles/smoke.yml").read_text()
+    text = (ROOT / "fleet/planning/profiles/smoke.yml").read_text()
     own.write_text(text)
     assert plan_of("--budget", "60", "--profile", own).returncode == 64
     own.write_text(f"{text}may_choose: true\n")
@@ -275,7 +275,7 @@ def test_profile_of_ones_own_may_take_a_budget(tmp_path: Path) -> None:
 
 
 def test_profiles_that_may_choose_are_those_of_a_revalidation() -> None:
-    names = [path.stem for path in (ROOT / "fleet/profiles").glob("*.yml")]
+    names = [path.stem for path in (ROOT / "fleet/planning/profiles").glob("*.yml")]
     assert sorted(name for name in names if read_profile(name).get("may_choose")) == [
         "revalidate",
         "revalidate-rehearsal",

@@ -14,13 +14,13 @@ from typing import Any
 
 import pytest
 
-from agent.allow_list import admit_only
+from agent.gang.allow_list import admit_only
+from agent.gang.protocol import ExchangeError, Gang, listen
 from agent.launch.torchrun import LaunchError, torchrun
-from agent.wire import ExchangeError, Gang, listen
 from tests import builders
 
 ROOT = Path(__file__).parents[2]
-SHIPPED = ("agent", "collectors", "fleet", "schemas", "rackproof.py", "roles")
+SHIPPED = ("agent", "collectors", "fleet", "schemas", "rackproof", "roles")
 UNSAFE = {
     "pickle": "import pickle",
     "pickle by another name": "from pickle import loads as read",
@@ -76,7 +76,7 @@ def test_torch_loads_weights_alone() -> None:
     assert unsafe_loads("import torch\ntorch.load(path)\ntorch.load(path, weights_only=False)") == [2, 3]
     assert unsafe_loads("import torch\nread = torch.load\ntorch.load(path, weights_only=safe)") == [2, 3]
     assert unsafe_loads("import torch\nfrom torch import load\ntorch.load(path, None, weights_only=True)") == [2]
-    files = [ROOT / "rackproof.py", *(path for name in SHIPPED for path in (ROOT / name).rglob("*.py"))]
+    files = [path for name in SHIPPED for path in (ROOT / name).rglob("*.py")]
     calls = {path: path.read_text(encoding="utf-8") for path in files}
     assert any("torch.load(" in code for code in calls.values()), "nothing is loaded: this test has lost its object"
     assert {path: lines for path, code in calls.items() if (lines := unsafe_loads(code))} == {}
@@ -249,7 +249,7 @@ def test_ranks_of_one_host_meet_where_nobody_else_comes(tmp_path: Path) -> None:
     (tmp_path / "place.json").write_text(json.dumps(place))
     subprocess.run(
         [
-            *(sys.executable, "-m", "agent.benchmarks.rendezvous", tmp_path / "place.json"),
+            *(sys.executable, "-m", "agent.benchmarks.runtime.rendezvous", tmp_path / "place.json"),
             *("--nnodes=1", "--nproc-per-node=2", "--max-restarts=0", "--run-path", "--start-method=fork"),
             *(tmp_path / "a_rank.py", tmp_path / "found"),
         ],
@@ -279,7 +279,7 @@ def test_port_that_is_taken_is_told(tmp_path: Path) -> None:
         (tmp_path / "place.json").write_text(json.dumps(place))
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "agent.benchmarks.rendezvous", tmp_path / "place.json"),
+                *(sys.executable, "-m", "agent.benchmarks.runtime.rendezvous", tmp_path / "place.json"),
                 *("--nnodes=1", "--nproc-per-node=1", "-m", "this"),
             ],
             cwd=ROOT,

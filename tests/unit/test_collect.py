@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-import rackproof as command
+from rackproof import main as command
 from schemas import documents, frames
 from schemas.plans import Plan
 from schemas.records import Record, to_json

@@ -71,10 +71,19 @@ def test_it_has_what_a_control_node_needs_and_nothing_else(archive: Path) -> Non
         "SECURITY.md",
         "ansible.cfg",
         "pyproject.toml",
-        "rackproof.py",
-        "rackproof_run.py",
     }
-    wanted |= {"agent", "collectors", "docs", "fleet", "inventory", "meta", "playbooks", "roles", "schemas"}
+    wanted |= {
+        "agent",
+        "collectors",
+        "docs",
+        "fleet",
+        "inventory",
+        "meta",
+        "playbooks",
+        "rackproof",
+        "roles",
+        "schemas",
+    }
     assert tops == wanted
     assert not [name for name in names if "__pycache__" in name or name.endswith((".pyc", ".png"))]
     assert archive.stat().st_size < 2_000_000

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import yaml
 
+from fleet.criteria_lint.lint import COLLECTED, lint
 from fleet.judge.criteria import Criterion, Pack, read_pack, shipped_packs
-from fleet.judge.lint import COLLECTED, lint
-from fleet.plan import read_profile
-from rackproof import main
+from fleet.planning.plan import read_profile
+from rackproof.main import main
 from schemas.catalogue import settings
 from schemas.errors import UsageError
 
@@ -249,7 +249,7 @@ def test_parameters_that_no_observation_has(changes: dict[str, Any], where: dict
 def test_parameters_that_observations_have(
     changes: dict[str, Any], where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("fleet.judge.lint.COLLECTED", COLLECTED | {"fan"})  # an operator's own collector
+    monkeypatch.setattr("fleet.criteria_lint.lint.COLLECTED", COLLECTED | {"fan"})  # an operator's own collector
     assert found(**changes, where=where) == []
 
 

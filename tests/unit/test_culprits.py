@@ -13,11 +13,11 @@ import pytest
 from fleet.judge.criteria import read_packs
 from fleet.judge.culprits import with_culprits
 from fleet.judge.evidence import HostView
-from fleet.judge.verdict import judge
+from fleet.judge.judge import judge
 from fleet.judge.waivers import Waived
 from fleet.report.summary import reasons
 from fleet.rma.parts import parts
-from rackproof import main
+from rackproof.main import main
 from schemas.records import Metric, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from schemas.waivers import Waiver

@@ -16,13 +16,13 @@ from grafana_foundation_sdk.models import units
 from deploy.grafana import parts
 from deploy.grafana.__main__ import dashboards
 from deploy.grafana.run_dashboard import SILENT_S
-from fleet.alerts.rules import read_table
+from fleet.integrations.alerts.rules import read_table
 from fleet.judge.criteria import read_packs
+from fleet.report.grafana import DASHBOARD, run_dashboard
+from fleet.report.html.page import render_html
+from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
-from fleet.report.render.grafana import DASHBOARD, run_dashboard
-from fleet.report.render.html import render_html
-from fleet.report.render.markdown import render_markdown
-from fleet.report.render.prometheus import render_prometheus
+from fleet.report.prometheus import render_prometheus
 from schemas.reports import FleetReport, Verdict
 from tests import builders
 from tests.accepted import rackproof

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from fleet.baseline import store
-from fleet.baseline.sight import Figure, Sight, together
 from fleet.diff.comparison import difference
 from fleet.judge.criteria import Criterion, VsBaseline
+from fleet.records.host_state import Figure, Sight, together
 from schemas import documents
 from schemas.baselines import Change, Level, Place
 from schemas.plans import Choice, Chosen

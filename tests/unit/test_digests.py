@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.criteria import read_packs
-from fleet.judge.verdict import Evidence, judge
+from fleet.judge.judge import Evidence, judge
 from fleet.report.merge import merge
 from schemas.plans import Plan
 from schemas.records import ERROR, Metric, Observation

@@ -20,10 +20,10 @@ import pytest
 import tomllib
 import yaml
 
-import rackproof_run
-from agent import cli as agent_cli
-from fleet import cli as fleet_cli
-from fleet.inventory import check_variables
+from agent.cli import verbs as agent_cli
+from fleet.cli import verbs as fleet_cli
+from fleet.inventory.ansible import check_variables
+from rackproof import local_run
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -81,7 +81,7 @@ def parser_of_the_command() -> Parser:
     parser = Parser(prog="rackproof")
     parser.add_argument("--version", action="version", version="")
     verbs = parser.add_subparsers(parser_class=Parser, required=True)
-    for module in (agent_cli, fleet_cli, rackproof_run):
+    for module in (agent_cli, fleet_cli, local_run):
         module.add_verbs(verbs)
     return parser
 

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import doctor
+from agent.diagnose import doctor
 from collectors.base import HOST, Family
 from fleet.judge.criteria import read_packs
-from fleet.report.render.format import ACTIONS as LABELS
+from fleet.report.format import ACTIONS as LABELS
 from schemas.reports import ACTIONS
 from tests.accepted import Done, rackproof
 

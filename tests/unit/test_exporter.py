@@ -14,13 +14,13 @@ import pytest
 from prometheus_client import CollectorRegistry, Metric, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent import exporter
-from agent.exporter import Exporter, serve
-from agent.metric_names import exported
+from agent.exporter import exporter
+from agent.exporter.exporter import Exporter, serve
+from agent.exporter.metric_names import exported
 from collectors.base import Absent, Collector, Family
 from collectors.nvml import kinds as families
 from collectors.nvml import unanswered
-from rackproof import main
+from rackproof.main import main
 from tests.fakes import host, nvml
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "exporter.txt"
@@ -37,7 +37,7 @@ SCRAPE = """
 import sys
 from pathlib import Path
 from prometheus_client import CollectorRegistry, generate_latest
-from agent.exporter import Exporter
+from agent.exporter.exporter import Exporter
 from collectors.host import HostCollector
 from collectors.nvml import NvmlCollector
 from collectors.xid import XidCollector

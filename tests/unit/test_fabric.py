@@ -10,7 +10,7 @@ import pytest
 from collectors.base import Absent, Value, scope
 from collectors.fabric import FabricCollector
 from fleet.judge.criteria import read_packs
-from fleet.judge.verdict import Evidence, judge
+from fleet.judge.judge import Evidence, judge
 from schemas.records import Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS
 from tests import builders

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from agent.doctor import judged, plan_of
+from agent.diagnose.doctor import judged, plan_of
 from fleet.judge.criteria import Pack, read_pack, read_packs
 from schemas.records import Gpu, Metric, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict

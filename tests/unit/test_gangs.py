@@ -12,9 +12,9 @@ from typing import Any
 
 import pytest
 
-from fleet.gangs import Decision, Start, decide
 from fleet.judge.criteria import read_packs
-from fleet.judge.verdict import Evidence
+from fleet.judge.judge import Evidence
+from fleet.planning.next_launch import Decision, Start, decide
 from fleet.report.merge import merge
 from schemas import documents
 from schemas.plans import Plan

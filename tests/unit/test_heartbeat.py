@@ -18,8 +18,8 @@ from typing import Any
 
 import pytest
 
-from agent import exchange as exchanges
-from agent.culprit import (
+from agent.gang import peer_channel as exchanges
+from agent.gang.culprit import (
     HOST_SILENT_S,
     RANK_SILENT_S,
     SETTLE_S,
@@ -31,11 +31,11 @@ from agent.culprit import (
     join_patience,
     rank_from_json,
 )
-from agent.exchange import Exchange
-from agent.heartbeat import ADDRESS, SUPERVISOR, Beats, Heart, identity, process
-from agent.vigil import Vigil
-from agent.wire import ExchangeError, Gang, listen
-from agent.work_directory import MOST_ATTEMPTS, MOST_LOG_BYTES, cap_logs, set_aside
+from agent.gang.heartbeat import ADDRESS, SUPERVISOR, Beats, Heart, identity, process
+from agent.gang.monitor import Vigil
+from agent.gang.peer_channel import Exchange
+from agent.gang.protocol import ExchangeError, Gang, listen
+from agent.run.work_directory import MOST_ATTEMPTS, MOST_LOG_BYTES, cap_logs, set_aside
 from schemas.records import Culprit
 
 NOW = 1000.0
@@ -535,7 +535,7 @@ class Guarded:
         self.beats = Beats(tmp_path, {0: "cpu=0"})
         self._pid = tmp_path / "pid"
         self.guard = subprocess.Popen(
-            [sys.executable, "-m", "agent.guard", "program", str(self._pid)],
+            [sys.executable, "-m", "agent.launch.guard", "program", str(self._pid)],
             env={
                 **os.environ,
                 "PYTHONPATH": str(tmp_path),
@@ -640,11 +640,11 @@ def launched(tmp_path: Path) -> list[int]:
     launcher = (
         "import os, pathlib, subprocess, sys\n"
         f"pathlib.Path({str(tmp_path / 'launcher')!r}).write_text(str(os.getpid()))\n"
-        f"subprocess.run([sys.executable, '-m', 'agent.guard', 'program', {str(tmp_path / 'pid')!r}])"
+        f"subprocess.run([sys.executable, '-m', 'agent.launch.guard', 'program', {str(tmp_path / 'pid')!r}])"
     )
     supervisor = (
         "import os, subprocess, sys\n"
-        "subprocess.run([sys.executable, '-m', 'agent.guard', '--leash', str(os.getpid()),"
+        "subprocess.run([sys.executable, '-m', 'agent.launch.guard', '--leash', str(os.getpid()),"
         f" sys.executable, '-c', {launcher!r}])"
     )
     with subprocess.Popen(

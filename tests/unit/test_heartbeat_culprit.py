@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from agent.culprit import HOST_SILENT_S, START_S, View, decide, how_it_ended, join_patience, rank_from_json
+from agent.gang.culprit import HOST_SILENT_S, START_S, View, decide, how_it_ended, join_patience, rank_from_json
 from tests.unit.test_heartbeat import LATE, LOST, PATIENCE_S, SETTLED, SILENT, TIMED_OUT, rank, timed_out, view
 
 WAITED = "the others waited for it until their time-out of 60 s"

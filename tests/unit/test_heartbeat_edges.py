@@ -14,9 +14,9 @@ from typing import Any
 
 import pytest
 
-from agent import heartbeat
-from agent.culprit import UNSURE_S
-from agent.heartbeat import ADDRESS, Beats, Heart, Voice, exit_code_left, heart, identity, lives, process
+from agent.gang import heartbeat
+from agent.gang.culprit import UNSURE_S
+from agent.gang.heartbeat import ADDRESS, Beats, Heart, Voice, exit_code_left, heart, identity, lives, process
 
 TICKS = os.sysconf("SC_CLK_TCK")
 

@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from agent import exchange as exchanges
-from agent.culprit import HOST_SILENT_S, Word
-from agent.exchange import Exchange
-from agent.wire import Gang, listen
+from agent.gang import peer_channel as exchanges
+from agent.gang.culprit import HOST_SILENT_S, Word
+from agent.gang.peer_channel import Exchange
+from agent.gang.protocol import Gang, listen
 from schemas.records import Culprit, to_json
 from tests.unit.test_heartbeat import MEMBERS, gang, hung_up, port, rank, until, word
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.criteria import Criterion, Pack, read_packs
-from fleet.judge.verdict import Evidence, judge
+from fleet.judge.judge import Evidence, judge
 from schemas.catalogue import BENCHMARKS
 from schemas.records import Metric, Observation, Rank, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict

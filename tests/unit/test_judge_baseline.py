@@ -28,7 +28,7 @@ from fleet.judge.baseline import (
 )
 from fleet.judge.criteria import Criterion, VsBaseline
 from fleet.judge.evidence import HostView
-from fleet.judge.verdict import judge
+from fleet.judge.judge import judge
 from schemas.baselines import Accepted as Run
 from schemas.baselines import HostBaseline, Kept, Level, PlannedBaseline
 from schemas.records import ERROR, MEASURED, Observation, Samples

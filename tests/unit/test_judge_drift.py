@@ -21,7 +21,7 @@ from fleet.judge.drift import (
     with_drift,
 )
 from fleet.judge.evidence import Evidence, HostView
-from fleet.judge.verdict import judge
+from fleet.judge.judge import judge
 from schemas.plans import Plan
 from schemas.records import Launch
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict

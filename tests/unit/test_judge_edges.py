@@ -13,12 +13,12 @@ import pytest
 from fleet.judge import outliers
 from fleet.judge.change import change, net
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
+from fleet.judge.evaluate import concerns, held, holds, sentence, series
 from fleet.judge.evidence import Evidence, HostView, Planned
-from fleet.judge.expected import Twins
-from fleet.judge.held import concerns, held, holds, sentence, series
-from fleet.judge.known import Known
+from fleet.judge.expectations import Twins
+from fleet.judge.fleet_stats import Known
+from fleet.judge.judge import judge
 from fleet.judge.outliers import Fleet
-from fleet.judge.verdict import judge
 from fleet.judge.waivers import Waived, covers, summary
 from fleet.quantities import apart
 from fleet.report.merge import decide, merge

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleet.judge.applied import criteria_of, packs_for
-from fleet.judge.bounded import Bounded
+from fleet.judge.bounded_cache import Bounded
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import (
     Evidence,
@@ -19,6 +18,7 @@ from fleet.judge.evidence import (
     from_benchmark,
     pci_address,
 )
+from fleet.judge.pack_selection import criteria_of, packs_for
 from schemas.catalogue import Expectation
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Metric, Observation, Snapshot

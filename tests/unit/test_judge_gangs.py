@@ -12,10 +12,20 @@ from typing import Any
 import pytest
 
 from fleet.judge.evidence import Evidence, HostView
-from fleet.judge.localise import Bisection, Conclusion, Kind, Outcome, Pair, Suspect, Tolerance, explain, judge_pairs
-from fleet.judge.localise.launches import Attempt, attempts, conclusion, is_stuck, measured_by, unfit
-from fleet.judge.localise.matrix import rule_of_succession, spread, upper_median
-from fleet.judge.verdict import judge
+from fleet.judge.judge import judge
+from fleet.judge.localization import (
+    Bisection,
+    Conclusion,
+    Kind,
+    Outcome,
+    Pair,
+    Suspect,
+    Tolerance,
+    explain,
+    judge_pairs,
+)
+from fleet.judge.localization.launches import Attempt, attempts, conclusion, is_stuck, measured_by, unfit
+from fleet.judge.localization.matrix import rule_of_succession, spread, upper_median
 from schemas.catalogue import DURATION
 from schemas.plans import Plan
 from schemas.records import ERROR, UNSUPPORTED, Culprit, Launch, Observation, Rank, Record

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
+from fleet.criteria_lint.lint import lint
+from fleet.criteria_lint.parameters import where
+from fleet.criteria_lint.physics import physics
+from fleet.criteria_lint.plausibility import sense
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
-from fleet.judge.lint import lint
-from fleet.judge.lint_physics import physics
-from fleet.judge.lint_sense import sense
-from fleet.judge.lint_where import where
 from schemas.readings import READINGS
 
 SHEET = {

@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from junitparser import Error, Failure, JUnitXml, Skipped, TestSuite
 
 from fleet.judge.criteria import read_packs
-from fleet.judge.verdict import Evidence
+from fleet.judge.judge import Evidence
+from fleet.report.junit import render_junit
 from fleet.report.merge import merge
-from fleet.report.render.junit import render_junit
-from rackproof import main
+from rackproof.main import main
 from schemas.reports import EXCEPTIONS, FleetReport, Judged, Verdict
 from schemas.waivers import Waiver
 from tests import builders

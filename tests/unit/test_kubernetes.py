@@ -21,14 +21,14 @@ import kubernetes_validate
 import pytest
 import yaml
 
-import rackproof as command
-from agent import meet
-from agent.attend import MEET_S
-from agent.launch.part import named
-from agent.wire import Gang
+from agent.cli.run_host import MEET_S
+from agent.gang import discovery
+from agent.gang.protocol import Gang
+from agent.placement.membership import named
 from deploy.kubernetes import check_nodes
-from fleet.inventory import read_inventory
-from fleet.plan import make_plan, read_profile
+from fleet.inventory.ansible import read_inventory
+from fleet.planning.plan import make_plan, read_profile
+from rackproof import main as command
 from schemas.plans import Plan
 from tests.builders import NONCE, WHEN
 from tests.kustomize import Resource, render
@@ -321,7 +321,7 @@ def test_pods_find_each_other_before_they_are_ready_and_open_the_gangs_ports() -
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     plan = plan_of("many-hosts")
     gang = Gang.of(plan, plan.hosts[0], "gang", plan.gangs()["all"], 29500)
-    used = [29500, *(gang.port_of(host) for host in gang.watchers), gang.port + meet.PORT_AFTER]
+    used = [29500, *(gang.port_of(host) for host in gang.watchers), gang.port + discovery.PORT_AFTER]
     assert [port["containerPort"] for port in template["spec"]["containers"][0]["ports"]] == used
 
 

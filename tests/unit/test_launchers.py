@@ -14,13 +14,14 @@ from typing import Any
 
 import pytest
 
-from agent.launch import by_hand, detect, mpi, part, slurm, stage
+from agent.gang.protocol import Gang
+from agent.launch import stage
 from agent.launch.options import exported, without_ansible
-from agent.launch.seat import MPI, SLURM, TORCHRUN, Seat, SeatError, cleared
 from agent.launch.torchrun import torchrun
-from agent.record import HostRun
-from agent.wire import Gang
-from rackproof import main
+from agent.placement import detect, membership, mpi, slurm, torch_env
+from agent.placement.rank_placement import MPI, SLURM, TORCHRUN, Seat, SeatError, cleared
+from agent.run.record import HostRun
+from rackproof.main import main
 from schemas import documents
 from schemas.plans import Plan
 from schemas.records import to_json
@@ -146,7 +147,7 @@ def test_what_a_process_starts_is_not_told_its_place() -> None:
 
 
 def test_ranks_get_torchs_variables() -> None:
-    said = by_hand.variables(open_mpi(3, 4, 1, MASTER_ADDR="10.0.0.1"))
+    said = torch_env.variables(open_mpi(3, 4, 1, MASTER_ADDR="10.0.0.1"))
     assert said == {
         "RANK": "3",
         "WORLD_SIZE": "4",
@@ -156,12 +157,12 @@ def test_ranks_get_torchs_variables() -> None:
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29500",
     }
-    assert by_hand.variables(open_mpi(1, 2, 1, 2))["MASTER_ADDR"] == "127.0.0.1"
-    assert by_hand.variables(srun(rank=1, node=1))["MASTER_ADDR"] == "h1"
-    assert by_hand.variables({}) == {}
-    assert by_hand.variables(open_mpi() | {"TORCHELASTIC_RUN_ID": "x", "RANK": "7"}) == {}, "torchrun under mpirun"
+    assert torch_env.variables(open_mpi(1, 2, 1, 2))["MASTER_ADDR"] == "127.0.0.1"
+    assert torch_env.variables(srun(rank=1, node=1))["MASTER_ADDR"] == "h1"
+    assert torch_env.variables({}) == {}
+    assert torch_env.variables(open_mpi() | {"TORCHELASTIC_RUN_ID": "x", "RANK": "7"}) == {}, "torchrun under mpirun"
     same = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
-    assert by_hand.variables(open_mpi(3, 4, 1) | same) == {
+    assert torch_env.variables(open_mpi(3, 4, 1) | same) == {
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "1",
@@ -182,7 +183,7 @@ WRONG_BY_HAND = [
 @pytest.mark.parametrize(("variables", "said"), WRONG_BY_HAND)
 def test_ranks_without_a_place_are_told_why(variables: dict[str, str], said: str) -> None:
     with pytest.raises(SeatError) as told:
-        by_hand.variables(variables)
+        torch_env.variables(variables)
     assert said in str(told.value)
 
 
@@ -195,12 +196,12 @@ def gpu_nodes(root: Path, count: int) -> Path:
 
 def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
     root = gpu_nodes(tmp_path, 4)
-    by_hand.enough_gpus({"LOCAL_WORLD_SIZE": "4"}, root)
+    torch_env.enough_gpus({"LOCAL_WORLD_SIZE": "4"}, root)
     with pytest.raises(SeatError, match="8 ranks on this host, and it has 4 GPUs"):
-        by_hand.enough_gpus({"LOCAL_WORLD_SIZE": "8"}, root)
+        torch_env.enough_gpus({"LOCAL_WORLD_SIZE": "8"}, root)
     with pytest.raises(SeatError, match="4 ranks on this host, and CUDA_VISIBLE_DEVICES=2 shows 1 GPUs"):
-        by_hand.enough_gpus({"LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "2"}, root)
-    by_hand.enough_gpus({"LOCAL_WORLD_SIZE": "8"}, tmp_path / "no-gpus")
+        torch_env.enough_gpus({"LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "2"}, root)
+    torch_env.enough_gpus({"LOCAL_WORLD_SIZE": "8"}, tmp_path / "no-gpus")
 
 
 # --- this host's part of a gang
@@ -217,36 +218,36 @@ def seat(size: int, local_size: int, **more: Any) -> Seat:
 
 
 def test_a_host_is_found_by_the_names_it_goes_by(plan: Plan) -> None:
-    assert part.host_of(plan, {"SLURMD_NODENAME": "h2"}) == "h2"
-    assert part.host_of(plan, {"PMIX_HOSTNAME": "h1.example.org"}) == "h1"
-    assert part.host_of(plan, {}, seat(2, 1, host="10.0.0.2")) == "h2"
+    assert membership.host_of(plan, {"SLURMD_NODENAME": "h2"}) == "h2"
+    assert membership.host_of(plan, {"PMIX_HOSTNAME": "h1.example.org"}) == "h1"
+    assert membership.host_of(plan, {}, seat(2, 1, host="10.0.0.2")) == "h2"
     with pytest.raises(SeatError, match=r"this host is stranger, .* which the plan of run r1 does not have \(h1, h2\)"):
-        part.host_of(plan, {"SLURMD_NODENAME": "stranger"})
+        membership.host_of(plan, {"SLURMD_NODENAME": "stranger"})
 
 
 @pytest.mark.parametrize("started", [seat(2, 1), seat(4, 2)], ids=["one-a-host", "one-a-rank"])
 def test_a_launcher_may_start_one_process_a_host_or_one_a_rank(plan: Plan, started: Seat) -> None:
-    assert part.members_of(plan, plan.host("h1"), "", started) == ["h1", "h2"]
+    assert membership.members_of(plan, plan.host("h1"), "", started) == ["h1", "h2"]
 
 
 @pytest.mark.parametrize("started", [seat(8, 4), seat(3, 1), seat(1, 1)])
 def test_another_number_of_processes_than_the_plan_has_is_refused(plan: Plan, started: Seat) -> None:
     with pytest.raises(SeatError, match="start one process a host, or one a device"):
-        part.members_of(plan, plan.host("h1"), "", started)
+        membership.members_of(plan, plan.host("h1"), "", started)
 
 
 def test_other_hosts_than_the_plan_has_are_refused(plan: Plan) -> None:
     with pytest.raises(SeatError, match=r"mpirun started h1, h3, the gang is h1, h2"):
-        part.members_of(plan, plan.host("h1"), "", seat(2, 1, hosts=("h1", "h3")))
+        membership.members_of(plan, plan.host("h1"), "", seat(2, 1, hosts=("h1", "h3")))
     with pytest.raises(SeatError, match="'h9' is not in the plan of run r1"):
-        part.members_of(plan, plan.host("h1"), "h1,h9", None)
+        membership.members_of(plan, plan.host("h1"), "h1,h9", None)
 
 
 def test_a_job_that_was_given_fewer_gpus_than_ranks_is_refused() -> None:
     host = builders.plan(gpu_count=4).host("h1")
-    part.enough(host, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    membership.enough(host, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
     with pytest.raises(SeatError, match="4 ranks on host h1, and CUDA_VISIBLE_DEVICES=0,1 gives 2 GPUs"):
-        part.enough(host, {"CUDA_VISIBLE_DEVICES": "0,1"})
+        membership.enough(host, {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
 def test_the_ranks_get_the_settings_of_nccl_and_no_place_of_another_launcher(
@@ -429,7 +430,7 @@ def test_a_port_in_use_is_told_before_torch_is_imported(poisoned: Path, taken_po
 
 RUNNER = """
 import contextlib, io, json, os, sys
-from rackproof import main
+from rackproof.main import main
 told = []
 for variables, arguments in json.loads(sys.argv[1]):
     said, before = io.StringIO(), dict(os.environ)

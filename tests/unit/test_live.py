@@ -18,13 +18,14 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent import live, run_metrics, supervise
-from agent.exporter import Exporter
-from agent.figures import MOST_FIGURES, Results, fold
-from agent.metric_names import EVERY, bare
-from agent.record import HostRun
-from agent.run_metrics import RunSource
-from agent.supervise import Command
+from agent.exporter import live, run_metrics
+from agent.exporter.exporter import Exporter
+from agent.exporter.figures import MOST_FIGURES, Results, fold
+from agent.exporter.metric_names import EVERY, bare
+from agent.exporter.run_metrics import RunSource
+from agent.launch import supervise
+from agent.launch.supervise import Command
+from agent.run.record import HostRun
 from schemas import documents
 from schemas.records import Launch, to_json
 from tests import builders
@@ -68,7 +69,7 @@ def state(found: Series, stage: str) -> list[str]:
 RANK = """
 import json, os, pathlib, sys, time
 sys.path.insert(0, os.environ["CHECKOUT"])
-from agent.heartbeat import heart
+from agent.gang.heartbeat import heart
 work = pathlib.Path(os.environ["WORK"])
 heart().phase = "gemm bf16"
 seen = {"name": "gemm.throughput", "scope": "cpu=0", "stage": "benchmark", "unit": "FLOP/s", "status": "measured", "value": 2e9,

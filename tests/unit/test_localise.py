@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.evidence import Evidence, HostView
-from fleet.judge.localise import Bisection, Conclusion, Kind, Outcome, Pair, Suspect, explain, judge_pairs
+from fleet.judge.localization import Bisection, Conclusion, Kind, Outcome, Pair, Suspect, explain, judge_pairs
 from schemas import tournament
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Observation, Record

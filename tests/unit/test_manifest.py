@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
+from fleet.inventory.manifest_file import read_manifest
 from fleet.judge.criteria import Pack
-from fleet.judge.verdict import Evidence, judge
-from fleet.manifest import read_manifest
-from fleet.plan import make_plan, read_profile
+from fleet.judge.judge import Evidence, judge
+from fleet.planning.plan import make_plan, read_profile
+from fleet.report.html.page import render_html
 from fleet.report.merge import merge
-from fleet.report.render.html import render_html
-from fleet.report.render.text import render_summary
+from fleet.report.text import render_summary
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import Part, Plan, plan_from_json

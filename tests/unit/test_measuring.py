@@ -12,13 +12,15 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent.benchmarks import digest, gemm, integrity, nccl_log, stress
 from agent.benchmarks.__main__ import _take_device
-from agent.benchmarks.context import Context
-from agent.benchmarks.in_turn import _roll_call, run_all
-from agent.statistics import interval, summarize
-from agent.telemetry import Telemetry
-from agent.work_directory import unable
+from agent.benchmarks.compute import digest, gemm, stress
+from agent.benchmarks.memory import integrity
+from agent.benchmarks.runtime import nccl_log
+from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.runtime.in_turn import _roll_call, run_all
+from agent.run.work_directory import unable
+from agent.sampling.statistics import interval, summarize
+from agent.sampling.telemetry import Telemetry
 from collectors.base import Absent
 from collectors.nvml import Beat
 from schemas.catalogue import settings
@@ -179,7 +181,7 @@ def test_an_error_after_the_last_figure_is_told(tmp_path: Path, monkeypatch: pyt
         rank.measured("memory.bandwidth", 1.0, unit="B/s", scope="cpu=0", op="copy")
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr("agent.benchmarks.memory.run", late)
+    monkeypatch.setattr("agent.benchmarks.memory.memory.run", late)
     rank = context(tmp_path)
     run_all(rank, {"memory": {"ops": ["copy"]}})
     told = {seen.name: (seen.status, seen.reason) for seen in rank.observations}
@@ -223,8 +225,8 @@ def test_a_lost_device_costs_its_own_figures_and_those_of_the_group_with_the_rea
     def gone(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
-    monkeypatch.setattr("agent.benchmarks.gemm.product", gone)
-    monkeypatch.setattr("agent.benchmarks.in_turn.device_lost", lambda _: "the device was lost: ECC")
+    monkeypatch.setattr("agent.benchmarks.compute.gemm.product", gone)
+    monkeypatch.setattr("agent.benchmarks.runtime.in_turn.device_lost", lambda _: "the device was lost: ECC")
     rank = context(tmp_path)
     sizes = {"integrity": {"most_bytes": 4096}, "collective": {"ops": ["all_reduce"], "sizes_bytes": [8]}}
     run_all(rank, {"gemm": {"dtypes": ["fp32"]}, "memory": {"ops": ["copy"]}, **sizes})
@@ -334,7 +336,7 @@ class Pulse:
 def test_telemetry_gives_what_the_catalogue_wants_of_the_time_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agent.telemetry.Pulse", Pulse)
+    monkeypatch.setattr("agent.sampling.telemetry.Pulse", Pulse)
     telemetry = Telemetry([2, 3])
     begin = time.monotonic()
     time.sleep(0.5)
@@ -370,7 +372,7 @@ def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     def dead(_: Any) -> None:
         raise OSError("NVML: GPU is lost")
 
-    monkeypatch.setattr("agent.telemetry.Pulse", dead)
+    monkeypatch.setattr("agent.sampling.telemetry.Pulse", dead)
     telemetry = Telemetry([0])
     telemetry.join()
     window = {"benchmark": "stress", "scope": "gpu=0", "begin": 0.0, "end": 9e9, "params": {"dtype": "bf16"}}
@@ -399,7 +401,7 @@ def test_telemetry_that_saw_too_little_proves_nothing(
                 {0: Absent(status="error", reason="NVML: GPU is lost")} if lose and self.beats == 3 else super().read()
             )
 
-    monkeypatch.setattr("agent.telemetry.Pulse", Poor)
+    monkeypatch.setattr("agent.sampling.telemetry.Pulse", Poor)
     begin = time.monotonic()
     telemetry = Telemetry([0])
     time.sleep(0.6)

@@ -10,10 +10,10 @@ import pytest
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.judge import judge
 from fleet.judge.missing import BUS, DRIVER, Slots
-from fleet.judge.verdict import judge
 from fleet.simulate.fleet import Fleet, placed, simulate
-from rackproof import main
+from rackproof.main import main
 from schemas.baselines import HOST, HostBaseline, Kept
 from schemas.plans import Plan
 from schemas.records import Gpu, Metric, Record, Snapshot

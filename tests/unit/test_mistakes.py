@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet import lock
-from rackproof import main
+from fleet.planning import run_lock
+from rackproof.main import main
 from schemas import locks
 from tests import builders
 from tests.unit.test_plan import ROOT
@@ -82,7 +82,7 @@ def test_what_is_wrong_with_a_command_line_is_one_line_that_names_it(said: Said,
 
 
 def test_the_command_itself_says_no_more_than_that_line() -> None:
-    command = [sys.executable, ROOT / "rackproof.py", "gangs", "--hots", "h1"]
+    command = [sys.executable, ROOT / "rackproof", "gangs", "--hots", "h1"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stdout) == (64, "")
     assert done.stderr == "rackproof gangs: unknown option --hots (did you mean --hosts?)\n"
@@ -208,7 +208,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def going_on(reported: Path, bystander: subprocess.Popen[bytes]) -> Path:
     by = locks.claim("r1", reported.parent, bystander.pid, "2026-11-21T04:00:00.000000Z")
-    (reported / lock.LOCK).write_text(json.dumps({**asdict(by), "running": []}) + "\n")
+    (reported / run_lock.LOCK).write_text(json.dumps({**asdict(by), "running": []}) + "\n")
     return reported
 
 
@@ -220,14 +220,14 @@ def test_a_report_on_a_run_that_goes_on_says_so(
     told = capsys.readouterr().err
     assert told.startswith("rackproof: note: the run goes on, carried out by ")
     assert f"(process {bystander.pid}) since 2026-11-21T04:00:00.000000Z" in told
-    assert (going_on / lock.LOCK).exists()
+    assert (going_on / run_lock.LOCK).exists()
 
 
 def test_a_report_on_a_run_that_is_over_or_ones_own_says_nothing(
     reported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(reported)]) == 0
-    lock.take(reported)
+    run_lock.take(reported)
     assert main(["report", str(reported)]) == 0
     assert capsys.readouterr().err == ""
 

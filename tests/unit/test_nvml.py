@@ -668,7 +668,7 @@ def has_driver() -> bool:
 BLOCKED = """
 import json, sys, time
 import pynvml
-from agent.snapshot import take
+from agent.sampling.snapshot import take
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
 collector, taken = NvmlCollector(thorough=True, deadline_s=float(sys.argv[1])), []
@@ -755,7 +755,7 @@ import json, sys
 import pynvml
 for name in sys.argv[1:]:
     delattr(pynvml, name)
-from agent.snapshot import take
+from agent.sampling.snapshot import take
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
 snapshot, _ = take([NvmlCollector(thorough=True)], stage="preflight", phase="before")

@@ -14,11 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.judge.criteria import read_packs
-from fleet.judge.verdict import Evidence
+from fleet.judge.judge import Evidence
 from fleet.report.merge import merge
-from fleet.report.render.observations import COLUMNS, Head, Row, cell, piece, render_csv, safe
-from fleet.report.render.parquet import write_parquet
-from rackproof import main
+from fleet.report.observations import COLUMNS, Head, Row, cell, piece, render_csv, safe
+from fleet.report.parquet import write_parquet
+from rackproof.main import main
 from schemas.records import ERROR, MEASURED, Observation, Samples
 from schemas.reports import EXCEPTIONS, FleetReport, Verdict
 from schemas.waivers import Waiver

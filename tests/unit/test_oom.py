@@ -7,9 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from agent import background, oom, supervise
-from agent.culprit import RankState, rank_from_json
-from agent.oom import Memory
+from agent.gang.culprit import RankState, rank_from_json
+from agent.launch import oom, supervise
+from agent.launch.oom import Memory
+from agent.run import background
 from schemas.records import to_json
 
 MB = 1_000_000

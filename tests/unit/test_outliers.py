@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from fleet.criteria_lint.lint import lint
 from fleet.judge.criteria import Criterion, Pack, read_pack
-from fleet.judge.lint import lint
-from fleet.judge.verdict import Evidence, judge
+from fleet.judge.judge import Evidence, judge
 from schemas.errors import UsageError
 from schemas.records import Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict

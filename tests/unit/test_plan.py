@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fleet.inventory import check_addresses, check_variables, hosts_of, read_inventory
-from fleet.plan import make_plan, read_profile
+from fleet.inventory.ansible import check_addresses, check_variables, hosts_of, read_inventory
+from fleet.planning.plan import make_plan, read_profile
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import plan_from_json
@@ -227,7 +227,7 @@ def test_run_begun_is_resumed_and_another_plan_is_refused(tmp_path: Path) -> Non
 
     def begin(hosts: dict[str, Any]) -> subprocess.CompletedProcess[str]:
         """In a process of its own, whose lock it is."""
-        command = [sys.executable, ROOT / "rackproof.py", "plan", "--run-dir", tmp_path / "r1", "--inventory"]
+        command = [sys.executable, ROOT / "rackproof", "plan", "--run-dir", tmp_path / "r1", "--inventory"]
         return subprocess.run([*command, listing(tmp_path, hosts)], capture_output=True, text=True, check=False)
 
     assert begin(hosts).returncode == 0

@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from fleet.inventory import check_addresses, hosts_of, read_inventory
-from fleet.plan import make_plan, read_profile, seconds
+from fleet.inventory.ansible import check_addresses, hosts_of, read_inventory
+from fleet.planning.plan import make_plan, read_profile, seconds
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import Expectation
 from schemas.errors import UsageError

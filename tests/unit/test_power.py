@@ -15,8 +15,8 @@ import pytest
 
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.power import Gate, Power, Run, careful_sigma, power, robust_sigma
-from fleet.report.render.power import render_power
-from rackproof import main
+from fleet.report.power import render_power
+from rackproof.main import main
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import Plan

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from fleet.judge.criteria import read_pack
-from fleet.report.render.checks import checks
+from fleet.report.checks import checks
 from schemas import readings
 from tests.fakes import links, nvml, whole
 

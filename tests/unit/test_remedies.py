@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fleet.remedies import with_remedy
+from fleet.records.remedies import with_remedy
 
 
 @pytest.mark.parametrize(

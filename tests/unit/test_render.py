@@ -17,26 +17,14 @@ from urllib.parse import quote
 import pytest
 
 from fleet.judge.criteria import Criterion, Pack, read_packs
-from fleet.judge.verdict import Evidence
+from fleet.judge.judge import Evidence
+from fleet.report import format
+from fleet.report.html import pairs, strips
+from fleet.report.html.page import render_html
+from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
-from fleet.report.render import (
-    figure,
-    format,
-    gpus,
-    headline,
-    pairs,
-    peers,
-    places,
-    reasons,
-    routes,
-    rows,
-    strips,
-    timing,
-    workloads,
-)
-from fleet.report.render.html import render_html
-from fleet.report.render.markdown import render_markdown
-from fleet.report.render.text import RULE, render_summary
+from fleet.report.tables import figure, gpus, headline, peers, places, reasons, routes, rows, timing, workloads
+from fleet.report.text import RULE, render_summary
 from schemas.baselines import Change
 from schemas.catalogue import Expectation
 from schemas.plans import Part, Plan, PlannedHost, Stage

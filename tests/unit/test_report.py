@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from fleet.judge.criteria import read_packs
-from fleet.report.load import load
+from fleet.records.load import load
+from fleet.report.html.page import render_html
+from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
-from fleet.report.render.headline import checks
-from fleet.report.render.html import render_html
-from fleet.report.render.markdown import render_markdown
+from fleet.report.tables.headline import checks
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
 from schemas.errors import RunError
@@ -387,7 +387,9 @@ def test_gpus_that_may_be_shared_are_told(tmp_path: Path) -> None:
 def test_a_library_that_is_not_there_is_told_with_what_brings_it(
     whole: Path, lacking: str, verb: str, remedy: str
 ) -> None:
-    program = f"import sys; sys.modules[{lacking!r}] = None; import rackproof; sys.exit(rackproof.main(sys.argv[1:]))"
+    program = (
+        f"import sys; sys.modules[{lacking!r}] = None; from rackproof.main import main; sys.exit(main(sys.argv[1:]))"
+    )
     command = [sys.executable, "-c", program, verb, *([str(whole)] if verb == "report" else [])]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     assert (done.returncode, done.stdout) == (2, "")

@@ -17,11 +17,11 @@ from typing import Any
 
 import pytest
 
-import rackproof
-from agent import background, lease
-from agent.cli_export import Deserted
-from agent.record import HostRun
-from fleet import lock
+from agent.cli.export import Deserted
+from agent.run import background, lease
+from agent.run.record import HostRun
+from fleet.planning import run_lock
+from rackproof import main as rackproof
 from schemas import documents, locks
 from schemas.errors import HeldError
 from schemas.locks import Claim
@@ -48,12 +48,12 @@ def of(pid: int, directory: Path, **changes: object) -> Claim:
 
 def held(directory: Path, by: Claim) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    with locks.exclusive(directory / lock.LOCK) as file:
+    with locks.exclusive(directory / run_lock.LOCK) as file:
         locks.write_line(file, {**vars(by), "running": list(by.running)})
 
 
 def journal(directory: Path) -> list[dict[str, object]]:
-    lines = (directory / lock.JOURNAL).read_text().splitlines()
+    lines = (directory / run_lock.JOURNAL).read_text().splitlines()
     events = [json.loads(line) for line in lines]
     for event in events:
         documents.validate(event, "journal", source="journal")
@@ -68,22 +68,22 @@ def test_second_operator_is_told_who_since_when_and_what_to_do(
 ) -> None:
     held(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
     with pytest.raises(HeldError) as refused:
-        lock.take(tmp_path / "r1")
+        run_lock.take(tmp_path / "r1")
     assert str(refused.value) == (
         f"run r1 is carried out by alice on control1 (process {bystander.pid}) since 2026-11-21T04:00:00.000000Z: "
         f"wait for its end, or end it there (kill {bystander.pid}) and start this again, which resumes it; "
         "for a run of its own choose another rackproof_run_id"
     )
     with pytest.raises(HeldError):  # one that can be asked is not passed over
-        lock.take(tmp_path / "r1", take_over=True)
-    assert not (tmp_path / "r1" / lock.JOURNAL).exists()
+        run_lock.take(tmp_path / "r1", take_over=True)
+    assert not (tmp_path / "r1" / run_lock.JOURNAL).exists()
 
 
 def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as gone:
         held(tmp_path / "r1", of(gone.pid, tmp_path / "r1"))
         gone.kill()
-    assert lock.take(tmp_path / "r1") == (
+    assert run_lock.take(tmp_path / "r1") == (
         f"alice on control1 (process {gone.pid}) had this run since 2026-11-21T04:00:00.000000Z and is gone"
     )
 
@@ -107,42 +107,42 @@ def test_whether_a_holder_lives_is_told_exactly_or_not_at_all(
 def test_holder_that_cannot_be_asked_is_passed_over_only_on_demand(tmp_path: Path) -> None:
     held(tmp_path / "r1", of(1, tmp_path / "r1", machine="another"))
     with pytest.raises(HeldError, match=r"cannot be asked from here .* rackproof_take_over"):
-        lock.take(tmp_path / "r1")
-    assert "had this run" in lock.take(tmp_path / "r1", take_over=True)
+        run_lock.take(tmp_path / "r1")
+    assert "had this run" in run_lock.take(tmp_path / "r1", take_over=True)
 
 
 @pytest.mark.parametrize("text", ["", '{"run_id": "r1", "user"', "\0" * 100, "null\n", '{"run_id": "r1"}\n'])
 def test_lock_that_was_not_written_to_its_end_holds_nobody_back(text: str, tmp_path: Path) -> None:
     (tmp_path / "r1").mkdir()
-    (tmp_path / "r1" / lock.LOCK).write_text(text)
-    assert lock.take(tmp_path / "r1") == ""
-    assert lock.peek(tmp_path / "r1")
+    (tmp_path / "r1" / run_lock.LOCK).write_text(text)
+    assert run_lock.take(tmp_path / "r1") == ""
+    assert run_lock.peek(tmp_path / "r1")
 
 
 def test_run_is_begun_resumed_and_given_back(tmp_path: Path) -> None:
-    lock.take(tmp_path / "r1")
+    run_lock.take(tmp_path / "r1")
     (tmp_path / "r1" / "plan.json").write_text("{}")
-    lock.take(tmp_path / "r1")
-    with (tmp_path / "r1" / lock.JOURNAL).open("a") as file:
+    run_lock.take(tmp_path / "r1")
+    with (tmp_path / "r1" / run_lock.JOURNAL).open("a") as file:
         file.write('{"at": "2026-')  # killed while it wrote
-    lock.take(tmp_path / "r1")
-    lock.release(tmp_path / "r1", "accepted")
-    assert not (tmp_path / "r1" / lock.LOCK).exists()
+    run_lock.take(tmp_path / "r1")
+    run_lock.release(tmp_path / "r1", "accepted")
+    assert not (tmp_path / "r1" / run_lock.LOCK).exists()
     assert [event["what"] for event in journal(tmp_path / "r1")] == ["begun", "resumed", "resumed", "reported"]
 
 
 def test_report_by_somebody_else_gives_nothing_back(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
     held(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
-    lock.release(tmp_path / "r1", "accepted")
-    assert lock.peek(tmp_path / "r1")
+    run_lock.release(tmp_path / "r1", "accepted")
+    assert run_lock.peek(tmp_path / "r1")
 
 
 def test_claim_names_the_other_runs_that_are_carried_out(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
     held(tmp_path / "live", of(bystander.pid, tmp_path / "live"))
     held(tmp_path / "elsewhere", of(1, tmp_path / "elsewhere", machine="another"))
     held(tmp_path / "dead", of(bystander.pid, tmp_path / "dead", born="1"))
-    lock.take(tmp_path / "r1")
-    mine = lock.peek(tmp_path / "r1")
+    run_lock.take(tmp_path / "r1")
+    mine = run_lock.peek(tmp_path / "r1")
     assert mine
     assert mine.running == ("elsewhere", "live")
 
@@ -169,9 +169,7 @@ def checkout(tmp_path: Path) -> Path:
 
 def playbook(checkout: Path, seconds: float) -> subprocess.Popen[str]:
     """A process that is an ansible-playbook as far as its command line goes, and plans through a shell."""
-    plan = (
-        f"{sys.executable} {ROOT / 'rackproof.py'} plan -i - --run-dir {checkout}/runs/r1 < {checkout}/inventory.json"
-    )
+    plan = f"{sys.executable} {ROOT / 'rackproof'} plan -i - --run-dir {checkout}/runs/r1 < {checkout}/inventory.json"
     return subprocess.Popen(
         [sys.executable, checkout / "ansible-playbook", plan, str(seconds)],
         stdout=subprocess.PIPE,
@@ -184,7 +182,7 @@ def test_of_two_playbooks_on_one_run_the_second_is_refused_until_the_first_is_ki
     with playbook(checkout, 600) as first:
         assert first.stdout
         assert [first.stdout.readline().split()[0] for _ in range(2)] == ["run", "0"]
-        mine = lock.peek(checkout / "runs" / "r1")
+        mine = run_lock.peek(checkout / "runs" / "r1")
         assert mine
         assert mine.pid == first.pid
         with playbook(checkout, 0) as second:
@@ -233,9 +231,9 @@ def test_what_a_killed_attempt_left_is_removed_and_nothing_else(tmp_path: Path) 
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(text)
     (run / "events.jsonl").write_text('{"at": 1}\n{"at": 2}\n{"at"')
-    lock.take(run)
+    run_lock.take(run)
     there = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
-    assert there == {*kept, "events.jsonl", lock.LOCK, lock.JOURNAL}
+    assert there == {*kept, "events.jsonl", run_lock.LOCK, run_lock.JOURNAL}
     assert (run / "events.jsonl").read_text() == '{"at": 1}\n{"at": 2}\n'
 
 
@@ -334,9 +332,10 @@ def test_lease_ends_when_nothing_was_heard_for_longer_than_the_longest_stage(tmp
 
 EXPORT = """
 import sys
-import rackproof
-from agent import cli_export, lease
-cli_export.FRESH_S = lease.IDLE_S = 0.1
+from rackproof import main as rackproof
+from agent.cli import export
+from agent.run import lease
+export.FRESH_S = lease.IDLE_S = 0.1
 sys.exit(rackproof.main(["export", "--for-run", "--port=0", "--sample-hz=0", "--state", sys.argv[1]]))
 """
 
@@ -392,7 +391,7 @@ def test_control_node_that_does_not_know_it_over_does_not(
 SUPERVISOR = """
 import sys, time
 from pathlib import Path
-from agent import lease
+from agent.run import lease
 from tests.unit.test_resume import plan
 lease.renew(Path(sys.argv[1]) / "runs" / "r1", plan("r1"), "benchmark")
 print("up", flush=True)
@@ -475,7 +474,7 @@ def test_the_end_of_a_playbook_ends_no_stage_that_goes_on(
 def test_stop_ends_what_has_only_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "runs" / "r1"
     take(tmp_path, "r1")
-    start = "from pathlib import Path; from agent import background; "
+    start = "from pathlib import Path; from agent.run import background; "
     start += f"background.start(['-c', 'import time; time.sleep(600)'], Path({str(run_dir)!r}), 'soak')"
     subprocess.run([sys.executable, "-c", start], cwd=ROOT, check=True)
     assert rackproof.main(["stop", str(tmp_path / "exporter"), "--run-dir", str(run_dir), "--end"]) == 0
@@ -522,7 +521,7 @@ def test_run_that_goes_on_keeps_its_first_snapshot(tmp_path: Path) -> None:
     """Counters are compared with it; and two commands at once, one of a playbook that was killed, are as one."""
     directory = tmp_path / "runs" / "r1"
     directory.parent.mkdir()
-    inspect = ["rackproof.py", "inspect", "--plan", "-", "--run-dir", str(directory), "--host", "h1"]
+    inspect = ["rackproof", "inspect", "--plan", "-", "--run-dir", str(directory), "--host", "h1"]
     together(inspect, inspect, inspect, stdin=text())
     before = (directory / "record.json").read_text()
     assert [(seen["stage"], seen["phase"]) for seen in json.loads(before)["snapshots"]] == [("preflight", "before")]
@@ -545,7 +544,7 @@ def test_nothing_is_lost_where_several_add_to_a_record_at_once(run: HostRun) -> 
 
 def test_started_twice_at_once_it_runs_once(tmp_path: Path) -> None:
     arguments = "['-c', 'import time; time.sleep(600)']"
-    start = "from pathlib import Path; from agent import background; "
+    start = "from pathlib import Path; from agent.run import background; "
     start += f"print(background.start({arguments}, Path({str(tmp_path)!r}), 'stage'))"
     said = together(*[["-c", start]] * 4)
     pid = int((tmp_path / "stage.pid").read_text().split()[0])
@@ -554,9 +553,7 @@ def test_started_twice_at_once_it_runs_once(tmp_path: Path) -> None:
 
 
 def test_who_comes_while_a_stage_is_carried_out_waits_for_its_end(tmp_path: Path) -> None:
-    hold = (
-        f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path; from agent import background\n"
-    )
+    hold = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path; from agent.run import background\n"
     hold += f"with background.alone(Path({str(tmp_path)!r}), 'stage'):\n    print('up', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
+from fleet.integrations.notification import call, mail, notice, state
+from fleet.integrations.scheduler import DRAINED, give_back, take
 from fleet.judge.criteria import read_packs
-from fleet.notice import call, mail, notice, state
-from fleet.report.load import load
+from fleet.records.load import load
 from fleet.report.merge import merge
-from fleet.scheduler import DRAINED, give_back, take
-from rackproof import main
+from rackproof.main import main
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.locks import claim
@@ -33,7 +33,7 @@ from tests import builders
 from tests.fakes import nvml
 
 ROOT = Path(__file__).parents[2]
-RACKPROOF = (sys.executable, ROOT / "rackproof.py")
+RACKPROOF = (sys.executable, ROOT / "rackproof")
 SLURM = """#!/bin/sh
 cd "$(dirname "$0")"; echo "$*" >>log
 case "$*" in
@@ -656,7 +656,7 @@ class Timer:
 def timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timer:
     found = Timer(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
-    monkeypatch.setattr("fleet.scheduler.BACKOFF_S", (0.1, 2.0), raising=False)
+    monkeypatch.setattr("fleet.integrations.scheduler.BACKOFF_S", (0.1, 2.0), raising=False)
     report, _ = judged(found.made, lambda plan, directory: None)
     documents.write(found.made / "report.json", report)
     return found

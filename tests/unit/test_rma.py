@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 
 from fleet.rma.files import names, safe, write_package
 from fleet.rma.parts import IDENTITY, parts
-from rackproof import main
+from rackproof.main import main
 from schemas import documents
 from schemas.errors import RunError
 from schemas.plans import Plan

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.inventory import OURS, check_variables
+from fleet.inventory.ansible import OURS, check_variables
 from tests.lab.lab import CONTROL_PYTHON
 
 ROOT = Path(__file__).parents[2]
@@ -118,8 +118,8 @@ def test_documentation_lists_exactly_the_variables() -> None:
 
 
 def test_example_inventory_is_a_valid_one() -> None:
-    from fleet.inventory import read_inventory
-    from fleet.plan import make_plan, read_profile
+    from fleet.inventory.ansible import read_inventory
+    from fleet.planning.plan import make_plan, read_profile
 
     hosts = read_inventory([str(ROOT / "inventory" / "example")])
     plan = make_plan(read_profile("standard"), hosts, run_id="r", nonce="0" * 32, created="2026-11-21T04:00:00Z")
@@ -390,7 +390,7 @@ def unreported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
     program = (
         "import sys; print(f'rackproof: {sys.argv[2]}: No space left on device, says {sys.argv[1]}', file=sys.stderr)"
     )
-    (directory / "rackproof.py").write_text(f"{program}; sys.exit(int(sys.argv[2].rpartition('-')[2]))")
+    (directory / "rackproof").write_text(f"{program}; sys.exit(int(sys.argv[2].rpartition('-')[2]))")
     (directory / "verdicts.prom").write_text("of an earlier run\n")
     cases = [(part, f"{part}-{code}") for part in VERBS for code in (2, 74)]
     hosts = {name: {"ansible_connection": "local"} for _, name in cases}

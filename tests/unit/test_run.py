@@ -16,13 +16,13 @@ from typing import Any
 import pytest
 import yaml
 
-import rackproof_run
-from agent import readiness
-from agent.readiness import Gpus
+from agent.run import readiness
+from agent.run.readiness import Gpus
 from collectors.base import Absent
-from fleet.plan import read_profile
+from fleet.planning.plan import read_profile
 from fleet.report.merge import merge
-from rackproof_run import Machine, alone, plan_of
+from rackproof import local_run
+from rackproof.local_run import Machine, alone, plan_of
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import Plan
@@ -54,7 +54,7 @@ TINY = {
 
 def run(directory: Path, *arguments: str | Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [sys.executable, ROOT / "rackproof.py", "run", *arguments],
+        [sys.executable, ROOT / "rackproof", "run", *arguments],
         env={**os.environ, **variables},
         cwd=directory,
         stdin=subprocess.DEVNULL,
@@ -121,14 +121,14 @@ def test_a_machine_without_gpus_says_so_and_offers_a_rehearsal(tmp_path: Path) -
 def test_wrong_usage_is_named(
     arguments: list[str], said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from rackproof import main
+    from rackproof.main import main
 
     assert main(["run", *arguments, "--run-dir", str(tmp_path / "r1")]) == 64
     assert said in capsys.readouterr().err
 
 
 def test_several_processes_of_it_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    from rackproof import main
+    from rackproof.main import main
 
     monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "4")
     assert main(["run", "--profile", "rehearsal", "--run-dir", str(tmp_path / "r1")]) == 64
@@ -318,13 +318,13 @@ def test_the_report_says_that_nobody_said_how_many_there_should_be() -> None:
 
 def test_this_machines_own_run_of_the_playbooks_is_respected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A host that an acceptance over SSH has is not measured beside it."""
-    from agent import lease
-    from rackproof import main
+    from agent.run import lease
+    from rackproof.main import main
 
     state = tmp_path / "state"
     (state / "runs").mkdir(parents=True)
     other = builders.plan("h1", profile="rehearsal", rackproof_gang="none")
     lease.take(state / "runs" / "r1", other, lease.given(None, "r1", state / "runs" / "r1"))
-    monkeypatch.setattr(rackproof_run, "STATE", state)
+    monkeypatch.setattr(local_run, "STATE", state)
     assert main(["run", "--profile", "rehearsal", "--run-dir", str(tmp_path / "mine")]) == lease.HELD
     assert not (tmp_path / "mine/plan.json").exists()

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sampler import BUCKETS, Samples
+from agent.exporter.sampler import BUCKETS, Samples
 from collectors.base import Absent
 from collectors.nvml import Beat, Bounds
 from tests.fakes import nvml
@@ -105,7 +105,7 @@ def test_another_gpu_in_the_same_place_begins_anew() -> None:
 
 PROGRAM = """
 import json, sys, time
-from agent import sampler
+from agent.exporter import sampler
 sampler.STUCK_S, sampler.LOOK_S, sampler.RETRY_S = 0.5, 0.1, 1.0
 sampling = sampler.Sampler(hz=50, window_s=30)
 def told():

@@ -18,9 +18,9 @@ from hypothesis import strategies as st
 from fleet.judge.criteria import read_packs
 from fleet.judge.evidence import Planned
 from fleet.judge.tally import Tally
-from fleet.report import load as loading
+from fleet.records import load as loading
+from fleet.records.load import Run, load
 from fleet.report import scale
-from fleet.report.load import Run, load
 from fleet.report.merge import merge
 from schemas import documents, quick
 from schemas.plans import Choice, Chosen, Plan

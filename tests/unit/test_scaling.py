@@ -13,20 +13,20 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.benchmarks.host_cpu import chosen, confine, cpu_list
+from agent.benchmarks.runtime.host_cpu import chosen, confine, cpu_list
+from agent.gang.protocol import Gang
 from agent.launch.stage import measure, worn_out
 from agent.launch.torchrun import LaunchError, torchrun
-from agent.record import HostRun
-from agent.wire import Gang
-from fleet.begin import begin
+from agent.run.record import HostRun
 from fleet.judge.evidence import Evidence
-from fleet.plan import PROFILES, make_plan, read_profile
-from fleet.report.load import load
-from fleet.report.render.scaling import render_html, render_lines, render_markdown, sentence
-from fleet.report.render.scaling_plots import plots
+from fleet.planning.begin import begin
+from fleet.planning.plan import PROFILES, make_plan, read_profile
+from fleet.records.load import load
 from fleet.scaling.outcome import FAILED, MEASURED, NOT_YET, OPEN, SKIPPED, Outcome, next_cell, outcome
+from fleet.scaling.page import render_html, render_lines, render_markdown, sentence
+from fleet.scaling.plots import plots
 from fleet.scaling.published import RUNS, ours
-from rackproof import main
+from rackproof.main import main
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json

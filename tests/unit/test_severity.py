@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from fleet.alerts.rules import PACKS, criteria_of, read_table, rules_of
+from fleet.integrations.alerts.rules import PACKS, criteria_of, read_table, rules_of
 from fleet.judge.criteria import read_pack
-from fleet.report.render.reasons import reasons as rendered
 from fleet.report.summary import reasons
+from fleet.report.tables.reasons import reasons as rendered
 from schemas.reports import ACTIONS, CRITICAL, FAIL, INCONCLUSIVE, PASS, WARNING, Verdict
 
 

@@ -12,13 +12,13 @@ from pathlib import Path
 
 import pytest
 
-from fleet import lock
-from fleet.cli import _judged as judged
-from fleet.report import load as loading
+from fleet.cli.verbs import _judged as judged
+from fleet.planning import run_lock
+from fleet.records import load as loading
 from fleet.signature import signing
 from fleet.signature.rejudged import Rules
 from fleet.signature.sums import LEFT_OUT, from_text
-from rackproof import main
+from rackproof.main import main
 from schemas import documents
 from schemas.errors import RunError
 from schemas.reports import FleetReport
@@ -412,7 +412,7 @@ def test_what_is_not_there_is_said(
 
 
 def test_a_run_that_goes_on_is_not_signed(run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    lock.take(run)
+    run_lock.take(run)
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 75
     assert "sign it when it is reported" in capsys.readouterr().err
 

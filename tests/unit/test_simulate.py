@@ -14,15 +14,15 @@ from typing import Any
 import pytest
 
 from fleet.judge.criteria import read_packs
-from fleet.judge.verdict import judge
-from fleet.report.load import Run, load
+from fleet.judge.judge import judge
+from fleet.records.load import Run, load
 from fleet.report.merge import merge
 from fleet.simulate import distil
 from fleet.simulate.faults import FAULTS
 from fleet.simulate.fleet import Fleet, placed, simulate
 from fleet.simulate.measured import levels
 from fleet.simulate.records import JUDGED
-from rackproof import main
+from rackproof.main import main
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict
@@ -363,7 +363,7 @@ def test_hosts_without_a_gang_and_what_is_not_measured_of_one_gpu(tmp_path: Path
 
 def test_ctrl_c_leaves_no_traceback_and_no_file_that_is_half_written(tmp_path: Path) -> None:
     run = tmp_path / "large"
-    command = [sys.executable, REPOSITORY / "rackproof.py", "simulate", run, "--hosts", "3000", "--readings", JUDGED]
+    command = [sys.executable, REPOSITORY / "rackproof", "simulate", run, "--hosts", "3000", "--readings", JUDGED]
     started = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
     while not [*run.glob("hosts/*.json")] and started.poll() is None:
         time.sleep(0.02)

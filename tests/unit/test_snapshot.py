@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.snapshot import Reading, collect, identities, now, take
+from agent.sampling.snapshot import Reading, collect, identities, now, take
 from collectors.base import HOST, Absent, Family
 from schemas import documents
 from schemas.records import Record, Snapshot, record_from_json, to_json
@@ -127,7 +127,7 @@ def test_a_collector_that_still_blocks_is_not_started_again(gate: threading.Even
 WITH_A_BLOCKED_DRIVER = """
 import json, sys, time
 from pathlib import Path
-from agent.snapshot import collect
+from agent.sampling.snapshot import collect
 from collectors.host import HostCollector
 from collectors.nvml import NvmlCollector
 from collectors.xid import XidCollector

@@ -16,22 +16,22 @@ from typing import Any
 
 import pytest
 
-from agent import soak
-from agent.fold import few_launches, few_snapshots, folded
-from agent.live import Span, document, tell
-from agent.record import HostRun
-from agent.soak import carry_out
-from agent.soak_run import CHECKPOINT, SoakRun
-from agent.timeline import MOST_BUCKETS, MOST_EVENTS, Recorder
+from agent.exporter.live import Span, document, tell
+from agent.run.record import HostRun
+from agent.sampling.timeline import MOST_BUCKETS, MOST_EVENTS, Recorder
+from agent.soak import soak
+from agent.soak.aggregate import few_launches, few_snapshots, folded
+from agent.soak.soak import carry_out
+from agent.soak.soak_run import CHECKPOINT, SoakRun
 from collectors.base import Absent
 from collectors.nvml import Beat
 from fleet.judge.criteria import read_packs
 from fleet.judge.drift import course
-from fleet.judge.verdict import judge
-from fleet.plan import seconds
+from fleet.judge.judge import judge
+from fleet.planning.plan import seconds
+from fleet.report.html.page import render_html
+from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
-from fleet.report.render.html import render_html
-from fleet.report.render.markdown import render_markdown
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import Plan
@@ -476,9 +476,9 @@ def test_duration_that_is_none_is_refused_with_an_example(text: str) -> None:
 GPU = """
 import json, sys, time
 from pathlib import Path
-from agent.record import HostRun
-from agent.soak import carry_out
-from agent.soak_run import SoakRun
+from agent.run.record import HostRun
+from agent.soak.soak import carry_out
+from agent.soak.soak_run import SoakRun
 from schemas.records import to_json
 from schemas.timeline import SOAK
 from tests import builders
@@ -739,7 +739,7 @@ def test_command_without_a_soak_in_its_plan_says_so(tmp_path: Path) -> None:
     plan = builders.plan("h1", profile="rehearsal", rackproof_gang="none")
     HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
     root = Path(__file__).parents[2]
-    command = [sys.executable, root / "rackproof.py", "soak", "--run-dir", tmp_path / "run", "--host", "h1"]
+    command = [sys.executable, root / "rackproof", "soak", "--run-dir", tmp_path / "run", "--host", "h1"]
     said = subprocess.run(command, capture_output=True, text=True, check=False)
     assert said.returncode == 64
     assert "the plan of this run has no soak" in said.stderr

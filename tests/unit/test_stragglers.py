@@ -18,15 +18,15 @@ from typing import Any
 
 import pytest
 
-from agent.benchmarks import host_cpu
-from agent.benchmarks.straggler import middle
+from agent.benchmarks.runtime import host_cpu
+from agent.benchmarks.training.straggler import middle
 from fleet.judge.criteria import Criterion, Pack, read_packs
+from fleet.judge.evaluate import held
 from fleet.judge.evidence import HostView, Planned
-from fleet.judge.held import held
+from fleet.judge.judge import Evidence, judge
 from fleet.judge.outliers import Fleet
 from fleet.judge.stragglers import with_causes
-from fleet.judge.verdict import Evidence, judge
-from fleet.plan import make_plan
+from fleet.planning.plan import make_plan
 from schemas.plans import Plan
 from schemas.records import UNSUPPORTED, Observation, Rank, Record
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict

@@ -15,10 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from agent import culprit, during, process_tree, supervise
-from agent.record import HostRun
-from agent.supervise import Command
-from agent.vigil import Vigil
+from agent.gang import culprit
+from agent.gang.monitor import Vigil
+from agent.launch import process_tree, supervise
+from agent.launch.supervise import Command
+from agent.run.record import HostRun
+from agent.sampling import snapshot_sampler
 from collectors.base import Collector, Family
 from schemas import documents
 from schemas.records import Record, to_json
@@ -153,13 +155,13 @@ os._exit(9)
 LAUNCHER = """
 import os, pathlib, subprocess, sys
 work = os.environ["WORK"]
-command = [sys.executable, "-m", "agent.guard", "rank_program"]
+command = [sys.executable, "-m", "agent.launch.guard", "rank_program"]
 ranks = [subprocess.Popen(command, env={**os.environ, "PYTHONPATH": work, "RANK": str(rank)}) for rank in (0, 1)]
 sys.exit(max(abs(rank.wait()) for rank in ranks))
 """
 RANK_PROGRAM = """
 import os, pathlib, signal, time
-from agent.heartbeat import heart
+from agent.gang.heartbeat import heart
 heart().phase, heart().grouped = "collective all_reduce 8 B", True
 pathlib.Path(os.environ["WORK"], f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
 time.sleep(1)
@@ -197,8 +199,8 @@ def test_rank_that_holds_up_the_others_is_named_and_all_are_ended(
 
 def test_driver_that_blocks_does_not_hold_up_the_watch(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot may take its whole deadline; the ranks' end is seen at once."""
-    monkeypatch.setattr(during, "SAMPLE_S", 0.1)
-    monkeypatch.setattr(during, "GRACE_S", 0.2)
+    monkeypatch.setattr(snapshot_sampler, "SAMPLE_S", 0.1)
+    monkeypatch.setattr(snapshot_sampler, "GRACE_S", 0.2)
     ended = threading.Event()
 
     class Blocking:

@@ -20,18 +20,21 @@ from typing import Any
 
 import pytest
 
-from agent import culprit, during, process_tree, supervise, vigil, work_directory
-from agent.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, RankState, Word
-from agent.during import Watch
-from agent.exchange import Exchange
-from agent.heartbeat import ADDRESS, LAUNCHED, SUPERVISOR, Beats, identity
-from agent.oom import Memory
-from agent.process_tree import ProcessTree
-from agent.record import HostRun
-from agent.supervise import Command
-from agent.vigil import Vigil, dump_flights, flight_recorder
-from agent.wire import Gang
-from agent.work_directory import begun, cap_logs, end_of, results, set_aside, tail, write_request
+from agent.gang import culprit, monitor
+from agent.gang.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, RankState, Word
+from agent.gang.heartbeat import ADDRESS, LAUNCHED, SUPERVISOR, Beats, identity
+from agent.gang.monitor import Vigil, dump_flights, flight_recorder
+from agent.gang.peer_channel import Exchange
+from agent.gang.protocol import Gang
+from agent.launch import process_tree, supervise
+from agent.launch.oom import Memory
+from agent.launch.process_tree import ProcessTree
+from agent.launch.supervise import Command
+from agent.run import work_directory
+from agent.run.record import HostRun
+from agent.run.work_directory import begun, cap_logs, end_of, results, set_aside, tail, write_request
+from agent.sampling import snapshot_sampler
+from agent.sampling.snapshot_sampler import Watch
 from collectors.base import Family
 from schemas.probes import PROBE
 from schemas.records import Culprit, Metric, Rank, Record, Snapshot, to_json
@@ -417,7 +420,7 @@ def test_a_rank_that_the_kernel_killed_is_told_with_its_reason(
     beats: Beats, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = Tree(tmp_path / "root", 2)
-    monkeypatch.setattr(vigil, "Memory", functools.partial(Memory, tree.root))
+    monkeypatch.setattr(monitor, "Memory", functools.partial(Memory, tree.root))
     watch = Vigil("h1", beats, None, 60.0)
     say(tmp_path, "end", rank=0, code=1, told=False)
     say(tmp_path, "end", rank=1, code=-9, told=True)
@@ -613,7 +616,7 @@ def test_each_rank_that_listens_is_asked_for_its_dump_and_waited_for(
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         (tmp_path / "flight.rank0").unlink()
         dump_flights(tmp_path, [0])
-        assert sum(waits[3:]) == pytest.approx(vigil.DUMP_S, abs=0.1), "not for ever"
+        assert sum(waits[3:]) == pytest.approx(monitor.DUMP_S, abs=0.1), "not for ever"
     finally:
         os.close(reader)
     waits.clear()
@@ -626,7 +629,7 @@ def test_each_rank_that_listens_is_asked_for_its_dump_and_waited_for(
 
 @pytest.fixture
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRun:
-    for module in (culprit, vigil):
+    for module in (culprit, monitor):
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
     monkeypatch.setattr(supervise, "LOOK_S", 0.02)
     monkeypatch.setattr(supervise, "FAMILY_S", 0.02)
@@ -713,7 +716,7 @@ class Asked:
 def test_while_the_ranks_run_the_quick_collectors_are_asked(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, meanwhile: list[Asked] | None, asked: str
 ) -> None:
-    monkeypatch.setattr(during, "SAMPLE_S", 0.02)
+    monkeypatch.setattr(snapshot_sampler, "SAMPLE_S", 0.02)
     record = launch(run, "sleep 0.3", [Asked("thorough")], meanwhile=meanwhile)
     seen = [
         (taken.stage, taken.phase, metric.name)
@@ -754,7 +757,7 @@ def test_whatever_goes_wrong_nothing_that_was_begun_is_left(
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("agent.telemetry.Pulse", lambda _: SimpleNamespace(read=dict))
+    monkeypatch.setattr("agent.sampling.telemetry.Pulse", lambda _: SimpleNamespace(read=dict))
     monkeypatch.setattr(supervise, "Beats", noted)
     monkeypatch.setattr(supervise, place, refuse)
     with pytest.raises(OSError, match="no space left"):
@@ -775,7 +778,7 @@ def test_a_host_whose_launcher_ended_early_has_started_no_rank(
     run: HostRun, gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """So that no part of it is to blame. One that lost the others, or a rank that never beat, is another matter."""
-    for module in (culprit, vigil):
+    for module in (culprit, monitor):
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
     exchange = Exchange(gang("h1", 2))
     exchange.words = {"h2": Word(at=time.monotonic(), finished=True)}
@@ -958,7 +961,7 @@ def test_a_host_that_ends_its_ranks_itself_says_so_and_nobody_who_fails_then_is_
 ) -> None:
     """As at its deadline, which passes before that of a host that began later."""
     monkeypatch.setattr(culprit, "SETTLE_S", 0.1)
-    monkeypatch.setattr(vigil, "SETTLE_S", 0.1)
+    monkeypatch.setattr(monitor, "SETTLE_S", 0.1)
     _, there = met(*two)
     two[0].leave()
     parting = threading.Thread(target=two[0].part, daemon=True)
@@ -1001,7 +1004,7 @@ def test_who_parts_is_heard_and_does_not_wait_any_longer(
     listener.join(5)
     assert there.words["h1"].finished
     assert there.words["h1"].ranks[0].exit_code == 0, "its last word has the end of its ranks"
-    assert time.monotonic() - began < vigil.PARTING_S / 2
+    assert time.monotonic() - began < monitor.PARTING_S / 2
     assert there.verdict is None
     Exchange(gang("h1")).close()  # the next launch listens there
 
@@ -1042,7 +1045,7 @@ def test_the_last_word_of_a_host_that_nobody_calls_is_waited_for_until_it_is_ans
     listener.join(5)
     assert [each.words["h3"].ranks[1].exit_code for each in watchers] == [3, 3]
     assert mine._answered == {"h1": mine._number, "h2": mine._number}
-    assert time.monotonic() - began < vigil.PARTING_S / 2
+    assert time.monotonic() - began < monitor.PARTING_S / 2
     for each in watchers:
         each.close()
 

@@ -13,15 +13,15 @@ from typing import Any
 
 import pytest
 
-from fleet.judge import expected
-from fleet.judge.applied import criteria_of, packs_for
+from fleet.judge import expectations
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
 from fleet.judge.evidence import Evidence, HostView, Planned
-from fleet.judge.known import Known
-from fleet.judge.localise import judge_pairs
+from fleet.judge.fleet_stats import Known
+from fleet.judge.judge import judge
+from fleet.judge.localization import judge_pairs
+from fleet.judge.pack_selection import criteria_of, packs_for
 from fleet.judge.survey import Survey, kinds_of
 from fleet.judge.tally import Tally
-from fleet.judge.verdict import judge
 from schemas import quick
 from schemas.baselines import HostBaseline, PlannedBaseline
 from schemas.plans import Plan
@@ -101,7 +101,7 @@ def look(plan: Plan, told: dict[str, Evidence], packs: Sequence[Pack], parts: in
             if len(well) == len(views) and part.hosts[0].gang:
                 more = [
                     *judge_pairs(views, ()),
-                    *expected.divided(part, {view.host.name: view.evidence for view in views}),
+                    *expectations.divided(part, {view.host.name: view.evidence for view in views}),
                 ]
             if len(well) < len(views) or any(verdict.verdict != PASS for verdict in more):
                 survey.uneasy |= set(unit)

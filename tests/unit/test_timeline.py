@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from agent.telemetry import PERIOD_S, Telemetry
-from agent.work_directory import begun
+from agent.run.work_directory import begun
+from agent.sampling.telemetry import PERIOD_S, Telemetry
 from collectors.base import Absent
 from collectors.nvml import Beat
 from fleet.judge.criteria import read_packs
+from fleet.report.html import pages
+from fleet.report.html.page import render_html
+from fleet.report.html.timeline_launch import courses
 from fleet.report.merge import merge
-from fleet.report.render import pages
-from fleet.report.render.html import render_html
-from fleet.report.render.timeline_launch import courses
 from fleet.report.scale_full import reduced
 from schemas import documents, quick
 from schemas.plans import Plan
@@ -197,8 +197,8 @@ def test_timeline_that_is_none_of_ours_is_refused(broken: dict[str, Any]) -> Non
 WATCHED = """
 import json, os, sys, time
 from pathlib import Path
-from agent import supervise
-from agent.record import HostRun
+from agent.launch import supervise
+from agent.run.record import HostRun
 from schemas.records import to_json
 from tests import builders
 folder, scenario = Path(sys.argv[1]), os.environ["RACKPROOF_NVML_SCENARIO"]

@@ -13,18 +13,18 @@ from typing import Any
 import pytest
 import torch
 
-from agent.benchmarks import (
+from agent.benchmarks.collectives import overlap
+from agent.benchmarks.runtime.context import Context
+from agent.benchmarks.training import (
     checkpoint,
     dataloader,
     fashion_mnist,
     model_parallel,
-    overlap,
     straggler,
     training,
     transformer,
     variants,
 )
-from agent.benchmarks.context import Context
 from schemas.catalogue import expand, settings
 from schemas.records import Observation
 from tests import ranks
@@ -312,7 +312,7 @@ def test_every_rank_counts_the_same_operations_of_all_ranks(faults: list[Observa
 
 def _at_fault() -> None:
     from agent.benchmarks.__main__ import _context, _meeting_place
-    from agent.benchmarks.context import join
+    from agent.benchmarks.runtime.context import join
 
     context = _context(request(), Path.cwd(), *_meeting_place())
     join(context)

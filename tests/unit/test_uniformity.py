@@ -12,11 +12,11 @@ import pytest
 import yaml
 
 from fleet.judge.criteria import Pack, read_pack
-from fleet.judge.verdict import Evidence, judge
+from fleet.judge.judge import Evidence, judge
+from fleet.report.html.page import render_html
+from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
-from fleet.report.render import versions
-from fleet.report.render.html import render_html
-from fleet.report.render.markdown import render_markdown
+from fleet.report.tables import versions
 from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import Metric, Snapshot

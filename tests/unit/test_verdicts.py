@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.judge.criteria import read_packs
 from fleet.report.merge import merge
-from fleet.report.render.prometheus import LABEL_LIMIT, MOST_FAILURES, render_prometheus
+from fleet.report.prometheus import LABEL_LIMIT, MOST_FAILURES, render_prometheus
 from schemas.plans import Plan
 from schemas.reports import FleetReport, Verdict
 from schemas.waivers import Waiver

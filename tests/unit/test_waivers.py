@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.baseline.waivers import read_waivers
+from fleet.inventory.waivers_file import read_waivers
 from fleet.judge.waivers import Waived, covers
 from schemas import documents
 from schemas.errors import UsageError

@@ -25,16 +25,16 @@ from typing import Any
 
 import pytest
 
-import rackproof
-from fleet import lock
+from fleet.planning import run_lock
 from fleet.watch import exporters, findings
 from fleet.watch.lines import Beats, changes
+from fleet.watch.progress import DONE, FAILED, LEFT, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from fleet.watch.screen import render
-from fleet.watch.story import DONE, FAILED, LEFT, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from fleet.watch.tail import Tail
 from fleet.watch.text import duration, width
 from fleet.watch.view import View
 from fleet.watch.watcher import Watcher
+from rackproof import main as rackproof
 from schemas import documents, locks
 from schemas.plans import Plan
 from schemas.records import Record, to_json
@@ -105,7 +105,7 @@ class Run:
     def hold(self, pid: int | None = None) -> Run:
         claim = locks.claim("r1", self.directory.parent, pid or os.getpid(), "2026-11-21T04:00:00.000000Z")
         claim = replace(claim, user="alice", host="control1")
-        with locks.exclusive(self.directory / lock.LOCK) as file:
+        with locks.exclusive(self.directory / run_lock.LOCK) as file:
             locks.write_line(file, {**vars(claim), "running": []})
         return self
 
@@ -605,7 +605,7 @@ def test_without_a_run_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[
 
 
 def watching(run: Run, *options: str, **arguments: Any) -> subprocess.Popen[bytes]:
-    command = [sys.executable, str(ROOT / "rackproof.py"), "watch", str(run.directory), "--every=0.2", *options]
+    command = [sys.executable, str(ROOT / "rackproof"), "watch", str(run.directory), "--every=0.2", *options]
     return subprocess.Popen([*command, "--no-ask", "--no-judge"], **arguments)
 
 
@@ -614,7 +614,7 @@ def test_log_ends_when_nobody_carries_out_the_run_any_more(run: Run) -> None:
     with watching(run, stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert b"run r1: 3 hosts" in process.stdout.readline()
-        (run.directory / lock.LOCK).unlink()
+        (run.directory / run_lock.LOCK).unlink()
         rest = process.stdout.read()
         assert process.wait(10) == 0
     assert b"nobody carries out this run at the moment" in rest

@@ -17,9 +17,9 @@ import bcrypt
 import pytest
 from prometheus_client import CollectorRegistry, Gauge
 
-from agent import web
-from agent.web import Server
-from agent.web_config import WebConfig, WebConfigError, read_web_config
+from agent.exporter import web
+from agent.exporter.web import Server
+from agent.exporter.web_config import WebConfig, WebConfigError, read_web_config
 from tests.accepted import rackproof
 
 ROOT = Path(__file__).parents[2]
@@ -252,7 +252,7 @@ def test_a_wrong_command_line_is_usage(arguments: list[str], said: str) -> None:
 def test_textfile_is_whole_and_goes_with_its_writer(tmp_path: Path) -> None:
     path = tmp_path / "rackproof.prom"
     writer = subprocess.Popen(
-        [sys.executable, str(ROOT / "rackproof.py"), "export", "--textfile", str(path), "--every", "1"],
+        [sys.executable, str(ROOT / "rackproof"), "export", "--textfile", str(path), "--every", "1"],
         stderr=subprocess.DEVNULL,
     )
     ends = time.monotonic() + 30

@@ -18,7 +18,7 @@ from collectors.base import Absent, scope
 from collectors.kernel_log import message
 from collectors.xid import XidCollector, address, sxid, xid
 from fleet.judge.criteria import Criterion, read_pack, read_packs
-from fleet.judge.verdict import Evidence, judge
+from fleet.judge.judge import Evidence, judge
 from schemas.records import Metric
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders

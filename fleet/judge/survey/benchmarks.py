@@ -7,17 +7,17 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fleet.judge import expected, outliers
-from fleet.judge.bounded import Bounded
+from fleet.judge import expectations, outliers
+from fleet.judge.bounded_cache import Bounded
 from fleet.judge.criteria import Criterion
 from fleet.judge.digests import NAME as DIGEST_NAME
+from fleet.judge.evaluate import holds, limit_of, series
 from fleet.judge.evidence import Evidence, HostView, from_benchmark
-from fleet.judge.held import holds, limit_of, series
-from fleet.judge.known import Known
+from fleet.judge.fleet_stats import Known
 from fleet.judge.stragglers import ranks_of
 from fleet.judge.survey.found import MOST_KEPT, Check, Key, Looked, Program, own_scope, template_of
 from fleet.judge.tally import Tally
-from fleet.judge.uniform import group_key, same_series
+from fleet.judge.uniformity import group_key, same_series
 from schemas.records import ERROR, MEASURED, Observation, Value
 from schemas.reports import Verdict
 
@@ -86,7 +86,8 @@ class Benchmarks:
     def _compiled(self, view: HostView, made: Sequence[Observation]) -> Program:
         program = Program()
         if any(
-            verdict.name.split(".")[0] != "pairs" for verdict in (*expected.planned(view), *expected.reported(view))
+            verdict.name.split(".")[0] != "pairs"
+            for verdict in (*expectations.planned(view), *expectations.reported(view))
         ):
             program.plain = False
             return program

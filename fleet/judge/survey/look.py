@@ -5,18 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from fleet.judge import expected
+from fleet.judge import expectations
 from fleet.judge.baseline import judge_presence
 from fleet.judge.digests import CRITERION as DIGEST
 from fleet.judge.digests import Told, digest_verdict, told_digests
 from fleet.judge.drift import soaked
 from fleet.judge.evidence import LAUNCH, HostView, Planned, from_benchmark
-from fleet.judge.known import Known
+from fleet.judge.fleet_stats import Known
 from fleet.judge.survey.benchmarks import Benchmarks
 from fleet.judge.survey.found import Key, Looked
 from fleet.judge.survey.snapshots import Snapshots
 from fleet.judge.tally import Tally
-from fleet.judge.uniform import kin
+from fleet.judge.uniformity import kin
 from schemas.reports import PASS
 
 
@@ -50,7 +50,7 @@ class Look:
     def _looked(self, view: HostView, digests: Sequence[tuple[Key, Told]]) -> Looked | None:
         if not self._plain(view):
             return None
-        first = (expected.model(view), expected.constancy(view), soaked(view), judge_presence(view))
+        first = (expectations.model(view), expectations.constancy(view), soaked(view), judge_presence(view))
         found = Looked(view=view)
         for verdicts in first:
             for verdict in verdicts:

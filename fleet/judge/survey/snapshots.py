@@ -6,14 +6,14 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fleet.judge.bounded import Bounded
+from fleet.judge.bounded_cache import Bounded
 from fleet.judge.criteria import Criterion
+from fleet.judge.evaluate import held, series, unobserved
 from fleet.judge.evidence import LAUNCH, HostView, Planned, from_benchmark
-from fleet.judge.held import held, series, unobserved
-from fleet.judge.known import Known
+from fleet.judge.fleet_stats import Known
 from fleet.judge.outliers import Fleet
 from fleet.judge.survey.found import MOST_KEPT, Key, Looked, template_of
-from fleet.judge.uniform import group_key, kin, same_series
+from fleet.judge.uniformity import group_key, kin, same_series
 from schemas.records import ERROR, MEASURED, UNSUPPORTED
 from schemas.reports import PASS, Verdict
 

@@ -9,10 +9,10 @@ from fleet.judge import outliers
 from fleet.judge.criteria import Criterion
 from fleet.judge.digests import CRITERION as DIGEST
 from fleet.judge.digests import agrees
+from fleet.judge.evaluate import holds
 from fleet.judge.evidence import HostView, Planned
-from fleet.judge.held import holds
-from fleet.judge.known import Known
-from fleet.judge.localise.faults import CRITERION as LOCALISE
+from fleet.judge.fleet_stats import Known
+from fleet.judge.localization.faults import CRITERION as LOCALISE
 from fleet.judge.paths import is_bandwidth, path_of
 from fleet.judge.row import MOST_FAR
 from fleet.judge.survey.claims import Claim, Many, Same

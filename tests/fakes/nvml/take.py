@@ -10,7 +10,7 @@ import json
 import sys
 from functools import cache
 
-from agent.snapshot import take
+from agent.sampling.snapshot import take
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
 

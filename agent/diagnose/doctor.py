@@ -1,0 +1,169 @@
+"""`rackproof doctor`: this host looked at and judged in seconds, without Ansible, a plan or a benchmark."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+
+from agent.sampling.snapshot import take
+from collectors.base import Collector
+from fleet.judge.criteria import Pack
+from fleet.judge.evidence import Evidence
+from fleet.judge.judge import judge
+from fleet.judge.pack_selection import packs_for
+from schemas import VERSION
+from schemas.plans import Plan, PlannedHost
+from schemas.records import Gpu, Record, Snapshot
+from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Verdict
+
+STAGE = "doctor"
+SLEEPING = ("gpu.pcie.generation", "pcie.slowed")
+AT_IDLE = "links may save power at idle, so that only a benchmark can tell"
+NOT_SAID = "how many GPUs were ordered was not said: give --gpus, or one that is gone from the PCI bus is not missed"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Diagnosis:
+    """What was found on one host."""
+
+    host: str
+    gpus: tuple[Gpu, ...]
+    packs: tuple[str, ...]
+    readings: int
+    seconds: float
+    """What the two snapshots took."""
+    findings: tuple[Verdict, ...]
+    """What failed, the gravest action first."""
+    untold: tuple[Verdict, ...]
+    """What could not be judged."""
+    passed: int
+
+    @property
+    def exit_code(self) -> int:
+        """0 nothing found, 1 something failed, 2 nothing failed but something could not be told."""
+        return 1 if self.findings else 2 if self.untold else 0
+
+
+def examine(
+    collectors: Sequence[Collector],
+    packs: Sequence[Pack],
+    *,
+    host: str,
+    gpu_count: int | None,
+    wait_s: float,
+    sleep: Callable[[float], None] = time.sleep,
+) -> Diagnosis:
+    """Takes two snapshots and judges what they show, what moved between them too.
+
+    Args:
+        gpu_count: GPUs that the host should have; None: as many as are on its PCI bus.
+        wait_s: seconds between the two snapshots.
+    """
+    first, _ = take(collectors, stage=STAGE, phase="before")
+    sleep(wait_s)
+    second, gpus = take(collectors, stage=STAGE, phase="after")
+    plan = plan_of(host, _on_the_bus(second) if gpu_count is None else gpu_count, first.at)
+    verdicts = list(_at_idle(judged(plan, (first, second), gpus, packs), packs))
+    if gpu_count is None:
+        verdicts.append(_not_said(host))
+    chosen, _ = packs_for(plan, plan.hosts[0], gpus, packs)
+    return Diagnosis(
+        host=host,
+        gpus=gpus,
+        packs=tuple(pack.name for pack in chosen),
+        readings=sum(len(metric.values) + len(metric.absent) for metric in second.metrics),
+        seconds=first.duration_s + second.duration_s,
+        findings=tuple(sorted((found for found in verdicts if found.verdict == FAIL), key=_gravity)),
+        untold=tuple(found for found in verdicts if found.verdict == INCONCLUSIVE),
+        passed=sum(found.verdict == PASS for found in verdicts),
+    )
+
+
+def plan_of(host: str, gpu_count: int, created: str) -> Plan:
+    """One host with so many GPUs, of which nothing is measured."""
+    planned = PlannedHost(name=host, address="", rack="", device="gpu", devices=tuple(range(gpu_count)))
+    return Plan(
+        run_id=STAGE,
+        nonce="0" * 32,
+        created=created,
+        profile=STAGE,
+        rehearsal=False,
+        criteria=(),
+        stages=(),
+        hosts=(planned,),
+        expected=(),
+    )
+
+
+def judged(plan: Plan, snapshots: Sequence[Snapshot], gpus: Iterable[Gpu], packs: Sequence[Pack]) -> list[Verdict]:
+    """What the judge says of the plan's one host after these snapshots."""
+    host = plan.hosts[0]
+    record = Record(
+        run_id=plan.run_id,
+        nonce=plan.nonce,
+        host=host.name,
+        began=snapshots[0].at,
+        ended=snapshots[-1].at,
+        rackproof=VERSION,
+        gpus=tuple(gpus),
+        snapshots=tuple(snapshots),
+    )
+    return judge(plan, {host.name: Evidence(records=(record,))}, packs)
+
+
+def _not_said(host: str) -> Verdict:
+    return Verdict(host=host, scope="host", name="gpu.count", verdict=INCONCLUSIVE, criterion="plan", reason=NOT_SAID)
+
+
+def _on_the_bus(snapshot: Snapshot) -> int:
+    """GPUs on the PCI bus, or, where that cannot be read, those that the driver answers for."""
+    read = {metric.name: metric.values.get("host") for metric in snapshot.metrics}
+    counts = [read.get(name) for name in ("gpu.pci_count", "gpu.count")]
+    return max((int(count) for count in counts if isinstance(count, int | float)), default=0)
+
+
+def _at_idle(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> Iterable[Verdict]:
+    """A link that is slow now may be asleep: nobody put a load on it, so that it is no finding yet."""
+    criteria = [criterion for pack in packs for criterion in pack.criteria if criterion.best_of_run]
+    asleep = {criterion.id for criterion in criteria if criterion.name in SLEEPING}
+    for found in verdicts:
+        if found.verdict == FAIL and found.criterion in asleep:
+            yield replace(found, verdict=INCONCLUSIVE, action="none", reason=f"{found.reason}; {AT_IDLE}")
+        else:
+            yield found
+
+
+def _gravity(found: Verdict) -> tuple[int, str, str]:
+    return ACTIONS.index(found.action), found.scope, found.name
+
+
+def table(found: Diagnosis) -> str:
+    """The diagnosis for people."""
+    names = sorted({gpu.name for gpu in found.gpus})
+    lines = [
+        f"{found.host}: {len(found.gpus)} GPUs ({', '.join(names) or 'no driver answers for any'}); "
+        f"{found.readings} readings, two snapshots in {found.seconds:.1f} s; criteria {', '.join(found.packs)}"
+    ]
+    lines += _rows("FOUND", [(item.action.replace("_", " "), item) for item in found.findings])
+    lines += _rows("NOT TOLD", [("", item) for item in found.untold])
+    lines.append(
+        f"{found.passed} checks passed, {len(found.findings)} failed, {len(found.untold)} could not be told; "
+        "bandwidth and speed are the benchmarks' to tell"
+    )
+    return "\n".join(lines)
+
+
+def _rows(title: str, rows: Sequence[tuple[str, Verdict]]) -> list[str]:
+    if not rows:
+        return []
+    places = [f"{item.scope} {item.serial}".strip() for _, item in rows]
+    width, wide = max(len(action) for action, _ in rows), max(map(len, places))
+    return (
+        ["", title]
+        + [
+            f"  {action:<{width}}  {place:<{wide}}  {item.name}: {item.reason} [{item.criterion}]".rstrip()
+            for (action, item), place in zip(rows, places, strict=True)
+        ]
+        + [""]
+    )

@@ -1,0 +1,52 @@
+"""`rackproof criteria`: arguments to calls."""
+
+from __future__ import annotations
+
+import argparse
+
+from fleet.criteria_lint.lint import lint
+from fleet.integrations.alerts.rules import PACKS, RUNBOOK, rule_file
+from fleet.judge.criteria import read_pack, shipped_packs
+from fleet.report.checks import checks
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Adds criteria to the command."""
+    criteria = verbs.add_parser(
+        "criteria",
+        help="check criteria packs (exits 0 clean, 1 with findings), list what they ask, or print them as alerts",
+        epilog="examples: rackproof criteria lint my-pack.yml; rackproof criteria list h200-sxm; "
+        "rackproof criteria alerts my-pack.yml > /etc/prometheus/rackproof.rules.yml",
+    )
+    criteria.add_argument(
+        "what",
+        choices=["lint", "list", "alerts"],
+        help="check packs against schema, catalogue and physics; print them; or print rules for Prometheus",
+    )
+    criteria.add_argument(
+        "packs",
+        nargs="*",
+        help="lint: .yml files to check beside the shipped packs; list: names or .yml files; alerts: the same, as well",
+    )
+    criteria.add_argument(
+        "--runbook", default=RUNBOOK, help="alerts: where docs/alerts.md can be read (default: %(default)s)"
+    )
+    return criteria
+
+
+def call(options: argparse.Namespace) -> int:
+    """Runs the verb."""
+    if options.what == "list":
+        print(checks([read_pack(name) for name in options.packs or ["common"]]), end="")
+        return 0
+    if options.what == "alerts":
+        print(rule_file([read_pack(name) for name in (*PACKS, *options.packs)], options.runbook), end="")
+        return 0
+    packs = [read_pack(name) for name in (*shipped_packs(), *options.packs)]
+    findings = dict.fromkeys(finding for pack in packs for finding in lint(pack))
+    for finding in findings:
+        print(finding)
+    checked = len({(item.origin, item.id) for pack in packs for item in pack.criteria})
+    if not findings:
+        print(f"{len(packs)} packs with {checked} criteria: nothing found")
+    return 1 if findings else 0

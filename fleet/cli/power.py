@@ -1,0 +1,43 @@
+"""`rackproof power`: arguments to calls."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import json
+from pathlib import Path
+
+from fleet.criteria_lint.checked_packs import checked_packs
+from fleet.judge.power import LEAST_RUNS, power
+from fleet.records.load import load
+from fleet.report.power import render_power
+from schemas.errors import UsageError
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Adds power to the command."""
+    verb = verbs.add_parser(
+        "power",
+        help="from several runs of the same hosts: what each floor finds, and how often it fails a healthy part",
+        epilog="example: rackproof power runs/a runs/b runs/c",
+    )
+    verb.add_argument("run_dirs", type=Path, nargs="+", metavar="run_dir", help="directory of a run; three or more")
+    verb.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
+    verb.add_argument("--json", action="store_true", help="print all of it as JSON")
+    return verb
+
+
+def call(options: argparse.Namespace) -> int:
+    """Runs the verb."""
+    if len(options.run_dirs) < LEAST_RUNS:
+        raise UsageError(
+            f"{len(options.run_dirs)} of at least {LEAST_RUNS} run directories: noise cannot be told from fewer runs"
+        )
+    runs = [load(directory) for directory in options.run_dirs]
+    packs = checked_packs([*runs[0].plan.criteria, *options.criteria])
+    found = power([(run.plan, run.evidence) for run in runs], packs)
+    simulated = any(run.plan.simulated for run in runs)
+    document = {**dataclasses.asdict(found), "simulated": simulated}
+    head = "SIMULATED: figures of rackproof simulate, not of hardware\n" if simulated else ""
+    print(json.dumps(document, indent=1) if options.json else f"{head}{render_power(found)}")
+    return 0

@@ -1,0 +1,157 @@
+"""`rackproof rma`: arguments to calls."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from fleet.judge.evidence import Evidence
+from fleet.records.load import Run, load, refuse_no_run
+from fleet.report.format import clean
+from fleet.report.observations import COLUMNS, Head, piece, rows
+from fleet.rma.dossier import Told, dossier
+from fleet.rma.files import as_json, names, write_package
+from fleet.rma.parts import HOST, Part, parts, within
+from fleet.rma.readme import render_readme
+from schemas import documents
+from schemas.errors import RunError, UsageError
+from schemas.reports import FAIL, INCONCLUSIVE, Verdict, mark
+from schemas.waivers import Waiver
+
+REPORT_BYTES = 2_000_000_000
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+    """Adds rma to the command."""
+    verb = verbs.add_parser(
+        "rma",
+        help="of a reported run, what a vendor needs of each failed part: rma/<serial>/ in the run directory",
+        description="Writes rma/<serial>/ with README.md, part.json and observations.csv for every part that failed a "
+        "criterion which asks to return, inspect or reseat it, and for which no waiver holds. It judges nothing: "
+        "the findings are those of report.json.",
+        epilog="examples: rackproof rma runs/rack12; rackproof rma runs/rack12 --serial 1650123000456 --zip. "
+        "Exit codes: 0 written, or no part is to be returned; 2 the run has no report; 64 nothing failed of what was named.",
+    )
+    verb.add_argument("run_dir", type=Path, help="directory of the run")
+    verb.add_argument("--serial", help="the part of that serial alone, whatever action its failures ask for")
+    verb.add_argument("--host", help="the parts of that host alone, whatever action their failures ask for")
+    verb.add_argument("--zip", action="store_true", help="rma/<serial>.zip too")
+    verb.add_argument("--json", action="store_true", help="print serial, host, place, action and path of each as JSON")
+    return verb
+
+
+def rma(options: argparse.Namespace) -> int:
+    """Runs the verb."""
+    refuse_no_run(options.run_dir)
+    report = _report(options.run_dir)
+    run = load(options.run_dir)
+    if report["run_id"] != run.plan.run_id:
+        raise RunError(
+            f"{options.run_dir}: report.json is of run {clean(report['run_id'])}, the plan of {run.plan.run_id}: "
+            f"rackproof report {options.run_dir}"
+        )
+    verdicts = [_verdict(item) for item in report["verdicts"]]
+    failed, told = parts(verdicts), _told(report)
+    named = options.serial is not None or options.host is not None
+    wanted = [part for part in failed if (part.returned or named) and options.host in (None, part.host)]
+    found = [(part, dossier(part, run.plan, told, _left(run, part))) for part in wanted]
+    chosen = [item for item in found if options.serial in (None, item[1]["part"].get("serial"))]
+    if named and not chosen:
+        raise UsageError(_unknown(options, failed, found))
+    made = []
+    for (part, document), name in zip(chosen, names([document for _, document in chosen]), strict=True):
+        files = {
+            "README.md": render_readme(document),
+            "part.json": as_json(document),
+            "observations.csv": _observations(report, run, part),
+        }
+        path = write_package(options.run_dir, name, files, options.zip)
+        made.append({**_line(document), "path": str(path)})
+    if options.json:
+        print(json.dumps(made, indent=1))
+    else:
+        print("\n".join(_text(item) for item in made) or _nothing(failed, verdicts))
+    return 0
+
+
+def _report(run_dir: Path) -> Mapping[str, Any]:
+    try:
+        found: Mapping[str, Any] = documents.read(run_dir / "report.json", "report", max_bytes=REPORT_BYTES)
+    except documents.DocumentError as error:
+        raise RunError(f"{error}: make it with rackproof report {run_dir}") from None
+    return found
+
+
+def _verdict(item: Mapping[str, Any]) -> Verdict:
+    waiver = item.get("waiver")
+    return Verdict(**{**item, "waiver": Waiver(**waiver) if waiver else None})
+
+
+def _told(report: Mapping[str, Any]) -> Told:
+    hosts = {host["name"]: host for host in report["hosts"]}
+    return Told(
+        decision=report["decision"],
+        mark=mark(simulated=report.get("simulated", False), rehearsal=report["rehearsal"]),
+        ended=report["ended"],
+        rackproof=report["rackproof"],
+        racks={name: host["rack"] for name, host in hosts.items()},
+        software={name: host.get("software", {}) for name, host in hosts.items()},
+        events={name: host.get("events", ()) for name, host in hosts.items()},
+    )
+
+
+def _left(run: Run, part: Part) -> Evidence:
+    return run.evidence.get(part.host, Evidence())
+
+
+def _unknown(
+    options: argparse.Namespace, failed: Sequence[Part], found: Sequence[tuple[Part, Mapping[str, Any]]]
+) -> str:
+    """Why nothing is written of what was named."""
+    serials = [document["part"].get("serial", "") for _, document in found]
+    known = list(dict.fromkeys(serials if options.serial is not None and found else [part.host for part in failed]))
+    there = ", ".join(clean(text) for text in known[:10] if text) or "nothing"
+    named = options.serial if options.serial is not None and found else options.host or options.serial
+    return f"{clean(named)}: nothing failed there{documents.nearest(named, known)}; what failed: {there}"
+
+
+def _observations(report: Mapping[str, Any], run: Run, part: Part) -> str:
+    head = Head(mark=_told(report).mark, run_id=run.plan.run_id)
+    rack = _told(report).racks.get(part.host, "")
+    told = rows(part.host, rack, _left(run, part), [*part.findings, *part.open])
+    laid = {(verdict.scope, verdict.name) for verdict in part.findings if verdict.part and verdict.scope != HOST}
+    own = [row for row in told if within(row.scope, part.place) or (row.scope, row.name) in laid]
+    return ",".join(COLUMNS) + "\r\n" + piece(head, own)
+
+
+def _line(document: Mapping[str, Any]) -> dict[str, str]:
+    part, slot = document["part"], document["slot"]
+    return {
+        "mark": document["mark"],
+        "serial": part.get("serial", ""),
+        "model": part.get("model", part["kind"]),
+        "host": slot["host"],
+        "place": slot["place"],
+        "action": document["action"],
+    }
+
+
+def _text(item: Mapping[str, str]) -> str:
+    serial = item["serial"] or "no serial"
+    mark = f"{item['mark']} " if item["mark"] else ""
+    return f"{mark}{item['host']} {item['place']} {item['model']} {serial}: {item['action'].replace('_', ' ')}: {item['path']}"
+
+
+def _nothing(found: Sequence[object], verdicts: Sequence[Verdict]) -> str:
+    """Why nothing is written."""
+    unknown = sum(verdict.verdict == INCONCLUSIVE for verdict in verdicts)
+    if found:
+        why = f"{len(found)} failed, each of which a reset, a reboot or a waiver answers (--serial or --host writes of them too)"
+    elif any(verdict.verdict == FAIL for verdict in verdicts):
+        why = "what failed is of hosts together, and of no part alone"
+    else:
+        why = "nothing failed"
+    return f"no part is to be returned: {why}" + (f"; {unknown} verdicts are inconclusive" if unknown else "")

@@ -1,0 +1,286 @@
+"""What should be there and is not, and what cannot be true of one host: the verdicts that need no criterion."""
+
+from __future__ import annotations
+
+import itertools
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+
+from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.localization.launches import attempts
+from schemas.catalogue import Expectation, possible
+from schemas.plans import Plan
+from schemas.probes import GANG
+from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Observation, Value
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+
+Place = tuple[str, int]
+"""Host and index of a GPU."""
+
+
+def model(view: HostView) -> Iterator[Verdict]:
+    """Whether a pack is for the host's GPUs, and whether they are what the inventory says."""
+    if view.no_pack:
+        yield view.inconclusive(
+            "gpu.name", "host", f"{view.no_pack}: name one by rackproof_gpu_model, or write one (CONTRIBUTING.md)"
+        )
+    expected = next((pack for pack in view.packs if pack.name == view.host.gpu_model), None)
+    for scope in view.host.scopes if view.host.device == "gpu" else ():
+        if scope not in view.names and view.measured_at(scope):
+            yield view.inconclusive("gpu.name", scope, "the GPU does not tell its name")
+        elif scope in view.names and expected:
+            name = view.names[scope]
+            reason = f"found {name}, the inventory says {view.host.gpu_model}"
+            right = name in expected.gpu_names
+            yield _fact(view, "gpu.name", scope, "gpu-model", name, reason, right, "inventory: rackproof_gpu_model")
+
+
+def constancy(view: HostView) -> Iterator[Verdict]:
+    """A part that was swapped, or a host that rebooted, in mid-run leaves figures that are not one part's."""
+    for name in ("gpu.serial", "gpu.uuid", "gpu.name"):
+        for scope in view.host.scopes:
+            seen = [item.value for item in view.observations[name] if item.scope == scope and item.status == MEASURED]
+            # What a host measured alone and what it measured in its gang are records apart: each names its GPUs.
+            named = [
+                vars(gpu)[name.removeprefix("gpu.")]
+                for record in view.evidence.records
+                for gpu in record.gpus
+                if f"gpu={gpu.index}" == scope
+            ]
+            for told in (seen, filter(None, named)):
+                values = list(dict.fromkeys(told))
+                if len(values) > 1:
+                    reason = f"changed during the run: {', then '.join(map(str, values))}"
+                    source = "a serial names one part"
+                    yield _fact(view, name, scope, "identity-constant", values[-1], reason, False, source)
+    uptimes = [_number(item.value) for item in view.observations["host.uptime"] if item.status == MEASURED]
+    if any(later < earlier for earlier, later in itertools.pairwise(uptimes)):
+        yield view.inconclusive("host.uptime", "host", "the host rebooted during the run: its counters began anew")
+
+
+def _number(value: Value) -> float:
+    return float(value) if isinstance(value, int | float) else float("nan")
+
+
+def _fact(
+    view: HostView, name: str, scope: str, criterion: str, value: Value, reason: str, right: bool, source: str
+) -> Verdict:
+    return Verdict(
+        host=view.host.name,
+        scope=scope,
+        serial=view.serials.get(scope, ""),
+        name=name,
+        verdict=PASS if right else FAIL,
+        criterion=criterion,
+        value=value,
+        unit="1",
+        reason=reason,
+        action="none" if right else "inspect_hardware",
+        source=source,
+        basis="policy",
+    )
+
+
+def collectors(view: HostView) -> Iterator[Verdict]:
+    """A collector that failed in any snapshot took with it what would have been seen then."""
+    for name in view.observations:
+        for item in view.observations[name] if name.startswith("collector.") else ():
+            if item.status != MEASURED:
+                when = f"{item.params['phase']} {item.stage}"
+                yield view.inconclusive(name, item.scope, f"{item.status} {when}: {item.reason}", item.stage)
+
+
+def planned(view: HostView) -> Iterator[Verdict]:
+    """Inconclusive for every observation that the plan expects and that was not measured."""
+    for stage in view.plan.stages:
+        wanted = [item for item in view.expected if item.stage == stage.name]
+        why = _stage_problem(view, stage.name)
+        missing, measured, members = [], False, view.members(stage.name)
+        ranks = view.plan.ranks(members)
+        for item in wanted:
+            if stage.name == "gang" and members and not possible(item.name, ranks):
+                continue  # a gang that was formed again has another number of ranks
+            for scope in view.plan.scopes_of(view.host, item):
+                partner = scope.partition("partner=")[2]
+                if partner and members and partner not in members:
+                    continue  # it is told of the host that did not take part, not of each that missed it
+                found = view.index.find(item, scope)
+                if found is None:
+                    missing.append(view.inconclusive(item.name, scope, f"not observed; {why}", stage.name, item.params))
+                elif found.status == MEASURED:
+                    measured = True
+                elif not (found.status == UNSUPPORTED and view.lacks(item)):
+                    yield view.inconclusive(
+                        item.name, scope, f"{found.status}: {found.reason}", stage.name, item.params
+                    )
+        if missing and stage.name not in view.stages_seen:
+            yield view.inconclusive(f"stage.{stage.name}", "host", f"nothing was observed; {why}", stage.name)
+            continue
+        yield from missing
+        last = [launch for launch in view.evidence.launches() if launch.stage == stage.name][-1:]
+        if wanted and last and last[0].outcome != "finished":
+            yield view.inconclusive(f"stage.{stage.name}", "host", f"{last[0].outcome}: {last[0].reason}", stage.name)
+        if measured and not last and not missing:
+            reason = "it was measured, and its record tells of no launch: how that ended is not known"
+            yield view.inconclusive(f"stage.{stage.name}", "host", reason, stage.name)
+    yield from _unwatched(view)
+
+
+def _unwatched(view: HostView) -> Iterator[Verdict]:
+    """No readings of after the last launch: what the ranks did to the GPUs is not known. A soak is read while it goes on."""
+    planned = [stage.name for stage in view.plan.stages if not stage.duration_s]
+    finished = {launch.stage for launch in view.evidence.launches() if launch.outcome == "finished"}
+    last = next((stage for stage in reversed(planned) if stage in finished), "")
+    if last and not any((taken.stage, taken.phase) == (last, "after") for taken in view.evidence.snapshots()):
+        reason = "its record has no readings of after the launch, which every launch ends with"
+        yield view.inconclusive(f"stage.{last}", "host", reason, last)
+
+
+def reported(view: HostView) -> Iterator[Verdict]:
+    """Inconclusive for every error that a benchmark reported and that the plan does not speak of."""
+    asked: dict[tuple[str, str], list[Expectation]] = defaultdict(list)
+    for item in view.plan.expected:
+        asked[(item.stage, item.name)].append(item)
+    lost: dict[tuple[object, ...], Observation] = {}
+    for seen in view.evidence.benchmarks():
+        place = (seen.stage, seen.name, seen.scope)
+        if seen.status == ERROR:
+            lost[(*place, *sorted(seen.params.items()))] = seen
+        elif seen.status == MEASURED:  # where a stage was run again, what came of it then
+            for key in [key for key in lost if key[:3] == place and lost[key].params.items() <= seen.params.items()]:
+                del lost[key]
+    for seen in lost.values():
+        if not any(_speaks_of(view, item, seen) for item in asked[(seen.stage, seen.name)]):
+            yield view.inconclusive(seen.name, seen.scope, f"error: {seen.reason}", seen.stage, seen.params)
+
+
+def _speaks_of(view: HostView, item: Expectation, seen: Observation) -> bool:
+    """Whether the plan asks for it: then `planned` judges it, or leaves it out because so many ranks cannot make it."""
+    return item.params.items() <= seen.params.items() and seen.scope in view.plan.scopes_of(view.host, item)
+
+
+def _stage_problem(view: HostView, stage: str) -> str:
+    launches = [launch for launch in view.evidence.launches() if launch.stage == stage]
+    if not launches and stage == "gang" and not any(record.gang for record in view.evidence.records):
+        return "there is no record of the stage from this host"
+    if not launches:
+        return "the stage did not start on this host"
+    reasons = [launch.reason for launch in launches if launch.outcome != "finished"]
+    return reasons[-1] if reasons else "the launch finished without it"
+
+
+def unseen(view: HostView) -> Iterator[Verdict]:
+    """Every planned GPU of which nothing was measured."""
+    for scope in view.unseen():
+        reason = "nothing was observed of this GPU"
+        if view.beyond(scope):
+            count = len(view.serials)
+            reason += f": the driver has {count}, and numbers them from 0, so that this number tells no slot"
+        yield view.inconclusive("gpu", scope, reason)
+
+
+class Twins:
+    """Where each serial and each UUID was seen; several, each of other hosts, can be put together."""
+
+    def __init__(self) -> None:
+        self._first: dict[tuple[str, str], Place] = {}
+        self._more: dict[tuple[str, str], list[Place]] = {}
+
+    def add(self, host: str, left: Evidence) -> None:
+        """Takes the GPUs of a host."""
+        for gpu in left.gpus():
+            for key in _identities(gpu):
+                self._see(key, (host, gpu.index))
+
+    def _see(self, key: tuple[str, str], place: Place) -> None:
+        if self._first.setdefault(key, place) != place:
+            self._more.setdefault(key, []).append(place)
+
+    def update(self, other: Twins) -> None:
+        """Takes the GPUs of other hosts."""
+        for key, place in other._first.items():
+            self._see(key, place)
+        for key, places in other._more.items():
+            for place in places:
+                self._see(key, place)
+
+    def others(self, key: tuple[str, str], own: Place) -> list[Place]:
+        """Where else it was seen, by the names of the hosts."""
+        return sorted({self._first.get(key, own), *self._more.get(key, ())} - {own})
+
+    def hosts(self) -> set[str]:
+        """Those with a part that was seen twice."""
+        return {host for key, places in self._more.items() for host, _ in (self._first[key], *places)}
+
+
+def _identities(gpu: Gpu) -> list[tuple[str, str]]:
+    told = (("gpu.serial", gpu.serial), ("gpu.uuid", gpu.uuid))
+    return [(kind, identity) for kind, identity in told if identity]
+
+
+def duplicates(evidence: Mapping[str, Evidence], known: Twins) -> list[Verdict]:
+    """The same serial or UUID seen twice: each place fails, and names the other."""
+    return [
+        _duplicate(host, gpu, *key, others)
+        for host, left in evidence.items()
+        for gpu in left.gpus()
+        for key in _identities(gpu)
+        if (others := known.others(key, (host, gpu.index)))
+    ]
+
+
+def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: Sequence[Place]) -> Verdict:
+    return Verdict(
+        host=host,
+        scope=f"gpu={gpu.index}",
+        serial=gpu.serial,
+        name=kind,
+        verdict=FAIL,
+        criterion="identity-unique",
+        value=identity,
+        reason=f"{identity} is also {' and '.join(f'{other} gpu={index}' for other, index in others)}",
+        action="inspect_hardware",
+        source="a serial or UUID names one part",
+        basis="policy",
+    )
+
+
+def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
+    """Hosts of one gang that were each measured, but never with each other. A host that was not at all is told elsewhere.
+
+    A gang that was formed again without a host is not divided from it: that host is judged by the launch it was in.
+    """
+    members, met = _met(plan, evidence)
+    found = []
+    for gang, hosts in plan.gangs().items():
+        for host in hosts:
+            apart = [other for other in hosts if other in met and host in met and other not in met[host]]
+            if apart:
+                found.append(
+                    Verdict(
+                        host=host,
+                        scope=f"gang={gang}",
+                        name="stage.gang",
+                        stage="gang",
+                        verdict=INCONCLUSIVE,
+                        criterion="plan",
+                        reason=f"launched with {', '.join(members[host])}, and not with {', '.join(apart)}",
+                        source="plan",
+                    )
+                )
+    return found
+
+
+def _met(plan: Plan, evidence: Mapping[str, Evidence]) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:
+    """Of each host that a launch of its gang worked on: with whom the last one was, and with whom any of them.
+
+    A launch that came to its end and measured nothing has not brought anybody together.
+    """
+    members: dict[str, tuple[str, ...]] = {}
+    met: dict[str, set[str]] = defaultdict(set)
+    for gang in plan.gangs():
+        for attempt in attempts(plan, evidence, gang) if any(stage.name == GANG for stage in plan.stages) else ():
+            for host in attempt.told if attempt.stage == GANG and attempt.worked else ():
+                members[host] = attempt.members
+                met[host] |= set(attempt.members)
+    return members, met

@@ -1,0 +1,170 @@
+"""Which ends, rails and links of the pair matrix are slow, in one quantity.
+
+A pair is as fast as the slowest of its parts. So an end (a host's GPU of one number with its NIC) that is slow is slow with
+everybody, and one that is well is fast with somebody, whoever else is slow: an end is judged by the best that it does, not by
+its average. What is slow between two ends that are both well is the link. All sums are of logarithms: a share is a difference.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from fleet.judge.localization.matrix import End, Kind, spread, upper_median
+
+LEAST_HOSTS = 3
+"""Of two, neither can be told from the other."""
+MANY = 8
+"""With so many partners the second best counts: the best of many may be a mistake of the clock."""
+LOST = 1e-9
+"""Speed of a pair that failed, as a share of the others'."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Edge:
+    """One pair in one quantity: `speed` is a rate, or one over a time; 0 where the pair failed."""
+
+    a: str
+    b: str
+    rail: int
+    speed: float
+    kind: Kind = field(default_factory=Kind)
+    failed: str = ""
+
+    def ends(self) -> tuple[End, End]:
+        """The two GPUs."""
+        return (self.a, self.rail), (self.b, self.rail)
+
+
+@dataclass(kw_only=True)
+class Slow:
+    """What is slow, and by how much it would have to be otherwise."""
+
+    shares: dict[int, float] = field(default_factory=dict)
+    """Place in the list of edges -> its speed as a share of what is usual for its kind, as a logarithm."""
+    of_end: dict[End, list[int]] = field(default_factory=dict)
+    """The edges at each end."""
+    rails: dict[int, float] = field(default_factory=dict)
+    """Slow rail -> share of speed that is left, as a logarithm."""
+    ends: dict[End, float] = field(default_factory=dict)
+    """Slow end -> share of speed that is left."""
+    partial: set[End] = field(default_factory=set)
+    """Those among the slow ends that are fast with some."""
+    links: list[int] = field(default_factory=list)
+    """Slow edges between two ends that are well."""
+    limit: float = 0.0
+    """Share of speed that an edge may lack, as a logarithm."""
+    end_limit: float = 0.0
+    """The same of the best that an end does, which scatters less."""
+
+
+def find_slow(edges: Sequence[Edge], tolerance: float, sigmas: float) -> Slow:
+    """What is slow among the pairs of three hosts or more.
+
+    Args:
+        edges: every pair of every rail once.
+        tolerance: the share of speed that may be missing where noise does not explain more.
+        sigmas: standard deviations of what they scatter by that are noise.
+    """
+    least = -math.log(1 - tolerance)
+    found = Slow(shares=_shares(edges), limit=least, end_limit=least)
+    for place in found.shares:
+        for end in edges[place].ends():
+            found.of_end.setdefault(end, []).append(place)
+    levels = {end: _level([found.shares[place] for place in places]) for end, places in found.of_end.items()}
+    levels = {end: level for end, level in levels.items() if len(found.of_end[end]) > 1}
+    if levels:
+        _judge_ends(found, levels, least, sigmas)
+    _judge_links(found, edges, least, sigmas)
+    return found
+
+
+def usual_speeds(edges: Iterable[Edge]) -> tuple[dict[Kind, float], dict[Kind, float]]:
+    """Kind -> the speed of a pair of it: the median over rails and hosts of the best that each does.
+
+    Not the median of all pairs: of eight hosts, three slow ones slow down most of the pairs. Second the kinds of which fewer
+    than three hosts have pairs: they have the speed of the fastest that is to be no faster as their least, if there is one.
+    """
+    best: dict[Kind, dict[int, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for edge in edges:
+        of_host = best[edge.kind][edge.rail]
+        for host in (edge.a, edge.b):
+            of_host[host] = max(of_host.get(host, 0.0), edge.speed)
+    usual = {
+        kind: speed
+        for kind, rails in best.items()
+        if len({host for of_host in rails.values() for host in of_host}) >= LEAST_HOSTS
+        and (speed := upper_median(upper_median(of_host.values()) for of_host in rails.values())) > 0
+    }
+    slower = {
+        kind: [usual[other] for other in usual if kind.no_slower_than(other)] for kind in best.keys() - usual.keys()
+    }
+    return usual, {kind: max(speeds) for kind, speeds in slower.items() if speeds}
+
+
+def _shares(edges: Sequence[Edge]) -> dict[int, float]:
+    """Each speed over the usual one of its kind; over a least one it tells no more than that it is not under it."""
+    usual, least = usual_speeds(edges)
+    found = {}
+    for place, edge in enumerate(edges):
+        if edge.kind in usual:
+            found[place] = math.log(max(edge.speed / usual[edge.kind], LOST))
+        elif edge.kind in least:
+            found[place] = math.log(min(max(edge.speed / least[edge.kind], LOST), 1.0))
+    return found
+
+
+def _level(shares: Sequence[float]) -> float:
+    """The best that an end does."""
+    return sorted(shares)[-2 if len(shares) >= MANY else -1]
+
+
+def _judge_ends(found: Slow, levels: Mapping[End, float], least: float, sigmas: float) -> None:
+    of_rail: dict[int, dict[str, float]] = defaultdict(dict)
+    for (host, rail), level in levels.items():
+        of_rail[rail][host] = level
+    usual = {rail: upper_median(of_host.values()) for rail, of_host in of_rail.items()}
+    centre = upper_median(usual.values())
+    limit = max(least, sigmas * spread([level - usual[rail] for (_, rail), level in levels.items()], 0.0))
+    found.end_limit = limit
+    for rail, level in usual.items():
+        if level < centre - limit and len(of_rail[rail]) >= LEAST_HOSTS:
+            found.rails[rail] = level - centre
+    for (host, rail), level in levels.items():
+        base = centre + found.rails.get(rail, 0.0)
+        if level < base - limit:
+            found.ends[(host, rail)] = level - base
+
+
+def _judge_links(found: Slow, edges: Sequence[Edge], least: float, sigmas: float) -> None:
+    """The edges between ends that are well; where most of them meet in one end, it is that end after all."""
+    left = {
+        place: share - found.rails.get(edges[place].rail, 0.0)
+        for place, share in found.shares.items()
+        if not any(end in found.ends for end in edges[place].ends())
+    }
+    if not left:
+        return
+    centre = upper_median(left.values())
+    found.limit = max(least, sigmas * spread([*left.values()], centre))
+    slow = {place for place, share in left.items() if share < centre - found.limit}
+    while slow:
+        end, places = _most(slow, edges)
+        there = [place for place in found.of_end[end] if place in left]
+        if len(places) < LEAST_HOSTS or 2 * len(places) < len(there):
+            break
+        found.ends[end] = upper_median(left[place] for place in places) - centre
+        found.partial.add(end)
+        slow -= set(places)
+    found.links = sorted(slow)
+
+
+def _most(slow: Iterable[int], edges: Sequence[Edge]) -> tuple[End, list[int]]:
+    """The end with most slow edges, and these."""
+    at: dict[End, list[int]] = defaultdict(list)
+    for place in slow:
+        for end in edges[place].ends():
+            at[end].append(place)
+    return max(at.items(), key=lambda item: (len(item[1]), item[0]))

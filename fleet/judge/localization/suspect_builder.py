@@ -1,0 +1,232 @@
+"""Slow ends, rails and links as parts that have a name, a confidence and a sentence of evidence."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Iterator, Sequence
+
+from fleet.judge.localization.matrix import (
+    BANDWIDTH,
+    FABRIC,
+    GPU,
+    HOST,
+    LINK,
+    NIC,
+    RAIL,
+    End,
+    Suspect,
+    rule_of_succession,
+    upper_median,
+)
+from fleet.judge.localization.slow import LEAST_HOSTS, LOST, Edge, Slow
+
+MOST_LINKS = 5
+MOST_LINKS_SHARE = 0.02
+"""More slow links than these, by number and by share of all pairs of hosts, and they are not links: it is the fabric."""
+
+
+_NOTHING = math.log(LOST) / 2
+"""A share that only a pair that failed has."""
+
+
+class Named:
+    """The slow ends, rails and links of one quantity, as parts that have a name."""
+
+    def __init__(self, quantity: str, edges: Sequence[Edge], slow: Slow, failed_alone: Collection[End]) -> None:
+        self._quantity, self._edges, self._slow = quantity, edges, slow
+        self._failed_alone = failed_alone
+        self._rails_of: dict[str, set[int]] = defaultdict(set)
+        for host, rail in slow.of_end:
+            if rail not in slow.rails:
+                self._rails_of[host].add(rail)
+        self._slow_of: dict[str, set[int]] = defaultdict(set)
+        for host, rail in slow.ends:
+            self._slow_of[host].add(rail)
+        self._links = set(slow.links)
+
+    def suspects(self) -> Iterator[Suspect]:
+        """All of them, in no order."""
+        yield from (self._rail(rail) for rail in self._slow.rails)
+        for host, rails in self._slow_of.items():
+            every = self._rails_of[host]
+            if rails >= every or (len(every) >= LEAST_HOSTS and 2 * len(rails) > len(every)):
+                yield self._host(host, rails)
+            else:
+                yield from (self._end(host, rail) for rail in rails)
+        yield from self._between()
+
+    def _rail(self, rail: int) -> Suspect:
+        ends = [end for end in self._slow.of_end if end[1] == rail]
+        places = [place for place, edge in enumerate(self._edges) if edge.rail == rail and place in self._slow.shares]
+        share = self._slow.rails[rail]
+        level = share - self._slow.limit / 2
+        slow = sum(any(self._slow.shares[place] < level / 2 for place in self._slow.of_end[end]) for end in ends)
+        return self._suspect(
+            RAIL,
+            f"rail {rail}",
+            places,
+            rule_of_succession(slow, len(ends)),
+            f"{self._quantity} on rail {rail} is {times(self._quantity, share)} the other rails' "
+            f"with {slow} of {len(ends)} hosts",
+            rails=(rail,),
+        )
+
+    def _host(self, host: str, rails: set[int]) -> Suspect:
+        places = [place for rail in rails for place in self._slow.of_end[(host, rail)]]
+        slow, compared = self._partners(host, rails)
+        share = upper_median(self._slow.ends[(host, rail)] for rail in rails)
+        every = len(self._rails_of[host] | rails)
+        if every == 1:
+            (rail,) = rails
+            if (host, rail) in self._failed_alone:
+                return self._end(host, rail)
+        told = (
+            f"on {len(rails)} of {every} rails" if every > 1 else "on its one rail: its GPU or NIC may be what is slow"
+        )
+        return self._suspect(
+            HOST,
+            host,
+            places,
+            rule_of_succession(slow, compared),
+            f"{self._how(host, rails, slow, compared, share)} {told}",
+            hosts=(host,),
+        )
+
+    def _end(self, host: str, rail: int) -> Suspect:
+        slow, compared = self._partners(host, {rail})
+        alone = (host, rail) in self._failed_alone
+        well = len(self._rails_of[host] - self._slow_of[host])
+        why = "; the GPU failed by itself too" if alone else f"; {well} of its other rails are well"
+        return self._suspect(
+            GPU if alone else NIC,
+            f"{host} rail {rail}",
+            self._slow.of_end[(host, rail)],
+            rule_of_succession(slow, compared),
+            f"{self._how(host, {rail}, slow, compared, self._slow.ends[(host, rail)])} on rail {rail}{why}",
+            hosts=(host,),
+            rails=(rail,),
+        )
+
+    def _how(self, host: str, rails: set[int], slow: int, compared: int, share: float) -> str:
+        """`bandwidth of h3 with 7 of 7 hosts that are well is at most 48 % of what is usual`."""
+        if share <= _NOTHING:
+            return f"{host} could exchange nothing with {slow} of {compared} hosts that are well"
+        best = "at most" if self._quantity == BANDWIDTH else "at least"
+        most = "about" if any((host, rail) in self._slow.partial for rail in rails) else best
+        whom = f"with {slow} of {compared} hosts that are well"
+        return f"{self._quantity} of {host} {whom} is {most} {times(self._quantity, share)} what is usual"
+
+    def _partners(self, host: str, rails: set[int]) -> tuple[int, int]:
+        """With how many hosts that are well it is slow on some of these rails, and how many of them it met."""
+        slow: dict[str, bool] = {}
+        for rail in rails:
+            end = (host, rail)
+            limit = self._slow.limit if end in self._slow.partial else self._slow.end_limit
+            base = self._slow.rails.get(rail, 0.0) - limit
+            for place in self._slow.of_end[end]:
+                other = next(far for far in self._edges[place].ends() if far != end)
+                if other not in self._slow.ends:
+                    slow[other[0]] = slow.get(other[0], False) or self._slow.shares[place] < base
+        return sum(slow.values()), len(slow)
+
+    def _between(self) -> Iterator[Suspect]:
+        """The links; or the fabric, where they are too many to be each by itself."""
+        slow: dict[tuple[str, str], list[int]] = defaultdict(list)
+        for place in self._slow.links:
+            slow[(self._edges[place].a, self._edges[place].b)].append(place)
+        met: dict[tuple[str, str], int] = defaultdict(int)
+        for edge in self._edges:
+            met[(edge.a, edge.b)] += 1
+        if len(slow) > max(MOST_LINKS, MOST_LINKS_SHARE * len(met)):
+            places = [place for of_pair in slow.values() for place in of_pair]
+            yield self._suspect(
+                FABRIC,
+                "",
+                places,
+                rule_of_succession(len({host for pair in slow for host in pair}), len(self._rails_of)),
+                f"{len(slow)} of {len(met)} pairs of hosts are slow, and no host, NIC or rail is common to them",
+            )
+            return
+        for (a, b), places in slow.items():
+            yield self._link(a, b, places, met[(a, b)])
+
+    def _link(self, a: str, b: str, places: Sequence[int], tried: int) -> Suspect:
+        rails = tuple(sorted(self._edges[place].rail for place in places))
+        well = min(self._fast_with(host, rails) for host in (a, b))
+        failed = next((self._edges[place].failed for place in places if self._edges[place].failed), "")
+        share = upper_median(self._slow.shares[place] for place in places)
+        whole = len(places) == tried
+        what = "exchange" if failed else self._quantity
+        how = f"failed ({failed})" if failed else f"is {times(self._quantity, share)} what is usual"
+        rest = (
+            f"each of the two is well with {well} others or more"
+            if well
+            else "one of the two was measured with nobody else"
+        )
+        return self._suspect(
+            LINK,
+            f"{a} - {b}" if whole else f"{a} - {b} {rails_name(rails)}",
+            places,
+            rule_of_succession(well, well),
+            f"{what} between {a} and {b} {how}{'' if whole else f' on {rails_name(rails)}'}; {rest}",
+            hosts=(a, b),
+            rails=() if whole else rails,
+        )
+
+    def _fast_with(self, host: str, rails: Iterable[int]) -> int:
+        """The others with which it is not slow on these rails."""
+        return len(
+            {
+                other
+                for rail in rails
+                for place in self._slow.of_end[(host, rail)]
+                if place not in self._links
+                for other, _ in self._edges[place].ends()
+                if other != host and (other, rail) not in self._slow.ends
+            }
+        )
+
+    def _suspect(
+        self,
+        kind: str,
+        where: str,
+        places: Iterable[int],
+        confidence: float,
+        evidence: str,
+        hosts: tuple[str, ...] = (),
+        rails: tuple[int, ...] = (),
+    ) -> Suspect:
+        return Suspect(
+            kind=kind,
+            where=where,
+            confidence=confidence,
+            evidence=evidence,
+            hosts=hosts,
+            rails=rails,
+            quantity=self._quantity,
+            **_figures(self._quantity, self._edges, places, self._slow.limit),
+        )
+
+
+def _figures(quantity: str, edges: Sequence[Edge], places: Iterable[int], limit: float) -> dict[str, float]:
+    """Medians of these pairs and of all, and what is still well, in the quantity's own unit."""
+
+    def told(speed: float) -> float:
+        return speed if quantity == BANDWIDTH else 1 / speed
+
+    theirs = [edges[place].speed for place in places if edges[place].speed > 0]
+    every = [edge.speed for edge in edges if edge.speed > 0]
+    usual = statistics.median(every)
+    found = {"usual": told(usual), "limit": told(usual * math.exp(-limit))}
+    return {**found, "found": told(statistics.median(theirs))} if theirs else found
+
+
+def times(quantity: str, share: float) -> str:
+    """What is left of the speed, its logarithm given: `40% of`, or of a time `2.5 times`."""
+    return f"{math.exp(share):.0%} of" if quantity == BANDWIDTH else f"{math.exp(-share):.3g} times"
+
+
+def rails_name(rails: Sequence[int]) -> str:
+    return f"rail{'s' if len(rails) != 1 else ''} {', '.join(map(str, rails))}"

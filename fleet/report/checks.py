@@ -1,0 +1,95 @@
+"""Criteria packs as a Markdown page: what each check reads, what it wants, what to do otherwise, and who says so."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+
+from fleet.judge.criteria import Criterion, Pack
+from fleet.quantities import NONE, SIGNS, number, scale
+from fleet.report.format import ACTIONS
+from schemas.catalogue import BENCHMARKS
+from schemas.readings import READINGS
+
+HEAD = """# Checks
+
+Every criterion of the packs named here, as `rackproof criteria list PACK` prints it. The packs of the GPU models include
+`common`, which includes the health packs and `uniformity`; `rackproof criteria list h200-sxm` shows all that judges one model.
+How criteria work, and how to have others: [criteria.md](criteria.md). A reading that could not be had is never a pass; where the
+hardware may have no such thing, the check is marked *where there is one*.
+"""
+
+
+def checks(packs: Sequence[Pack]) -> str:
+    """The page: each criterion once, under the pack in whose file it stands."""
+    sections: dict[str, dict[str, Criterion]] = {}
+    for pack in packs:
+        for criterion in pack.criteria:
+            sections.setdefault(criterion.origin, {})[criterion.id] = criterion
+    lines = [line for name, own in sections.items() for line in _section(name, own.values())]
+    return "\n".join([HEAD, *lines]).rstrip() + "\n"
+
+
+def _section(name: str, criteria: Iterable[Criterion]) -> Iterator[str]:
+    yield f"## {name}\n"
+    yield "| check | reads | wants | otherwise | source |\n|---|---|---|---|---|"
+    yield from (f"| {' | '.join(_cells(criterion))} |" for criterion in criteria)
+    yield ""
+
+
+def _cells(criterion: Criterion) -> Iterable[str]:
+    yield f"`{criterion.id}`"
+    where = ", ".join(f"{key} {value}" for key, value in criterion.where.items())
+    told = "; ".join(
+        part for part in (_meaning(criterion), where, criterion.stage and f"stage {criterion.stage}") if part
+    )
+    yield f"`{criterion.name}`{f': {told}' if told else ''}"
+    yield _wanted(criterion)
+    yield ACTIONS[criterion.action].lower() or NONE
+    yield _plain(f"{criterion.source} ({criterion.basis})")
+
+
+def _meaning(criterion: Criterion) -> str:
+    found = [reading.help for name, reading in READINGS.items() if criterion.speaks_of(name)]
+    benchmark = BENCHMARKS.get(criterion.name.split(".")[0])
+    return _plain(found[0] if found else benchmark.summary if benchmark else "")
+
+
+def _wanted(criterion: Criterion) -> str:
+    sign = SIGNS[criterion.operator]
+    text = f"{sign} {_limit(criterion)}"
+    if criterion.same_as_fleet is not None:
+        text = "as most of the fleet" if criterion.same_as_fleet else "not compared"
+    text += " change over the run" if criterion.delta else ""
+    text += ", at its best in the run" if criterion.best_of_run else ""
+    return text + (" *where there is one*" if criterion.optional else "")
+
+
+def _limit(criterion: Criterion) -> str:
+    if criterion.vs_fleet:
+        return _of_fleet(criterion)
+    if criterion.baseline is not None:
+        change = criterion.baseline.change
+        share = f"{criterion.baseline.fraction * 100:g} % of" if change is None else f"{change:+g} from"
+        return f"{share} what the part showed when it was accepted *where the run names a baseline*"
+    if criterion.variable:
+        share = "" if criterion.fraction == 1 else f"{criterion.fraction * 100:g} % of "
+        return f"{share}what the inventory says ({criterion.variable.replace('_', ' ')})"
+    limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
+    if isinstance(limit, bool):
+        return "yes" if limit else "no"
+    if not isinstance(limit, int | float):
+        return str(limit)
+    factor, unit = scale(float(limit), criterion.unit)
+    return f"{number(limit / factor if factor != 1 else limit)} {unit}".strip()
+
+
+def _of_fleet(criterion: Criterion) -> str:
+    share, away = criterion.fleet_fraction, criterion.fleet_deviations
+    parts = [f"{share * 100:g} % of the fleet's median"] if share is not None else []
+    parts += [f"{away:g} robust deviations from the fleet's median"] if away is not None else []
+    at = ", of the parts in the same place" if criterion.by_position else ""
+    return f"{' and '.join(parts)}{at}"
+
+
+def _plain(text: str) -> str:
+    return text.replace("|", "\\|").replace("\n", " ")

@@ -1,0 +1,84 @@
+"""`observations.parquet`: the rows of `observations.csv` in columns with types, where pyarrow is installed."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet.judge.evidence import Evidence
+from fleet.quantities import finite
+from fleet.report.format import clean
+from fleet.report.observations import CELL_LIMIT, COLUMNS, by_host, head, rows, values
+from fleet.report.stream import replacing
+from schemas.errors import UsageError
+from schemas.records import Value
+from schemas.reports import FleetReport
+
+_WHOLE = ("launch", "samples", "verdicts")
+_NUMBERS = ("value", "min", "p50", "max", "cv", "limit")
+_TEXTS = {"value": "value_text", "limit": "limit_text"}
+"""Column of what is a text or a flag beside the column of numbers."""
+_ROWS = 100_000
+"""Of a group."""
+
+
+def ready() -> None:
+    """Raises UsageError where pyarrow is not installed; better before the run is judged than after."""
+    try:
+        importlib.import_module("pyarrow.parquet")
+    except ImportError:
+        raise UsageError(
+            "--parquet: pyarrow is not installed: install rackproof with the extra `parquet`, "
+            "or read observations.csv, which has the same rows"
+        ) from None
+
+
+def write_parquet(path: Path, report: FleetReport, evidence: Mapping[str, Evidence]) -> None:
+    """Writes the file in one step, some groups of rows in memory at a time. Raises UsageError as `ready`."""
+    ready()
+    arrow: Any = importlib.import_module("pyarrow")
+    parquet: Any = importlib.import_module("pyarrow.parquet")
+    schema = arrow.schema(
+        [(name, _type(arrow, name)) for column in COLUMNS for name in (column, _TEXTS.get(column, "")) if name],
+        metadata={"rackproof": "observations", "run_id": clean(report.run_id), "mark": report.mark},
+    )
+    with replacing(path) as temporary, parquet.ParquetWriter(temporary, schema, compression="zstd") as writer:
+        for group in _groups(report, evidence):
+            writer.write_table(arrow.Table.from_pylist(group, schema=schema))
+
+
+def _type(arrow: Any, name: str) -> Any:
+    return arrow.int64() if name in _WHOLE else arrow.float64() if name in _NUMBERS else arrow.string()
+
+
+def _groups(report: FleetReport, evidence: Mapping[str, Evidence]) -> Iterator[list[dict[str, Value]]]:
+    every, verdicts = head(report), by_host(report.verdicts)
+    group: list[dict[str, Value]] = []
+    for host in report.hosts:
+        found = rows(host.name, host.rack, evidence.get(host.name, Evidence()), verdicts.get(host.name, ()))
+        group += [dict(_typed(zip(COLUMNS, values(every, row), strict=True))) for row in found]
+        if len(group) >= _ROWS:
+            yield group
+            group = []
+    yield group
+
+
+def _typed(row: Iterable[tuple[str, Value]]) -> Iterator[tuple[str, Value]]:
+    """Every value in the column of its kind: a number, or a text."""
+    for name, value in row:
+        if name in _WHOLE:
+            yield name, value
+        elif name not in _NUMBERS:
+            yield name, _text(value)
+        elif (number := finite(value)) is not None:
+            yield name, number
+        elif name in _TEXTS:
+            yield _TEXTS[name], _text(value)
+
+
+def _text(value: Value) -> str | None:
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    return None if value is None else clean(str(value), CELL_LIMIT)

@@ -1,0 +1,86 @@
+"""Detection power as tables for a terminal."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.judge.power import ALARM, FEW, FOUND, Gate, Power, Repeat
+from fleet.quantities import number, quantity
+from fleet.report.format import clean, params_text
+
+NONE = "nothing"
+
+
+def render_power(found: Power) -> str:
+    """What each floor finds, how well each figure repeats, and what was assumed."""
+    parts = [
+        clean(f"{len(found.runs)} runs: {', '.join(found.runs)}"),
+        _table(
+            ("figure", "settings", "criterion", "n", "mean", "sigma", "floor", "false alarm", "finds", "could find"),
+            [_gate(gate) for gate in found.gates],
+        )
+        if found.gates
+        else "No criterion with a numeric floor judged these runs.",
+        f"n: parts x runs. sigma: from run to run and from part to part together, robust; of fewer than {FEW} values the\n"
+        "larger of that and the standard deviation. false alarm: probability that a healthy part fails. finds: smallest\n"
+        f"slowdown that this floor finds with {FOUND:.0%} probability. could find: the same for the best floor with at most\n"
+        f"{ALARM:.1%} false alarms. A normal model is assumed: so few runs show no tails.",
+        _table(
+            ("figure", "settings", "parts", "(max - min) / median, worst part", "which"),
+            [_repeat(item) for item in found.repeats if item.group],
+        ),
+        _table(
+            ("group", "worst repeatability", "figure"),
+            [
+                (group, _percent(item.worst), f"{item.name} {params_text(item.params)}")
+                for group, item in found.worst.items()
+            ],
+        ),
+    ]
+    if found.left_out:
+        parts.append(f"In fewer than three runs, and so left out: {clean(', '.join(found.left_out))}")
+    return "\n\n".join(part for part in parts if part)
+
+
+def _gate(gate: Gate) -> tuple[str, ...]:
+    return (
+        gate.name,
+        _settings(gate),
+        gate.criterion,
+        str(gate.n),
+        quantity(gate.mean, gate.unit),
+        _percent(gate.sigma / gate.mean),
+        quantity(gate.limit, gate.unit),
+        _probability(gate.false_alarm),
+        NONE if gate.finds is None else _percent(gate.finds),
+        _percent(gate.could_find),
+    )
+
+
+def _repeat(item: Repeat) -> tuple[str, ...]:
+    return item.name, _settings(item), str(item.parts), _percent(item.worst), item.where
+
+
+def _settings(item: Gate | Repeat) -> str:
+    text = params_text(item.params)
+    return text if item.stage == "benchmark" else f"{text} ({item.stage})"
+
+
+def _percent(share: float) -> str:
+    return f"{number(share * 100, 3)} %"
+
+
+def _probability(share: float) -> str:
+    """As a percentage; beyond what a few runs could ever show only that it is less."""
+    return "< 0.0001 %" if share < 1e-6 else _percent(share)
+
+
+def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    """Columns two spaces apart; what hosts said is cleaned."""
+    if not rows:
+        return ""
+    lines = [columns, *([clean(cell, 80) for cell in row] for row in rows)]
+    widths = [max(len(line[index]) for line in lines) for index in range(len(columns))]
+    return "\n".join(
+        "  ".join(cell.ljust(width) for cell, width in zip(line, widths, strict=True)).rstrip() for line in lines
+    )
