@@ -324,8 +324,8 @@ def test_an_alert_reads_well(tmp_path: Path) -> None:
     labels = {"host": "h0", "instance": "h0:9836", "job": "rackproof", "rack": "r1", "run_id": "r"}
     labels |= {"gpu": "2", "uuid": "GPU-1", "severity": "critical", "action": "reset_gpu"}
     wanted = {
-        "summary": "h0: GPU 2 met memory errors beyond ECC",
-        "description": "GPU 2 (GPU-1) of h0 counts 3 uncorrectable errors since the driver was loaded "
+        "summary": "h0: GPU 2 has uncorrectable memory errors",
+        "description": "GPU 2 (GPU-1) of h0 has counted 3 uncorrectable errors since the driver was loaded "
         f"(ecc-uncorrectable-volatile, wanted: 0; source: {CRITERIA['ecc-uncorrectable-volatile'].source})",
         "action": "reset_gpu",
         "runbook_url": "docs/alerts.md#rackproofgpueccuncorrectable",
