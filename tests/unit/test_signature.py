@@ -412,7 +412,7 @@ def test_what_is_not_there_is_said(
 
 
 def test_a_run_that_goes_on_is_not_signed(run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_lock.take(run)
+    run_lock.acquire(run)
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 75
     assert "sign it when it is reported" in capsys.readouterr().err
 
