@@ -380,7 +380,7 @@ def test_counters_that_moved_are_told_with_how_far(site: Site) -> None:
         ("infiniband_link_downed", links.IB[0], BAD, "1", "r1"): 3.0,
         ("pcie_aer_correctable", BAD, gpu, "r1"): 90.0,
     }
-    found = told(site, ask_of("burnin", "Counters that moved"))
+    found = told(site, ask_of("burnin", "Error counters that rose"))
     moved = {labels: value for labels, value in found.items() if labels[0] != "host_oom_kills"}
     assert moved.keys() == wanted.keys()
     for labels, value in moved.items():  # Prometheus stretches a rise to the whole of the range
@@ -388,7 +388,7 @@ def test_counters_that_moved_are_told_with_how_far(site: Site) -> None:
 
 
 def test_the_slow_host_is_below_what_the_criteria_demand(site: Site) -> None:
-    found = eventually(site, ask_of("run", "Beside the fleet, over what the criteria demand"), {})
+    found = eventually(site, ask_of("run", "Fleet comparison, relative to the criteria"), {})
     by_host = {host: min(value for labels, value in found.items() if host in labels) for host in HOSTS}
     assert by_host[BAD] < 1 < min(by_host["h1"], by_host["h3"])
 

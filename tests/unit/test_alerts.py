@@ -20,8 +20,8 @@ from agent.exporter import metric_names
 from collectors.nvml import kinds
 from fleet.integrations.alerts.page import runbook
 from fleet.integrations.alerts.rules import PACKS, RUNBOOK, Rule, criteria_of, exported, read_table, rule_file, rules_of
-from fleet.inventory.yaml_files import LOADER
 from fleet.judge.criteria import Criterion, Pack, read_pack
+from fleet.yaml_files import LOADER
 from schemas.errors import UsageError
 from schemas.reports import ACTIONS
 from tests.accepted import rackproof
@@ -324,8 +324,8 @@ def test_an_alert_reads_well(tmp_path: Path) -> None:
     labels = {"host": "h0", "instance": "h0:9836", "job": "rackproof", "rack": "r1", "run_id": "r"}
     labels |= {"gpu": "2", "uuid": "GPU-1", "severity": "critical", "action": "reset_gpu"}
     wanted = {
-        "summary": "h0: GPU 2 met memory errors beyond ECC",
-        "description": "GPU 2 (GPU-1) of h0 counts 3 uncorrectable errors since the driver was loaded "
+        "summary": "h0: GPU 2 has uncorrectable memory errors",
+        "description": "GPU 2 (GPU-1) of h0 has counted 3 uncorrectable errors since the driver was loaded "
         f"(ecc-uncorrectable-volatile, wanted: 0; source: {CRITERIA['ecc-uncorrectable-volatile'].source})",
         "action": "reset_gpu",
         "runbook_url": "docs/alerts.md#rackproofgpueccuncorrectable",
