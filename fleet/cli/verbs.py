@@ -19,7 +19,7 @@ from fleet.inventory.waivers_file import with_waivers
 from fleet.records import run_lock
 from fleet.records.load import Run, load
 from fleet.report import formats, one_host
-from fleet.report.scale import report_of
+from fleet.report.run_report import report_of
 from fleet.signature.signing import outdated
 from schemas import documents, quick
 from schemas.errors import writing
@@ -95,7 +95,7 @@ def _report(options: argparse.Namespace) -> int:
     run, report = _merged(options.run_dir, options.criteria, options.waivers)
     document = to_json(report)
     documents.validate(document, "report", source="our own report")
-    text = quick.text(document) if run.large else documents.text(document)
+    text = quick.text(document)
     with writing(options.run_dir):
         documents.write_text(options.run_dir / "report.json", text)
         documents.write_text(options.run_dir / "report.md", render_markdown(report, run.plan.grafana_url))

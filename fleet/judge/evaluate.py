@@ -50,13 +50,28 @@ def is_applicable(view: HostView, criterion: Criterion) -> bool:
 def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
     """Return the observations that match the criterion, one list for each figure of each part, in the order of time."""
     benchmark = from_benchmark(criterion.name)
+    if not benchmark and "*" not in criterion.name and "phase" not in criterion.where:
+        by_scope = view.observations.by_scope(criterion.name)
+        if by_scope:
+            return _series_of_readings(criterion, by_scope)
     groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
     for observation in with_matching_name(view, criterion):
         if matches(criterion, observation):
-            params = sorted(f"{key}={value}" for key, value in observation.params.items() if key != "phase")
+            params = observation.params
+            settings: Sequence[str] = ()
+            if len(params) > 1 or "phase" not in params:
+                settings = sorted(f"{key}={value}" for key, value in params.items() if key != "phase")
             stage = observation.stage if benchmark else ""
-            groups[(observation.name, observation.scope, *params, stage)].append(observation)
+            groups[(observation.name, observation.scope, *settings, stage)].append(observation)
     return list(groups.values())
+
+
+def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
+    """Return the same for readings: all readings of one scope match, or none does, if their stage matches."""
+    groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
+    if criterion.stage:
+        groups = [[item for item in group if item.stage == criterion.stage] for group in groups]
+    return [group for group in groups if group]
 
 
 def with_matching_name(view: HostView, criterion: Criterion) -> list[Observation]:

@@ -9,11 +9,11 @@ from typing import Any
 
 from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Criterion
-from fleet.judge.evidence import LAUNCH, Planned, from_benchmark
 from fleet.judge.evaluate import holds, is_applicable, limit_of, series
+from fleet.judge.evidence import LAUNCH, Planned, from_benchmark
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
-from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular, reading_tokens
+from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
 from fleet.judge.outliers import FigureKey
 from fleet.judge.paths import is_bandwidth_name, slow_transport
 from fleet.judge.stragglers import Kind, ranks_of
@@ -55,6 +55,7 @@ class _Bandwidth:
 class _Layout:
     """What the hosts of one layout add to the statistics, by the positions of their values."""
 
+    number: int
     is_plain: bool = True
     """Every value that counts is a number or a version at a known position."""
     figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
@@ -70,6 +71,7 @@ class Gatherer:
     def __init__(self, planned: Planned) -> None:
         self._stats = FleetStats(planned)
         self._layouts: BoundedCache[Any, _Layout] = BoundedCache(MAX_LAYOUTS)
+        self._compiled = 0
         self._readings: BoundedCache[Any, _Readings] = BoundedCache(MAX_READINGS, self._count)
 
     def add(self, view: HostView) -> None:
@@ -81,6 +83,7 @@ class Gatherer:
         host = HostValues(view)
         layout = self._layouts.get(host.key)
         if layout is None:
+            self._compiled += 1
             layout = self._layouts[host.key] = self._compile(host)
         values = host.values
         numbers = [(key, scope, values[position]) for key, scope, position in layout.figures]
@@ -94,7 +97,7 @@ class Gatherer:
             self._stats.ranks.feed(kind, figure, float(value))  # type: ignore[arg-type]
         self._add_bandwidths(layout, host)
         for criterion, names in layout.readings:
-            self._add_readings(host, criterion, names)
+            self._add_readings(layout, host, criterion, names)
 
     def finish(self) -> FleetStats:
         """Return the statistics of all hosts that were added."""
@@ -108,11 +111,12 @@ class Gatherer:
         for key, scope, number in readings.figures:
             self._stats.figures.add_figure(key, scope, number, readings.hosts)
 
-    def _add_readings(self, host: HostValues, criterion: Criterion | None, names: tuple[str, ...]) -> None:
+    def _add_readings(
+        self, layout: _Layout, host: HostValues, criterion: Criterion | None, names: tuple[str, ...]
+    ) -> None:
         view = host.view
-        tokens = reading_tokens(view, names)
-        compared_as = (criterion.id, view.peer_key, host.versions if not names else ()) if criterion else ()
-        key = (view.kind, compared_as, names, tokens)
+        tokens = host.readings_key(names)
+        key = (layout.number, criterion.id if criterion else "", view.host.gang if criterion else "", tokens)
         readings = self._readings.get(key) if tokens is not None else None
         if readings is None:
             readings = _Readings(
@@ -145,7 +149,7 @@ class Gatherer:
                 self._stats.paths.add_figure(path, item.key, scope, item.criterion, values)  # type: ignore[arg-type]
 
     def _compile(self, host: HostValues) -> _Layout:
-        layout = _Layout()
+        layout = _Layout(number=self._compiled)
         try:
             self._compile_figures(host, layout)
         except KeyError:  # an observation that is at no fixed position

@@ -54,8 +54,13 @@ def judge(
 
 
 def host_views(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> list[HostView]:
-    """Return a view of each host of the plan, with the drift of its soak among its observations."""
-    return [HostView(plan, host, with_drift(evidence.get(host.name, Evidence())), packs) for host in plan.hosts]
+    """Return a view of each host of the plan."""
+    return [host_view(plan, host.name, evidence.get(host.name, Evidence()), packs) for host in plan.hosts]
+
+
+def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) -> HostView:
+    """Return the view of one host, with the drift of its soak among its observations."""
+    return HostView(plan, plan.host(name), with_drift(evidence), packs)
 
 
 def judge_hosts(

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 from functools import cached_property
+from itertools import chain
 
 from fleet.judge.evidence import LAUNCH, from_benchmark
 from fleet.judge.host_view import HostView
@@ -28,27 +29,41 @@ class HostValues:
     def __init__(self, view: HostView) -> None:
         self.view = view
         self.gang_scope = f"gang={view.host.gang}" if view.host.gang else ""
-        self.observations: list[Observation] = []
-        self.values: list[Value] = []
+        results = view.evidence.benchmarks()
+        self.observations: list[Observation] = [item for item in results if "partner=" not in item.scope]
         self.with_partners: list[Observation] = []
-        layout: list[Hashable] = []
-        for item in view.evidence.benchmarks():
-            scope = item.scope
-            if "partner=" in scope:
-                self.with_partners.append(item)
-                continue
-            value = item.value
-            self.observations.append(item)
-            self.values.append(value)
-            shown = GANG_SCOPE if scope == self.gang_scope else scope
-            layout.append((item.name, shown, item.stage, item.status, isinstance(value, str), *item.params.items()))
-        launches = tuple(launch.stage for launch in view.evidence.launches())
+        if len(self.observations) < len(results):
+            self.with_partners = [item for item in results if "partner=" in item.scope]
+        self.values: list[Value] = [item.value for item in self.observations]
         self.versions = tuple(view.evidence.software().items())
-        names = tuple(view.observations.metrics)
+        self.tokens = {
+            name: tuple([quick.token(metric) for _, metric in readings])
+            for name, readings in view.observations.metrics.items()
+        }
+        """Name -> a key of the readings of that name: equal keys mean equal readings; a 0 in it is no key."""
+        layout_scope = {self.gang_scope: GANG_SCOPE}
+        launches = tuple(launch.stage for launch in view.evidence.launches())
         self.key: Hashable = (
-            *(view.kind, id(view.expected), names, launches, self.versions, len(view.evidence.records)),
-            tuple(layout),
+            *(view.kind, id(view.expected), tuple(self.tokens), launches, self.versions, len(view.evidence.records)),
+            tuple(
+                [
+                    (
+                        item.name,
+                        layout_scope.get(item.scope, item.scope),
+                        item.stage,
+                        item.status,
+                        item.value.__class__ is str,
+                        *item.params.items(),
+                    )
+                    for item in self.observations
+                ]
+            ),
         )
+
+    def readings_key(self, names: Sequence[str]) -> tuple[int, ...] | None:
+        """Return a key of the readings of these names: equal keys mean equal readings. None if a reading has no key."""
+        tokens = self.tokens[names[0]] if len(names) == 1 else tuple(chain.from_iterable(map(self.tokens.__getitem__, names)))
+        return None if 0 in tokens else tokens
 
     def positions(self) -> dict[int, int]:
         """Return the id of each observation -> its position in `values`."""
@@ -102,10 +117,3 @@ def is_regular(view: HostView) -> bool:
         and (launch.stage != GANG or set(launch.members) == gang)
         for launch in launches
     )
-
-
-def reading_tokens(view: HostView, names: Sequence[str]) -> tuple[int, ...] | None:
-    """Return a key of the readings of these names: equal keys mean equal readings. None if a reading has no key."""
-    metrics = view.observations.metrics
-    tokens = tuple([quick.token(metric) for name in names for _, metric in metrics[name]])
-    return None if 0 in tokens else tokens

@@ -9,7 +9,7 @@ from fleet.judge.criteria import Criterion
 from schemas.records import Observation
 
 
-def matches(criterion: Criterion, observation: Observation) -> bool:
+def matches(criterion: Criterion, observation: Observation, *, any_stage: bool = False) -> bool:
     """Return whether the criterion is for the scope, stage and parameters of this observation.
 
     The caller has compared the name (`Criterion.matches_name`).
@@ -17,7 +17,7 @@ def matches(criterion: Criterion, observation: Observation) -> bool:
     kind, labels = _parse(observation.scope)
     if criterion.scope and criterion.scope != kind:
         return False
-    if criterion.stage and criterion.stage != observation.stage:
+    if criterion.stage and not any_stage and criterion.stage != observation.stage:
         return False
     if not criterion.where:
         return True

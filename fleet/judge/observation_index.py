@@ -33,6 +33,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         for observation in (*evidence.benchmarks(), *self._versions):
             self._others.setdefault(observation.name, []).append(observation)
         self._built: dict[str, list[Observation]] = {}
+        self._by_scope: dict[str, dict[str, list[Observation]]] = {}
 
     def __getitem__(self, name: str) -> list[Observation]:
         observations = self._built.get(name)
@@ -49,6 +50,17 @@ class ObservationIndex(Mapping[str, list[Observation]]):
             with_gpu_scope(observation, self._gpu_scopes) if observation.scope.startswith("pci=") else observation
             for observation in (*readings, *others)
         ]
+
+    def by_scope(self, name: str) -> dict[str, list[Observation]]:
+        """Return the readings of that name by scope; empty if a benchmark made one, whose parameters tell figures apart."""
+        if name in self._others:
+            return {}
+        by_scope = self._by_scope.get(name)
+        if by_scope is None:
+            by_scope = self._by_scope[name] = {}
+            for observation in self[name]:
+                by_scope.setdefault(observation.scope, []).append(observation)
+        return by_scope
 
     def __contains__(self, name: object) -> bool:
         return name in self.metrics or name in self._others

@@ -21,7 +21,7 @@ from fleet.judge.evaluate import HOLDS, holds, is_applicable, limit_of, series
 from fleet.judge.evidence import LAUNCH, from_benchmark
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
-from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular, reading_tokens
+from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
 from fleet.judge.paths import is_bandwidth_name
 from fleet.judge.row import MAX_FARTHEST, Row
 from fleet.judge.tally import Tally
@@ -63,6 +63,7 @@ class _Step:
 class Layout:
     """What is known of all hosts whose benchmarks made the same observations."""
 
+    number: int
     steps: list[_Step]
     is_complete: bool
     """Everything that the plan expects was measured, except by pairs of hosts."""
@@ -108,6 +109,11 @@ class Remaining:
     passes: int = 0
     """Passes that were counted."""
 
+    @property
+    def layout_number(self) -> int:
+        """Return the number of the layout, 0 without one."""
+        return self.layout.number if self.layout else 0
+
 
 class PassCounter:
     """Counts the passes of hosts in a tally; hosts are judged with the statistics of the whole fleet."""
@@ -116,6 +122,7 @@ class PassCounter:
         """`places` maps hosts to their positions in the plan; `evaluate` returns the verdicts of a criterion on a host."""
         self._stats, self._tally, self._places, self._evaluate = stats, tally, places, evaluate
         self._layouts: BoundedCache[Any, Layout] = BoundedCache(MAX_LAYOUTS)
+        self._compiled = 0
         self._readings: BoundedCache[Any, _Repeated | None] = BoundedCache(MAX_READINGS, self._pour)
 
     def finish(self) -> None:
@@ -131,6 +138,7 @@ class PassCounter:
         values = HostValues(view)
         layout = self._layouts.get(values.key)
         if layout is None:
+            self._compiled += 1
             layout = self._layouts[values.key] = self._compile(values)
         remaining = Remaining(criteria=[], values=values, layout=layout)
         remaining.plan_is_met = layout.is_complete and values.has_all_partners()
@@ -150,9 +158,8 @@ class PassCounter:
     def _count_readings(self, values: HostValues, step: _Step, remaining: Remaining) -> bool:
         """Return whether the criterion passes on the readings of this host; else keep its verdicts."""
         view, criterion, names = values.view, step.criterion, step.names or ()
-        tokens = reading_tokens(view, names)
-        group = view.peer_key if criterion.same_as_fleet else ()
-        key = (view.kind, group, criterion.id, tokens, values.versions if not names else ())
+        tokens = values.readings_key(names)
+        key = (remaining.layout_number, criterion.id, view.host.gang if criterion.same_as_fleet else "", tokens)
         if tokens is not None and key in self._readings:
             repeated = self._readings[key]
             if repeated is None:
@@ -187,6 +194,7 @@ class PassCounter:
         every = (self._step(values, criterion, positions) for criterion in view.criteria().values())
         steps = [step for step in every if step]
         return Layout(
+            number=self._compiled,
             steps=steps,
             is_complete=not incomplete,
             statuses=Counter(

@@ -64,7 +64,7 @@ class NormalPaths:
             return
         for group in series(view, criterion):
             measured = [item for item in group if item.status == MEASURED]
-            numbers = [item.value for item in measured if _is_number(item.value)]
+            numbers = [float(item.value or 0) for item in measured if _is_number(item.value)]
             if measured and len(numbers) == len(measured):
                 last = measured[-1]
                 path = (criterion.id, *_figure_path(view, last))

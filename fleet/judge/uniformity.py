@@ -12,8 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from fleet.judge.criteria import Criterion
-from fleet.judge.evaluate import matches, with_matching_name
+from fleet.judge.evaluate import with_matching_name
 from fleet.judge.host_view import HostView
+from fleet.judge.matching import matches
 from fleet.quantities import digits_for, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict

@@ -6,8 +6,8 @@ import re
 from collections.abc import Iterable, Sequence
 
 from fleet.judge.criteria import Criterion
-from fleet.judge.evaluate import matches
 from fleet.judge.evidence import LAUNCH, Evidence
+from fleet.judge.matching import matches
 from fleet.judge.observation_index import ObservationIndex
 from schemas.records import MEASURED, Observation
 

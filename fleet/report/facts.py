@@ -46,10 +46,7 @@ class FactCollector:
     def collect(self, view: HostView, verdicts: Iterable[Verdict], remaining: Remaining | None) -> HostFacts:
         """Return the facts of one host; `verdicts` are those that were not counted as passes."""
         layout = remaining.layout if remaining else None
-        if layout:
-            measured = layout.measured
-        else:
-            measured = self._share(measured_figures(view))
+        measured = layout.measured if layout else self._share(measured_figures(view))
         judged = frozenset((item.stage, item.name) for item in verdicts if item.limit is not None and is_bandwidth(item))
         return HostFacts(
             measured=measured,

@@ -16,11 +16,11 @@ from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import by_criterion, host_views, judge_hosts, with_waivers
-from fleet.judge.layout import reading_tokens
 from fleet.judge.passes import PassCounter, Remaining
 from fleet.judge.tally import Tally
 from fleet.records.versions import version_names, versions
 from fleet.report.facts import FactCollector, HostFacts
+from schemas import quick
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED
 from schemas.reports import (
@@ -40,9 +40,10 @@ LINK = "gpu.peer.link"
 MAX_BUCKETS = 40
 """Buckets of a soak's timeline in the report."""
 FULL_HOSTS = 16
-"""Hosts of a fleet up to which the report shows every host in full: all verdicts and measurements."""
+"""Hosts of a fleet up to which the report lists every verdict; of a larger one it lists those that do not pass."""
 MEASURED_HOSTS = 64
-"""Hosts of a larger fleet that are rejected, or incomplete, and whose measurements the report holds."""
+"""Hosts of a fleet up to which the report holds what accepted hosts measured; also the rejected, and the incomplete hosts of a
+larger fleet whose measurements it holds."""
 
 Unit = tuple[str, ...]
 """Hosts that are judged together: a gang, or one host without a gang."""
@@ -57,7 +58,7 @@ class Context:
     events: Mapping[str, Sequence[str]]
     """Host -> what the control node recorded of it."""
     in_full: bool
-    """Whether every host is shown in full."""
+    """Whether the report lists every verdict, also those that pass."""
     planned: Planned
     places: Mapping[str, int]
     """Host -> its position in the plan."""
@@ -95,7 +96,7 @@ class JudgedHosts:
     hosts: dict[str, HostReport] = field(default_factory=dict)
     facts: dict[str, HostFacts] = field(default_factory=dict)
     verdicts: list[Verdict] = field(default_factory=list)
-    """All verdicts if every host is shown in full; else those that do not pass."""
+    """All verdicts if the report lists them; else those that do not pass."""
     ended: str = ""
     """When the last record ended."""
 
@@ -167,17 +168,18 @@ class HostJudge:
             events=events,
             soak=_soak(left),
         )
-        if self._context.in_full or decision != ACCEPTED:
+        if self._context.in_full or decision != ACCEPTED or len(self._context.places) <= MEASURED_HOSTS:
             report = replace(
                 report, launches=left.launches(), measurements=tuple(left.benchmarks()), links=_links(left)
             )
-        if not self._context.in_full:
-            report = self._reduce(report)
+            if decision != ACCEPTED and not self._context.in_full:
+                report = self._limited(report)
+        else:
+            report = without_measurements(report)
         self._found.hosts[name] = report
 
-    def _reduce(self, report: HostReport) -> HostReport:
-        if report.decision == ACCEPTED:
-            return without_measurements(report)
+    def _limited(self, report: HostReport) -> HostReport:
+        """Return the report on a host that is not accepted; without measurements if there are enough such hosts before it."""
         kept = self._measured[report.decision]
         bisect.insort(kept, (self._context.places[report.name], report.name))
         if len(kept) > MEASURED_HOSTS:
@@ -196,8 +198,8 @@ class HostJudge:
             self._shared[key] = version_names(view.observations, compared)
         names = self._shared[key]
         metrics = view.observations.metrics
-        tokens = reading_tokens(view, names) if all(name in metrics for name in names) else None
-        if tokens is None:
+        tokens = tuple(quick.token(metric) for name in names for _, metric in metrics.get(name, ()))
+        if 0 in tokens or any(name not in metrics for name in names):
             return versions(view.evidence, criteria, view.observations)
         key = ("versions", view.kind, tokens, *view.evidence.software().items())
         if key not in self._shared:

@@ -43,7 +43,7 @@ from schemas.reports import (
 )
 
 MAX_VERDICTS, MAX_VERDICTS_OF_HOST = 20_000, 200
-"""Verdicts of a report that does not show every host in full."""
+"""Verdicts of a report that does not show every host in full; of one host, if there are more than that in all."""
 
 
 def merge(
@@ -139,7 +139,9 @@ def _in_order(context: Context, reports: Mapping[str, HostReport], manifest: Ite
 
 
 def _limited(exceptions: Sequence[Verdict]) -> list[Verdict]:
-    """Return failures before what is inconclusive, and not more of one host than a page can show; in the order of the plan."""
+    """Return all of them if they are not too many; else failures first, and not all of one host; in the order of the plan."""
+    if len(exceptions) <= MAX_VERDICTS:
+        return list(exceptions)
     counts: Counter[str] = Counter()
     kept: set[int] = set()
     for kind in (FAIL, INCONCLUSIVE):

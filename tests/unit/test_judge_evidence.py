@@ -197,7 +197,7 @@ def test_the_last_pack_has_the_last_word_on_a_criterion() -> None:
     one, two = pack(criterion(value=1), criterion(id="d")), pack(criterion(value=2))
     packs = [one, two]
     assert {key: item.value for key, item in criteria_by_id(packs).items()} == {"c": 2, "d": 1}
-    assert criteria_by_id(packs) is criteria_of(list(packs))
+    assert criteria_by_id(packs) is criteria_by_id(list(packs))
     assert criteria_by_id([two, one])["c"].value == 1
 
 
