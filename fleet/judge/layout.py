@@ -62,7 +62,11 @@ class HostValues:
 
     def readings_key(self, names: Sequence[str]) -> tuple[int, ...] | None:
         """Return a key of the readings of these names: equal keys mean equal readings. None if a reading has no key."""
-        tokens = self.tokens[names[0]] if len(names) == 1 else tuple(chain.from_iterable(map(self.tokens.__getitem__, names)))
+        tokens = (
+            self.tokens[names[0]]
+            if len(names) == 1
+            else tuple(chain.from_iterable(map(self.tokens.__getitem__, names)))
+        )
         return None if 0 in tokens else tokens
 
     def positions(self) -> dict[int, int]:
@@ -80,7 +84,9 @@ class HostValues:
     def has_all_partners(self) -> bool:
         """Return whether everything that the plan expects of pairs of hosts was measured."""
         measured = {(item.name, item.stage, item.scope) for item in self.with_partners if item.status == MEASURED}
-        return not any(item.status == ERROR for item in self.with_partners) and measured.issuperset(self._expected_pairs)
+        return not any(item.status == ERROR for item in self.with_partners) and measured.issuperset(
+            self._expected_pairs
+        )
 
     @property
     def partners(self) -> int:
@@ -112,8 +118,6 @@ def is_regular(view: HostView) -> bool:
     launches = view.evidence.launches()
     gang = set(view.plan.gangs().get(view.host.gang, ()))
     return all(
-        launch.outcome == "finished"
-        and not launch.reason
-        and (launch.stage != GANG or set(launch.members) == gang)
+        launch.outcome == "finished" and not launch.reason and (launch.stage != GANG or set(launch.members) == gang)
         for launch in launches
     )

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import bisect
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -70,7 +70,7 @@ class Layout:
     statuses: Counter[str]
     """Status of each expected observation, except of pairs of hosts; empty for a missing one."""
     measured: tuple[tuple[str, str, str], ...]
-    """Stage, name and unit of everything that was measured."""
+    """Stage, name and unit of everything that was measured, except by pairs of hosts."""
     judged_bandwidths: frozenset[tuple[str, str]]
     """Stage and name of the bandwidths of collectives that have a limit."""
 
@@ -203,7 +203,7 @@ class PassCounter:
                 if wanted.scope != "peers"
                 for scope in view.plan.scopes_of(view.host, wanted)
             ),
-            measured=measured_figures(view),
+            measured=measured_figures(values.observations),
             judged_bandwidths=frozenset(
                 (check.row.stage, check.row.name)
                 for step in steps
@@ -298,9 +298,9 @@ class PassCounter:
         )
 
 
-def measured_figures(view: HostView) -> tuple[tuple[str, str, str], ...]:
-    """Return stage, name and unit of everything that the benchmarks of a host measured."""
-    measured = (item for item in view.evidence.benchmarks() if item.status == MEASURED and not is_drift(item.name))
+def measured_figures(observations: Iterable[Observation]) -> tuple[tuple[str, str, str], ...]:
+    """Return stage, name and unit of everything that was measured by benchmarks."""
+    measured = (item for item in observations if item.status == MEASURED and not is_drift(item.name))
     return tuple(dict.fromkeys((item.stage, item.name, item.unit) for item in measured))
 
 

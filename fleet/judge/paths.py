@@ -74,9 +74,7 @@ class NormalPaths:
         """Add a path of a figure that passes."""
         self._passing.add(path)
 
-    def add_figure(
-        self, path: Path, key: FigureKey, scope: str, criterion: Criterion, values: Sequence[float]
-    ) -> None:
+    def add_figure(self, path: Path, key: FigureKey, scope: str, criterion: Criterion, values: Sequence[float]) -> None:
         """Add the repeated values of one figure that is compared with the fleet."""
         floor = criterion.operator in FLOORS
         worst, best = (min, max) if floor else (max, min)

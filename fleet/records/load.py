@@ -16,7 +16,7 @@ from fleet.records.remedies import with_remedy
 from schemas import documents, quick
 from schemas.catalogue import BENCHMARKS, settings
 from schemas.errors import RunError
-from schemas.plans import Plan, PlannedHost, Stage, plan_from_json
+from schemas.plans import Plan, Stage, plan_from_json
 from schemas.probes import GANG
 from schemas.records import Record, record_from_json
 from schemas.reports import Quarantined
@@ -30,8 +30,8 @@ FETCH_AGAIN = "resume the run, or collect it again"
 """What to do about a missing record if nothing else explains why it is missing."""
 
 
-class RunEvidence(Mapping[str, Evidence]):
-    """The evidence of each host of a run. It is read when it is asked for: that of a large fleet does not fit into memory."""
+class RecordReader:
+    """Reads the records of a run directory."""
 
     def __init__(
         self,
@@ -43,36 +43,18 @@ class RunEvidence(Mapping[str, Evidence]):
         only_gangs: bool = False,
     ) -> None:
         """`journal_problems`: why the journal was rejected, which concerns every host. `only_gangs`: read gang records alone."""
-        self._directory, self._plan, self._events = directory, plan, events
-        self._journal_problems, self._only_gangs = journal_problems, only_gangs
+        self._directory, self.plan, self._events = directory, plan, events
+        self._journal_problems, self.only_gangs = journal_problems, only_gangs
         self._baseline = Copy(directory, plan) if plan.baseline else None
         self._reader = quick.Reader()
         self.checked: dict[str, bytes] = {}
         """Path of each record that was accepted -> digest of its bytes: unchanged bytes are not checked again."""
-        self._kept: dict[str, tuple[Evidence, list[Quarantined]]] | None = None
-        if only_gangs or len(plan.hosts) <= MAX_KEPT:
-            self._kept = {}
-
-    def __getitem__(self, host: str) -> Evidence:
-        return self.read(host)[0]
-
-    def __iter__(self) -> Iterator[str]:
-        return (host.name for host in self._plan.hosts)
-
-    def __len__(self) -> int:
-        return len(self._plan.hosts)
 
     def read(self, name: str) -> tuple[Evidence, list[Quarantined]]:
         """Return what a host left behind, and its files that were rejected."""
-        if self._kept is None:
-            return self._read(self._plan.host(name))
-        if name not in self._kept:
-            self._kept[name] = self._read(self._plan.host(name))
-        return self._kept[name]
-
-    def _read(self, host: PlannedHost) -> tuple[Evidence, list[Quarantined]]:
+        host = self.plan.host(name)
         records, problems, quarantined = [], [], []
-        for gang in (*([] if self._only_gangs else [""]), *([host.gang] if host.gang else [])):
+        for gang in (*([] if self.only_gangs else [""]), *([host.gang] if host.gang else [])):
             path = f"gangs/{gang}/{host.name}.json" if gang else f"hosts/{host.name}.json"
             try:
                 records.append(self._record(path, host.name, gang))
@@ -82,7 +64,7 @@ class RunEvidence(Mapping[str, Evidence]):
             except documents.DocumentError as error:
                 quarantined.append(Quarantined(path=path, reason=str(error)))
                 problems.append(f"quarantined: {error}")
-        if problems and host.name not in self._events and not self._plan.simulated:
+        if problems and host.name not in self._events and not self.plan.simulated:
             problems[-1] += f"; {FETCH_AGAIN}"
         problems += self._events.get(host.name, [])
         problems += [f"the journal was rejected: {why}" for why in self._journal_problems]
@@ -93,7 +75,7 @@ class RunEvidence(Mapping[str, Evidence]):
 
     def _record(self, path: str, host: str, gang: str) -> Record:
         """Return the record at `path`. Raises FileNotFoundError; DocumentError if it is invalid or of another host or run."""
-        file, plan = self._directory / path, self._plan
+        file, plan = self._directory / path, self.plan
         if not file.exists() and not file.is_symlink():
             raise FileNotFoundError(path)
         try:
@@ -116,17 +98,40 @@ class RunEvidence(Mapping[str, Evidence]):
 
     def _parse(self, path: str, text: bytes) -> Record:
         """Return the record in `text`. Raises DocumentError if it is invalid."""
-        if self._kept is not None:  # it is read once
-            record = self._reader.record(text)
-        else:
-            digest = hashlib.blake2b(text, digest_size=16).digest()
-            record = self._reader.record(text, is_checked=self.checked.get(path) == digest)
-            if record is not None:
-                self.checked[path] = digest
+        digest = hashlib.blake2b(text, digest_size=16).digest()
+        record = self._reader.record(text, is_checked=self.checked.get(path) == digest)
+        if record is not None:
+            self.checked[path] = digest
         if record is None:
             source = str(self._directory / path)
             record = record_from_json(documents.checked(text, "record", source=source), source=source)
         return record
+
+
+class RunEvidence(Mapping[str, Evidence]):
+    """The evidence of each host of a run. It is read when it is asked for: that of a large fleet does not fit into memory."""
+
+    def __init__(self, reader: RecordReader) -> None:
+        self.reader = reader
+        is_kept = reader.only_gangs or len(reader.plan.hosts) <= MAX_KEPT
+        self._kept: dict[str, tuple[Evidence, list[Quarantined]]] | None = {} if is_kept else None
+
+    def __getitem__(self, host: str) -> Evidence:
+        return self.read(host)[0]
+
+    def __iter__(self) -> Iterator[str]:
+        return (host.name for host in self.reader.plan.hosts)
+
+    def __len__(self) -> int:
+        return len(self.reader.plan.hosts)
+
+    def read(self, name: str) -> tuple[Evidence, list[Quarantined]]:
+        """Return what a host left behind, and its files that were rejected."""
+        if self._kept is None:
+            return self.reader.read(name)
+        if name not in self._kept:
+            self._kept[name] = self.reader.read(name)
+        return self._kept[name]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,7 +201,7 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
     return Run(
         directory=directory,
         plan=plan,
-        evidence=RunEvidence(directory, plan, events, problems, only_gangs=not alone),
+        evidence=RunEvidence(RecordReader(directory, plan, events, problems, only_gangs=not alone)),
         events=events,
         rejected=(*journal, *_unplanned(directory, plan)),
     )

@@ -34,7 +34,9 @@ def versions(
     found = evidence.software()
     for name, values in by_name.items():
         alike = len(set(values.values())) == 1
-        found |= {name: next(iter(values.values()))} if alike else {f"{name}[{at}]": text for at, text in values.items()}
+        found |= (
+            {name: next(iter(values.values()))} if alike else {f"{name}[{at}]": text for at, text in values.items()}
+        )
     return found
 
 

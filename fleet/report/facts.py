@@ -46,15 +46,18 @@ class FactCollector:
     def collect(self, view: HostView, verdicts: Iterable[Verdict], remaining: Remaining | None) -> HostFacts:
         """Return the facts of one host; `verdicts` are those that were not counted as passes."""
         layout = remaining.layout if remaining else None
-        measured = layout.measured if layout else self._share(measured_figures(view))
-        judged = frozenset((item.stage, item.name) for item in verdicts if item.limit is not None and is_bandwidth(item))
+        if remaining and remaining.layout and remaining.values:
+            measured = remaining.layout.measured + measured_figures(remaining.values.with_partners)
+        else:
+            measured = measured_figures(view.evidence.benchmarks())
+        judged = frozenset(
+            (item.stage, item.name) for item in verdicts if item.limit is not None and is_bandwidth(item)
+        )
         return HostFacts(
-            measured=measured,
+            measured=self._share(measured),
             judged_bandwidths=self._share(judged | layout.judged_bandwidths if layout else judged),
             uncompared_digests=tuple(uncompared_digests(view, self._stats.planned, self._stats.digests)),
-            gang_launches=tuple(
-                self._launch(launch) for launch in view.evidence.launches() if launch.stage == GANG
-            ),
+            gang_launches=tuple(self._launch(launch) for launch in view.evidence.launches() if launch.stage == GANG),
             rates_without_drift=tuple(
                 name for record in view.evidence.records if record.soak for name in untold(record.soak)
             ),

@@ -211,19 +211,22 @@ class HostJudge:
         return self._shared.setdefault(value, value)
 
 
-def decide(verdicts: Iterable[Verdict], host_decisions: Iterable[str] = ()) -> str:
-    """Return `rejected` if anything fails, else `incomplete` if anything is inconclusive, else `accepted`.
+def decide(verdicts: Iterable[Verdict]) -> str:
+    """Return `rejected` if a verdict fails, else `incomplete` if one is inconclusive, else `accepted`.
 
     A waived verdict does not count. Without any verdict nothing is accepted.
     """
     judged = list(verdicts)
     standing = {verdict.verdict for verdict in judged if verdict.stands}
-    decisions = set(host_decisions)
-    if FAIL in standing or REJECTED in decisions:
+    if FAIL in standing:
         return REJECTED
-    if INCONCLUSIVE in standing or INCOMPLETE in decisions or not (judged or decisions):
-        return INCOMPLETE
-    return ACCEPTED
+    return INCOMPLETE if INCONCLUSIVE in standing or not judged else ACCEPTED
+
+
+def worst_decision(decisions: Iterable[str]) -> str:
+    """Return the decision on several hosts: that of the worst one; without hosts nothing is accepted."""
+    present = set(decisions)
+    return next((decision for decision in (REJECTED, INCOMPLETE, ACCEPTED) if decision in present), INCOMPLETE)
 
 
 def without_measurements(report: HostReport) -> HostReport:

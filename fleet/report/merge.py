@@ -23,6 +23,7 @@ from fleet.report.hosts import (
     decide,
     units,
     without_measurements,
+    worst_decision,
 )
 from fleet.report.summary import Findings, acceptance
 from fleet.report.unjudged import unjudged
@@ -85,7 +86,7 @@ def fleet_report(
     exceptions = [verdict for verdict in verdicts if verdict.verdict != PASS]
     hosts = _in_order(context, judged.hosts, manifest)
     rows = tally.judged(_serials(hosts))
-    decision = decide(exceptions, [host.decision for host in hosts])
+    decision = worst_decision(host.decision for host in hosts)
     findings = Findings(
         plan=plan,
         hosts=hosts,
@@ -130,7 +131,7 @@ def _in_order(context: Context, reports: Mapping[str, HostReport], manifest: Ite
         ordered.setdefault(verdict.host, []).append(verdict)
     for place, host in enumerate(hosts):
         if host.name in ordered and any(verdict.stands for verdict in ordered[host.name]):
-            hosts[place] = replace(host, decision=decide(ordered[host.name], [host.decision]))
+            hosts[place] = replace(host, decision=worst_decision([host.decision, decide(ordered[host.name])]))
     with_measurements = [place for place, host in enumerate(hosts) if host.measurements]
     with_measurements.sort(key=lambda place: (hosts[place].decision != REJECTED, place))
     for place in () if context.in_full else with_measurements[MEASURED_HOSTS:]:
@@ -165,9 +166,7 @@ def _total(coverages: Iterable[Coverage]) -> Coverage:
     )
 
 
-def _unknown(
-    hosts: Sequence[HostReport], facts: Mapping[str, HostFacts], packs: Iterable[Pack]
-) -> dict[str, str]:
+def _unknown(hosts: Sequence[HostReport], facts: Mapping[str, HostFacts], packs: Iterable[Pack]) -> dict[str, str]:
     """Return the names that were measured and have no figure in the packs of these hosts -> why."""
     applied = {name for host in hosts for name in host.packs}
     measured = {name for _, name, _ in fleet_figures(facts)}

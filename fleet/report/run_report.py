@@ -85,7 +85,7 @@ def _statistics(job: _Job, all_shares: Sequence[Share]) -> FleetStats:
     for other, _ in others:
         stats.update(other)
     for _, checked in gathered:
-        job.run.evidence.checked |= checked
+        job.run.evidence.reader.checked |= checked
     stats.settle()
     return stats
 
@@ -98,7 +98,7 @@ def _gather(job: _Job, share: Share) -> tuple[FleetStats, dict[str, bytes]]:
         part = context.plan.only(unit)
         for name in unit:
             gatherer.add(host_view(part, name, job.run.evidence[name], context.packs))
-    return gatherer.finish(), job.run.evidence.checked
+    return gatherer.finish(), job.run.evidence.reader.checked
 
 
 def _judge(job: _Job, share: Share) -> _Judged:

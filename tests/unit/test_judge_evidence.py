@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleet.judge.bounded_cache import Bounded
+from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Planned, from_benchmark, pci_address
 from fleet.judge.host_view import HostView
@@ -221,7 +221,7 @@ def test_what_cannot_be_told_is_a_verdict_of_its_own() -> None:
         ("", "NVIDIA H200,NVIDIA X", ["common", "mine"], "no criteria pack for NVIDIA H200, NVIDIA X"),
         ("", "NVIDIA H200,NVIDIA H200", ["h200-sxm", "mine"], ""),
         ("x100", "NVIDIA H200", ["common", "mine"], "no criteria pack for x100"),
-        ("", "", ["common", "mine"], "no criteria pack for a GPU that nobody saw"),
+        ("", "", ["common", "mine"], "no criteria pack for an unknown GPU"),
         ("", "NVIDIA H100", ["common", "mine"], "no criteria pack for NVIDIA H100"),
     ],
 )
@@ -250,7 +250,7 @@ def test_what_a_benchmark_makes(name: str, right: bool) -> None:
 
 
 def test_what_is_remembered_never_grows_beyond_its_size() -> None:
-    kept: Bounded[int, int] = Bounded(3)
+    kept: BoundedCache[int, int] = BoundedCache(3)
     for number in range(3):
         kept[number] = number
     assert dict(kept) == {0: 0, 1: 1, 2: 2}

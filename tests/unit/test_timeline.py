@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from fleet.report.scale_full import reduced
 
 from agent.run.work_directory import begun
 from agent.sampling.telemetry import PERIOD_S, Telemetry
 from collectors.base import Absent
 from collectors.nvml import Beat
 from fleet.judge.criteria import read_packs
+from fleet.report.hosts import without_measurements
 from fleet.report.html import pages
 from fleet.report.html.page import render_html
 from fleet.report.html.timeline_launch import courses
@@ -378,7 +378,7 @@ def test_pictures_take_no_room_from_pages_of_hosts(plan: Plan) -> None:
 def test_what_a_large_report_keeps_of_most_hosts_has_none(plan: Plan) -> None:
     host = replace(with_trace(plan, fed(60)).hosts[0], decision="rejected")
     assert host.launches[0].timeline
-    assert all(launch.timeline is None for launch in reduced(host).launches)
+    assert all(launch.timeline is None for launch in without_measurements(host).launches)
 
 
 def test_report_with_timelines_fits_its_schema(plan: Plan) -> None:
