@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 import sys
@@ -30,21 +29,10 @@ from schemas.timeline import SOAK
 NOT_FINISHED = 3
 AFTER_DEADLINE_S = 90.0
 """What a supervisor may take, past the deadline of its ranks, to end them and to write the record."""
-ELSEWHERE = {
-    "doctor": "agent.cli.doctor",
-    "soak": "agent.cli.soak",
-    "export": "agent.cli.export",
-    "stop": "agent.cli.stop",
-    "attend": "agent.cli.run_host",
-    "tell": "agent.cli.emit_record",
-    "busy": "agent.cli.busy",
-}
-"""Verbs with a module of their own, which is imported where one of them is asked for: a run starts the others a dozen times on
-each host, and they need not wait for the judge, which doctor and soak import."""
 
 
-def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked: str = "") -> None:
-    """Adds the verbs of a GPU host to the command, or what is needed for one of them."""
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add inspect, bench, launch and wait to the command."""
     _inspect_options(verbs)
     bench = verbs.add_parser(
         "bench",
@@ -105,9 +93,6 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked:
     wait.add_argument("--host", required=True, help="this host's name in the plan")
     wait.add_argument("--stage", required=True, choices=["benchmark", "soak", "gang"])
     wait.set_defaults(call=_wait)
-    for verb, module in ELSEWHERE.items():
-        if asked in ("", verb):
-            importlib.import_module(module).add_verb(verbs)
 
 
 def _inspect_options(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

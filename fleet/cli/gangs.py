@@ -15,7 +15,7 @@ from schemas import documents
 from schemas.errors import UsageError
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add gangs to the command."""
     gangs = verbs.add_parser(
         "gangs",
@@ -40,7 +40,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
         action="store_true",
         help="print launches, the launch of each host, excluded hosts with reasons, and awaited hosts as JSON",
     )
-    return gangs
+    gangs.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:

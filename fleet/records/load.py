@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fleet.judge.judge import Evidence
-from fleet.records.baseline_store import Copy
+from fleet.records.baseline_store import Snapshot
 from fleet.records.remedies import with_remedy
 from schemas import documents, quick
 from schemas.catalogue import BENCHMARKS, settings
@@ -51,7 +51,7 @@ class Records(Mapping[str, Evidence]):
     ) -> None:
         """`journal`: why it cannot be believed, of which every host is told."""
         self._directory, self._plan, self._events, self._journal = directory, plan, events, journal
-        self._baseline = Copy(directory, plan) if plan.baseline else None
+        self._baseline = Snapshot(directory, plan) if plan.baseline else None
         self._reader = quick.Reader()
 
     def __getitem__(self, host: str) -> Evidence:

@@ -58,7 +58,7 @@ def test_rejudging_under_a_tighter_pack_changes_only_the_verdicts_that_the_pack_
 def test_same_criteria_change_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert call("judge", run) == 0
-    assert "old: PASS, as before\nno verdict is another; " in capsys.readouterr().out
+    assert "old: PASS, unchanged\nno verdict changed; " in capsys.readouterr().out
 
 
 def test_criterion_that_is_new_and_limit_that_moved_are_told_apart(
@@ -66,7 +66,7 @@ def test_criterion_that_is_new_and_limit_that_moved_are_told_apart(
 ) -> None:
     capsys.readouterr()
     assert call("judge", run, "--criteria", pack(tmp_path / "more.yml", "ours", "1.0e+12")) == 0
-    assert "PASS, as before\n4 new; " in capsys.readouterr().out
+    assert "PASS, unchanged\n4 new; " in capsys.readouterr().out
     assert call("judge", run, "--criteria", pack(tmp_path / "looser.yml", "hbm-copy", "3.0e+12")) == 0
     assert "PASS, as before\n4 other limits or reasons; " in capsys.readouterr().out
 

@@ -17,7 +17,8 @@ from typing import Any
 
 import pytest
 
-from fleet.integrations.notification import call, mail, notice, state
+from fleet.cli.notice import call
+from fleet.integrations.notification import mail, payload, state
 from fleet.integrations.scheduler import DRAINED, give_back, take
 from fleet.judge.criteria import read_packs
 from fleet.records.load import load
@@ -199,10 +200,10 @@ def test_what_a_run_that_is_gone_left_drained_is_told(slurm: Site) -> None:
     assert done.stderr.startswith("h1: run r0 drained it, is not carried out here any more and has not given it back")
     plan = builders.plan("h1", "h2")
     report = {"decision": "accepted", "verdicts": [], "acceptance": {"summary": []}}
-    assert "h1: run r0 drained it" in notice(report, plan, link="", directory=slurm.run)["text"]
+    assert "h1: run r0 drained it" in payload(report, plan, link="", directory=slurm.run)["text"]
     slurm.put(**{"reason-n1": "replaced PSU"})
     slurm.take()
-    assert "r0" not in notice(report, plan, link="", directory=slurm.run)["text"]
+    assert "r0" not in payload(report, plan, link="", directory=slurm.run)["text"]
 
 
 def test_what_another_run_drained_that_goes_on_is_in_use(slurm: Site) -> None:
@@ -486,7 +487,7 @@ def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) 
     assert coverage["h1"]["measured"] == coverage["h1"]["expected"]
     assert report["decision"] == "incomplete"
     assert state(report, plan) == ("busy", {"h2": "job 4711"})
-    told = notice(report, plan, link="https://runs.example.org/", directory=tmp_path)
+    told = payload(report, plan, link="https://runs.example.org/", directory=tmp_path)
     assert told["text"].startswith(
         "incomplete: run r1, profile smoke, 3 hosts (replaced GPU 3); in use and not measured: h2\n"
     )
@@ -561,7 +562,7 @@ def test_only_what_is_asked_for_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 def test_mail_is_a_mail_whatever_hosts_say(tmp_path: Path) -> None:
     report, plan = judged(tmp_path, lambda plan, directory: None, rackproof_reason="x")
     report["acceptance"]["summary"] = ["evil\r\nBcc: all@example.org\x1b[2J\x00"] * 40
-    told = notice(report, plan, link="", directory=tmp_path)
+    told = payload(report, plan, link="", directory=tmp_path)
     text = mail(told, ["ops@example.org", "dc@example.org"], "rackproof@example.org")
     message = email.message_from_string(text)
     assert (message["To"], message["Bcc"]) == ("ops@example.org, dc@example.org", None)
@@ -726,7 +727,7 @@ def test_nodes_that_cannot_be_given_back_are_an_alarm(timer: Timer, capsys: pyte
     assert call(argparse.Namespace(run_dir=timer.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["state"], told["drained"]) == ("accepted", ["h1"])
-    assert "NOT GIVEN BACK to the scheduler: h1" in told["text"]
+    assert "STILL DRAINED in the scheduler: h1" in told["text"]
 
 
 def test_nodes_that_are_given_back_late_are_none(timer: Timer, slurm: Site) -> None:
@@ -760,5 +761,5 @@ def test_failed_give_back_does_not_keep_the_report_away(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the report comes after" in done.stdout
-    assert "NOT GIVEN BACK" in done.stdout
+    assert "STILL DRAINED" in done.stdout
     assert "cannot be read" in done.stdout
