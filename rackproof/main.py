@@ -150,3 +150,7 @@ def _remedy(error: BaseException | None) -> str:
     if isinstance(error, IsADirectoryError):
         return ": give a file, not a directory"
     return ": run this as a user with permission, or give another path" if isinstance(error, PermissionError) else ""
+
+
+if __name__ == "__main__":
+    sys.exit(main())

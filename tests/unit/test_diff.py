@@ -188,7 +188,7 @@ def test_change_states_its_noise_and_where_that_is_known_from() -> None:
     assert found.basis == "4 × its own noise, 1.1 % (sigma) over 4 runs"
     assert "0.1 kB/s → 0.09 kB/s (-10 %), beyond 4.47 % noise" in found.text
     (once,) = changes({"h1": host(figures=[("S1", figure(100.0))])}, {"h1": host(figures=[("S1", figure(90.0))])})
-    assert once.basis == "criterion c-memory; its own is not known"
+    assert once.basis == "criterion c-memory; own noise unknown"
 
 
 def test_figures_of_another_part_are_not_compared() -> None:

@@ -68,7 +68,7 @@ def test_criterion_that_is_new_and_limit_that_moved_are_told_apart(
     assert call("judge", run, "--criteria", pack(tmp_path / "more.yml", "ours", "1.0e+12")) == 0
     assert "PASS, unchanged\n4 new; " in capsys.readouterr().out
     assert call("judge", run, "--criteria", pack(tmp_path / "looser.yml", "hbm-copy", "3.0e+12")) == 0
-    assert "PASS, as before\n4 other limits or reasons; " in capsys.readouterr().out
+    assert "PASS, unchanged\n4 other limits or reasons; " in capsys.readouterr().out
 
 
 def test_run_without_a_report_has_nothing_to_compare_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

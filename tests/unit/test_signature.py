@@ -208,10 +208,7 @@ def test_every_view_that_a_report_leaves_is_made_again_before_it_is_signed(
         append(path)
         capsys.readouterr()
         assert main(["sign", str(tmp_path / "r1"), "--key", str(keys / "alice")]) == 2, path
-        assert (
-            f"r1: {path.name}: does not match report.json: run rackproof report"
-            in capsys.readouterr().err
-        )
+        assert f"r1: {path.name}: does not match report.json: run rackproof report" in capsys.readouterr().err
         path.write_bytes(content)
     assert not (tmp_path / "r1" / "SHA256SUMS").exists()
     assert main(["sign", str(tmp_path / "r1"), "--key", str(keys / "alice")]) == 0
@@ -419,7 +416,7 @@ def test_a_run_that_goes_on_is_not_signed(run: Path, keys: Path, capsys: pytest.
 
 @pytest.mark.parametrize("line", ["nonsense", f"{'0' * 64} one-space", f"{'0' * 63}g  x"])
 def test_a_line_that_is_no_sum_is_refused(line: str) -> None:
-    with pytest.raises(Exception, match="not a sum and a path"):
+    with pytest.raises(Exception, match="not a checksum and a path"):
         from_text(f"{'0' * 64}  a\n{line}\n")
     with pytest.raises(Exception, match="duplicate path"):
         from_text(f"{'0' * 64}  a\n{'1' * 64}  a\n")
