@@ -50,7 +50,7 @@ class ContainerCollector:
 def parse_docker_config(text: str) -> tuple[bool, str]:
     """Return whether daemon.json configures NVIDIA's runtime, and the default runtime. Raises ValueError."""
     try:
-        settings = json.loads(text) if text else {}
+        settings = json.loads(text) if text.strip() else {}
     except RecursionError as error:
         raise ValueError("nested too deep") from error
     runtimes = settings.get("runtimes", {}) if isinstance(settings, dict) else None

@@ -44,15 +44,15 @@ class SlowReadings:
         # Without a scrape for so long, the age is not the driver's fault.
         was_idle = self._pending is None and now - self._read_at > STALE_S
         if not self._samples or was_idle or (wait and is_old):
-            self._samples, self._read_at = list(read_slow(gpu)), now
+            self._samples, self._read_at = _read_all(gpu), now
         elif is_old and self._pending is None:
-            self._started_at, self._pending = now, PendingCall(partial(_read_list, gpu.without_cache()))
+            self._started_at, self._pending = now, PendingCall(partial(_read_all, gpu.without_cache()))
         if now - self._read_at > STALE_S:
             return _all_absent(Absent.error(f"no answer for {now - self._read_at:.0f} s"))
         return self._samples
 
 
-def _read_list(gpu: Gpu) -> Sequence[Sample]:
+def _read_all(gpu: Gpu) -> Sequence[Sample]:
     return list(read_slow(gpu))
 
 
