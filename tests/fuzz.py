@@ -662,7 +662,7 @@ class Verbs:
     def __init__(self, furnished: Path, place: Path, seed: int) -> None:
         shutil.copytree(furnished, place)
         self.place, self.draw, self.found = place, random.Random(seed), Found()  # noqa: S311
-        run_lock.take(place / AFTER)
+        run_lock.acquire(place / AFTER)
         self.sound = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
     def one(self, number: int) -> None:
