@@ -23,12 +23,12 @@ IDLE = """
 import time
 import agent.benchmarks.compute.gemm as benchmark
 
-product = benchmark.product
+build_product = benchmark.build_product
 
 def slow(*arguments, **named):
-    multiply, check = product(*arguments, **named)
+    multiply, check = build_product(*arguments, **named)
     return lambda: time.sleep(0.1) or multiply(), check
 
-benchmark.product = slow
+benchmark.build_product = slow
 """
 """What a stress test multiplies, put beneath the agent: it goes on for as long, and leaves the processors to others."""

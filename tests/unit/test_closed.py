@@ -205,9 +205,9 @@ def test_member_without_an_address_is_named(tmp_path: Path) -> None:
 
 RANK = """
 import json, os, sys
-from agent.benchmarks.__main__ import _meeting_place
+from agent.benchmarks.__main__ import connect_store
 from torch.distributed import TCPStore
-store, rank, world_size = _meeting_place()
+store, rank, world_size = connect_store()
 store.set(f"here/{rank}", "here")
 store.wait([f"here/{other}" for other in range(world_size)])
 listening = []
