@@ -156,7 +156,7 @@ def _check(options: argparse.Namespace, *, cpu: bool) -> None:
 
 def look() -> Machine:
     """What there is here."""
-    read = readiness.readings(collect(collectors.start())[0])
+    read = readiness.readings(collect(collectors.build_collectors())[0])
     return Machine(gpus=readiness.gpus_of(read, os.environ), readings=read)
 
 

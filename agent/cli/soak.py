@@ -67,7 +67,7 @@ def _soak(options: argparse.Namespace) -> int:
                 carry_out(
                     run,
                     lambda number, span: _round(options, run, planned, number, span),
-                    stages.readers(run, thorough=False),
+                    stages.readers(run, full_snapshot=False),
                     progress,
                 )
     except HeldError as held:

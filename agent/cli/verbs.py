@@ -153,7 +153,7 @@ def _inspect(options: argparse.Namespace) -> int:
 
 
 def _show(as_json: bool) -> int:
-    families, outcome = collect(collectors.start(thorough=True))
+    families, outcome = collect(collectors.build_collectors(full_snapshot=True))
     readings = [
         {"name": family.name, "unit": family.unit, "scope": scope(labels)}
         | ({"status": value.status, "reason": value.reason} if isinstance(value, Absent) else {"value": value})

@@ -11,11 +11,13 @@ LAUNCHER = "agent.benchmarks.rendezvous"
 
 def put_beneath(lab: Lab, host: str, text: str) -> None:
     """Runs `text` in the launcher of the host's ranks, before its program."""
-    place = lab.on(host, *PURELIB).stdout.strip()
-    lab.put(host, f"{place}/fault.py", text)
+    directory = lab.on(host, *PURELIB).stdout.strip()
+    lab.put(host, f"{directory}/fault.py", text)
     # Not in its guard, which has the same in its arguments, and would import torch for nothing.
     lab.put(
-        host, f"{place}/fault.pth", f"import sys; sys.orig_argv[1:3] == ['-m', '{LAUNCHER}'] and __import__('fault')\n"
+        host,
+        f"{directory}/fault.pth",
+        f"import sys; sys.orig_argv[1:3] == ['-m', '{LAUNCHER}'] and __import__('fault')\n",
     )
 
 

@@ -22,7 +22,7 @@ from agent.run.work_directory import unable
 from agent.sampling.statistics import interval, summarize
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Absent
-from collectors.nvml import Beat
+from collectors.nvml import GpuSample
 from schemas.catalogue import settings
 from schemas.records import MEASURED, Observation
 
@@ -328,13 +328,13 @@ class Pulse:
         self._devices = devices
 
     def read(self) -> dict[int, Any]:
-        return {index: Beat(690.0 + index, 1.5e9, 60.0, 0x4, 2.6e9) for index in self._devices}
+        return {index: GpuSample(690.0 + index, 1.5e9, 60.0, 0x4, 2.6e9) for index in self._devices}
 
 
 def test_telemetry_gives_what_the_catalogue_wants_of_the_time_that_was_asked_for(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("agent.sampling.telemetry.Pulse", Pulse)
+    monkeypatch.setattr("agent.sampling.telemetry.FastReader", Pulse)
     telemetry = Telemetry([2, 3])
     begin = time.monotonic()
     time.sleep(0.5)
@@ -370,7 +370,7 @@ def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     def dead(_: Any) -> None:
         raise OSError("NVML: GPU is lost")
 
-    monkeypatch.setattr("agent.sampling.telemetry.Pulse", dead)
+    monkeypatch.setattr("agent.sampling.telemetry.FastReader", dead)
     telemetry = Telemetry([0])
     telemetry.join()
     window = {"benchmark": "stress", "scope": "gpu=0", "begin": 0.0, "end": 9e9, "params": {"dtype": "bf16"}}
@@ -399,7 +399,7 @@ def test_telemetry_that_saw_too_little_proves_nothing(
                 {0: Absent(status="error", reason="NVML: GPU is lost")} if lose and self.beats == 3 else super().read()
             )
 
-    monkeypatch.setattr("agent.sampling.telemetry.Pulse", Poor)
+    monkeypatch.setattr("agent.sampling.telemetry.FastReader", Poor)
     begin = time.monotonic()
     telemetry = Telemetry([0])
     time.sleep(0.6)
