@@ -31,9 +31,6 @@ TITLES = _TITLES | {name: name.replace("_", " ").capitalize() for name in BENCHM
 VALUES_ONLY = "PASS (values; speed not judged)"
 """The state of a benchmark whose values are right and whose rates no criterion speaks of."""
 
-MANIFEST = "Manifest: "
-"""Begins the line of the summary that tells how many of the ordered parts are where they were ordered for."""
-
 
 def title(benchmark: str) -> str:
     """The benchmark's title, or its own name where it is none of ours."""

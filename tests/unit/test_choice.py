@@ -207,10 +207,10 @@ def test_plan_holds_what_was_chosen_and_why_the_run_is_made(earlier: Path) -> No
     assert {item.benchmark for item in plan.choice.items} == {
         *read_profile("revalidate")["stages"][ALONE]["benchmarks"]
     }
-    lines = told(plan)
+    lines = [str(line) for line in told(plan)]
     assert lines[0] == "Reason: replaced GPU 3"
     assert lines[1] == f"Chosen: {len(kept)} of {len(plan.choice.items)} benchmarks of revalidate, for 60 s"
-    assert lines[2].startswith("NOT CHOSEN, so nothing is said of it: ")
+    assert lines[2].startswith("NOT CHOSEN, so not tested: ")
     assert all(item.chosen or f"{item.benchmark} (benchmark)" in lines[2] for item in plan.choice.items)
 
 
@@ -306,8 +306,8 @@ def test_every_view_says_that_a_part_was_chosen() -> None:
     assert headline.caveats(report) == [
         "Reason: PASS",
         "Chosen: 2 of 3 benchmarks of smoke, for 60 s",
-        "NOT CHOSEN, so nothing is said of it: gemm (benchmark)",
-        "GPUs were measured beside other processes, if there were any, on h1, h2, h3",
+        "NOT CHOSEN, so not tested: gemm (benchmark)",
+        "GPUs shared: other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3",
     ]
     for number, line in enumerate(headline.caveats(report), 1):
         assert f'<p class="lede">{line}</p>' in told_of
