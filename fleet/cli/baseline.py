@@ -10,7 +10,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from fleet.baseline.accept import By, accept
-from fleet.planning.test_selection import left_out
+from fleet.planning.test_selection import skipped_tests
 from fleet.quantities import quantity
 from fleet.records import baseline_store, run_lock
 from fleet.records.load import Run
@@ -29,7 +29,7 @@ Merged = Callable[[Path, Sequence[str], Sequence[str]], tuple[Run, FleetReport]]
 
 
 def add_baseline(verbs: Verbs[Parser]) -> Parser:
-    """Adds baseline to the command."""
+    """Add baseline to the command."""
     parser = verbs.add_parser(
         "baseline",
         help="what hosts and GPUs showed when they were accepted: take an accepted run into it, show it, list it",
@@ -62,7 +62,7 @@ def add_baseline(verbs: Verbs[Parser]) -> Parser:
 
 
 def baseline(options: argparse.Namespace, merged: Merged) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     if options.what == "accept":
         return _accept(options, merged)
     return _show(options) if options.what == "show" else _list(options)
@@ -77,9 +77,9 @@ def _accept(options: argparse.Namespace, merged: Merged) -> int:
     )
     taken: list[Kept] = []
     for name in options.names:
-        if by_now := run_lock.at_it(Path(name)):
+        if by_now := run_lock.active_holder(Path(name)):
             raise HeldError(
-                f"{name}: carried out by {by_now.who()} since {by_now.since}: accept it when it is reported"
+                f"{name}: run locked by {by_now.who()} since {by_now.since}: accept it after its report is written"
             )
     for number, name in enumerate(options.names):
         run, report = merged(Path(name), options.criteria, options.waivers)
@@ -93,8 +93,8 @@ def _accept(options: argparse.Namespace, merged: Merged) -> int:
 
 
 def _refuse_part(run: Run) -> None:
-    """Raises RunError where benchmarks were left out for want of time: what was not measured would seem never to have been."""
-    if names := left_out(run.plan):
+    """Raise RunError if benchmarks were left out for want of time: what was not measured would seem never to have been."""
+    if names := skipped_tests(run.plan):
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise RunError(
             f"run {run.plan.run_id} left out {', '.join(names[:_NAMED])}{more} of {run.plan.profile} (rackproof_budget_s): "

@@ -26,7 +26,7 @@ Verbs = argparse._SubParsersAction
 
 
 def add_diff(verbs: Verbs[Parser]) -> Parser:
-    """Adds diff to the command."""
+    """Add diff to the command."""
     parser = verbs.add_parser(
         "diff",
         help="what is not as it was: parts, versions, figures beyond noise; exits 0 none, 1 regressed or a part differs, "
@@ -48,7 +48,7 @@ def add_diff(verbs: Verbs[Parser]) -> Parser:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     if len(options.places) < 2:
         raise UsageError("diff: name an earlier run, or a directory of baselines, and the new run")
     *earlier, last = (Path(name) for name in options.places)

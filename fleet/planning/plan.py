@@ -260,7 +260,7 @@ def seconds(text: str) -> float:
 
 
 def _check_manifest(plan: Plan) -> None:
-    """Raises UsageError where the manifest and the inventory were not ordered together."""
+    """Raise UsageError if the manifest and the inventory were not ordered together."""
     listed = Counter(part.host for part in plan.manifest if part.kind == GPU)
     for host in plan.hosts if listed and not plan.rehearsal else ():
         if listed[host.name] != len(host.devices):

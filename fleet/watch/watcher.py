@@ -128,7 +128,7 @@ class Watcher:
     def _holder(self) -> tuple[bool | None, str, float | None]:
         """Whether somebody carries out the run, who, and since when."""
         try:
-            held = run_lock.peek(self._run_dir)
+            held = run_lock.holder(self._run_dir)
         except OSError:
             held = None
         if held is None:

@@ -405,12 +405,12 @@ def test_a_journal_cut_at_any_byte_is_no_pass(run: Path) -> None:
 
 def test_who_resumes_a_run_keeps_every_whole_line_of_its_journal(tmp_path: Path) -> None:
     """Wherever it was cut: what was torn is dropped, and nothing else."""
-    run_lock.take(tmp_path / "r1")
+    run_lock.acquire(tmp_path / "r1")
     path = tmp_path / "r1" / run_lock.JOURNAL
     whole = path.read_bytes() * 2
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
-        run_lock.take(tmp_path / "r1")
+        run_lock.acquire(tmp_path / "r1")
         lines = path.read_text().splitlines()
         assert len(lines) == whole[:length].count(b"\n") + 1, length
         for line in lines:
