@@ -577,7 +577,7 @@ def outside_code(markdown: str) -> str:
 def test_what_hosts_say_cannot_steer_a_terminal(word: str) -> None:
     first, status, *lines, last = render_summary(invaded(word)).split("\n")
     assert (first, status, last) == (RULE, "FINAL ACCEPTANCE: FAIL", RULE)
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert all(line.startswith("- ") and line.isprintable() for line in lines)
 
 
