@@ -16,8 +16,8 @@ from pathlib import Path
 from types import FrameType
 
 from agent.cli.emit_record import told
-from agent.gang.discovery import meet
-from agent.gang.protocol import ExchangeError, Gang
+from agent.gang.discovery import discover_members
+from agent.gang.protocol import Gang, GangError
 from agent.launch import options as given
 from agent.launch.stage import left_out, not_started
 from agent.placement.membership import find_host, use_all_processors
@@ -134,10 +134,10 @@ class _Part:
     def _together(self, run: HostRun) -> None:
         options, stage = self._options, self._plan.stage(GANG)
         expected = self._plan.gangs()[run.host.gang]
-        gang = Gang.of(self._plan, run.host, "meeting", expected, options.port)
+        gang = Gang.from_plan(self._plan, run.host, "meeting", expected, options.port)
         try:
-            members = meet(gang, options.meet_within, _say)
-        except ExchangeError as error:
+            members = discover_members(gang, options.meet_within, _say)
+        except GangError as error:
             members, why = [], str(error)
         else:
             absent = [host for host in expected if host not in members]

@@ -100,9 +100,7 @@ def find_culprit(gang: GangSnapshot) -> Culprit | None:
 
 def _is_unsettled(gang: GangSnapshot) -> bool:
     """Return whether a status is late, but not late enough to call the host silent."""
-    return any(
-        UNSURE_S < gang.age_s(host) <= HOST_SILENT_S for host in gang.unfinished() if host in gang.statuses
-    )
+    return any(UNSURE_S < gang.age_s(host) <= HOST_SILENT_S for host in gang.unfinished() if host in gang.statuses)
 
 
 def _lost_host(gang: GangSnapshot) -> Culprit | None:
@@ -164,9 +162,7 @@ def _ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
     same_moment = [report for report in ended if oldest_s - report.ended_ago_s <= SAME_MOMENT_S]
     # Among ranks that ended together, one with a fatal signal is the cause of the others' ends.
     fatal = [
-        report
-        for report in same_moment
-        if report.rank.exit_code is None or _was_signalled(report.rank, FATAL_SIGNALS)
+        report for report in same_moment if report.rank.exit_code is None or _was_signalled(report.rank, FATAL_SIGNALS)
     ]
     first = max(fatal or same_moment, key=lambda report: report.ended_ago_s)
     return _culprit("rank_ended", first, first.rank.why or describe_exit(first.rank.exit_code))

@@ -95,7 +95,9 @@ class _MonitoredRank:
             self._ended_at, self._is_inferred = now, True
             self._end = {"code": recorded_exit_code(self._directory, self._rank)}
         silent_s = 0.0 if self._first_at is None else now - self.heard_at
-        stopped, busy = self._check_process(silent_s) if silent_s > UNSURE_S and self._ended_at is None else (False, False)
+        stopped, busy = (
+            self._check_process(silent_s) if silent_s > UNSURE_S and self._ended_at is None else (False, False)
+        )
         return RankState(
             rank=self._rank,
             scope=self._scope,

@@ -121,9 +121,7 @@ class PeerChannel:
         """Return whether every reachable watcher has the last status, and every member the verdict."""
         now = time.monotonic()
         reachable = (
-            host
-            for host in self._watchers
-            if not self._status(host).finished and now - self._status(host).at < LOST_S
+            host for host in self._watchers if not self._status(host).finished and now - self._status(host).at < LOST_S
         )
         answered = all(self._answered.get(host, 0) >= self._number for host in reachable)
         pending = self._listener is not None and any(item.pending for item in self._listener.connections)

@@ -28,7 +28,7 @@ STOPPED_S = 31.0
 """What a launch takes that a rank ends."""
 _HOW = {
     "rank_ended": "killed by SIGABRT",
-    "rank_silent": "silent for 8 s: its process is frozen, or gets no processor",
+    "rank_silent": "silent for 8 s: its process is frozen, or gets no CPU time",
 }
 
 

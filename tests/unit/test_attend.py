@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli import run_host
-from agent.gang.discovery import PORT_AFTER, meet
+from agent.gang.discovery import PORT_OFFSET, discover_members
 from agent.gang.protocol import Gang
 from agent.run.record import HostRun
 from rackproof import main as command
@@ -48,12 +48,12 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def gang(me: str, port: int, nonce: str = builders.NONCE) -> Gang:
-    addresses = dict.fromkeys(HOSTS, "127.0.0.1")
-    return Gang(me=me, members=HOSTS, addresses=addresses, port=port + 1, nonce=nonce, about="r1 meeting all")
+    addresses = {"h1": "127.0.0.1", "h2": "127.0.0.2", "h3": "127.0.0.3"}
+    return Gang(me=me, members=HOSTS, addresses=addresses, port=port + 1, nonce=nonce, context="r1 meeting all")
 
 
 def coming(threads: ThreadPoolExecutor, port: int, *hosts: str, within_s: float = 20.0) -> dict[str, Future[list[str]]]:
-    return {host: threads.submit(meet, gang(host, port), within_s) for host in hosts}
+    return {host: threads.submit(discover_members, gang(host, port), within_s) for host in hosts}
 
 
 def test_all_are_told_of_all_in_the_plans_order(threads: ThreadPoolExecutor, port: int) -> None:
@@ -74,18 +74,18 @@ def test_where_the_first_is_dead_they_meet_at_the_second(threads: ThreadPoolExec
 
 
 def test_who_is_left_alone_meets_nobody(port: int) -> None:
-    assert meet(gang("h3", port), 0.5) == []
-    assert meet(gang("h1", port), 0.5) == ["h1"]
+    assert discover_members(gang("h3", port), 0.5) == []
+    assert discover_members(gang("h1", port), 0.5) == ["h1"]
 
 
 def test_nobody_without_the_nonce_is_heard_and_silence_holds_nobody_up(threads: ThreadPoolExecutor, port: int) -> None:
-    first = threads.submit(meet, gang("h1", port), 4.0)
-    stranger = threads.submit(meet, gang("h2", port, nonce="f" * 32), 2.0)
-    at = ("127.0.0.1", port + 1 + PORT_AFTER)
+    first = threads.submit(discover_members, gang("h1", port), 4.0)
+    stranger = threads.submit(discover_members, gang("h2", port, nonce="f" * 32), 2.0)
+    at = ("127.0.0.1", port + 1 + PORT_OFFSET)
     silent = wait_for(lambda: socket.create_connection(at, timeout=1))
     try:
         silent.sendall(b"GET / HTTP/1.1\r\n")
-        friend = threads.submit(meet, gang("h3", port), 4.0)
+        friend = threads.submit(discover_members, gang("h3", port), 4.0)
         assert friend.result(20) == first.result(20) == ["h1", "h3"]
         assert stranger.result(20) in ([], ["h2"])
     finally:

@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from agent.gang.allow_list import admit_only
-from agent.gang.protocol import ExchangeError, Gang, listen
+from agent.gang.protocol import Gang, GangError
+from agent.gang.transport import listen
 from agent.launch.torchrun import LaunchError, torchrun
 from tests import builders
 
@@ -150,7 +151,7 @@ def meeting(
     plan = builders.plan("node1", "node2", profile="rehearsal")
     host = plan.host(me)
     addresses = dict.fromkeys(members, "127.0.0.1")
-    gang = Gang.of(plan, host, stage, members, 29500, closed=closed)
+    gang = Gang.from_plan(plan, host, stage, members, 29500, closed=closed)
     gang = Gang(**{**vars(gang), "addresses": addresses})
     common = {"work": work, "data": work, "port": 29500, "interface": "eth7", "uuids": {}}
     command = torchrun(plan, host, plan.stage("gang"), gang=gang, **common)  # type: ignore[arg-type]
@@ -201,9 +202,9 @@ def test_every_launch_meets_under_a_name_of_its_own(tmp_path: Path) -> None:
 
 def test_member_without_an_address_is_named(tmp_path: Path) -> None:
     plan = builders.plan("node1", "node2", profile="rehearsal")
-    gang = Gang.of(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500, closed=True)
+    gang = Gang.from_plan(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500, closed=True)
     gang = Gang(**{**vars(gang), "addresses": {"node1": "nowhere.invalid", "node2": "127.0.0.1"}})
-    with pytest.raises(ExchangeError, match=r"nowhere\.invalid has no address here"):
+    with pytest.raises(GangError, match=r"nowhere\.invalid has no address here"):
         _ = gang.admitted
     common = {"work": tmp_path, "data": tmp_path, "port": 29500, "interface": "", "uuids": {}}
     with pytest.raises(LaunchError, match=r"host node1 has no address here: nowhere\.invalid"):

@@ -281,7 +281,7 @@ def test_the_ranks_get_the_settings_of_nccl_and_no_place_of_another_launcher(
         plan,
         plan.host("h1"),
         plan.stage("gang"),
-        gang=Gang.of(plan, plan.host("h1"), "gang 0", ["h1", "h2"], 29500),
+        gang=Gang.from_plan(plan, plan.host("h1"), "gang 0", ["h1", "h2"], 29500),
         work=tmp_path,
         data=tmp_path,
         port=29500,
@@ -312,7 +312,8 @@ def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: p
         plan.host(hosts[-1]),
         plan.stage("gang" if len(hosts) > 1 else "benchmark"),
         gang=replace(
-            Gang.of(plan, plan.host(hosts[-1]), "gang 0", hosts, 29500), addresses=dict.fromkeys(hosts, "10.0.0.1")
+            Gang.from_plan(plan, plan.host(hosts[-1]), "gang 0", hosts, 29500),
+            addresses=dict.fromkeys(hosts, "10.0.0.1"),
         ),
         work=tmp_path,
         data=tmp_path / "data",
