@@ -163,7 +163,7 @@ def test_a_record_that_no_reader_would_believe_is_not_told(run_dir: Path, capsys
         (["--plan=PLAN", "--results=/proc/none"], 2, "/proc/none"),
         (["--plan=PLAN", "--env=x"], 64, "--env x: write NAME=VALUE"),
         (["--plan=PLAN", "--host=h9"], 2, "host h9 is not in the plan of run r1"),
-        (["--plan=PLAN"], 64, "which the plan of run r1 does not have (h1, h2)"),
+        (["--plan=PLAN"], 64, "which is not in the plan of run r1 (h1, h2)"),
     ],
 )
 def test_what_is_wrong_is_named_before_anything_starts(

@@ -540,7 +540,7 @@ def test_a_launch_whose_port_is_in_use_leaves_a_record_that_says_so(
     (launch,) = record["launches"]
     assert launch["outcome"] == "failed"
     assert (
-        f"cannot listen for the gang's heartbeats on 127.0.0.1 port {taken_port}: Address already in use"
+        f"cannot listen for the gang's statuses on 127.0.0.1 port {taken_port}: Address already in use"
         in launch["reason"]
     )
     assert "stage gang: failed" in said or "observations recorded" in said

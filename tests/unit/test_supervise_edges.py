@@ -46,8 +46,8 @@ from schemas.studies import CELL
 from schemas.timeline import SOAK
 from tests import builders
 from tests.unit.test_heartbeat import port
-from tests.unit.test_heartbeat_channel import address_of
 from tests.unit.test_heartbeat_edges import Clock, Proc, say
+from tests.unit.test_heartbeat_exchange import address_of
 from tests.unit.test_oom import Tree
 
 __all__ = ["port"]
@@ -386,15 +386,15 @@ def test_the_oldest_attempts_of_the_same_stage_make_room(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def beats(tmp_path: Path) -> Iterator[HeartbeatReceiver]:
+def receiver(tmp_path: Path) -> Iterator[HeartbeatReceiver]:
     made = HeartbeatReceiver(tmp_path, {0: "gpu=0", 1: "gpu=1"})
     yield made
     made.socket.close()
 
 
 @pytest.fixture
-def watch(beats: HeartbeatReceiver, clock: Clock) -> GangMonitor:
-    return GangMonitor("h1", beats, None, 60.0)
+def watch(receiver: HeartbeatReceiver, clock: Clock) -> GangMonitor:
+    return GangMonitor("h1", receiver, None, 60.0)
 
 
 def test_a_rank_that_was_killed_is_named_once_others_would_have_told(
@@ -402,36 +402,36 @@ def test_a_rank_that_was_killed_is_named_once_others_would_have_told(
 ) -> None:
     say(tmp_path)
     say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False)
-    assert watch.look(0.0) is None
+    assert watch.poll(0.0) is None
     clock.now += SETTLE_S + 0.1
-    found = watch.look(0.0)
+    found = watch.poll(0.0)
     assert found is not None
     assert (found.kind, found.rank, found.hosts) == ("rank_ended", 1, ("h1",))
-    assert watch.look(0.0) is found, "the first verdict stays"
+    assert watch.poll(0.0) is found, "the first verdict stays"
     clock.now += 1.0
-    assert watch.look(0.0) is found
+    assert watch.poll(0.0) is found
 
 
 def test_news_are_thought_about_at_once(watch: GangMonitor, tmp_path: Path, clock: Clock) -> None:
     clock.now += 50.0
-    assert watch.look(0.0) is None
+    assert watch.poll(0.0) is None
     clock.now += 0.05
     say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False, at=900.0)
-    assert watch.look(0.0) is not None
+    assert watch.poll(0.0) is not None
 
 
 def test_a_rank_that_the_kernel_killed_is_told_with_its_reason(
-    beats: HeartbeatReceiver, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = Tree(tmp_path / "root", 2)
     monkeypatch.setattr(monitor, "Memory", functools.partial(Memory, tree.root))
-    watch = GangMonitor("h1", beats, None, 60.0)
+    watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path, "end", rank=0, code=1, terminated_by_launcher=False)
     say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=True)
     assert watch.out_of_memory_reason() == ""
     tree.group("slice/session", kills=1)
     assert [state.why for state in watch.states().values()] == ["", ""], "neither ended by a stranger's SIGKILL"
-    beats.close()
+    receiver.close()
     other = HeartbeatReceiver(tmp_path, {0: "gpu=0", 1: "gpu=1"})
     watch = GangMonitor("h1", other, None, 60.0)
     say(tmp_path)
@@ -461,37 +461,37 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
     return made
 
 
-def test_after_a_good_end_nobody_is_waited_for(beats: HeartbeatReceiver, tmp_path: Path, running: Running) -> None:
-    watch = GangMonitor("h1", beats, None, 60.0)
+def test_after_a_good_end_nobody_is_waited_for(receiver: HeartbeatReceiver, tmp_path: Path, running: Running) -> None:
+    watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path, "end", code=0, terminated_by_launcher=False)
     before = running.now
-    assert watch.settle(0) is None
+    assert watch.await_verdict(0) is None
     assert running.now - before < 2.0
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"code": 1}, {"failure": "error", "broken_at": 1000.0}, {"exit_code": 1}],
+    [{"code": 1}, {"failure": "error", "failed_at": 1000.0}, {"exit_code": 1}],
     ids=["launcher", "broken", "rank"],
 )
 def test_after_a_bad_end_the_verdict_is_waited_for_a_while(
-    beats: HeartbeatReceiver, tmp_path: Path, running: Running, wrong: dict[str, Any]
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running, wrong: dict[str, Any]
 ) -> None:
-    watch = GangMonitor("h1", beats, None, 60.0)
-    if "broken" in wrong:
+    watch = GangMonitor("h1", receiver, None, 60.0)
+    if "failure" in wrong:
         say(tmp_path, **wrong)
-    say(tmp_path, "end", code=wrong.get("exit_code", 0), told="exit_code" in wrong)
+    say(tmp_path, "end", code=wrong.get("exit_code", 0), terminated_by_launcher="exit_code" in wrong)
     before = running.now
-    assert watch.settle(wrong.get("code", 0)) is None
+    assert watch.await_verdict(wrong.get("code", 0)) is None
     assert 2 * SETTLE_S <= running.now - before < 3 * SETTLE_S
 
 
 def test_after_a_bad_end_whoever_is_at_fault_is_named(
-    beats: HeartbeatReceiver, tmp_path: Path, running: Running
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running
 ) -> None:
-    watch = GangMonitor("h1", beats, None, 60.0)
+    watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path, "end", code=-11, terminated_by_launcher=False)
-    found = watch.settle(1)
+    found = watch.await_verdict(1)
     assert found is not None
     assert found.text.endswith("killed by SIGSEGV")
 
@@ -500,12 +500,12 @@ def test_after_a_bad_end_whoever_is_at_fault_is_named(
     ("exit_code", "told"), [(-9, "its launcher was killed by SIGKILL"), (1, "its launcher ended with exit code 1")]
 )
 def test_a_rank_that_was_ended_by_a_launcher_which_nobody_ended_is_named(
-    beats: HeartbeatReceiver, tmp_path: Path, running: Running, exit_code: int, told: str
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running, exit_code: int, told: str
 ) -> None:
-    watch = GangMonitor("h1", beats, None, 60.0)
+    watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
     say(tmp_path, "end", rank=1, code=0, terminated_by_launcher=False)
-    found = watch.settle(exit_code)
+    found = watch.await_verdict(exit_code)
     assert found is not None
     assert (found.kind, found.scope, found.rank) == ("rank_ended", "", 0)
     assert found.text == f'host h1 rank 0 in phase "start": {told}'
@@ -519,77 +519,79 @@ def test_a_rank_that_was_ended_by_a_launcher_which_nobody_ended_is_named(
     ],
 )
 def test_a_launcher_that_ends_before_its_ranks_begin_is_named_to_a_gang(
-    beats: HeartbeatReceiver, tmp_path: Path, running: Running, gang: Callable[..., Gang], exit_code: int, told: str
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running, gang: Callable[..., Gang], exit_code: int, told: str
 ) -> None:
     """The others would wait for its ranks until the deadline. A host that is alone has nobody to tell."""
-    assert GangMonitor("h1", beats, None, 60.0).settle(exit_code, "no libcudart") is None
-    watch = GangMonitor("h2", beats, PeerChannel(gang("h2", 3)), 60.0)
+    assert GangMonitor("h1", receiver, None, 60.0).await_verdict(exit_code, "no libcudart") is None
+    watch = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     assert watch._channel
     watch._channel.statuses = {host: PeerStatus(at=running.now, finished=True) for host in ("h1", "h3")}
-    found = watch.settle(exit_code, "no libcudart")
+    found = watch.await_verdict(exit_code, "no libcudart")
     assert found is not None
-    assert (found.kind, found.hosts, found.scope, watch.begun()) == ("rank_ended", ("h2",), "", False)
+    assert (found.kind, found.hosts, found.scope, watch.has_started()) == ("rank_ended", ("h2",), "", False)
     assert found.text == f'host h2 rank 0 in phase "start": its launcher {told}'
     assert watch.states()[0].exit_code == (1 if exit_code == 1 else None)
     say(tmp_path, "end", rank=1, code=0, terminated_by_launcher=False)
-    assert (watch.states()[0].why, watch.begun()) == ("", True)
+    assert (watch.states()[0].why, watch.has_started()) == ("", True)
     watch._channel.close()
 
 
 @pytest.mark.parametrize(("exit_code", "named"), [(1, False), (-9, True), (-15, True), (-6, False)])
 def test_a_launcher_that_ends_late_may_have_waited_for_another(
-    beats: HeartbeatReceiver, running: Running, gang: Callable[..., Gang], exit_code: int, named: bool
+    receiver: HeartbeatReceiver, running: Running, gang: Callable[..., Gang], exit_code: int, named: bool
 ) -> None:
     """For the store of the first host, which never came: nobody is named, and short launches find out."""
-    watch = GangMonitor("h2", beats, PeerChannel(gang("h2", 3)), 60.0)
+    watch = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     running.now += 301.0
     assert watch._channel
     watch._channel.statuses = {host: PeerStatus(at=running.now, finished=True) for host in ("h1", "h3")}
-    assert (watch.settle(exit_code) is not None) == named
+    assert (watch.await_verdict(exit_code) is not None) == named
     watch._channel.close()
 
 
-def test_a_launcher_ends_after_the_rank_that_failed(beats: HeartbeatReceiver, tmp_path: Path, running: Running) -> None:
-    watch = GangMonitor("h1", beats, None, 60.0)
+def test_a_launcher_ends_after_the_rank_that_failed(
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running
+) -> None:
+    watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
     say(tmp_path, "end", rank=1, code=3, terminated_by_launcher=False)
-    found = watch.settle(1)
+    found = watch.await_verdict(1)
     assert found is not None
     assert (found.rank, found.text.rpartition(": ")[2]) == (1, "ended with exit code 3")
 
 
 def test_ranks_that_the_supervisor_ended_are_nobodys_fault(
-    beats: HeartbeatReceiver, tmp_path: Path, running: Running
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running
 ) -> None:
-    watch = GangMonitor("h1", beats, None, 60.0)
+    watch = GangMonitor("h1", receiver, None, 60.0)
     for rank in (0, 1):
         say(tmp_path, "end", rank=rank, code=-15, terminated_by_launcher=True)
-    assert watch.settle(None) is None
+    assert watch.await_verdict(None) is None
     assert all(state.terminated_by_launcher for state in watch.states().values())
 
 
-def test_a_look_waits_as_long_as_it_may_or_until_a_rank_speaks(beats: HeartbeatReceiver, tmp_path: Path) -> None:
-    watch = GangMonitor("h1", beats, None, 60.0)
+def test_a_look_waits_as_long_as_it_may_or_until_a_rank_speaks(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+    watch = GangMonitor("h1", receiver, None, 60.0)
     began = time.monotonic()
-    watch.look(0.05)
+    watch.poll(0.05)
     assert time.monotonic() - began >= 0.05
     say(tmp_path)
-    watch.look(20.0)
+    watch.poll(20.0)
     assert time.monotonic() - began < 10
 
 
 def test_a_look_that_took_as_long_as_it_may_is_no_sleep_of_the_supervisor(
-    beats: HeartbeatReceiver, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
-    watch = GangMonitor("h1", beats, None, 60.0)
+    watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path)
-    watch.look(0.0)
+    watch.poll(0.0)
     clock.now += 2.5
-    watch.look(1.0)
+    watch.poll(1.0)
     assert watch.states()[0].silent_s == 2.5
     clock.now += 3.5
-    watch.look(1.0)
+    watch.poll(1.0)
     assert watch.states()[0].silent_s == 2.5, "that was one"
 
 
@@ -773,7 +775,7 @@ def test_whatever_goes_wrong_nothing_that_was_begun_is_left(
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
     assert set(threading.enumerate()) <= before
-    assert all(beats.socket.fileno() == -1 for beats in made)
+    assert all(receiver.socket.fileno() == -1 for receiver in made)
     PeerChannel(gang("h1")).close()  # its port is free
 
 
@@ -800,7 +802,7 @@ def test_a_host_that_is_to_blame_for_something_else_keeps_its_ranks(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     named = Culprit(kind=kind, hosts=("h1",), text="somebody")
-    monkeypatch.setattr(GangMonitor, "look", lambda *_: named)
+    monkeypatch.setattr(GangMonitor, "poll", lambda *_: named)
     done = launch(run, "sleep 60").launches[0]
     assert (done.culprit, len(done.ranks)) == (named, 2)
 
@@ -877,7 +879,7 @@ TELL = """
 {python} - <<'END'
 import json, socket
 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-    channel.connect("beats")
+    channel.connect("heartbeats")
     channel.send(json.dumps({said}).encode())
 END
 sleep 60
@@ -892,7 +894,7 @@ def test_for_somebody_who_is_named_a_launch_is_ended_at_once(run: HostRun, monke
     monkeypatch.setattr(process_tree, "GRACE_S", 60.0)
     monkeypatch.setattr(supervise, "CULPRIT_GRACE_S", 0.1)
     lines: list[str] = []
-    said = {"kind": "end", "rank": 1, "at": 0.0, "code": -11, "told": False}
+    said = {"kind": "end", "rank": 1, "at": 0.0, "code": -11, "terminated_by_launcher": False}
     program = "trap '' TERM; mv ../prepared/* .;" + TELL.format(python=sys.executable, said=said)
     done = launch(run, program, report=lines.append).launches[0]
     assert done.culprit is not None
@@ -926,11 +928,11 @@ def two(tmp_path: Path, gang: Callable[..., Gang]) -> Iterator[list[GangMonitor]
     for number in (1, 2):
         place = tmp_path / f"h{number}"
         place.mkdir()
-        beats = HeartbeatReceiver(place, {number - 1: "gpu=0"})
-        found.append(GangMonitor(f"h{number}", beats, PeerChannel(gang(f"h{number}")), 60.0))
+        receiver = HeartbeatReceiver(place, {number - 1: "gpu=0"})
+        found.append(GangMonitor(f"h{number}", receiver, PeerChannel(gang(f"h{number}")), 60.0))
     yield found
     for each in found:
-        each._beats.close()
+        each._receiver.close()
         assert each._channel
         each._channel.close()
 
@@ -944,7 +946,7 @@ def met(one: GangMonitor, two: GangMonitor) -> tuple[PeerChannel, PeerChannel]:
     while "h1" not in there.statuses or not here.statuses.get("h2") or here.statuses["h2"].ranks == ():
         assert time.monotonic() < ends
         for each in (one, two):
-            each.look(0.005)
+            each.poll(0.005)
     return here, there
 
 
@@ -955,10 +957,10 @@ def test_the_head_names_a_rank_of_another_host_and_that_one_hears_of_it(
     met(*two)
     say(tmp_path / "h2", "end", rank=1, code=-9, terminated_by_launcher=False)
     ends = time.monotonic() + 5
-    while not (two[0].look(0.01) and two[1].look(0.01)):
-        two[1].look(0.01)
+    while not (two[0].poll(0.01) and two[1].poll(0.01)):
+        two[1].poll(0.01)
         assert time.monotonic() < ends
-    first, second = two[0].look(0.0), two[1].look(0.0)
+    first, second = two[0].poll(0.0), two[1].poll(0.0)
     assert first == second
     assert first is not None
     assert first.text == 'host h2 gpu=0 rank 1 in phase "start": killed by SIGKILL'
@@ -971,16 +973,16 @@ def test_a_host_that_ends_its_ranks_itself_says_so_and_nobody_who_fails_then_is_
     monkeypatch.setattr(culprit, "SETTLE_S", 0.1)
     monkeypatch.setattr(monitor, "SETTLE_S", 0.1)
     _, there = met(*two)
-    two[0].leave()
-    parting = threading.Thread(target=two[0].part, daemon=True)
+    two[0].announce_abort()
+    parting = threading.Thread(target=two[0].announce_exit, daemon=True)
     parting.start()
     say(tmp_path / "h2", "end", rank=1, code=1, terminated_by_launcher=False)
     ends = time.monotonic() + 5
     while not there.statuses["h1"].finished:
-        assert two[1].look(0.01) is None
+        assert two[1].poll(0.01) is None
         assert time.monotonic() < ends
-    assert there.statuses["h1"].left
-    assert two[1].settle(1) is None
+    assert there.statuses["h1"].aborted
+    assert two[1].await_verdict(1) is None
     parting.join(5)
 
 
@@ -989,10 +991,10 @@ def test_a_rank_that_speaks_is_heard_at_once_whoever_else_is_listened_to(
 ) -> None:
     met(*two)
     for _ in range(5):
-        two[0].look(0.01)
+        two[0].poll(0.01)
     say(tmp_path / "h1", "end", rank=0, code=0, terminated_by_launcher=False)
     began = time.monotonic()
-    two[0].look(20.0)
+    two[0].poll(20.0)
     assert time.monotonic() - began < 10
 
 
@@ -1001,16 +1003,16 @@ def test_who_parts_is_heard_and_does_not_wait_any_longer(
 ) -> None:
     _, there = met(*two)
     say(tmp_path / "h1", "end", code=0, terminated_by_launcher=False)
-    two[0].look(0.0)
+    two[0].poll(0.0)
 
     def listen() -> None:
         while not there.statuses["h1"].finished:
-            there.step(0.01)
+            there.poll(0.01)
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     began = time.monotonic()
-    two[0].part()
+    two[0].announce_exit()
     listener.join(5)
     assert there.statuses["h1"].finished
     assert there.statuses["h1"].ranks[0].exit_code == 0, "its last word has the end of its ranks"
@@ -1025,19 +1027,19 @@ def test_a_host_that_comes_back_from_a_sleep_blames_nobody(
     here, _ = met(*two)
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + HOST_SILENT_S + 5)
-    assert two[0].look(0.0) is None
+    assert two[0].poll(0.0) is None
     assert time.monotonic() - here.statuses["h2"].at < 5
 
 
 def test_the_last_word_of_a_host_that_nobody_calls_is_waited_for_until_it_is_answered(
-    beats: HeartbeatReceiver, tmp_path: Path, gang: Callable[..., Gang]
+    receiver: HeartbeatReceiver, tmp_path: Path, gang: Callable[..., Gang]
 ) -> None:
     watchers, mine = [PeerChannel(gang(host, 3)) for host in ("h1", "h2")], PeerChannel(gang("h3", 3))
-    watch = GangMonitor("h3", beats, mine, 60.0)
+    watch = GangMonitor("h3", receiver, mine, 60.0)
     ends = time.monotonic() + 5
     while set(mine.statuses) != {"h1", "h2", "h3"}:
         assert time.monotonic() < ends
-        watch.look(0.005)
+        watch.poll(0.005)
         for each in watchers:
             each.poll(0.0)
     say(tmp_path, "end", rank=1, code=3, terminated_by_launcher=True)
@@ -1051,7 +1053,7 @@ def test_the_last_word_of_a_host_that_nobody_calls_is_waited_for_until_it_is_ans
     listener.start()
     began = time.monotonic()
     assert watch.states()[1].exit_code == 3
-    watch.part()
+    watch.announce_exit()
     listener.join(5)
     assert [each.statuses["h3"].ranks[1].exit_code for each in watchers] == [3, 3]
     assert mine._answered == {"h1": mine._number, "h2": mine._number}
@@ -1061,15 +1063,15 @@ def test_the_last_word_of_a_host_that_nobody_calls_is_waited_for_until_it_is_ans
 
 
 def test_the_second_watcher_names_nobody_as_long_as_the_first_is_there(
-    beats: HeartbeatReceiver, tmp_path: Path, clock: Clock, gang: Callable[..., Gang]
+    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, gang: Callable[..., Gang]
 ) -> None:
     exchange = PeerChannel(gang("h2", 3))
-    watch = GangMonitor("h2", beats, exchange, 60.0)
+    watch = GangMonitor("h2", receiver, exchange, 60.0)
     say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False, at=clock.now - 50)
     for finished, named in ((False, False), (True, True)):
         clock.now += 1.0
         exchange.statuses = {host: PeerStatus(at=clock.now, finished=finished) for host in ("h1", "h3")}
-        found = watch.look(0.0)
+        found = watch.poll(0.0)
         assert (found is not None) == named
     exchange.close()
 
@@ -1089,7 +1091,7 @@ def test_the_second_watcher_names_nobody_as_long_as_the_first_is_there(
     ],
 )
 def test_a_verdict_is_waited_for_until_all_have_told_how_they_are_or_are_lost(
-    beats: HeartbeatReceiver,
+    receiver: HeartbeatReceiver,
     clock: Clock,
     gang: Callable[..., Gang],
     me: str,
@@ -1099,10 +1101,10 @@ def test_a_verdict_is_waited_for_until_all_have_told_how_they_are_or_are_lost(
 ) -> None:
     """`ages`: of the others' words; None: an old one, by which they have finished."""
     exchange = PeerChannel(gang(me, 3))
-    watch = GangMonitor(me, beats, exchange, 60.0)
+    watch = GangMonitor(me, receiver, exchange, 60.0)
     exchange.statuses = {
         host: PeerStatus(at=clock.now - (5.0 if age is None else age), finished=age is None)
         for host, age in ages.items()
     }
-    assert watch._settled(seconds) is settled
+    assert watch._is_settled(seconds) is settled
     exchange.close()
