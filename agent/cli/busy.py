@@ -19,7 +19,7 @@ from agent.sampling.snapshot import take
 from collectors.nvml import gpu_conflicts
 from schemas.catalogue import BENCHMARKS
 from schemas.records import SKIPPED, Observation
-from schemas.skips import BUSY
+from schemas.skips import skipped_for
 
 FREE, IN_USE = 0, 1
 MAX_REASONS = 3
@@ -97,7 +97,7 @@ def _skipped_observations(run: HostRun, reason: str) -> Iterator[Observation]:
                 stage=expected.stage,
                 unit=_unit(expected.name),
                 status=SKIPPED,
-                reason=f"{BUSY}{reason}"[:1000],
+                reason=skipped_for(reason)[:1000],
                 params=expected.params,
             )
 
