@@ -321,7 +321,7 @@ def test_pods_find_each_other_before_they_are_ready_and_open_the_gangs_ports() -
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     plan = plan_of("many-hosts")
     gang = Gang.from_plan(plan, plan.hosts[0], "gang", plan.gangs()["all"], 29500)
-    used = [29500, *(gang.port_of(host) for host in gang.watchers), gang.port + discovery.PORT_AFTER]
+    used = [29500, *(gang.port_of(host) for host in gang.watchers), gang.port + discovery.PORT_OFFSET]
     assert [port["containerPort"] for port in template["spec"]["containers"][0]["ports"]] == used
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 import pytest
 
-from agent.gang import culprit, flight_recorder_env, monitor
+from agent.gang import culprit, flight_recorder, monitor
 from agent.gang.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, PeerStatus
 from agent.gang.flight_recorder import dump_flight_records, flight_recorder_env
 from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, LAUNCHED, SUPERVISOR
