@@ -6,6 +6,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
+from fleet.diff.figures import figure_text
 from schemas.baselines import REGRESSED, Change
 from schemas.records import Value
 
@@ -36,7 +37,7 @@ def folded(changes: Sequence[Change]) -> Iterator[Change]:
     for found in gangs.values():
         worst = min(found, key=lambda item: item.share or 0.0)
         named = next((item for item in found if item.host in culprits), worst)
-        yield replace(named, text=f"{named.scope}: {worst.text.partition(': ')[2]}", share=worst.share, new=worst.new)
+        yield replace(named, text=figure_text(worst, named.scope), share=worst.share, new=worst.new)
 
 
 def _common(found: Sequence[Change]) -> str:

@@ -16,7 +16,7 @@ from schemas.records import ERROR, SKIPPED
 
 Doc = dict[str, Any]
 PREFLIGHT = "preflight"
-LOST, MISSING = "error: NVML: GPU is lost", "NVML: no such device"
+LOST, MISSING = "NVML: GPU is lost", "NVML: no such device"
 NVLINK = 11
 """The link that goes down."""
 
@@ -135,7 +135,7 @@ def _xid79(case: Case) -> None:
             if not case.is_early(document, taken):
                 _unread(taken, case)
         for timeline in _timelines(document):
-            lose(timeline, str(case.gpu), LOST.partition(": ")[2], until=0.0 if "gang" in document else 0.5)
+            lose(timeline, str(case.gpu), LOST, until=0.0 if "gang" in document else 0.5)
 
 
 def _timelines(document: Doc) -> list[Doc]:
@@ -237,7 +237,7 @@ def _unread(taken: Doc, case: Case) -> None:
         values = metric.get("values", {})
         for scope in [scope for scope in values if scope.split(",")[0] == case.scope]:
             del values[scope]
-            metric.setdefault("absent", {})[scope] = LOST
+            metric.setdefault("absent", {})[scope] = f"{ERROR}: {LOST}"
 
 
 def _log_xid(case: Case, code: int) -> None:

@@ -32,6 +32,7 @@ class Slow:
     rail: str
     text: str
     share: str
+    """Of the median of the gang."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -127,7 +128,7 @@ def _picture(hosts: Sequence[str], found: Mapping[Meeting, Mapping[str, float | 
 
 def _slow(value: float, key: Meeting, rail: str, middle: float) -> Slow:
     first, second = ((clean(host), anchor_of(host)) for host in key)
-    share = f"{100 * value / middle:.0f} % of the median" if middle else ""
+    share = f"{100 * value / middle:.0f} %" if middle else ""
     return Slow(ends=(first, second), rail=rail, text=quantity(value, "B/s"), share=share)
 
 
