@@ -12,6 +12,7 @@ from fleet.report.format import clean
 from fleet.report.tables.hosts import anchor_of
 from schemas.records import MEASURED, Observation
 from schemas.reports import FleetReport, HostReport
+from schemas.scopes import Scope
 
 NAME = "pairs.bandwidth"
 BANDS = (0.5, 0.75, 0.9, 0.97)
@@ -77,7 +78,7 @@ def pictures(report: FleetReport) -> list[Picture]:
 def _of(host: HostReport) -> Iterable[tuple[str, str, Observation]]:
     for seen in host.measurements:
         if seen.name == NAME:
-            labels = dict(part.split("=", 1) for part in seen.scope.split(",") if "=" in part)
+            labels = dict(Scope.parse(seen.scope).labels)
             partner = labels.pop("partner", "")
             if partner and partner != host.name and labels:
                 yield next(iter(labels.values())), partner, seen
