@@ -25,7 +25,7 @@ FIGURES = {
     "clock_mhz": ("gpu.clock.sm", "", "Hz", 1e6),
     "held_percent": ("gpu.throttle.active", "reason=other", "1", 0.01),
 }
-"""Name in the record -> name, what its scope has below the GPU, and unit of the series, and what of that unit a one in a word stands for."""
+"""Name in the record -> name of the series, its scope below the GPU, its unit, and how much of the unit 1 in a word is."""
 HELD = "held_percent"
 """Share of the samples in which clocks were held down for another reason than the power limit; left out where none was."""
 
