@@ -15,16 +15,16 @@ from schemas.errors import RackproofError, UsageError
 
 VERBS = {
     # on a GPU host
-    "inspect": "agent.cli.verbs",
+    "inspect": "agent.cli.inspect",
     "doctor": "agent.cli.doctor",
-    "bench": "agent.cli.verbs",
-    "launch": "agent.cli.verbs",
+    "bench": "agent.cli.bench",
+    "launch": "agent.cli.launch",
     "soak": "agent.cli.soak",
-    "wait": "agent.cli.verbs",
+    "wait": "agent.cli.wait",
     "export": "agent.cli.export",
     "stop": "agent.cli.stop",
-    "attend": "agent.cli.run_host",
-    "tell": "agent.cli.emit_record",
+    "run-host": "agent.cli.run_host",
+    "emit-record": "agent.cli.emit_record",
     "busy": "agent.cli.busy",
     # on the control node
     "plan": "fleet.cli.plan",

@@ -24,7 +24,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     collect = verbs.add_parser(
         "collect",
         help="copy records from logs and volumes into a run directory, for `rackproof report`",
-        description="Copies the records that `rackproof attend` or `tell` wrote into a log, or left on a volume.",
+        description="Copies the records that `rackproof run-host` or `emit-record` wrote into a log, or left on a volume.",
         epilog="examples: kubectl logs -l app.kubernetes.io/component=host --tail=-1 | rackproof collect runs/r1 -; "
         "rackproof collect runs/r1 logs/*.log /mnt/results. "
         "Exit codes: 0 every record is in the run directory; 2 no record was found, or one was rejected or quarantined; "
@@ -55,7 +55,7 @@ def call(options: argparse.Namespace) -> int:
     if not frames and not problems:
         problems.append(
             f"{', '.join(options.sources)}: no record found: collect the whole log (kubectl logs --tail=-1) "
-            "of a pod whose `rackproof attend` has finished"
+            "of a pod whose `rackproof run-host` has finished"
         )
     run_lock.acquire(options.run_dir)
     outcome = Collection(options.run_dir, plan, options.attempt).add(frames)

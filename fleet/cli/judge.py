@@ -47,7 +47,7 @@ def call(options: argparse.Namespace) -> int:
     except documents.DocumentError as error:
         raise RunError(f"{error}: run `rackproof report {options.run_dir}`") from None
     new = judge_report(options.run_dir, options.criteria, options.waivers)
-    changes = without_left_out(changed_verdicts(old["verdicts"], new), old)
+    changes = without_left_out(changed_verdicts(old, new), old)
     if options.json:
         document = {
             "run_id": new.run_id,

@@ -13,6 +13,7 @@ from fleet.judge.pack_selection import packs_for
 from fleet.records.host_state import accepted_state, host_state
 from schemas.baselines import FIGURES_GONE, PARTS, REGRESSED, UNCLEAR, Change
 from schemas.plans import Plan, PlannedHost
+from schemas.reports import LineKind, SummaryLine
 
 MOST_LINES = 12
 
@@ -51,7 +52,7 @@ def criteria_of(plan: Plan, host: PlannedHost, left: Evidence, packs: Sequence[P
     return [item for item in chosen.values() if item.baseline is not None]
 
 
-def summary(plan: Plan, since: BaselineDiff) -> Iterator[str]:
+def summary(plan: Plan, since: BaselineDiff) -> Iterator[SummaryLine]:
     """Yield the summary lines of a report: how much was compared, then each regression and each part that differs."""
     if plan.baseline is None:
         return
@@ -70,11 +71,16 @@ def summary(plan: Plan, since: BaselineDiff) -> Iterator[str]:
         f"{kinds[UNCLEAR]} unclear" if kinds[UNCLEAR] else "",
         f"{_count(missing, 'accepted figure')} not measured" if missing else "",
     ]
-    yield f"Against the accepted records (baseline {plan.baseline.digest[:12]}): {', '.join(filter(None, counts))}"
+    values = {"compared": since.compared, "figures": since.figures, "regressed": kinds[REGRESSED], "parts": parts}
+    title = f"Against the accepted records (baseline {plan.baseline.digest[:12]})"
+    yield SummaryLine(kind=LineKind.BASELINE, title=title, text=", ".join(filter(None, counts)), values=values)
     shown = [change for change in since.changes if change.counts]
-    yield from (f"{change.kind.upper()}: {change.text}" for change in shown[:MOST_LINES])
-    if len(shown) > MOST_LINES:
-        yield f"… and {len(shown) - MOST_LINES} more changes in the report"
+    for change in shown[:MOST_LINES]:
+        yield SummaryLine(
+            kind=LineKind.BASELINE, title=change.kind.upper(), text=change.text, host=change.host, part=change.scope
+        )
+    if more := len(shown[MOST_LINES:]):
+        yield SummaryLine(kind=LineKind.MORE, text=f"… and {more} more changes in the report", values={"changes": more})
 
 
 def _count(number: int, one: str) -> str:

@@ -8,21 +8,18 @@ from email.utils import formatdate, make_msgid
 from pathlib import Path
 from typing import Any
 
+
 from fleet.integrations import scheduler
 from fleet.records.load import refuse_no_run
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
-from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED
-from schemas.skips import BUSY
+from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED, VerdictKind
 
 IN_USE = "busy"
 STATES = (ACCEPTED, REJECTED, INCOMPLETE, IN_USE)
 MOST_LINES, MOST_HOSTS = 12, 10
 BYTES = 400_000_000
-_SKIPPED = f"skipped: {BUSY}"
-_HELD = "this host is held by "
-"""Message of the agent if another run holds the host (exit code 75)."""
 
 
 def read(directory: Path) -> tuple[dict[str, Any], Plan]:
@@ -40,9 +37,9 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
 def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
     """Return the decision, or `busy` if it is incomplete only because hosts were in use; and the busy hosts with reasons."""
     open_items = [item for item in report["verdicts"] if item["verdict"] != PASS and not item.get("waiver")]
-    busy = {item["host"]: reason for item in open_items if (reason := _in_use(item["reason"]))}
+    busy = {item["host"]: item["user"] for item in open_items if item.get("kind") == VerdictKind.IN_USE}
     for item in open_items:  # a host with any other open verdict is not just in use
-        if not _in_use(item["reason"]):
+        if item.get("kind") != VerdictKind.IN_USE:
             busy.pop(item["host"], None)
     incomplete_gangs = {host.gang for host in plan.hosts if host.gang and host.name in busy}
     partners = {host.name for host in plan.hosts if host.gang in incomplete_gangs}
@@ -53,13 +50,6 @@ def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
     ]
     only = report["decision"] == INCOMPLETE and bool(busy) and not others and not report.get("quarantined")
     return (IN_USE if only else str(report["decision"])), busy
-
-
-def _in_use(reason: str) -> str:
-    """Return who uses the host, if that is why it was not measured: per its record, or because another run held it."""
-    if reason.startswith(_SKIPPED):
-        return reason.removeprefix(_SKIPPED)
-    return f"held by {reason.partition(_HELD)[2]}" if _HELD in reason else ""
 
 
 def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path) -> dict[str, Any]:

@@ -45,16 +45,20 @@ def _state(document: Document) -> str:
     return f"{document['verdict']} (waived)" if "waiver" in document else str(document["verdict"])
 
 
-def changed_verdicts(old: Iterable[Document], report: FleetReport) -> tuple[VerdictChange, ...]:
-    """Return the verdicts of a report.json that differ in `report`: other verdicts first, other limits and reasons last."""
-    before = _by_key(old)
+def changed_verdicts(old: Document, report: FleetReport) -> tuple[VerdictChange, ...]:
+    """Return the verdicts of a report.json that differ in `report`: other verdicts first, other limits and reasons last.
+
+    Reasons are compared only if one version made both: another version may word them in another way.
+    """
+    before = _by_key(old["verdicts"])
+    compared_fields = ("limit", "operator", "value", *(("reason",) if old["rackproof"] == report.rackproof else ()))
     after = _by_key(json.loads(json.dumps(to_json(verdict))) for verdict in report.verdicts)
     changes = []
     for key, documents in after.items():
         earlier = before.pop(key, [])
         for number, now in enumerate(documents):
             then = earlier[number] if number < len(earlier) else None
-            if kind := _kind(then, now):
+            if kind := _kind(then, now, compared_fields):
                 changes.append(VerdictChange(kind=kind, old=then, new=now))
         changes += [VerdictChange(kind="gone", old=then, new=None) for then in earlier[len(documents) :]]
     changes += [VerdictChange(kind="gone", old=then, new=None) for documents in before.values() for then in documents]
@@ -62,7 +66,7 @@ def changed_verdicts(old: Iterable[Document], report: FleetReport) -> tuple[Verd
     return tuple(sorted(changes, key=lambda item: order.index(item.kind)))
 
 
-def _kind(old: Document | None, new: Document) -> str:
+def _kind(old: Document | None, new: Document, compared_fields: Sequence[str]) -> str:
     """Return the kind of change, or an empty string. A field that an older report lacks is not a change."""
     if old is None:
         return "new"
@@ -70,9 +74,8 @@ def _kind(old: Document | None, new: Document) -> str:
         return "verdict"
     if old.get("waiver") != new.get("waiver"):
         return "waiver"
-    shown = ("limit", "operator", "reason", "value")
-    optional = [key for key in ("part", "serial", "action") if key in old]
-    return "limit" if any(old.get(key) != new.get(key) for key in (*shown, *optional)) else ""
+    known = [key for key in ("kind", "user", "part", "serial", "action") if key in old]
+    return "limit" if any(old.get(key) != new.get(key) for key in (*compared_fields, *known)) else ""
 
 
 def _by_key(verdicts: Iterable[Document]) -> dict[tuple[object, ...], list[Document]]:

@@ -66,7 +66,7 @@ def verdict_differences(document: Mapping[str, Any], report: FleetReport) -> lis
     before = {host["name"]: host["decision"] for host in document["hosts"]}
     after = {host.name: host.decision for host in report.hosts}
     lines += [_difference(host, before.get(host), after.get(host)) for host in {**before, **after}]
-    lines += map(str, changed_verdicts(document["verdicts"], report))
+    lines += map(str, changed_verdicts(document, report))
     return [line for line in lines if line]
 
 

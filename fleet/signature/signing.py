@@ -163,20 +163,25 @@ def verify(
 
 
 def _changed(run_dir: Path, listed: Mapping[str, str]) -> list[str]:
-    """List the files that are missing, added or changed since signing."""
+    """Return a line for each file that is not as it was signed."""
+    return [f"{what}: {path}" for what, path in _changes(run_dir, listed)]
+
+
+def _changes(run_dir: Path, listed: Mapping[str, str]) -> list[tuple[str, str]]:
+    """List the files that are missing, added or changed since signing, each with its path."""
     changes = []
     present = set(files(run_dir))
     for path in sorted(listed.keys() | present):
         if path not in present:
-            changes.append(f"missing: {clean(path)}")
+            changes.append(("missing", clean(path)))
         elif path not in listed:
-            changes.append(f"not signed: {clean(path)}")
+            changes.append(("not signed", clean(path)))
         else:
             try:
                 if digest(run_dir / path) != listed[path]:
-                    changes.append(f"changed: {clean(path)}")
+                    changes.append(("changed", clean(path)))
             except RunError as error:
-                changes.append(f"changed: {clean(str(error))}")
+                changes.append(("changed", clean(str(error))))
     return changes
 
 
@@ -232,7 +237,7 @@ def outdated(run_dir: Path) -> str:
     with contextlib.suppress(RunError, OSError):
         if (run_dir / SIGNATURE).exists() and (run_dir / SUMS).exists():
             listed = from_text(read(run_dir / SUMS).decode("utf-8", errors="replace"))
-            changed = [text.partition(": ")[2] for text in _changed(run_dir, listed)]
+            changed = [path for _, path in _changes(run_dir, listed)]
             if changed:
                 names = f"{', '.join(changed[:_SHOWN])}{_more(changed, _SHOWN)}"
                 return f"{run_dir} changed since it was signed: {names}: read it, then run rackproof sign {run_dir} --key …"
