@@ -192,7 +192,7 @@ def _gone(ranks: Iterable[Seen], patience_s: float) -> Culprit | None:
 def unable(host: str, rank: RankState, why: str, more: int) -> Culprit:
     """Of a host that has come to its end: its rank, and `more` others, could not take part, and so none of the gang could."""
     others = f"; and {more} more of its ranks" if more else ""
-    return _rank("rank_unable", host, replace(rank, phase="roll call"), f"cannot take part: {why}{others}")
+    return _rank("rank_unable", host, replace(rank, phase="readiness check"), f"cannot take part: {why}{others}")
 
 
 def how_it_ended(exit_code: int | None) -> str:
