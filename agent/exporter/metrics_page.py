@@ -70,7 +70,8 @@ exporter before you reset a GPU or unload the driver.
 ```"""
 DCGM_LABELS = "gpu, UUID, device, modelName, pci_bus_id, Hostname"
 DCGM_TEXT = """In addition to the names above, so that dashboards for dcgm-exporter (12239, 15117) work unchanged.
-`DCGM_FI_PROF_*` exist from Hopper on if the driver allows this account to read them; they are means since the last scrape by any client."""
+`DCGM_FI_PROF_*` exist from Hopper on if the driver allows this account to read them; they are means since the last scrape by any
+client."""
 
 
 def _section(title: str, text: str, rows: Sequence[Row]) -> Iterator[str]:
