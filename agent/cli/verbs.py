@@ -180,7 +180,7 @@ def _bench(options: argparse.Namespace) -> int:
         return complain(str(error))
     except HeldError as held:
         return complain(str(held), lease.HELD)
-    return given.delivered(options, _alone(options, "benchmark", [options.host]))
+    return given.delivered(options, _run_and_wait(options, "benchmark", [options.host]))
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -204,7 +204,7 @@ def _launch(options: argparse.Namespace) -> int:
         return complain(str(error))
     except HeldError as held:
         return complain(str(held), lease.HELD)
-    return given.delivered(options, _alone(options, PROBE if options.probe else GANG, members))
+    return given.delivered(options, _run_and_wait(options, PROBE if options.probe else GANG, members))
 
 
 def _take_part(options: argparse.Namespace, seat: Seat | None) -> list[str]:
@@ -229,6 +229,15 @@ def _begin(options: argparse.Namespace, seat: Seat | None = None) -> HostRun:
         stages.look(run, "preflight", once=True)
         return run
     return HostRun(options.run_dir, options.host)
+
+
+def _run_and_wait(options: argparse.Namespace, stage: str, members: list[str]) -> int:
+    """Run a stage. With --detach --wait, also wait for its end, and return the exit code of `rackproof wait`."""
+    code = _alone(options, stage, members)
+    if code or not (options.detach and options.wait):
+        return code
+    options.stage = "benchmark" if stage == "benchmark" else GANG
+    return _wait(options)
 
 
 def _alone(options: argparse.Namespace, stage: str, members: list[str]) -> int:
@@ -261,7 +270,7 @@ def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
         print(f"stage {stage} was {done[-1].outcome} at {done[-1].began}; nothing is measured twice")
         return 0
     if options.detach:
-        arguments = [argument for argument in sys.argv if argument != "--detach"]
+        arguments = [argument for argument in sys.argv if argument not in ("--detach", "--wait")]
         print(background.start(arguments, options.run_dir, GANG if gang else stage))
         return 0
     record = stages.measure(

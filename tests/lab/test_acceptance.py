@@ -131,7 +131,7 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
             nvidia_driver_state=None,
         )
     watchers = watch(attempt, site.lab, site.runs / "first")
-    assert attempt.reached("inspect : Begin the record with a snapshot"), attempt.lines[-20:]
+    assert attempt.reached("inspect : Take a snapshot and start the record"), attempt.lines[-20:]
     for host in HOSTS:
         put_beneath(site.lab, host, IDLE)
     output = attempt.end()
@@ -311,7 +311,7 @@ def test_exporters_tell_how_far_a_stage_is_and_how_long_it_has_left(accepted: Wa
     measured = [
         host
         for view in accepted.views
-        if view["task"] == "benchmark : Wait for the benchmarks"
+        if view["task"] == "benchmark : Run the benchmarks"
         for host in view["hosts"]
     ]
     assert BENCHMARKS.keys() & {host["doing"] for host in measured}

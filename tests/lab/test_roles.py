@@ -494,8 +494,8 @@ def test_second_run_changes_nothing_on_as_many_hosts_at_a_time_as_the_inventory_
     assert again.returncode == 0
     assert outcome(again, "changed") == NONE
     assert set(tasks(again)) == {
-        "nvidia_driver : Look at the driver",
-        "container_toolkit : Look at the container toolkit",
+        "nvidia_driver : Check the driver",
+        "container_toolkit : Check the container toolkit",
     }
     assert again.stdout.count("PLAY [Install drivers]") == again.stdout.count("PLAY [Install container toolkits]") == 2
     assert installed.stdout.count("PLAY [Install drivers]") == 1
@@ -518,7 +518,7 @@ def test_settled_host_is_checked_in_one_task_a_role(
         )
     finally:
         site.lab.on("node2", "mv", "/root/nvidia-smi", "/usr/bin")
-    assert tasks(played) == ["nvidia_driver : Look at the driver", "container_toolkit : Look at the container toolkit"]
+    assert tasks(played) == ["nvidia_driver : Check the driver", "container_toolkit : Check the container toolkit"]
     assert outcome(played, "failed") == {"node1": 0, "node2": 1, "node3": 0}
     assert "wanted: driver 580; found: nvidia-smi is not installed; set nvidia_driver_state" in played.stdout
 
@@ -543,7 +543,7 @@ def test_driver_is_not_changed_under_who_uses_it_and_takes_its_fabric_manager_al
         site.lab.on("node2", "rm", "/dev/nvidia-uvm")
     assert outcome(played, "failed") == {"node1": 0, "node2": 1, "node3": 0}
     assert re.search(
-        r"the driver is not changed while processes use the GPUs: end trainer \(process \d+\)", played.stdout
+        r"the driver cannot be changed while processes use the GPUs: stop trainer \(process \d+\)", played.stdout
     )
     assert site.versions("node2") == before
     for host in ("node1", "node3"):

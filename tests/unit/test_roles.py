@@ -263,11 +263,11 @@ def test_a_host_out_of_reach_is_asked_again_for_as_long_as_it_was_to_soak(tmp_pa
     (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
     hosts = {"h1": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
-    looks = {"_soak_looks": 2, "_soak_spare_looks": 0}
+    looks = {"_soak_polls": 2, "_soak_spare_polls": 0}
     given = {"_rackproof_run_dir": str(tmp_path), "_rackproof_run_id": "r", "rackproof_fabric_interface": "", **looks}
     task = {"ansible.builtin.include_role": {"name": "soak"}, "vars": {**defaults("common"), **given}}
     done = played(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]})
-    waits = done.stdout.split("TASK [soak : Wait for as long as a look takes]")[1:]
+    waits = done.stdout.split("TASK [soak : Wait for the duration of a poll]")[1:]
     assert [wait.split("\n")[1].split(":")[0] for wait in waits] == ["ok", "ok"], done.stdout + done.stderr
     assert done.returncode == 2, "it left the run"
 
@@ -311,7 +311,7 @@ def test_what_a_state_directory_holds_goes_only_where_it_is_the_agents(scratches
 def test_a_state_directory_that_holds_something_else_is_not_taken(scratches: tuple[Path, str]) -> None:
     directory, printed = scratches
     taken = directory / "taken"
-    said = f"rackproof_state_directory {taken} holds something else already (somebodys): name a directory of its own"
+    said = f"rackproof_state_directory {taken} contains other files (somebodys): use a separate directory"
     assert said in " ".join(printed.split())
     assert (taken.stat().st_mode & 0o7777, [path.name for path in taken.iterdir()]) == (0o1777, ["somebodys"])
 
