@@ -60,7 +60,7 @@ $(TORCHES): | $(MADE)
 
 $(STAMP): $(TOOLS) $(TORCHES)
 	$(PIP) $(TORCH)
-	$(BIN)/python -c 'import torch._dynamo, agent.benchmarks.runtime.rendezvous' # compiled before many want it at once
+	$(BIN)/python -c 'import torch._dynamo, agent.benchmarks.rendezvous' # compiled before many want it at once
 	touch $@
 
 lint: ## Style, types, imports, Ansible, YAML, criteria packs

@@ -59,7 +59,7 @@ class Machine:
 
 
 def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], _asked: str = "") -> None:
-    """Adds run to the command."""
+    """Add run to the command."""
     run = verbs.add_parser(
         "run",
         help="accept this one machine, without Ansible; exits 0 accepted, 1 rejected, 2 incomplete or not possible",
@@ -133,7 +133,7 @@ def _run(options: argparse.Namespace) -> int:
 
 
 def _check(options: argparse.Namespace, *, cpu: bool) -> None:
-    """Raises UsageError where the options are wrong or contradict each other."""
+    """Raise UsageError if the options are wrong or contradict each other."""
     if cpu and (options.gpus is not None or options.devices):
         raise UsageError(
             f"--gpus and --devices with the profile {options.profile}, which looks at no GPU: leave one of them out"
@@ -254,7 +254,7 @@ def _study(directory: Path, document: Mapping[str, Any]) -> None:
         for place, path in own.items():
             if path.exists():
                 documents.write_text(directory / place / f"{host}.json", path.read_text(encoding="utf-8"))
-        starts = next_cell(plan, load(directory, alone=False, study=True).evidence, {host}).starts
+        starts = next_cell(plan, load(directory, alone=False, study=True).evidence, {host}).launches
         if not starts:
             return
         number = starts[0].number

@@ -36,9 +36,8 @@ from typing import Any
 import jsonschema
 import yaml
 
-from fleet.baseline import store
 from fleet.judge.criteria import Criterion, Pack, read_packs
-from fleet.planning import run_lock
+from fleet.records import baseline_store, run_lock
 from fleet.records.load import Records, load
 from fleet.report.merge import merge
 from schemas import documents, quick
@@ -639,7 +638,7 @@ def furnish(place: Path) -> None:
             accepted.run_directory(Path(name), change=slow)
             done("report", name, code=int(name == POOR))
         done(*ACCEPT)
-        copied = store.freeze(Path(STORE), "gpu", ("h1", "h2"), Path(COMPARED))
+        copied = baseline_store.freeze(Path(STORE), "gpu", ("h1", "h2"), Path(COMPARED))
         accepted.run_directory(Path(COMPARED), baseline=copied)
         done("report", COMPARED)
         Path("keys").mkdir()
@@ -663,7 +662,7 @@ class Verbs:
     def __init__(self, furnished: Path, place: Path, seed: int) -> None:
         shutil.copytree(furnished, place)
         self.place, self.draw, self.found = place, random.Random(seed), Found()  # noqa: S311
-        run_lock.take(place / AFTER)
+        run_lock.acquire(place / AFTER)
         self.sound = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
 
     def one(self, number: int) -> None:

@@ -31,9 +31,9 @@ import torch
 from torch.distributed import HashStore, PrefixStore, Store  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
+from agent.benchmarks.runner import NOT_THERE, device_lost, run_all
 from agent.benchmarks.runtime import host_cpu
 from agent.benchmarks.runtime.context import Context, failed
-from agent.benchmarks.runtime.in_turn import NOT_THERE, device_lost, run_all
 from agent.gang.heartbeat import LAUNCHED, heart
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR

@@ -25,7 +25,7 @@ from agent.gang.culprit import (
 )
 from agent.gang.heartbeat import Beats
 from agent.gang.peer_channel import Exchange
-from agent.launch.oom import Memory
+from agent.sampling.oom import Memory
 from schemas.records import Culprit
 
 PAUSE_S = 2.0

@@ -95,7 +95,7 @@ def torchrun(
             *(
                 sys.executable,
                 "-m",
-                "agent.benchmarks.runtime.rendezvous",
+                "agent.benchmarks.rendezvous",
                 str(_meeting(gang, node_rank, port, work, stage)),
             ),
             *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0"),

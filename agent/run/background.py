@@ -13,8 +13,8 @@ import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from agent.launch import oom
 from agent.run.record import private_directory
+from agent.sampling import oom
 from schemas import documents
 from schemas.locks import born, exclusive
 

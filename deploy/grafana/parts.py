@@ -17,7 +17,7 @@ from grafana_foundation_sdk.builders import dashboard as boards
 from grafana_foundation_sdk.builders import prometheus, stat, statetimeline, table, timeseries
 from grafana_foundation_sdk.models import common, dashboard
 
-from fleet.inventory.yaml_files import LOADER
+from fleet.yaml_files import LOADER
 
 Json = dict[str, Any]
 Panel = TypeVar("Panel", timeseries.Panel, stat.Panel, statetimeline.Panel, table.Panel)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from fleet.baseline import store
+from fleet.records import baseline_store
 from fleet.records.host_state import Sight, merged, serials, sight
 from fleet.records.load import Run
 from fleet.signature.rejudged import verdicts_differ
@@ -65,7 +65,7 @@ def refuse_unaccepted(run: Run, report: FleetReport) -> str:
 
 def kept(run: Run, report: FleetReport, digest: str, by: By) -> Iterator[Kept]:
     """The baselines that the run alone makes: each host's and each GPU's."""
-    kind = store.kind_of(run.plan)
+    kind = baseline_store.kind_of(run.plan)
     for host in run.plan.hosts:
         seen = sight(run.evidence[host.name])
         waived = [verdict for verdict in report.verdicts if verdict.host == host.name and verdict.waiver]
@@ -154,14 +154,14 @@ def accept(run: Run, report: FleetReport, directory: Path, by: By, *, anew: bool
     digest = refuse_unaccepted(run, report)
     try:
         found = [
-            with_earlier(new, None if anew else store.read(directory, new.kind, new.part, new.id))
+            with_earlier(new, None if anew else baseline_store.read(directory, new.kind, new.part, new.id))
             for new in kept(run, report, digest, by)
         ]
     except documents.DocumentError as error:
         raise RunError(f"{error}: remove it, or begin it anew with --replace") from None
     try:
         for one in found:  # of a host the GPUs first: its own file, by which they are found, comes last
-            store.write(directory, one)
+            baseline_store.write(directory, one)
     except (OSError, documents.DocumentError) as error:
         raise RunError(f"the baseline cannot be written in {directory}: {error}") from None
     return found

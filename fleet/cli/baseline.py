@@ -9,11 +9,10 @@ from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet.baseline import store
 from fleet.baseline.accept import By, accept
-from fleet.planning import run_lock
-from fleet.planning.test_selection import left_out
+from fleet.planning.test_selection import skipped_tests
 from fleet.quantities import quantity
+from fleet.records import baseline_store, run_lock
 from fleet.records.load import Run
 from fleet.report.format import clean
 from schemas import documents
@@ -30,7 +29,7 @@ Merged = Callable[[Path, Sequence[str], Sequence[str]], tuple[Run, FleetReport]]
 
 
 def add_baseline(verbs: Verbs[Parser]) -> Parser:
-    """Adds baseline to the command."""
+    """Add baseline to the command."""
     parser = verbs.add_parser(
         "baseline",
         help="what hosts and GPUs showed when they were accepted: take an accepted run into it, show it, list it",
@@ -42,7 +41,10 @@ def add_baseline(verbs: Verbs[Parser]) -> Parser:
         "names", nargs="*", metavar="NAME", help="accept: directories of runs; show: a host or a serial"
     )
     parser.add_argument(
-        "--baseline", type=Path, default=store.DEFAULT, help="directory of the baselines (default: %(default)s)"
+        "--baseline",
+        type=Path,
+        default=baseline_store.DEFAULT,
+        help="directory of the baselines (default: %(default)s)",
     )
     parser.add_argument("--by", help="accept: who accepts (default: the account)")
     parser.add_argument("--why", default="", help="accept: what for")
@@ -60,7 +62,7 @@ def add_baseline(verbs: Verbs[Parser]) -> Parser:
 
 
 def baseline(options: argparse.Namespace, merged: Merged) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     if options.what == "accept":
         return _accept(options, merged)
     return _show(options) if options.what == "show" else _list(options)
@@ -75,9 +77,9 @@ def _accept(options: argparse.Namespace, merged: Merged) -> int:
     )
     taken: list[Kept] = []
     for name in options.names:
-        if by_now := run_lock.at_it(Path(name)):
+        if by_now := run_lock.active_holder(Path(name)):
             raise HeldError(
-                f"{name}: carried out by {by_now.who()} since {by_now.since}: accept it when it is reported"
+                f"{name}: run locked by {by_now.who()} since {by_now.since}: accept it after its report is written"
             )
     for number, name in enumerate(options.names):
         run, report = merged(Path(name), options.criteria, options.waivers)
@@ -91,8 +93,8 @@ def _accept(options: argparse.Namespace, merged: Merged) -> int:
 
 
 def _refuse_part(run: Run) -> None:
-    """Raises RunError where benchmarks were left out for want of time: what was not measured would seem never to have been."""
-    if names := left_out(run.plan):
+    """Raise RunError if benchmarks were left out for want of time: what was not measured would seem never to have been."""
+    if names := skipped_tests(run.plan):
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise RunError(
             f"run {run.plan.run_id} left out {', '.join(names[:_NAMED])}{more} of {run.plan.profile} (rackproof_budget_s): "
@@ -106,7 +108,9 @@ def _taken(run: Run, taken: Sequence[Kept], directory: Path) -> str:
     mark = "" if kind == REAL else f" ({kind.upper()}: compared with nothing but such runs)"
     waived = sorted({text for one in taken for text in one.runs[-1].waivers})
     lost = sum(level.left_out for one in taken for level in one.figures)
-    told = [f"run {run.plan.run_id}: {len(taken) - gpus} hosts and {gpus} GPUs in {store.room(directory, kind)}{mark}"]
+    told = [
+        f"run {run.plan.run_id}: {len(taken) - gpus} hosts and {gpus} GPUs in {baseline_store.room(directory, kind)}{mark}"
+    ]
     told += [f"accepted with a waiver: {clean(text)}" for text in waived]
     told += [f"{lost} measurements lie too far from those of other runs, and were left out"] if lost else []
     return "\n".join(told)
@@ -125,7 +129,7 @@ def _short(kept: Kept) -> dict[str, object]:
 
 
 def _list(options: argparse.Namespace) -> int:
-    found = list(store.everything(options.baseline, options.kind))
+    found = list(baseline_store.everything(options.baseline, options.kind))
     if options.json:
         print(json.dumps([_short(one) for one in found], indent=1))
         return 0
@@ -145,7 +149,7 @@ def _show(options: argparse.Namespace) -> int:
     if len(options.names) != 1:
         raise UsageError("baseline show: name one host, or one serial (rackproof baseline list has them)")
     name = options.names[0]
-    everything = list(store.everything(options.baseline, options.kind))
+    everything = list(baseline_store.everything(options.baseline, options.kind))
     found = [one for one in everything if one.id == name]
     if not found:
         near = documents.nearest(name, (one.id for one in everything))
@@ -164,7 +168,7 @@ def _elsewhere(options: argparse.Namespace) -> str:
     """Where the name may be found: in a baseline of another kind, or in the list."""
     name = options.names[0]
     for kind in (REAL, REHEARSAL, SIMULATED):
-        if kind != options.kind and any(one.id == name for one in store.everything(options.baseline, kind)):
+        if kind != options.kind and any(one.id == name for one in baseline_store.everything(options.baseline, kind)):
             return f"it has one of kind {kind}: give --kind {kind}"
     return f"rackproof baseline list --baseline {options.baseline} --kind {options.kind} has them"
 

@@ -11,7 +11,7 @@ from fleet.report.checks import checks
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds criteria to the command."""
+    """Add criteria to the command."""
     criteria = verbs.add_parser(
         "criteria",
         help="check criteria packs (exits 0 clean, 1 with findings), list what they ask, or print them as alerts",
@@ -35,7 +35,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 
 def call(options: argparse.Namespace) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     if options.what == "list":
         print(checks([read_pack(name) for name in options.packs or ["common"]]), end="")
         return 0

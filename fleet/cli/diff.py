@@ -7,10 +7,10 @@ import json
 from collections.abc import Sequence
 from pathlib import Path
 
-from fleet.baseline import store
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.diff.against_baseline import criteria_of
 from fleet.diff.comparison import compare
+from fleet.records import baseline_store
 from fleet.records.host_state import Sight, accepted, sight, together
 from fleet.records.load import Run, load
 from fleet.report import changes as shown
@@ -26,7 +26,7 @@ Verbs = argparse._SubParsersAction
 
 
 def add_diff(verbs: Verbs[Parser]) -> Parser:
-    """Adds diff to the command."""
+    """Add diff to the command."""
     parser = verbs.add_parser(
         "diff",
         help="what is not as it was: parts, versions, figures beyond noise; exits 0 none, 1 regressed or a part differs, "
@@ -48,7 +48,7 @@ def add_diff(verbs: Verbs[Parser]) -> Parser:
 
 
 def diff(options: argparse.Namespace) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     if len(options.places) < 2:
         raise UsageError("diff: name an earlier run, or a directory of baselines, and the new run")
     *earlier, last = (Path(name) for name in options.places)
@@ -69,7 +69,7 @@ def diff(options: argparse.Namespace) -> int:
         f"new: run {code(run.plan.run_id)}, profile {code(run.plan.profile)}",
         f"compared: {hosts} hosts, {count} of {comparison.figures} figures",
     ]
-    kind = store.kind_of(run.plan)
+    kind = baseline_store.kind_of(run.plan)
     mark = "" if kind == REAL else kind
     if options.json:
         document = {
@@ -103,10 +103,10 @@ def diff(options: argparse.Namespace) -> int:
 
 def _earlier(places: Sequence[Path], run: Run) -> tuple[dict[str, Sight], str]:
     """What the hosts showed before, and how that is called."""
-    kind = store.kind_of(run.plan)
-    if not (places[0] / "plan.json").exists() and store.room(places[0], kind).is_dir() and len(places) == 1:
+    kind = baseline_store.kind_of(run.plan)
+    if not (places[0] / "plan.json").exists() and baseline_store.room(places[0], kind).is_dir() and len(places) == 1:
         left = {
-            host.name: store.of_host(places[0], kind, host.name, run.evidence[host.name].gpus())
+            host.name: baseline_store.of_host(places[0], kind, host.name, run.evidence[host.name].gpus())
             for host in run.plan.hosts
         }
         for problem in (found.problem for found in left.values() if found.problem):
@@ -115,9 +115,9 @@ def _earlier(places: Sequence[Path], run: Run) -> tuple[dict[str, Sight], str]:
     runs = [load(place) for place in places]
     seen = {run.plan.nonce}
     for before in runs:
-        if store.kind_of(before.plan) != kind:
+        if baseline_store.kind_of(before.plan) != kind:
             raise RunError(
-                f"run {before.plan.run_id} is of another kind ({store.kind_of(before.plan)}) than the new run ({kind})"
+                f"run {before.plan.run_id} is of another kind ({baseline_store.kind_of(before.plan)}) than the new run ({kind})"
             )
         if before.plan.nonce in seen:
             raise UsageError(f"run {before.plan.run_id} is given twice: it would seem to repeat itself perfectly")

@@ -27,7 +27,7 @@ Merged = Callable[[Path, Sequence[str], Sequence[str]], tuple[Run, FleetReport]]
 
 
 def add_judge(verbs: Verbs[Parser]) -> Parser:
-    """Adds judge to the command."""
+    """Add judge to the command."""
     parser = verbs.add_parser(
         "judge",
         help="judge an old run again, under other criteria, and print what that changes; exits as report does",

@@ -9,7 +9,6 @@ import sys
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet.baseline.store import planned
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.inventory import command_line
 from fleet.inventory.ansible import Variables, check_addresses, check_variables, hosts_of, read_inventory
@@ -17,9 +16,10 @@ from fleet.inventory.manifest_file import read_manifest
 from fleet.inventory.waivers_file import read_waivers
 from fleet.judge.criteria import shipped_packs
 from fleet.planning.begin import begin
-from fleet.planning.history import narrowed
+from fleet.planning.history import apply_budget
 from fleet.planning.plan import make_plan, read_profile
 from fleet.planning.test_selection import refuse_budget, table
+from fleet.records.baseline_store import planned
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.records import to_json
@@ -29,7 +29,7 @@ YES = ("true", "yes", "on", "1")
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds plan to the command."""
+    """Add plan to the command."""
     plan = verbs.add_parser(
         "plan",
         help="inventory and profile to the observations that must exist; exits 75 where another carries out the run",
@@ -58,7 +58,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 
 def call(options: argparse.Namespace) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     if bool(options.inventory) == bool(options.hosts):
         raise UsageError(
             "give the hosts to plan for: either -i with an inventory or --hosts with their names, and not both"
@@ -79,7 +79,7 @@ def call(options: argparse.Namespace) -> int:
     now = datetime.now(UTC)
     budget = options.budget or first.get("rackproof_budget_s")
     refuse_budget(profile, budget)
-    chosen, choice = narrowed(
+    chosen, choice = apply_budget(
         profile,
         hosts,
         budget=budget,

@@ -15,7 +15,7 @@ from schemas.errors import UsageError
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds power to the command."""
+    """Add power to the command."""
     verb = verbs.add_parser(
         "power",
         help="from several runs of the same hosts: what each floor finds, and how often it fails a healthy part",
@@ -28,7 +28,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 
 def call(options: argparse.Namespace) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     if len(options.run_dirs) < LEAST_RUNS:
         raise UsageError(
             f"{len(options.run_dirs)} of at least {LEAST_RUNS} run directories: noise cannot be told from fewer runs"

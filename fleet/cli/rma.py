@@ -25,7 +25,7 @@ REPORT_BYTES = 2_000_000_000
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds rma to the command."""
+    """Add rma to the command."""
     verb = verbs.add_parser(
         "rma",
         help="of a reported run, what a vendor needs of each failed part: rma/<serial>/ in the run directory",
@@ -44,7 +44,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 
 def rma(options: argparse.Namespace) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     refuse_no_run(options.run_dir)
     report = _report(options.run_dir)
     run = load(options.run_dir)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.records.load import load
 from fleet.report.format import clean
 from fleet.scaling.outcome import Outcome, outcome
@@ -27,7 +27,7 @@ MOST_PRICE = 1e12
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds scaling to the command."""
+    """Add scaling to the command."""
     scaling = verbs.add_parser(
         "scaling",
         help="write the page of a scaling study; exits 0 measured, but for what inventory or budget leave out, 2 incomplete",
@@ -48,7 +48,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 
 def call(options: argparse.Namespace) -> int:
-    """Carries the verb out."""
+    """Run the verb."""
     if options.price is not None and not 0 < options.price <= MOST_PRICE:
         raise UsageError(
             f"--price {options.price}: give what a host costs in an hour, more than 0, {MOST_PRICE:g} at most"

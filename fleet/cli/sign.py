@@ -17,7 +17,7 @@ _WORDS = {signing.HOLDS: "holds", signing.BROKEN: "DOES NOT HOLD", signing.UNSUR
 
 
 def add_sign(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds sign to the command."""
+    """Add sign to the command."""
     verb = verbs.add_parser(
         "sign",
         help="sign a reported run with an SSH key: SHA256SUMS, SHA256SUMS.sig and signed.json in its directory",
@@ -37,7 +37,7 @@ def add_sign(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 
 def add_verify(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds verify to the command."""
+    """Add verify to the command."""
     verb = verbs.add_parser(
         "verify",
         help="whether a signed run is what was signed, by whom, and whether its records give its report",
@@ -69,7 +69,7 @@ def _given(options: argparse.Namespace) -> Rules:
 
 
 def sign(options: argparse.Namespace, judge: Judge) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     refuse_no_run(options.run_dir)
     report, count, notes = signing.sign(options.run_dir, options.key.expanduser(), _given(options), judge)
     if options.json:
@@ -85,7 +85,7 @@ def sign(options: argparse.Namespace, judge: Judge) -> int:
 
 
 def verify(options: argparse.Namespace, judge: Judge) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     refuse_no_run(options.run_dir)
     found = signing.verify(
         options.run_dir,

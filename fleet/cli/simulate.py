@@ -18,7 +18,7 @@ from schemas.errors import UsageError
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds simulate to the command."""
+    """Add simulate to the command."""
     verb = verbs.add_parser(
         "simulate",
         help="write the run of a fleet that does not exist, with the faults that you name; its report says SIMULATED",

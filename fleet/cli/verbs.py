@@ -16,7 +16,7 @@ from fleet.cli.judge import add_judge, judge
 from fleet.cli.sign import add_sign, add_verify, sign, verify
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.inventory.waivers_file import with_waivers
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.records.load import Run, load
 from fleet.report import formats, one_host
 from fleet.report.scale import report_of
@@ -85,10 +85,10 @@ def _report(options: argparse.Namespace) -> int:
     from fleet.report.html.page import render_html
     from fleet.report.markdown import render_markdown
     from fleet.report.prometheus import render_prometheus
-    from fleet.report.text import render_summary
+    from fleet.report.tables.summary_text import render_summary
 
     formats.check_options(options)
-    _note_that_it_goes_on(options.run_dir)
+    _note_in_progress(options.run_dir)
     if getattr(options, "host", None):
         run = with_waivers(load(options.run_dir), options.waivers)
         return EXIT[one_host.write_page(options, run, checked_packs([*run.plan.criteria, *options.criteria]))]
@@ -122,11 +122,11 @@ def _report(options: argparse.Namespace) -> int:
     return EXIT[report.decision]
 
 
-def _note_that_it_goes_on(run_dir: Path) -> None:
-    """Anybody may look at a run meanwhile; but then nobody must take what is judged for all that there will be."""
-    if by := run_lock.at_it(run_dir):
+def _note_in_progress(run_dir: Path) -> None:
+    """Note that the run is not finished, so that its report is not taken for the final one."""
+    if by := run_lock.active_holder(run_dir):
         print(
-            f"rackproof: note: the run goes on, carried out by {by.who()} since {by.since}: this judges what there is of it "
-            "so far, and it is reported again at its end",
+            f"rackproof: note: the run is still in progress, locked by {by.who()} since {by.since}: this report covers what "
+            "was measured so far; the run writes its report again when it finishes",
             file=sys.stderr,
         )

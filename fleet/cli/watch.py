@@ -24,7 +24,7 @@ PLAIN_COLUMNS = 160
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds watch to the command."""
+    """Add watch to the command."""
     watch = verbs.add_parser(
         "watch",
         help="a run as it goes on: hosts and stages, how far each is, what was found so far",
@@ -48,7 +48,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 
 def watch(options: argparse.Namespace) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     if not 0.1 <= options.every <= 3600:
         raise UsageError(f"--every {options.every:g}: give 0.1 to 3600 seconds")
     watcher = Watcher(options.run_dir, judging=not options.no_judge and not options.beats, asking=not options.no_ask)

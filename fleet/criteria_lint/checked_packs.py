@@ -1,4 +1,4 @@
-"""The criteria packs of a run, refused where they cannot judge."""
+"""Read the criteria packs of a run and refuse those that cannot judge."""
 
 from __future__ import annotations
 
@@ -10,10 +10,14 @@ from schemas.errors import UsageError
 
 
 def checked_packs(names: Sequence[str]) -> tuple[Pack, ...]:
-    """The shipped packs and the named ones; raises UsageError where one of those would judge something else than it says."""
+    """Return the shipped packs and the named ones.
+
+    Raises:
+        UsageError: the lint found something wrong in a named pack.
+    """
     packs = read_packs(names)
-    wrong = [str(finding) for pack in packs if pack.chosen for finding in lint(pack)]
-    if wrong:
-        more = f"\n({len(wrong) - 5} more: rackproof criteria lint)" if len(wrong) > 5 else ""
-        raise UsageError("criteria that cannot judge:\n" + "\n".join(wrong[:5]) + more)
+    problems = [str(finding) for pack in packs if pack.chosen for finding in lint(pack)]
+    if problems:
+        more = f"\n({len(problems) - 5} more: rackproof criteria lint)" if len(problems) > 5 else ""
+        raise UsageError("criteria that cannot judge:\n" + "\n".join(problems[:5]) + more)
     return packs

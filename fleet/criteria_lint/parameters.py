@@ -75,7 +75,7 @@ OURS = tuple({f"{name.split('.')[0]}." for name in READINGS})
 Spoken = Sequence[tuple[Output, Benchmark | None]]
 
 
-def where(criterion: Criterion, spoken: Spoken) -> Iterator[Finding]:
+def check_parameters(criterion: Criterion, spoken: Spoken) -> Iterator[Finding]:
     """Each parameter of the criterion, against the observations that it speaks of; `spoken` is empty for a collector's."""
     known = frozenset().union(*(_carried(criterion.name, output) for output, _ in spoken))
     if not spoken and criterion.name.startswith(OURS):

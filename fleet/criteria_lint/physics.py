@@ -1,4 +1,4 @@
-"""Floors against the datasheet: above the peak they reject every host, far under it they accept every host."""
+"""Compare floors with the datasheet: above the peak a floor rejects every host, far below it accepts every host."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.finding import FLOORS, Finding, about
 from schemas.records import Value
 
-LEAST_OF_COPY, LEAST_OF_PRODUCT, LEAST_OF_COLLECTIVE = 0.5, 0.4, 0.02
-SLIPS = (
+MIN_COPY_FRACTION, MIN_GEMM_FRACTION, MIN_COLLECTIVE_FRACTION = 0.5, 0.4, 0.02
+UNIT_MISTAKES = (
     (1e-12, "a figure in tera-units"),
     (1e-9, "a figure in giga-units"),
     (1e-6, "a figure in mega-units, a million times too low"),
@@ -25,56 +25,56 @@ SLIPS = (
 
 @dataclass(frozen=True, kw_only=True)
 class _Peak:
-    """The most that the datasheet allows, and the share of it under which a floor guards nothing."""
+    """The datasheet's maximum, and the fraction of it below which a floor finds nothing."""
 
     value: float
     of: str
     least: float
 
 
-def physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
-    """A floor, and the expectation behind it, against the datasheet."""
-    yield from _links(criterion, pack)
+def check_physics(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
+    """Compare a floor, and the expected value behind it, with the datasheet."""
+    yield from _check_links(criterion, pack)
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
     if criterion.operator not in FLOORS or not isinstance(limit, int | float) or isinstance(limit, bool):
         return
     peak = _peak(criterion, pack)
     if peak is None:
         return
-    ratio, slip = limit / peak.value, _slip(limit / peak.value)
+    ratio, mistake = limit / peak.value, _unit_mistake(limit / peak.value)
     remedy = f"the datasheet of {pack.name} has {peak.value:g} {criterion.unit} {peak.of}"
     if max(limit, criterion.expected or 0.0) > peak.value:
-        yield about(criterion, float(limit), f"above the peak, {ratio:.3g} of it{slip}", remedy)
+        yield about(criterion, float(limit), f"above the peak, {ratio:.3g} of it{mistake}", remedy)
     elif ratio < peak.least:
-        yield about(criterion, float(limit), f"absurdly low, {ratio:.3g} of the peak{slip}", remedy)
+        yield about(criterion, float(limit), f"far too low, {ratio:.3g} of the peak{mistake}", remedy)
 
 
-def _slip(ratio: float) -> str:
-    """Which slip of the unit a limit looks like: real floors are between 0.3 and 1 of the peak."""
+def _unit_mistake(ratio: float) -> str:
+    """Name the unit mistake that a limit looks like; real floors are between 0.3 and 1 of the peak."""
     if 1.8 <= ratio <= 2.2:
         return ", which looks like the figure with sparsity"
-    return next((f", which looks like {text}" for factor, text in SLIPS if 0.3 <= ratio / factor <= 1.1), "")
+    return next((f", which looks like {text}" for factor, text in UNIT_MISTAKES if 0.3 <= ratio / factor <= 1.1), "")
 
 
-def _links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
-    """Generation, width and number of links, which have one right value a part."""
+def _check_links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
+    """Compare generation, width and number of links with the datasheet: a part has one right value."""
     for name, part, key in (
         ("gpu.pcie.generation", "pcie", "generation"),
         ("gpu.pcie.width", "pcie", "width"),
         ("gpu.nvlink.active_links", "nvlink", "links"),
     ):
-        own, value = pack.datasheet.get(part, {}).get(key), criterion.value
-        if own is None or not criterion.speaks_of(name) or not isinstance(value, int | float):
+        nominal, value = pack.datasheet.get(part, {}).get(key), criterion.value
+        if nominal is None or not criterion.speaks_of(name) or not isinstance(value, int | float):
             continue
-        if criterion.operator in ("eq", "ge") and value != own:
-            why = f"{'under' if value < own else 'over'} the part's own {key}"
-            yield about(criterion, value, why, f"the datasheet of {pack.name} has {own}")
+        if criterion.operator in ("eq", "ge") and value != nominal:
+            why = f"{'under' if value < nominal else 'over'} the part's {key}"
+            yield about(criterion, value, why, f"the datasheet of {pack.name} has {nominal}")
 
 
 def _peak(criterion: Criterion, pack: Pack) -> _Peak | None:
-    """The peak that bounds what the criterion speaks of; None where the datasheet bounds nothing of it."""
+    """Return the datasheet's maximum for what the criterion judges; None if the datasheet has none."""
     if criterion.stage == "gang":
-        return None  # the fabric's rate is the inventory's to say
+        return None  # the inventory states the fabric's rate
     first, _, rest = criterion.name.partition(".")
     bound = _PEAKS.get((first, rest.rpartition(".")[2]))
     return bound(criterion.where, pack) if bound else None
@@ -86,33 +86,33 @@ def _flops(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
     if not peaks or (dtype and dtype not in peaks):
         return None
     value = peaks[dtype] if isinstance(dtype, str) else min(peaks.values())
-    return _Peak(value=value, of=f"in {dtype or 'its slowest precision'}, dense", least=LEAST_OF_PRODUCT)
+    return _Peak(value=value, of=f"in {dtype or 'its slowest precision'}, dense", least=MIN_GEMM_FRACTION)
 
 
 def _figure(part: str, of: str, where: Mapping[str, Value], pack: Pack) -> _Peak | None:
     value = pack.datasheet.get(part, {}).get("value")
-    return _Peak(value=value, of=of, least=LEAST_OF_COPY) if value else None
+    return _Peak(value=value, of=of, least=MIN_COPY_FRACTION) if value else None
 
 
 def _pcie(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
     value = pack.datasheet.get("pcie", {}).get("bandwidth")
     ways = 2 if where.get("direction") == "both_ways" else 1
-    # All GPUs at once share what the host has: how little that may be is not the part's to say.
-    least = LEAST_OF_COPY if where.get("sharing") == "alone" else 0.0
+    # All GPUs at once share the host's bandwidth, for which the part's datasheet gives no minimum.
+    least = MIN_COPY_FRACTION if where.get("sharing") == "alone" else 0.0
     return _Peak(value=value * ways, of="over PCIe", least=least) if value else None
 
 
 def _nvlink(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
     value = pack.datasheet.get("nvlink", {}).get("bandwidth")
     ways = 2 if where.get("direction") == "both_ways" else 1
-    return _Peak(value=value / 2 * ways, of="over NVLink", least=LEAST_OF_COPY) if value else None
+    return _Peak(value=value / 2 * ways, of="over NVLink", least=MIN_COPY_FRACTION) if value else None
 
 
 def _busbw(where: Mapping[str, Value], pack: Pack) -> _Peak | None:
-    """With NVLS the switch adds, and busbw goes past one way's rate; it never reaches both ways'."""
+    """Return the maximum of busbw: with NVLS the switch reduces, and busbw exceeds the one-way rate."""
     value = pack.datasheet.get("nvlink", {}).get("bandwidth")
     ways = 2 if where.get("nvls") else 1
-    return _Peak(value=value / 2 * ways, of="over NVLink", least=LEAST_OF_COLLECTIVE) if value else None
+    return _Peak(value=value / 2 * ways, of="over NVLink", least=MIN_COLLECTIVE_FRACTION) if value else None
 
 
 _PEAKS: Mapping[tuple[str, str], Callable[[Mapping[str, Value], Pack], _Peak | None]] = {

@@ -28,7 +28,7 @@ _HELD = "this host is held by "
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds notice to the command."""
+    """Add notice to the command."""
     notice = verbs.add_parser(
         "notice",
         help="decision, summary and link of a run as JSON for a webhook, or as a mail; nothing where it is not to be told",
@@ -51,7 +51,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 
 def call(options: argparse.Namespace) -> int:
-    """Carries the verb out."""
+    """Run the verb."""
     on = [word for word in options.on.split(",") if word]
     if unknown := [word for word in on if word not in STATES]:
         raise UsageError(f"--on {unknown[0]}{documents.nearest(unknown[0], STATES)}: choose from {', '.join(STATES)}")

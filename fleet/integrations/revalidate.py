@@ -14,7 +14,7 @@ from pathlib import Path
 
 from fleet.integrations import scheduler
 from fleet.integrations.notification import read, state
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
@@ -29,7 +29,7 @@ TOLD = "notified.json"
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds revalidate to the command."""
+    """Add revalidate to the command."""
     verb = verbs.add_parser(
         "revalidate",
         help="run playbooks/revalidate.yml under a run id of the date; exits 0, 1 or 2 as report does, 75 where it is under way",
@@ -52,7 +52,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 
 def call(options: argparse.Namespace) -> int:
-    """Carries the verb out."""
+    """Run the verb."""
     directory = _directory(options)
     run_id = directory.name
     if told := _held(directory):
@@ -142,8 +142,8 @@ def _done(directory: Path) -> bool:
 
 def _held(directory: Path) -> str:
     """Who carries the run out now; nothing where nobody does."""
-    by = run_lock.peek(directory)
-    return f"run {by.run_id} is carried out by {by.who()} since {by.since}" if by and by.lives() else ""
+    by = run_lock.holder(directory)
+    return f"run {by.run_id} is locked by {by.who()} since {by.since}" if by and by.lives() else ""
 
 
 def _stamp(directory: Path) -> int:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.integrations.schedulers import CORDONED, KINDS, OURS, Scheduler, ours, scheduler
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.locks import born, exclusive
@@ -92,7 +92,7 @@ def _of_another(directory: Path, host: str, why: str, failed: dict[str, str], no
     run_id = why.removeprefix(OURS)
     if not why.startswith(OURS) or not NAME.fullmatch(run_id):
         return
-    by = run_lock.peek(directory.parent / run_id)
+    by = run_lock.holder(directory.parent / run_id)
     if by and by.lives() is not False:
         failed[host] = f"run {run_id} drained it, and is carried out by {by.who()} since {by.since}"
     else:
@@ -259,7 +259,7 @@ def guard(directory: Path) -> list[str]:
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds scheduler to the command."""
+    """Add scheduler to the command."""
     verb = verbs.add_parser(
         "scheduler",
         help="ask Slurm or Kubernetes whether hosts are in use, drain them for a run, and give back what the run drained",
@@ -283,7 +283,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 
 def call(options: argparse.Namespace) -> int:
-    """Carries the verb out."""
+    """Run the verb."""
     known = any((options.run_dir / name).exists() for name in ("plan.json", DRAINED))
     if not options.run_dir.is_dir() or (options.what == "resume" and not known):
         why = "no plan.json there" if options.run_dir.is_dir() else "no such directory"

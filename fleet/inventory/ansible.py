@@ -93,7 +93,7 @@ def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
 
 
 def check_variables(hosts: Mapping[str, Variables]) -> None:
-    """Raises UsageError naming host and variable, with the nearest valid name, where a variable of ours is wrong."""
+    """Raise UsageError naming host and variable, with the nearest valid name, where a variable of ours is wrong."""
     for name, variables in hosts.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", name):
             raise UsageError(f"host {name!r}: a host name has letters, digits, '.', '_' and '-' only")
@@ -109,7 +109,7 @@ def check_variables(hosts: Mapping[str, Variables]) -> None:
 
 
 def check_addresses(hosts: Mapping[str, Variables]) -> None:
-    """Raises UsageError where two hosts are reached at the same address and port."""
+    """Raise UsageError if two hosts are reached at the same address and port."""
     seen: dict[tuple[str, str], str] = {}
     for name, variables in hosts.items():
         if variables.get("ansible_connection") == "local":

@@ -194,7 +194,7 @@ def _slot(where: str, kind: str, slot: str) -> str:
 
 
 def _refuse_twice(parts: Iterable[Part]) -> None:
-    """Raises UsageError where two lines name one part, or one place."""
+    """Raise UsageError if two lines name one part, or one place."""
     serials: dict[tuple[str, str], Part] = {}
     places: dict[tuple[str, str, str], Part] = {}
     for part in parts:

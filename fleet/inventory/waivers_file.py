@@ -8,9 +8,9 @@ from datetime import date
 from pathlib import Path
 from typing import Any
 
-from fleet.inventory.yaml_files import read_yaml
 from fleet.judge.waivers import NEVER, STAGE
 from fleet.records.load import Run
+from fleet.yaml_files import read_yaml
 from schemas.errors import UsageError
 from schemas.waivers import Waiver
 

@@ -16,8 +16,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fleet.criteria_lint.plausibility import HIGH, LOW, NEVER, RATES
 from fleet.judge.criteria import Criterion
+from fleet.judge.direction import HIGH, LOW, NEVER, RATES
 from fleet.judge.finding import FLOORS
 from fleet.judge.matching import concerns
 from fleet.quantities import quantity

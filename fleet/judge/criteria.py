@@ -9,7 +9,7 @@ from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from fleet.inventory.yaml_files import read_yaml
+from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.records import Value

@@ -1,4 +1,4 @@
-"""What the lint says of a criterion."""
+"""A finding of the criteria lint."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ FLOORS, CEILINGS = ("ge", "gt"), ("le", "lt")
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One thing in a pack that cannot be right."""
+    """One mistake in a pack."""
 
     pack: str
     criterion: str
@@ -27,10 +27,10 @@ class Finding:
 
 
 def about(criterion: Criterion, value: Value, why: str, remedy: str) -> Finding:
-    """A finding on that criterion, which names the pack in whose file it stands."""
+    """Return a finding on a criterion, with the pack whose file has it."""
     return Finding(pack=criterion.origin, criterion=criterion.id, value=value, why=why, remedy=remedy)
 
 
 def one_of(values: Iterable[object]) -> str:
-    """`use a or b`."""
+    """Return the remedy `use a or b`."""
     return f"use {' or '.join(sorted(map(str, values)))}"

@@ -1,9 +1,9 @@
-"""Who launches together next: plan + the gang records fetched so far -> the next launches, or none. A pure function.
+"""Decide the next launches of every gang (the hosts of one multi-node launch) from the plan and the gang records fetched so far.
 
-First all hosts of a gang that are there. Where that fails, whoever stopped it leaves, and the rest launches again; where nobody
-is named for it, probes of parts of the gang find out who does not work with whom. Where a slow host makes what all do together
-fail its criterion, it leaves too, so that the others have figures of their own. Whoever asks again with the same records is
-answered the same, so that a run that was cut off goes on where it was.
+All reachable hosts of a gang launch first. If that fails, the hosts at fault are excluded and the others launch again. If no
+host is identified, probe launches of parts of the gang find the hosts that do not work together. A host that slows the
+collectives below their criterion is excluded too, so that the others get figures of their own. The decision is a pure function:
+the same records give the same launches, so an interrupted run continues where it stopped.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from schemas.reports import FAIL, Verdict
 
 FEWEST = 2
 TRIES = 2
-"""Launches of the very same hosts, where nobody is to blame for the first."""
+"""Launches of the same hosts if no host is at fault for the first failure."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """Hosts that are to launch together."""
+class LaunchPlan:
+    """One launch to run: the hosts that take part."""
 
     gang: str
     members: tuple[str, ...]
@@ -45,44 +45,43 @@ class Start:
         return f"gang {self.gang}, {'probe' if self.probe else 'launch'} {self.number}: {', '.join(self.members)}"
 
     def arguments(self) -> list[str]:
-        """What `rackproof launch` is told of it."""
+        """Return the options of `rackproof launch` for it."""
         return [f"--members={','.join(self.members)}", f"--number={self.number}", *(["--probe"] if self.probe else [])]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Decision:
-    """What is to happen to the gangs of a run."""
+    """The next step of the gangs of a run."""
 
-    starts: tuple[Start, ...]
-    """Disjoint, to be started at once; none where all is done that can be."""
-    left: Mapping[str, str]
-    """Hosts that are there and did not come well out of their last launch, and why."""
+    launches: tuple[LaunchPlan, ...]
+    """Disjoint launches to start in parallel; none if all is done."""
+    excluded: Mapping[str, str]
+    """Reachable hosts whose last launch failed, and why."""
     awaited: tuple[str, ...] = ()
-    """Hosts whose records are fetched again before anything is decided, once they have ended what they are at."""
+    """Hosts that are still in a launch: fetch their records again before deciding."""
 
     def document(self) -> dict[str, Any]:
-        """As JSON: the arguments of each launch once, since a gang may have thousands of members."""
+        """Return the JSON document. It lists the options of each launch once, since a gang may have thousands of members."""
         return {
-            "launches": [start.arguments() for start in self.starts],
-            "hosts": {host: place for place, start in enumerate(self.starts) for host in start.members},
-            "left": dict(self.left),
+            "launches": [launch.arguments() for launch in self.launches],
+            "hosts": {host: index for index, launch in enumerate(self.launches) for host in launch.members},
+            "excluded": dict(self.excluded),
             "awaited": list(self.awaited),
         }
 
 
-def untold(evidence: Mapping[str, Evidence], present: Collection[str]) -> tuple[str, ...]:
-    """The hosts in reach that have no word of a launch of which another member has.
+def hosts_missing_launch(evidence: Mapping[str, Evidence], present: Collection[str]) -> tuple[str, ...]:
+    """Return the reachable hosts whose record lacks a launch that another member has recorded.
 
-    Hosts end a launch one after the other: a control node that was cut off and comes back in between finds some records
-    without it.
+    Hosts finish a launch one after the other, so a control node that was interrupted and returns in between finds some
+    records without the launch.
     """
-    told: dict[tuple[str, int, tuple[str, ...]], set[str]] = defaultdict(set)
-    for host, left in evidence.items():
-        for launch in left.launches():
-            told[launch.stage, launch.number, launch.members].add(host)
-    return tuple(
-        sorted({host for (*_, members), hosts in told.items() for host in members if host not in hosts} & {*present})
-    )
+    recorded: dict[tuple[str, int, tuple[str, ...]], set[str]] = defaultdict(set)
+    for host, host_evidence in evidence.items():
+        for launch in host_evidence.launches():
+            recorded[launch.stage, launch.number, launch.members].add(host)
+    missing = {host for (*_, members), hosts in recorded.items() for host in members if host not in hosts}
+    return tuple(sorted(missing & {*present}))
 
 
 def decide(
@@ -93,27 +92,27 @@ def decide(
     present: Collection[str],
     minimum: int = FEWEST,
 ) -> Decision:
-    """The next launches of every gang of the plan.
+    """Return the next launches of every gang of the plan.
 
     Args:
         plan, packs: as for the judge.
-        evidence: the same; gang records are enough.
-        present: the hosts that can be reached.
-        minimum: fewest hosts that launch together.
+        evidence: as for the judge; gang records are enough.
+        present: the reachable hosts.
+        minimum: fewest hosts of a launch.
     """
 
-    starts: list[Start] = []
-    left: dict[str, str] = {}
+    launches: list[LaunchPlan] = []
+    excluded: dict[str, str] = {}
     judged = _Judged(plan, evidence, packs)
     for name, hosts in plan.gangs().items() if any(stage.name == GANG for stage in plan.stages) else ():
         gang = _Gang(name, [host for host in hosts if host in present], attempts(plan, evidence, name), judged)
-        starts += gang.starts(max(minimum, FEWEST))
-        left |= gang.failed()
-    return Decision(starts=tuple(starts), left=left)
+        launches += gang.launches(max(minimum, FEWEST))
+        excluded |= gang.failed()
+    return Decision(launches=tuple(launches), excluded=excluded)
 
 
 class _Judged:
-    """What the judge has to say of the gang records, as far as somebody asks."""
+    """Verdicts on the gang records, computed when first needed."""
 
     def __init__(self, plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> None:
         self._plan, self._evidence, self._packs = plan, evidence, packs
@@ -126,13 +125,13 @@ class _Judged:
         }
 
     def pairs(self, hosts: Collection[str]) -> dict[str, str]:
-        """The hosts that fail by their pairs, and why; by the last launch that each of them took part in."""
+        """Return the hosts whose pair measurements fail, and why, by the last launch of each host."""
         verdicts = judge_pairs([view for host, view in self._views.items() if host in hosts], [])
         return {item.host: item.reason for item in verdicts if item.verdict == FAIL and item.name.startswith("pairs.")}
 
     @cached_property
     def collectives(self) -> list[Verdict]:
-        """On what the hosts did together."""
+        """Return the verdicts on collectives across the gang."""
         fleet = Fleet(Planned(self._plan), self._views.values())
         return [
             verdict
@@ -144,71 +143,72 @@ class _Judged:
 
 
 class _Gang:
-    """One gang, as far as its hosts are there."""
+    """One gang, restricted to its reachable hosts."""
 
-    def __init__(self, name: str, here: Sequence[str], launched: Sequence[Attempt], judged: _Judged) -> None:
-        self._name, self._here, self._launched, self._judged = name, here, launched, judged
-        self._full = [attempt for attempt in launched if attempt.stage == GANG and set(attempt.members) & set(here)]
-        self._spoilt = self._spoiling()
-        self._out = self._leaving()
+    def __init__(self, name: str, present: Sequence[str], launched: Sequence[Attempt], judged: _Judged) -> None:
+        self._name, self._present, self._launched, self._judged = name, present, launched, judged
+        self._full = [attempt for attempt in launched if attempt.stage == GANG and set(attempt.members) & set(present)]
+        self._slowing = self._hosts_that_slow()
+        self._excluded = self._hosts_to_exclude()
 
-    def _leaving(self) -> dict[str, str]:
-        """Hosts with which the rest cannot be measured, and why."""
-        found: dict[str, str] = {}
+    def _hosts_to_exclude(self) -> dict[str, str]:
+        """Return the hosts that keep the others from being measured, and why."""
+        excluded: dict[str, str] = {}
         for attempt in self._full:
-            if is_stuck(attempt) and isinstance(came := conclusion(self._launched, attempt), Conclusion):
-                found |= unfit(came)
-            elif not attempt.worked and not (attempt.late(self._here) and self._tries(attempt.members) < TRIES):
-                found |= attempt.blamed()
+            if is_stuck(attempt) and isinstance(result := conclusion(self._launched, attempt), Conclusion):
+                excluded |= unfit(result)
+            elif not attempt.worked and not (attempt.late(self._present) and self._tries(attempt.members) < TRIES):
+                excluded |= attempt.blamed()
         for attempt in self._launched:  # the probes too
-            found |= {host: culprit.text for host, culprit in attempt.unable.items()}
-        return found | {host: why for hosts in self._spoilt.values() for host, why in hosts.items()}
+            excluded |= {host: culprit.text for host, culprit in attempt.unable.items()}
+        return excluded | {host: why for hosts in self._slowing.values() for host, why in hosts.items()}
 
-    def _spoiling(self) -> dict[int, dict[str, str]]:
-        """Number of a launch that worked -> hosts for which what all did in it was too slow, or came to no end."""
+    def _hosts_that_slow(self) -> dict[int, dict[str, str]]:
+        """Return, by number of a launch that worked, the hosts that made its collectives too slow or incomplete."""
         worked = [(attempt, last) for attempt, last in last_of(self._full) if attempt.worked]
         failing = self._judged.pairs({host for attempt in self._full for host in attempt.members}) if worked else {}
-        found: dict[int, dict[str, str]] = {}
+        slowing: dict[int, dict[str, str]] = {}
         for attempt, last in worked:
-            theirs = {host: why for host, why in failing.items() if host in last}
-            if theirs and (not attempt.complete or is_slow(attempt, last, self._judged.collectives)):
-                found[attempt.number] = theirs
-        return found
+            members = {host: why for host, why in failing.items() if host in last}
+            if members and (not attempt.complete or is_slow(attempt, last, self._judged.collectives)):
+                slowing[attempt.number] = members
+        return slowing
 
     def _tries(self, members: Collection[str]) -> int:
         return sum(set(attempt.members) == set(members) for attempt in self._full)
 
-    def starts(self, minimum: int) -> list[Start]:
-        """The next launch, or several probes; nothing where all is done that can be."""
-        rest = [host for host in self._here if host not in self._out]
+    def launches(self, minimum: int) -> list[LaunchPlan]:
+        """Return the next launch, or several probes; empty if all is done."""
+        rest = [host for host in self._present if host not in self._excluded]
         if len(rest) < minimum:
             return []
         last = self._full[-1] if self._full else None
         if last is None or not set(rest) <= set(last.members):
-            return [self._start(rest)]
+            return [self._launch(rest)]
         if last.worked:
-            return [self._start(rest)] if self._spoilt.get(last.number) else []
+            return [self._launch(rest)] if self._slowing.get(last.number) else []
         if set(rest) < set(last.members):
-            return [self._start(rest)]
+            return [self._launch(rest)]
         return self._search(last, rest)
 
-    def _search(self, last: Attempt, rest: Sequence[str]) -> list[Start]:
-        """After a launch of these very hosts failed and nobody left for it."""
-        found = conclusion(self._launched, last) if is_stuck(last) else None
-        if isinstance(found, list):
-            return [self._start(group, probe=True) for group in found]
-        again = found is None or found.good or len(rest) == FEWEST  # of two, no part is left that could be probed
-        return [self._start(rest)] if again and self._tries(rest) < TRIES else []
+    def _search(self, last: Attempt, rest: Sequence[str]) -> list[LaunchPlan]:
+        """Return the launches after one of exactly these hosts failed and no host was excluded for it."""
+        result = conclusion(self._launched, last) if is_stuck(last) else None
+        if isinstance(result, list):
+            return [self._launch(group, probe=True) for group in result]
+        retry = result is None or result.good or len(rest) == FEWEST  # two hosts have no part that could be probed
+        return [self._launch(rest)] if retry and self._tries(rest) < TRIES else []
 
-    def _start(self, members: Sequence[str], *, probe: bool = False) -> Start:
+    def _launch(self, members: Sequence[str], *, probe: bool = False) -> LaunchPlan:
         number = 1 + max((attempt.number for attempt in self._launched), default=0)
-        return Start(gang=self._name, members=tuple(members), number=number, probe=probe)
+        return LaunchPlan(gang=self._name, members=tuple(members), number=number, probe=probe)
 
     def failed(self) -> dict[str, str]:
-        """Hosts whose last launch did not come to a good end."""
-        found = {}
+        """Return the hosts whose last launch failed, and why."""
+        failed = {}
         for attempt, last in last_of(self._launched):
-            for host in self._here if not attempt.worked else ():
+            for host in self._present if not attempt.worked else ():
                 if host in last:
-                    found[host] = self._out.get(host) or attempt.told[host].reason or "nothing was measured together"
-        return found
+                    reason = self._excluded.get(host) or attempt.told[host].reason
+                    failed[host] = reason or "no collective was measured"
+        return failed

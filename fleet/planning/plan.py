@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet.inventory.ansible import Variables
-from fleet.inventory.yaml_files import read_yaml
 from fleet.planning.scaling_matrix import study_of
+from fleet.yaml_files import read_yaml
 from schemas import documents
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import BENCHMARKS, Expectation, expand
@@ -260,7 +260,7 @@ def seconds(text: str) -> float:
 
 
 def _check_manifest(plan: Plan) -> None:
-    """Raises UsageError where the manifest and the inventory were not ordered together."""
+    """Raise UsageError if the manifest and the inventory were not ordered together."""
     listed = Counter(part.host for part in plan.manifest if part.kind == GPU)
     for host in plan.hosts if listed and not plan.rehearsal else ():
         if listed[host.name] != len(host.devices):

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.records.collect_sources import read_source
 from fleet.records.load import PLAN_BYTES
 from schemas import documents
@@ -45,7 +45,7 @@ class Outcome:
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Adds collect to the command."""
+    """Add collect to the command."""
     collect = verbs.add_parser(
         "collect",
         help="take records out of logs and volumes into a run's directory, for `rackproof report`",
@@ -72,7 +72,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 
 def call(options: argparse.Namespace) -> int:
-    """Runs the verb."""
+    """Run the verb."""
     plan = _plan(options.run_dir)
     told, problems = [], []
     for source in options.sources:
@@ -84,7 +84,7 @@ def call(options: argparse.Namespace) -> int:
             f"{', '.join(options.sources)}: no record was found: collect the whole log (kubectl logs --tail=-1), "
             "of a pod whose `rackproof attend` has ended"
         )
-    run_lock.take(options.run_dir)
+    run_lock.acquire(options.run_dir)
     outcome = Collection(options.run_dir, plan, options.attempt).take(told)
     outcome.problems[:0] = problems
     _show(outcome, options.json)

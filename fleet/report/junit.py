@@ -14,7 +14,7 @@ from xml.sax.saxutils import escape, quoteattr
 from fleet.report.format import TEXT_LIMIT, action_name, clean, decision_name, found_and_wanted, params_text, status
 from fleet.report.observations import by_host
 from fleet.report.tables import headline
-from fleet.report.text import LINE_LIMIT
+from fleet.report.tables.summary_text import LINE_LIMIT
 from schemas.reports import (
     ACCEPTED,
     EXCEPTIONS,

@@ -27,8 +27,8 @@ from fleet.report.markdown_figures import measurements
 from fleet.report.markup import FENCED, HARMLESS, code, section, table
 from fleet.report.tables import headline
 from fleet.report.tables.reasons import Reason, reasons
+from fleet.report.tables.summary_text import render_summary
 from fleet.report.tables.versions import versions
-from fleet.report.text import render_summary
 from schemas.reports import FleetReport, HostReport
 
 _SHOWN_REASONS = 50

@@ -31,7 +31,7 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
     from fleet.report.format import clean, decision_name
     from fleet.report.html.page import render_html
     from fleet.report.markdown import render_markdown
-    from fleet.report.text import LINE_LIMIT
+    from fleet.report.tables.summary_text import LINE_LIMIT
 
     names = [host.name for host in run.plan.hosts]
     if options.host not in names:

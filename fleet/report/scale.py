@@ -19,7 +19,7 @@ from fleet.judge.manifest import CRITERION as ORDERED
 from fleet.judge.manifest import Stock, judge_stocks
 from fleet.judge.tally import Tally
 from fleet.judge.waivers import Waived
-from fleet.planning.test_selection import told
+from fleet.planning.test_selection import selection_summary
 from fleet.records.load import Run
 from fleet.report.merge import decide, host_report, merge, put_together
 from fleet.report.scale_full import WHOLE_HOSTS, Full, judged_in_full, reduced
@@ -100,7 +100,7 @@ def _only(plan: Plan, whole: FleetReport, verdicts: Iterable[Verdict], report: H
             status=status_of(plan, report.decision, own),
             summary=(
                 f"Host {report.name} alone: {report.decision}",
-                *told(plan),
+                *selection_summary(plan),
                 *allowances([plan.host(report.name)]),
                 *reasons(own, slots((report.name, gpu) for gpu in report.gpus)),
             ),

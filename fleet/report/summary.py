@@ -11,7 +11,7 @@ from fleet.judge.evidence import pci_address
 from fleet.judge.localization.faults import CRITERION as LOCALISED
 from fleet.judge.manifest import as_ordered
 from fleet.judge.waivers import summary as waivers_summary
-from fleet.planning.test_selection import remark, told
+from fleet.planning.test_selection import selection_summary, status_suffix
 from fleet.report.causes import causes
 from fleet.report.titles import MANIFEST, TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, unjudged_bandwidth, unjudged_digests
@@ -70,7 +70,7 @@ def acceptance(
     ]
     lines += _smaller_gangs(plan, hosts)
     lines += _soaked(plan, hosts)
-    lines += told(plan)
+    lines += selection_summary(plan)
     lines += [f"{name}: {state}" for name, state in _stages(plan, hosts, verdicts)]
     if ordered := as_ordered(plan, verdicts):
         lines.append(f"{MANIFEST}{ordered}")
@@ -88,7 +88,7 @@ def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
     """The decision in a word, with all that must be read with it: no GPU looked at, waivers, benchmarks left out."""
     waived = decision == ACCEPTED and any(verdict.waiver for verdict in verdicts)
     status = f"{STATUS[decision]} WITH WAIVERS" if waived else STATUS[decision]
-    return f"{mark(simulated=plan.simulated, rehearsal=plan.rehearsal)} {status}{remark(plan)}".strip()
+    return f"{mark(simulated=plan.simulated, rehearsal=plan.rehearsal)} {status}{status_suffix(plan)}".strip()
 
 
 def allowances(hosts: Sequence[PlannedHost]) -> Iterator[str]:

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from fleet.judge.evidence import Evidence
-from fleet.planning.next_launch import Decision, Start
+from fleet.planning.next_launch import Decision, LaunchPlan
 from schemas.plans import Plan
 from schemas.records import Launch, Observation
 from schemas.studies import CELL, WORKLOAD, Cell, Study
@@ -138,9 +138,9 @@ def next_cell(plan: Plan, evidence: Mapping[str, Evidence], present: Collection[
         able = [host.name for host in plan.hosts if host.name in present and len(host.devices) >= row.cell.gpus]
         if row.state == OPEN and len(able) >= row.cell.hosts:
             return Decision(
-                starts=(Start(gang=GANG, members=tuple(able[: row.cell.hosts]), number=row.number),), left={}
+                launches=(LaunchPlan(gang=GANG, members=tuple(able[: row.cell.hosts]), number=row.number),), excluded={}
             )
-    return Decision(starts=(), left={})
+    return Decision(launches=(), excluded={})
 
 
 def _launches(evidence: Mapping[str, Evidence]) -> dict[int, dict[str, Launch]]:

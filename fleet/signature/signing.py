@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.report.format import clean, status
 from fleet.report.formats import PARQUET
 from fleet.signature import ssh, views
@@ -62,9 +62,11 @@ def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetRep
             cannot be used.
         HeldError: the run goes on.
     """
-    there = run_lock.peek(run_dir)
+    there = run_lock.holder(run_dir)
     if there and there.lives():
-        raise HeldError(f"{run_dir}: carried out by {there.who()} since {there.since}: sign it when it is reported")
+        raise HeldError(
+            f"{run_dir}: run locked by {there.who()} since {there.since}: sign it after its report is written"
+        )
     # Before anything is read: what is judged then must be what is signed.
     before = sums(run_dir)
     again = rejudged(run_dir, rules, judge)

@@ -12,7 +12,7 @@ from typing import Any
 
 from fleet.judge.criteria import Pack, read_packs
 from fleet.judge.evidence import Evidence
-from fleet.planning.next_launch import Start, decide
+from fleet.planning.next_launch import LaunchPlan, decide
 from fleet.simulate.faults import Effect, none_left, scale
 from fleet.simulate.figures import LARGE
 from fleet.simulate.traces import cut
@@ -49,7 +49,7 @@ def gang_records(
     records: dict[str, Doc] = {}
     for _ in range(MOST_LAUNCHES):
         evidence = {host: Evidence(records=(record_from_json(record),)) for host, record in records.items()}
-        starts = decide(theirs, evidence, _packs(), present=present).starts
+        starts = decide(theirs, evidence, _packs(), present=present).launches
         if not starts:
             break
         for start in starts:
@@ -58,7 +58,7 @@ def gang_records(
     return records
 
 
-def _launched(plan: Plan, start: Start, effects: Mapping[str, tuple[int, Effect]], fill: Fill) -> dict[str, Doc]:
+def _launched(plan: Plan, start: LaunchPlan, effects: Mapping[str, tuple[int, Effect]], fill: Fill) -> dict[str, Doc]:
     """What each host tells of one launch."""
     records = fill(start.members, start.number)
     stops = [host for host in start.members if host in effects and effects[host][1].stops]
@@ -70,7 +70,9 @@ def _launched(plan: Plan, start: Start, effects: Mapping[str, tuple[int, Effect]
     return records
 
 
-def _stopped(plan: Plan, records: dict[str, Doc], start: Start, host: str, gpu: int, effect: Effect) -> dict[str, Doc]:
+def _stopped(
+    plan: Plan, records: dict[str, Doc], start: LaunchPlan, host: str, gpu: int, effect: Effect
+) -> dict[str, Doc]:
     """A launch that a rank of `host` ended: nothing was measured, and all of them say who it was."""
     benchmarks = list(plan.stage(GANG).benchmarks)
     devices = plan.host(host).devices

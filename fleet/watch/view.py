@@ -94,7 +94,7 @@ class View:
         return self.carried is False
 
     def json(self) -> dict[str, Any]:
-        """As JSON."""
+        """Return the JSON document."""
         return asdict(self)
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.records.load import JOURNAL, PLAN_BYTES, without_plan
 from fleet.watch.exporters import Exporters, Told
 from fleet.watch.findings import Judge, Judged, Reported, reported
@@ -128,7 +128,7 @@ class Watcher:
     def _holder(self) -> tuple[bool | None, str, float | None]:
         """Whether somebody carries out the run, who, and since when."""
         try:
-            held = run_lock.peek(self._run_dir)
+            held = run_lock.holder(self._run_dir)
         except OSError:
             held = None
         if held is None:

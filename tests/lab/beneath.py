@@ -5,7 +5,7 @@ from __future__ import annotations
 from .lab import Lab
 
 PURELIB = ("/opt/rackproof/bin/python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))")
-LAUNCHER = "agent.benchmarks.runtime.rendezvous"
+LAUNCHER = "agent.benchmarks.rendezvous"
 """Whose forks the ranks are."""
 
 

@@ -290,8 +290,8 @@ def test_timer_fires_and_leaves_a_report_in_which_the_busy_host_is_skipped(
 
 def test_run_that_is_under_way_is_told_and_no_alarm(control: Control) -> None:
     (run,) = control.on("sh", "-c", "ls -d /root/runs/rack1-*").stdout.split()
-    claim = "import pathlib, sys, time; from fleet.planning import run_lock\nrun_lock.take(pathlib.Path(sys.argv[1]))\nprint(1, flush=True)"
-    claim += "; time.sleep(60)"
+    claim = "import pathlib, sys, time; from fleet.records import run_lock; run_lock.acquire(pathlib.Path(sys.argv[1]))"
+    claim += "; print(1, flush=True); time.sleep(60)"
     holder = control.site.lab.start("node1", sys.executable, "-c", claim, run, cwd=ROOT, stdout=subprocess.PIPE)
     assert holder.stdout
     holder.stdout.readline()
@@ -300,4 +300,4 @@ def test_run_that_is_under_way_is_told_and_no_alarm(control: Control) -> None:
     fired = control.on(*shlex.split(unit["ExecStart"]))
     holder.kill()
     assert fired.returncode == 75 == int(unit["SuccessExitStatus"])
-    assert "is carried out by" in fired.stderr
+    assert "is locked by" in fired.stderr

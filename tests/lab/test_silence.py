@@ -228,7 +228,7 @@ def test_launcher_that_is_killed_before_its_ranks_begin(lab: Lab) -> None:
     connected = ("ss", "-Htn", "state", "established", "sport = :29500", "dst", lab.host("node3").address)
     wait(lambda: lab.on("node1", *connected).stdout != "", 30)
     since = time.monotonic()
-    lab.on("node1", "pkill", "-KILL", "-f", "^[^ ]*python[^ ]* -m agent.benchmarks.runtime.rendezvous")
+    lab.on("node1", "pkill", "-KILL", "-f", "^[^ ]*python[^ ]* -m agent.benchmarks.rendezvous")
     text = same_text(gang.verdicts(there, since, BUSY_S))
     assert text == 'host node1 rank 0 in phase "start": its launcher was killed by SIGKILL before any rank began'
     gang.gone(there)

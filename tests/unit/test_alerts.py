@@ -20,8 +20,8 @@ from agent.exporter import metric_names
 from collectors.nvml import kinds
 from fleet.integrations.alerts.page import runbook
 from fleet.integrations.alerts.rules import PACKS, RUNBOOK, Rule, criteria_of, exported, read_table, rule_file, rules_of
-from fleet.inventory.yaml_files import LOADER
 from fleet.judge.criteria import Criterion, Pack, read_pack
+from fleet.yaml_files import LOADER
 from schemas.errors import UsageError
 from schemas.reports import ACTIONS
 from tests.accepted import rackproof

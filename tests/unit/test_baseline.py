@@ -14,14 +14,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.baseline import store
 from fleet.inventory.ansible import Variables
 from fleet.judge.baseline import limit, noise, precision, settle
 from fleet.judge.criteria import Criterion, VsBaseline, read_packs
 from fleet.judge.judge import judge
+from fleet.records import baseline_store
 from fleet.records.load import load
 from schemas import documents
-from schemas.baselines import Level
+from schemas.baselines import Level, PlannedBaseline
 from schemas.records import Record, Samples
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
@@ -241,16 +241,16 @@ def test_waived_run_is_taken_with_the_waivers_named(tmp_path: Path) -> None:
 def test_what_no_gpu_showed_is_never_a_baseline_of_gpus(kind: str, tmp_path: Path) -> None:
     plan = small("h1")
     planned = replace(plan, rehearsal=kind == "rehearsal", simulated=kind == "simulated")
-    assert store.kind_of(planned) == kind
-    assert store.room(tmp_path, kind) == tmp_path / kind
-    other = store.Copy(tmp_path, replace(planned, baseline=store.PlannedBaseline(directory="base", digest="0" * 64)))
+    assert baseline_store.kind_of(planned) == kind
+    assert baseline_store.room(tmp_path, kind) == tmp_path / kind
+    other = baseline_store.Copy(tmp_path, replace(planned, baseline=PlannedBaseline(directory="base", digest="0" * 64)))
     assert "cannot be believed" in other.of_host("h1", ()).problem
 
 
 def test_baseline_of_another_kind_is_refused_even_where_it_lies(kept: Path, tmp_path: Path) -> None:
     document = documents.read(kept / "hosts" / "h1.json", "baseline")
     documents.write(kept / "hosts" / "h1.json", {**document, "kind": "simulated"})
-    assert "kind simulated, expected gpu" in store.of_host(kept, "gpu", "h1").problem
+    assert "kind simulated, expected gpu" in baseline_store.of_host(kept, "gpu", "h1").problem
 
 
 def accepted_runs(base: Path, runs: Path, shares: list[float]) -> None:
@@ -318,7 +318,7 @@ def test_part_that_is_known_by_simulated_runs_alone_is_told_with_the_kind_to_ask
 
 @pytest.mark.parametrize("serial", ["../../etc/passwd", "", "a" * 300, "ümlaut", ".hidden"])
 def test_serial_from_a_host_leads_to_no_path(serial: str) -> None:
-    path = store.path_of("gpu", serial)
+    path = baseline_store.path_of("gpu", serial)
     assert path.startswith("gpus/")
     assert path.count("/") == 1
     assert ".." not in path
@@ -330,7 +330,7 @@ def test_serial_from_a_host_leads_to_no_path(serial: str) -> None:
 
 def compared(kept: Path, directory: Path, change: Change = lambda record: record) -> list[Verdict]:
     """The verdicts of a run that names the baseline, but for the passes."""
-    baseline = store.freeze(kept, "gpu", ["h1", "h2"], directory)
+    baseline = baseline_store.freeze(kept, "gpu", ["h1", "h2"], directory)
     run = load(run_directory(directory, change=change, baseline=baseline))
     return [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
 

@@ -46,7 +46,7 @@ def as_the_agent(work: Path, request: dict[str, Any], **environment: str) -> Non
     place = {"name": "ranks", "rank": 0, "hosts": 1, "address": "127.0.0.1", "port": 0, "admitted": [], "trains": True}
     (work / "rendezvous.json").write_text(json.dumps(place))
     forks = ("--nnodes=1", "--nproc-per-node=2", "--run-path", "--start-method=fork", guard.__file__)
-    launched(work, "agent.benchmarks.runtime.rendezvous", work / "rendezvous.json", *forks, **environment)
+    launched(work, "agent.benchmarks.rendezvous", work / "rendezvous.json", *forks, **environment)
 
 
 def request_of(work: Path, request: dict[str, Any]) -> None:

@@ -1,4 +1,4 @@
-"""What is run where there is no time for all of it: by what was found before, for how long nobody looked, and what it takes."""
+"""Selection of tests under a time budget: by earlier findings, age of the last run, and cost."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from typing import Any
 import pytest
 
 from fleet.judge.criteria import read_packs
-from fleet.planning.history import history, narrowed
+from fleet.planning.history import apply_budget, history
 from fleet.planning.plan import read_profile
-from fleet.planning.test_selection import ALONE, COST_S, PARTS, START_S, Past, choose, told
+from fleet.planning.test_selection import ALONE, COST_S, PARTS, START_S, PastRun, select_tests, selection_summary
 from fleet.report.html.page import render_html
 from fleet.report.junit import render_junit
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
 from fleet.report.tables import headline
-from fleet.report.text import render_summary
+from fleet.report.tables.summary_text import render_summary
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError
@@ -39,13 +39,13 @@ def ago(days: float) -> str:
     return (datetime(2026, 11, 21, 4, tzinfo=timezone.utc) - timedelta(days=days)).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
-def past(days: float, hosts: int = 10, **changes: Any) -> Past:
-    """A run of everything, some days ago, that found nothing and took 10 s each."""
-    whole = Past(
+def past(days: float, hosts: int = 10, **changes: Any) -> PastRun:
+    """Return a run of every test, `days` ago, without findings, at 10 s a test."""
+    whole = PastRun(
         run_id=f"r{days}",
         began=ago(days),
         profile="revalidate",
-        looks=dict.fromkeys(EACH, hosts),
+        measured=dict.fromkeys(EACH, hosts),
         cost_s=dict.fromkeys(EACH, 10.0),
     )
     return replace(whole, **changes)
@@ -55,36 +55,36 @@ def chosen(choice: Choice) -> list[tuple[str, str]]:
     return [(item.stage, item.benchmark) for item in choice.items if item.chosen]
 
 
-def pick(budget_s: float, *runs: Past, profile: str = "revalidate") -> Choice:
-    return choose(STAGES, runs, budget_s=budget_s, profile=profile, now=NOW)
+def pick(budget_s: float, *runs: PastRun, profile: str = "revalidate") -> Choice:
+    return select_tests(STAGES, runs, budget_s=budget_s, profile=profile, now=NOW)
 
 
 def test_every_benchmark_has_a_cost_and_parts() -> None:
     assert set(COST_S) == set(PARTS) == set(BENCHMARKS)
 
 
-def test_without_history_the_cheapest_comes_first_and_all_that_fits_is_run() -> None:
+def test_without_history_cheapest_tests_come_first() -> None:
     choice = pick(10_000)
     assert set(chosen(choice)) == set(EACH)
     assert [name for _, name in chosen(choice)][:4] == ["memory", "gemm", "peer_copy", "pairs"]
     assert choice.cost_s == sum(COST_S[name] for _, name in EACH) + 2 * START_S
 
 
-def test_what_does_not_fit_is_named_with_what_it_takes() -> None:
+def test_skipped_test_reports_its_cost() -> None:
     choice = pick(30)
     assert chosen(choice) == [(ALONE, "memory"), (ALONE, "gemm"), (ALONE, "peer_copy")]
     left = {item.benchmark: item.why for item in choice.items if not item.chosen}
-    assert left["stress"] == "takes 22 s, of 30 s 2 s are left; no earlier run: the cheapest first"
+    assert left["stress"] == "takes 22 s; 2 s of 30 s remain; no earlier run: cheapest first"
     assert left["pairs"].startswith("takes 30 s")  # with the start of the ranks of its stage
 
 
-def test_a_benchmark_that_found_something_comes_before_one_that_did_not() -> None:
+def test_benchmark_with_findings_comes_first() -> None:
     assert chosen(pick(26, past(1)))[0] == (ALONE, "stress")  # three kinds of parts for the price of one
-    found = past(1, findings={(ALONE, "peer_copy"): 4})
-    assert chosen(pick(26, found)) == [(ALONE, "peer_copy")]
+    by_id = past(1, findings={(ALONE, "peer_copy"): 4})
+    assert chosen(pick(26, by_id)) == [(ALONE, "peer_copy")]
 
 
-def test_dear_benchmarks_need_more_risk_than_cheap_ones() -> None:
+def test_expensive_benchmark_needs_more_risk() -> None:
     dear = past(
         1,
         findings={(ALONE, "gemm"): 2, (ALONE, "memory"): 2},
@@ -93,37 +93,37 @@ def test_dear_benchmarks_need_more_risk_than_cheap_ones() -> None:
     assert chosen(pick(26, dear)) == [(ALONE, "memory")]
 
 
-def test_a_part_that_was_looked_at_already_counts_less() -> None:
+def test_part_already_covered_counts_less() -> None:
     order = chosen(pick(10_000, past(1)))
-    assert order.index((ALONE, "memory")) < order.index((ALONE, "gemm"))  # stress has looked at the compute units
+    assert order.index((ALONE, "memory")) < order.index((ALONE, "gemm"))  # stress already covers compute
 
 
-def test_what_nobody_ran_for_long_gets_its_turn() -> None:
-    """Two of six fit each week: within some weeks every one of them was run."""
-    runs, seen = [past(70)], set()
+def test_every_benchmark_runs_within_some_weeks() -> None:
+    """Two of six fit each week."""
+    runs, covered = [past(70)], set()
     for week in range(9, 0, -1):
-        choice = choose(STAGES, runs, budget_s=50, profile="revalidate", now=ago(7 * week))
+        choice = select_tests(STAGES, runs, budget_s=50, profile="revalidate", now=ago(7 * week))
         assert choice.cost_s <= 50
-        seen |= set(chosen(choice))
-        runs.append(past(7 * week, looks=dict.fromkeys(chosen(choice), 10)))
-    assert seen == set(EACH)
+        covered |= set(chosen(choice))
+        runs.append(past(7 * week, measured=dict.fromkeys(chosen(choice), 10)))
+    assert covered == set(EACH)
 
 
 def test_never_run_counts_as_long_ago() -> None:
-    half = past(1, looks=dict.fromkeys(EACH[1:], 10))
+    half = past(1, measured=dict.fromkeys(EACH[1:], 10))
     choice = pick(26, half)
     assert chosen(choice) == [(ALONE, "gemm")]
-    assert choice.items[0].why == "0 findings in 0 looks, never run; looks at compute"
+    assert choice.items[0].why == "0 findings in 0 measurements, never run; covers compute"
 
 
-def test_time_under_the_same_profile_goes_before_that_under_another() -> None:
+def test_cost_under_the_same_profile_takes_precedence() -> None:
     other = past(2, profile="standard", cost_s=dict.fromkeys(EACH, 100.0))
     assert {item.cost_s for item in pick(1000, other).items} == {100.0}
     assert {item.cost_s for item in pick(1000, other, past(1)).items} == {10.0}
 
 
 @pytest.mark.parametrize("budget_s", [1, 20, 26, 47, 60, 81, 200, 1000])
-def test_budget_is_kept_and_the_order_of_the_history_says_nothing(budget_s: float) -> None:
+def test_budget_holds_whatever_the_order_of_the_history(budget_s: float) -> None:
     runs = [past(day, findings={EACH[day % 6]: day % 3}) for day in range(1, 8)]
     choice = pick(budget_s, *runs)
     assert choice == pick(budget_s, *reversed(runs))
@@ -136,14 +136,14 @@ def test_budget_is_kept_and_the_order_of_the_history_says_nothing(budget_s: floa
 
 
 def run_of(runs: Path, name: str, *, began: str = builders.WHEN, wrong: str = "") -> Path:
-    """A run of three hosts that was reported; on `wrong` every matrix product was slow."""
+    """Write a reported run of three hosts; on host `wrong` every matrix product is slow."""
     plan = replace(builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none"), run_id=name, created=began)
     directory = runs / name
     documents.write(directory / "plan.json", json.loads(json.dumps(to_json(plan))))
     evidence = builders.evidence(plan)
     if wrong:
         evidence[wrong] = builders.with_observations(
-            evidence[wrong], lambda seen: replace(seen, value=1.0) if seen.name == "gemm.throughput" else seen
+            evidence[wrong], lambda item: replace(item, value=1.0) if item.name == "gemm.throughput" else item
         )
     for host, left in evidence.items():
         documents.write(directory / "hosts" / f"{host}.json", to_json(left.records[0]))
@@ -161,19 +161,19 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_history_is_read_from_the_reports_of_these_hosts(earlier: Path) -> None:
-    found = {run.run_id: run for run in history(earlier, {"h1", "h2", "h3"}, rehearsal=False)}
-    assert set(found) == {"first", "second"}
-    assert found["first"].looks[(ALONE, "gemm")] == 3
-    assert (found["first"].findings.get((ALONE, "gemm")), found["second"].findings) == (1, {})
-    assert found["first"].cost_s[(ALONE, "gemm")] == builders.FIGURES["benchmark.duration"]
-    (one,) = (run for run in history(earlier, {"h2", "elsewhere"}, rehearsal=False) if run.run_id == "first")
-    assert one.looks[(ALONE, "gemm")] == 1
+    by_id = {run.run_id: run for run in history(earlier, {"h1", "h2", "h3"}, rehearsal=False)}
+    assert set(by_id) == {"first", "second"}
+    assert by_id["first"].measured[(ALONE, "gemm")] == 3
+    assert (by_id["first"].findings.get((ALONE, "gemm")), by_id["second"].findings) == (1, {})
+    assert by_id["first"].cost_s[(ALONE, "gemm")] == builders.FIGURES["benchmark.duration"]
+    (first,) = (run for run in history(earlier, {"h2", "elsewhere"}, rehearsal=False) if run.run_id == "first")
+    assert first.measured[(ALONE, "gemm")] == 1
     assert [*history(earlier, {"elsewhere"}, rehearsal=False)] == []
     assert [*history(earlier, {"h1"}, rehearsal=True)] == []
     assert {run.run_id for run in history(earlier, {"h1"}, rehearsal=False, but=earlier / "first")} == {"second"}
 
 
-def test_runs_that_cannot_be_read_tell_nothing(earlier: Path, tmp_path: Path) -> None:
+def test_unreadable_runs_are_ignored(earlier: Path, tmp_path: Path) -> None:
     shutil.copytree(earlier, tmp_path, dirs_exist_ok=True)
     text = (tmp_path / "first" / "report.json").read_text()
     for number, broken in enumerate(("", "{}", "[]", text[: len(text) // 2], '{"hosts": 3, "verdicts": []}')):
@@ -191,7 +191,7 @@ def plan_of(*arguments: str | Path, **variables: Any) -> Done:
     return rackproof("plan", "-i", "-", "--profile", "revalidate", *arguments, stdin=json.dumps(listing))
 
 
-def test_plan_holds_what_was_chosen_and_why_the_run_is_made(earlier: Path) -> None:
+def test_plan_holds_selection_and_reason(earlier: Path) -> None:
     done = plan_of("--budget", "60", "--history", earlier, "--json", rackproof_reason="replaced GPU 3")
     assert done.returncode == 0, done.stderr
     document = json.loads(done.stdout)
@@ -203,35 +203,35 @@ def test_plan_holds_what_was_chosen_and_why_the_run_is_made(earlier: Path) -> No
     kept = {item.benchmark for item in plan.choice.items if item.chosen}
     assert kept == {*plan.stage(ALONE).benchmarks}
     assert {item.name.split(".")[0] for item in plan.expected} - {"benchmark"} == kept
-    assert "gemm" in kept  # it found something
+    assert "gemm" in kept  # it by_id something
     assert {item.benchmark for item in plan.choice.items} == {
         *read_profile("revalidate")["stages"][ALONE]["benchmarks"]
     }
-    lines = told(plan)
+    lines = selection_summary(plan)
     assert lines[0] == "Reason: replaced GPU 3"
     assert lines[1] == f"Chosen: {len(kept)} of {len(plan.choice.items)} benchmarks of revalidate, for 60 s"
-    assert lines[2].startswith("NOT CHOSEN, so nothing is said of it: ")
+    assert lines[2].startswith("NOT CHOSEN, so not judged: ")
     assert all(item.chosen or f"{item.benchmark} (benchmark)" in lines[2] for item in plan.choice.items)
 
 
-def test_plan_is_explained_in_a_line_a_benchmark(earlier: Path) -> None:
+def test_plan_prints_one_line_per_benchmark(earlier: Path) -> None:
     done = plan_of("--budget", "60", "--history", earlier)
-    assert "chosen for 60 s by 2 earlier runs (takes about " in done.stdout
+    assert "selected for 60 s from 2 earlier runs (takes about " in done.stdout
     assert any(
-        line.startswith("  run      benchmark gemm") and "1 finding in 6 looks" in line
+        line.startswith("  run      benchmark gemm") and "1 finding in 6 measurements" in line
         for line in done.stdout.splitlines()
     )
-    assert "  not run  benchmark " in done.stdout
+    assert "  skip     benchmark " in done.stdout
 
 
 def test_plan_without_a_budget_is_the_whole_profile() -> None:
     document = json.loads(plan_of("--json").stdout)
     assert "choice" not in document
-    assert told(plan_from_json(document)) == []
+    assert selection_summary(plan_from_json(document)) == []
     assert list(document["stages"][0]["benchmarks"]) == [*read_profile("revalidate")["stages"][ALONE]["benchmarks"]]
 
 
-def test_resumed_run_keeps_its_choice_whatever_was_learned_meanwhile(earlier: Path, tmp_path: Path) -> None:
+def test_resumed_run_keeps_its_selection(earlier: Path, tmp_path: Path) -> None:
     runs = tmp_path / "runs"
     shutil.copytree(earlier / "second", runs / "second")
     arguments = ("--run-dir", runs / "now", "--json")
@@ -248,7 +248,7 @@ def test_resumed_run_keeps_its_choice_whatever_was_learned_meanwhile(earlier: Pa
     ("budget", "message"),
     [("soon", "'soon': give seconds"), ("0", "more than 0"), ("5", "5 s is too small"), ("nan", "give seconds")],
 )
-def test_budget_that_is_none_is_refused(budget: str, message: str) -> None:
+def test_invalid_budget_is_refused(budget: str, message: str) -> None:
     done = plan_of("--budget", budget)
     assert done.returncode == 64
     assert message in done.stderr
@@ -256,15 +256,15 @@ def test_budget_that_is_none_is_refused(budget: str, message: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["--budget", "rackproof_budget_s"])
-def test_acceptance_is_whole_and_takes_no_budget(how: str) -> None:
+def test_acceptance_profile_refuses_a_budget(how: str) -> None:
     arguments = ("--budget", "60") if how == "--budget" else ()
     done = plan_of(*arguments, "--profile", "standard", **({} if arguments else {how: 60}))
     assert (done.returncode, done.stdout) == (64, "")
-    assert "rackproof_budget_s (--budget) is 60, and profile standard is run as a whole" in done.stderr
-    assert "leave the budget out, or take a profile that says `may_choose: true`" in done.stderr
+    assert "rackproof_budget_s (--budget) is 60, but profile standard always runs completely" in done.stderr
+    assert "omit the budget, or use a profile with `may_choose: true`" in done.stderr
 
 
-def test_profile_of_ones_own_may_take_a_budget(tmp_path: Path) -> None:
+def test_custom_profile_may_accept_a_budget(tmp_path: Path) -> None:
     own = tmp_path / "own.yml"
     text = (ROOT / "fleet/planning/profiles/smoke.yml").read_text()
     own.write_text(text)
@@ -274,7 +274,7 @@ def test_profile_of_ones_own_may_take_a_budget(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
-def test_profiles_that_may_choose_are_those_of_a_revalidation() -> None:
+def test_only_revalidation_profiles_accept_a_budget() -> None:
     names = [path.stem for path in (ROOT / "fleet/planning/profiles").glob("*.yml")]
     assert sorted(name for name in names if read_profile(name).get("may_choose")) == [
         "revalidate",
@@ -283,7 +283,7 @@ def test_profiles_that_may_choose_are_those_of_a_revalidation() -> None:
 
 
 def partly(plan: Plan) -> Plan:
-    """The plan as if a benchmark had been left out of it."""
+    """Return the plan with one of three benchmarks not selected."""
     items = [
         Chosen(stage=ALONE, benchmark=name, chosen=name != "gemm", cost_s=1, why="")
         for name in ("memory", "stress", "gemm")
@@ -291,7 +291,7 @@ def partly(plan: Plan) -> Plan:
     return replace(plan, reason="PASS", choice=Choice(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
 
 
-def test_every_view_says_that_a_part_was_chosen() -> None:
+def test_every_view_shows_the_selection() -> None:
     plan = partly(builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none", rackproof_share_gpus=True))
     report = merge(plan, builders.evidence(plan), read_packs(()))
     assert report.acceptance.status == "PASS (2 of 3 benchmarks chosen)"
@@ -301,20 +301,20 @@ def test_every_view_says_that_a_part_was_chosen() -> None:
         assert "PASS (2 of 3 benchmarks chosen)" in view
     assert not [
         check for check in headline.checks(report) if check.title == "Reason"
-    ]  # the operator's words are no state
-    told_of = page[page.index('id="h-caveats"') : page.index('id="h-reasons"')]
+    ]  # the operator's text is not a state
+    caveats = page[page.index('id="h-caveats"') : page.index('id="h-reasons"')]
     assert headline.caveats(report) == [
         "Reason: PASS",
         "Chosen: 2 of 3 benchmarks of smoke, for 60 s",
-        "NOT CHOSEN, so nothing is said of it: gemm (benchmark)",
+        "NOT CHOSEN, so not judged: gemm (benchmark)",
         "GPUs were measured beside other processes, if there were any, on h1, h2, h3",
     ]
     for number, line in enumerate(headline.caveats(report), 1):
-        assert f'<p class="lede">{line}</p>' in told_of
+        assert f'<p class="lede">{line}</p>' in caveats
         assert f'<property name="caveat.{number}" value="{line}"/>' in xml
 
 
-def test_a_whole_profile_has_no_remark() -> None:
+def test_whole_profile_has_no_suffix() -> None:
     plan = builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none")
     whole = Choice(
         budget_s=600, cost_s=20, runs=0, items=(Chosen(stage=ALONE, benchmark="gemm", chosen=True, cost_s=1, why=""),)
@@ -327,24 +327,26 @@ def test_a_whole_profile_has_no_remark() -> None:
     assert "caveat." not in "".join(render_junit(plain))
 
 
-def test_a_burn_in_takes_no_budget() -> None:
-    with pytest.raises(UsageError, match="rackproof_soak_duration says how long"):
-        narrowed(read_profile("soak"), builders.inventory(), budget=300, runs=None, run_dir=None, now=NOW)
+def test_burn_in_refuses_a_budget() -> None:
+    with pytest.raises(UsageError, match="rackproof_soak_duration"):
+        apply_budget(read_profile("soak"), builders.inventory(), budget=300, runs=None, run_dir=None, now=NOW)
 
 
 @pytest.mark.parametrize(("short", "whole"), [("revalidate", "standard"), ("revalidate-rehearsal", "rehearsal")])
-def test_figures_of_a_revalidation_are_those_of_the_acceptance(short: str, whole: str) -> None:
-    """The baseline has every figure that it asks for, measured with the same settings."""
+def test_revalidation_measures_figures_of_the_acceptance(short: str, whole: str) -> None:
+    """The baseline has every figure, measured with the same settings."""
     both = [builders.plan("h1", "h2", "h3", profile=name) for name in (short, whole)]
-    asked, there = ({(item.stage, item.name, json.dumps(item.params)) for item in plan.expected} for plan in both)
-    assert asked <= there
+    revalidated, accepted = (
+        {(item.stage, item.name, json.dumps(item.params)) for item in plan.expected} for plan in both
+    )
+    assert revalidated <= accepted
     free = {"seconds", "settle_seconds", "precision", "rounds", "max_steps"}
     for stage in both[0].stages:
-        for benchmark, chosen_here in stage.benchmarks.items():
-            there_too = both[1].stage(stage.name).benchmarks[benchmark]
+        for benchmark, settings in stage.benchmarks.items():
+            accepted_settings = both[1].stage(stage.name).benchmarks[benchmark]
             defaults = BENCHMARKS[benchmark].settings
-            for key, value in {**defaults, **chosen_here}.items():
-                reference = {**defaults, **there_too}[key]
+            for key, value in {**defaults, **settings}.items():
+                reference = {**defaults, **accepted_settings}[key]
                 assert (
                     key in free or value == reference or (isinstance(value, list) and set(value) <= set(reference))
                 ), key

@@ -249,7 +249,7 @@ def test_ranks_of_one_host_meet_where_nobody_else_comes(tmp_path: Path) -> None:
     (tmp_path / "place.json").write_text(json.dumps(place))
     subprocess.run(
         [
-            *(sys.executable, "-m", "agent.benchmarks.runtime.rendezvous", tmp_path / "place.json"),
+            *(sys.executable, "-m", "agent.benchmarks.rendezvous", tmp_path / "place.json"),
             *("--nnodes=1", "--nproc-per-node=2", "--max-restarts=0", "--run-path", "--start-method=fork"),
             *(tmp_path / "a_rank.py", tmp_path / "found"),
         ],
@@ -279,7 +279,7 @@ def test_port_that_is_taken_is_told(tmp_path: Path) -> None:
         (tmp_path / "place.json").write_text(json.dumps(place))
         done = subprocess.run(
             [
-                *(sys.executable, "-m", "agent.benchmarks.runtime.rendezvous", tmp_path / "place.json"),
+                *(sys.executable, "-m", "agent.benchmarks.rendezvous", tmp_path / "place.json"),
                 *("--nnodes=1", "--nproc-per-node=1", "-m", "this"),
             ],
             cwd=ROOT,

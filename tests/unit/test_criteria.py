@@ -54,7 +54,7 @@ def test_dcgms_h200_bandwidth_floor_is_caught() -> None:
     """2 333 MB/s where its own comment says 3 110 GB/s x 0.75: NVIDIA/DCGM nvvs/diag-skus.yaml.in."""
     (said,) = found(value=2.333e9)
     assert (
-        "mine: c: 2.333e+09: absurdly low, 0.000486 of the peak, which looks like a figure a thousand times too" in said
+        "mine: c: 2.333e+09: far too low, 0.000486 of the peak, which looks like a figure a thousand times too" in said
     )
     assert "the datasheet of mine has 4.8e+12 B/s" in said
     assert "not the unit of the observation; use B/s" in found(value=2333.0, unit="MB/s")[0]
@@ -63,10 +63,10 @@ def test_dcgms_h200_bandwidth_floor_is_caught() -> None:
 @pytest.mark.parametrize(
     ("name", "value", "why"),
     [
-        ("gpu.pcie.generation", 3, "3: under the part's own generation; the datasheet of mine has 5"),
-        ("gpu.pcie.generation", 6, "over the part's own generation"),
-        ("gpu.pcie.width", 8, "under the part's own width"),
-        ("gpu.nvlink.active_links", 12, "under the part's own links; the datasheet of mine has 18"),
+        ("gpu.pcie.generation", 3, "3: under the part's generation; the datasheet of mine has 5"),
+        ("gpu.pcie.generation", 6, "over the part's generation"),
+        ("gpu.pcie.width", 8, "under the part's width"),
+        ("gpu.nvlink.active_links", 12, "under the part's links; the datasheet of mine has 18"),
     ],
 )
 @pytest.mark.parametrize("operator", ["eq", "ge"])
@@ -107,8 +107,8 @@ def test_a_ceiling_far_over_the_expectation_and_a_turned_fraction() -> None:
         ({"value": 5.0e12}, "above the peak, 1.04 of it"),
         ({"value": None, "expected": 5.0e12, "fraction": 0.9}, "above the peak, 0.938 of it"),
         ({"value": 3.84e13}, "above the peak, 8 of it, which looks like bits taken for bytes"),
-        ({"value": 5.0e11}, "absurdly low, 0.104 of the peak, which looks like bytes taken for bits"),
-        ({"value": 4276.0}, "absurdly low, 8.91e-10 of the peak, which looks like a figure in giga-units"),
+        ({"value": 5.0e11}, "far too low, 0.104 of the peak, which looks like bytes taken for bits"),
+        ({"value": 4276.0}, "far too low, 8.91e-10 of the peak, which looks like a figure in giga-units"),
         ({"value": 4.2e15}, "a thousand times too high"),
         ({"name": "gemm.throughput", "unit": "FLOP/s", "where": {"dtype": "bf16"}, "value": 1.979e15}, "with sparsity"),
         (
@@ -120,9 +120,9 @@ def test_a_ceiling_far_over_the_expectation_and_a_turned_fraction() -> None:
             "above the peak",
         ),
         ({"name": "stress.power", "unit": "W", "where": {}, "value": 710.0}, "above the peak"),
-        ({"name": "stress.power", "unit": "W", "where": {}, "value": 300.0}, "absurdly low"),
+        ({"name": "stress.power", "unit": "W", "where": {}, "value": 300.0}, "far too low"),
         ({"name": "host_copy.bandwidth", "where": {"sharing": "alone"}, "value": 6.5e10}, "6.4e+10 B/s over PCIe"),
-        ({"name": "host_copy.bandwidth", "where": {"sharing": "alone"}, "value": 3.0e10}, "absurdly low"),
+        ({"name": "host_copy.bandwidth", "where": {"sharing": "alone"}, "value": 3.0e10}, "far too low"),
         ({"name": "peer_copy.bandwidth", "scope": "peer", "where": {"direction": "one_way"}, "value": 4.6e11}, "above"),
         ({"name": "peer_copy.bandwidth", "scope": "peer", "where": {"direction": "both_ways"}, "value": 4.4e11}, "low"),
         ({"name": "collective.all_reduce.busbw", "scope": "", "where": {}, "value": 4.8e11}, "above the peak"),
@@ -167,9 +167,9 @@ def test_what_physics_allows(changes: dict[str, Any]) -> None:
         ({"name": "gpu.pcie.generatoin", "unit": "1", "where": {}, "value": 5}, "did you mean gpu.pcie.generation"),
         ({"name": "gpu.fan", "unit": "1", "where": {}}, "no collector reads gpu.fan"),
         ({"name": "xid.last", "unit": "s", "scope": "host", "where": {}}, "did you mean xid.last_seen?"),
-        ({"stage": "benchmrk"}, "no stage in which it is observed (did you mean benchmark?); use benchmark or gang"),
-        ({"stage": "preflight"}, "no stage in which it is observed; use benchmark or gang"),
-        ({"name": "gpu.power", "unit": "W", "where": {}, "stage": "before"}, "no stage in which it is observed"),
+        ({"stage": "benchmrk"}, "not observed in this stage (did you mean benchmark?); use benchmark or gang"),
+        ({"stage": "preflight"}, "not observed in this stage; use benchmark or gang"),
+        ({"name": "gpu.power", "unit": "W", "where": {}, "stage": "before"}, "not observed in this stage"),
         ({"unit": "GB/s"}, "not the unit of the observation; use B/s"),
         ({"value": "4e12"}, "text cannot be compared by ge"),
         (
@@ -256,7 +256,7 @@ def test_parameters_that_observations_have(
 SHARE = {"name": "integrity.tested_share", "unit": "1", "where": {}}
 LATENCY = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}}
 WRONG = {"name": "collective.*.wrong_elements", "unit": "1", "scope": "", "where": {}}
-WORSE, BETTER = "more of it is better", "less of it is better"
+WORSE, BETTER = "higher is better", "lower is better"
 
 
 @pytest.mark.parametrize(
@@ -274,20 +274,20 @@ WORSE, BETTER = "more of it is better", "less of it is better"
         ({"name": "gpu.pcie.generation", "unit": "1", "where": {}, "value": 5, "operator": "le"}, WORSE),
         ({"name": "gpu.pcie.width", "unit": "1", "where": {}, "value": 16, "operator": "lt"}, WORSE),
         ({**SHARE, "value": 0.97, "operator": "le"}, WORSE),
-        ({**SHARE, "value": 0.5}, "0.5: memory that was not tested may be bad; ask for 0.9 and more"),
+        ({**SHARE, "value": 0.5}, "0.5: memory that was not tested may be bad; require at least 0.9"),
         ({**SHARE, "value": None, "expected": 0.98, "fraction": 0.8}, "memory that was not tested may be bad"),
         ({**LATENCY, "value": 1e-5}, BETTER),
         ({**LATENCY, "value": 20.0, "operator": "le"}, "20: no message between GPUs takes that long"),
         ({"name": "overlap.slowdown", "unit": "1", "scope": "", "where": {}, "value": 1.2}, BETTER),
         ({"name": "checkpoint.save_time", "unit": "s", "scope": "", "where": {}, "value": 9.0, "operator": "gt"}, BETTER),
         ({**WRONG, "value": 0}, BETTER),
-        ({**WRONG, "value": 3, "operator": "le"}, "3: a count of wrong things must be 0; write eq and 0"),
-        ({**WRONG, "value": 2, "operator": "lt"}, "a count of wrong things must be 0"),
-        ({**WRONG, "value": 1, "operator": "eq"}, "a count of wrong things must be 0"),
-        ({**WRONG, "value": None, "fleet_fraction": 1.0, "operator": "le"}, "has one limit, whatever others show"),
+        ({**WRONG, "value": 3, "operator": "le"}, "3: an error count must be 0; write eq and 0"),
+        ({**WRONG, "value": 2, "operator": "lt"}, "an error count must be 0"),
+        ({**WRONG, "value": 1, "operator": "eq"}, "an error count must be 0"),
+        ({**WRONG, "value": None, "fleet_fraction": 1.0, "operator": "le"}, "has an absolute limit, whatever other parts show"),
         ({"name": "digest.mismatches", "unit": "1", "where": {}, "value": 1, "operator": "le"}, "must be 0"),
         ({"name": "checkpoint.identical", "unit": "1", "scope": "", "where": {}, "value": False, "operator": "eq"},
-         "this asks for the fault"),
+         "this requires the fault"),
         ({"value": math.inf, "operator": "ge"}, "inf: not a finite number"),
         ({"value": math.nan}, "not a finite number"),
         ({"value": None, "expected": math.inf, "fraction": 0.9}, "not a finite number"),
@@ -359,13 +359,13 @@ def test_a_model_says_what_it_does_not_know() -> None:
     said = [str(item) for item in lint(bare)]
     assert "e100: (pack): NVIDIA E100: a GPU model without a datasheet cannot be checked" in said[1]
     assert "no observation is called stress.powr (did you mean stress.power?)" in said[0]
-    assert any("gemm.throughput: neither judged nor called unknown" in item for item in said)
+    assert any("gemm.throughput: neither judged nor listed as unknown" in item for item in said)
 
 
 def test_a_figure_that_is_only_compared_over_the_fleet_is_not_judged_by_the_model() -> None:
     own = criterion(name="gpu.pcie.width", unit="1", operator="eq", where={}, value=None, same_as_fleet=True)
     said = [str(item) for item in lint(replace(H200, unknown={}, criteria=(own,)))]
-    assert any("gpu.pcie.width: neither judged nor called unknown" in item for item in said)
+    assert any("gpu.pcie.width: neither judged nor listed as unknown" in item for item in said)
 
 
 def test_versions_are_compared_and_rates_are_not() -> None:

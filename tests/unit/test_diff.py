@@ -10,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from fleet.baseline import store
 from fleet.diff.comparison import difference
 from fleet.judge.criteria import Criterion, VsBaseline
+from fleet.records import baseline_store
 from fleet.records.host_state import Figure, Sight, together
 from schemas import documents
 from schemas.baselines import Change, Level, Place
@@ -304,7 +304,7 @@ def against(tmp_path: Path, name: str, **kept: Any) -> tuple[int, dict[str, Any]
         document = documents.read(path, "baseline")
         documents.write(path, {**document, **kept})
     after = tmp_path / "after"
-    run_directory(after, baseline=store.freeze(base, "gpu", ["h1", "h2"], after))
+    run_directory(after, baseline=baseline_store.freeze(base, "gpu", ["h1", "h2"], after))
     return call("report", after), report_of(after)
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence
-from fleet.planning.next_launch import Decision, Start, decide
+from fleet.planning.next_launch import Decision, LaunchPlan, decide
 from fleet.report.merge import merge
 from schemas import documents
 from schemas.plans import Plan
@@ -40,7 +40,7 @@ class Site:
     """A launch with one of them does not form, and nobody is named."""
     links: list[frozenset[str]] = field(default_factory=list)
     """The same, of both ends together."""
-    culprit: Callable[[Start], Culprit | None] = lambda start: None
+    culprit: Callable[[LaunchPlan], Culprit | None] = lambda start: None
     """Whom the heartbeats name."""
     unable: Mapping[str, int] = field(default_factory=dict)
     """Host -> the launch from which on a rank of it has no device; the others come to a good end then, with nothing measured."""
@@ -50,7 +50,7 @@ class Site:
     minimum: int = 2
     flaky: int = 0
     """So many launches fail by themselves first."""
-    starts: list[Start] = field(default_factory=list)
+    started: list[LaunchPlan] = field(default_factory=list)
     launches: dict[str, list[Launch]] = field(default_factory=dict)
     _records: dict[str, tuple[Record, Record]] = field(default_factory=dict)
 
@@ -66,16 +66,16 @@ class Site:
         """Launches what is decided until nothing is left to launch."""
         for _ in range(60):
             decision = self.decide()
-            if not decision.starts:
+            if not decision.launches:
                 return decision
-            hosts = [host for start in decision.starts for host in start.members]
+            hosts = [host for start in decision.launches for host in start.members]
             assert len(hosts) == len(set(hosts)), "the groups of a launch share a host"
-            for start in decision.starts:
+            for start in decision.launches:
                 self.launch(start)
-        raise AssertionError(f"no end of it: {self.starts}")
+        raise AssertionError(f"does not end: {self.started}")
 
-    def launch(self, start: Start) -> None:
-        self.starts.append(start)
+    def launch(self, start: LaunchPlan) -> None:
+        self.started.append(start)
         culprit = self.culprit(start)
         fails = bool(culprit) or self.flaky > 0 or bool(self.bad & set(start.members))
         fails = fails or any(link <= set(start.members) for link in self.links)
@@ -84,7 +84,7 @@ class Site:
             if host not in self.gone:
                 self.launches.setdefault(host, []).append(self._account(start, host, fails, culprit))
 
-    def _account(self, start: Start, host: str, fails: bool, culprit: Culprit | None) -> Launch:
+    def _account(self, start: LaunchPlan, host: str, fails: bool, culprit: Culprit | None) -> Launch:
         lost = [name for name in start.members if start.number >= self.unable.get(name, start.number + 1)]
         if lost:
             fails, culprit = host in lost, named("rank_unable", host, scope="gpu=1") if host in lost else None
@@ -98,7 +98,7 @@ class Site:
             observations=tuple(seen),
         )
 
-    def _measured(self, start: Start, host: str) -> list[Observation]:
+    def _measured(self, start: LaunchPlan, host: str) -> list[Observation]:
         if start.probe:
             name = {"benchmark": "collective"}
             return [replace(builders.observation("benchmark.duration", 1.0, stage="probe"), params=name)]
@@ -143,14 +143,14 @@ class Site:
 
     def full(self) -> list[tuple[str, ...]]:
         """The members of every launch that is no probe."""
-        return [start.members for start in self.starts if not start.probe]
+        return [start.members for start in self.started if not start.probe]
 
 
 def named(kind: str, *hosts: str, scope: str = "", text: str = "") -> Culprit:
     return Culprit(kind=kind, hosts=hosts, text=text or f"host {', '.join(hosts)}: {kind}", scope=scope)
 
 
-def stopped_by(culprit: Culprit) -> Callable[[Start], Culprit | None]:
+def stopped_by(culprit: Culprit) -> Callable[[LaunchPlan], Culprit | None]:
     """Named in every launch that these hosts take part in."""
     return lambda start: culprit if set(culprit.hosts) & set(start.members) else None
 
@@ -166,8 +166,8 @@ def faults(report: FleetReport) -> set[tuple[str, str, str]]:
 def test_a_gang_in_order_is_launched_once() -> None:
     site = Site(plan("h1", "h2", "h3"))
     decision = site.play()
-    assert site.starts == [Start(gang="r1", members=("h1", "h2", "h3"), number=1)]
-    assert decision == Decision(starts=(), left={})
+    assert site.started == [LaunchPlan(gang="r1", members=("h1", "h2", "h3"), number=1)]
+    assert decision == Decision(launches=(), excluded={})
     assert site.report().decision == "accepted"
 
 
@@ -177,7 +177,7 @@ def test_several_gangs_start_at_once() -> None:
     of = replace(of, hosts=tuple(replace(host, gang=host.name[0]) for host in of.hosts))
     assert len(hosts) == 4
     first = Site(of).decide()
-    assert [(start.gang, start.members, start.number) for start in first.starts] == [
+    assert [(start.gang, start.members, start.number) for start in first.launches] == [
         ("a", ("a1", "a2"), 1),
         ("b", ("b1", "b2"), 1),
     ]
@@ -188,7 +188,7 @@ def test_who_is_named_leaves_and_the_rest_is_measured_without_it() -> None:
     site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(dead))
     decision = site.play()
     assert site.full() == [("h1", "h2", "h3"), ("h1", "h3")]
-    assert decision.left == {"h2": dead.text}
+    assert decision.excluded == {"h2": dead.text}
     report = site.report()
     assert decisions(report) == {"h1": "accepted", "h2": "rejected", "h3": "accepted"}
     assert (report.decision, faults(report)) == ("rejected", {("h2", "gpu=1", "fail")})
@@ -214,11 +214,11 @@ def test_a_host_that_is_lost_is_named_by_the_others_and_launches_no_more() -> No
     site.gone = set()
     first = site.decide()
     site.gone = {"h3"}
-    for start in first.starts:
+    for start in first.launches:
         site.launch(start)
     decision = site.play()
     assert site.full() == [("h1", "h2", "h3"), ("h1", "h2")]
-    assert decision.left == {}
+    assert decision.excluded == {}
     report = site.report()
     assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "rejected"}
     assert faults(report) == {("h3", "host", "fail")}
@@ -240,7 +240,7 @@ def test_of_two_that_lost_each_other_nobody_is_rejected() -> None:
     site = Site(plan("h1", "h2"), culprit=stopped_by(named("host_silent", "h1", "h2")))
     decision = site.play()
     assert site.full() == [("h1", "h2")] * 2
-    assert set(decision.left) == {"h1", "h2"}
+    assert set(decision.excluded) == {"h1", "h2"}
     assert decisions(site.report()) == {"h1": "incomplete", "h2": "incomplete"}
     assert {verdict for _, _, verdict in faults(site.report())} == {"inconclusive"}
 
@@ -273,13 +273,13 @@ def test_where_nobody_is_named_probes_find_the_bad_host(size: int) -> None:
     most = 0
     for bad in names if size <= 16 else names[::13]:
         site = Site(plan(*names) if size <= 4 else lean(plan(*names)), bad={bad})
-        assert bad in site.play().left
+        assert bad in site.play().excluded
         if size <= 4:
             report = site.report()
             assert decisions(report) == {name: "rejected" if name == bad else "accepted" for name in names}
             assert faults(report) == {(bad, "host", "fail")}
         assert site.full() == [tuple(names), tuple(name for name in names if name != bad)]
-        most = max(most, len({start.number for start in site.starts if start.probe}))
+        most = max(most, len({start.number for start in site.started if start.probe}))
     print(f"{size} hosts, 1 bad: at most {most} launches of probes (log2 N + 3 = {math.log2(size) + 3:.1f})")
     assert most <= math.log2(size) + 3
 
@@ -297,15 +297,15 @@ def test_of_two_that_work_with_others_and_not_together_one_leaves_and_both_are_t
 def test_a_launch_that_failed_for_nobody_and_works_in_probes_is_made_once_more(names: tuple[str, ...]) -> None:
     """Of two hosts there are none."""
     site = Site(plan(*names), flaky=1)
-    assert site.play().left == {}
+    assert site.play().excluded == {}
     assert site.full() == [names] * 2
-    assert len(site.starts) == 2 or len(names) > 2
+    assert len(site.started) == 2 or len(names) > 2
     assert site.report().decision == "accepted"
 
 
 def test_a_probe_that_fails_by_chance_too_gets_no_link_blamed() -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), flaky=2)
-    assert site.play().left == {}
+    assert site.play().excluded == {}
     assert site.full() == [("h1", "h2", "h3", "h4")] * 2
     assert site.report().decision == "accepted"
 
@@ -313,7 +313,7 @@ def test_a_probe_that_fails_by_chance_too_gets_no_link_blamed() -> None:
 def test_a_gang_of_which_no_two_hosts_work_ends_without_a_culprit() -> None:
     names = ("h1", "h2", "h3", "h4")
     site = Site(plan(*names), bad=set(names))
-    assert set(site.play().left) == set(names)
+    assert set(site.play().excluded) == set(names)
     assert site.full() == [names]
     assert decisions(site.report()) == dict.fromkeys(names, "incomplete")
     assert faults(site.report()) == {(name, "gang=r1", "inconclusive") for name in names}
@@ -326,7 +326,7 @@ def test_a_launch_that_finished_with_nothing_but_errors_did_not_work() -> None:
     def without_figures(launch: Launch) -> Launch:
         return replace(launch, outcome="finished", reason="") if launch.stage == "gang" else launch
 
-    for start in site.decide().starts:
+    for start in site.decide().launches:
         site.launch(start)
     site.launches = {host: [without_figures(launch) for launch in found] for host, found in site.launches.items()}
     site.play()
@@ -336,7 +336,7 @@ def test_a_launch_that_finished_with_nothing_but_errors_did_not_work() -> None:
 
 def test_a_slow_host_that_spoils_the_gangs_figures_leaves_so_that_the_others_have_theirs() -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), slow={"h3"})
-    assert site.play().left == {}
+    assert site.play().excluded == {}
     assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2", "h4")]
     report = site.report()
     assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "rejected", "h4": "accepted"}
@@ -358,14 +358,14 @@ def test_a_slow_host_that_spoils_nothing_stays() -> None:
 def test_a_host_that_could_start_no_rank_leaves_for_its_own_reason(kind: str) -> None:
     """Its launcher was not begun, or ended before any rank was."""
     site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(named(kind, "h2")))
-    for start in site.decide().starts:
+    for start in site.decide().launches:
         site.launch(start)
     busy = "GPU 0 is used by process 4711"
     (account,) = site.launches["h2"]
     site.launches["h2"] = [
         replace(account, ranks=(), culprit=account.culprit if kind == "rank_ended" else None, reason=busy)
     ]
-    assert site.play().left == {"h2": busy}
+    assert site.play().excluded == {"h2": busy}
     assert site.full() == [("h1", "h2", "h3"), ("h1", "h3")]
     assert faults(site.report()) == set(), "what it says of itself is no proof of a fault"
     assert decisions(site.report()) == {"h1": "accepted", "h2": "incomplete", "h3": "accepted"}
@@ -384,7 +384,7 @@ def test_a_host_with_a_rank_that_has_no_device_leaves_at_once(
 ) -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), unable=unable)
     site.play()
-    assert [start.members for start in site.starts] == launches
+    assert [start.members for start in site.started] == launches
     report = site.report()
     assert faults(report) == {(host, "gpu=1", "inconclusive") for host in unable}
     assert decisions(report) == {
@@ -396,7 +396,7 @@ def test_a_host_with_a_rank_that_has_no_device_leaves_at_once(
 def test_nobody_is_suspected_for_a_probe_in_which_a_rank_had_no_device(host: str, since: int) -> None:
     """The first launch failed by itself, as a GPU that dies makes it; in a probe its host says so."""
     site = Site(plan("h1", "h2", "h3", "h4"), flaky=1, unable={host: since})
-    assert site.play().left == {host: f"host {host}: rank_unable"}
+    assert site.play().excluded == {host: f"host {host}: rank_unable"}
     assert decisions(site.report()) == {**dict.fromkeys(("h1", "h2", "h3", "h4"), "accepted"), host: "incomplete"}
     assert faults(site.report()) == {(host, "gpu=1", "inconclusive")}
 
@@ -425,7 +425,7 @@ def test_the_last_number_is_not_accused_where_the_driver_numbered_the_gpus_anew(
 def test_hosts_that_a_control_node_did_not_come_to_start_are_not_blamed_for_it() -> None:
     """It was killed in between: those that it had started waited for the others in vain."""
     site = Site(plan("h1", "h2", "h3"))
-    (first,) = site.decide().starts
+    (first,) = site.decide().launches
     site.culprit = stopped_by(named("host_absent", "h3"))
     site.launch(first)
     del site.launches["h3"]
@@ -439,7 +439,7 @@ def test_a_host_that_is_absent_again_leaves() -> None:
     absent = named("host_absent", "h3")
     site = Site(plan("h1", "h2", "h3"), culprit=stopped_by(absent))
     for _ in range(2):
-        for start in site.decide().starts:
+        for start in site.decide().launches:
             site.launch(start)
         site.launches.pop("h3")
     site.play()
@@ -448,13 +448,13 @@ def test_a_host_that_is_absent_again_leaves() -> None:
 
 def test_the_same_records_are_answered_the_same_and_a_finished_gang_is_launched_no_more() -> None:
     site = Site(plan("h1", "h2", "h3", "h4"), bad={"h2"})
-    while starts := site.decide().starts:
-        assert site.decide().starts == starts
+    while starts := site.decide().launches:
+        assert site.decide().launches == starts
         for start in starts:
             site.launch(start)
-    assert site.decide().starts == ()
+    assert site.decide().launches == ()
     site.gone = {"h4"}  # after its figures were fetched
-    assert site.decide().starts == ()
+    assert site.decide().launches == ()
 
 
 @pytest.mark.parametrize("seed", range(20))
@@ -498,11 +498,11 @@ def test_the_command_says_what_each_host_is_to_launch(tmp_path: Path) -> None:
     assert json.loads(rackproof("gangs", "--run-dir", run, "--json", "--hosts=-", stdin="h1 h2 h3")) == {
         "launches": [["--members=h1,h2,h3", "--number=1"]],
         "hosts": {"h1": 0, "h2": 0, "h3": 0},
-        "left": {},
+        "excluded": {},
         "awaited": [],
     }
     assert (run / "gangs" / "r1").is_dir(), "a control node that goes on looks for records first"
-    for start in site.decide().starts:
+    for start in site.decide().launches:
         site.launch(start)
     run = written(site, tmp_path)
     told = rackproof("gangs", "--run-dir", run).splitlines()
@@ -510,18 +510,18 @@ def test_the_command_says_what_each_host_is_to_launch(tmp_path: Path) -> None:
     site.play()
     last = site.launches["h3"].pop()  # it is at its end still, as a control node that was cut off comes back
     run = written(site, tmp_path)
-    assert rackproof("gangs", "--run-dir", run, "--await") == "first wait for h3\n"
+    assert rackproof("gangs", "--run-dir", run, "--await") == "wait for h3 first\n"
     assert json.loads(rackproof("gangs", "--run-dir", run, "--await", "--json")) == {
         "launches": [],
         "hosts": {},
-        "left": {},
+        "excluded": {},
         "awaited": ["h3"],
     }
-    assert "first wait" not in rackproof("gangs", "--run-dir", run, "--await", "--hosts", "h1,h2"), "out of reach"
+    assert "wait for" not in rackproof("gangs", "--run-dir", run, "--await", "--hosts", "h1,h2"), "out of reach"
     site.launches["h3"].append(last)
     run = written(site, tmp_path)
     assert rackproof("gangs", "--run-dir", run, "--await") == rackproof("gangs", "--run-dir", run)
-    assert rackproof("gangs", "--run-dir", run) == "nothing is left to launch\nh2: host h2: rank_ended\n"
+    assert rackproof("gangs", "--run-dir", run) == "nothing left to launch\nh2: host h2: rank_ended\n"
 
 
 def test_what_a_launch_measured_survives_the_record_as_a_file() -> None:

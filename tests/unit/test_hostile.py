@@ -13,9 +13,8 @@ from typing import Any
 
 import pytest
 
-from fleet.baseline import store
 from fleet.inventory.waivers_file import read_waivers
-from fleet.planning import run_lock
+from fleet.records import baseline_store, run_lock
 from fleet.records.load import Records, load
 from schemas import documents, quick
 from schemas.errors import RunError, UsageError
@@ -406,12 +405,12 @@ def test_a_journal_cut_at_any_byte_is_no_pass(run: Path) -> None:
 
 def test_who_resumes_a_run_keeps_every_whole_line_of_its_journal(tmp_path: Path) -> None:
     """Wherever it was cut: what was torn is dropped, and nothing else."""
-    run_lock.take(tmp_path / "r1")
+    run_lock.acquire(tmp_path / "r1")
     path = tmp_path / "r1" / run_lock.JOURNAL
     whole = path.read_bytes() * 2
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
-        run_lock.take(tmp_path / "r1")
+        run_lock.acquire(tmp_path / "r1")
         lines = path.read_text().splitlines()
         assert len(lines) == whole[:length].count(b"\n") + 1, length
         for line in lines:
@@ -469,15 +468,15 @@ def test_a_copy_of_a_baseline_cut_anywhere_is_not_believed(tmp_path: Path) -> No
     run = tmp_path / fuzz.COMPARED
     plan = load(run).plan
     gpus = load(run).evidence["h1"].gpus()
-    assert store.Copy(run, plan).of_host("h1", gpus).problem == ""
+    assert baseline_store.Copy(run, plan).of_host("h1", gpus).problem == ""
     for name in ("index.json", "hosts/h1.json", "gpus/h1-0.json"):
         path = run / "baseline" / name
         whole = path.read_bytes()
         for length in range(0, len(whole), max(1, len(whole) // 200)):
             path.write_bytes(whole[:length])
-            assert "cannot be believed" in store.Copy(run, plan).of_host("h1", gpus).problem
+            assert "cannot be believed" in baseline_store.Copy(run, plan).of_host("h1", gpus).problem
         path.unlink()
-        assert "cannot be believed" in store.Copy(run, plan).of_host("h1", gpus).problem
+        assert "cannot be believed" in baseline_store.Copy(run, plan).of_host("h1", gpus).problem
         path.write_bytes(whole)
 
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 
 from fleet.criteria_lint.lint import lint
-from fleet.criteria_lint.parameters import where
-from fleet.criteria_lint.physics import physics
-from fleet.criteria_lint.plausibility import sense
+from fleet.criteria_lint.parameters import check_parameters
+from fleet.criteria_lint.physics import check_physics
+from fleet.criteria_lint.plausibility import check_plausibility
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
 from schemas.readings import READINGS
 
@@ -27,7 +27,7 @@ def rule(name: str = "memory.bandwidth", **over: Any) -> Criterion:
 
 def against_sheet(criterion: Criterion, **sheet: Any) -> list[str]:
     pack = Pack(name="mine", gpu_names=("X",), criteria=(criterion,), datasheet={**SHEET, **sheet})
-    return [item.why for item in physics(criterion, pack)]
+    return [item.why for item in check_physics(criterion, pack)]
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_a_floor_lies_between_what_guards_something_and_the_peak(
 
     assert said(low) == said(high) == []
     assert said(high * 1.001)[0].startswith("above the peak, 1 of it")
-    assert not low > 1 or said(low * 0.999)[0].startswith("absurdly low")
+    assert not low > 1 or said(low * 0.999)[0].startswith("far too low")
     assert against_sheet(rule(name, where=place, expected=high * 1.001, fraction=0.9))[0].startswith("above the peak")
     # What is no floor, or no number, has no peak.
     assert against_sheet(rule(name, where=place, value=high * 9, operator="le")) == []
@@ -95,8 +95,8 @@ def test_which_slip_of_the_unit_a_limit_looks_like(ratio: float, slip: str) -> N
 def test_links_have_one_right_value(name: str, own: int) -> None:
     for operator in ("eq", "ge"):
         assert against_sheet(rule(name, value=own, operator=operator)) == []
-        assert against_sheet(rule(name, value=own - 1, operator=operator))[0].startswith("under the part's own")
-        assert against_sheet(rule(name, value=own + 1, operator=operator))[0].startswith("over the part's own")
+        assert against_sheet(rule(name, value=own - 1, operator=operator))[0].startswith("under the part's")
+        assert against_sheet(rule(name, value=own + 1, operator=operator))[0].startswith("over the part's")
     assert against_sheet(rule(name, value=own - 1, operator="le")) == []
     assert against_sheet(rule(name, value="x", operator="eq")) == []
     assert against_sheet(rule(name, value=1), pcie={}, nvlink={}) == []
@@ -104,20 +104,20 @@ def test_links_have_one_right_value(name: str, own: int) -> None:
 
 
 def senseless(name: str, **over: Any) -> list[str]:
-    return [item.why for item in sense(rule(name, **{"unit": "1", **over}))]
+    return [item.why for item in check_plausibility(rule(name, **{"unit": "1", **over}))]
 
 
 @pytest.mark.parametrize(
     ("name", "over", "said"),
     [
-        ("x.rate", {"unit": "B/s", "operator": "le", "value": 1}, "more of it is better"),
+        ("x.rate", {"unit": "B/s", "operator": "le", "value": 1}, "higher is better"),
         ("x.rate", {"unit": "W", "operator": "le", "value": 1}, ""),
-        ("x.accuracy", {"operator": "lt", "value": 1}, "more of it"),
+        ("x.accuracy", {"operator": "lt", "value": 1}, "higher is better"),
         ("x.rate", {"unit": "B/s", "operator": "eq", "value": 1}, "no two measurements"),
         ("x.rate", {"unit": "B/s", "operator": "eq", "value": True}, ""),
         ("x.rate", {"unit": "B/s", "value": 1}, ""),
-        ("x.latency", {"value": 0.1}, "less of it is better"),
-        ("x.wrong_words", {"value": 0}, "less of it is better"),
+        ("x.latency", {"value": 0.1}, "lower is better"),
+        ("x.wrong_words", {"value": 0}, "lower is better"),
         ("x.latency", {"operator": "le", "value": 1.0}, ""),
         ("x.latency", {"operator": "le", "value": 1.1}, "no message"),
         ("x.graph_latency", {"operator": "le", "value": 2}, "no message"),
@@ -126,13 +126,13 @@ def senseless(name: str, **over: Any) -> list[str]:
         ("x.wrong_words", {"operator": "eq", "value": 1}, "must be 0"),
         ("x.wrong_words", {"operator": "lt", "value": 1}, ""),
         ("x.wrong_words", {"operator": "lt", "value": 2}, "must be 0"),
-        ("x.wrong_words", {"operator": "le"}, "has one limit"),
+        ("x.wrong_words", {"operator": "le"}, "has an absolute limit"),
         ("x.mismatches", {"operator": "eq", "value": False}, ""),
         ("x.tested_share", {"value": 0.9}, ""),
         ("x.tested_share", {"value": 0.89}, "not tested"),
         ("x.tested_share", {"value": 0.1, "origin": "rehearsal"}, ""),
         ("x.tested_share", {}, ""),
-        ("x.access", {"operator": "eq", "value": False}, "asks for the fault"),
+        ("x.access", {"operator": "eq", "value": False}, "requires the fault"),
         ("x.access", {"operator": "eq", "value": True}, ""),
         ("x.access", {"operator": "ge", "value": False}, ""),
         ("x.latency", {"value": "text"}, ""),
@@ -158,7 +158,7 @@ def said(*, criteria: Any = None, **over: Any) -> list[str]:
     [
         ({}, ""),
         ({"stage": "benchmark"}, ""),
-        ({"stage": "preflight"}, "no stage in which it is observed"),
+        ({"stage": "preflight"}, "not observed in this stage"),
         ({"stage": "gang"}, ""),
         ({"scope": "host"}, "not a scope of the observation"),
         ({"scope": ""}, ""),
@@ -173,7 +173,7 @@ def said(*, criteria: Any = None, **over: Any) -> list[str]:
         ({"name": "gpu.count", "unit": "1", "scope": "gup", "value": 8}, "unknown kind of scope"),
         (
             {"name": "gpu.count", "unit": "1", "scope": "host", "value": 8, "stage": "later"},
-            "no stage in which it is observed",
+            "not observed in this stage",
         ),
         ({"name": "launch.torch", "unit": "1", "scope": "host", "operator": "eq", "value": "2"}, ""),
         ({"name": "collective.*.busbw", "scope": "host"}, ""),
@@ -276,7 +276,7 @@ def test_a_pack_of_a_model_says_what_it_does_not_know() -> None:
         ]
 
     assert len(told()) == 9
-    assert set(told()) == {"neither judged nor called unknown"}
+    assert set(told()) == {"neither judged nor listed as unknown"}
     assert told(gpu_names=()) == []
     assert told(datasheet={})[0] == "a GPU model without a datasheet cannot be checked"
     assert len(told(unknown={"memory.bandwidth": "why"})) == 8
@@ -339,4 +339,4 @@ def test_parameters_are_those_of_the_observation(name: str, asked: Any, why: str
 
 
 def test_of_what_nobody_makes_any_parameter_will_do() -> None:
-    assert list(where(rule("launch.torch", where={"any": "x"}), [])) == []
+    assert list(check_parameters(rule("launch.torch", where={"any": "x"}), [])) == []

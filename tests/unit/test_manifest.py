@@ -16,7 +16,7 @@ from fleet.judge.judge import Evidence, judge
 from fleet.planning.plan import make_plan, read_profile
 from fleet.report.html.page import render_html
 from fleet.report.merge import merge
-from fleet.report.text import render_summary
+from fleet.report.tables.summary_text import render_summary
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import Part, Plan, plan_from_json

@@ -15,9 +15,9 @@ import torch.distributed as dist
 from agent.benchmarks.__main__ import _take_device
 from agent.benchmarks.compute import digest, gemm, stress
 from agent.benchmarks.memory import integrity
+from agent.benchmarks.runner import _roll_call, run_all
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.runtime.in_turn import _roll_call, run_all
 from agent.run.work_directory import unable
 from agent.sampling.statistics import interval, summarize
 from agent.sampling.telemetry import Telemetry
@@ -226,7 +226,7 @@ def test_a_lost_device_costs_its_own_figures_and_those_of_the_group_with_the_rea
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
     monkeypatch.setattr("agent.benchmarks.compute.gemm.product", gone)
-    monkeypatch.setattr("agent.benchmarks.runtime.in_turn.device_lost", lambda _: "the device was lost: ECC")
+    monkeypatch.setattr("agent.benchmarks.runner.device_lost", lambda _: "the device was lost: ECC")
     rank = context(tmp_path)
     sizes = {"integrity": {"most_bytes": 4096}, "collective": {"ops": ["all_reduce"], "sizes_bytes": [8]}}
     run_all(rank, {"gemm": {"dtypes": ["fp32"]}, "memory": {"ops": ["copy"]}, **sizes})

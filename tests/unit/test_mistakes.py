@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from rackproof.main import main
 from schemas import locks
 from tests import builders
@@ -181,8 +181,7 @@ def test_a_slip_in_capitals_is_as_near_as_can_be(said: Said, tmp_path: Path) -> 
 def test_a_host_that_no_plan_has_is_not_taken_for_one_that_is_done(said: Said, run: Path) -> None:
     assert said("gangs", "--run-dir", run, "--hosts", "h1,h22") == (
         64,
-        "rackproof: --hosts: h22 is not in the plan of run r1 (did you mean h2?): give names that the plan has, comma "
-        "between them\n",
+        "rackproof: --hosts: h22 is not in the plan of run r1 (did you mean h2?): give names from the plan, comma-separated\n",
     )
 
 
@@ -218,7 +217,7 @@ def test_a_report_on_a_run_that_goes_on_says_so(
 ) -> None:
     assert main([words[0], str(going_on), *words[1:]]) == 0
     told = capsys.readouterr().err
-    assert told.startswith("rackproof: note: the run goes on, carried out by ")
+    assert told.startswith("rackproof: note: the run is still in progress, locked by ")
     assert f"(process {bystander.pid}) since 2026-11-21T04:00:00.000000Z" in told
     assert (going_on / run_lock.LOCK).exists()
 
@@ -227,14 +226,14 @@ def test_a_report_on_a_run_that_is_over_or_ones_own_says_nothing(
     reported: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(reported)]) == 0
-    run_lock.take(reported)
+    run_lock.acquire(reported)
     assert main(["report", str(reported)]) == 0
     assert capsys.readouterr().err == ""
 
 
 def test_a_run_that_goes_on_is_no_baseline(said: Said, going_on: Path, bystander: subprocess.Popen[bytes]) -> None:
     code, told = said("baseline", "accept", going_on, "--baseline", "base")
-    assert (code, f"process {bystander.pid}) since " in told, "accept it when it is reported" in told) == (
+    assert (code, f"process {bystander.pid}) since " in told, "accept it after its report is written" in told) == (
         75,
         True,
         True,

@@ -8,9 +8,10 @@ from pathlib import Path
 import pytest
 
 from agent.gang.culprit import RankState, rank_from_json
-from agent.launch import oom, supervise
-from agent.launch.oom import Memory
+from agent.launch import supervise
 from agent.run import background
+from agent.sampling import oom
+from agent.sampling.oom import Memory
 from schemas.records import to_json
 
 MB = 1_000_000

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from schemas import documents, locks
 from schemas.records import to_json
 from tests import builders

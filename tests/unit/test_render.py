@@ -24,7 +24,7 @@ from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
 from fleet.report.tables import figure, gpus, headline, peers, places, reasons, routes, rows, timing, workloads
-from fleet.report.text import RULE, render_summary
+from fleet.report.tables.summary_text import RULE, render_summary
 from schemas.baselines import Change
 from schemas.catalogue import Expectation
 from schemas.plans import Part, Plan, PlannedHost, Stage

@@ -20,7 +20,7 @@ import pytest
 from agent.cli.export import Deserted
 from agent.run import background, lease
 from agent.run.record import HostRun
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from rackproof import main as rackproof
 from schemas import documents, locks
 from schemas.errors import HeldError
@@ -68,14 +68,14 @@ def test_second_operator_is_told_who_since_when_and_what_to_do(
 ) -> None:
     held(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
     with pytest.raises(HeldError) as refused:
-        run_lock.take(tmp_path / "r1")
+        run_lock.acquire(tmp_path / "r1")
     assert str(refused.value) == (
-        f"run r1 is carried out by alice on control1 (process {bystander.pid}) since 2026-11-21T04:00:00.000000Z: "
-        f"wait for its end, or end it there (kill {bystander.pid}) and start this again, which resumes it; "
-        "for a run of its own choose another rackproof_run_id"
+        f"run r1 is locked by alice on control1 (process {bystander.pid}) since 2026-11-21T04:00:00.000000Z: "
+        f"wait until it finishes, or stop it (kill {bystander.pid}) and start this again to resume the run; "
+        "for a separate run choose another rackproof_run_id"
     )
     with pytest.raises(HeldError):  # one that can be asked is not passed over
-        run_lock.take(tmp_path / "r1", take_over=True)
+        run_lock.acquire(tmp_path / "r1", take_over=True)
     assert not (tmp_path / "r1" / run_lock.JOURNAL).exists()
 
 
@@ -83,8 +83,8 @@ def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as gone:
         held(tmp_path / "r1", of(gone.pid, tmp_path / "r1"))
         gone.kill()
-    assert run_lock.take(tmp_path / "r1") == (
-        f"alice on control1 (process {gone.pid}) had this run since 2026-11-21T04:00:00.000000Z and is gone"
+    assert run_lock.acquire(tmp_path / "r1") == (
+        f"alice on control1 (process {gone.pid}) held the lock of this run since 2026-11-21T04:00:00.000000Z and has exited"
     )
 
 
@@ -106,26 +106,26 @@ def test_whether_a_holder_lives_is_told_exactly_or_not_at_all(
 
 def test_holder_that_cannot_be_asked_is_passed_over_only_on_demand(tmp_path: Path) -> None:
     held(tmp_path / "r1", of(1, tmp_path / "r1", machine="another"))
-    with pytest.raises(HeldError, match=r"cannot be asked from here .* rackproof_take_over"):
-        run_lock.take(tmp_path / "r1")
-    assert "had this run" in run_lock.take(tmp_path / "r1", take_over=True)
+    with pytest.raises(HeldError, match=r"state is unknown.* rackproof_take_over"):
+        run_lock.acquire(tmp_path / "r1")
+    assert "held the lock of this run" in run_lock.acquire(tmp_path / "r1", take_over=True)
 
 
 @pytest.mark.parametrize("text", ["", '{"run_id": "r1", "user"', "\0" * 100, "null\n", '{"run_id": "r1"}\n'])
 def test_lock_that_was_not_written_to_its_end_holds_nobody_back(text: str, tmp_path: Path) -> None:
     (tmp_path / "r1").mkdir()
     (tmp_path / "r1" / run_lock.LOCK).write_text(text)
-    assert run_lock.take(tmp_path / "r1") == ""
-    assert run_lock.peek(tmp_path / "r1")
+    assert run_lock.acquire(tmp_path / "r1") == ""
+    assert run_lock.holder(tmp_path / "r1")
 
 
 def test_run_is_begun_resumed_and_given_back(tmp_path: Path) -> None:
-    run_lock.take(tmp_path / "r1")
+    run_lock.acquire(tmp_path / "r1")
     (tmp_path / "r1" / "plan.json").write_text("{}")
-    run_lock.take(tmp_path / "r1")
+    run_lock.acquire(tmp_path / "r1")
     with (tmp_path / "r1" / run_lock.JOURNAL).open("a") as file:
         file.write('{"at": "2026-')  # killed while it wrote
-    run_lock.take(tmp_path / "r1")
+    run_lock.acquire(tmp_path / "r1")
     run_lock.release(tmp_path / "r1", "accepted")
     assert not (tmp_path / "r1" / run_lock.LOCK).exists()
     assert [event["what"] for event in journal(tmp_path / "r1")] == ["begun", "resumed", "resumed", "reported"]
@@ -134,15 +134,15 @@ def test_run_is_begun_resumed_and_given_back(tmp_path: Path) -> None:
 def test_report_by_somebody_else_gives_nothing_back(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
     held(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
     run_lock.release(tmp_path / "r1", "accepted")
-    assert run_lock.peek(tmp_path / "r1")
+    assert run_lock.holder(tmp_path / "r1")
 
 
 def test_claim_names_the_other_runs_that_are_carried_out(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
     held(tmp_path / "live", of(bystander.pid, tmp_path / "live"))
     held(tmp_path / "elsewhere", of(1, tmp_path / "elsewhere", machine="another"))
     held(tmp_path / "dead", of(bystander.pid, tmp_path / "dead", born="1"))
-    run_lock.take(tmp_path / "r1")
-    mine = run_lock.peek(tmp_path / "r1")
+    run_lock.acquire(tmp_path / "r1")
+    mine = run_lock.holder(tmp_path / "r1")
     assert mine
     assert mine.running == ("elsewhere", "live")
 
@@ -182,17 +182,17 @@ def test_of_two_playbooks_on_one_run_the_second_is_refused_until_the_first_is_ki
     with playbook(checkout, 600) as first:
         assert first.stdout
         assert [first.stdout.readline().split()[0] for _ in range(2)] == ["run", "0"]
-        mine = run_lock.peek(checkout / "runs" / "r1")
+        mine = run_lock.holder(checkout / "runs" / "r1")
         assert mine
         assert mine.pid == first.pid
         with playbook(checkout, 0) as second:
             told = second.communicate()[0]
-        assert f"(process {first.pid}) since {mine.since}: wait for its end" in told
+        assert f"(process {first.pid}) since {mine.since}: wait until it finishes" in told
         assert told.endswith("\n75\n")
         first.kill()
     with playbook(checkout, 0) as third:
         told = third.communicate()[0]
-    assert f"(process {first.pid}) had this run since {mine.since} and is gone" in told
+    assert f"(process {first.pid}) held the lock of this run since {mine.since} and has exited" in told
     assert told.endswith("\n0\n")
     assert [event["what"] for event in journal(checkout / "runs" / "r1")] == ["begun", "resumed"]
 
@@ -231,7 +231,7 @@ def test_what_a_killed_attempt_left_is_removed_and_nothing_else(tmp_path: Path) 
         (run / name).parent.mkdir(parents=True, exist_ok=True)
         (run / name).write_text(text)
     (run / "events.jsonl").write_text('{"at": 1}\n{"at": 2}\n{"at"')
-    run_lock.take(run)
+    run_lock.acquire(run)
     there = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
     assert there == {*kept, "events.jsonl", run_lock.LOCK, run_lock.JOURNAL}
     assert (run / "events.jsonl").read_text() == '{"at": 1}\n{"at": 2}\n'

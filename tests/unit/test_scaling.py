@@ -181,7 +181,7 @@ class Site:
 
     def play(self) -> Outcome:
         present = [host.name for host in self.plan.hosts if host.name not in self.gone]
-        while starts := next_cell(self.plan, self.evidence(), present).starts:
+        while starts := next_cell(self.plan, self.evidence(), present).launches:
             (start,) = starts
             assert start.number not in self.begun, "no cell is measured twice"
             assert self.plan.study
@@ -526,7 +526,7 @@ def test_the_next_cell_is_told_to_the_playbook(run: Path, capsys: pytest.Capture
     assert json.loads(capsys.readouterr().out) == {
         "launches": [["--members=h1,h2", "--number=3"]],
         "hosts": {"h1": 0, "h2": 0},
-        "left": {},
+        "excluded": {},
         "awaited": [],
     }
 
@@ -606,7 +606,7 @@ def test_a_cell_whose_supervisor_is_killed_each_time_is_given_up(tmp_path: Path)
     run = HostRun.begin(tmp_path / "host", "h1", json.dumps(to_json(plan)))
     cell = run.of_cell(1)
     for _ in range(3):  # each begun, and none lived to tell of it
-        assert next_cell(plan, {}, ["h1"]).starts[0].number == 1
+        assert next_cell(plan, {}, ["h1"]).launches[0].number == 1
         assert not worn_out(cell, 1)
     record = measure(cell, cell.plan.stage(CELL), ["h1"], 1)
     (row,) = outcome(plan, {"h1": Evidence(records=(record,))}).rows

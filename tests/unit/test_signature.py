@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 from fleet.cli.verbs import _judged as judged
-from fleet.planning import run_lock
 from fleet.records import load as loading
+from fleet.records import run_lock
 from fleet.signature import signing
 from fleet.signature.rejudged import Rules
 from fleet.signature.sums import LEFT_OUT, from_text
@@ -412,9 +412,9 @@ def test_what_is_not_there_is_said(
 
 
 def test_a_run_that_goes_on_is_not_signed(run: Path, keys: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    run_lock.take(run)
+    run_lock.acquire(run)
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 75
-    assert "sign it when it is reported" in capsys.readouterr().err
+    assert "sign it after its report is written" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("line", ["nonsense", f"{'0' * 64} one-space", f"{'0' * 63}g  x"])

@@ -27,13 +27,13 @@ from agent.gang.monitor import Vigil, dump_flights, flight_recorder
 from agent.gang.peer_channel import Exchange
 from agent.gang.protocol import Gang
 from agent.launch import process_tree, supervise
-from agent.launch.oom import Memory
 from agent.launch.process_tree import ProcessTree
 from agent.launch.supervise import Command
 from agent.run import work_directory
 from agent.run.record import HostRun
 from agent.run.work_directory import begun, cap_logs, end_of, results, set_aside, tail, write_request
 from agent.sampling import snapshot_sampler
+from agent.sampling.oom import Memory
 from agent.sampling.snapshot_sampler import Watch
 from collectors.base import Family
 from schemas.probes import PROBE

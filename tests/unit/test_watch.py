@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from fleet.planning import run_lock
+from fleet.records import run_lock
 from fleet.watch import exporters, findings
 from fleet.watch.lines import Beats, changes
 from fleet.watch.progress import DONE, FAILED, LEFT, RUNNING, UNKNOWN, UNREACHABLE, WAITING

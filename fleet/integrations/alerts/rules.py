@@ -14,8 +14,8 @@ from typing import Any
 
 import yaml
 
-from fleet.inventory.yaml_files import LOADER
 from fleet.judge.criteria import Criterion, Pack
+from fleet.yaml_files import LOADER
 from schemas.errors import UsageError
 from schemas.readings import PROMETHEUS_SUFFIX, READINGS
 

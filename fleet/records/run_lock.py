@@ -1,7 +1,7 @@
-"""One playbook at a time on a run directory, and what an attempt that was cut off left there.
+"""Lock a run directory for one playbook, and clean up after an interrupted attempt.
 
-The tasks of a playbook are processes that come and go, so `lock.json` names the one that stays: ansible-playbook. It is void
-as soon as that process is gone, which on its own machine can be told exactly; nobody has to clean up after a `kill -9`.
+The tasks of a playbook are short-lived processes, so `lock.json` names the one that lasts: ansible-playbook. The lock is void
+as soon as that process has exited, which its own machine can tell exactly. No cleanup is needed after `kill -9`.
 """
 
 from __future__ import annotations
@@ -21,34 +21,34 @@ from schemas.locks import Claim, born, claim, claim_from_json, exclusive, read_l
 
 LOCK, JOURNAL, EVENTS, PLAN = "lock.json", "journal.jsonl", "events.jsonl", "plan.json"
 _TEMPORARY = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")
-"""As documents.write_text names what is not written to its end."""
+"""How documents.write_text names a file that is still being written."""
 _MOST_RUNNING = 200
 
 
-def take(directory: Path, *, take_over: bool = False) -> str:
-    """Makes the playbook that this process belongs to the one that carries out the run in `directory`.
+def acquire(directory: Path, *, take_over: bool = False) -> str:
+    """Lock the run in `directory` for the playbook that this process belongs to.
 
     Args:
-        directory: of the run; made where it is not there.
-        take_over: also where the one who has it is on another machine and cannot be asked whether it still runs.
+        directory: of the run; created if missing.
+        take_over: take the lock from a holder on another machine, whose state cannot be checked from here.
 
     Returns:
-        A line for people where the run had been held by another that is gone; else nothing.
+        A note for the operator if the previous holder has exited; else an empty string.
 
     Raises:
-        HeldError: another has it; the message says who, since when, and what to do.
+        HeldError: another process holds the lock; the message names it, since when, and what to do.
     """
     directory.mkdir(parents=True, exist_ok=True)
     pid, note = playbook() or os.getpid(), ""
     try:
         with exclusive(directory / LOCK) as file:
-            there = _claim(read_line(file, "lock"))
+            old = _claim(read_line(file, "lock"))
             mine = claim(directory.name, directory.parent, pid, _now())
-            if there and there.process != mine.process:
-                _refuse(directory, there, take_over)
-                note = f"{there.who()} had this run since {there.since} and is gone"
+            if old and old.process != mine.process:
+                _refuse(directory, old, take_over)
+                note = f"{old.who()} held the lock of this run since {old.since} and has exited"
             write_line(file, _json(mine))
-            # Told only now: who began before that moment is seen here, and who begins later sees this one.
+            # Other runs are listed only after our lock is written: earlier ones are visible here, later ones see ours.
             mine = claim(directory.name, directory.parent, pid, _now(), _running(directory))
             write_line(file, _json(mine))
             resumed = (directory / PLAN).exists()
@@ -56,30 +56,30 @@ def take(directory: Path, *, take_over: bool = False) -> str:
                 tidy(directory)
             _journal(directory, "resumed" if resumed else "begun", mine, note)
     except PermissionError as error:
-        there = peek(directory)
+        owner = holder(directory)
         raise HeldError(
-            f"{error.filename}: {error.strerror}: the run was begun by {there.who() if there else 'another user'}: "
+            f"{error.filename}: {error.strerror}: the run was begun by {owner.who() if owner else 'another user'}: "
             "resume it as that user, or choose another rackproof_run_id"
         ) from None
     return note
 
 
 def release(directory: Path, outcome: str) -> None:
-    """Gives the run back where this process's playbook has it, or one that is gone, and notes what was decided."""
+    """Unlock the run if this process's playbook or an exited one holds it, and record the decision in the journal."""
     with contextlib.suppress(PermissionError):
         if not (directory / LOCK).exists():
             return
         with exclusive(directory / LOCK) as file:
-            there = _claim(read_line(file, "lock"))
-            ours = there is None or (there.pid in (playbook(), os.getpid()) and there.lives())
-            if ours or (there and there.lives() is False):
-                if there:
-                    _journal(directory, "reported", there, outcome)
+            owner = _claim(read_line(file, "lock"))
+            is_ours = owner is None or (owner.pid in (playbook(), os.getpid()) and owner.lives())
+            if is_ours or (owner and owner.lives() is False):
+                if owner:
+                    _journal(directory, "reported", owner, outcome)
                 (directory / LOCK).unlink()
 
 
-def peek(directory: Path) -> Claim | None:
-    """Who has the run, or had it when it was cut off; None where nobody does."""
+def holder(directory: Path) -> Claim | None:
+    """Return the process that holds the lock, or held it when it was interrupted; None if there is no lock."""
     try:
         descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -90,59 +90,59 @@ def peek(directory: Path) -> Claim | None:
         os.close(descriptor)
 
 
-def at_it(directory: Path) -> Claim | None:
-    """Who carries the run out at this moment, where that is certain and neither this process nor its own playbook."""
-    there = peek(directory)
-    return there if there and there.lives() and there.pid not in (playbook(), os.getpid()) else None
+def active_holder(directory: Path) -> Claim | None:
+    """Return the holder if it is certainly running and is neither this process nor its playbook."""
+    owner = holder(directory)
+    return owner if owner and owner.lives() and owner.pid not in (playbook(), os.getpid()) else None
 
 
 def _claim(document: dict[str, object] | None) -> Claim | None:
     return claim_from_json(document) if document else None
 
 
-def _json(held: Claim) -> dict[str, object]:
-    return {**vars(held), "running": list(held.running)}
+def _json(lock_claim: Claim) -> dict[str, object]:
+    return {**vars(lock_claim), "running": list(lock_claim.running)}
 
 
-def _refuse(directory: Path, there: Claim, take_over: bool) -> None:
-    """Raises HeldError unless the one who has the run is gone."""
-    lives = there.lives()
+def _refuse(directory: Path, owner: Claim, take_over: bool) -> None:
+    """Raise HeldError unless the holder has exited."""
+    lives = owner.lives()
     if lives is False or (lives is None and take_over):
         return
-    what = f"run {there.run_id} is carried out by {there.who()} since {there.since}"
+    what = f"run {owner.run_id} is locked by {owner.who()} since {owner.since}"
     if lives:
         raise HeldError(
-            f"{what}: wait for its end, or end it there (kill {there.pid}) and start this again, which resumes it; "
-            "for a run of its own choose another rackproof_run_id"
+            f"{what}: wait until it finishes, or stop it (kill {owner.pid}) and start this again to resume the run; "
+            "for a separate run choose another rackproof_run_id"
         )
     raise HeldError(
-        f"{what}, which cannot be asked from here whether it still runs: look there, and if it does not, "
+        f"{what}; it is on another machine or in another container, so its state is unknown: check there; if it has exited, "
         f"set rackproof_take_over (-e rackproof_take_over=true) or remove {directory / LOCK}"
     )
 
 
 def _running(directory: Path) -> tuple[str, ...]:
-    """The other runs beside this one that are carried out now, as far as anybody can tell."""
-    others = (peek(path.parent) for path in sorted(directory.parent.glob(f"*/{LOCK}")) if path.parent != directory)
+    """Return the other runs of the same parent directory that are or may be in progress."""
+    others = (holder(path.parent) for path in sorted(directory.parent.glob(f"*/{LOCK}")) if path.parent != directory)
     return tuple(other.run_id for other in others if other and other.lives() is not False)[:_MOST_RUNNING]
 
 
 def playbook() -> int:
-    """The ansible-playbook that this process belongs to; 0 where it was started by hand.
+    """Return the pid of the ansible-playbook that started this process; 0 if none did.
 
-    Between it and us are a worker, which is a copy of it, a shell and the module that starts commands.
+    Between the two are a forked worker with the same command line, a shell, and Ansible's command module.
     """
-    pid, found, words = os.getppid(), 0, [""]
+    pid, playbook_pid, words = os.getppid(), 0, [""]
     while pid > 0:
         command = _command(pid)
-        if not found and _is_playbook(command):
-            found, words = pid, command
-        elif found and command == words:
-            found = pid
-        elif found:
+        if not playbook_pid and _is_playbook(command):
+            playbook_pid, words = pid, command
+        elif playbook_pid and command == words:
+            playbook_pid = pid
+        elif playbook_pid:
             break
         pid = _parent(pid)
-    return found
+    return playbook_pid
 
 
 def _is_playbook(words: list[str]) -> bool:
@@ -167,7 +167,7 @@ def _parent(pid: int) -> int:
 
 
 def tidy(directory: Path) -> None:
-    """Removes what a process that was killed had not written to its end. Only for who has the run."""
+    """Remove partly written files of a killed process. Call only while holding the lock."""
     for path in _files(directory):
         if _TEMPORARY.fullmatch(path.name) or (path.suffix == ".whl" and not zipfile.is_zipfile(path)):
             path.unlink(missing_ok=True)
@@ -181,7 +181,7 @@ def _files(directory: Path) -> Iterator[Path]:
 
 
 def _drop_torn_line(path: Path) -> None:
-    """What was not written to its end was not told; the attempt that resumes tells it again."""
+    """Cut off an incomplete last line; the resuming attempt writes the event again."""
     if path.is_symlink() or not path.is_file():
         return
     with path.open("r+b") as file:
@@ -191,7 +191,7 @@ def _drop_torn_line(path: Path) -> None:
 
 
 def _journal(directory: Path, what: str, by: Claim, note: str) -> None:
-    """Adds one line to the journal."""
+    """Append one line to the journal."""
     event = {"at": _now(), "what": what, "user": by.user, "host": by.host, "pid": by.pid}
     if note:
         event["note"] = note

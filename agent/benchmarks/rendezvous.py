@@ -1,4 +1,4 @@
-"""torchrun with a store that listens on one address: `python -m agent.benchmarks.runtime.rendezvous FILE --nnodes=… PROGRAM …`.
+"""torchrun with a store that listens on one address: `python -m agent.benchmarks.rendezvous FILE --nnodes=… PROGRAM …`.
 
 torchrun's own rendezvous listen on every address of the host. This one is static: the hosts' order is known, the first keeps
 the store, and agents and ranks all use it. What it needs stands in FILE, which only its user can read: not in the arguments,
