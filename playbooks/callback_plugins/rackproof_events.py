@@ -1,8 +1,7 @@
 """Records the events of a Rackproof run in its run directory, and ends the run when no host is left.
 
 `events.jsonl` has each failed or unreachable host, with task and message. Ansible forgets these hosts, but the report needs them.
-`progress.jsonl` has every step of the playbook, for `rackproof watch`. An error in progress reporting is one warning; it never ends
-the playbook.
+`progress.jsonl` has every step of the playbook, for `rackproof watch`. An error there becomes one warning and never ends the playbook.
 """
 
 from __future__ import annotations
@@ -50,7 +49,7 @@ RUN_DIR, TARGETS_FILE = "_rackproof_run_dir", "_rackproof_targets_file"
 WAITS_FOR = "_rackproof_waits_for"
 """Task variable: the stage for whose end the task waits."""
 LAST_COMMAND = "_rackproof_last_command"
-"""Play variable: the command that ends the run, `report` or `scaling`. Only playbooks that measure have such a play."""
+"""Play variable: the command that ends a run, `report` or `scaling`. It must run if the playbook has plays with the tag `run`."""
 MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000
 FIRST_INVALID_ERRNO = 257
@@ -68,7 +67,7 @@ class EventLog:
         self._buffer: list[Json] = []
 
     def open(self, directory: Path) -> None:
-        """Open the file, and write the buffered events. Terminate the last line if an earlier process was killed while it wrote."""
+        """Open the file, and write the buffered events. A killed process may have left an incomplete line; terminate it."""
         path = directory / self._name
         flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
         self._file = os.open(path, flags, 0o644)
@@ -168,18 +167,18 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         self._play_command = self._last_command = ""
         self._passed_hosts: set[str] = set()
         self._failed_hosts: set[str] = set()
-        self._is_measuring = False
+        self._ends_run = False
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """A new attempt at the run. Find the command that must end it, whatever happens to its plays."""
         self._progress.write({"what": "start", "playbook": Path(playbook._file_name).name[:200], "pid": os.getpid()})
-        commands = [play.get_vars().get(LAST_COMMAND, "") for play in playbook.get_plays()]
-        if not context.CLIARGS.get("check") and len(commands) > 1:  # the play alone, as in report.yml, ends no measurement
-            self._last_command = next(filter(None, commands), "")
-        self._is_measuring = bool(self._last_command)
+        plays = playbook.get_plays()
+        if not context.CLIARGS.get("check") and any("run" in play.tags for play in plays):
+            self._last_command = next(filter(None, (play.get_vars().get(LAST_COMMAND) for play in plays)), "")
+        self._ends_run = bool(self._last_command)
 
     def v2_playbook_on_play_start(self, play: Any) -> None:
-        """Record the hosts that completed the previous play, and the roles of the new one, from which `watch` derives the stage."""
+        """Record the hosts that completed the previous play, and the roles of the new one, which give its stage."""
         gc.freeze()  # without it the garbage collector of each forked task scans all imports: 6 % of the playbook's time
         self._finish_play()
         self._play_name = play.get_name().strip()[:200]
@@ -192,7 +191,9 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         if self._play_command:  # Ansible also starts a play for which no host is left, but none of its tasks
             self._last_command = ""
         stage = task.get_vars().get(WAITS_FOR, "")
-        self._progress.write({"what": "task", "task": task.get_name().strip()[:200], **({"stage": stage} if stage else {})})
+        self._progress.write(
+            {"what": "task", "task": task.get_name().strip()[:200], **({"stage": stage} if stage else {})}
+        )
 
     def v2_playbook_on_handler_task_start(self, task: Any) -> None:
         """Record the handler."""
@@ -242,7 +243,7 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
             command = [sys.executable, str(ROOT / "rackproof"), self._last_command, str(self._directory)]
             completed = subprocess.run(command, capture_output=True, text=True, check=False)
             self._display.display(completed.stdout + completed.stderr)
-        if self._directory is not None and self._is_measuring:
+        if self._directory is not None and self._ends_run:
             self._stop_monitoring(self._directory)
         self._failures.close()
 

@@ -309,10 +309,7 @@ def test_stages_are_seen_to_run_and_then_the_decision(accepted: Watched) -> None
 
 def test_exporters_tell_how_far_a_stage_is_and_how_long_it_has_left(accepted: Watched) -> None:
     measured = [
-        host
-        for view in accepted.views
-        if view["task"] == "benchmark : Run the benchmarks"
-        for host in view["hosts"]
+        host for view in accepted.views if view["task"] == "benchmark : Run the benchmarks" for host in view["hosts"]
     ]
     assert BENCHMARKS.keys() & {host["doing"] for host in measured}
     left = [host["left_s"] for host in measured if host["left_s"] is not None]
