@@ -28,7 +28,7 @@ def problems(options):
     for directory in (options.prefix, options.state):
         free = shutil.disk_usage(existing(directory)).free
         if free < options.free_bytes:
-            yield f"{directory} has {free} of {options.free_bytes} bytes free: free some space, or lower rackproof_minimum_free_bytes"
+            yield f"{directory} has {free} of {options.free_bytes} bytes free: free space, or lower rackproof_minimum_free_bytes"
         if not os.access(existing(directory), os.W_OK):
             yield f"{directory} is not writable by this user: set ansible_become, or use another directory"
     names = os.listdir(options.prefix) if os.path.isdir(options.prefix) else []
