@@ -13,7 +13,7 @@ from agent.exporter.live import publish
 from agent.run import lease
 from agent.run.record import HostRun
 from agent.sampling.snapshot import take
-from collectors.nvml import obstacles
+from collectors.nvml import gpu_conflicts
 from schemas.catalogue import BENCHMARKS, Expectation
 from schemas.records import SKIPPED, Observation
 from schemas.skips import BUSY
@@ -58,8 +58,8 @@ def _users(run: HostRun) -> list[str]:
     """Processes of others on the planned GPUs; MIG is nobody's use, and the benchmarks tell of it."""
     if run.host.device != "gpu" or run.host.share_gpus:
         return []
-    divided = obstacles(run.host.devices, share=True)
-    return [text for text in obstacles(run.host.devices) if text not in divided]
+    divided = gpu_conflicts(run.host.devices, share=True)
+    return [text for text in gpu_conflicts(run.host.devices) if text not in divided]
 
 
 def skip(run: HostRun, why: str) -> None:
@@ -83,7 +83,11 @@ def skip(run: HostRun, why: str) -> None:
     ]
     begun = any((seen.stage, seen.phase) == ("preflight", "before") for seen in record.snapshots)
     devices = run.host.devices if run.host.device == "gpu" else None
-    taken = [] if begun else [take(collectors.start(devices, thorough=True), stage="preflight", phase="before")]
+    taken = (
+        []
+        if begun
+        else [take(collectors.build_collectors(devices, full_snapshot=True), stage="preflight", phase="before")]
+    )
     run.add(
         snapshots=[snapshot for snapshot, _ in taken],
         gpus=[gpu for _, gpus in taken for gpu in gpus],

@@ -40,7 +40,7 @@ def _doctor(options: argparse.Namespace) -> int:
     if not 0 <= options.seconds <= MOST_SECONDS:
         return complain(f"--seconds {options.seconds:g}: give 0 to {MOST_SECONDS:g} seconds")
     found = examine(
-        collectors.start(thorough=True),
+        collectors.build_collectors(full_snapshot=True),
         read_packs(options.criteria),
         host=socket.gethostname(),
         gpu_count=options.gpus,

@@ -101,7 +101,7 @@ def _export(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: ended.set())
     sampling = bool(options.sample_hz)
-    watched = collectors.start(gpus, hold=sampling)
+    watched = collectors.build_collectors(gpus, keep_nvml_open=sampling)
     sources: list[Source] = [RunSource(options.state)]
     sources += [Sampler(gpus, options.sample_hz, options.window)] if sampling else []
     if options.textfile:

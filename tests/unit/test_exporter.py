@@ -18,8 +18,7 @@ from agent.exporter import exporter
 from agent.exporter.exporter import Exporter, serve
 from agent.exporter.metric_names import exported
 from collectors.base import Absent, Collector, Family
-from collectors.nvml import kinds as families
-from collectors.nvml import unanswered
+from collectors.nvml import absent_samples, reading_kinds
 from rackproof.main import main
 from tests.fakes import host, nvml
 
@@ -30,7 +29,7 @@ VARIES = re.compile(
 )
 """Samples that depend on the machine and the moment."""
 
-LOST_READINGS = len(unanswered(Absent(status="error", reason="lost"), thorough=False, counters=True))
+LOST_READINGS = len(absent_samples(Absent(status="error", reason="lost"), full_snapshot=False, counters=True))
 """What a GPU without a handle does not answer."""
 
 SCRAPE = """
@@ -41,7 +40,7 @@ from agent.exporter.exporter import Exporter
 from collectors.host import HostCollector
 from collectors.nvml import NvmlCollector
 from collectors.xid import XidCollector
-exporter = Exporter([HostCollector(Path(sys.argv[1])), NvmlCollector([0, 1], hold=True), XidCollector(Path(sys.argv[2]))])
+exporter = Exporter([HostCollector(Path(sys.argv[1])), NvmlCollector([0, 1], keep_open=True), XidCollector(Path(sys.argv[2]))])
 registry = CollectorRegistry()
 registry.register(exporter)
 print(generate_latest(registry).decode(), end="")
@@ -223,7 +222,7 @@ def test_names_keep_the_rules_of_prometheus(healthy: str) -> None:
 
 def test_counters_and_units_are_those_of_the_table(healthy: str) -> None:
     kinds = {metric.name: metric.type for metric in parsed(healthy)}
-    for name, unit, counter, *_ in families(thorough=False, counters=True):
+    for name, unit, counter, *_ in reading_kinds(full_snapshot=False, counters=True):
         if exported(name, unit) in kinds:  # a text is in the info series instead
             assert kinds[exported(name, unit)] == ("counter" if counter else "gauge")
 

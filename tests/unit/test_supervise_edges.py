@@ -757,7 +757,7 @@ def test_whatever_goes_wrong_nothing_that_was_begun_is_left(
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("no space left on device")
 
-    monkeypatch.setattr("agent.sampling.telemetry.Pulse", lambda _: SimpleNamespace(read=dict))
+    monkeypatch.setattr("agent.sampling.telemetry.FastReader", lambda _: SimpleNamespace(read=dict))
     monkeypatch.setattr(supervise, "Beats", noted)
     monkeypatch.setattr(supervise, place, refuse)
     with pytest.raises(OSError, match="no space left"):
