@@ -28,7 +28,9 @@ def _readme(role: Path) -> str:
     if options:
         rows = "\n".join(_row(name, option) for name, option in options.items())
         parts.append(f"| Variable | Type | Default | Description |\n|---|---|---|---|\n{rows}")
-    parts.append("The playbooks in `playbooks/` show how the role is used, and `docs/inventory.md` lists all variables.")
+    parts.append(
+        "The playbooks in `playbooks/` show how the role is used, and `docs/inventory.md` lists all variables."
+    )
     return "\n\n".join(parts) + "\n"
 
 

@@ -120,7 +120,7 @@ def test_killed_and_resumed_it_is_as_if_nothing_had_been(site: Site, undisturbed
     journal = [json.loads(line) for line in (site.runs / "killed" / "journal.jsonl").read_text().splitlines()]
     assert [event["what"] for event in journal][:-1] == ["begun", "resumed"]
     assert journal[-1]["what"] == "reported"
-    assert all("is gone" in event["note"] for event in journal[1:-1])
+    assert all("has exited" in event["note"] for event in journal[1:-1])
 
 
 def torn(run: Path) -> None:
@@ -205,7 +205,7 @@ def test_second_operator_is_refused_on_the_run_and_on_the_hosts(site: Site, undi
         since = json.loads((site.runs / "first" / "lock.json").read_text())["since"]
         code, output = site.run("first", "inspect", seconds=60.0)
         assert code == 2
-        assert f"(process {attempt.process.pid}) since {since}: wait for its end" in output
+        assert f"(process {attempt.process.pid}) since {since}: wait until it finishes" in output
         code, output = site.run("second", "inspect")  # a run of its own, which must leave the hosts alone
         assert code == 2
         assert output.count("this host is held by run first of root on") == len(HOSTS)
