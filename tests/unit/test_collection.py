@@ -91,7 +91,7 @@ def test_it_has_what_a_control_node_needs_and_nothing_else(archive: Path) -> Non
 
 
 def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -> None:
-    """It is what Ansible Galaxy runs at an upload. ansible-doc and ansible-lint, which it can also run, are tested by themselves."""
+    """Ansible Galaxy runs it at an upload, with ansible-lint, which `make lint-ansible` runs here."""
     settings = "[galaxy-importer]\nRUN_ANSIBLE_DOC = False\nRUN_ANSIBLE_LINT = False\nRUN_FLAKE8 = False\n"
     (tmp_path / "importer.cfg").write_text(settings)
     done = run(
