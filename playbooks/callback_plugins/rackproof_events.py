@@ -173,7 +173,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         """A new attempt at the run. Find the command that must end it, whatever happens to its plays."""
         self._progress.write({"what": "start", "playbook": Path(playbook._file_name).name[:200], "pid": os.getpid()})
         plays = playbook.get_plays()
-        if not context.CLIARGS.get("check") and any("run" in play.tags for play in plays):
+        is_complete = not context.CLIARGS.get("check") and "all" in (context.CLIARGS.get("tags") or ("all",))
+        if is_complete and any("run" in play.tags for play in plays):
             self._last_command = next(filter(None, (play.get_vars().get(LAST_COMMAND) for play in plays)), "")
         self._ends_run = bool(self._last_command)
 

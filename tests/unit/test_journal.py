@@ -92,3 +92,11 @@ def test_check_mode_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
         is_running = server.poll() is None
     assert is_running
     assert not (run_dir / "report.json").exists()
+
+
+def test_run_that_is_limited_to_some_tags_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
+    with prometheus(run_dir) as server:
+        play([*playbook(tmp_path, run_dir, measure(FAIL), report()), "--tags=untagged,run"], tmp_path)
+        is_running = server.poll() is None
+    assert is_running
+    assert not (run_dir / "report.json").exists()

@@ -126,6 +126,25 @@ def test_example_inventory_is_a_valid_one() -> None:
     assert plan.gangs() == {"rack12": ("r12-h01", "r12-h02", "r12-h03", "r12-h04")}
 
 
+@pytest.mark.parametrize("playbook", sorted(path.name for path in (ROOT / "playbooks").glob("*.yml")))
+def test_every_play_has_a_tag_that_operators_can_select(playbook: str) -> None:
+    plays = yaml.safe_load((ROOT / "playbooks" / playbook).read_text())
+    tags = [tag for play in plays if "hosts" in play for tag in play["tags"]]
+    assert set(tags) <= {"install", "configure", "run", "report", "always"}
+
+
+def test_tag_report_only_judges() -> None:
+    """Also the plan, without which nothing is known of the run."""
+    command = [Path(sys.executable).parent / "ansible-playbook", "-i", "inventory/example", "playbooks/acceptance.yml"]
+    listed = subprocess.run(
+        [*command, "--list-tasks", "--tags=report"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    tasks = {line.partition("TAGS")[0].strip() for line in listed.splitlines() if re.match(r" +\w+ : ", line)}
+    roles = {task.partition(" : ")[0] for task in tasks if "Validating arguments" not in task}
+    assert roles == {"plan", "monitoring", "report"}
+    assert "report : Judge the run" in tasks
+
+
 DRIVERS = role_vars("nvidia_driver")["_nvidia_driver_table"]
 
 
