@@ -1,7 +1,7 @@
 """Records the events of a Rackproof run in its run directory, and ends the run when no host is left.
 
 `events.jsonl` has each failed or unreachable host, with task and message. Ansible forgets these hosts, but the report needs them.
-`progress.jsonl` has every step of the playbook, for `rackproof watch`. An error there is only a warning; it never ends the playbook.
+`progress.jsonl` has every step of the playbook, for `rackproof watch`. An error there never ends the playbook.
 """
 
 from __future__ import annotations

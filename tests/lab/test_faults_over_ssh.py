@@ -260,7 +260,7 @@ def strike(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit) -> None:
         blow()
 
     def supervisor() -> str:
-        return lab.on(AGENT_OOM, "pgrep", "-of", "rackproof bench --run-dir").stdout.strip()
+        return lab.on(AGENT_OOM, "pgrep", "-of", "rackproof bench --run-dir.*--host=[^ ]+$").stdout.strip()
 
     assert attempt.reached("inspect : Fetch the record")
     strike_one(READ_ONLY, lambda: lab.on(READ_ONLY, "mount", "-o", "remount,ro", STATE))

@@ -75,6 +75,7 @@ class Control:
         for name in names:
             part, variables = self.parts()[name]
             role = {"ansible.builtin.import_role": {"name": "monitoring", "tasks_from": part}, "name": "Play"}
+            role |= {"delegate_to": "localhost", "run_once": True}  # as the role's main.yml includes it
             play = {"hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": [role]}
             plays.append({"name": name, **play})
         (self.directory / "playbooks").mkdir(exist_ok=True)

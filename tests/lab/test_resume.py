@@ -165,7 +165,7 @@ def test_a_study_that_was_cut_off_measures_no_cell_twice(site: Site) -> None:
     path.write_text(yaml.safe_dump(STUDY))
     options: dict[str, Any] = {"playbook": "scaling", "rackproof_study": str(path)}
     log: list[str] = []
-    assert kill(site, "study", "gang : Run the launch", 0.5, log.append, **options), log
+    assert kill(site, "study", "gang : Run the launch", 2.0, log.append, **options), log
     study_directory = f"{STATE}/runs/study"
     site.lab.on(
         "node1", "/opt/rackproof/bin/rackproof", "wait", "--run-dir", study_directory, "--host=node1", "--stage=gang"
@@ -195,6 +195,9 @@ def at_work(site: Site, run_id: str, *hosts: str) -> Iterator[Attempt]:
     attempt = site.start(run_id, seconds=60.0, only=hosts, rackproof_gang="none")
     try:
         assert attempt.reached("benchmark : Run the benchmarks"), attempt.lines[-20:]
+        while not all(site.lab.on(host, "pgrep", "-f", "agent.benchmarks", check=False).stdout for host in hosts):
+            assert attempt.process.poll() is None, attempt.lines[-20:]
+            time.sleep(0.2)
         yield attempt
     finally:
         attempt.kill()
