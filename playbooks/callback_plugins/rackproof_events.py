@@ -53,6 +53,8 @@ LAST_COMMAND = "_rackproof_last_command"
 MAX_BUFFERED = 100_000
 MAX_LINE_BYTES = 2000
 FIRST_INVALID_ERRNO = 257
+LEASED = 75
+"""Exit code of the agent if the host is leased to another run."""
 ROOT = Path(__file__).parents[2]
 
 Json = dict[str, Any]
@@ -267,11 +269,12 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def _record_failure(self, result: Any, what: str) -> None:
         if result.task.run_once:
             return  # a task of the control node, not of this host
-        host, task = result.host.get_name(), result.task.get_name()[:200]
+        host, outcome = result.host.get_name(), result.result
         self._failed_hosts.add(host)
-        self._failures.write(
-            {"play": self._play_name, "what": what, "host": host, "task": task, "message": _message_of(result.result)}
-        )
+        event = {"play": self._play_name, "what": what, "host": host, "task": result.task.get_name()[:200]}
+        if outcome.get("rc") == LEASED and "rackproof" in str(outcome.get("cmd")):
+            event["in_use"] = True
+        self._failures.write({**event, "message": _message_of(outcome)})
 
     def _stop_monitoring(self, directory: Path) -> None:
         """Remove the targets and stop the run's Prometheus, as the role `monitoring` does if a host is left."""

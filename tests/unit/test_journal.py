@@ -86,6 +86,13 @@ def test_monitoring_is_stopped_only_by_a_playbook_that_ends_the_run(
     assert (tmp_path / f"{run_dir.name}.json").exists() is not has_last_play
 
 
+def test_host_that_is_leased_to_another_run_is_marked_as_in_use(tmp_path: Path, run_dir: Path) -> None:
+    refused = {"ansible.builtin.command": {"argv": ["sh", "-c", "exit 75", "rackproof"]}}
+    play(playbook(tmp_path, run_dir, measure(refused)), tmp_path)
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert {event["host"]: event["in_use"] for event in events if event["what"] == "failed"} == {"h1": True, "h2": True}
+
+
 def test_check_mode_stops_nothing(tmp_path: Path, run_dir: Path) -> None:
     with prometheus(run_dir) as server:
         play([*playbook(tmp_path, run_dir, measure(FAIL), report()), "--check"], tmp_path)
