@@ -49,7 +49,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     collect = verbs.add_parser(
         "collect",
         help="take records out of logs and volumes into a run's directory, for `rackproof report`",
-        description="Takes the records that `rackproof attend` or `tell` wrote into a log, or left on a volume.",
+        description="Takes the records that `rackproof run-host` or `emit-record` wrote into a log, or left on a volume.",
         epilog="examples: kubectl logs -l app.kubernetes.io/component=host --tail=-1 | rackproof collect runs/r1 -; "
         "rackproof collect runs/r1 logs/*.log /mnt/results. "
         "Exit codes: 0 everything that was found was taken, or was there; 2 nothing was found, or something was refused or set "
@@ -82,7 +82,7 @@ def call(options: argparse.Namespace) -> int:
     if not told and not problems:
         problems.append(
             f"{', '.join(options.sources)}: no record was found: collect the whole log (kubectl logs --tail=-1), "
-            "of a pod whose `rackproof attend` has ended"
+            "of a pod whose `rackproof run-host` has ended"
         )
     run_lock.acquire(options.run_dir)
     outcome = Collection(options.run_dir, plan, options.attempt).take(told)

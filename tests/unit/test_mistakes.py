@@ -114,7 +114,7 @@ def test_runs_that_are_near_are_named(said: Said, run: str) -> None:
     assert said("report", ".")[1].endswith(f"give one of the runs in it: {run.name}\n")
 
 
-@pytest.mark.parametrize("verb", ["bench", "launch", "soak", "wait --host h1 --stage gang", "tell"])
+@pytest.mark.parametrize("verb", ["bench", "launch", "soak", "wait --host h1 --stage gang", "emit-record"])
 def test_a_host_is_told_the_same(said: Said, verb: str) -> None:
     name, *options = verb.split()
     code, told = said(name, "--run-dir", "empty", *options)
@@ -124,14 +124,14 @@ def test_a_host_is_told_the_same(said: Said, verb: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        ("attend --plan nosuch", 2, f"nosuch: {NO_FILE}"),
-        ("attend --plan empty.json", 2, "--plan empty.json: empty, which is not JSON"),
+        ("run-host --plan nosuch", 2, f"nosuch: {NO_FILE}"),
+        ("run-host --plan empty.json", 2, "--plan empty.json: empty, which is not JSON"),
         ("busy --plan nosuch --run-dir x --host h1", 2, f"nosuch: {NO_FILE}"),
         ("busy --plan empty --run-dir x --host h1", 2, "empty: Is a directory: give a file, and not a directory"),
         ("inspect --run-dir x --host h1 --plan nosuch", 2, f"nosuch: {NO_FILE}"),
-        ("inspect --plan nosuch", 64, "--plan nosuch without --run-dir: give the directory of the run as well, or "),
-        ("inspect --host h1", 64, "--host h1 without --run-dir: give "),
-        ("inspect --take-over", 64, "--take-over without --run-dir: give "),
+        ("inspect --plan nosuch", 64, "--plan nosuch without --run-dir: add --run-dir, or omit --plan"),
+        ("inspect --host h1", 64, "--host h1 without --run-dir: add "),
+        ("inspect --take-over", 64, "--take-over without --run-dir: add "),
         ("criteria lint nosuch.yml", 64, f"nosuch.yml: {NO_FILE}"),
         ("doctor --criteria nosuch.yml", 64, f"nosuch.yml: {NO_FILE}"),
         ("scheduler resume --run-dir empty", 2, "empty: no plan.json there: give the directory of a run"),

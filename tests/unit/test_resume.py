@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from agent.cli.export import Deserted
+from agent.cli.export import EndOfRun
 from agent.run import background, lease
 from agent.run.record import HostRun
 from fleet.records import run_lock
@@ -340,21 +340,21 @@ sys.exit(rackproof.main(["export", "--for-run", "--port=0", "--sample-hz=0", "--
 """
 
 
-def test_exporter_of_a_run_outlives_neither_its_lease_nor_who_asks_it(tmp_path: Path) -> None:
-    """A host that left the run is asked by nobody to end it."""
-    deserted = Deserted(tmp_path)
-    asked, unasked = lease.IDLE_S - 1, lease.IDLE_S + 1
-    assert not deserted.now(unasked)  # of no run yet: the host is only watched
+def test_exporter_detects_the_end_of_its_run(tmp_path: Path) -> None:
+    """A host that left the run is not told to stop its exporter."""
+    end_of_run = EndOfRun(tmp_path)
+    scraped, idle = lease.IDLE_S - 1, lease.IDLE_S + 1
+    assert not end_of_run.is_reached(idle)  # no run yet: the host is only monitored
     take(tmp_path, "r1")
-    assert not deserted.now(unasked)
+    assert not end_of_run.is_reached(idle)
     aged(tmp_path, float(str(lying(tmp_path)["lasts_s"])) + 1)
-    assert not deserted.now(asked)
-    assert deserted.now(unasked)
+    assert not end_of_run.is_reached(scraped)
+    assert end_of_run.is_reached(idle)
     take(tmp_path, "r2", **ELSEWHERE)
-    assert not deserted.now(unasked)
+    assert not end_of_run.is_reached(idle)
 
 
-def test_exporter_of_a_run_ends_itself(tmp_path: Path) -> None:
+def test_exporter_exits_after_its_run(tmp_path: Path) -> None:
     take(tmp_path, "r1")
     command = [sys.executable, "-c", EXPORT, tmp_path]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as exporter:
@@ -364,7 +364,7 @@ def test_exporter_of_a_run_ends_itself(tmp_path: Path) -> None:
         assert exporter.poll() is None
         assert lease.release(tmp_path, "r1") == ""
         assert exporter.wait(timeout=10) == 0
-        assert "the run is over" in exporter.stderr.read()
+        assert "run finished" in exporter.stderr.read()
 
 
 def test_control_node_that_knows_the_other_run_is_over_takes_the_host(tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""A host's part of a run without a control node: who meets whom, what is told, and what is refused before anything starts."""
+"""The verbs run-host and emit-record: member discovery, printed records, and wrong usage refused before anything starts."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ HOSTS = ("h1", "h2", "h3")
 
 @pytest.fixture
 def port() -> int:
-    """The gang's port: nobody listens on it, nor on the three after it, and no connection gets one of them by chance."""
+    """The gang's port: it and the three after it are free, and below the range of ephemeral ports."""
     while True:
         first = random.randrange(10_000, 30_000)  # noqa: S311
         with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
@@ -52,41 +52,43 @@ def gang(me: str, port: int, nonce: str = builders.NONCE) -> Gang:
     return Gang(me=me, members=HOSTS, addresses=addresses, port=port + 1, nonce=nonce, about="r1 meeting all")
 
 
-def coming(threads: ThreadPoolExecutor, port: int, *hosts: str, within_s: float = 20.0) -> dict[str, Future[list[str]]]:
+def discover(
+    threads: ThreadPoolExecutor, port: int, *hosts: str, within_s: float = 20.0
+) -> dict[str, Future[list[str]]]:
     return {host: threads.submit(meet, gang(host, port), within_s) for host in hosts}
 
 
-def test_all_are_told_of_all_in_the_plans_order(threads: ThreadPoolExecutor, port: int) -> None:
-    came = coming(threads, port, "h3", "h2")
+def test_all_hosts_get_all_members_in_plan_order(threads: ThreadPoolExecutor, port: int) -> None:
+    results = discover(threads, port, "h3", "h2")
     time.sleep(0.2)
-    came |= coming(threads, port, "h1")
-    assert {host: who.result(20) for host, who in came.items()} == {host: list(HOSTS) for host in HOSTS}
+    results |= discover(threads, port, "h1")
+    assert {host: result.result(20) for host, result in results.items()} == {host: list(HOSTS) for host in HOSTS}
 
 
-def test_those_that_came_start_without_the_one_that_did_not(threads: ThreadPoolExecutor, port: int) -> None:
-    came = coming(threads, port, "h1", "h3", within_s=2.0)
-    assert {host: who.result(20) for host, who in came.items()} == {"h1": ["h1", "h3"], "h3": ["h1", "h3"]}
+def test_present_hosts_start_without_an_absent_one(threads: ThreadPoolExecutor, port: int) -> None:
+    results = discover(threads, port, "h1", "h3", within_s=2.0)
+    assert {host: result.result(20) for host, result in results.items()} == {"h1": ["h1", "h3"], "h3": ["h1", "h3"]}
 
 
-def test_where_the_first_is_dead_they_meet_at_the_second(threads: ThreadPoolExecutor, port: int) -> None:
-    came = coming(threads, port, "h2", "h3", within_s=2.0)
-    assert {host: who.result(20) for host, who in came.items()} == {"h2": ["h2", "h3"], "h3": ["h2", "h3"]}
+def test_second_host_takes_over_for_a_dead_first(threads: ThreadPoolExecutor, port: int) -> None:
+    results = discover(threads, port, "h2", "h3", within_s=2.0)
+    assert {host: result.result(20) for host, result in results.items()} == {"h2": ["h2", "h3"], "h3": ["h2", "h3"]}
 
 
-def test_who_is_left_alone_meets_nobody(port: int) -> None:
+def test_single_host_finds_no_members(port: int) -> None:
     assert meet(gang("h3", port), 0.5) == []
     assert meet(gang("h1", port), 0.5) == ["h1"]
 
 
-def test_nobody_without_the_nonce_is_heard_and_silence_holds_nobody_up(threads: ThreadPoolExecutor, port: int) -> None:
+def test_strangers_and_silent_connections_are_ignored(threads: ThreadPoolExecutor, port: int) -> None:
     first = threads.submit(meet, gang("h1", port), 4.0)
     stranger = threads.submit(meet, gang("h2", port, nonce="f" * 32), 2.0)
-    at = ("127.0.0.1", port + 1 + PORT_AFTER)
-    silent = wait_for(lambda: socket.create_connection(at, timeout=1))
+    address = ("127.0.0.1", port + 1 + PORT_AFTER)
+    silent = wait_for(lambda: socket.create_connection(address, timeout=1))
     try:
         silent.sendall(b"GET / HTTP/1.1\r\n")
-        friend = threads.submit(meet, gang("h3", port), 4.0)
-        assert friend.result(20) == first.result(20) == ["h1", "h3"]
+        member = threads.submit(meet, gang("h3", port), 4.0)
+        assert member.result(20) == first.result(20) == ["h1", "h3"]
         assert stranger.result(20) in ([], ["h2"])
     finally:
         silent.close()
@@ -98,7 +100,7 @@ def wait_for(call: Callable[[], socket.socket]) -> socket.socket:
             return call()
         except OSError:
             time.sleep(0.05)
-    raise AssertionError("nobody listens")
+    raise AssertionError("nothing listens")
 
 
 @pytest.fixture
@@ -112,49 +114,49 @@ def run_dir(tmp_path: Path) -> Path:
     return directory
 
 
-def test_tell_prints_what_collect_reads(run_dir: Path) -> None:
+def test_printed_record_is_read_by_collect(run_dir: Path) -> None:
     done = subprocess.run(
-        [sys.executable, command.__file__, "tell", "--run-dir", run_dir, "--host", "h1"],
+        [sys.executable, command.__file__, "emit-record", "--run-dir", run_dir, "--host", "h1"],
         capture_output=True,
         text=True,
         check=True,
         env={**os.environ, "RACKPROOF_NODE": "gpu-a"},
     )
-    told, problems = frames.read(done.stdout.splitlines(), source="log")
+    records, problems = frames.read(done.stdout.splitlines(), source="log")
     assert problems == []
-    assert [(item.host, item.gang, item.node) for item in told] == [("h1", "", "gpu-a"), ("h1", "r1", "gpu-a")]
-    assert [item.text for item in told] == [
+    assert [(item.host, item.gang, item.node) for item in records] == [("h1", "", "gpu-a"), ("h1", "r1", "gpu-a")]
+    assert [item.text for item in records] == [
         (run_dir / "record.json").read_bytes(),
         (run_dir / "gangs" / "r1.json").read_bytes(),
     ]
 
 
-def test_a_host_that_measured_nothing_tells_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_host_without_record_prints_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (run_dir / "record.json", run_dir / "gangs" / "r1.json"):
         path.unlink()
-    assert command.main(["tell", "--run-dir", str(run_dir), "--host", "h1"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "has no record of h1 yet" in said.err
+    assert command.main(["emit-record", "--run-dir", str(run_dir), "--host", "h1"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "has no record of h1 yet" in output.err
 
 
-def test_another_hosts_record_is_not_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert command.main(["tell", "--run-dir", str(run_dir), "--host", "h2"]) == 2
-    said = capsys.readouterr()
-    assert frames.MARK not in said.out
-    assert "a record of h1, not of h2" in said.err
+def test_record_of_another_host_is_not_printed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["emit-record", "--run-dir", str(run_dir), "--host", "h2"]) == 2
+    output = capsys.readouterr()
+    assert frames.MARK not in output.out
+    assert "a record of h1, not of h2" in output.err
 
 
-def test_a_record_that_no_reader_would_believe_is_not_told(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_invalid_record_is_not_printed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run_dir / "record.json").write_text('{"schema": "rackproof.record/1"', encoding="utf-8")
-    assert command.main(["tell", "--run-dir", str(run_dir), "--host", "h1"]) == 2
-    said = capsys.readouterr()
-    assert frames.MARK not in said.out
-    assert "record.json: not JSON" in said.err
+    assert command.main(["emit-record", "--run-dir", str(run_dir), "--host", "h1"]) == 2
+    output = capsys.readouterr()
+    assert frames.MARK not in output.out
+    assert "record.json: not JSON" in output.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "code", "says"),
+    ("arguments", "code", "message"),
     [
         ([], 64, "--plan is missing"),
         (["--plan=nowhere.json"], 2, "nowhere.json: No such file or directory"),
@@ -163,25 +165,25 @@ def test_a_record_that_no_reader_would_believe_is_not_told(run_dir: Path, capsys
         (["--plan=PLAN", "--results=/proc/none"], 2, "/proc/none"),
         (["--plan=PLAN", "--env=x"], 64, "--env x: write NAME=VALUE"),
         (["--plan=PLAN", "--host=h9"], 2, "host h9 is not in the plan of run r1"),
-        (["--plan=PLAN"], 64, "which the plan of run r1 does not have (h1, h2)"),
+        (["--plan=PLAN"], 64, "which is not in the plan of run r1 (h1, h2)"),
     ],
 )
-def test_what_is_wrong_is_named_before_anything_starts(
-    arguments: list[str], code: int, says: str, run_dir: Path, tmp_path: Path
+def test_wrong_usage_is_refused_before_anything_starts(
+    arguments: list[str], code: int, message: str, run_dir: Path, tmp_path: Path
 ) -> None:
     words = [word.replace("PLAN", str(run_dir / "plan.json")) for word in arguments]
     done = subprocess.run(
-        [sys.executable, command.__file__, "attend", f"--run-dir={tmp_path / 'here' / 'runs' / 'r1'}", *words],
+        [sys.executable, command.__file__, "run-host", f"--run-dir={tmp_path / 'here' / 'runs' / 'r1'}", *words],
         capture_output=True,
         text=True,
         check=False,
     )
     assert (done.returncode, done.stdout) == (code, "")
-    assert says in done.stderr
-    assert not (tmp_path / "here").exists() or "h9" in says
+    assert message in done.stderr
+    assert not (tmp_path / "here").exists() or "h9" in message
 
 
-def test_what_an_operator_or_mpirun_says_of_places_is_not_handed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_placement_variables_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
     kubeflow = {
         "RANK": "1",
         "WORLD_SIZE": "2",
@@ -198,21 +200,21 @@ def test_what_an_operator_or_mpirun_says_of_places_is_not_handed_on(monkeypatch:
     assert environment["NCCL_DEBUG"] == "WARN"
 
 
-@pytest.mark.parametrize("begun", [True, False])
-def test_what_an_inspection_left_is_told_where_its_end_was_not_waited_for(
-    begun: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("has_record", [True, False])
+def test_terminated_host_prints_the_record_of_its_inspection(
+    has_record: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     plan = builders.plan("h1", profile="smoke", gpu_count=1, rackproof_gang="none")
     text = json.dumps(to_json(plan))
-    given = argparse.Namespace(run_dir=tmp_path / "runs" / "r1", host="h1", results=None, detach=False, quiet=False)
+    options = argparse.Namespace(run_dir=tmp_path / "runs" / "r1", host="h1", results=None, detach=False, quiet=False)
 
-    def inspected(*_: object, **__: object) -> int:
-        run = HostRun.begin(given.run_dir, "h1", text)
-        if begun:
+    def interrupt(*_: object, **__: object) -> int:
+        run = HostRun.begin(options.run_dir, "h1", text)
+        if has_record:
             documents.write(run.path(), to_json(builders.records(plan, "h1")[0]))
-        raise run_host.Asked
+        raise run_host.TerminationRequested
 
-    monkeypatch.setattr(run_host._Part, "_verb", inspected)
-    assert run_host._Part(given, plan, text).carry_out() == 143
+    monkeypatch.setattr(run_host.HostRunner, "_run_verb", interrupt)
+    assert run_host.HostRunner(options, plan, text).run() == 143
     out, err = capfd.readouterr()
-    assert (bool(out), "there is no record to tell" in err) == (begun, not begun)
+    assert (bool(out), "there is no record" in err) == (has_record, not has_record)
