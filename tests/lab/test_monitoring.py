@@ -151,7 +151,7 @@ def test_a_prometheus_is_run_for_the_run(played: Played) -> None:
     ended = subprocess.run(
         [sys.executable, SCRIPT, "stop", control.metrics], capture_output=True, text=True, check=True
     )
-    assert ended.stdout == "ended\n"
+    assert ended.stdout == "stopped\n"
     assert (control.metrics / "data" / "wal").is_dir()
 
 
@@ -161,4 +161,4 @@ def test_a_prometheus_that_does_not_start_says_why(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "/nowhere/prometheus.yml" in done.stderr
     stopped = subprocess.run([sys.executable, SCRIPT, "stop", tmp_path], capture_output=True, text=True, check=True)
-    assert stopped.stdout == "does not run\n"
+    assert stopped.stdout == "not running\n"

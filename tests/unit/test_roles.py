@@ -272,7 +272,7 @@ def test_what_is_not_the_agents_is_not_removed_for_its_environment(tmp_path: Pat
     done = made(tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip() == (
-        f"{tmp_path} has a {name} of something else: give rackproof_prefix a directory of its own"
+        f"{tmp_path} has a {name} that is not the agent's: set rackproof_prefix to a separate directory"
     )
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [name]
 
