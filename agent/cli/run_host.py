@@ -17,8 +17,8 @@ from types import FrameType
 
 from agent.cli.common import fail, print_progress
 from agent.cli.emit_record import emit_records
-from agent.gang.discovery import meet
-from agent.gang.protocol import ExchangeError, Gang
+from agent.gang.discovery import discover_members
+from agent.gang.protocol import Gang, GangError
 from agent.launch import options as run_settings
 from agent.launch.stage import left_out, not_started
 from agent.placement.membership import find_host, use_all_processors
@@ -147,10 +147,10 @@ class HostRunner:
         """Wait for the gang's hosts and launch with those present; record that the stage was skipped if there are none."""
         options, stage = self._options, self._plan.stage(GANG)
         expected = self._plan.gangs()[run.host.gang]
-        gang = Gang.of(self._plan, run.host, "meeting", expected, options.port)
+        gang = Gang.from_plan(self._plan, run.host, "meeting", expected, options.port)
         try:
-            members = meet(gang, options.meet_within, print_progress)
-        except ExchangeError as error:
+            members = discover_members(gang, options.meet_within, print_progress)
+        except GangError as error:
             members, reason = [], str(error)
         else:
             absent = ", ".join(host for host in expected if host not in members)

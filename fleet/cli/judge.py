@@ -55,7 +55,7 @@ def judge(options: argparse.Namespace, merged: Merged, report: Callable[[argpars
     except documents.DocumentError as error:
         raise RunError(f"{error}: run `rackproof report {options.run_dir}`") from None
     _, now = merged(options.run_dir, options.criteria, options.waivers)
-    found = without_left_out(rejudged(old["verdicts"], now), old)
+    found = without_left_out(rejudged(old, now), old)
     if options.json:
         document = {
             "run_id": now.run_id,

@@ -66,7 +66,7 @@ def verdicts_differ(there: Mapping[str, Any], report: FleetReport) -> list[str]:
     before = {host["name"]: host["decision"] for host in there["hosts"]}
     after = {host.name: host.decision for host in report.hosts}
     found += [_differs(host, before.get(host), after.get(host)) for host in {**before, **after}]
-    found += map(str, compared(there["verdicts"], report))
+    found += map(str, compared(there, report))
     return [text for text in found if text]
 
 

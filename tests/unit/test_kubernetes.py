@@ -320,8 +320,8 @@ def test_pods_find_each_other_before_they_are_ready_and_open_the_gangs_ports() -
     assert (service["metadata"]["name"], service["spec"]["clusterIP"]) == (template["spec"]["subdomain"], "None")
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     plan = plan_of("many-hosts")
-    gang = Gang.of(plan, plan.hosts[0], "gang", plan.gangs()["all"], 29500)
-    used = [29500, *(gang.port_of(host) for host in gang.watchers), gang.port + discovery.PORT_AFTER]
+    gang = Gang.from_plan(plan, plan.hosts[0], "gang", plan.gangs()["all"], 29500)
+    used = [29500, *(gang.port_of(host) for host in gang.watchers), gang.port + discovery.PORT_OFFSET]
     assert [port["containerPort"] for port in template["spec"]["containers"][0]["ports"]] == used
 
 

@@ -1041,7 +1041,7 @@ def test_every_pair_of_hosts_is_one_square_of_the_gangs_picture() -> None:
     assert (picture.slowest[0].rail, picture.slowest[0].text, picture.slowest[0].share) == (
         "1",
         "24 GB/s",
-        "50 % of the median",
+        "50 %",
     )
     own = pairs.of_host(hosts[0])
     assert (own["partners"], own["rails"]) == (names[1:], ["0", "1"])

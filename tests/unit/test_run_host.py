@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from agent.cli import run_host
-from agent.gang.discovery import PORT_AFTER, meet
+from agent.gang.discovery import PORT_OFFSET, discover_members
 from agent.gang.protocol import Gang
 from agent.run.record import HostRun
 from rackproof import main as command
@@ -48,14 +48,14 @@ def threads() -> Iterator[ThreadPoolExecutor]:
 
 
 def gang(me: str, port: int, nonce: str = builders.NONCE) -> Gang:
-    addresses = dict.fromkeys(HOSTS, "127.0.0.1")
-    return Gang(me=me, members=HOSTS, addresses=addresses, port=port + 1, nonce=nonce, about="r1 meeting all")
+    addresses = {"h1": "127.0.0.1", "h2": "127.0.0.2", "h3": "127.0.0.3"}
+    return Gang(me=me, members=HOSTS, addresses=addresses, port=port + 1, nonce=nonce, context="r1 meeting all")
 
 
 def discover(
     threads: ThreadPoolExecutor, port: int, *hosts: str, within_s: float = 20.0
 ) -> dict[str, Future[list[str]]]:
-    return {host: threads.submit(meet, gang(host, port), within_s) for host in hosts}
+    return {host: threads.submit(discover_members, gang(host, port), within_s) for host in hosts}
 
 
 def test_all_hosts_get_all_members_in_plan_order(threads: ThreadPoolExecutor, port: int) -> None:
@@ -76,18 +76,18 @@ def test_second_host_takes_over_for_a_dead_first(threads: ThreadPoolExecutor, po
 
 
 def test_single_host_finds_no_members(port: int) -> None:
-    assert meet(gang("h3", port), 0.5) == []
-    assert meet(gang("h1", port), 0.5) == ["h1"]
+    assert discover_members(gang("h3", port), 0.5) == []
+    assert discover_members(gang("h1", port), 0.5) == ["h1"]
 
 
 def test_strangers_and_silent_connections_are_ignored(threads: ThreadPoolExecutor, port: int) -> None:
-    first = threads.submit(meet, gang("h1", port), 4.0)
-    stranger = threads.submit(meet, gang("h2", port, nonce="f" * 32), 2.0)
-    address = ("127.0.0.1", port + 1 + PORT_AFTER)
+    first = threads.submit(discover_members, gang("h1", port), 4.0)
+    stranger = threads.submit(discover_members, gang("h2", port, nonce="f" * 32), 2.0)
+    address = ("127.0.0.1", port + 1 + PORT_OFFSET)
     silent = wait_for(lambda: socket.create_connection(address, timeout=1))
     try:
         silent.sendall(b"GET / HTTP/1.1\r\n")
-        member = threads.submit(meet, gang("h3", port), 4.0)
+        member = threads.submit(discover_members, gang("h3", port), 4.0)
         assert member.result(20) == first.result(20) == ["h1", "h3"]
         assert stranger.result(20) in ([], ["h2"])
     finally:

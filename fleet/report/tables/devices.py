@@ -13,6 +13,7 @@ from fleet.report.tables.gpus import ELSEWHERE
 from fleet.report.titles import TITLES
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, PASS, FleetReport, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,7 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _of_device(item: Observation | Verdict) -> bool:
-    kind, _, index = item.scope.partition("=")
-    return kind in ("gpu", "cpu") and index.isdigit()
+    return Scope.parse(item.scope).is_one_device
 
 
 def _figures(report: FleetReport) -> tuple[dict[Key, list[_Figure]], Counter[Key]]:
