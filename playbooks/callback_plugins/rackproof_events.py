@@ -143,7 +143,6 @@ class RunProgress:
         self._log.write({"what": "end"})
         self.stop_heartbeat()
         self._log.close()
-        self.is_disabled = True
 
     def stop_heartbeat(self) -> None:
         """Stop the thread, if there is one."""
@@ -173,6 +172,8 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
 
     def v2_playbook_on_start(self, playbook: Any) -> None:
         """A new attempt at the run. Find the command that must end it, whatever happens to its plays."""
+        if self._directory is not None:  # a further playbook of the same command
+            self._open_logs(self._directory)
         self._progress.write({"what": "start", "playbook": Path(playbook._file_name).name[:200], "pid": os.getpid()})
         plays = playbook.get_plays()
         is_complete = not context.CLIARGS.get("check") and "all" in (context.CLIARGS.get("tags") or ("all",))
@@ -253,12 +254,15 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
     def _read_facts(self, facts: Json) -> None:
         if facts.get(RUN_DIR) and self._directory is None:
             self._directory = Path(facts[RUN_DIR]).absolute()
-            heartbeat_s = float(self.get_option("heartbeat") or 0)
-            self._progress.open(self._directory, heartbeat_s, functools.partial(self._display.display, stderr=True))
-            self._failures.open(self._directory)
+            self._open_logs(self._directory)
         if facts.get(TARGETS_FILE):
             self._targets = Path(facts[TARGETS_FILE]).absolute()
             self._progress.write({"what": "targets", "path": str(self._targets)})
+
+    def _open_logs(self, directory: Path) -> None:
+        heartbeat_s = float(self.get_option("heartbeat") or 0)
+        self._progress.open(directory, heartbeat_s, functools.partial(self._display.display, stderr=True))
+        self._failures.open(directory)
 
     def _finish_play(self) -> None:
         """Record the hosts that completed the play. It invalidates their failures in earlier attempts at the play."""

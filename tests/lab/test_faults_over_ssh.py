@@ -295,7 +295,7 @@ WANT = r"killed by the kernel for want of memory \(oom_kill \d, limit \d+ MB\)"
         (OPEN, f"rackproof: {STATE}/runs/fire is writable by others: chmod go-w"),
         (LINKED, f"rackproof: {STATE}/runs/fire is not a directory"),
         (EARLIER, f"rackproof: {STATE}/runs/fire belongs to run fire of .*: give this run another run_id"),
-        (READ_ONLY, r"benchmark : Start the benchmarks: rackproof: .*: Read-only file system"),
+        (READ_ONLY, r"benchmark : Run the benchmarks: rackproof: .*: Read-only file system"),
         (HUNG, r"unreachable at Benchmark: benchmark : Run the benchmarks"),
         (FULL, r"Check that the stage finished: .*No space left on device"),
         (AGENT_OOM, rf"a process of it was {WANT}"),

@@ -86,6 +86,17 @@ def test_monitoring_is_stopped_only_by_a_playbook_that_ends_the_run(
     assert (tmp_path / f"{run_dir.name}.json").exists() is not has_last_play
 
 
+def test_failures_of_every_playbook_of_a_command_are_recorded(tmp_path: Path, run_dir: Path) -> None:
+    command = playbook(tmp_path, run_dir)
+    (tmp_path / "next.yml").write_text(yaml.safe_dump([measure({**FAIL, "name": "Fail"})]))
+    play([*command, str(tmp_path / "next.yml")], tmp_path)
+    events = [json.loads(line) for line in (run_dir / "events.jsonl").read_text().splitlines()]
+    assert {event["host"] for event in events if event["what"] == "failed"} == {"h1", "h2"}
+    progress = [json.loads(line) for line in (run_dir / "progress.jsonl").read_text().splitlines()]
+    assert [event["what"] for event in progress].count("start") == 2
+    assert progress[-1]["what"] == "end"
+
+
 def test_host_that_is_leased_to_another_run_is_marked_as_in_use(tmp_path: Path, run_dir: Path) -> None:
     refused = {"ansible.builtin.command": {"argv": ["sh", "-c", "exit 75", "rackproof"]}}
     play(playbook(tmp_path, run_dir, measure(refused)), tmp_path)

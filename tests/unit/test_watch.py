@@ -86,7 +86,7 @@ class Run:
         self.tell("start", playbook="acceptance.yml", pid=1)
         self.play("Preflight", "preflight").task("preflight : Check that the host can be measured")
         self.play("Inspect", "inspect").task("inspect : Fetch the record")
-        self.play("Benchmark", "benchmark").task("benchmark : Start the benchmarks")
+        self.play("Benchmark", "benchmark").task("benchmark : Run the benchmarks")
         return self.task(WAIT, stage="benchmark", ok=False)
 
     def befell(self, host: str, what: str, message: str) -> None:
