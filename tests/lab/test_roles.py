@@ -233,7 +233,7 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
     "module not loaded": (
         {f"{BIN}/nvidia-smi": FAILING.format("Unknown Error"), "/tmp/module/nvidia/refcnt": None, **SWITCHLESS},
         (),
-        r"the kernel module nvidia is not loaded: reboot, then see `modprobe nvidia`",
+        r"the kernel module nvidia is not loaded: reboot, then check `modprobe nvidia`",
     ),
     "no GPU in the answer": ({f"{BIN}/nvidia-smi": "#!/bin/sh\n", **SWITCHLESS}, (), r"nvidia-smi prints ''"),
     "nouveau loaded": (
