@@ -38,6 +38,7 @@ from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
 from schemas.probes import GANG
 from schemas.records import to_json
+from schemas.run_directory import RunDirectory
 from schemas.studies import CELL
 
 FAILURE, INTERRUPTED = 2, 130
@@ -235,7 +236,7 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
         for launch in record.launches[-1:]:
             _say(f"stage {launch.stage}: {launch.outcome} {launch.reason}".rstrip())
     finally:
-        documents.write_text(directory / "hosts" / f"{host}.json", run.path().read_text(encoding="utf-8"))
+        documents.write_text(RunDirectory(directory).record(host), run.path().read_text(encoding="utf-8"))
 
 
 def _study(directory: Path, document: Mapping[str, Any]) -> None:

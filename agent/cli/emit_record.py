@@ -13,6 +13,7 @@ from agent.placement.membership import find_host
 from agent.run.record import PLAN_BYTES, HostRun
 from schemas import documents, frames
 from schemas.plans import plan_from_json
+from schemas.run_directory import RunDirectory
 
 NODE_VARIABLE = "RACKPROOF_NODE"
 """Name of the machine in the cluster: a pod has a name of its own."""
@@ -34,7 +35,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _emit_record(options: argparse.Namespace) -> int:
     host = options.host
     if not host:
-        document = documents.read(options.run_dir / "plan.json", "plan", max_bytes=PLAN_BYTES)
+        document = documents.read(RunDirectory(options.run_dir).plan, "plan", max_bytes=PLAN_BYTES)
         host = find_host(plan_from_json(document), os.environ)
     if emit_records(HostRun(options.run_dir, host)):
         return 0

@@ -15,10 +15,10 @@ from schemas import documents
 from schemas.baselines import GPU, HOST, Accepted, Level, PartBaseline
 from schemas.errors import RunError, UsageError
 from schemas.reports import ACCEPTED, FleetReport, Verdict
+from schemas.run_directory import RunDirectory
 
 MOST_RUNS = 20
 """Runs per part that a baseline keeps; the oldest are dropped."""
-REPORT = "report.json"
 REPORT_BYTES = 4_000_000_000
 
 
@@ -37,7 +37,7 @@ def refuse_unaccepted(run: Run, report: FleetReport) -> str:
     Raises:
         RunError: there is no report, it does not accept the fleet, or judging the run again gives another result.
     """
-    path = run.directory / REPORT
+    path = RunDirectory(run.directory).report
     try:
         content = documents.read_bytes(path, max_bytes=REPORT_BYTES)
         document = documents.checked(content, "report", source=str(path), max_bytes=REPORT_BYTES)

@@ -9,7 +9,7 @@ import json
 import sys
 from pathlib import Path
 
-from fleet.baseline.accept import REPORT, REPORT_BYTES
+from fleet.baseline.accept import REPORT_BYTES
 from fleet.cli import report as report_verb
 from fleet.records.load import refuse_no_run
 from fleet.report.format import clean
@@ -17,6 +17,7 @@ from fleet.report.of_run import EXIT_CODES, judge_report
 from fleet.report.rejudge import changed_verdicts, lines, without_left_out
 from schemas import documents
 from schemas.errors import RunError
+from schemas.run_directory import RunDirectory
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -37,7 +38,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     refuse_no_run(options.run_dir)
-    path = options.run_dir / REPORT
+    path = RunDirectory(options.run_dir).report
     if not path.exists():
         raise RunError(
             f"{path}: no such file: there is nothing to compare with; run `rackproof report {options.run_dir}`"

@@ -17,6 +17,7 @@ from fleet.signature.signing import outdated
 from schemas import documents, quick
 from schemas.errors import writing
 from schemas.records import to_json
+from schemas.run_directory import RunDirectory
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -52,11 +53,12 @@ def call(options: argparse.Namespace) -> int:
     document = to_json(report)
     documents.validate(document, "report", source="our own report")
     text = quick.text(document) if run.large else documents.text(document)
+    paths = RunDirectory(options.run_dir)
     with writing(options.run_dir):
-        documents.write_text(options.run_dir / "report.json", text)
-        documents.write_text(options.run_dir / "report.md", render_markdown(report, run.plan.grafana_url))
-        documents.write_text(options.run_dir / "report.html", render_html(report, run.plan.grafana_url))
-        documents.write_text(options.run_dir / "verdicts.prom", render_prometheus(report))
+        documents.write_text(paths.report, text)
+        documents.write_text(paths.markdown, render_markdown(report, run.plan.grafana_url))
+        documents.write_text(paths.page, render_html(report, run.plan.grafana_url))
+        documents.write_text(paths.metrics, render_prometheus(report))
         formats.write_views(options.run_dir, report, run.evidence, options)
         run_lock.release(options.run_dir, report.decision)
     if options.json:
@@ -64,7 +66,7 @@ def call(options: argparse.Namespace) -> int:
         print(json.dumps(outcome))
     else:
         print(render_summary(report))
-        print(f"report: {options.run_dir / 'report.html'}")
+        print(f"report: {paths.page}")
     if note := outdated(options.run_dir):
         print(f"rackproof: {note}", file=sys.stderr)
     return EXIT_CODES[report.decision]

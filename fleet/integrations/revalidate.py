@@ -18,6 +18,7 @@ from fleet.records import run_lock
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
+from schemas.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
@@ -57,10 +58,10 @@ def revalidate(options: argparse.Namespace) -> int:
     if _stamp(directory) == before:
         return _without_report(directory, code)
     if not _is_notified(directory, scheduler.still_drained(directory) if problems else []):
-        _play(ROOT / "playbooks" / "notify.yml", [*arguments, *given, "-e", f"_rackproof_told_of={directory}"])
+        _play(ROOT / "playbooks" / "notify.yml", [*arguments, *given, "-e", f"_rackproof_notify_run={directory}"])
     report, plan = read(directory)
     outcome, _ = state(report, plan)
-    print(f"rackproof: run {run_id}: {outcome}: {directory / 'report.html'}", file=sys.stderr)
+    print(f"rackproof: run {run_id}: {outcome}: {RunDirectory(directory).page}", file=sys.stderr)
     if problems:
         print(
             f"rackproof: STILL DRAINED in the scheduler: rackproof scheduler resume --run-dir {directory}",
@@ -128,7 +129,7 @@ def _locked_by(directory: Path) -> str:
 def _stamp(directory: Path) -> int:
     """Return when the report was written, in ns; 0 if there is none."""
     try:
-        return (directory / "report.json").stat().st_mtime_ns
+        return RunDirectory(directory).report.stat().st_mtime_ns
     except OSError:
         return 0
 

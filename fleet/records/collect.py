@@ -18,6 +18,7 @@ from schemas.frames import FramedRecord
 from schemas.plans import Plan
 from schemas.probes import GANG
 from schemas.records import Record, record_from_json
+from schemas.run_directory import record_name
 
 QUARANTINE, COLLECTED = "quarantine", "collected.jsonl"
 FIRST, LAST = "first", "last"
@@ -60,7 +61,7 @@ class Collection:
             if why := self._foreign(record, item):
                 self._quarantine(item, why)
                 continue
-            chosen.setdefault(_path(record.host, record.gang), []).append((record, item))
+            chosen.setdefault(record_name(record.host, record.gang), []).append((record, item))
         for path, records in chosen.items():
             self._put(path, records)
         self._outcome.missing = [path for path in self._expected() if not (self._directory / path).exists()]
@@ -179,9 +180,9 @@ class Collection:
     def _expected(self) -> Iterator[str]:
         together = any(stage.name == GANG for stage in self._plan.stages)
         for host in self._plan.hosts:
-            yield _path(host.name, "")
+            yield record_name(host.name)
             if host.gang and together:
-                yield _path(host.name, host.gang)
+                yield record_name(host.name, host.gang)
 
 
 def _attempts(records: Iterable[tuple[Record, FramedRecord]]) -> list[list[tuple[Record, FramedRecord]]]:

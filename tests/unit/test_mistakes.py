@@ -13,7 +13,7 @@ import pytest
 
 from fleet.records import run_lock
 from rackproof.main import main
-from schemas import locks
+from schemas import locks, run_directory
 from tests import builders
 from tests.unit.test_plan import ROOT
 from tests.unit.test_report import write_run
@@ -207,7 +207,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def going_on(reported: Path, bystander: subprocess.Popen[bytes]) -> Path:
     by = locks.claim("r1", reported.parent, bystander.pid, "2026-11-21T04:00:00.000000Z")
-    (reported / run_lock.LOCK).write_text(json.dumps({**asdict(by), "running": []}) + "\n")
+    (reported / run_directory.LOCK).write_text(json.dumps({**asdict(by), "running": []}) + "\n")
     return reported
 
 
@@ -219,7 +219,7 @@ def test_a_report_on_a_run_that_goes_on_says_so(
     told = capsys.readouterr().err
     assert told.startswith("rackproof: note: the run is still in progress, locked by ")
     assert f"(process {bystander.pid}) since 2026-11-21T04:00:00.000000Z" in told
-    assert (going_on / run_lock.LOCK).exists()
+    assert (going_on / run_directory.LOCK).exists()
 
 
 def test_a_report_on_a_run_that_is_over_or_ones_own_says_nothing(
