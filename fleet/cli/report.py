@@ -62,7 +62,12 @@ def call(options: argparse.Namespace) -> int:
         formats.write_views(options.run_dir, report, run.evidence, options)
         run_lock.release(options.run_dir, report.decision)
     if options.json:
-        outcome = {name: document[name] for name in ("decision", "rehearsal", "simulated", "acceptance")}
+        outcome = {
+            "decision": report.decision,
+            "rehearsal": report.rehearsal,
+            "simulated": report.simulated,
+            "acceptance": document["acceptance"],
+        }
         print(json.dumps(outcome))
     else:
         print(render_summary(report))
