@@ -1,8 +1,9 @@
-"""The collectors: one file, or folder, a source."""
+"""The collectors: one file or package for each source."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from collectors.base import Collector
@@ -19,28 +20,48 @@ from collectors.storage import StorageCollector
 from collectors.xid import XidCollector
 
 
-def start(
-    gpu_devices: Iterable[int] | None = None, *, thorough: bool = False, root: Path = Path("/"), hold: bool = False
-) -> list[Collector]:
-    """Every collector.
+@dataclass(frozen=True, kw_only=True)
+class CollectorOptions:
+    """How the collectors read."""
 
-    Args:
-        gpu_devices: NVML looks only at these indices, where any are given.
-        thorough: for a snapshot, what is too slow for a scrape is read too.
-        root: where /proc, /sys and /dev lie.
-        hold: GPU libraries may stay open from one collection to the next, which some readings need.
-    """
-    devices = None if gpu_devices is None else tuple(gpu_devices)
-    return [
-        HostCollector(root, thorough),
-        NvmlCollector(devices, thorough, hold=hold),
-        PcieCollector(root, thorough),
-        InfinibandCollector(root, thorough),
-        NetworkCollector(root, thorough),
-        FabricCollector(root, thorough),
-        XidCollector(root / "dev/kmsg", thorough),
-        StorageCollector(root, thorough),
-        ClockCollector(root),
-        ContainerCollector(root, thorough),
-        SoftwareCollector(root, thorough),
-    ]
+    root: Path = Path("/")
+    """Directory that contains /proc, /sys and /dev."""
+    full_snapshot: bool = False
+    """Read also what is too slow for a scrape."""
+    gpu_indices: Collection[int] | None = None
+    """NVML indices to read; None: all GPUs."""
+    keep_nvml_open: bool = False
+    """Keep NVML open between collections; GPM counters need it."""
+
+
+COLLECTORS: Mapping[str, Callable[[CollectorOptions], Collector]] = {
+    "host": lambda options: HostCollector(options.root, options.full_snapshot),
+    "nvml": lambda options: NvmlCollector(options.gpu_indices, options.full_snapshot, keep_open=options.keep_nvml_open),
+    "pcie": lambda options: PcieCollector(options.root, options.full_snapshot),
+    "infiniband": lambda options: InfinibandCollector(options.root, options.full_snapshot),
+    "network": lambda options: NetworkCollector(options.root, options.full_snapshot),
+    "fabric": lambda options: FabricCollector(options.root, options.full_snapshot),
+    "xid": lambda options: XidCollector(options.root / "dev/kmsg", options.full_snapshot),
+    "storage": lambda options: StorageCollector(options.root, options.full_snapshot),
+    "clock": lambda options: ClockCollector(options.root),
+    "container": lambda options: ContainerCollector(options.root, options.full_snapshot),
+    "software": lambda options: SoftwareCollector(options.root, options.full_snapshot),
+}
+"""Name -> constructor. Snapshots and the exporter read the collectors in this order."""
+
+
+def build_collectors(
+    gpu_indices: Iterable[int] | None = None,
+    *,
+    full_snapshot: bool = False,
+    root: Path = Path("/"),
+    keep_nvml_open: bool = False,
+) -> list[Collector]:
+    """Return every collector of COLLECTORS, with these CollectorOptions."""
+    options = CollectorOptions(
+        root=root,
+        full_snapshot=full_snapshot,
+        gpu_indices=None if gpu_indices is None else tuple(gpu_indices),
+        keep_nvml_open=keep_nvml_open,
+    )
+    return [build(options) for build in COLLECTORS.values()]

@@ -1,14 +1,14 @@
-"""What a collector is: something that reads one source and yields families.
+"""The collector interface: a collector reads one source and yields families of readings.
 
-A family is read once and used twice: exported to Prometheus while the run goes on, and snapshotted into the record before
-and after each stage. A collector takes its source as an argument, does nothing at import, and never raises for a reading
-that cannot be had: the reading says why.
+A family is read once and used twice: exported to Prometheus during a run, and recorded in the snapshots before and after
+each stage. A collector takes its source as an argument, does nothing at import, and never raises for a single reading:
+a reading that is not available carries its reason.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -16,15 +16,35 @@ Labels = Mapping[str, str]
 Value = float | int | bool | str
 
 HOST: Labels = {}
-"""The labels of a reading that concerns the whole host."""
+"""Labels of a reading of the whole host."""
+IDENTITY = frozenset({"uuid"})
+"""Labels of Prometheus series that a record keeps once, in its list of GPUs."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Absent:
-    """Why a reading is not there: `error` (it should be) or `unsupported` (this hardware or driver has none)."""
+    """Why a reading is missing: `error` (it should exist) or `unsupported` (this hardware, driver or kernel has none)."""
 
     status: str
     reason: str
+
+    @classmethod
+    def error(cls, reason: str) -> Absent:
+        """Return the absence of a reading that should exist."""
+        return cls(status="error", reason=reason)
+
+    @classmethod
+    def unsupported(cls, reason: str) -> Absent:
+        """Return the absence of a reading that this host does not have."""
+        return cls(status="unsupported", reason=reason)
+
+
+class ReadingError(Exception):
+    """A reading is not available; `absent` says why."""
+
+    def __init__(self, absent: Absent) -> None:
+        super().__init__(absent.reason)
+        self.absent = absent
 
 
 @dataclass(kw_only=True)
@@ -32,18 +52,24 @@ class Family:
     """One kind of reading over all its scopes.
 
     `name` is dotted and singular, `unit` an SI unit (`1` for counts and flags, `ratio` for shares of one). A text value is
-    identity: Prometheus sees it as a label of the scope's `_info` series.
+    identity: Prometheus shows it as a label of the scope's `_info` series.
     """
 
     name: str
     unit: str
     help: str
     counter: bool = False
+    labels: tuple[str, ...] = ()
+    """Labels of its scopes; needed only for a family that the test host has no reading of."""
     readings: list[tuple[Labels, Value | Absent]] = field(default_factory=list)
 
     def add(self, labels: Labels, value: Value | Absent) -> None:
-        """One reading. `labels` name its scope from the outside in, e.g. gpu, then link; empty: the host."""
+        """Add one reading. `labels` name its scope from the outside in, e.g. gpu, then link; empty means the host."""
         self.readings.append((labels, value))
+
+    def label_names(self) -> list[str]:
+        """Return the names of all labels, in order."""
+        return list(dict.fromkeys([*self.labels, *(key for labels, _ in self.readings for key in labels)]))
 
 
 class Collector(Protocol):
@@ -52,24 +78,51 @@ class Collector(Protocol):
     name: str
 
     def collect(self) -> Iterable[Family]:
-        """Reads the source now.
+        """Read the source now.
 
         Raises:
-            OSError: the source as a whole cannot be read. The caller records that and goes on with the other collectors.
+            OSError: the source as a whole cannot be read. The caller records the reason and continues with the others.
         """
         ...
 
 
 def scope(labels: Labels) -> str:
-    """`gpu=0,link=3`, or `host`: how a record spells the labels. Labels of identity are not part of it.
+    """Return the scope as a record spells it: `gpu=0,link=3`, or `host`. Identity labels are not part of a scope.
 
-    A character that a scope cannot have, such as the `/` of a path, becomes `_`.
+    Characters that a scope cannot have, such as the `/` of a path, become `_`.
     """
-    places = [
-        f"{key}={re.sub(r'[^A-Za-z0-9_.:-]', '_', value)}" for key, value in labels.items() if key not in IDENTITY
-    ]
-    return ",".join(places) or "host"
+    parts = [f"{key}={re.sub(r'[^A-Za-z0-9_.:-]', '_', value)}" for key, value in labels.items() if key not in IDENTITY]
+    return ",".join(parts) or "host"
 
 
-IDENTITY = frozenset({"uuid"})
-"""Labels that Prometheus series carry and that a record keeps once, in its list of GPUs."""
+def host_family(name: str, unit: str, help: str, value: Value | Absent, *, counter: bool = False) -> Family:
+    """Return a family with one reading of the whole host."""
+    return Family(name=name, unit=unit, help=help, counter=counter, readings=[(HOST, value)])
+
+
+def add_parts(family: Family, label: str, parts: list[str] | Absent, read: Callable[[str], Value | Absent]) -> Family:
+    """Add a reading for each part to the family, or the reason why there are no parts; return the family."""
+    if isinstance(parts, Absent):
+        family.add(HOST, parts)
+        return family
+    for part in parts:
+        family.add({label: part}, read(part))
+    return family
+
+
+Kinds = Mapping[str, tuple[str, str]]
+"""Family name -> unit and help."""
+
+
+def empty_families(kinds: Kinds, counters: Iterable[str] = ()) -> dict[str, Family]:
+    """Return a family of each kind, without readings."""
+    counter_names = frozenset(counters)
+    return {
+        name: Family(name=name, unit=unit, help=text, counter=name in counter_names)
+        for name, (unit, text) in kinds.items()
+    }
+
+
+def first_absent(*values: object) -> Absent | None:
+    """Return the first of the values that is absent, or None."""
+    return next((value for value in values if isinstance(value, Absent)), None)

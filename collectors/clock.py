@@ -1,4 +1,4 @@
-"""The system clock: whether something keeps it right, how far off it may be, and what it counts."""
+"""The system clock: whether it is synchronized, how far off it may be, and its clock source."""
 
 from __future__ import annotations
 
@@ -8,19 +8,19 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from collectors.base import Absent, Family
-from collectors.host import processor
-from collectors.host.files import Files, one, text
+from collectors.base import Absent, Family, host_family
+from collectors.files import Files, nonempty
+from collectors.host.processor import is_virtual
 
-NEVER_SET_S = 16.0
-"""The kernel lets the greatest possible error grow to this and no further: then nothing keeps the clock."""
+UNSYNCHRONIZED_ERROR_S = 16.0
+"""The kernel lets the maximum error grow up to this value: at 16 s the clock is not synchronized."""
 _STATUS_NANO = 0x2000
 _SOURCE = "sys/devices/system/clocksource/clocksource0/current_clocksource"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Discipline:
-    """What the kernel knows of its own clock (adjtimex(2)); seconds."""
+class ClockState:
+    """The kernel's view of its own clock (adjtimex(2)), in seconds."""
 
     offset: float
     error_max: float
@@ -37,50 +37,52 @@ class _Timex(ctypes.Structure):
     )
 
 
-def discipline() -> Discipline:
-    """Asks the kernel, which anybody may. Raises OSError."""
+def read_clock() -> ClockState:
+    """Return the kernel's clock state, which needs no privilege. Raises OSError."""
     timex = _Timex(modes=0)
     if ctypes.CDLL(None, use_errno=True).adjtimex(ctypes.byref(timex)) < 0:
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))
     offset_unit = 1e-9 if timex.status & _STATUS_NANO else 1e-6
-    return Discipline(
+    return ClockState(
         offset=timex.offset * offset_unit, error_max=timex.maxerror / 1e6, error_estimated=timex.esterror / 1e6
     )
 
 
 class ClockCollector:
-    """Reads the kernel's clock; files under `root`, `/` but in tests."""
+    """Reads the kernel's clock, and files under `root`."""
 
     name = "clock"
 
-    def __init__(self, root: Path = Path("/"), ask: Callable[[], Discipline] = discipline) -> None:
+    def __init__(self, root: Path = Path("/"), read: Callable[[], ClockState] = read_clock) -> None:
         self._root = root
-        self._ask = ask
-        self._virtual: bool | None = None
+        self._read = read
+        self._is_virtual: bool | None = None
 
     def collect(self) -> Iterable[Family]:
-        files = Files(self._root)
+        files = Files(self._root, cached=True)
         try:
-            told: Discipline | Absent = self._ask()
+            state: ClockState | Absent = self._read()
         except (OSError, AttributeError) as error:
-            told = Absent(status="error", reason=f"adjtimex: {error}")
-        lost = told if isinstance(told, Absent) else None
-        yield one("clock.synchronized", "1", "Something keeps the clock right", self._synchronized(files, told))
+            state = Absent.error(f"adjtimex: {error}")
+        absent = state if isinstance(state, Absent) else None
+        yield host_family("clock.synchronized", "1", "The clock is synchronized", self._synchronized(files, state))
         for name, help_text in (
-            ("offset", "What the kernel still has to correct; chrony corrects in other ways and leaves 0"),
-            ("error_max", "How far off the clock may be at most; 16: nothing keeps it"),
-            ("error_estimated", "How far off the clock probably is"),
+            ("offset", "Offset that the kernel still has to correct; 0 under chrony, which corrects differently"),
+            ("error_max", "Maximum error of the clock; 16: not synchronized"),
+            ("error_estimated", "Estimated error of the clock"),
         ):
-            yield one(f"clock.{name}", "s", help_text, lost or float(getattr(told, name)))
-        yield one("clock.source", "1", "What the kernel counts", files.read(_SOURCE, text))
+            yield host_family(f"clock.{name}", "s", help_text, absent or float(getattr(state, name)))
+        yield host_family("clock.source", "1", "Clock source of the kernel", files.read(_SOURCE, nonempty))
 
-    def _synchronized(self, files: Files, told: Discipline | Absent) -> bool | Absent:
-        """By the greatest error, as systemd does, and not by STA_UNSYNC: chrony leaves that set where it spares the RTC."""
-        if isinstance(told, Absent) or told.error_max < NEVER_SET_S:
-            return told if isinstance(told, Absent) else True
-        if self._virtual is None:
-            self._virtual = processor.virtual(files) is True
-        if self._virtual:
-            return Absent(status="unsupported", reason="nothing in this virtual machine keeps the clock: its host may")
+    def _synchronized(self, files: Files, state: ClockState | Absent) -> bool | Absent:
+        """Judge by the maximum error, as systemd does. Chrony leaves STA_UNSYNC set if it does not update the RTC."""
+        if isinstance(state, Absent):
+            return state
+        if state.error_max < UNSYNCHRONIZED_ERROR_S:
+            return True
+        if self._is_virtual is None:
+            self._is_virtual = is_virtual(files) is True
+        if self._is_virtual:
+            return Absent.unsupported("virtual machine without its own time service: the host may set the clock")
         return False

@@ -1,4 +1,4 @@
-"""The kernel's log: its ring buffer, and what journald or dmesg kept of it. No collector: those that look into it use this."""
+"""The kernel log: the ring buffer, and the older records that journald or dmesg has kept. Collectors use this module."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from pathlib import Path
 KMSG = Path("/dev/kmsg")
 JOURNAL = ("journalctl", "--dmesg", "--boot", "--output=short-monotonic", "--no-pager", "--quiet", "--lines=100000")
 COMMANDS: tuple[Sequence[str], ...] = (JOURNAL, ("dmesg",))
-"""What is asked where the ring buffer cannot be read, or has lost its beginning; the first that tells anything is taken."""
+"""Commands for a log whose ring buffer cannot be read or has lost its beginning; the first with any output is used."""
 COMMAND_DEADLINE_S = 8.0
 BOOT_S = 5.0
-"""A log without sequence numbers that begins within that time of the boot has its beginning."""
+"""A log without sequence numbers is complete if it begins within that time of the boot."""
 _RECORD_BYTES = 8192
 
 
-def _handed_over() -> bool:
-    """Whether standard input is /dev/kmsg: systemd opens it for a service that may not do so itself."""
-    found = os.fstat(0)
-    return stat.S_ISCHR(found.st_mode) and found.st_rdev == os.makedev(1, 11)
+def _stdin_is_kmsg() -> bool:
+    """Return whether standard input is /dev/kmsg, which systemd opens for a service without the permission."""
+    status = os.fstat(0)
+    return stat.S_ISCHR(status.st_mode) and status.st_rdev == os.makedev(1, 11)
 
 
-class Ring:
-    """/dev/kmsg, kept open and read on from where it was left, so that a scrape costs what is new; or a plain file."""
+class RingBuffer:
+    """/dev/kmsg (or a plain file), kept open so that a scrape reads new records only."""
 
     def __init__(self, path: Path = KMSG) -> None:
-        """Raises OSError where it cannot be opened; a refusal says what would help."""
+        """Open the log. Raises OSError; without permission, the message names the remedy."""
         try:
             self._descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
         except PermissionError as error:
-            if path != KMSG or not _handed_over():
+            if path != KMSG or not _stdin_is_kmsg():
                 remedy = "run as root, or with CAP_SYSLOG where kernel.dmesg_restrict is 1"
                 raise PermissionError(error.errno, f"{error.strerror}: {remedy}", str(path)) from error
             self._descriptor = os.dup(0)
@@ -46,91 +46,91 @@ class Ring:
 
     @property
     def complete(self) -> bool:
-        """Every record since boot was read: none was pushed out before it could be."""
+        """Whether every record since boot was read: none was overwritten before that."""
         return not self.missed and reaches_boot(self.first)
 
     def close(self) -> None:
-        """Gives the descriptor back."""
+        """Close the log."""
         os.close(self._descriptor)
 
-    def lines(self) -> list[str]:
-        """The lines since the last call. Raises OSError, also where there never was one: then it is not the kernel's log."""
+    def new_lines(self) -> list[str]:
+        """Return the lines since the last call. Raises OSError, also for a log that is empty from the start."""
         text = b"".join(iter(self._read, b"")).decode(errors="replace")
-        # Not splitlines: it would also split at characters that a process may have in its name.
-        found = [line for line in text.split("\n") if line]
-        self.first = self.first or next(iter(found), "")
+        # Not splitlines(): it also splits at characters that a process name may contain.
+        lines = [line for line in text.split("\n") if line]
+        self.first = self.first or next(iter(lines), "")
         if not self.first:
-            raise OSError(errno.ENODATA, "it holds nothing, not even the boot: no log of the kernel")
-        return found
+            raise OSError(errno.ENODATA, "empty, without even the boot messages: not a kernel log")
+        return lines
 
     def _read(self) -> bytes:
-        """One record of /dev/kmsg, a block of a plain file; empty at the end."""
+        """Return one record of /dev/kmsg, or a block of a plain file; empty at the end."""
         while True:
             try:
                 return os.read(self._descriptor, _RECORD_BYTES)
             except BlockingIOError:
                 return b""
             except BrokenPipeError:
-                self.missed = True  # records were overwritten before they were read; the next read goes on behind them
+                self.missed = True  # records were overwritten before they were read; the next read continues after them
 
 
 @dataclass(frozen=True, kw_only=True)
 class Log:
-    """Lines of the kernel's log."""
+    """Lines of the kernel log."""
 
     lines: list[str]
     complete: bool
-    """It reaches back to the boot without a gap that is known of."""
+    """The log reaches back to the boot without a known gap."""
 
 
-def whole(path: Path = KMSG, commands: Sequence[Sequence[str]] = COMMANDS) -> Log:
-    """All that can be had: the ring buffer, before it what the journal kept. May start a process: not for a scrape.
+def read_log(path: Path = KMSG, commands: Sequence[Sequence[str]] = COMMANDS) -> Log:
+    """Return the ring buffer, preceded by older records of the journal. May start a process: too slow for a scrape.
 
     Raises:
-        OSError: neither the ring buffer nor any command tells the log; of the ring buffer.
+        OSError: neither the ring buffer nor any command returns the log. The error is that of the ring buffer.
     """
     try:
-        ring = Ring(path)
+        ring = RingBuffer(path)
         try:
-            lines = ring.lines()
+            lines = ring.new_lines()
         finally:
             ring.close()
     except OSError as error:
-        kept = _kept(commands)
-        if not kept:
+        lines = _command_lines(commands)
+        if not lines:
             tried = " nor ".join(command[0] for command in commands)
-            reason = f"{error.strerror}; neither {tried} told the kernel's log" if tried else error.strerror
+            reason = f"{error.strerror}; neither {tried} returned the kernel log" if tried else error.strerror
             raise OSError(error.errno, reason, str(path)) from error
-        return Log(lines=kept, complete=reaches_boot(kept[0]))
+        return Log(lines=lines, complete=reaches_boot(lines[0]))
     if ring.complete:
         return Log(lines=lines, complete=True)
     oldest = uptime(ring.first)
-    before = [line for line in _kept(commands) if uptime(line) < oldest]
+    before = [line for line in _command_lines(commands) if uptime(line) < oldest]
     return Log(lines=before + lines, complete=bool(before) and reaches_boot(before[0]) and not ring.missed)
 
 
-def _kept(commands: Sequence[Sequence[str]]) -> list[str]:
-    """What the first of the commands that knows anything says; nothing where none does."""
+def _command_lines(commands: Sequence[Sequence[str]]) -> list[str]:
+    """Return the output of the first command that prints log lines, or an empty list."""
     for command in commands:
         try:
-            told = subprocess.run(
+            process = subprocess.run(
                 command, capture_output=True, timeout=COMMAND_DEADLINE_S, check=False, env=os.environ | {"LC_ALL": "C"}
             )
         except (OSError, subprocess.TimeoutExpired):
             continue
-        lines = [line for line in told.stdout.decode(errors="replace").split("\n") if timed(line) is not None]
+        lines = [line for line in process.stdout.decode(errors="replace").split("\n") if timestamp(line) is not None]
         if lines:
             return lines
     return []
 
 
 def uptime(line: str) -> float:
-    """Seconds since boot at which a line was logged; 1 where it does not say."""
-    return 1.0 if (found := timed(line)) is None else found
+    """Return the seconds since boot at which a line was logged; 1 if the line has no time."""
+    return 1.0 if (seconds := timestamp(line)) is None else seconds
 
 
-def timed(line: str) -> float | None:
-    """Seconds since boot that a line of /dev/kmsg, of dmesg or of the journal begins with; None where it has none."""
+def timestamp(line: str) -> float | None:
+    """Return the seconds since boot at the start of a line of /dev/kmsg, dmesg or the journal, or None."""
     if record := re.match(r"\d+,\d+,(\d+),", line):
         return int(record.group(1)) / 1e6
     printed = re.match(r"\[ *(\d+\.\d+)\]", line)
@@ -138,14 +138,14 @@ def timed(line: str) -> float | None:
 
 
 def reaches_boot(first: str) -> bool:
-    """Whether a log that begins with this line has lost nothing: the kernel numbers its records from 0."""
+    """Return whether a log that begins with this line is complete: the kernel numbers its records from 0."""
     if record := re.match(r"\d+,(\d+),\d+,", first):
         return record.group(1) == "0"
     return uptime(first) <= BOOT_S
 
 
 def message(line: str) -> str:
-    """What was logged, without the time, the host and the name `kernel` in front of it."""
+    """Return the message of a line, without time, host and the name `kernel`."""
     return _HEAD.sub("", line, count=1)
 
 

@@ -1,4 +1,4 @@
-"""Versions of what the GPUs need, and whether they belong together."""
+"""Versions of the software that GPUs need, and whether the versions match."""
 
 from __future__ import annotations
 
@@ -7,129 +7,130 @@ import os
 import platform
 import re
 from collections.abc import Iterable
+from functools import partial
 from pathlib import Path
 
-from collectors.base import Absent, Family
-from collectors.host import programs
-from collectors.host.files import Files, MissingError, one
+from collectors.base import Absent, Family, first_absent, host_family
+from collectors.files import Files, MissingError, nonempty
+from collectors.programs import program_version
 
 LIBRARIES = (
     "usr/lib/x86_64-linux-gnu", "usr/lib/aarch64-linux-gnu", "usr/lib64", "usr/lib",
     "usr/local/lib", "usr/local/cuda/lib64", "opt/nccl/build/lib",
 )  # fmt: skip
-"""Where distributions and NVIDIA's packages put libraries."""
-MOST_LINKS = 8
+"""Directories in which distributions and NVIDIA's packages install libraries."""
+MAX_LINKS = 8
 DRIVER = "proc/driver/nvidia/version"
 
 
 class SoftwareCollector:
-    """Reads files under `root`, `/` but in tests."""
+    """Reads files under `root`. A full snapshot also runs programs for their versions."""
 
     name = "software"
 
-    def __init__(self, root: Path = Path("/"), thorough: bool = False) -> None:
-        """`thorough`: programs are asked for their versions too."""
+    def __init__(self, root: Path = Path("/"), full_snapshot: bool = False) -> None:
         self._root = root
-        self._thorough = thorough
+        self._full_snapshot = full_snapshot
 
     def collect(self) -> Iterable[Family]:
-        files = Files(self._root)
+        files = Files(self._root, cached=True)
         module = files.read(DRIVER, module_version)
-        yield one("software.driver_module.version", "1", "Version of the NVIDIA kernel module", module)
-        yield one("software.driver_module.open", "1", "It is the open kernel module", files.read(DRIVER, is_open))
-        library = _library(self._root, "libnvidia-ml.so.1")
-        yield one("software.driver_library.version", "1", "Version of the NVIDIA driver's libraries", library)
-        same = _same(module, library)
-        yield one("software.driver_library.matches", "1", "The driver's libraries are of the module's version", same)
-        yield one("software.nccl.version", "1", "NCCL of the host", _library(self._root, "libnccl.so.2"))
-        value = files.read("usr/local/cuda/version.json", toolkit_version)
-        yield one("software.cuda_toolkit.version", "1", "CUDA toolkit of the host", value)
-        value = files.text("sys/module/mlx5_core/version")
-        yield one("software.mlx5.version", "1", "OFED driver of the NICs; the kernel's own tells none", value)
+        yield host_family("software.driver_module.version", "1", "Version of the NVIDIA kernel module", module)
+        is_open = files.read(DRIVER, is_open_module)
+        yield host_family("software.driver_module.open", "1", "The kernel module is the open one", is_open)
+        library = library_version(files, "libnvidia-ml.so.1")
+        yield host_family("software.driver_library.version", "1", "Version of the NVIDIA driver libraries", library)
+        matches = first_absent(module, library) or module == library
+        yield host_family(
+            "software.driver_library.matches", "1", "The driver libraries match the kernel module", matches
+        )
+        nccl = library_version(files, "libnccl.so.2")
+        yield host_family("software.nccl.version", "1", "NCCL version of the host", nccl)
+        toolkit = files.read("usr/local/cuda/version.json", toolkit_version)
+        yield host_family("software.cuda_toolkit.version", "1", "CUDA toolkit version of the host", toolkit)
+        ofed = files.read("sys/module/mlx5_core/version", nonempty)
+        yield host_family("software.mlx5.version", "1", "OFED driver of the NICs; the in-kernel one has none", ofed)
         yield from _operating_system(files)
-        if self._thorough:
-            manager = programs.version(self._root, "nv-fabricmanager", r"[Vv]ersion is\s*:\s*([\d.]+)")
-            yield one("software.fabric_manager.version", "1", "Version of the fabric manager", manager)
-            switches = (self._root / "proc/driver/nvidia-nvswitch").is_dir()
-            unused = Absent(status="unsupported", reason="no NVSwitch whose fabric it could manage")
-            same = _same(module, manager) if switches else unused
-            yield one("software.fabric_manager.matches", "1", "The fabric manager is of the driver's version", same)
+        if self._full_snapshot:
+            yield from self._fabric_manager(files, module)
+
+    def _fabric_manager(self, files: Files, module: str | Absent) -> Iterable[Family]:
+        manager = program_version(self._root, "nv-fabricmanager", r"[Vv]ersion is\s*:\s*([\d.]+)")
+        yield host_family("software.fabric_manager.version", "1", "Version of the fabric manager", manager)
+        matches: bool | Absent = Absent.unsupported("no NVSwitch to manage")
+        if files.exists("proc/driver/nvidia-nvswitch"):
+            matches = first_absent(module, manager) or module == manager
+        yield host_family(
+            "software.fabric_manager.matches", "1", "The fabric manager matches the driver version", matches
+        )
 
 
 def module_version(text: str) -> str:
-    """The version out of /proc/driver/nvidia/version. Raises ValueError where it has none."""
-    found = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", text, re.MULTILINE)
-    if not found:
+    """Return the version in /proc/driver/nvidia/version. Raises ValueError."""
+    match = re.search(r"^NVRM version:.*?\s(\d+\.\d+(?:\.\d+)*)\s", text, re.MULTILINE)
+    if not match:
         raise ValueError("no NVRM version")
-    return found.group(1)
+    return match.group(1)
 
 
-def is_open(text: str) -> bool:
-    """Whether the same file speaks of the open kernel module."""
+def is_open_module(text: str) -> bool:
+    """Return whether /proc/driver/nvidia/version names the open kernel module. Raises ValueError."""
     module_version(text)
     return "Open Kernel Module" in text
 
 
 def toolkit_version(text: str) -> str:
-    """The version out of the CUDA toolkit's version.json. Raises ValueError where it has none."""
+    """Return the version in the CUDA toolkit's version.json. Raises ValueError."""
     try:
         return str(json.loads(text)["cuda"]["version"])
     except (KeyError, TypeError, RecursionError) as error:
         raise ValueError(f"no version of cuda: {error}") from error
 
 
-def release(text: str, key: str) -> str:
-    """One entry of os-release(5). Raises MissingError where it has none."""
-    found = re.search(rf"^{key}=([\"']?)(.+)\1\s*$", text, re.MULTILINE)
-    if not found:
+def release_field(text: str, key: str) -> str:
+    """Return one entry of os-release(5). Raises MissingError."""
+    match = re.search(rf"^{key}=([\"']?)(.+)\1\s*$", text, re.MULTILINE)
+    if not match:
         raise MissingError(f"no {key}")
-    return found.group(2)
+    return match.group(2)
 
 
 def _operating_system(files: Files) -> Iterable[Family]:
     path = "etc/os-release" if files.exists("etc/os-release") else "usr/lib/os-release"
     for name, key, help_text in (
-        ("name", "PRETTY_NAME", "The operating system"),
-        ("id", "ID", "Its short name"),
-        ("version", "VERSION_ID", "Its version"),
+        ("name", "PRETTY_NAME", "Name of the operating system"),
+        ("id", "ID", "Short name of the operating system"),
+        ("version", "VERSION_ID", "Version of the operating system"),
     ):
-        value = files.read(path, lambda content, key=key: release(content, key))  # type: ignore[misc]
-        yield one(f"software.os.{name}", "1", help_text, value)
-    yield one("software.glibc.version", "1", "C library of this process", _glibc())
-    yield one("software.python.version", "1", "Python of this process", platform.python_version())
+        yield host_family(f"software.os.{name}", "1", help_text, files.read(path, partial(release_field, key=key)))
+    yield host_family("software.glibc.version", "1", "C library of this process", _glibc())
+    yield host_family("software.python.version", "1", "Python of this process", platform.python_version())
 
 
 def _glibc() -> str | Absent:
     try:
-        told = os.confstr("CS_GNU_LIBC_VERSION")
+        name = os.confstr("CS_GNU_LIBC_VERSION")
     except (ValueError, OSError):
-        told = None
-    return told.removeprefix("glibc ") if told else Absent(status="unsupported", reason="the C library is not glibc")
+        name = None
+    return name.removeprefix("glibc ") if name else Absent.unsupported("the C library is not glibc")
 
 
-def _library(root: Path, name: str) -> str | Absent:
-    """The version that the library's link names, or the one that this leads to, in the first of the usual directories."""
+def library_version(files: Files, name: str) -> str | Absent:
+    """Return the version that the library's chain of links names, in the first of LIBRARIES that has the library."""
     for directory in LIBRARIES:
-        path = root / directory / name
+        path = files.path(f"{directory}/{name}")
         if not path.is_symlink():
             continue
-        for _ in range(MOST_LINKS):
+        for _ in range(MAX_LINKS):
             try:
                 target = path.readlink()
-            except OSError:  # gone in between
+            except OSError:  # the link has gone since
                 break
             version = target.name.removeprefix(f"{name.split('.so')[0]}.so.")
             if re.fullmatch(r"\d+(\.\d+)+", version):
                 return version
-            path = root / str(target).lstrip("/") if target.is_absolute() else path.parent / target
+            path = files.path(str(target).lstrip("/")) if target.is_absolute() else path.parent / target
             if not path.is_symlink():
                 break
-        return Absent(status="error", reason=f"/{directory}/{name} leads to {path.name}, which names no version")
-    return Absent(status="unsupported", reason=f"no {name} in the usual directories")
-
-
-def _same(module: str | Absent, other: str | Absent) -> bool | Absent:
-    for told in (module, other):
-        if isinstance(told, Absent):
-            return told
-    return module == other
+        return Absent.error(f"/{directory}/{name} leads to {path.name}, which names no version")
+    return Absent.unsupported(f"no {name} in the usual directories")

@@ -11,14 +11,14 @@ from typing import Any, Protocol, cast
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from agent.exporter.dcgm_names import Renamed
-from agent.exporter.metric_names import COLLECTORS, EVERY, PREFIX, exported, label
+from agent.exporter.dcgm_names import DcgmRenamer
+from agent.exporter.metric_names import EVERY, PREFIX, info_label, prometheus_name
 from agent.exporter.web import FRESH_S, Server
 from agent.exporter.web_config import WebConfig
-from agent.sampling.snapshot import Reading, collect
+from agent.sampling.snapshot import Stuck, collect
 from collectors.base import IDENTITY, Absent, Collector, Family, Labels
 
-NAMES = {"dcgm": Renamed}
+NAMES = {"dcgm": DcgmRenamer}
 """Exporters whose names are given beside our own where asked for."""
 SCRAPE_DEADLINE_S = 8.0
 """Under Prometheus' default scrape time-out of 10 s."""
@@ -44,43 +44,50 @@ class Exporter:
         self._collectors, self._sources = collectors, sources
         self._compat = NAMES[compat]() if compat else None
         self._one_at_a_time = threading.Lock()
-        self._stuck: dict[str, Reading] = {}
+        self._stuck: Stuck = {}
         self._stuck_since: dict[str, float] = {}
-        self._answered: dict[str, float] = {}
+        self._last_success: dict[str, float] = {}
 
     def collect(self) -> Iterator[Metric]:
-        """Every family as Prometheus sees it, and how each collector fared."""
+        """Yield every family as Prometheus sees it, and how each collector performed."""
         with self._one_at_a_time:
-            # The sources' families are Prometheus' own already; how they are asked is the same.
+            # The families of the sources are Prometheus families already; they are collected in the same way.
             every = [*self._collectors, *cast("Sequence[Any]", self._sources)]
-            found, outcome = collect(every, SCRAPE_DEADLINE_S, self._stuck)
-            fared = self._fared(outcome)
-        families = [family for family in found if isinstance(family, Family)]
+            collected, outcome = collect(every, SCRAPE_DEADLINE_S, self._stuck)
+            collector_metrics = self._collector_metrics(outcome)
+        families = [family for family in collected if isinstance(family, Family)]
         yield from metrics(families)
         if self._compat:
             yield from self._compat(families)
-        yield from (family for family in cast("list[Any]", found) if isinstance(family, Metric))
+        yield from (family for family in cast("list[Any]", collected) if isinstance(family, Metric))
         yield _absences(families)
-        yield from fared
+        yield from collector_metrics
 
-    def _fared(self, outcome: dict[str, float | str]) -> list[Metric]:
+    def _collector_metrics(self, outcome: dict[str, float | str]) -> list[Metric]:
+        """Return how each collector performed: success, duration, time of the last success, time stuck."""
         now = time.time()
-        told = {own.name: GaugeMetricFamily(own.name, own.help, labels=own.labels) for own in COLLECTORS[:4]}
-        success, duration, last, stuck = told.values()
+        success = _gauge("rackproof_collector_success")
+        duration = _gauge("rackproof_collector_duration_seconds")
+        last_success = _gauge("rackproof_collector_last_success_timestamp_seconds")
+        stuck = _gauge("rackproof_collector_stuck_seconds")
         for name, result in outcome.items():
-            answered = not isinstance(result, str)
-            success.add_metric([name], float(answered))
-            if answered:
-                duration.add_metric([name], float(result))
-                self._answered[name] = now
+            success.add_metric([name], float(not isinstance(result, str)))
+            if not isinstance(result, str):
+                duration.add_metric([name], result)
+                self._last_success[name] = now
             if name in self._stuck and self._stuck[name].is_alive():
                 self._stuck_since.setdefault(name, now)
             else:
                 self._stuck_since.pop(name, None)
             stuck.add_metric([name], now - self._stuck_since.get(name, now))
-        for name, when in self._answered.items():
-            last.add_metric([name], when)
-        return list(told.values())
+        for name, at in self._last_success.items():
+            last_success.add_metric([name], at)
+        return [success, duration, last_success, stuck]
+
+
+def _gauge(name: str) -> GaugeMetricFamily:
+    own = EVERY[name]
+    return GaugeMetricFamily(own.name, own.help, labels=own.labels)
 
 
 def metrics(families: Iterable[Family]) -> Iterator[Metric]:
@@ -90,7 +97,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
         numbers = []
         for labels, value in family.readings:
             if isinstance(value, str):
-                texts.setdefault(tuple(labels.items()), {})[label(family.name)] = value
+                texts.setdefault(tuple(labels.items()), {})[info_label(family.name)] = value
             elif not isinstance(value, Absent):
                 numbers.append((labels, float(value)))
         if numbers:
@@ -104,7 +111,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
 
 
 def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
-    name = exported(family.name, family.unit)
+    name = prometheus_name(family.name, family.unit)
     kind = CounterMetricFamily if family.counter else GaugeMetricFamily
     metric = kind(name, family.help)
     for labels, value in numbers:
@@ -120,8 +127,7 @@ def _absences(families: Iterable[Family]) -> Metric:
         for labels, value in family.readings
         if isinstance(value, Absent)
     )
-    own = EVERY[f"{PREFIX}readings_absent"]
-    metric = GaugeMetricFamily(own.name, own.help, labels=own.labels)
+    metric = _gauge("rackproof_readings_absent")
     for place, count in sorted(missing.items()):
         metric.add_metric(place, count)
     return metric

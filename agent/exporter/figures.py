@@ -9,14 +9,15 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.exporter.metric_names import BENCHMARK, bare
+from agent.exporter.metric_names import BENCHMARK, label_name
 from schemas import documents
 from schemas.records import MEASURED
+from schemas.scopes import Scope
 
 MOST_FIGURES = 512
 """Of one stage."""
 WRONG = re.compile(r"\.(wrong_\w+|mismatches)$")
-LABELS = {own.name: tuple(bare(label) for label in own.labels) for own in BENCHMARK}
+LABELS = {spec.name: tuple(label_name(label) for label in spec.labels) for spec in BENCHMARK}
 
 Json = dict[str, Any]
 Sample = tuple[str, dict[str, str], float]
@@ -140,5 +141,5 @@ def _metric(what: str, unit: str) -> str:
 
 
 def _device(scope: str) -> dict[str, str]:
-    kind, _, index = scope.partition(",")[0].partition("=")
-    return {kind: index} if kind in ("gpu", "cpu") else {}
+    parsed = Scope.parse(scope)
+    return {parsed.device_kind: parsed.get(parsed.device_kind)} if parsed.device_kind in ("gpu", "cpu") else {}

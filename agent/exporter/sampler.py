@@ -17,7 +17,7 @@ from prometheus_client import Metric
 from agent.exporter.metric_names import SAMPLED
 from agent.sampling.telemetry import LONGEST_GAP_S, Beating
 from collectors.base import Absent
-from collectors.nvml import THROTTLE_REASONS, Beat, Bounds, Pulse, present
+from collectors.nvml import THROTTLE_REASONS, FastReader, GpuLimits, GpuSample, gpu_indices
 
 SAMPLE_HZ, MOST_HZ = 10.0, 50.0
 WINDOW_S = 30.0
@@ -31,7 +31,7 @@ RETRY_S = 15.0
 """Between two attempts at a GPU, or a driver, that does not answer."""
 MOST_FAILURES = 50
 LOOK_S, STUCK_S = 1.0, 2.0
-QUANTITIES: tuple[tuple[str, str, Callable[[Beat], float]], ...] = (
+QUANTITIES: tuple[tuple[str, str, Callable[[GpuSample], float]], ...] = (
     ("gpu_power", "watts", lambda beat: beat.power),
     ("gpu_clock_sm", "hertz", lambda beat: beat.clock),
     ("gpu_clock_memory", "hertz", lambda beat: beat.memory_clock),
@@ -71,17 +71,17 @@ class Samples:
         """When it was last asked which GPU it is."""
         self._window_s = window_s
         self._lock = threading.Lock()
-        self._bounds: Bounds | None = None
+        self._bounds: GpuLimits | None = None
         self._failures = self._taken = 0
         self._last = self._last_at = 0.0
         self._forget()
 
     def _forget(self) -> None:
-        self._window: deque[tuple[float, Beat]] = deque()
+        self._window: deque[tuple[float, GpuSample]] = deque()
         self._power, self._clock = Histogram(), Histogram()
         self._held = dict.fromkeys(THROTTLE_REASONS, 0.0)
 
-    def know(self, at: float, bounds: Bounds | Absent) -> None:
+    def know(self, at: float, bounds: GpuLimits | Absent) -> None:
         """Which GPU it is, and what its limit is by now."""
         self.asked_at = at
         if isinstance(bounds, Absent):
@@ -91,7 +91,7 @@ class Samples:
                 self._forget()
             self._bounds = bounds
 
-    def take(self, at: float, beat: Beat | Absent) -> None:
+    def take(self, at: float, beat: GpuSample | Absent) -> None:
         """One sample."""
         with self._lock:
             if isinstance(beat, Absent):
@@ -140,20 +140,20 @@ class Loop(Beating):
     """Samples some GPUs by turns. One thread for all: eight of them, each with a GPU, cost three times as much."""
 
     def __init__(self, gpus: Mapping[int, Samples], hz: float) -> None:
-        super().__init__(lambda: Pulse(gpus, SLOW), 1 / hz)
+        super().__init__(lambda: FastReader(gpus, SLOW), 1 / hz)
         self.gpus = dict(gpus)
         self.cpu_s = 0.0
         self.turned = time.monotonic()
-        self._asks: Pulse | None = None
+        self._asks: FastReader | None = None
         self.start()
 
     @property
     def hangs_on(self) -> int | None:
         """The GPU whose answer is out for too long."""
         late = self.is_alive() and self._asks is not None and time.monotonic() - self.turned > STUCK_S
-        return self._asks.asking if late and self._asks else None
+        return self._asks.current if late and self._asks else None
 
-    def beat(self, pulse: Pulse) -> None:
+    def beat(self, pulse: FastReader) -> None:
         """Reads at even times until the end."""
         self._asks, due = pulse, time.monotonic()
         try:
@@ -163,12 +163,12 @@ class Loop(Beating):
                     return
                 for gpu in self.gpus.values():
                     if due - gpu.asked_at > RETRY_S:
-                        gpu.know(due, pulse.bounds(gpu.index))
+                        gpu.know(due, pulse.limits(gpu.index))
                 self.take(time.monotonic(), pulse.read())
         finally:
             pulse.close()
 
-    def take(self, at: float, beats: Mapping[int, Beat | Absent]) -> None:
+    def take(self, at: float, beats: Mapping[int, GpuSample | Absent]) -> None:
         """One round."""
         for index, beat in beats.items():
             self.gpus[index].take(at, beat)
@@ -239,7 +239,7 @@ class Sampler:
         """GPUs that are new: the driver may be loaded later."""
         if time.monotonic() - self._searched < RETRY_S:
             return
-        self._searched, self._found = time.monotonic(), present()
+        self._searched, self._found = time.monotonic(), gpu_indices()
         for index in [] if isinstance(self._found, Absent) else self._found:
             if index not in self._gpus and (self._chosen is None or index in self._chosen):
                 self._gpus[index] = Samples(index, self._window_s)

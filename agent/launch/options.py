@@ -8,10 +8,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-from agent.placement.rank_placement import SeatError
+from agent.placement.rank_placement import PlacementError
 from agent.run.record import PLAN_BYTES, HostRun
 from schemas import documents
 from schemas.plans import Plan, plan_from_json
+from schemas.run_directory import RunDirectory, record_name
 
 LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
 STANDARD_INPUT = "-"
@@ -48,14 +49,14 @@ def exported(options: argparse.Namespace) -> dict[str, str]:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise SeatError(f"--env {text}: write NAME=VALUE, such as NCCL_SOCKET_IFNAME=eth0")
+        raise PlacementError(f"--env {text}: write NAME=VALUE, such as NCCL_SOCKET_IFNAME=eth0")
     return name, value
 
 
 def text_of(options: argparse.Namespace) -> str:
     """The plan that was given, as text; standard input is read once."""
     if options.plan == STANDARD_INPUT and options.detach:
-        raise SeatError("--plan - with --detach: standard input is gone by then; give the plan as a file")
+        raise PlacementError("--plan - with --detach: standard input is gone by then; give the plan as a file")
     if options.plan != STANDARD_INPUT:
         return Path(options.plan).read_text(encoding="utf-8")
     if not hasattr(options, "plan_text"):
@@ -71,7 +72,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         OSError: it cannot be read.
     """
     if not getattr(options, "plan", None):
-        return plan_from_json(documents.read(options.run_dir / "plan.json", "plan", max_bytes=PLAN_BYTES))
+        return plan_from_json(documents.read(RunDirectory(options.run_dir).plan, "plan", max_bytes=PLAN_BYTES))
     source = f"--plan {options.plan}"
     document = documents.parse(text_of(options), source=source, max_bytes=PLAN_BYTES)
     documents.validate(document, "plan", source=source)
@@ -79,7 +80,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises SeatError or OSError where the settings are wrong, or the record would have no place at the end."""
+    """Raises PlacementError or OSError where the settings are wrong, or the record would have no place at the end."""
     exported(options)
     if options.results:
         options.results.mkdir(parents=True, exist_ok=True)
@@ -93,9 +94,10 @@ def delivered(options: argparse.Namespace, code: int) -> int:
         return code
     run = HostRun(options.run_dir, options.host)
     name, gang = run.host.name, run.host.gang
-    if not (options.results / "plan.json").exists():
-        documents.write_text(options.results / "plan.json", (run.directory / "plan.json").read_text(encoding="utf-8"))
-    for place, path in ((f"hosts/{name}.json", run.path()), (f"gangs/{gang}/{name}.json", run.path(gang))):
+    plan = RunDirectory(options.results).plan
+    if not plan.exists():
+        documents.write_text(plan, RunDirectory(run.directory).plan.read_text(encoding="utf-8"))
+    for place, path in ((record_name(name), run.path()), (record_name(name, gang), run.path(gang))):
         if path.exists() and (gang or path == run.path()):
             documents.write_text(options.results / place, path.read_text(encoding="utf-8"))
     return 0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import collectors
 from agent.exporter.live import Span, publish
-from agent.gang.peer_channel import Exchange
-from agent.gang.protocol import ExchangeError, Gang
+from agent.gang.peer_channel import PeerChannel
+from agent.gang.protocol import Gang, GangError
 from agent.launch.supervise import supervise
 from agent.launch.torchrun import LaunchError, torchrun
 from agent.run import background, lease
@@ -19,7 +19,7 @@ from agent.run.record import HostRun, private_directory
 from agent.run.work_directory import set_aside
 from agent.sampling.snapshot import now, take
 from collectors.base import Absent
-from collectors.nvml import obstacles, present
+from collectors.nvml import gpu_conflicts, gpu_indices
 from schemas import documents
 from schemas.plans import Stage
 from schemas.probes import GANG, PROBE
@@ -84,7 +84,7 @@ def measure(
         return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, why))
     if none := _no_gpu(run):
         return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, none))
-    if run.host.device == "gpu" and (found := obstacles(run.host.devices, share=run.host.share_gpus)):
+    if run.host.device == "gpu" and (found := gpu_conflicts(run.host.devices, share=run.host.share_gpus)):
         reason = f"{'; '.join(found)}: end it, or set rackproof_share_gpus to measure beside it"
         return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, reason))
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the ranks are ended and not left behind
@@ -92,7 +92,7 @@ def measure(
     set_aside(work, run.directory / "logs")
     shutil.rmtree(work, ignore_errors=True)
     private_directory(work)
-    meeting = Gang.of(run.plan, run.host, f"{stage} {number}", members, port, closed=closed)
+    meeting = Gang.from_plan(run.plan, run.host, f"{stage} {number}", members, port, members_only=closed)
     try:
         command = torchrun(
             run.plan,
@@ -106,8 +106,8 @@ def measure(
             uuids={gpu.index: gpu.uuid for gpu in run.record().gpus},
             exported=exported or {},
         )
-        exchange = Exchange(meeting) if len(members) > 1 else None
-    except (LaunchError, ExchangeError) as error:
+        exchange = PeerChannel(meeting) if len(members) > 1 else None
+    except (LaunchError, GangError) as error:
         return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, str(error)))
     return supervise(
         run,
@@ -119,7 +119,7 @@ def measure(
         work=work,
         deadline_s=planned.deadline_s,
         report=_progress,
-        meanwhile=readers(run, thorough=False),
+        meanwhile=readers(run, full_snapshot=False),
         exchange=exchange,
         patience_s=planned.collective_timeout_s,
         number=number,
@@ -146,7 +146,7 @@ def worn_out(run: HostRun, number: int) -> str:
 
 def _no_gpu(run: HostRun) -> str:
     """Why ranks on GPUs would find none; empty where there are some, of which each rank tells whether its own is there."""
-    there = present() if run.host.device == "gpu" else [0]
+    there = gpu_indices() if run.host.device == "gpu" else [0]
     if there and not isinstance(there, Absent):
         return ""
     reason = there.reason if isinstance(there, Absent) else "it counts 0"
@@ -186,9 +186,11 @@ def made(launch: Launch, stage: str, members: list[str], number: int) -> bool:
     return launch.number == number if number else launch.outcome == "finished"
 
 
-def readers(run: HostRun, *, thorough: bool = True) -> list[collectors.base.Collector]:
+def readers(run: HostRun, *, full_snapshot: bool = True) -> list[collectors.base.Collector]:
     """The collectors, for the GPUs that are under test."""
-    return collectors.start(run.host.devices if run.host.device == "gpu" else None, thorough=thorough)
+    return collectors.build_collectors(
+        run.host.devices if run.host.device == "gpu" else None, full_snapshot=full_snapshot
+    )
 
 
 def _progress(line: str) -> None:

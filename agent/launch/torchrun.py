@@ -13,10 +13,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.gang.protocol import Gang, own_address, resolve
+from agent.gang.protocol import Gang
+from agent.gang.transport import own_address, resolve
 from agent.launch import guard
 from agent.launch.supervise import Command
-from agent.placement.rank_placement import cleared
+from agent.placement.rank_placement import without_placement
 from agent.run.work_directory import write_request
 from schemas.catalogue import BENCHMARKS, settings
 from schemas.errors import RackproofError
@@ -58,7 +59,7 @@ def torchrun(
 
     Raises:
         LaunchError: torch is not there, `host` is not a member, or the first member's name cannot be resolved.
-        ExchangeError: only members are to be admitted, and one's name cannot be resolved.
+        GangError: only members are to be admitted, and one's name cannot be resolved.
     """
     members = gang.members
     if importlib.util.find_spec("torch") is None:
@@ -120,14 +121,14 @@ def _meeting(gang: Gang, node_rank: int, port: int, work: Path, stage: Stage) ->
                 "give a number as rackproof_fabric_address"
             ) from None
         if node_rank == 0:
-            place["admitted"] = sorted(gang.admitted)
+            place["admitted"] = sorted(gang.allowed_addresses)
     path = work / "rendezvous.json"
     path.touch(mode=0o600)
     path.write_text(
         json.dumps(
             {
                 **place,
-                "name": gang.secret_name,
+                "name": gang.store_prefix,
                 "rank": node_rank,
                 "hosts": len(gang.members),
                 "trains": any(BENCHMARKS[name].trains for name in stage.benchmarks),
@@ -148,7 +149,7 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
 
 def _environment(host: PlannedHost, interface: str, work: Path, *, alone: bool) -> dict[str, str]:
     environment = {
-        **cleared(os.environ),
+        **without_placement(os.environ),
         "PYTHONUNBUFFERED": "1",
         # What torch.compile builds is run: it must not lie where others can write, as /tmp is.
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from collectors.base import Absent, Family, Value
-from collectors.nvml import obstacles
+from collectors.nvml import gpu_conflicts
 
 GIB = 1 << 30
 SHM = "/dev/shm"  # noqa: S108 - no file of ours
@@ -118,7 +118,7 @@ def problems(
     if not cpu:
         found += [*_shm(root), *_hidden(devices, os.environ if environment is None else environment)]
         found += [
-            f"{told}: end it, or give --share-gpus to measure beside it" for told in obstacles(devices, share=share)
+            f"{told}: end it, or give --share-gpus to measure beside it" for told in gpu_conflicts(devices, share=share)
         ]
     return found
 

@@ -118,7 +118,7 @@ class Memory:
     def _logged(self, pids: Collection[int]) -> str | None:
         """What the kernel's log has of them since we watch; None where it cannot be read."""
         try:
-            lines = kernel_log.whole(self._root / "dev/kmsg", commands=()).lines
+            lines = kernel_log.read_log(self._root / "dev/kmsg", commands=()).lines
         except OSError:
             return None
         for line in reversed(lines):

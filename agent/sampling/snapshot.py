@@ -1,85 +1,59 @@
-"""The collectors' families -> a snapshot for the record."""
+"""Snapshots for the record, from the collectors' families."""
 
 from __future__ import annotations
 
-import threading
 import time
 from collections.abc import Callable, Iterable
 from datetime import datetime, timezone
+from functools import partial
+from typing import Any
 
 from collectors.base import Absent, Collector, Family, scope
+from collectors.deadline import PendingCall, call_with_deadline
 from schemas.records import Gpu, Metric, Snapshot
 
 COLLECT_DEADLINE_S = 20.0
-"""A driver that is wedged blocks for ever; what has not answered by then is told as an error."""
-PATIENCE_S = 0.05
-"""Before the next begins beside it. All at once they fight for the interpreter, and take twice the CPU time. Of so many
-that the last would begin late, less: it has half the deadline."""
+"""A wedged driver may block for ever: a collector without an answer by then is reported as an error."""
+
+Stuck = dict[str, PendingCall[Any]]
+"""Collector -> its call that is past the deadline."""
 
 
 def now() -> str:
-    """UTC, ISO 8601 with `Z`."""
+    """Return the current time in UTC, ISO 8601 with `Z`."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
 
 def collect(
-    collectors: Iterable[Collector], deadline_s: float = COLLECT_DEADLINE_S, stuck: dict[str, Reading] | None = None
+    collectors: Iterable[Collector], deadline_s: float = COLLECT_DEADLINE_S, stuck: Stuck | None = None
 ) -> tuple[list[Family], dict[str, float | str]]:
-    """Every family of every collector, and a line a collector: seconds it took, or why it failed.
+    """Return every family of every collector, and for each collector the seconds it took, or why it failed.
 
-    Each has a thread, so that one that blocks or breaks costs its own readings only; one that is slow is not waited for, but
-    goes on beside the next. Where the caller keeps `stuck` from call to call, a collector that still blocks is neither started
-    nor waited for again.
+    A collector that blocks or fails costs its own readings only; a slow one runs on beside the next. If the caller keeps
+    `stuck` from one use to the next, a collector that still blocks is not started again.
     """
+    readers = {collector.name: partial(_timed, collector) for collector in collectors}
     families: list[Family] = []
     outcome: dict[str, float | str] = {}
-    stuck = {} if stuck is None else stuck
-    blocked = {name: reading for name, reading in stuck.items() if reading.is_alive()}
-    every = list(collectors)
-    ends, patience_s = time.monotonic() + deadline_s, min(PATIENCE_S, deadline_s / 2 / max(1, len(every)))
-    running = []
-    for collector in every:
-        if collector.name not in blocked:
-            reading = Reading(collector)
-            reading.join(patience_s)
-        running.append((collector.name, blocked.get(collector.name) or reading))
-    for name, reading in running:
-        reading.join(0.0 if name in blocked else max(0.0, ends - time.monotonic()))
-        if reading.is_alive():
-            stuck[name] = reading
-            outcome[name] = f"no answer within {deadline_s:g} s"
-        elif reading.error:
-            outcome[name] = reading.error
+    for name, result in call_with_deadline(readers, deadline_s, stuck).items():
+        if isinstance(result, Absent):
+            outcome[name] = result.reason
         else:
-            families += reading.families
-            outcome[name] = reading.seconds
+            collected, outcome[name] = result
+            families += collected
     return families, outcome
 
 
-class Reading(threading.Thread):
-    """One collector at work. A daemon: a call that never returns must not keep the process."""
-
-    def __init__(self, collector: Collector) -> None:
-        super().__init__(daemon=True)
-        self._collector = collector
-        self.families: list[Family] = []
-        self.error = ""
-        self.seconds = 0.0
-        self.start()
-
-    def run(self) -> None:
-        began = time.monotonic()
-        try:
-            self.families = list(self._collector.collect())
-        except Exception as error:  # noqa: BLE001 - whatever a collector runs into is its own result, and a named one
-            self.error = f"{type(error).__name__}: {error}"
-        self.seconds = time.monotonic() - began
+def _timed(collector: Collector) -> tuple[list[Family], float]:
+    start = time.monotonic()
+    families = list(collector.collect())
+    return families, time.monotonic() - start
 
 
 def take(
     collectors: Iterable[Collector], *, stage: str, phase: str, clock: Callable[[], str] = now
 ) -> tuple[Snapshot, tuple[Gpu, ...]]:
-    """A snapshot of everything, and the GPUs that it names."""
+    """Return a snapshot of all collectors, and the GPUs in it."""
     at, began = clock(), time.monotonic()
     families, outcome = collect(collectors)
     metrics = [_metric(family) for family in families]

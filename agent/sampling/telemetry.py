@@ -13,9 +13,10 @@ from typing import Any
 from agent.sampling.statistics import summarize
 from agent.sampling.timeline import Recorder
 from collectors.base import Absent
-from collectors.nvml import THROTTLE_REASONS, Beat, Pulse
+from collectors.nvml import THROTTLE_REASONS, FastReader, GpuSample
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR, MEASURED, Observation
+from schemas.scopes import Scope
 from schemas.trace import UNREAD, Trace, traced
 
 PERIOD_S = 0.05
@@ -25,7 +26,7 @@ LEAST_HZ = 10.0
 LONGEST_GAP_S = 1.0
 """What was sampled more thinly proves nothing: a slowdown would fall between the samples."""
 
-Sample = tuple[float, Mapping[int, Beat | Absent]]
+Sample = tuple[float, Mapping[int, GpuSample | Absent]]
 
 
 class Beating(threading.Thread):
@@ -34,7 +35,7 @@ class Beating(threading.Thread):
     A daemon: a driver that blocks must not keep the process.
     """
 
-    def __init__(self, pulse: Callable[[], Pulse], period_s: float) -> None:
+    def __init__(self, pulse: Callable[[], FastReader], period_s: float) -> None:
         super().__init__(daemon=True)
         self._pulse, self._period_s = pulse, period_s
         self._ended = threading.Event()
@@ -46,12 +47,12 @@ class Beating(threading.Thread):
         except Exception as error:  # noqa: BLE001 - NVML's own errors are as many as its versions; each costs the samples only
             self._error = f"{type(error).__name__}: {error}"
 
-    def beat(self, pulse: Pulse) -> None:
+    def beat(self, pulse: FastReader) -> None:
         """Reads until the end."""
         while not self._ended.wait(self._period_s):
             self.take(time.monotonic(), pulse.read())
 
-    def take(self, at: float, beats: Mapping[int, Beat | Absent]) -> None:
+    def take(self, at: float, beats: Mapping[int, GpuSample | Absent]) -> None:
         """One sample."""
         raise NotImplementedError
 
@@ -65,7 +66,7 @@ class Telemetry(Beating):
 
     def __init__(self, devices: Iterable[int]) -> None:
         devices = list(devices)
-        super().__init__(lambda: Pulse(devices), PERIOD_S)
+        super().__init__(lambda: FastReader(devices), PERIOD_S)
         self._devices = devices
         self._samples: deque[Sample] = deque(maxlen=KEPT)
         self._recorder = Recorder()
@@ -74,7 +75,7 @@ class Telemetry(Beating):
         self._began = time.monotonic()
         self.start()
 
-    def take(self, at: float, beats: Mapping[int, Beat | Absent]) -> None:
+    def take(self, at: float, beats: Mapping[int, GpuSample | Absent]) -> None:
         self._samples.append((at, beats))
         self._recorder.beats(at - self._began, beats)
         self._heard |= beats.keys()
@@ -107,7 +108,7 @@ class Telemetry(Beating):
         self, window: Mapping[str, Any], samples: Sequence[Sample], measured: Sequence[Observation], stage: str
     ) -> Iterable[Observation]:
         benchmark, scope, params = window["benchmark"], window["scope"], window["params"]
-        index = int(scope.partition("=")[2])
+        index = int(Scope.parse(scope).get("gpu"))
         span = window["end"] - window["begin"]
         read = [(at, beats[index]) for at, beats in samples if window["begin"] <= at <= window["end"]]
         seen = [beat for _, beat in read if not isinstance(beat, Absent)]
@@ -149,7 +150,7 @@ class Telemetry(Beating):
                     yield Observation(name=f"{benchmark}.{name}", unit=unit, value=value, params=told, **common)
 
 
-def _too_thin(window: Mapping[str, Any], read: Sequence[tuple[float, Beat | Absent]]) -> str:
+def _too_thin(window: Mapping[str, Any], read: Sequence[tuple[float, GpuSample | Absent]]) -> str:
     """Why the samples do not tell what went on in the window, or an empty string."""
     lost = [beat.reason for _, beat in read if isinstance(beat, Absent)]
     if lost:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from collectors.base import Absent
-from collectors.nvml import THROTTLE_REASONS, Beat
+from collectors.nvml import THROTTLE_REASONS, GpuSample
 from schemas.readings import READINGS
 from schemas.records import Snapshot, Value
 from schemas.timeline import RATES, Event, Series, Timeline
@@ -98,7 +98,7 @@ class Recorder:
             at_s = round(max(0.0, at_s), 1)
             self._events.append(Event(at_s=at_s, until_s=at_s, name=name, scope=scope, count=count, text=text[:1024]))
 
-    def beats(self, at_s: float, beats: Mapping[int, Beat | Absent]) -> None:
+    def beats(self, at_s: float, beats: Mapping[int, GpuSample | Absent]) -> None:
         """What each GPU showed at one moment."""
         for index, beat in beats.items():
             scope = f"gpu={index}"

@@ -19,7 +19,7 @@ from agent.sampling.telemetry import Beating
 from agent.soak.soak_run import SoakRun, told
 from agent.soak.stop_on import ending, known_packs
 from collectors.base import Absent, Collector
-from collectors.nvml import Beat, Pulse
+from collectors.nvml import FastReader, GpuSample
 from schemas.records import Record
 from schemas.timeline import SOAK
 
@@ -77,7 +77,7 @@ class Pulses(Beating):
     """Power, clocks, temperature and what holds them down, of every GPU, over the whole soak."""
 
     def __init__(self, run: SoakRun) -> None:
-        super().__init__(lambda: Pulse(run.host.devices), PULSE_S)
+        super().__init__(lambda: FastReader(run.host.devices), PULSE_S)
         self._run = run
         self.start()
 
@@ -86,7 +86,7 @@ class Pulses(Beating):
         """Why it reads no more."""
         return self._error or "NVML was not asked any more"
 
-    def take(self, at: float, beats: Mapping[int, Beat | Absent]) -> None:
+    def take(self, at: float, beats: Mapping[int, GpuSample | Absent]) -> None:
         self._run.recorder.beats(self._run.at_s(at), beats)
 
 

@@ -1,4 +1,4 @@
-"""The host collector: which readings it has, and which of them a scrape has time for."""
+"""The host collector: which readings exist, and which of them a scrape has time for."""
 
 from __future__ import annotations
 
@@ -6,53 +6,52 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from collectors.base import Absent, Family, Value
+from collectors.base import Absent, Family, Value, host_family
+from collectors.files import Files, nonempty
 from collectors.host import kernel, memory, processor
-from collectors.host.files import Files, one, text
 from collectors.host.parsing import cpu_model, load_average
-from collectors.pcie.device import GPU, Bus
-from collectors.sysfs import Tree
+from collectors.pcie.device import GPU, PciBus
 
 
 class HostCollector:
-    """Reads the host under `root`, `/` but in tests."""
+    """Reads the host under `root`. A full snapshot also reads the files of each processor, process and memory module."""
 
     name = "host"
 
-    def __init__(self, root: Path = Path("/"), thorough: bool = False) -> None:
-        """`thorough`: also what takes a file a processor, a process or a memory module."""
+    def __init__(self, root: Path = Path("/"), full_snapshot: bool = False) -> None:
         self._root = root
-        self._thorough = thorough
-        self._known: dict[str, Value] = {}
-        self._bus = Bus(Tree(root))
+        self._full_snapshot = full_snapshot
+        self._constants: dict[str, Value] = {}
+        self._bus = PciBus(Files(root))
 
     def collect(self) -> Iterable[Family]:
-        files = Files(self._root)
+        files = Files(self._root, cached=True)
+        release = files.required("proc/sys/kernel/osrelease", nonempty)
+        yield host_family("host.kernel_version", "1", "Kernel release", release)
         first = processor.FIRST_PROCESSOR_BYTES
-        yield one("host.kernel_version", "1", "Kernel release", files.required("proc/sys/kernel/osrelease", text))
-        model = self._once("model", lambda: files.required("proc/cpuinfo", cpu_model, first_bytes=first))
-        yield one("host.cpu.model", "1", "Processor model", model)
-        yield one("host.cpu.count", "1", "Processors that this process may use", len(os.sched_getaffinity(0)))
-        virtual = self._once("virtual", lambda: processor.virtual(files))
-        yield one("host.virtual_machine", "1", "A hypervisor runs this kernel", virtual)
-        yield one("host.load", "1", "Load average over one minute", files.required("proc/loadavg", load_average))
-        yield one("host.uptime", "s", "Time since boot", files.required("proc/uptime", _uptime))
-        for part in (memory.memories, memory.errors, memory.nodes, kernel.health, kernel.modules, kernel.options):
+        model = self._read_once("model", lambda: files.required("proc/cpuinfo", cpu_model, max_bytes=first))
+        yield host_family("host.cpu.model", "1", "Processor model", model)
+        count = len(os.sched_getaffinity(0))
+        yield host_family("host.cpu.count", "1", "Processors that this process may use", count)
+        virtual = self._read_once("virtual", lambda: processor.is_virtual(files))
+        yield host_family("host.virtual_machine", "1", "The host is a virtual machine", virtual)
+        load = files.required("proc/loadavg", load_average)
+        yield host_family("host.load", "1", "Load average over one minute", load)
+        uptime = files.required("proc/uptime", lambda text: float(text.split()[0]))
+        yield host_family("host.uptime", "s", "Time since boot", uptime)
+        for part in (memory.sizes, memory.errors, memory.nodes, kernel.health, kernel.modules, kernel.options):
             yield from part(files)
-        if self._thorough:
+        if self._full_snapshot:
             for part in (memory.modules, processor.topology, processor.clocks, kernel.firmware, kernel.processes):
                 yield from part(files)
-        yield one("gpu.pci_count", "1", "NVIDIA GPUs on the PCI bus, with or without a driver", self._bus.count(GPU))
+        gpus = self._bus.count(GPU)
+        yield host_family("gpu.pci_count", "1", "NVIDIA GPUs on the PCI bus, with or without a driver", gpus)
 
-    def _once(self, name: str, read: Callable[[], Value | Absent]) -> Value | Absent:
-        """What cannot change. Opening /proc/cpuinfo makes some kernels wait 10 ms for the processors' clocks."""
-        if name not in self._known:
+    def _read_once(self, name: str, read: Callable[[], Value | Absent]) -> Value | Absent:
+        """Read a constant once. Opening /proc/cpuinfo makes some kernels wait 10 ms for the processors' clocks."""
+        if name not in self._constants:
             value = read()
             if isinstance(value, Absent):
                 return value
-            self._known[name] = value
-        return self._known[name]
-
-
-def _uptime(text: str) -> float:
-    return float(text.split()[0])
+            self._constants[name] = value
+        return self._constants[name]

@@ -1,22 +1,22 @@
-"""The kernel, its modules and options, the limits it sets, and what it has been through since boot."""
+"""The kernel: modules, options, limits, and the problems it has noted since boot."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from functools import partial
 
-from collectors.base import Absent, Family
-from collectors.host.files import Files, one
+from collectors.base import Absent, Family, host_family
+from collectors.files import Files
 from collectors.host.parsing import (
-    command_line,
-    event,
+    firmware_text,
     interrupts,
     iommu_options,
-    part_of_firmware,
-    process,
+    process_state,
+    shared_options,
     soft_limit,
-    stalled,
-)  # fmt: skip
+    stalled_share,
+    vmstat,
+)
 
 MODULES = {
     "nouveau": ("nouveau",),
@@ -24,88 +24,92 @@ MODULES = {
     "peermem": ("nvidia_peermem", "nv_peer_mem"),
     "gdrdrv": ("gdrdrv",),
 }
-"""What is asked for -> the names it has had."""
+"""Reading -> the names that the module has had."""
 _TAINTS = {
-    "machine_check": (4, "A processor reported a machine check since boot"),
-    "bad_page": (5, "The kernel met a bad page since boot"),
-    "oops": (7, "The kernel died and went on since boot"),
-    "soft_lockup": (14, "A processor was stuck in the kernel since boot"),
+    "machine_check": (4, "A processor has reported a machine check since boot"),
+    "bad_page": (5, "The kernel has found a bad page since boot"),
+    "oops": (7, "The kernel has had an oops since boot"),
+    "soft_lockup": (14, "A processor has had a soft lockup since boot"),
 }
 _FIRMWARE = {
-    "host.system.vendor": ("sys_vendor", "Maker of the host"),
-    "host.system.product": ("product_name", "The host's model"),
-    "host.system.serial": ("product_serial", "The host's serial number; root alone may read it"),
+    "host.system.vendor": ("sys_vendor", "Manufacturer of the host"),
+    "host.system.product": ("product_name", "Product name of the host"),
+    "host.system.serial": ("product_serial", "Serial number of the host; readable by root only"),
     "host.bios.version": ("bios_version", "Version of the host's firmware"),
 }
-DAEMON = "nvidia-persistenced"[:15]
+PERSISTENCE_DAEMON = "nvidia-persistenced"[:15]
 """The kernel keeps 15 characters of a program's name."""
 
 
 def health(files: Files) -> Iterable[Family]:
-    """What happened since boot, and how much waits now."""
+    """Yield the events since boot, and the current pressure."""
     tainted = files.read("proc/sys/kernel/tainted", int)
-    yield one("host.kernel.tainted", "1", "Taint flags of the kernel", tainted)
+    yield host_family("host.kernel.tainted", "1", "Taint flags of the kernel", tainted)
     for name, (bit, text) in _TAINTS.items():
         flag = tainted if isinstance(tainted, Absent) else bool(tainted >> bit & 1)
-        yield one(f"host.kernel.{name}", "1", text, flag)
-    kills = files.read("proc/vmstat", lambda text: event(text, "oom_kill"))
-    yield one("host.oom_kills", "1", "Processes that the kernel killed for want of memory", kills, counter=True)
+        yield host_family(f"host.kernel.{name}", "1", text, flag)
+    kills = files.read("proc/vmstat", partial(vmstat, key="oom_kill"))
+    yield host_family("host.oom_kills", "1", "Processes killed by the out-of-memory killer", kills, counter=True)
     for kind in ("cpu", "memory", "io"):
-        value = files.read(f"proc/pressure/{kind}", stalled)
-        yield one(f"host.pressure.{kind}", "ratio", f"Share of 10 s in which some task waited for {kind}", value)
+        share = files.read(f"proc/pressure/{kind}", stalled_share)
+        yield host_family(
+            f"host.pressure.{kind}", "ratio", f"Share of 10 s in which some task waited for {kind}", share
+        )
 
 
 def modules(files: Files) -> Iterable[Family]:
-    """Whether modules are loaded, or built in."""
-    seen = files.exists("sys/module")
+    """Yield whether each of MODULES is loaded or built in."""
+    unknown = None if files.exists("sys/module") else Absent.error("no /sys/module")
     for name, spellings in MODULES.items():
-        value = any(files.exists(f"sys/module/{spelling}") for spelling in spellings)
-        absent = Absent(status="error", reason="no /sys/module")
-        yield one(f"host.module.{name}", "1", f"{spellings[0]} is loaded", value if seen else absent)
+        is_loaded = any(files.exists(f"sys/module/{spelling}") for spelling in spellings)
+        yield host_family(f"host.module.{name}", "1", f"{spellings[0]} is loaded", unknown or is_loaded)
 
 
 def options(files: Files) -> Iterable[Family]:
-    """What the kernel was told at boot, and the limits of this process."""
-    told = files.read("proc/cmdline", command_line)
-    yield one("host.kernel.command_line", "1", "Kernel options, without those of this host alone", told)
-    yield one("host.iommu.options", "1", "IOMMU options of the kernel", files.read("proc/cmdline", iommu_options))
+    """Yield the kernel's command line, and the limits of this process."""
+    command_line = files.read("proc/cmdline", shared_options)
+    yield host_family(
+        "host.kernel.command_line", "1", "Kernel command line without host-specific options", command_line
+    )
+    iommu = files.read("proc/cmdline", iommu_options)
+    yield host_family("host.iommu.options", "1", "IOMMU options of the kernel", iommu)
     threads = files.read("sys/devices/system/cpu/smt/active", lambda text: bool(int(text)))
-    yield one("host.cpu.smt", "1", "Cores run several threads", threads)
+    yield host_family("host.cpu.smt", "1", "SMT (hyper-threading) is on", threads)
     for name, title, unit in (("memlock", "Max locked memory", "B"), ("nofile", "Max open files", "1")):
         limit = files.read("proc/self/limits", partial(soft_limit, name=title))
-        free = limit if isinstance(limit, Absent) else limit is None
-        yield one(f"host.ulimit.{name}_unlimited", "1", f"{title}: there is no limit for this process", free)
-        value = Absent(status="unsupported", reason="unlimited") if limit is None else limit
-        yield one(f"host.ulimit.{name}", unit, f"{title} of this process", value)
+        is_unlimited = limit if isinstance(limit, Absent) else limit is None
+        yield host_family(f"host.ulimit.{name}_unlimited", "1", f"{title}: unlimited for this process", is_unlimited)
+        value = Absent.unsupported("unlimited") if limit is None else limit
+        yield host_family(f"host.ulimit.{name}", unit, f"{title} of this process", value)
 
 
 def firmware(files: Files) -> Iterable[Family]:
-    """What the firmware's tables say of the host, and how often its processors reported machine checks."""
+    """Yield the host's identity from the firmware tables, and the count of machine check exceptions."""
     for name, (file, text) in _FIRMWARE.items():
-        yield one(name, "1", text, files.read(f"sys/class/dmi/id/{file}", part_of_firmware))
+        yield host_family(name, "1", text, files.read(f"sys/class/dmi/id/{file}", firmware_text))
     checks = files.read("proc/interrupts", partial(interrupts, name="MCE"))
-    yield one("host.machine_checks", "1", "Machine check exceptions, all processors together", checks, counter=True)
+    yield host_family("host.machine_checks", "1", "Machine check exceptions of all processors", checks, counter=True)
 
 
 def processes(files: Files) -> Iterable[Family]:
-    """How many processes there are, hang or are dead, and whether the NVIDIA persistence daemon is among them."""
-    found = files.names("proc", r"\d+", "no processes are seen")
-    seen = found if isinstance(found, Absent) else list(_processes(files, found))
+    """Yield how many processes run, wait for a device or are zombies, and whether the persistence daemon runs."""
+    pids = files.matching("proc", r"\d+", "no processes are visible")
+    states = pids if isinstance(pids, Absent) else list(_process_states(files, pids))
     for name, state, text in (
         ("count", "", "Processes"),
-        ("zombie", "Z", "Processes that ended and that nobody asked for"),
-        ("uninterruptible", "D", "Processes that wait for a device"),
+        ("zombie", "Z", "Zombie processes"),
+        ("uninterruptible", "D", "Processes in uninterruptible sleep (waiting for a device)"),
     ):
-        value = seen if isinstance(seen, Absent) else sum(state in ("", its) for _, its in seen)
-        yield one(f"host.process.{name}", "1", text, value)
-    runs = seen if isinstance(seen, Absent) else any(name == DAEMON for name, _ in seen)
+        count = states if isinstance(states, Absent) else sum(state in ("", current) for _, current in states)
+        yield host_family(f"host.process.{name}", "1", text, count)
+    runs = states if isinstance(states, Absent) else any(name == PERSISTENCE_DAEMON for name, _ in states)
     if not files.exists("proc/driver/nvidia"):
-        runs = Absent(status="unsupported", reason="no NVIDIA driver is loaded")
-    yield one("host.persistence_daemon", "1", "The NVIDIA persistence daemon runs", runs)
+        runs = Absent.unsupported("no NVIDIA driver is loaded")
+    yield host_family("host.persistence_daemon", "1", "The NVIDIA persistence daemon runs", runs)
 
 
-def _processes(files: Files, numbers: list[str]) -> Iterator[tuple[str, str]]:
-    for number in numbers:
-        seen = files.read(f"proc/{number}/stat", process)
-        if not isinstance(seen, Absent):  # else it has ended meanwhile
-            yield seen
+def _process_states(files: Files, pids: list[str]) -> Iterator[tuple[str, str]]:
+    for pid in pids:
+        state = files.read(f"proc/{pid}/stat", process_state)
+        if not isinstance(state, Absent):  # else the process has ended since
+            yield state

@@ -1,100 +1,100 @@
-"""The host's memory: sizes, NUMA nodes, and the errors that its controllers counted."""
+"""The host's memory: sizes, NUMA nodes, and the error counts of the memory controllers."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 
-from collectors.base import HOST, Absent, Family
-from collectors.host.files import Files, one, over
-from collectors.host.parsing import chosen, field, memory
+from collectors.base import HOST, Absent, Family, Value, add_parts, host_family
+from collectors.files import Files, nonempty
+from collectors.host.parsing import bracketed_choice, meminfo, optional_meminfo
 
 _CONTROLLERS = "sys/devices/system/edac/mc"
+_NO_CONTROLLER = "no EDAC driver for a memory controller is loaded"
 _NODES = "sys/devices/system/node"
 _MEMINFO = (
     ("host.swap.total", "B", "Swap space", "SwapTotal"),
     ("host.memory.poisoned", "B", "Memory that the kernel took out of use after an error", "HardwareCorrupted"),
     ("host.hugepages.count", "1", "Huge pages of the default size", "HugePages_Total"),
-    ("host.hugepages.free", "1", "Huge pages of the default size that are free", "HugePages_Free"),
+    ("host.hugepages.free", "1", "Free huge pages of the default size", "HugePages_Free"),
 )
+_DIMM = {
+    "dimm_ce_count": ("host.dimm.corrected", "ECC-corrected memory errors of the DIMM", True),
+    "dimm_ue_count": ("host.dimm.uncorrected", "Uncorrected memory errors of the DIMM", True),
+    "dimm_label": ("host.dimm.label", "Slot of the DIMM", False),
+}
+"""File -> family, help, whether it is a counter."""
 
 
-def memories(files: Files) -> Iterable[Family]:
-    """Sizes out of /proc/meminfo."""
+def sizes(files: Files) -> Iterable[Family]:
+    """Yield the sizes in /proc/meminfo."""
     for key, name in (("MemTotal", "total"), ("MemAvailable", "available")):
-        value = files.required("proc/meminfo", partial(memory, key=key))
-        yield one(f"host.memory.{name}", "B", f"/proc/meminfo {key}", value)
+        value = files.required("proc/meminfo", partial(meminfo, key=key))
+        yield host_family(f"host.memory.{name}", "B", f"/proc/meminfo {key}", value)
     for name, unit, text, key in _MEMINFO:
-        yield one(name, unit, text, files.read("proc/meminfo", partial(field, key=key)))
-    yield one("host.swap.used", "B", "Swap in use", files.read("proc/meminfo", _swap_used))
-    mode = files.read("sys/kernel/mm/transparent_hugepage/enabled", chosen)
-    yield one("host.memory.transparent_hugepages", "1", "Which memory gets huge pages unasked", mode)
+        yield host_family(name, unit, text, files.read("proc/meminfo", partial(optional_meminfo, key=key)))
+    yield host_family("host.swap.used", "B", "Swap in use", files.read("proc/meminfo", _swap_used))
+    mode = files.read("sys/kernel/mm/transparent_hugepage/enabled", bracketed_choice)
+    yield host_family("host.memory.transparent_hugepages", "1", "Mode of transparent huge pages", mode)
 
 
 def errors(files: Files) -> Iterable[Family]:
-    """What the memory controllers counted since their driver was loaded."""
-    found = files.names(_CONTROLLERS, r"mc\d+", "no EDAC driver has a memory controller")
+    """Yield the errors that the memory controllers have counted since their driver was loaded."""
+    controllers = files.matching(_CONTROLLERS, r"mc\d+", _NO_CONTROLLER)
     for name, file, text in (
-        ("corrected", "ce_count", "Memory errors that ECC corrected"),
+        ("corrected", "ce_count", "Memory errors corrected by ECC"),
         ("uncorrected", "ue_count", "Memory errors that ECC could not correct"),
     ):
         family = Family(name=f"host.memory.ecc_{name}", unit="1", help=text, counter=True)
-        yield over(family, "mc", found, partial(_counted, files, file=file))
+        yield add_parts(family, "mc", controllers, partial(_error_count, files, file=file))
 
 
 def modules(files: Files) -> Iterable[Family]:
-    """The same by memory module, as far as the controller can tell them apart."""
+    """Yield the errors of each memory module, if the controller distinguishes them."""
     families = {
-        "dimm_ce_count": Family(
-            name="host.dimm.corrected", unit="1", help="Memory errors that ECC corrected, by module", counter=True
-        ),
-        "dimm_ue_count": Family(
-            name="host.dimm.uncorrected", unit="1", help="Memory errors beyond ECC, by module", counter=True
-        ),
-        "dimm_label": Family(name="host.dimm.label", unit="1", help="Where the module sits"),
+        file: Family(name=name, unit="1", help=text, counter=counter) for file, (name, text, counter) in _DIMM.items()
     }
-    controllers = files.names(_CONTROLLERS, r"mc\d+", "no EDAC driver has a memory controller")
-    found = [] if isinstance(controllers, Absent) else controllers
-    places = [(mc, dimm) for mc in found for dimm in _modules_of(files, mc)]
-    none = Absent(status="unsupported", reason="no EDAC driver tells its memory modules apart")
+    controllers = files.matching(_CONTROLLERS, r"mc\d+", _NO_CONTROLLER)
+    names = [] if isinstance(controllers, Absent) else controllers
+    slots = [(mc, dimm) for mc in names for dimm in _dimms(files, mc)]
     for file, family in families.items():
-        for mc, dimm in places:
-            path = f"{_CONTROLLERS}/{mc}/{dimm}/{file}"
-            value = files.text(path) if file == "dimm_label" else files.read(path, int)
-            family.add({"mc": mc, "dimm": dimm}, value)
-        if not places:
-            family.add(HOST, controllers if isinstance(controllers, Absent) else none)
+        for mc, dimm in slots:
+            parse: Callable[[str], Value] = int if family.counter else nonempty
+            family.add({"mc": mc, "dimm": dimm}, files.read(f"{_CONTROLLERS}/{mc}/{dimm}/{file}", parse))
+        if not slots:
+            unknown = Absent.unsupported("the EDAC driver does not distinguish memory modules")
+            family.add(HOST, controllers if isinstance(controllers, Absent) else unknown)
     return families.values()
 
 
 def nodes(files: Files) -> Iterable[Family]:
-    """Memory of each NUMA node. A node without any is one too: GPUs with coherent memory bring such."""
-    found = files.names(_NODES, r"node\d+", "this kernel knows no NUMA nodes")
-    value = found if isinstance(found, Absent) else len(found)
-    yield one("host.numa.count", "1", "NUMA nodes", value)
-    numbers = found if isinstance(found, Absent) else [name.removeprefix("node") for name in found]
+    """Yield the memory of each NUMA node. GPUs with coherent memory add nodes without host memory."""
+    names = files.matching(_NODES, r"node\d+", "the kernel has no NUMA support")
+    count = names if isinstance(names, Absent) else len(names)
+    yield host_family("host.numa.count", "1", "NUMA nodes", count)
+    numbers = names if isinstance(names, Absent) else [name.removeprefix("node") for name in names]
     for key, name in (("MemTotal", "total"), ("MemFree", "free")):
         family = Family(name=f"host.numa.memory_{name}", unit="B", help=f"{key} of the NUMA node")
-        yield over(family, "numa", numbers, partial(_of_node, files, key=key))
+        yield add_parts(family, "numa", numbers, partial(_node_memory, files, key=key))
     for name, path, text in (
-        ("balancing", "proc/sys/kernel/numa_balancing", "Whether the kernel moves memory between nodes; 0: no"),
-        ("zone_reclaim", "proc/sys/vm/zone_reclaim_mode", "Whether a full node reclaims before it borrows; 0: no"),
+        ("balancing", "proc/sys/kernel/numa_balancing", "Automatic NUMA balancing; 0: off"),
+        ("zone_reclaim", "proc/sys/vm/zone_reclaim_mode", "Zone reclaim mode; 0: off"),
     ):
-        yield one(f"host.numa.{name}", "1", text, files.read(path, int))
+        yield host_family(f"host.numa.{name}", "1", text, files.read(path, int))
 
 
-def _modules_of(files: Files, mc: str) -> list[str]:
-    found = files.names(f"{_CONTROLLERS}/{mc}", r"(dimm|rank)\d+", "none")
-    return [] if isinstance(found, Absent) else found
+def _dimms(files: Files, mc: str) -> list[str]:
+    names = files.matching(f"{_CONTROLLERS}/{mc}", r"(dimm|rank)\d+", "none")
+    return [] if isinstance(names, Absent) else names
 
 
 def _swap_used(text: str) -> int:
-    return field(text, "SwapTotal") - field(text, "SwapFree")
+    return optional_meminfo(text, "SwapTotal") - optional_meminfo(text, "SwapFree")
 
 
-def _counted(files: Files, mc: str, file: str) -> int | Absent:
+def _error_count(files: Files, mc: str, file: str) -> int | Absent:
     return files.read(f"{_CONTROLLERS}/{mc}/{file}", int)
 
 
-def _of_node(files: Files, node: str, key: str) -> int | Absent:
-    return files.read(f"{_NODES}/node{node}/meminfo", partial(field, key=key))
+def _node_memory(files: Files, node: str, key: str) -> int | Absent:
+    return files.read(f"{_NODES}/node{node}/meminfo", partial(optional_meminfo, key=key))

@@ -1,12 +1,12 @@
-"""What single files of /proc and /sys say. Pure functions."""
+"""Parsers for single files of /proc and /sys. Pure functions."""
 
 from __future__ import annotations
 
 import re
 
-from collectors.host.files import MissingError
+from collectors.files import MissingError
 
-_THIS_HOST_ONLY = re.compile(
+_HOST_SPECIFIC = re.compile(
     r"(BOOT_IMAGE|BOOTIF|initrd|root|resume|ip|hostname|rd\.(lvm|luks|md)\..*|.*(uuid|machine_id|pass|secret|token|key).*)=",
     re.IGNORECASE,
 )
@@ -18,110 +18,112 @@ _PLACEHOLDER = re.compile(
 
 
 def cpu_model(text: str) -> str:
-    """The processor's name out of /proc/cpuinfo. Raises ValueError where it gives none."""
-    found = re.search(r"^(?:model name|CPU implementer|Processor)\s*:\s*(.+)$", text, re.MULTILINE)
-    if not found:
+    """Return the processor's name in /proc/cpuinfo. Raises ValueError."""
+    match = re.search(r"^(?:model name|CPU implementer|Processor)\s*:\s*(.+)$", text, re.MULTILINE)
+    if not match:
         raise ValueError("no processor model")
-    return found.group(1).strip()
+    return match.group(1).strip()
 
 
 def cpu_clocks(text: str) -> list[float]:
-    """The clock of each processor in Hz out of /proc/cpuinfo. Raises MissingError where the architecture has none there."""
+    """Return the clock of each processor in Hz, from /proc/cpuinfo. Raises MissingError if the architecture lists none."""
     clocks = [float(clock) * 1e6 for clock in re.findall(r"^cpu MHz\s*:\s*([\d.]+)$", text, re.MULTILINE)]
     if not clocks:
-        raise MissingError("this architecture does not tell the clock")
+        raise MissingError("this architecture reports no clock")
     return clocks
 
 
-def hypervisor(text: str) -> bool:
-    """Whether /proc/cpuinfo says that a hypervisor runs this kernel. Raises MissingError where it has no flags."""
+def has_hypervisor_flag(text: str) -> bool:
+    """Return whether /proc/cpuinfo has the hypervisor flag. Raises MissingError if it has no flags."""
     flags = re.search(r"^flags\s*:(.*)$", text, re.MULTILINE)
     if not flags:
-        raise MissingError("this architecture does not tell")
+        raise MissingError("this architecture reports no processor flags")
     return "hypervisor" in flags.group(1).split()
 
 
 def load_average(text: str) -> float:
-    """The one-minute figure out of /proc/loadavg."""
+    """Return the one-minute load average in /proc/loadavg."""
     return float(text.split()[0])
 
 
-def memory(text: str, key: str) -> int:
-    """One line of /proc/meminfo, in bytes. Raises ValueError where it is not there."""
-    found = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
-    if not found:
+def meminfo(text: str, key: str) -> int:
+    """Return one line of /proc/meminfo, in bytes. Raises ValueError if it is missing."""
+    match = re.search(rf"^{key}:\s+(\d+) kB$", text, re.MULTILINE)
+    if not match:
         raise ValueError(f"no {key}")
-    return int(found.group(1)) * 1024
+    return int(match.group(1)) * 1024
 
 
-def field(text: str, key: str) -> int:
-    """One line of a meminfo that not every kernel writes: bytes, or a count. Raises MissingError where it is not there."""
-    found = re.search(rf"^(?:Node \d+ )?{key}:\s+(\d+)( kB)?$", text, re.MULTILINE)
-    if not found:
+def optional_meminfo(text: str, key: str) -> int:
+    """Return one line of a meminfo file that not every kernel writes: bytes, or a count. Raises MissingError."""
+    match = re.search(rf"^(?:Node \d+ )?{key}:\s+(\d+)( kB)?$", text, re.MULTILINE)
+    if not match:
         raise MissingError(f"no {key}")
-    return int(found.group(1)) * (1024 if found.group(2) else 1)
+    return int(match.group(1)) * (1024 if match.group(2) else 1)
 
 
-def event(text: str, key: str) -> int:
-    """One counter of /proc/vmstat. Raises MissingError where it is not there."""
-    found = re.search(rf"^{key} (\d+)$", text, re.MULTILINE)
-    if not found:
+def vmstat(text: str, key: str) -> int:
+    """Return one counter of /proc/vmstat. Raises MissingError."""
+    match = re.search(rf"^{key} (\d+)$", text, re.MULTILINE)
+    if not match:
         raise MissingError(f"no {key}")
-    return int(found.group(1))
+    return int(match.group(1))
 
 
-def chosen(text: str) -> str:
-    """`madvise` out of `always [madvise] never`."""
-    found = re.search(r"\[(\S+)\]", text)
-    if not found:
-        raise ValueError(f"nothing is chosen in {text.strip()!r}")
-    return found.group(1)
+def bracketed_choice(text: str) -> str:
+    """Return `madvise` for `always [madvise] never`. Raises ValueError."""
+    match = re.search(r"\[(\S+)\]", text)
+    if not match:
+        raise ValueError(f"no choice in brackets: {text!r}")
+    return match.group(1)
 
 
 def soft_limit(text: str, name: str) -> int | None:
-    """A limit out of /proc/self/limits; None where it is unlimited. Raises MissingError where it is not there."""
-    found = re.search(rf"^{name}\s+(\d+|unlimited)\s", text, re.MULTILINE)
-    if not found:
+    """Return a limit in /proc/self/limits; None if it is unlimited. Raises MissingError."""
+    match = re.search(rf"^{name}\s+(\d+|unlimited)\s", text, re.MULTILINE)
+    if not match:
         raise MissingError(f"no {name}")
-    return None if found.group(1) == "unlimited" else int(found.group(1))
+    return None if match.group(1) == "unlimited" else int(match.group(1))
 
 
-def stalled(text: str) -> float:
-    """The share of the last 10 s in which some task waited, out of a file of /proc/pressure."""
-    found = re.search(r"^some avg10=([\d.]+)", text, re.MULTILINE)
-    if not found:
-        raise ValueError("no line of some")
-    return float(found.group(1)) / 100
+def stalled_share(text: str) -> float:
+    """Return the share of the last 10 s in which some task waited, from a file of /proc/pressure. Raises ValueError."""
+    match = re.search(r"^some avg10=([\d.]+)", text, re.MULTILINE)
+    if not match:
+        raise ValueError("no line 'some'")
+    return float(match.group(1)) / 100
 
 
 def interrupts(text: str, name: str) -> int:
-    """One line of /proc/interrupts, all processors together. Raises MissingError where it is not there."""
-    found = re.search(rf"^\s*{name}:((?:\s+\d+)+)", text, re.MULTILINE)
-    if not found:
+    """Return one line of /proc/interrupts, summed over the processors. Raises MissingError."""
+    match = re.search(rf"^\s*{name}:((?:\s+\d+)+)", text, re.MULTILINE)
+    if not match:
         raise MissingError(f"no {name}")
-    return sum(map(int, found.group(1).split()))
+    return sum(map(int, match.group(1).split()))
 
 
-def command_line(text: str) -> str:
-    """The kernel's options without those that name this one host, or that might be secret: what hosts may share."""
-    kernels = text.split(" -- ")[0]  # what follows is for the first process
-    return " ".join(option for option in kernels.split() if not _THIS_HOST_ONLY.match(option))
+def shared_options(text: str) -> str:
+    """Return the kernel options that hosts can share, without host-specific options and possible secrets."""
+    kernel_options = text.split(" -- ")[0]  # the rest is for the init process
+    return " ".join(option for option in kernel_options.split() if not _HOST_SPECIFIC.match(option))
 
 
 def iommu_options(text: str) -> str:
-    """What the kernel's command line says of the IOMMU; `default` where that is nothing."""
-    told = [option for option in text.split() if re.match(r"(iommu|intel_iommu|amd_iommu|arm-smmu[\w-]*)[.=]", option)]
-    return " ".join(told) or "default"
+    """Return the IOMMU options in the kernel's command line; `default` if it has none."""
+    options = [
+        option for option in text.split() if re.match(r"(iommu|intel_iommu|amd_iommu|arm-smmu[\w-]*)[.=]", option)
+    ]
+    return " ".join(options) or "default"
 
 
-def part_of_firmware(text: str) -> str:
-    """A name that the firmware's tables give. Raises MissingError where the maker never filled it in."""
+def firmware_text(text: str) -> str:
+    """Return an entry of the firmware tables. Raises MissingError for a placeholder of the manufacturer."""
     if _PLACEHOLDER.fullmatch(text.strip()) or not text.strip():
-        raise MissingError(f"the firmware says {text.strip()!r}")
+        raise MissingError(f"placeholder in the firmware: {text.strip()!r}")
     return text.strip()
 
 
-def process(text: str) -> tuple[str, str]:
-    """(name, state) out of a process's `stat`: the name stands in brackets and may itself have some."""
+def process_state(text: str) -> tuple[str, str]:
+    """Return name and state from a process's `stat`. The name is in brackets and may itself contain brackets."""
     name, _, rest = text.partition("(")[2].rpartition(")")
     return name, rest.split()[0]

@@ -1,30 +1,27 @@
-"""NVIDIA GPUs through NVML: identity, health and state. The only package that touches pynvml.
+"""NVIDIA GPUs through NVML: identity, health and state. The only package that imports pynvml.
 
-A host without a driver, a GPU that has fallen off the bus, one that does not answer and a getter that a model lacks are readings
-like any other.
+A missing driver, a GPU off the bus, a GPU that does not answer and a query that a model lacks all become absent readings.
 """
 
-from collectors.nvml.calls import translate
 from collectors.nvml.clocks import THROTTLE_REASONS
 from collectors.nvml.collector import NvmlCollector
+from collectors.nvml.conflicts import gpu_conflicts
+from collectors.nvml.fast_reader import FastReader, GpuLimits, GpuSample, gpu_indices
 from collectors.nvml.gpm import GPM_KINDS
 from collectors.nvml.links import LINK_KINDS
-from collectors.nvml.pulse import Beat, Bounds, Pulse, present
-from collectors.nvml.readings import GPU_READINGS, kinds, unanswered
-from collectors.nvml.tenants import obstacles
+from collectors.nvml.readings import GPU_READINGS, absent_samples, reading_kinds
 
 __all__ = [
     "GPM_KINDS",
     "GPU_READINGS",
     "LINK_KINDS",
     "THROTTLE_REASONS",
-    "Beat",
-    "Bounds",
+    "FastReader",
+    "GpuLimits",
+    "GpuSample",
     "NvmlCollector",
-    "Pulse",
-    "kinds",
-    "obstacles",
-    "present",
-    "translate",
-    "unanswered",
+    "absent_samples",
+    "gpu_conflicts",
+    "gpu_indices",
+    "reading_kinds",
 ]

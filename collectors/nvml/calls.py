@@ -1,4 +1,4 @@
-"""A call of NVML that may fail: what it gave, or why it gave nothing."""
+"""Calls of NVML that may fail, with the reason as a value."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import Any
 
 import pynvml as nvml
 
-from collectors.base import Absent
+from collectors.base import Absent, ReadingError
 
 _UNSUPPORTED = frozenset(
     {
@@ -16,61 +16,53 @@ _UNSUPPORTED = frozenset(
         nvml.NVML_ERROR_LIBRARY_NOT_FOUND,
         nvml.NVML_ERROR_DRIVER_NOT_LOADED,
         nvml.NVML_ERROR_INVALID_ARGUMENT,
-        nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,  # the driver knows an older form of the structure only
+        nvml.NVML_ERROR_ARGUMENT_VERSION_MISMATCH,  # the driver has an older version of the structure
         nvml.NVML_ERROR_DEPRECATED,
     }
 )
 
 
-class UnreadError(Exception):
-    """A reading that cannot be had, and why."""
-
-    def __init__(self, absent: Absent) -> None:
-        super().__init__(absent.reason)
-        self.absent = absent
-
-
-def unsupported(reason: str) -> UnreadError:
-    """This part, driver or library has no such thing."""
-    return UnreadError(Absent(status="unsupported", reason=reason))
+def not_supported(reason: str) -> ReadingError:
+    """Return the error for a value that this part, driver or library does not have."""
+    return ReadingError(Absent.unsupported(reason))
 
 
 def binding(name: str) -> Any:
-    """What nvidia-ml-py has under that name. Raises UnreadError where the installed version does not have it."""
+    """Return the function or structure of nvidia-ml-py. Raises ReadingError if the installed version lacks it."""
     try:
         return getattr(nvml, name)
     except AttributeError:
-        raise unsupported(f"the installed nvidia-ml-py has no {name}") from None
+        raise not_supported(f"the installed nvidia-ml-py has no {name}") from None
 
 
 def call(function: str, *arguments: Any) -> Any:
-    """What that function of nvidia-ml-py gives. Raises UnreadError."""
+    """Call a function of nvidia-ml-py. Raises ReadingError."""
     try:
         return binding(function)(*arguments)
     except nvml.NVMLError as error:
-        raise UnreadError(translate(error)) from None
+        raise ReadingError(translate(error)) from None
 
 
-def read(get: Callable[[], Any]) -> Any:
-    """What `get` gives, or Absent."""
+def try_read(get: Callable[[], Any]) -> Any:
+    """Return the result of `get`, or an Absent with the reason why it failed."""
     try:
         return get()
-    except UnreadError as missing:
-        return missing.absent
+    except ReadingError as error:
+        return error.absent
     except nvml.NVMLError as error:
         return translate(error)
     except (ValueError, TypeError, LookupError, AttributeError) as error:
-        # pynvml decodes, and a part with a damaged InfoROM answers with any bytes; what a getter takes and gives has
-        # changed between its versions too. One reading is lost by it, not the collector.
-        return Absent(status="error", reason=f"NVML: {error}")
+        # pynvml decodes the answers, and a part with a damaged InfoROM answers with any bytes. Signatures have also changed
+        # between versions of pynvml. Such an error costs one reading, not the collector.
+        return Absent.error(f"NVML: {error}")
 
 
 def translate(error: nvml.NVMLError) -> Absent:
-    """An NVML error as the reason why a reading is not there."""
+    """Return an NVML error as the reason for an absent reading."""
     status = "unsupported" if error.value in _UNSUPPORTED else "error"
     return Absent(status=status, reason=f"NVML: {error}")
 
 
-def text(value: Any) -> str:
-    """A text as pynvml gives it: decoded, or in some versions not."""
+def decode(value: Any) -> str:
+    """Return text from pynvml, which some versions leave undecoded."""
     return value.decode(errors="replace") if isinstance(value, bytes) else str(value)

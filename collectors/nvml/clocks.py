@@ -1,4 +1,4 @@
-"""What holds the clocks down, now and for how long since the driver was loaded."""
+"""Clock throttling: the active reasons, and the time of each since the driver was loaded."""
 
 from __future__ import annotations
 
@@ -7,10 +7,10 @@ from typing import Any
 
 import pynvml as nvml
 
-from collectors.base import Absent, Value
+from collectors.base import Absent, ReadingError, Value
 from collectors.nvml import gpu as fields
-from collectors.nvml.calls import UnreadError, read, unsupported
-from collectors.nvml.gpu import Gpu, value
+from collectors.nvml.calls import not_supported, try_read
+from collectors.nvml.gpu import Gpu, field_value
 
 THROTTLE_REASONS = {
     "power_cap": nvml.nvmlClocksEventReasonSwPowerCap,
@@ -28,49 +28,49 @@ THROTTLE_TIMES = {
     "hw_thermal": fields.HW_THERMAL,
     "hw_power_brake": fields.POWER_BRAKE,
 }
-"""Reason -> the fields that count its nanoseconds: the first of them that the driver has."""
+"""Reason -> fields that count its nanoseconds; the first that the driver has is used."""
 ANY_THERMAL = "thermal"
-"""The one thermal counter of drivers that do not tell software's slowdown from the hardware's."""
+"""The combined counter of drivers that do not separate software and hardware slowdown."""
 
 
 def throttling(gpu: Gpu) -> Iterator[tuple[str, Value | Absent]]:
-    """Each of THROTTLE_REASONS, and whether it holds now."""
-    bits = read(lambda: clock_reasons(gpu.handle))
+    """Yield each of THROTTLE_REASONS, and whether it is active."""
+    bits = try_read(lambda: clock_reasons(gpu.handle))
     for reason, mask in THROTTLE_REASONS.items():
         yield reason, bits if isinstance(bits, Absent) else bool(int(bits) & mask)
 
 
 def clock_reasons(handle: Any) -> int:
-    """The mask of clock event reasons. Raises NVMLError."""
+    """Return the mask of clock event reasons. Raises NVMLError."""
     try:
         return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
-    except nvml.NVMLError_FunctionNotFound:  # drivers before R535 have it under its old name only
+    except nvml.NVMLError_FunctionNotFound:  # drivers before R535 have the old name only
         return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))
 
 
 def throttle_times(gpu: Gpu) -> Iterator[tuple[str, Value | Absent]]:
-    """Each reason, and the seconds for which it held the clocks down."""
-    found = {reason: read(lambda: _seconds(gpu, numbers)) for reason, numbers in THROTTLE_TIMES.items()}  # noqa: B023
-    yield from found.items()
-    apart = [found["sw_thermal"], found["hw_thermal"]]
-    lost = [each for each in apart if isinstance(each, Absent)]
-    if len(lost) < len(apart):
-        yield ANY_THERMAL, unsupported("told apart as sw_thermal and hw_thermal").absent
-    elif all(each.status == "unsupported" for each in lost):
-        yield ANY_THERMAL, read(lambda: _seconds(gpu, (fields.THERMAL_POLICY,)))
+    """Yield each reason, and for how many seconds it has throttled the clocks."""
+    times = {reason: try_read(lambda: _seconds(gpu, numbers)) for reason, numbers in THROTTLE_TIMES.items()}  # noqa: B023
+    yield from times.items()
+    thermal = [times["sw_thermal"], times["hw_thermal"]]
+    absent = [time for time in thermal if isinstance(time, Absent)]
+    if len(absent) < len(thermal):
+        yield ANY_THERMAL, Absent.unsupported("reported separately as sw_thermal and hw_thermal")
+    elif all(time.status == "unsupported" for time in absent):
+        yield ANY_THERMAL, try_read(lambda: _seconds(gpu, (fields.THERMAL_POLICY,)))
     else:
-        yield ANY_THERMAL, next(each for each in lost if each.status == "error")
+        yield ANY_THERMAL, next(time for time in absent if time.status == "error")
 
 
 def _seconds(gpu: Gpu, numbers: tuple[int, ...]) -> float:
-    why = UnreadError(Absent(status="unsupported", reason="NVML: Not Supported"))
+    failure = not_supported("NVML: Not Supported")
     for number in numbers:
         field = gpu.field(number)
         try:
-            nanoseconds = float(value(field))
-        except UnreadError as missing:
-            why = missing if missing.absent.status == "error" else why
+            nanoseconds = float(field_value(field))
+        except ReadingError as error:
+            failure = error if error.absent.status == "error" else failure
             continue
-        if field.valueType == fields.WIDE:  # anything narrower is what other drivers have under that number
+        if field.valueType == fields.WIDE:  # a narrower value is another field, which other drivers have at that number
             return nanoseconds / 1e9
-    raise why
+    raise failure

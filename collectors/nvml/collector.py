@@ -1,4 +1,4 @@
-"""The collector: every family of NVML."""
+"""The NVML collector."""
 
 from __future__ import annotations
 
@@ -9,51 +9,56 @@ from functools import partial
 
 import pynvml as nvml
 
-from collectors.base import HOST, Absent, Family, Labels, Value
-from collectors.nvml.beside import Answer, side_by_side
-from collectors.nvml.calls import UnreadError, call, read, text, translate
-from collectors.nvml.gpm import Counters
+from collectors.base import HOST, Absent, Family, Labels, ReadingError, Value, empty_families
+from collectors.deadline import PendingCall, call_with_deadline
+from collectors.nvml.calls import call, decode, translate, try_read
+from collectors.nvml.gpm import GpmCounters
 from collectors.nvml.gpu import Gpu
-from collectors.nvml.peers import peers
-from collectors.nvml.readings import Told, everything, kinds, unanswered, uuid
-from collectors.nvml.slow import Slow
+from collectors.nvml.peers import peer_paths
+from collectors.nvml.readings import Sample, absent_samples, read_samples, read_uuid, reading_kinds
+from collectors.nvml.slow_readings import SlowReadings
 
 GPU_DEADLINE_S = 5.0
-"""A GPU that takes longer is told as an error; the others are told all the same. A healthy one takes some milliseconds."""
+"""A slower GPU is reported as an error, without an effect on the others. A healthy GPU takes a few milliseconds."""
 PEERS_DEADLINE_S = 2.0
+HOST_KINDS = {
+    "gpu.count": ("1", "GPUs that the driver reports"),
+    "driver.version": ("1", "NVIDIA driver version"),
+    "driver.cuda_version": ("1", "Newest CUDA version that the driver supports"),
+    "driver.confidential_compute": ("1", "Confidential computing is on"),
+}
 
-Pairs = list[tuple[int, str | Absent]]
+PeerPaths = list[tuple[int, str | Absent]]
 
 
 @dataclass(kw_only=True)
-class Seen:
-    """What one GPU has told."""
+class GpuReadings:
+    """The samples of one GPU."""
 
     gpu: Gpu
     labels: Labels
-    told: list[Told]
+    samples: list[Sample]
 
 
 @dataclass(kw_only=True)
-class Kept:
-    """What an exporter need not read again of the GPU with this UUID."""
+class CachedGpu:
+    """Values of the GPU with this UUID that an exporter keeps from one scrape to the next."""
 
     uuid: str
-    readings: dict[str, Value | Absent] = field(default_factory=dict)
-    never: set[int] = field(default_factory=set)
-    counters: Counters = field(default_factory=Counters)
-    slow: Slow = field(default_factory=Slow)
+    constants: dict[str, Value | Absent] = field(default_factory=dict)
+    missing_fields: set[int] = field(default_factory=set)
+    counters: GpmCounters = field(default_factory=GpmCounters)
+    slow: SlowReadings = field(default_factory=SlowReadings)
 
 
 class NvmlCollector:
-    """Reads every GPU, or those of the given NVML indices, each in a thread of its own.
+    """Reads every GPU, each in a thread of its own.
 
     Args:
-        devices: the NVML indices to look at; all where left out.
-        thorough: everything anew, slow getters too, as a snapshot needs it.
-        deadline_s: for all GPUs together, as they are read at the same time.
-        hold: NVML may stay open from one collection to the next, which spares the 50 ms that opening takes. GPM's counters need
-            it, and are not read otherwise.
+        devices: the NVML indices to read; default: all.
+        full_snapshot: read everything again, slow getters included.
+        deadline_s: for all GPUs together.
+        keep_open: keep NVML open between collections, which saves the 50 ms of opening it. Only then are GPM counters read.
     """
 
     name = "nvml"
@@ -61,123 +66,127 @@ class NvmlCollector:
     def __init__(
         self,
         devices: Iterable[int] | None = None,
-        thorough: bool = False,
+        full_snapshot: bool = False,
         deadline_s: float = GPU_DEADLINE_S,
-        hold: bool = False,
+        keep_open: bool = False,
     ) -> None:
-        self._chosen = None if devices is None else frozenset(devices)
-        self._thorough = thorough
+        self._devices = None if devices is None else frozenset(devices)
+        self._full_snapshot = full_snapshot
         self._deadline_s = deadline_s
-        self._hold = hold
-        self._kept: dict[int, Kept] = {}
-        self._stuck: dict[int, Answer[Seen]] = {}
-        self._stuck_pairs: dict[int, Answer[Pairs]] = {}
-        self._links: tuple[Mapping[int, str], Family] | None = None
-        self._opened = 0
+        self._keep_open = keep_open
+        self._cache: dict[int, CachedGpu] = {}
+        self._stuck: dict[int, PendingCall[GpuReadings]] = {}
+        self._stuck_peers: dict[int, PendingCall[PeerPaths]] = {}
+        self._peers: tuple[Mapping[int, str], Family] | None = None
+        self._open_count = 0
 
     def collect(self) -> Iterable[Family]:
-        count = Family(name="gpu.count", unit="1", help="GPUs that the driver answers for")
-        driver = Family(name="driver.version", unit="1", help="NVIDIA driver version")
-        cuda = Family(name="driver.cuda_version", unit="1", help="Newest CUDA that the driver can run")
-        confidential = Family(name="driver.confidential_compute", unit="1", help="Confidential computing is on")
-        found = [count, driver, cuda, confidential]
+        host = empty_families(HOST_KINDS)
         try:
             nvml.nvmlInit()
         except nvml.NVMLError as error:
-            why = translate(error)
-            # Without a library or a loaded driver there is certainly no usable GPU; any other failure proves nothing.
-            count.add(HOST, 0 if why.status == "unsupported" else why)
-            for family in (driver, cuda, confidential):
-                family.add(HOST, why)
-            return found
-        self._opened += 1
+            absent = translate(error)
+            for family in host.values():
+                family.add(HOST, absent)
+            if absent.status == "unsupported":
+                # Without a library or a loaded driver there is no usable GPU. Any other failure proves nothing.
+                host["gpu.count"].readings = [(HOST, 0)]
+            return list(host.values())
+        self._open_count += 1
         lost: set[int] = set()
+        gpu_families: list[Family] = []
         try:
-            driver.add(HOST, read(lambda: text(nvml.nvmlSystemGetDriverVersion())))
-            cuda.add(HOST, read(_cuda_version))
-            confidential.add(HOST, read(_confidential))
-            present = read(nvml.nvmlDeviceGetCount)
-            if isinstance(present, Absent):
-                count.add(HOST, present)
-                return found
-            found += self._families(self._of(present), lost)
-            count.add(HOST, len(self._of(present)) - len(lost))
+            host["driver.version"].add(HOST, try_read(lambda: decode(nvml.nvmlSystemGetDriverVersion())))
+            host["driver.cuda_version"].add(HOST, try_read(_cuda_version))
+            host["driver.confidential_compute"].add(HOST, try_read(_confidential_compute))
+            count = try_read(nvml.nvmlDeviceGetCount)
+            if not isinstance(count, Absent):
+                indices = [index for index in range(count) if self._devices is None or index in self._devices]
+                gpu_families = list(self._gpu_families(indices, lost))
+                count = len(indices) - len(lost)
+            host["gpu.count"].add(HOST, count)
         finally:
-            self._close(least=int(self._hold and not lost))
-        return found
+            self._close(keep=int(self._keep_open and not lost))
+        return [*host.values(), *gpu_families]
 
-    def _close(self, least: int) -> None:
-        """Lets go of the library, and with it of the devices; not while a question is still out, or a sample is held."""
-        least = max(least, int(any(kept.counters.held for kept in self._kept.values())))
-        while self._opened > least and not self._stuck and not self._stuck_pairs:
-            self._opened -= 1
+    def _close(self, keep: int) -> None:
+        """Close NVML, and with it the devices, unless a call is pending or a sample is held."""
+        keep = max(keep, int(any(cached.counters.has_sample for cached in self._cache.values())))
+        while self._open_count > keep and not self._stuck and not self._stuck_peers:
+            self._open_count -= 1
             with suppress(nvml.NVMLError):
                 nvml.nvmlShutdown()
 
-    def _of(self, present: int) -> list[int]:
-        return [index for index in range(present) if self._chosen is None or index in self._chosen]
-
-    def _families(self, chosen: Iterable[int], lost: set[int]) -> Iterator[Family]:
-        """Every family of the GPUs; leaves in `lost` those of which the driver says at once that it has lost them."""
-        seen = side_by_side(
-            {index: partial(self._read, index, lost) for index in chosen}, self._deadline_s, self._stuck
+    def _gpu_families(self, indices: Iterable[int], lost: set[int]) -> Iterator[Family]:
+        """Yield every family of the GPUs; add to `lost` those that the driver reports as lost."""
+        results = call_with_deadline(
+            {index: partial(self._read, index, lost) for index in indices}, self._deadline_s, self._stuck
         )
         families = {
             kind.name: Family(name=kind.name, unit=kind.unit, help=kind.help, counter=kind.counter)
-            for kind in kinds(self._thorough, self._hold)
+            for kind in reading_kinds(self._full_snapshot, self._keep_open)
         }
-        for index, of_gpu in seen.items():
-            labels = {"gpu": str(index)} if isinstance(of_gpu, Absent) else of_gpu.labels
-            told = unanswered(of_gpu, self._thorough, self._hold) if isinstance(of_gpu, Absent) else of_gpu.told
-            for name, place, value in told:
-                families[name].add({**labels, **place}, value)
+        for index, result in results.items():
+            if isinstance(result, Absent):
+                gpu_labels: Labels = {"gpu": str(index)}
+                samples = absent_samples(result, self._full_snapshot, self._keep_open)
+            else:
+                gpu_labels, samples = result.labels, result.samples
+            for name, labels, value in samples:
+                families[name].add({**gpu_labels, **labels}, value)
         yield from families.values()
-        yield self._peers({index: of_gpu for index, of_gpu in seen.items() if not isinstance(of_gpu, Absent)})
+        yield self._peer_family({i: result for i, result in results.items() if not isinstance(result, Absent)})
 
-    def _read(self, index: int, lost: set[int]) -> Seen:
+    def _read(self, index: int, lost: set[int]) -> GpuReadings:
         try:
             gpu = Gpu(call("nvmlDeviceGetHandleByIndex", index))
-        except UnreadError:
+        except ReadingError:
             lost.add(index)
             self._forget(index)
             raise
-        known = uuid(gpu)
-        kept = self._kept.get(index)
-        if self._thorough or isinstance(known, Absent) or kept is None or kept.uuid != known:
+        cached = self._cached(index, read_uuid(gpu))
+        gpu.missing_fields = cached.missing_fields
+        labels = {"gpu": str(index)} | ({"uuid": cached.uuid} if cached.uuid else {})
+        samples = list(read_samples(gpu, self._full_snapshot, cached.constants))
+        if not self._full_snapshot:
+            samples += cached.slow.read(gpu, wait=not self._keep_open)
+        if self._keep_open:
+            samples += [(name, {}, value) for name, value in cached.counters.read(gpu).items()]
+        return GpuReadings(gpu=gpu, labels=labels, samples=samples)
+
+    def _cached(self, index: int, uuid: str | Absent) -> CachedGpu:
+        """Return the cache of a GPU; an empty one for a full snapshot, or if another GPU has taken its index."""
+        cached = self._cache.get(index)
+        if self._full_snapshot or isinstance(uuid, Absent) or cached is None or cached.uuid != uuid:
             self._forget(index)
-            kept = self._kept[index] = Kept(uuid="" if isinstance(known, Absent) else known)
-        gpu.never = kept.never
-        labels = {"gpu": str(index)} | ({"uuid": kept.uuid} if kept.uuid else {})
-        told = list(everything(gpu, self._thorough, kept.readings))
-        if not self._thorough:
-            told += kept.slow.read(gpu, wait=not self._hold)
-        if self._hold:
-            told += [(name, {}, seen) for name, seen in kept.counters.read(gpu).items()]
-        return Seen(gpu=gpu, labels=labels, told=told)
+            cached = self._cache[index] = CachedGpu(uuid="" if isinstance(uuid, Absent) else uuid)
+        return cached
 
     def _forget(self, index: int) -> None:
-        if kept := self._kept.pop(index, None):
-            kept.counters.drop()
+        if cached := self._cache.pop(index, None):
+            cached.counters.free()
 
-    def _peers(self, whole: Mapping[int, Seen]) -> Family:
-        """Between the same GPUs there is always the same, unless it could not be read."""
-        present = {index: seen.labels.get("uuid", "") for index, seen in whole.items()}
-        if not self._thorough and self._links and self._links[0] == present:
-            return self._links[1]
-        family = Family(name="gpu.peer.link", unit="1", help="What lies between two GPUs")
-        gpus = {index: seen.gpu for index, seen in whole.items()}
-        rows = side_by_side(
-            {index: lambda index=index: list(peers(index, gpus)) for index in gpus},  # type: ignore[misc]
-            PEERS_DEADLINE_S,
-            self._stuck_pairs,
+    def _peer_family(self, results: Mapping[int, GpuReadings]) -> Family:
+        """Return the paths between the GPUs. They are constant, so that one complete read of the same GPUs is enough."""
+        uuids = {index: result.labels.get("uuid", "") for index, result in results.items()}
+        if not self._full_snapshot and self._peers and self._peers[0] == uuids:
+            return self._peers[1]
+        family = Family(name="gpu.peer.link", unit="1", help="Path between two GPUs")
+        gpus = {index: result.gpu for index, result in results.items()}
+        rows = call_with_deadline(
+            {index: partial(_peer_list, index, gpus) for index in gpus}, PEERS_DEADLINE_S, self._stuck_peers
         )
-        for here, row in rows.items():
-            pairs = [(there, row) for there in gpus if there != here] if isinstance(row, Absent) else row
-            for there, between in pairs:
-                family.add({**whole[here].labels, "peer": str(there)}, between)
-        whole_told = all(present.values()) and not any(isinstance(between, Absent) for _, between in family.readings)
-        self._links = (present, family) if whole_told else None
+        for index, row in rows.items():
+            paths = [(peer, row) for peer in gpus if peer != index] if isinstance(row, Absent) else row
+            for peer, path in paths:
+                family.add({**results[index].labels, "peer": str(peer)}, path)
+        is_complete = all(uuids.values()) and not any(isinstance(path, Absent) for _, path in family.readings)
+        self._peers = (uuids, family) if is_complete else None
         return family
+
+
+def _peer_list(index: int, gpus: Mapping[int, Gpu]) -> PeerPaths:
+    return list(peer_paths(index, gpus))
 
 
 def _cuda_version() -> str:
@@ -185,5 +194,5 @@ def _cuda_version() -> str:
     return f"{version // 1000}.{version % 1000 // 10}"
 
 
-def _confidential() -> bool:
+def _confidential_compute() -> bool:
     return bool(call("nvmlSystemGetConfComputeState").ccFeature)

@@ -1,4 +1,4 @@
-"""The NVLink fabric that a GPU is registered with, and the chip-to-chip links of Grace."""
+"""A GPU's registration with the NVLink fabric, and the chip-to-chip links of Grace."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ import uuid
 
 import pynvml as nvml
 
-from collectors.base import Absent
-from collectors.nvml.calls import UnreadError, translate, unsupported
-from collectors.nvml.gpu import Gpu, value
-from collectors.nvml.rows import ONCE, THOROUGH, Getter, Row, part
+from collectors.base import Absent, ReadingError
+from collectors.nvml.calls import not_supported, translate
+from collectors.nvml.gpu import Gpu, field_value
+from collectors.nvml.rows import ONCE, SNAPSHOT_ONLY, Getter, Row, attribute
 
 _STATES = {1: "not_started", 2: "in_progress", 3: "completed"}
 _NOT_SUPPORTED, _COMPLETED = 0, 3
 _TRUE = 1
-_CONFIGURATION_RIGHT = 1
+_CONFIGURATION_OK = 1
 _C2C_LINKS, _C2C_STATUS = 170, 171
 
 
-class _Info(ctypes.Structure):
-    """nvmlGpuFabricInfo_v2_t. That of nvidia-ml-py 12 has the UUID at another length than the driver."""
+class _FabricInfo(ctypes.Structure):
+    """nvmlGpuFabricInfo_v2_t. nvidia-ml-py 12 declares the UUID with another length than the driver."""
 
     _fields_ = (
         ("version", ctypes.c_uint),
@@ -32,76 +32,77 @@ class _Info(ctypes.Structure):
     )
 
 
-def _info(gpu: Gpu) -> _Info:
-    """Raises UnreadError where the part belongs to no fabric."""
+def _fabric_info(gpu: Gpu) -> _FabricInfo:
+    """Read the registration. Raises ReadingError if the part belongs to no fabric."""
 
-    def ask() -> _Info:
-        info = _Info(version=ctypes.sizeof(_Info) | 2 << 24)
-        gpu.fill("GpuFabricInfoV", info)
+    def query() -> _FabricInfo:
+        info = _FabricInfo(version=ctypes.sizeof(_FabricInfo) | 2 << 24)
+        gpu.query_into("GpuFabricInfoV", info)
         if info.state == _NOT_SUPPORTED:
-            raise unsupported("the part belongs to no NVLink fabric")
+            raise not_supported("the part belongs to no NVLink fabric")
         return info
 
-    return gpu.once("fabric", ask)
+    return gpu.cached("fabric", query)
 
 
 def _state(gpu: Gpu) -> str:
-    info = _info(gpu)
+    info = _fabric_info(gpu)
     if info.state == _COMPLETED and info.status:
         return f"failed: {translate(nvml.NVMLError(info.status)).reason.removeprefix('NVML: ')}"
     return _STATES.get(info.state, f"unknown ({info.state})")
 
 
-def _of_registered(get: Getter) -> Getter:
-    """What is only there once the GPU is registered."""
+def _if_registered(get: Getter) -> Getter:
+    """Return a getter of a value that exists once the GPU is registered."""
 
-    def registered(gpu: Gpu) -> object:
+    def get_if_registered(gpu: Gpu) -> object:
         state = _state(gpu)
         if state != "completed":
-            raise UnreadError(Absent(status="error", reason=f"the registration with the fabric is {state}"))
+            raise ReadingError(Absent.error(f"the registration with the fabric is {state}"))
         return get(gpu)
 
-    return registered  # type: ignore[return-value]
+    return get_if_registered  # type: ignore[return-value]
 
 
-def _health(shift: int, width: int = 0b11, good: int | None = None) -> Getter:
-    """One part of the health mask: 0 is not supported, else 1 for true; or anything but `good`."""
+def _health(shift: int, width: int = 0b11, healthy: int | None = None) -> Getter:
+    """Return a getter of a problem in the health mask: the value 1, or any value but `healthy`; 0 is not supported."""
 
-    def bad(gpu: Gpu) -> bool:
-        bits = _info(gpu).health >> shift & width
+    def is_unhealthy(gpu: Gpu) -> bool:
+        bits = _fabric_info(gpu).health >> shift & width
         if bits == 0:
-            raise unsupported("the fabric does not tell")
-        return bool(bits == _TRUE if good is None else bits != good)
+            raise not_supported("the fabric does not report it")
+        return bool(bits == _TRUE if healthy is None else bits != healthy)
 
-    return bad
+    return is_unhealthy
 
 
 def _c2c_links(gpu: Gpu) -> int:
-    links = int(value(gpu.field(_C2C_LINKS)))
+    links = int(field_value(gpu.field(_C2C_LINKS)))
     if not links:
-        raise unsupported("the part has no chip-to-chip links")
+        raise not_supported("the part has no chip-to-chip links")
     return links
 
 
 def _c2c_missing(gpu: Gpu) -> int:
     links = _c2c_links(gpu)
     states = gpu.fields((_C2C_STATUS, link) for link in range(links))
-    return sum(not value(state) for state in states.values())
+    return sum(not field_value(state) for state in states.values())
 
 
 FABRIC_ROWS = (
     Row("gpu.fabric.state", "1", False, "Registration with the NVLink fabric", _state),
-    Row("gpu.fabric.clique_id", "1", False, "Clique of the fabric", _of_registered(lambda gpu: int(_info(gpu).clique)), THOROUGH),
-    Row("gpu.fabric.cluster_uuid", "1", False, "Cluster of the fabric",
-        _of_registered(lambda gpu: str(uuid.UUID(bytes=bytes(_info(gpu).cluster)))), THOROUGH),
-    Row("gpu.fabric.degraded_bandwidth", "1", False, "The fabric gives the GPU less bandwidth", _health(0)),
+    Row("gpu.fabric.clique_id", "1", False, "Clique ID in the fabric",
+        _if_registered(lambda gpu: int(_fabric_info(gpu).clique)), SNAPSHOT_ONLY),
+    Row("gpu.fabric.cluster_uuid", "1", False, "Cluster UUID of the fabric",
+        _if_registered(lambda gpu: str(uuid.UUID(bytes=bytes(_fabric_info(gpu).cluster)))), SNAPSHOT_ONLY),
+    Row("gpu.fabric.degraded_bandwidth", "1", False, "The fabric provides reduced bandwidth to the GPU", _health(0)),
     Row("gpu.fabric.route_recovery", "1", False, "A route of the fabric is being recovered", _health(2)),
     Row("gpu.fabric.route_unhealthy", "1", False, "A route of the fabric is unhealthy", _health(4)),
-    Row("gpu.fabric.access_timeout_recovery", "1", False, "The fabric recovers from an access that timed out", _health(6)),
-    Row("gpu.fabric.incorrect_configuration", "1", False, "The fabric is configured wrongly",
-        _health(8, 0b1111, _CONFIGURATION_RIGHT)),
-    Row("gpu.c2c.enabled", "1", False, "Chip-to-chip links to the processor are in use",
-        part("C2cModeInfoV", "isC2cEnabled", bool), ONCE),
-    Row("gpu.c2c.link_count", "1", False, "Chip-to-chip links of the part", _c2c_links, THOROUGH),
-    Row("gpu.c2c.missing_links", "1", False, "Chip-to-chip links that are down", _c2c_missing, THOROUGH),
+    Row("gpu.fabric.access_timeout_recovery", "1", False, "The fabric is recovering from an access timeout", _health(6)),
+    Row("gpu.fabric.incorrect_configuration", "1", False, "The fabric configuration is incorrect",
+        _health(8, 0b1111, _CONFIGURATION_OK)),
+    Row("gpu.c2c.enabled", "1", False, "Chip-to-chip links to the processor are enabled",
+        attribute("C2cModeInfoV", "isC2cEnabled", bool), ONCE),
+    Row("gpu.c2c.link_count", "1", False, "Chip-to-chip links of the part", _c2c_links, SNAPSHOT_ONLY),
+    Row("gpu.c2c.missing_links", "1", False, "Chip-to-chip links that are down", _c2c_missing, SNAPSHOT_ONLY),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What keeps a GPU busy, by counters of its own (GPM, from Hopper on): means over the time since the collection before."""
+"""GPU performance counters (GPM, from Hopper on): means over the time since the previous collection."""
 
 from __future__ import annotations
 
@@ -9,21 +9,21 @@ from typing import Any, NamedTuple
 
 import pynvml as nvml
 
-from collectors.base import Absent, Value
-from collectors.nvml.calls import UnreadError, binding, call, read, translate, unsupported
+from collectors.base import Absent, ReadingError, Value
+from collectors.nvml.calls import binding, call, not_supported, translate, try_read
 from collectors.nvml.gpu import Gpu
 
-LEAST_S = 0.5
-"""Two samples have to lie more than 100 ms apart; whoever asks sooner is told the same again."""
-FIRST_S = 0.15
-"""Between the first two samples of a GPU."""
+MIN_INTERVAL_S = 0.5
+"""Two samples must be more than 100 ms apart; an earlier call returns the previous values."""
+FIRST_INTERVAL_S = 0.15
+"""Time between the first two samples of a GPU."""
 MIB = float(1 << 20)
 PERCENT = 0.01
-_ROOT_ONLY = "the driver gives its counters to root alone (RmProfilingAdminOnly in /proc/driver/nvidia/params)"
+_ROOT_ONLY = "the driver restricts GPM to root (RmProfilingAdminOnly in /proc/driver/nvidia/params)"
 
 
 class GpmKind(NamedTuple):
-    """A reading that each GPU has one of. `metric` is its number in NVML (nvmlGpmMetricId_t)."""
+    """A reading that a GPU has once. `metric` is its number in NVML (nvmlGpmMetricId_t)."""
 
     name: str
     unit: str
@@ -34,97 +34,99 @@ class GpmKind(NamedTuple):
 
 
 GPM_KINDS = (
-    GpmKind("gpu.gpm.graphics_active", "ratio", False, "Share of time in which any compute or graphics work was active", 1),
+    GpmKind("gpu.gpm.graphics_active", "ratio", False, "Share of time in which compute or graphics work was active", 1),
     GpmKind("gpu.gpm.sm_active", "ratio", False, "Share of SMs that were busy", 2),
-    GpmKind("gpu.gpm.sm_occupancy", "ratio", False, "Warps that were active, over the most there can be", 3),
+    GpmKind("gpu.gpm.sm_occupancy", "ratio", False, "Active warps as a share of the maximum", 3),
     GpmKind("gpu.gpm.integer_active", "ratio", False, "Share of time in which SMs did integer operations", 4),
     GpmKind("gpu.gpm.tensor_active", "ratio", False, "Share of time in which the tensor cores were active", 5),
-    GpmKind("gpu.gpm.memory_active", "ratio", False, "Bandwidth of the device's memory used, over the most there can be", 10),
+    GpmKind("gpu.gpm.memory_active", "ratio", False, "Memory bandwidth used as a share of the maximum", 10),
     GpmKind("gpu.gpm.fp64_active", "ratio", False, "Share of time in which SMs did FP64 operations, tensor cores aside", 11),
     GpmKind("gpu.gpm.fp32_active", "ratio", False, "Share of time in which SMs did FP32 operations, tensor cores aside", 12),
     GpmKind("gpu.gpm.fp16_active", "ratio", False, "Share of time in which SMs did FP16 operations, tensor cores aside", 13),
-    GpmKind("gpu.gpm.pcie_sent", "B/s", False, "Sent over PCIe", 20, MIB),
-    GpmKind("gpu.gpm.pcie_received", "B/s", False, "Received over PCIe", 21, MIB),
-    GpmKind("gpu.gpm.nvlink_received", "B/s", False, "Received over all NVLinks", 60, MIB),
-    GpmKind("gpu.gpm.nvlink_sent", "B/s", False, "Sent over all NVLinks", 61, MIB),
+    GpmKind("gpu.gpm.pcie_sent", "B/s", False, "Data sent over PCIe", 20, MIB),
+    GpmKind("gpu.gpm.pcie_received", "B/s", False, "Data received over PCIe", 21, MIB),
+    GpmKind("gpu.gpm.nvlink_received", "B/s", False, "Data received over all NVLinks", 60, MIB),
+    GpmKind("gpu.gpm.nvlink_sent", "B/s", False, "Data sent over all NVLinks", 61, MIB),
 )  # fmt: skip
 
-Figures = Mapping[str, Value | Absent]
+GpmValues = Mapping[str, Value | Absent]
 
 
-class Counters:
-    """The newest sample of one GPU. It is NVML's own memory, so the library has to stay open for as long as one is held."""
+class GpmCounters:
+    """The newest sample of one GPU. NVML owns its memory, so that the library must stay open while a sample is held."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._before: Any = None
+        self._previous: Any = None
         self._spare: Any = None
-        self._at = 0.0
-        self._told: Figures = {}
+        self._sampled_at = 0.0
+        self._values: GpmValues = {}
 
     @property
-    def held(self) -> bool:
+    def has_sample(self) -> bool:
         """Whether a sample is held."""
-        return self._before is not None
+        return self._previous is not None
 
-    def read(self, gpu: Gpu) -> Figures:
-        """Every one of GPM_KINDS, over the time since it was last asked for, or why it is not there."""
-        if self._told and self._clock() - self._at < LEAST_S:
-            return self._told
-        found = read(lambda: self._since(gpu))
-        self._told = dict.fromkeys((kind.name for kind in GPM_KINDS), found) if isinstance(found, Absent) else found
-        return self._told
+    def read(self, gpu: Gpu) -> GpmValues:
+        """Return all of GPM_KINDS over the time since the previous call, or why they are absent."""
+        if self._values and self._clock() - self._sampled_at < MIN_INTERVAL_S:
+            return self._values
+        values: GpmValues | Absent = try_read(lambda: self._read(gpu))
+        if isinstance(values, Absent):
+            values = dict.fromkeys((kind.name for kind in GPM_KINDS), values)
+        self._values = values
+        return values
 
-    def drop(self) -> None:
-        """Lets go of what is held: the GPU is lost, or another one has its number."""
-        for sample in (self._before, self._spare):
+    def free(self) -> None:
+        """Free the samples: the GPU is lost, or its index belongs to another GPU."""
+        for sample in (self._previous, self._spare):
             if sample is not None:
-                read(lambda: call("nvmlGpmSampleFree", sample))  # noqa: B023
-        self._before = self._spare = None
+                try_read(lambda: call("nvmlGpmSampleFree", sample))  # noqa: B023
+        self._previous = self._spare = None
 
-    def _since(self, gpu: Gpu) -> Figures:
+    def _read(self, gpu: Gpu) -> GpmValues:
         try:
-            if self._before is None:
-                self._begin(gpu)
-            self._at = self._clock()
-            now = self._sample(gpu, self._spare)
-        except (nvml.NVMLError, UnreadError) as error:
-            self.drop()
+            if self._previous is None:
+                self._start(gpu)
+            self._sampled_at = self._clock()
+            sample = self._sample(gpu, self._spare)
+        except (nvml.NVMLError, ReadingError) as error:
+            self.free()
             if isinstance(error, nvml.NVMLError_NoPermission):
-                raise unsupported(_ROOT_ONLY) from None
+                raise not_supported(_ROOT_ONLY) from None
             raise
-        self._before, self._spare = now, self._before
-        return _compared(self._spare, now)
+        self._previous, self._spare = sample, self._previous
+        return _compare(self._spare, sample)
 
-    def _begin(self, gpu: Gpu) -> None:
-        """The first sample, and a wait: one alone tells nothing."""
+    def _start(self, gpu: Gpu) -> None:
+        """Take the first sample and wait: values need two samples."""
         if not call("nvmlGpmQueryDeviceSupport", gpu.handle).isSupportedDevice:
-            raise unsupported("the part has no GPM, which came with Hopper")
-        self._before, self._spare = call("nvmlGpmSampleAlloc"), call("nvmlGpmSampleAlloc")
-        self._sample(gpu, self._before)
-        time.sleep(FIRST_S)
+            raise not_supported("the part has no GPM, which Hopper introduced")
+        self._previous, self._spare = call("nvmlGpmSampleAlloc"), call("nvmlGpmSampleAlloc")
+        self._sample(gpu, self._previous)
+        time.sleep(FIRST_INTERVAL_S)
 
-    def _sample(self, gpu: Gpu, place: Any) -> Any:
-        return binding("nvmlGpmSampleGet")(gpu.handle, place)
+    def _sample(self, gpu: Gpu, memory: Any) -> Any:
+        return binding("nvmlGpmSampleGet")(gpu.handle, memory)
 
 
-def _compared(before: Any, now: Any) -> Figures:
-    """What the two samples tell together. Raises UnreadError."""
-    asked = binding("c_nvmlGpmMetricsGet_t")()
-    asked.version, asked.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_KINDS)
-    asked.sample1, asked.sample2 = before, now
-    for place, kind in zip(asked.metrics, GPM_KINDS, strict=False):
-        place.metricId = kind.metric
-    call("nvmlGpmMetricsGet", asked)
+def _compare(previous: Any, current: Any) -> GpmValues:
+    """Return the values between two samples. Raises ReadingError."""
+    request = binding("c_nvmlGpmMetricsGet_t")()
+    request.version, request.numMetrics = nvml.NVML_GPM_METRICS_GET_VERSION, len(GPM_KINDS)
+    request.sample1, request.sample2 = previous, current
+    for metric, kind in zip(request.metrics, GPM_KINDS, strict=False):
+        metric.metricId = kind.metric
+    call("nvmlGpmMetricsGet", request)
     return {
-        kind.name: read(lambda: _value(place, kind))  # noqa: B023
-        for place, kind in zip(asked.metrics, GPM_KINDS, strict=False)
+        kind.name: try_read(lambda: _value(metric, kind))  # noqa: B023
+        for metric, kind in zip(request.metrics, GPM_KINDS, strict=False)
     }
 
 
-def _value(place: Any, kind: GpmKind) -> float:
-    if place.nvmlReturn:
-        raise UnreadError(translate(nvml.NVMLError(place.nvmlReturn)))
-    if not math.isfinite(place.value):
-        raise UnreadError(Absent(status="error", reason=f"NVML: {place.value} is no figure"))
-    return float(place.value) * kind.factor
+def _value(metric: Any, kind: GpmKind) -> float:
+    if metric.nvmlReturn:
+        raise ReadingError(translate(nvml.NVMLError(metric.nvmlReturn)))
+    if not math.isfinite(metric.value):
+        raise ReadingError(Absent.error(f"NVML: not a number: {metric.value}"))
+    return float(metric.value) * kind.factor

@@ -1,4 +1,4 @@
-"""One GPU during one collection: every getter is asked once, however many readings come of it."""
+"""One GPU during one collection: each NVML getter is called once, even if several readings use it."""
 
 from __future__ import annotations
 
@@ -8,87 +8,87 @@ from typing import Any, TypeVar
 
 import pynvml as nvml
 
-from collectors.base import Absent, Value
-from collectors.nvml.calls import UnreadError, call, translate
+from collectors.base import Absent, ReadingError, Value
+from collectors.nvml.calls import call, translate
 
 S = TypeVar("S")
 
 KINDS = ("dVal", "uiVal", "ulVal", "ullVal", "sllVal", "siVal", "usVal")
-"""Where a field's value stands, by its type (nvmlValueType_t)."""
+"""Member of a field's value, by its type (nvmlValueType_t)."""
 WIDE = KINDS.index("ullVal")
 
 POWER_POLICY, THERMAL_POLICY, SYNC_BOOST, BOARD_LIMIT, RELIABILITY, MEMORY_TEMPERATURE = 74, 75, 76, 77, 79, 82
 SW_THERMAL, HW_THERMAL, POWER_BRAKE = (269, 251), (270, 252), (271, 253)
-"""The numbers of the second column are those of the first R575 and R580 drivers."""
+"""The second number of each pair is that of the first R575 and R580 drivers."""
 RECOVERY_ACTION = 230
-TOGETHER = (
+GROUPED = (
     POWER_POLICY, THERMAL_POLICY, SYNC_BOOST, BOARD_LIMIT, RELIABILITY, *SW_THERMAL, *HW_THERMAL, *POWER_BRAKE,
 )  # fmt: skip
-"""Fields that are read in one call. Numbers, because older versions of nvidia-ml-py lack the names."""
+"""Fields that one call reads. Numbers, because older versions of nvidia-ml-py lack the names."""
 
 
 class Gpu:
-    """A device handle, and what it has answered so far."""
+    """A device handle with a cache of its answers."""
 
     def __init__(self, handle: Any) -> None:
         self.handle = handle
-        self.never: set[int] = set()
-        """Fields of links that the part does not have; kept from one collection to the next."""
+        self.missing_fields: set[int] = set()
+        """NVLink fields that the part does not have; kept from one collection to the next."""
         self._answers: dict[Hashable, Any] = {}
 
-    def again(self) -> Gpu:
-        """The same GPU, which has answered nothing yet."""
-        fresh = Gpu(self.handle)
-        fresh.never = self.never
-        return fresh
+    def without_cache(self) -> Gpu:
+        """Return the same GPU with an empty cache."""
+        copy = Gpu(self.handle)
+        copy.missing_fields = self.missing_fields
+        return copy
 
-    def once(self, key: Hashable, get: Callable[[], S]) -> S:
-        """What `get` gave when it was first asked under this key. Raises UnreadError, as `get` did then."""
+    def cached(self, key: Hashable, get: Callable[[], S]) -> S:
+        """Return the first result of `get` for this key. Raises ReadingError if `get` did."""
         if key not in self._answers:
             try:
                 self._answers[key] = get()
-            except UnreadError as missing:
-                self._answers[key] = missing.absent
+            except ReadingError as error:
+                self._answers[key] = error.absent
         answer: S | Absent = self._answers[key]
         if isinstance(answer, Absent):
-            raise UnreadError(answer)
+            raise ReadingError(answer)
         return answer
 
-    def ask(self, getter: str, *arguments: int) -> Any:
-        """What nvmlDeviceGet… gives. Raises UnreadError."""
-        return self.once((getter, *arguments), lambda: call(f"nvmlDeviceGet{getter}", self.handle, *arguments))
+    def query(self, getter: str, *arguments: int) -> Any:
+        """Return the result of nvmlDeviceGet…. Raises ReadingError."""
+        return self.cached((getter, *arguments), lambda: call(f"nvmlDeviceGet{getter}", self.handle, *arguments))
 
-    def fill(self, getter: str, *places: Any) -> None:
-        """Has nvmlDeviceGet… write into these ctypes objects. Raises UnreadError.
+    def query_into(self, getter: str, *targets: Any) -> None:
+        """Call nvmlDeviceGet…, which writes into these ctypes objects. Raises ReadingError.
 
-        What pynvml hands out where it is given no place of ours is shared by all threads.
+        Without targets, pynvml returns an object that all threads share.
         """
-        _checked(call(f"nvmlDeviceGet{getter}", self.handle, *map(ctypes.byref, places)))
+        _check(call(f"nvmlDeviceGet{getter}", self.handle, *map(ctypes.byref, targets)))
 
-    def fill_by(self, function: str, *places: Any) -> None:
-        """As `fill`, by the library's own function, where pynvml has the structure wrong. Raises UnreadError."""
-        _checked(call("_nvmlGetFunctionPointer", function)(self.handle, *map(ctypes.byref, places)))
+    def query_into_with(self, function: str, *targets: Any) -> None:
+        """Do the same with the library's own function, if pynvml declares a wrong structure. Raises ReadingError."""
+        _check(call("_nvmlGetFunctionPointer", function)(self.handle, *map(ctypes.byref, targets)))
 
-    def fields(self, wanted: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
-        """(field, scope) -> what NVML put there, by one call. Raises UnreadError."""
-        pairs = list(wanted)
+    def fields(self, keys: Iterable[tuple[int, int]]) -> dict[tuple[int, int], Any]:
+        """Return the fields by (number, scope), read in one call. Raises ReadingError."""
+        pairs = list(keys)
         return dict(zip(pairs, call("nvmlDeviceGetFieldValues", self.handle, pairs), strict=True))
 
     def field(self, number: int) -> Any:
-        """One field of the GPU as NVML filled it in. Raises UnreadError."""
-        if number not in TOGETHER:
-            return self.once(("field", number), lambda: self.fields([(number, 0)]))[number, 0]
-        return self.once("together", lambda: self.fields((each, 0) for each in TOGETHER))[number, 0]
+        """Return one field of the GPU. Raises ReadingError."""
+        if number not in GROUPED:
+            return self.cached(("field", number), lambda: self.fields([(number, 0)]))[number, 0]
+        return self.cached("grouped", lambda: self.fields((each, 0) for each in GROUPED))[number, 0]
 
 
-def _checked(code: int) -> None:
-    """Of some getters pynvml returns the code and does not look at it."""
+def _check(code: int) -> None:
+    """Raise ReadingError for an error code. Some functions of pynvml return the code without a check."""
     if code:
-        raise UnreadError(translate(nvml.NVMLError(code)))
+        raise ReadingError(translate(nvml.NVMLError(code)))
 
 
-def value(field: Any) -> Value:
-    """The value of a field. Raises UnreadError."""
-    _checked(field.nvmlReturn)
+def field_value(field: Any) -> Value:
+    """Return the value of a field. Raises ReadingError."""
+    _check(field.nvmlReturn)
     number: Value = getattr(field.value, KINDS[field.valueType])
     return number

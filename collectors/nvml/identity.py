@@ -1,4 +1,4 @@
-"""What a GPU is, and what firmware it runs."""
+"""Identity and firmware of a GPU."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import ctypes
 
 import pynvml as nvml
 
-from collectors.nvml.calls import binding, text
+from collectors.nvml.calls import binding, decode
 from collectors.nvml.gpu import Gpu
-from collectors.nvml.rows import ONCE, THOROUGH, Row, count, named, words
+from collectors.nvml.rows import ONCE, SNAPSHOT_ONLY, Row, count, named, text
 
 _BRANDS = {
     1: "quadro",
@@ -32,30 +32,30 @@ _GSP_VERSION_BYTES = 64
 
 
 def _capability(gpu: Gpu) -> str:
-    major, minor = gpu.ask("CudaComputeCapability")
+    major, minor = gpu.query("CudaComputeCapability")
     return f"{major}.{minor}"
 
 
 def _module(gpu: Gpu) -> int:
     module = ctypes.c_uint()
-    gpu.fill("ModuleId", module)
+    gpu.query_into("ModuleId", module)
     return module.value
 
 
 def _gsp_version(gpu: Gpu) -> str:
     version = ctypes.create_string_buffer(_GSP_VERSION_BYTES)
-    gpu.fill("GspFirmwareVersion", version)
-    return text(version.value)
+    gpu.query_into("GspFirmwareVersion", version)
+    return decode(version.value)
 
 
 def _gsp_enabled(gpu: Gpu) -> bool:
     enabled, default = ctypes.c_uint(), ctypes.c_uint()
-    gpu.fill("GspFirmwareMode", enabled, default)
+    gpu.query_into("GspFirmwareMode", enabled, default)
     return bool(enabled.value)
 
 
 def _inforom_valid(gpu: Gpu) -> bool:
-    """Whether the checksums in the flash are right; NVML reads all of it for that."""
+    """Return whether the checksums in the InfoROM flash are valid. NVML reads all of it."""
     validate = binding("nvmlDeviceValidateInforom")
     try:
         validate(gpu.handle)
@@ -65,26 +65,26 @@ def _inforom_valid(gpu: Gpu) -> bool:
 
 
 IDENTITY_ROWS = (
-    Row("gpu.name", "1", False, "Product name", words("Name"), ONCE),
-    Row("gpu.serial", "1", False, "Serial of the board", words("Serial"), ONCE),
-    Row("gpu.pci_bus_id", "1", False, "PCI address", lambda gpu: text(gpu.ask("PciInfo").busId)),
-    Row("gpu.vbios_version", "1", False, "VBIOS version", words("VbiosVersion"), ONCE),
-    Row("gpu.part_number", "1", False, "Board part number", words("BoardPartNumber"), ONCE),
+    Row("gpu.name", "1", False, "Product name", text("Name"), ONCE),
+    Row("gpu.serial", "1", False, "Serial number of the board", text("Serial"), ONCE),
+    Row("gpu.pci_bus_id", "1", False, "PCI address", lambda gpu: decode(gpu.query("PciInfo").busId)),
+    Row("gpu.vbios_version", "1", False, "VBIOS version", text("VbiosVersion"), ONCE),
+    Row("gpu.part_number", "1", False, "Board part number", text("BoardPartNumber"), ONCE),
     Row("gpu.brand", "1", False, "Brand", named("Brand", _BRANDS), ONCE),
     Row("gpu.architecture", "1", False, "Architecture", named("Architecture", _ARCHITECTURES), ONCE),
     Row("gpu.compute_capability", "1", False, "CUDA compute capability", _capability, ONCE),
     Row("gpu.core_count", "1", False, "CUDA cores", count("NumGpuCores"), ONCE),
-    Row("gpu.minor_number", "1", False, "Number of /dev/nvidia*", count("MinorNumber"), ONCE),
+    Row("gpu.minor_number", "1", False, "Minor number of the /dev/nvidia device", count("MinorNumber"), ONCE),
     Row("gpu.module_id", "1", False, "Slot of the module on its baseboard", _module, ONCE),
-    Row("gpu.board_id", "1", False, "Board; GPUs of one board share it", count("BoardId"), ONCE),
-    Row("gpu.numa_node", "1", False, "NUMA node of the GPU's own memory", count("NumaNodeId"), ONCE),
-    Row("gpu.virtualization", "1", False, "How the GPU is given to this machine",
+    Row("gpu.board_id", "1", False, "Board ID; the GPUs of one board share it", count("BoardId"), ONCE),
+    Row("gpu.numa_node", "1", False, "NUMA node of the GPU's memory", count("NumaNodeId"), ONCE),
+    Row("gpu.virtualization", "1", False, "Virtualization mode",
         named("VirtualizationMode", _VIRTUALIZATION), ONCE),
-    Row("gpu.addressing_mode", "1", False, "How host memory is addressed", named("AddressingMode", _ADDRESSING), ONCE),
+    Row("gpu.addressing_mode", "1", False, "Addressing mode of host memory", named("AddressingMode", _ADDRESSING), ONCE),
     Row("gpu.gsp.version", "1", False, "Firmware of the GPU System Processor", _gsp_version, ONCE),
     Row("gpu.gsp.enabled", "1", False, "The driver runs on the GPU System Processor", _gsp_enabled, ONCE),
-    Row("gpu.inforom.version", "1", False, "InfoROM image version", words("InforomImageVersion"), ONCE),
-    Row("gpu.inforom.valid", "1", False, "The InfoROM's checksums are right", _inforom_valid, THOROUGH),
-    Row("gpu.inforom.checksum", "1", False, "Checksum of the configuration in the InfoROM",
-        lambda gpu: f"0x{gpu.ask('InforomConfigurationChecksum'):08x}", THOROUGH),
+    Row("gpu.inforom.version", "1", False, "InfoROM image version", text("InforomImageVersion"), ONCE),
+    Row("gpu.inforom.valid", "1", False, "The InfoROM checksums are valid", _inforom_valid, SNAPSHOT_ONLY),
+    Row("gpu.inforom.checksum", "1", False, "Checksum of the InfoROM configuration",
+        lambda gpu: f"0x{gpu.query('InforomConfigurationChecksum'):08x}", SNAPSHOT_ONLY),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""What lies between two GPUs."""
+"""The path between two GPUs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ from collections.abc import Iterator, Mapping
 
 import pynvml as nvml
 
-from collectors.base import Absent
-from collectors.nvml.calls import UnreadError, call, read
+from collectors.base import Absent, ReadingError
+from collectors.nvml.calls import call, try_read
 from collectors.nvml.gpu import Gpu
-from collectors.nvml.links import all_known
+from collectors.nvml.links import known_link_states
 
-# Where there is no NVLink, as `nvidia-smi topo -m` spells it.
+# Paths over PCIe, as `nvidia-smi topo -m` spells them.
 _PATHS = {
     nvml.NVML_TOPOLOGY_INTERNAL: "X",
     nvml.NVML_TOPOLOGY_SINGLE: "PIX",
@@ -22,38 +22,38 @@ _PATHS = {
 }
 
 Address = tuple[int, int, int]
-"""PCI domain, bus and device: in a virtual machine all GPUs may be on one bus."""
+"""PCI domain, bus and device: the GPUs of a virtual machine may share a bus."""
 
 
-def peers(here: int, gpus: Mapping[int, Gpu]) -> Iterator[tuple[int, str | Absent]]:
-    """How this GPU reaches each other one: `NV18` for 18 NVLinks, or what of PCIe lies between."""
-    gpu = gpus[here]
-    ends = read(lambda: _ends(gpu))
-    for there, peer in gpus.items():
-        if there != here:
-            yield there, read(lambda: _between(gpu, peer, ends))  # noqa: B023
+def peer_paths(index: int, gpus: Mapping[int, Gpu]) -> Iterator[tuple[int, str | Absent]]:
+    """Yield the path from a GPU to each of the others: `NV18` for 18 NVLinks, or the PCIe path."""
+    gpu = gpus[index]
+    ends = try_read(lambda: _link_ends(gpu))
+    for peer_index, peer in gpus.items():
+        if peer_index != index:
+            yield peer_index, try_read(lambda: _path(gpu, peer, ends))  # noqa: B023
 
 
 def _address(gpu: Gpu) -> Address:
-    pci = gpu.ask("PciInfo")
+    pci = gpu.query("PciInfo")
     return pci.domain, pci.bus, pci.device
 
 
-def _ends(gpu: Gpu) -> list[Address | None]:
-    """Where each link that is up ends: at that GPU, or (None) at a switch, behind which are all the others."""
-    found: list[Address | None] = []
-    for link in (link for link, up in all_known(gpu).items() if up):
-        direct = read(lambda: gpu.ask("NvLinkRemoteDeviceType", link)) == nvml.NVML_NVLINK_DEVICE_TYPE_GPU  # noqa: B023
-        pci = gpu.ask("NvLinkRemotePciInfo", link) if direct else None
-        found.append((pci.domain, pci.bus, pci.device) if pci else None)
-    return found
+def _link_ends(gpu: Gpu) -> list[Address | None]:
+    """Return the remote end of each link that is up: a GPU, or None for a switch, which reaches all other GPUs."""
+    ends: list[Address | None] = []
+    for link in (link for link, is_up in known_link_states(gpu).items() if is_up):
+        is_direct = try_read(lambda: gpu.query("NvLinkRemoteDeviceType", link)) == nvml.NVML_NVLINK_DEVICE_TYPE_GPU  # noqa: B023
+        pci = gpu.query("NvLinkRemotePciInfo", link) if is_direct else None
+        ends.append((pci.domain, pci.bus, pci.device) if pci else None)
+    return ends
 
 
-def _between(gpu: Gpu, peer: Gpu, ends: list[Address | None] | Absent) -> str:
+def _path(gpu: Gpu, peer: Gpu, ends: list[Address | None] | Absent) -> str:
     status = call("nvmlDeviceGetP2PStatus", gpu.handle, peer.handle, nvml.NVML_P2P_CAPS_INDEX_NVLINK)
     if status != nvml.NVML_P2P_STATUS_OK:
         return _PATHS.get(call("nvmlDeviceGetTopologyCommonAncestor", gpu.handle, peer.handle), "unknown")
     if isinstance(ends, Absent):
-        raise UnreadError(ends)
+        raise ReadingError(ends)
     address = _address(peer) if any(ends) else None
     return f"NV{sum(end in (None, address) for end in ends)}"

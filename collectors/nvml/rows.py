@@ -1,4 +1,4 @@
-"""What a row of the table of readings is, and the shapes that getters come in."""
+"""The row type of the reading tables, and factories for common getters."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import NamedTuple
 
 from collectors.base import Value
-from collectors.nvml.calls import text
+from collectors.nvml.calls import decode
 from collectors.nvml.gpu import Gpu
 
 Getter = Callable[[Gpu], Value]
 
-ALWAYS, ONCE, SLOW, THOROUGH = "always", "once", "slow", "thorough"
-"""When a reading is taken: at every collection; by an exporter once, since it never changes; by an exporter in the background,
-since it is slow; in snapshots only, since it is very slow or of no use to a graph. Snapshots take all of them every time."""
+ALWAYS, ONCE, SLOW, SNAPSHOT_ONLY = "always", "once", "slow", "snapshot_only"
+"""When a reading is taken. A full snapshot takes all of them; an exporter takes ALWAYS at every scrape, ONCE a single time
+because it never changes, SLOW in the background, and SNAPSHOT_ONLY not at all, because it is very slow or no use in a graph."""
 
 
 class Row(NamedTuple):
-    """A reading that each GPU has one of. `get` raises UnreadError."""
+    """A reading that a GPU has once. `get` raises ReadingError."""
 
     name: str
     unit: str
@@ -28,40 +28,40 @@ class Row(NamedTuple):
 
 
 def number(getter: str, *arguments: int, factor: float = 1) -> Getter:
-    """A number, in SI units by `factor`."""
-    return lambda gpu: gpu.ask(getter, *arguments) * factor
+    """Return a getter of a number, multiplied by `factor` to SI units."""
+    return lambda gpu: gpu.query(getter, *arguments) * factor
 
 
 def count(getter: str, *arguments: int) -> Getter:
-    """A number of things."""
-    return lambda gpu: int(gpu.ask(getter, *arguments))
+    """Return a getter of a whole number."""
+    return lambda gpu: int(gpu.query(getter, *arguments))
 
 
 def flag(getter: str, *arguments: int) -> Getter:
-    """Whether something is so."""
-    return lambda gpu: bool(gpu.ask(getter, *arguments))
+    """Return a getter of a flag."""
+    return lambda gpu: bool(gpu.query(getter, *arguments))
 
 
-def place(getter: str, at: int, kind: Callable[[int], Value]) -> Getter:
-    """One of several results."""
-    return lambda gpu: kind(gpu.ask(getter)[at])
+def item(getter: str, index: int, kind: Callable[[int], Value]) -> Getter:
+    """Return a getter of one of several results."""
+    return lambda gpu: kind(gpu.query(getter)[index])
 
 
-def part(getter: str, attribute: str, kind: Callable[[int], Value] = int) -> Getter:
-    """One attribute of a structure."""
-    return lambda gpu: kind(getattr(gpu.ask(getter), attribute))
+def attribute(getter: str, name: str, kind: Callable[[int], Value] = int) -> Getter:
+    """Return a getter of one attribute of a structure."""
+    return lambda gpu: kind(getattr(gpu.query(getter), name))
 
 
-def words(getter: str) -> Getter:
-    """A text."""
-    return lambda gpu: text(gpu.ask(getter))
+def text(getter: str) -> Getter:
+    """Return a getter of a text."""
+    return lambda gpu: decode(gpu.query(getter))
 
 
 def named(getter: str, names: Mapping[int, str], *arguments: int) -> Getter:
-    """The name of a number."""
-    return lambda gpu: name_of(gpu.ask(getter, *arguments), names)
+    """Return a getter of the name of a number."""
+    return lambda gpu: name_of(gpu.query(getter, *arguments), names)
 
 
 def name_of(code: int, names: Mapping[int, str]) -> str:
-    """The name of a number; the number itself where the library is newer than the names."""
+    """Return the name of a number, or the number itself if it has no name here."""
     return names.get(int(code), f"unknown ({code})")

@@ -1,10 +1,10 @@
-"""How a GPU is set, how it is connected, and what it is busy with."""
+"""Settings, PCIe link, utilization and processes of a GPU."""
 
 from __future__ import annotations
 
-from collectors.nvml.gpu import RECOVERY_ACTION, Gpu, value
-from collectors.nvml.memory import differs
-from collectors.nvml.rows import ONCE, SLOW, THOROUGH, Getter, Row, count, flag, name_of, named, place
+from collectors.nvml.gpu import RECOVERY_ACTION, Gpu, field_value
+from collectors.nvml.memory import is_change_pending
+from collectors.nvml.rows import ONCE, SLOW, SNAPSHOT_ONLY, Getter, Row, count, flag, item, name_of, named
 
 _COMPUTE_MODES = {0: "default", 1: "exclusive_thread", 2: "prohibited", 3: "exclusive_process"}
 _ACTIONS = {
@@ -13,32 +13,32 @@ _ACTIONS = {
 }  # fmt: skip
 
 
-def _share(what: str) -> Getter:
-    return lambda gpu: getattr(gpu.ask("UtilizationRates"), what) / 100
+def _utilization(name: str) -> Getter:
+    return lambda gpu: getattr(gpu.query("UtilizationRates"), name) / 100
 
 
 def _processes(gpu: Gpu) -> int:
-    return len(gpu.ask("ComputeRunningProcesses"))
+    return len(gpu.query("ComputeRunningProcesses"))
 
 
 def _recovery_action(gpu: Gpu) -> str:
-    return name_of(int(value(gpu.field(RECOVERY_ACTION))), _ACTIONS)
+    return name_of(int(field_value(gpu.field(RECOVERY_ACTION))), _ACTIONS)
 
 
 SETTINGS_ROWS = (
-    Row("gpu.utilization", "ratio", False, "Share of time a kernel ran", _share("gpu")),
-    Row("gpu.memory.utilization", "ratio", False, "Share of time memory moved", _share("memory")),
-    Row("gpu.pcie.generation", "1", False, "PCIe generation in use", count("CurrPcieLinkGeneration")),
-    Row("gpu.pcie.generation_max", "1", False, "PCIe generation of part and slot", count("MaxPcieLinkGeneration"), ONCE),
-    Row("gpu.pcie.generation_part", "1", False, "PCIe generation of the part itself", count("GpuMaxPcieLinkGeneration"), ONCE),
-    Row("gpu.pcie.width", "1", False, "PCIe lanes in use", count("CurrPcieLinkWidth")),
-    Row("gpu.pcie.width_max", "1", False, "PCIe lanes of part and slot", count("MaxPcieLinkWidth"), ONCE),
+    Row("gpu.utilization", "ratio", False, "Share of time in which a kernel ran", _utilization("gpu")),
+    Row("gpu.memory.utilization", "ratio", False, "Share of time in which memory was read or written", _utilization("memory")),
+    Row("gpu.pcie.generation", "1", False, "Current PCIe generation", count("CurrPcieLinkGeneration")),
+    Row("gpu.pcie.generation_max", "1", False, "PCIe generation that GPU and slot support", count("MaxPcieLinkGeneration"), ONCE),
+    Row("gpu.pcie.generation_part", "1", False, "PCIe generation that the GPU supports", count("GpuMaxPcieLinkGeneration"), ONCE),
+    Row("gpu.pcie.width", "1", False, "Current PCIe lanes", count("CurrPcieLinkWidth")),
+    Row("gpu.pcie.width_max", "1", False, "PCIe lanes that GPU and slot support", count("MaxPcieLinkWidth"), ONCE),
     Row("gpu.pcie.replays", "1", True, "PCIe replays", count("PcieReplayCounter"), SLOW),
-    Row("gpu.mig.enabled", "1", False, "MIG mode in force", place("MigMode", 0, bool), SLOW),
-    Row("gpu.mig.change_pending", "1", False, "MIG mode will be another from the next reset on", differs("MigMode"), SLOW),
-    Row("gpu.persistence.enabled", "1", False, "Persistence mode", flag("PersistenceMode")),
-    Row("gpu.accounting.enabled", "1", False, "Accounting of processes", flag("AccountingMode"), THOROUGH),
-    Row("gpu.compute_mode", "1", False, "Who may use the GPU", named("ComputeMode", _COMPUTE_MODES)),
-    Row("gpu.recovery_action", "1", False, "What the driver says has to be done to make the GPU whole", _recovery_action),
+    Row("gpu.mig.enabled", "1", False, "MIG mode is active", item("MigMode", 0, bool), SLOW),
+    Row("gpu.mig.change_pending", "1", False, "The next reset changes the MIG mode", is_change_pending("MigMode"), SLOW),
+    Row("gpu.persistence.enabled", "1", False, "Persistence mode is enabled", flag("PersistenceMode")),
+    Row("gpu.accounting.enabled", "1", False, "Process accounting is enabled", flag("AccountingMode"), SNAPSHOT_ONLY),
+    Row("gpu.compute_mode", "1", False, "Compute mode", named("ComputeMode", _COMPUTE_MODES)),
+    Row("gpu.recovery_action", "1", False, "Recovery action that the driver asks for", _recovery_action),
     Row("gpu.processes", "1", False, "Compute processes", _processes),
 )  # fmt: skip

@@ -1,76 +1,80 @@
-"""ACS of the bridges above GPUs: whether traffic between a GPU and its adapter takes the way over the processor."""
+"""ACS of the bridges above GPUs: whether it redirects traffic between a GPU and its network adapter to the processor."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from collectors.base import Absent, Family, Value
-from collectors.pcie.config import ConfigSpace, UnreadableError
+from collectors.base import Absent, Family, ReadingError, Value, empty_families
+from collectors.files import Files
+from collectors.pcie.config import ConfigSpace
 from collectors.pcie.device import GPU, NETWORK, Device
-from collectors.sysfs import Tree, families
 
 _ACS = 0x0D
 _REDIRECT = 0b1100
-"""ACS control: requests, or completions, between two ports of a switch go up to the processor."""
+"""ACS control: P2P Request Redirect, P2P Completion Redirect."""
 _DIRECT_TRANSLATED = 0b1000000
-"""ACS control: addresses that the adapter has had translated (ATS) go straight across all the same."""
+"""ACS control: Direct Translated P2P, for addresses that ATS has translated."""
 
 KINDS = {
-    "pcie.acs.enabled": ("1", "ACS of a bridge above a GPU, or above an adapter beside it, sends peer traffic up"),
-    "pcie.acs.redirected": ("1", "ACS sends traffic between the GPU and an adapter on its switch up to the processor"),
+    "pcie.acs.enabled": ("1", "ACS of the bridge above a GPU or its network adapter redirects peer traffic"),
+    "pcie.acs.redirected": (
+        "1",
+        "ACS redirects traffic between the GPU and a network adapter on its switch to the processor",
+    ),
 }
 
 
-def redirection(tree: Tree, devices: Sequence[Device], *, virtual: bool) -> list[Family]:
-    """ACS of each bridge above a GPU, and whether it parts the GPU from the network adapters of its switch."""
-    found = families(KINDS)
-    for name, address, value in _readings(tree, devices, virtual=virtual):
-        found[name].add({"pci": address}, value)
-    return [family for family in found.values() if family.readings]
+def acs_families(files: Files, devices: Sequence[Device], *, is_virtual: bool) -> list[Family]:
+    """Return the ACS state of each bridge above a GPU, and whether it affects the GPU's network adapters."""
+    families = empty_families(KINDS)
+    for name, address, value in _readings(files, devices, is_virtual=is_virtual):
+        families[name].add({"pci": address}, value)
+    return [family for family in families.values() if family.readings]
 
 
-def _readings(tree: Tree, devices: Sequence[Device], *, virtual: bool) -> Iterator[tuple[str, str, Value | Absent]]:
-    """ACS of each bridge above a GPU, and whether it parts the GPU from the network adapters of its switch."""
+def _readings(
+    files: Files, devices: Sequence[Device], *, is_virtual: bool
+) -> Iterator[tuple[str, str, Value | Absent]]:
     gpus = [device for device in devices if device.kind == GPU]
     adapters = [device for device in devices if device.kind == NETWORK]
-    ways = {gpu.address: list(_ways(gpu, adapters)) for gpu in gpus}
-    wanted = {
-        bridge: None for gpu in gpus for bridge in (*gpu.bridges, *(part for way in ways[gpu.address] for part in way))
-    }
-    bridges = {bridge: _redirects(tree, bridge, virtual=virtual) for bridge in wanted}
+    paths = {gpu.address: list(_peer_paths(gpu, adapters)) for gpu in gpus}
+    relevant = dict.fromkeys(
+        bridge for gpu in gpus for bridge in (*gpu.bridges, *(port for path in paths[gpu.address] for port in path))
+    )
+    bridges = {bridge: _redirects(files, bridge, is_virtual=is_virtual) for bridge in relevant}
     for bridge, value in bridges.items():
         yield "pcie.acs.enabled", bridge, value
     for gpu in gpus:
-        yield "pcie.acs.redirected", gpu.address, _parted(ways[gpu.address], bridges)
+        yield "pcie.acs.redirected", gpu.address, _is_redirected(paths[gpu.address], bridges)
 
 
-def _ways(gpu: Device, adapters: Iterable[Device]) -> Iterator[tuple[str, ...]]:
-    """The ports between the GPU and each adapter that shares a switch with it."""
+def _peer_paths(gpu: Device, adapters: Iterable[Device]) -> Iterator[tuple[str, ...]]:
+    """Yield the ports between the GPU and each adapter that shares a switch with it."""
     for adapter in adapters:
         common = next((bridge for bridge in gpu.bridges if bridge in adapter.bridges), None)
         if common:
-            own = gpu.bridges[: gpu.bridges.index(common)]
-            yield (*own, *adapter.bridges[: adapter.bridges.index(common)])
+            below = gpu.bridges[: gpu.bridges.index(common)]
+            yield (*below, *adapter.bridges[: adapter.bridges.index(common)])
 
 
-def _redirects(tree: Tree, bridge: str, *, virtual: bool) -> Value | Absent:
-    if virtual:
-        return Absent(status="unsupported", reason="a virtual machine's bridges are not the machine's")
+def _redirects(files: Files, bridge: str, *, is_virtual: bool) -> Value | Absent:
+    if is_virtual:
+        return Absent.unsupported("in a virtual machine, the bridges are not those of the host")
     try:
-        with ConfigSpace(tree, bridge) as space:
-            control = space.number(space.extended(_ACS) + 6, 2)
-    except UnreadableError as error:
+        with ConfigSpace(files, bridge) as space:
+            control = space.read(space.extended_capability(_ACS) + 6, 2)
+    except ReadingError as error:
         return error.absent
     return bool(control & _REDIRECT) and not control & _DIRECT_TRANSLATED
 
 
-def _parted(ways: Sequence[tuple[str, ...]], bridges: Mapping[str, Value | Absent]) -> Value | Absent:
-    if not ways:
-        return Absent(status="unsupported", reason="no network adapter shares a switch with the GPU")
-    values = [bridges[bridge] for way in ways for bridge in way]
+def _is_redirected(paths: Sequence[tuple[str, ...]], bridges: Mapping[str, Value | Absent]) -> Value | Absent:
+    if not paths:
+        return Absent.unsupported("no network adapter shares a switch with the GPU")
+    values = [bridges[bridge] for path in paths for bridge in path]
     if any(value is True for value in values):
         return True
     absent = [value for value in values if isinstance(value, Absent)]
-    # A port without ACS passes everything straight across; where no port could be asked, nothing is known.
+    # A port without ACS redirects nothing. If no port could be read, the answer is unknown.
     failed = [value for value in absent if value.status == "error"]
     return (failed or absent)[0] if failed or len(absent) == len(values) else False

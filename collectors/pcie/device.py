@@ -1,11 +1,12 @@
-"""Which devices of the PCI bus are looked at, and where they stand."""
+"""The devices of the PCI bus that collectors read, and the bridges above them."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
 from collectors.base import Absent, Value
-from collectors.sysfs import PCI_DEVICES, Tree, pci_parts
+from collectors.files import Files
+from collectors.sysfs import PCI_DEVICES, pci_addresses
 
 GPU, NVSWITCH, NETWORK, NVME = "gpu", "nvswitch", "network", "nvme"
 NVIDIA, MELLANOX = "0x10de", "0x15b3"
@@ -18,53 +19,53 @@ class Device:
     address: str
     kind: str
     bridges: tuple[str, ...]
-    coherent: bool = False
-    """A GPU that hangs on its Grace CPU by NVLink-C2C: what PCIe shows of it is no link that carries data."""
+    is_coherent: bool = False
+    """The GPU is attached to its Grace CPU by NVLink-C2C: its PCIe link carries no data."""
     limits: dict[str, Value | Absent] = field(default_factory=dict)
-    """What the device and its port can do. It cannot change, so it is read until it has once been had."""
+    """Capabilities of the device and its port. They do not change, so that one successful read is enough."""
 
 
-class Bus:
-    """The devices of interest. What stands at an address is looked at once, for a bus has hundreds of them."""
+class PciBus:
+    """The relevant devices of the bus. Each address is identified once, because a bus has hundreds of devices."""
 
-    def __init__(self, tree: Tree) -> None:
-        self._tree = tree
-        self._known: dict[str, Device | None] = {}
+    def __init__(self, files: Files) -> None:
+        self._files = files
+        self._devices: dict[str, Device | None] = {}
 
     def devices(self) -> list[Device]:
-        """Those that are there now. Raises OSError where there is no bus, or a device on it cannot be read."""
-        before, found = self._known, dict[str, Device | None]()
-        for address in self._tree.names(PCI_DEVICES):
+        """Return the current devices. Raises OSError if there is no bus, or a device on it cannot be read."""
+        known, current = self._devices, dict[str, Device | None]()
+        for address in self._files.names(PCI_DEVICES):
             try:
-                found[address] = before[address] if address in before else identify(self._tree, address)
+                current[address] = known[address] if address in known else identify(self._files, address)
             except OSError:
-                if self._tree.has(f"{PCI_DEVICES}/{address}"):
-                    raise  # else it has gone since
-        self._known = found
-        return [device for device in found.values() if device]
+                if self._files.exists(f"{PCI_DEVICES}/{address}"):
+                    raise  # else the device has gone since
+        self._devices = current
+        return [device for device in current.values() if device]
 
     def count(self, kind: str) -> int | Absent:
-        """How many of a kind there are now."""
+        """Return how many devices of a kind there are now."""
         try:
             return sum(device.kind == kind for device in self.devices())
         except OSError as error:
-            return Absent(status="error", reason=f"/{PCI_DEVICES}: {error.strerror}")
+            return Absent.error(f"/{PCI_DEVICES}: {error.strerror}")
 
 
-def identify(tree: Tree, address: str) -> Device | None:
-    """What stands at an address; None where it is of no interest. Raises OSError."""
+def identify(files: Files, address: str) -> Device | None:
+    """Return the device at an address, or None if no collector reads it. Raises OSError."""
     path = f"{PCI_DEVICES}/{address}"
-    kind = kind_of(tree.text(f"{path}/class"), tree.text(f"{path}/vendor"))
-    if not kind or tree.has(f"{path}/physfn"):
+    kind = device_kind(files.text(f"{path}/class"), files.text(f"{path}/vendor"))
+    if not kind or files.exists(f"{path}/physfn"):
         return None  # a virtual function has no link of its own
-    above = pci_parts(tree.target(path))[:-1]
-    port_vendor = tree.text(f"{PCI_DEVICES}/{above[-1]}/vendor") if above else ""
-    coherent = kind == GPU and port_vendor == NVIDIA
-    return Device(address=address, kind=kind, bridges=tuple(reversed(above)), coherent=coherent)
+    above = pci_addresses(files.target(path))[:-1]
+    port_vendor = files.text(f"{PCI_DEVICES}/{above[-1]}/vendor") if above else ""
+    is_coherent = kind == GPU and port_vendor == NVIDIA
+    return Device(address=address, kind=kind, bridges=tuple(reversed(above)), is_coherent=is_coherent)
 
 
-def kind_of(device_class: str, vendor: str) -> str:
-    """What of interest a device is; empty: nothing."""
+def device_kind(device_class: str, vendor: str) -> str:
+    """Return the kind of a relevant device, or an empty string."""
     if vendor == NVIDIA and device_class.startswith(("0x0300", "0x0302")):
         return GPU
     if vendor == NVIDIA and device_class.startswith("0x0680"):

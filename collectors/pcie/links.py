@@ -5,154 +5,156 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from collectors.base import HOST, Absent, Family, Value
-from collectors.pcie import acs, config
-from collectors.pcie.device import GPU, NETWORK, Bus, Device
-from collectors.sysfs import PCI_DEVICES, Tree, families, numa_node
+from collectors.base import HOST, Absent, Family, Value, empty_families, first_absent
+from collectors.files import Files
+from collectors.pcie.acs import acs_families
+from collectors.pcie.config import configuration_families
+from collectors.pcie.device import GPU, NETWORK, Device, PciBus
+from collectors.sysfs import PCI_DEVICES, parse_numa_node
 
 GENERATIONS = {2.5: 1, 5.0: 2, 8.0: 3, 16.0: 4, 32.0: 5, 64.0: 6}
 """GT/s a lane -> PCIe generation."""
-NO_PORT = Absent(status="unsupported", reason="no port above it is seen")
-VIRTUAL = Absent(status="unsupported", reason="a virtual machine's ports are not the machine's")
-COHERENT = Absent(status="unsupported", reason="the GPU hangs on its CPU by NVLink-C2C")
-NO_AER = "device, firmware or kernel gives the operating system no AER counters"
-_NO_LINK = "the device shows no PCIe link"
+NO_PORT = Absent.unsupported("no port above the device is visible")
+VIRTUAL = Absent.unsupported("in a virtual machine, the ports are not those of the host")
+COHERENT = Absent.unsupported("the GPU is attached to its CPU by NVLink-C2C")
+NO_AER = "no AER counters: the device, the firmware or the kernel does not provide them"
+_NO_LINK = "the device has no PCIe link"
+_CPUINFO_BYTES = 65536
 _LOST_WIDTH, _NO_WIDTHS = 63, (0, 255)
 SEVERITIES = ("correctable", "nonfatal", "fatal")
 
 KINDS = {
     "pcie.device_count": ("1", "GPUs, NVSwitches, NVIDIA/Mellanox network adapters and NVMe drives on the PCI bus"),
-    "pcie.generation": ("1", "PCIe generation of the link now; GPUs lower it when idle"),
-    "pcie.width": ("1", "Lanes of the link now"),
-    "pcie.generation_max": ("1", "PCIe generation that the device can do"),
-    "pcie.width_max": ("1", "Lanes that the device has"),
-    "pcie.port.generation_max": ("1", "PCIe generation that the port above the device can do"),
+    "pcie.generation": ("1", "Current PCIe generation of the link; GPUs lower it when idle"),
+    "pcie.width": ("1", "Current lanes of the link"),
+    "pcie.generation_max": ("1", "PCIe generation that the device supports"),
+    "pcie.width_max": ("1", "Lanes of the device"),
+    "pcie.port.generation_max": ("1", "PCIe generation that the port above the device supports"),
     "pcie.port.width_max": ("1", "Lanes of the port above the device"),
-    "pcie.slowed": ("1", "The link runs under the speed that both ends can do; GPUs and network adapters"),
-    "pcie.narrowed": ("1", "The link has fewer lanes than both ends; GPUs and network adapters"),
-    **{f"pcie.aer.{name}": ("1", f"Errors that the device reported, {name}") for name in SEVERITIES},
-    **{f"pcie.port.aer.{name}": ("1", f"Errors that the port above reported, {name}") for name in SEVERITIES},
-    "pcie.kind": ("1", "What the device is"),
+    "pcie.slowed": ("1", "The link is slower than both ends support; GPUs and network adapters"),
+    "pcie.narrowed": ("1", "The link has fewer lanes than both ends support; GPUs and network adapters"),
+    **{f"pcie.aer.{name}": ("1", f"AER errors of the device, {name}") for name in SEVERITIES},
+    **{f"pcie.port.aer.{name}": ("1", f"AER errors of the port above the device, {name}") for name in SEVERITIES},
+    "pcie.kind": ("1", "Kind of the device"),
     "pcie.port.address": ("1", "PCI address of the port above the device"),
     "pcie.power_state": ("1", "Power state of the device"),
-    "pcie.numa_node": ("1", "NUMA node that the device is near"),
+    "pcie.numa_node": ("1", "NUMA node of the device"),
 }
 COUNTERS = [name for name in KINDS if ".aer." in name]
 
 
 class PcieCollector:
-    """Reads the PCI bus under `root`, `/` but in tests.
-
-    `thorough` reads what does not change while a host is up too: payload sizes, BARs, IOMMU, ACS.
-    """
+    """Reads the PCI bus under `root`. A full snapshot also reads what is constant: payload sizes, BARs, IOMMU, ACS."""
 
     name = "pcie"
 
-    def __init__(self, root: Path = Path("/"), thorough: bool = False) -> None:
-        self._tree = Tree(root)
-        self._thorough = thorough
-        self._bus = Bus(self._tree)
+    def __init__(self, root: Path = Path("/"), full_snapshot: bool = False) -> None:
+        self._files = Files(root)
+        self._full_snapshot = full_snapshot
+        self._bus = PciBus(self._files)
         self._virtual: bool | None = None
 
     def collect(self) -> Iterable[Family]:
-        found = families(KINDS, COUNTERS)
+        families = empty_families(KINDS, COUNTERS)
+        device_count = families["pcie.device_count"]
         try:
             devices = self._bus.devices()
         except FileNotFoundError:
-            found["pcie.device_count"].add(HOST, Absent(status="unsupported", reason=f"no /{PCI_DEVICES}: no PCI bus"))
-            return [found["pcie.device_count"]]
-        found["pcie.device_count"].add(HOST, len(devices))
+            device_count.add(HOST, Absent.unsupported(f"no /{PCI_DEVICES}: no PCI bus"))
+            return [device_count]
+        device_count.add(HOST, len(devices))
         for device in devices:
             for name, value in self._readings(device).items():
-                found[name].add({"pci": device.address}, value)
-        rest = self._settings(devices) if self._thorough else []
-        return [*(family for family in found.values() if family.readings), *rest]
+                families[name].add({"pci": device.address}, value)
+        constant = self._constant_families(devices) if self._full_snapshot else []
+        return [*(family for family in families.values() if family.readings), *constant]
 
-    def _settings(self, devices: list[Device]) -> list[Family]:
+    def _constant_families(self, devices: list[Device]) -> list[Family]:
         return [
-            *config.settings(self._tree, devices),
-            *acs.redirection(self._tree, devices, virtual=self._is_virtual()),
+            *configuration_families(self._files, devices),
+            *acs_families(self._files, devices, is_virtual=self._is_virtual()),
         ]
 
     def _is_virtual(self) -> bool:
-        """Whether this is a virtual machine. The first processors of /proc/cpuinfo tell; it is long."""
+        """Return whether this is a virtual machine. The start of /proc/cpuinfo is enough; the whole file is long."""
         if self._virtual is None:
-            start = self._tree.reading("proc/cpuinfo")
+            start = self._files.required("proc/cpuinfo", str, max_bytes=_CPUINFO_BYTES)
             self._virtual = isinstance(start, str) and " hypervisor" in start
         return self._virtual
 
     def _readings(self, device: Device) -> dict[str, Value | Absent]:
         path = f"{PCI_DEVICES}/{device.address}"
         port = f"{PCI_DEVICES}/{device.bridges[0]}" if device.bridges else ""
-        found: dict[str, Value | Absent] = {}
-        found["pcie.generation"], found["pcie.width"] = self._link(path, "current")
-        found |= self._limits(device, path, port)
+        readings: dict[str, Value | Absent] = {}
+        readings["pcie.generation"], readings["pcie.width"] = self._link(path, "current")
+        readings |= self._limits(device, path, port)
         for severity in SEVERITIES:
-            found[f"pcie.aer.{severity}"] = self._errors(path, severity)
-            found[f"pcie.port.aer.{severity}"] = self._errors(port, severity) if port else NO_PORT
+            readings[f"pcie.aer.{severity}"] = self._error_count(path, severity)
+            readings[f"pcie.port.aer.{severity}"] = self._error_count(port, severity) if port else NO_PORT
         if device.kind in (GPU, NETWORK):
-            # NVSwitches are only managed over PCIe, and drives stand behind backplanes slower than both ends.
-            found["pcie.slowed"] = self._short(device, found, "generation")
-            found["pcie.narrowed"] = self._short(device, found, "width")
-        if self._thorough:
-            found["pcie.kind"] = device.kind
-            found["pcie.port.address"] = device.bridges[0] if device.bridges else NO_PORT
-            found["pcie.power_state"] = self._tree.reading(f"{path}/power_state", missing="this kernel tells no state")
-            found["pcie.numa_node"] = self._tree.reading(
-                f"{path}/numa_node", numa_node, missing="a kernel without NUMA"
+            # PCIe only manages NVSwitches, and drives may be on backplanes that are slower than both ends.
+            readings["pcie.slowed"] = self._is_below_limits(device, readings, "generation")
+            readings["pcie.narrowed"] = self._is_below_limits(device, readings, "width")
+        if self._full_snapshot:
+            readings["pcie.kind"] = device.kind
+            readings["pcie.port.address"] = device.bridges[0] if device.bridges else NO_PORT
+            readings["pcie.power_state"] = self._files.read(
+                f"{path}/power_state", str, missing="the kernel does not report the power state"
             )
-        return found
+            readings["pcie.numa_node"] = self._files.read(
+                f"{path}/numa_node", parse_numa_node, missing="the kernel has no NUMA support"
+            )
+        return readings
 
     def _limits(self, device: Device, path: str, port: str) -> dict[str, Value | Absent]:
         if device.limits:
             return device.limits
         generation, width = self._link(path, "max")
-        above = self._link(port, "max") if port else (NO_PORT, NO_PORT)
-        found = {"pcie.generation_max": generation, "pcie.width_max": width}
-        found |= {"pcie.port.generation_max": above[0], "pcie.port.width_max": above[1]}
-        if not any(isinstance(value, Absent) and value.status == "error" for value in found.values()):
-            device.limits = found
-        return found
+        port_generation, port_width = self._link(port, "max") if port else (NO_PORT, NO_PORT)
+        limits = {"pcie.generation_max": generation, "pcie.width_max": width}
+        limits |= {"pcie.port.generation_max": port_generation, "pcie.port.width_max": port_width}
+        if not any(isinstance(value, Absent) and value.status == "error" for value in limits.values()):
+            device.limits = limits
+        return limits
 
     def _link(self, path: str, which: str) -> tuple[Value | Absent, Value | Absent]:
-        """Generation and lanes, `current` or `max`."""
-        speed = self._tree.reading(f"{path}/{which}_link_speed", missing=_NO_LINK)
-        width = self._tree.reading(f"{path}/{which}_link_width", int, missing=_NO_LINK)
+        """Return generation and lanes, `current` or `max`."""
+        speed = self._files.read(f"{path}/{which}_link_speed", str, missing=_NO_LINK)
+        width: Value | Absent = self._files.read(f"{path}/{which}_link_width", int, missing=_NO_LINK)
         if width == _LOST_WIDTH:
-            lost = Absent(status="error", reason="its registers read as all ones: the device does not answer")
+            lost = Absent.error("the device does not answer: its registers read as all ones")
             return lost, lost
         if width in _NO_WIDTHS:
-            width = Absent(status="unsupported", reason=_NO_LINK)
-        return generation(speed) if isinstance(speed, str) else speed, width
+            width = Absent.unsupported(_NO_LINK)
+        return parse_generation(speed) if isinstance(speed, str) else speed, width
 
-    def _errors(self, path: str, severity: str) -> Value | Absent:
-        return self._tree.reading(f"{path}/aer_dev_{severity}", total, missing=NO_AER)
+    def _error_count(self, path: str, severity: str) -> Value | Absent:
+        return self._files.read(f"{path}/aer_dev_{severity}", parse_total, missing=NO_AER)
 
-    def _short(self, device: Device, found: dict[str, Value | Absent], what: str) -> Value | Absent:
-        """Whether the link has less of it than both ends can do."""
-        if device.coherent or self._is_virtual():
-            return COHERENT if device.coherent else VIRTUAL
-        ends = [found[f"pcie.{name}"] for name in (what, f"{what}_max", f"port.{what}_max")]
-        absent = [value for value in ends if isinstance(value, Absent)]
-        if absent:
-            return absent[0]
-        now, *most = (value for value in ends if isinstance(value, int))
-        return now < min(most)
+    def _is_below_limits(self, device: Device, readings: dict[str, Value | Absent], name: str) -> Value | Absent:
+        """Return whether the link has less generation or width than both ends support."""
+        if device.is_coherent or self._is_virtual():
+            return COHERENT if device.is_coherent else VIRTUAL
+        values = [readings[f"pcie.{key}"] for key in (name, f"{name}_max", f"port.{name}_max")]
+        if absent := first_absent(*values):
+            return absent
+        current, *limits = (value for value in values if isinstance(value, int))
+        return current < min(limits)
 
 
-def generation(speed: str) -> Value | Absent:
-    """`32.0 GT/s PCIe` -> 5."""
+def parse_generation(speed: str) -> Value | Absent:
+    """Return 5 for `32.0 GT/s PCIe`."""
     number = speed.split(" ", 1)[0]
     try:
         return GENERATIONS[float(number)]
     except ValueError:
-        return Absent(status="unsupported", reason=f"the link speed reads {speed or 'empty'}")
+        return Absent.unsupported(f"the link speed reads {speed or 'empty'}")
     except KeyError:
-        return Absent(status="error", reason=f"no PCIe generation has {speed}")
+        return Absent.error(f"no PCIe generation has {speed}")
 
 
-def total(text: str) -> int:
-    """The sum at the end of an AER counter file. Raises ValueError where there is none."""
+def parse_total(text: str) -> int:
+    """Return the sum at the end of an AER counter file. Raises ValueError."""
     for line in reversed(text.splitlines()):
         if line.startswith("TOTAL_ERR_"):
             return int(line.split()[-1])

@@ -1,4 +1,4 @@
-"""The storage collector: which readings it has, and the file systems."""
+"""The storage collector: disks, arrays, file systems, NVMe health."""
 
 from __future__ import annotations
 
@@ -6,105 +6,104 @@ import os
 from collections.abc import Callable, Iterable
 from pathlib import Path
 
-from collectors.base import HOST, Absent, Family, Value
-from collectors.host.files import Files, one
+from collectors.base import HOST, Absent, Family, Value, empty_families, host_family
+from collectors.files import Files
 from collectors.storage import disks, nvme
-from collectors.storage.mounts import Mount, local, mounts, read_only_under
+from collectors.storage.mounts import Mount, is_read_only, local_mounts, parse_mounts
 
 STATE = "/var"
-"""Where a host keeps what changes, also one whose root is read-only by design."""
+"""The directory for changing data, also on a host whose root is read-only by design."""
+MOUNT_KINDS = {
+    "storage.mount.size": ("B", "Size of the file system"),
+    "storage.mount.available": ("B", "Space available to unprivileged users"),
+    "storage.mount.inodes_available": ("1", "Inodes available to unprivileged users"),
+    "storage.mount.read_only": ("1", "The file system is read-only"),
+    "storage.mount.errors": ("1", "Errors of the file system since its last check; ext4 only"),
+}
 
 
 class StorageCollector:
-    """Reads the disks under `root`, `/` but in tests."""
+    """Reads the disks under `root`. A full snapshot also reads each disk's identity, and the health log of NVMe disks."""
 
     name = "storage"
 
     def __init__(
         self,
         root: Path = Path("/"),
-        thorough: bool = False,
+        full_snapshot: bool = False,
         *,
-        read_log: Callable[[Path], bytes] = nvme.smart_log,
+        read_log: Callable[[Path], bytes] = nvme.read_smart_log,
         statvfs: Callable[[Path], os.statvfs_result] = os.statvfs,
     ) -> None:
-        """`thorough`: also what each disk is, and the health log of NVMe disks."""
         self._root = root
-        self._thorough = thorough
+        self._full_snapshot = full_snapshot
         self._read_log = read_log
         self._statvfs = statvfs
 
     def collect(self) -> Iterable[Family]:
-        files = Files(self._root)
-        own = disks.built_in(files)
-        yield from disks.states(files, own)
+        files = Files(self._root, cached=True)
+        disk_names = disks.internal_disks(files)
+        yield from disks.states(files, disk_names)
         yield from disks.arrays(files)
         yield from self._file_systems(files)
-        if self._thorough:
-            yield from disks.identities(files, own)
-            found = [] if isinstance(own, Absent) else own
-            yield from nvme.families(self._root, [disk for disk in found if disk.startswith("nvme")], self._read_log)
+        if self._full_snapshot:
+            yield from disks.identities(files, disk_names)
+            names = [] if isinstance(disk_names, Absent) else disk_names
+            nvme_disks = [name for name in names if name.startswith("nvme")]
+            yield from nvme.health_families(self._root, nvme_disks, self._read_log)
 
     def _file_systems(self, files: Files) -> Iterable[Family]:
-        found = files.read("proc/self/mountinfo", mounts)
-        state = found if isinstance(found, Absent) else _state(found)
-        yield one("storage.state.read_only", "1", f"The file system of {STATE} takes no writes", state)
-        families = {
-            name: Family(name=f"storage.mount.{name}", unit=unit, help=text)
-            for name, unit, text in (
-                ("size", "B", "Size of the file system"),
-                ("available", "B", "What an ordinary user may still write"),
-                ("inodes_available", "1", "Files that an ordinary user may still make"),
-                ("read_only", "1", "The file system takes no writes"),
-                ("errors", "1", "Errors that the file system noted since it was last checked; ext4 only"),
-            )
-        }
-        if isinstance(found, Absent):
-            places: list[Mount] = []
-            none = found
-        else:
-            # Containers mount single files of the host's disk; they are nobody's file system.
-            places = [mount for mount in local(found) if _is_directory(self._root / mount.place.lstrip("/"))]
-            none = Absent(status="unsupported", reason="no local file system is mounted")
-        for mount in places:
-            for name, value in self._told(files, mount).items():
-                families[name].add({"mount": mount.place}, value)
-        for family in families.values():
-            if not places:
-                family.add(HOST, none)
-            yield family
+        mounts = files.read("proc/self/mountinfo", parse_mounts)
+        state = mounts if isinstance(mounts, Absent) else _is_state_read_only(mounts)
+        yield host_family("storage.state.read_only", "1", f"The file system of {STATE} is read-only", state)
+        families = empty_families(MOUNT_KINDS)
+        local: list[Mount] = []
+        if not isinstance(mounts, Absent):
+            # Containers mount single files of the host's disk. They are not file systems of the container.
+            local = [mount for mount in local_mounts(mounts) if _is_directory(self._path(mount))]
+        for mount in local:
+            for name, value in self._readings(files, mount).items():
+                families[f"storage.mount.{name}"].add({"mount": mount.target}, value)
+        if not local:
+            none = Absent.unsupported("no local file system is mounted")
+            for family in families.values():
+                family.add(HOST, mounts if isinstance(mounts, Absent) else none)
+        yield from families.values()
 
-    def _told(self, files: Files, mount: Mount) -> dict[str, Value | Absent]:
-        about: dict[str, Value | Absent] = {"read_only": mount.read_only, "errors": _errors(files, mount)}
+    def _path(self, mount: Mount) -> Path:
+        return self._root / mount.target.lstrip("/")
+
+    def _readings(self, files: Files, mount: Mount) -> dict[str, Value | Absent]:
+        readings: dict[str, Value | Absent] = {"read_only": mount.read_only, "errors": _error_count(files, mount)}
         try:
-            seen = self._statvfs(self._root / mount.place.lstrip("/"))
+            usage = self._statvfs(self._path(mount))
         except OSError as error:
-            absent = Absent(status="error", reason=f"{mount.place}: {error.strerror}")
-            return about | dict.fromkeys(("size", "available", "inodes_available"), absent)
-        endless = Absent(status="unsupported", reason=f"{mount.kind} has no fixed number of files")
-        return about | {
-            "size": seen.f_blocks * seen.f_frsize,
-            "available": seen.f_bavail * seen.f_frsize,
-            "inodes_available": seen.f_favail if seen.f_files else endless,
+            absent = Absent.error(f"{mount.target}: {error.strerror}")
+            return readings | dict.fromkeys(("size", "available", "inodes_available"), absent)
+        no_limit = Absent.unsupported(f"{mount.kind} has no fixed number of inodes")
+        return readings | {
+            "size": usage.f_blocks * usage.f_frsize,
+            "available": usage.f_bavail * usage.f_frsize,
+            "inodes_available": usage.f_favail if usage.f_files else no_limit,
         }
 
 
-def _errors(files: Files, mount: Mount) -> int | Absent:
+def _error_count(files: Files, mount: Mount) -> int | Absent:
     if mount.kind != "ext4":
-        return Absent(status="unsupported", reason=f"{mount.kind} keeps no such count")
-    device = (files.root / "sys/dev/block" / mount.device).resolve().name
+        return Absent.unsupported(f"{mount.kind} has no error count")
+    device = files.path(f"sys/dev/block/{mount.device}").resolve().name
     return files.read(f"sys/fs/ext4/{device}/errors_count", int)
 
 
-def _is_directory(place: Path) -> bool:
+def _is_directory(path: Path) -> bool:
     try:
-        return place.is_dir()
+        return path.is_dir()
     except OSError:
-        return True  # a disk that fails: statvfs will say so
+        return True  # the disk fails: statvfs reports it
 
 
-def _state(found: list[Mount]) -> bool | Absent:
+def _is_state_read_only(mounts: list[Mount]) -> bool | Absent:
     try:
-        return read_only_under(found, STATE)
+        return is_read_only(mounts, STATE)
     except ValueError as error:
-        return Absent(status="error", reason=f"/proc/self/mountinfo: {error}")
+        return Absent.error(f"/proc/self/mountinfo: {error}")

@@ -1,86 +1,83 @@
-"""Disks and arrays of disks, as the kernel lists them."""
+"""Disks and disk arrays, as the kernel lists them."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
+from typing import TypeVar
 
-from collectors.base import Absent, Family
-from collectors.host.files import Files, one, over
+from collectors.base import Absent, Family, Value, add_parts, host_family
+from collectors.files import Files, nonempty
 
+T = TypeVar("T", bound=Value)
 _BLOCK = "sys/block"
 _NO_DISK = "no disk"
-_NOT_A_DISK = r"(?!loop|ram|zram|dm-|md|sr|fd|nbd|rbd|nvme\d+c\d+n).+"
-_ABOUT = (
-    ("storage.disk.model", "1", "Model of the disk", ("device/model",)),
-    ("storage.disk.serial", "1", "Serial number of the disk", ("device/serial", "serial")),
-    ("storage.disk.firmware", "1", "Firmware of the disk", ("device/firmware_rev", "device/rev")),
+_DISK_NAME = r"(?!loop|ram|zram|dm-|md|sr|fd|nbd|rbd|nvme\d+c\d+n).+"
+_IDENTITY = (
+    ("storage.disk.model", "Model of the disk", ("device/model",)),
+    ("storage.disk.serial", "Serial number of the disk", ("device/serial", "serial")),
+    ("storage.disk.firmware", "Firmware of the disk", ("device/firmware_rev", "device/rev")),
 )
+"""Family, help, files in order of preference."""
 
 
-def built_in(files: Files) -> list[str] | Absent:
-    """Disks that are built in: no image, no array, nothing removable, nothing beyond a network."""
-    found = files.names(_BLOCK, _NOT_A_DISK, _NO_DISK)
-    if isinstance(found, Absent):
-        return found
-    own = [
+def internal_disks(files: Files) -> list[str] | Absent:
+    """Return the internal disks: no images, arrays, removable disks or network disks."""
+    names = files.matching(_BLOCK, _DISK_NAME, _NO_DISK)
+    if isinstance(names, Absent):
+        return names
+    internal = [
         disk
-        for disk in found
+        for disk in names
         if files.exists(f"{_BLOCK}/{disk}/device")
-        and files.text(f"{_BLOCK}/{disk}/removable") != "1"
-        and files.text(f"{_BLOCK}/{disk}/device/transport") not in ("tcp", "rdma", "fc", "loop")
+        and files.read(f"{_BLOCK}/{disk}/removable", str) != "1"
+        and files.read(f"{_BLOCK}/{disk}/device/transport", str) not in ("tcp", "rdma", "fc", "loop")
     ]
-    return own or Absent(status="unsupported", reason=_NO_DISK)
+    return internal or Absent.unsupported(_NO_DISK)
 
 
 def states(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
-    """How many there are, and whether they work."""
-    none = isinstance(disks, Absent) and disks.status == "unsupported"
-    count = 0 if none else disks if isinstance(disks, Absent) else len(disks)
-    yield one("storage.disk.count", "1", "Disks that are built in", count)
-    family = Family(name="storage.disk.online", unit="1", help="The disk takes commands")
-    yield over(family, "disk", disks, lambda disk: files.read(f"{_BLOCK}/{disk}/device/state", _online))
-    family = Family(
-        name="storage.disk.io_errors", unit="1", help="Commands that failed; SCSI and SATA only", counter=True
-    )
-    yield over(family, "disk", disks, lambda disk: files.read(f"{_BLOCK}/{disk}/device/ioerr_cnt", _hexadecimal))
+    """Yield how many disks there are, and whether they work."""
+    count = disks if isinstance(disks, Absent) else len(disks)
+    if isinstance(count, Absent) and count.status == "unsupported":
+        count = 0
+    yield host_family("storage.disk.count", "1", "Internal disks", count)
+    family = Family(name="storage.disk.online", unit="1", help="The disk accepts commands")
+    yield add_parts(family, "disk", disks, partial(_read, files, "device/state", _is_online))
+    family = Family(name="storage.disk.io_errors", unit="1", help="Failed commands; SCSI and SATA only", counter=True)
+    yield add_parts(family, "disk", disks, partial(_read, files, "device/ioerr_cnt", partial(int, base=16)))
 
 
 def identities(files: Files, disks: list[str] | Absent) -> Iterable[Family]:
-    """What each disk is."""
+    """Yield size, type, model, serial number and firmware of each disk."""
     family = Family(name="storage.disk.size", unit="B", help="Size of the disk")
-    yield over(family, "disk", disks, lambda disk: files.read(f"{_BLOCK}/{disk}/size", lambda text: int(text) * 512))
-    family = Family(name="storage.disk.rotational", unit="1", help="The disk turns")
-    yield over(
-        family,
-        "disk",
-        disks,
-        lambda disk: files.read(f"{_BLOCK}/{disk}/queue/rotational", lambda text: bool(int(text))),
-    )
-    for name, unit, text, spellings in _ABOUT:
-        yield over(Family(name=name, unit=unit, help=text), "disk", disks, partial(_first, files, spellings=spellings))
-
-
-def _first(files: Files, disk: str, spellings: tuple[str, ...]) -> str | Absent:
-    """The first of the files that says something, or why the last does not."""
-    found: str | Absent = Absent(status="unsupported", reason="not told")
-    for path in spellings:
-        found = files.text(f"{_BLOCK}/{disk}/{path}")
-        if isinstance(found, str):
-            break
-    return found
+    yield add_parts(family, "disk", disks, partial(_read, files, "size", lambda text: int(text) * 512))
+    family = Family(name="storage.disk.rotational", unit="1", help="The disk is rotational")
+    yield add_parts(family, "disk", disks, partial(_read, files, "queue/rotational", lambda text: bool(int(text))))
+    for name, text, paths in _IDENTITY:
+        yield add_parts(Family(name=name, unit="1", help=text), "disk", disks, partial(_first_text, files, paths))
 
 
 def arrays(files: Files) -> Iterable[Family]:
-    """Arrays that the kernel makes of disks (md)."""
-    found = files.names(_BLOCK, r"md\w+", "no array of disks")
-    family = Family(name="storage.array.missing", unit="1", help="Disks that the array should have and has not")
-    yield over(family, "array", found, lambda array: files.read(f"{_BLOCK}/{array}/md/degraded", int))
+    """Yield the missing disks of each software RAID array (md)."""
+    names = files.matching(_BLOCK, r"md\w+", "no disk array")
+    family = Family(name="storage.array.missing", unit="1", help="Disks missing from the array")
+    yield add_parts(family, "array", names, partial(_read, files, "md/degraded", int))
 
 
-def _online(text: str) -> bool:
-    return text.strip() in ("live", "running")
+def _read(files: Files, path: str, parse: Callable[[str], T], disk: str) -> T | Absent:
+    return files.read(f"{_BLOCK}/{disk}/{path}", parse)
 
 
-def _hexadecimal(text: str) -> int:
-    return int(text, 16)
+def _first_text(files: Files, paths: tuple[str, ...], disk: str) -> str | Absent:
+    """Return the text of the first file that has one, or the reason why the last has none."""
+    text: str | Absent = Absent.unsupported("not reported")
+    for path in paths:
+        text = _read(files, path, nonempty, disk)
+        if isinstance(text, str):
+            break
+    return text
+
+
+def _is_online(text: str) -> bool:
+    return text in ("live", "running")

@@ -1,4 +1,4 @@
-"""The SMART / Health Information log of an NVMe disk: how it is fetched, and what it says.
+"""Read the SMART / Health Information log of NVMe disks.
 
 Fields by the NVM Express Base Specification, Get Log Page, log identifier 02h.
 """
@@ -8,38 +8,38 @@ from __future__ import annotations
 import ctypes
 import fcntl
 import os
-import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
-from collectors.base import HOST, Absent, Family, Value
+from collectors.base import HOST, Absent, Family, ReadingError, Value
+from collectors.deadline import call_with_deadline
 
 LOG_BYTES = 512
 DEADLINE_S = 5.0
-"""A disk that is about to fail may keep a command for a minute; the others are told without it."""
+"""A failing disk may take a minute for a command; the other disks are reported without it."""
 _IOCTL_ADMIN = 0xC0484E41  # NVME_IOCTL_ADMIN_CMD of linux/nvme_ioctl.h
 _GET_LOG_PAGE, _HEALTH_LOG, _ALL_NAMESPACES = 0x02, 0x02, 0xFFFFFFFF
-_NO_SUCH_LOG = frozenset({0x001, 0x002, 0x109})  # invalid opcode, field, log page: virtual disks have none
+_NO_SUCH_LOG = frozenset({0x001, 0x002, 0x109})  # invalid opcode, field, log page: on virtual disks
 _ZERO_CELSIUS_K = 273
 _DATA_UNIT_BYTES = 512 * 1000
 
 READINGS: Mapping[str, tuple[str, str, bool]] = {
-    "critical_warning": ("1", "Critical warnings of the disk, a bit each; 0: none", False),
+    "critical_warning": ("1", "Critical warnings of the disk, one bit each; 0: none", False),
     "spare": ("ratio", "Spare capacity left", False),
-    "spare_threshold": ("ratio", "Spare capacity under which the disk warns", False),
-    "endurance_used": ("ratio", "Share of the rated endurance that is used; may exceed 1", False),
+    "spare_threshold": ("ratio", "Spare capacity below which the disk warns", False),
+    "endurance_used": ("ratio", "Used share of the rated endurance; may exceed 1", False),
     "temperature": ("Cel", "Composite temperature", False),
-    "media_errors": ("1", "Times that data could not be recovered", True),
-    "unsafe_shutdowns": ("1", "Times that power went without notice", True),
-    "power_on_time": ("s", "Time under power", True),
-    "data_written": ("B", "Data that the host wrote", True),
+    "media_errors": ("1", "Unrecovered data errors", True),
+    "unsafe_shutdowns": ("1", "Power losses without shutdown", True),
+    "power_on_time": ("s", "Time powered on", True),
+    "data_written": ("B", "Data written by the host", True),
 }
-"""Name -> unit, help, whether it only grows."""
+"""Name -> unit, help, whether it is a counter."""
 
 
 class UnsupportedLogError(OSError):
-    """The controller has no such log."""
+    """The controller has no health log."""
 
 
 class _Command(ctypes.Structure):
@@ -54,12 +54,12 @@ class _Command(ctypes.Structure):
     )
 
 
-def smart_log(device: Path) -> bytes:
-    """The log of a disk.
+def read_smart_log(device: Path) -> bytes:
+    """Return the health log of a disk.
 
     Raises:
         UnsupportedLogError: the controller has none.
-        OSError: it was not given: no permission, no such device, or the controller's status.
+        OSError: no permission, no such device, or an error status of the controller.
     """
     log = ctypes.create_string_buffer(LOG_BYTES)
     command = _Command(
@@ -81,8 +81,8 @@ def smart_log(device: Path) -> bytes:
     return log.raw
 
 
-def health(log: bytes) -> dict[str, Value]:
-    """What the log says, by the names of READINGS. Raises ValueError where it is cut, or filled with nothing."""
+def parse_log(log: bytes) -> dict[str, Value]:
+    """Return the values of READINGS. Raises ValueError for a log that is cut short or empty."""
     if len(log) < LOG_BYTES or not any(log):
         raise ValueError(f"no health log in {len(log)} bytes")
 
@@ -102,44 +102,34 @@ def health(log: bytes) -> dict[str, Value]:
     }
 
 
-def families(
+def health_families(
     root: Path, disks: Sequence[str], read_log: Callable[[Path], bytes], deadline_s: float = DEADLINE_S
 ) -> Iterable[Family]:
-    """The health of every disk, asked all at once."""
-    told = {
+    """Return the health of every disk, read in parallel."""
+    families = {
         name: Family(name=f"storage.nvme.{name}", unit=unit, help=text, counter=counter)
         for name, (unit, text, counter) in READINGS.items()
     }
-    found: dict[str, Mapping[str, Value] | Absent] = {}
-
-    def ask(disk: str) -> None:
-        found[disk] = _health_of(root / "dev" / disk, read_log)
-
-    asking = [threading.Thread(target=ask, args=(disk,), daemon=True) for disk in disks]
-    for thread in asking:
-        thread.start()
-    ends = time.monotonic() + deadline_s
-    for thread in asking:
-        thread.join(max(0.0, ends - time.monotonic()))
-    late = Absent(status="error", reason=f"no answer within {deadline_s:g} s")
-    for name, family in told.items():
-        for disk in disks:
-            log = found.get(disk, late)
-            family.add({"disk": disk}, log if isinstance(log, Absent) else log[name])
+    readers = {disk: partial(_read_health, root / "dev" / disk, read_log) for disk in disks}
+    health = call_with_deadline(readers, deadline_s)
+    for name, family in families.items():
+        for disk, values in health.items():
+            family.add({"disk": disk}, values if isinstance(values, Absent) else values[name])
         if not disks:
-            family.add(HOST, Absent(status="unsupported", reason="no NVMe disk"))
-    return told.values()
+            family.add(HOST, Absent.unsupported("no NVMe disk"))
+    return families.values()
 
 
-def _health_of(device: Path, read_log: Callable[[Path], bytes]) -> Mapping[str, Value] | Absent:
+def _read_health(device: Path, read_log: Callable[[Path], bytes]) -> Mapping[str, Value]:
+    """Return the health of one disk. Raises ReadingError."""
     try:
-        return health(read_log(device))
+        return parse_log(read_log(device))
     except UnsupportedLogError as error:
-        return Absent(status="unsupported", reason=f"{device.name}: {error.strerror}")
-    except FileNotFoundError:
-        # /sys shows the disks of the whole machine, /dev only what this container was given.
-        return Absent(status="unsupported", reason=f"no /dev/{device.name} here")
+        raise ReadingError(Absent.unsupported(f"{device.name}: {error.strerror}")) from error
+    except FileNotFoundError as error:
+        # /sys shows the disks of the whole machine; /dev only those of this container.
+        raise ReadingError(Absent.unsupported(f"no /dev/{device.name} in this container")) from error
     except OSError as error:
-        return Absent(status="error", reason=f"/dev/{device.name}: {error.strerror}")
+        raise ReadingError(Absent.error(f"/dev/{device.name}: {error.strerror}")) from error
     except ValueError as error:
-        return Absent(status="error", reason=f"/dev/{device.name}: {error}")
+        raise ReadingError(Absent.error(f"/dev/{device.name}: {error}")) from error

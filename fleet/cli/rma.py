@@ -19,12 +19,13 @@ from fleet.rma.readme import render_readme
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict, mark
+from schemas.run_directory import RunDirectory
 from schemas.waivers import Waiver
 
 REPORT_BYTES = 2_000_000_000
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add rma to the command."""
     verb = verbs.add_parser(
         "rma",
@@ -40,10 +41,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     verb.add_argument("--host", help="the parts of that host alone, whatever action their failures ask for")
     verb.add_argument("--zip", action="store_true", help="rma/<serial>.zip too")
     verb.add_argument("--json", action="store_true", help="print serial, host, place, action and path of each as JSON")
-    return verb
+    verb.set_defaults(call=call)
 
 
-def rma(options: argparse.Namespace) -> int:
+def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     refuse_no_run(options.run_dir)
     report = _report(options.run_dir)
@@ -79,7 +80,7 @@ def rma(options: argparse.Namespace) -> int:
 
 def _report(run_dir: Path) -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = documents.read(run_dir / "report.json", "report", max_bytes=REPORT_BYTES)
+        found: Mapping[str, Any] = documents.read(RunDirectory(run_dir).report, "report", max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
         raise RunError(f"{error}: make it with rackproof report {run_dir}") from None
     return found

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from fleet.judge.evidence import Planned
 from fleet.judge.host_view import HostView
 from schemas.records import MEASURED, Observation, Value
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 
 NAME = "digest.value"
 CRITERION = "digest-majority"
@@ -160,6 +160,7 @@ def digest_verdict(gpu: GpuDigest, verdict: str, reason: str, limit: Value = Non
         params=gpu.observation.params,
         verdict=verdict,
         criterion=CRITERION,
+        kind=VerdictKind.PEERS,
         value=gpu.digest,
         limit=limit,
         operator="eq" if limit is not None else "",

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge import baseline, outliers
+from fleet.judge.absence import with_absence
 from fleet.judge.change import change, net
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import from_benchmark
@@ -16,7 +17,8 @@ from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
 from fleet.quantities import SIGNS, apart, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
-from schemas.reports import FAIL, PASS, Verdict
+from schemas.reports import FAIL, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 HOLDS: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
@@ -93,12 +95,14 @@ def _on_series(
     verdict = _on_measured(view, criterion, measured, figures) if measured else None
     if verdict and lost and verdict.verdict == PASS and not benchmark and not criterion.best_of_run:
         reason = f"{lost[-1].status} {lost[-1].params.get('phase', '')} {lost[-1].stage}: {lost[-1].reason}"
-        return view.inconclusive(lost[-1].name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
+        absent = view.inconclusive(lost[-1].name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
+        return with_absence(absent, lost[-1])
     # A measured figure without a verdict has nothing to be compared with.
     if verdict or benchmark or measured or (criterion.optional and group[-1].status == UNSUPPORTED):
         return verdict
     last = group[-1]
-    return view.inconclusive(last.name, last.scope, f"{last.status}: {last.reason}", last.stage, criterion=criterion)
+    reason = f"{last.status}: {last.reason}"
+    return with_absence(view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion), last)
 
 
 def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]) -> Iterator[Verdict]:
@@ -107,7 +111,7 @@ def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[O
     if criterion.scope in ("host", "") and not observed:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
     if criterion.scope in ("gpu", "reason", "link") and view.host.device == "gpu":
-        parts = {scope.split(",")[0] for scope in observed}
+        parts = {Scope.parse(scope).device for scope in observed}
         for scope in view.host.scopes:
             if scope not in parts:
                 yield view.inconclusive(criterion.name, scope, "not observed", criterion=criterion)
@@ -131,7 +135,7 @@ def _on_measured(
         if not enough:
             last, reason = measured[-1], outliers.too_few(peers, criterion)
             verdict = view.inconclusive(last.name, last.scope, reason, last.stage, last.params, criterion)
-            return replace(verdict, value=last.value, unit=criterion.unit)
+            return replace(verdict, kind=VerdictKind.TOO_FEW_PEERS, value=last.value, unit=criterion.unit)
         limit = outliers.limit(criterion, peers)
         detail = outliers.explanation(criterion, peers, quantity(peers.median, criterion.unit))
     if criterion.delta:
@@ -143,7 +147,7 @@ def _on_measured(
 def _against_accepted(view: HostView, criterion: Criterion, measured: Sequence[Observation]) -> Verdict | None:
     """Return the verdict against the accepted record of the same part.
 
-    None if the part has no accepted record: `baseline.judge_presence` reports that once for the part.
+    None if the part has no accepted record: `presence.judge_presence` reports that once for the part.
     """
     last = measured[-1]
     level = view.accepted.level(last)
@@ -153,7 +157,7 @@ def _against_accepted(view: HostView, criterion: Criterion, measured: Sequence[O
     if limit is None:
         why = baseline.too_noisy(level) if level else "its accepted record does not have this figure"
         verdict = view.inconclusive(last.name, last.scope, why, last.stage, last.params, criterion)
-        return replace(verdict, value=last.value, unit=criterion.unit)
+        return replace(verdict, kind=VerdictKind.NO_BASELINE, value=last.value, unit=criterion.unit)
     chosen = _decisive(criterion, measured, limit[0])
     return _verdict(view, criterion, chosen, chosen.value, *limit)
 
@@ -173,8 +177,9 @@ def _on_change(view: HostView, criterion: Criterion, measured: Sequence[Observat
         detail = "; ".join(text for text in (increase.where, increase.fell) if text)
         return _verdict(view, criterion, chosen, increase.total, limit, detail)
     if increase.fell:
-        reason = f"{increase.fell}: the counter began anew, and what it counted just before is lost"
-        return view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
+        reason = f"{increase.fell}: the counter was reset, and increments just before the reset are lost"
+        verdict = view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
+        return replace(verdict, kind=VerdictKind.CONTRADICTORY)
     return _verdict(view, criterion, chosen, increase.total, limit, "")
 
 
@@ -199,6 +204,7 @@ def _verdict(
         params=chosen.params,
         verdict=PASS if passed else FAIL,
         criterion=criterion.id,
+        kind=VerdictKind.CHANGE if criterion.delta else VerdictKind.LIMIT,
         value=value,
         limit=limit,
         operator=criterion.operator,

@@ -12,6 +12,7 @@ from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan
 from schemas.records import MEASURED, Gpu, Launch, Observation, Record, Snapshot, Value
 from schemas.reports import Verdict
+from schemas.scopes import Scope
 
 _PREFIXES = frozenset(
     {output.name.split(".")[0] for entry in BENCHMARKS.values() for output in entry.outputs}
@@ -31,6 +32,8 @@ class Evidence:
     """Its host record and its gang record, if they are valid."""
     problem: str = ""
     """Why there is no host record, or what went wrong as seen from the control node."""
+    user: str = ""
+    """Who uses the host, as the control node saw it, if that is why there is no record."""
     baseline: HostBaseline | None = None
     """What the host showed when it was accepted; None if the plan compares with no baseline."""
 
@@ -91,8 +94,8 @@ def pci_address(bus_id: str) -> str:
 
 def with_gpu_scope(observation: Observation, gpu_scopes: Mapping[str, str]) -> Observation:
     """Return the observation with the index of its GPU in place of the PCI address, if the address is a GPU's."""
-    first, comma, rest = observation.scope.partition(",")
-    return replace(observation, scope=f"{gpu_scopes[first]}{comma}{rest}") if first in gpu_scopes else observation
+    scope = Scope.parse(observation.scope)
+    return replace(observation, scope=scope.on(gpu_scopes[scope.device])) if scope.device in gpu_scopes else observation
 
 
 def from_benchmark(name: str) -> bool:

@@ -14,7 +14,8 @@ from schemas.catalogue import Expectation
 from schemas.plans import Plan, PlannedHost
 from schemas.probes import GANG
 from schemas.records import Value
-from schemas.reports import INCONCLUSIVE, Verdict
+from schemas.reports import INCONCLUSIVE, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 
 class HostView:
@@ -46,19 +47,19 @@ class HostView:
 
     def serial(self, scope: str) -> str:
         """Return the serial of the GPU that a scope begins with, or an empty string."""
-        return self.serials.get(scope.split(",")[0], "")
+        return self.serials.get(Scope.parse(scope).device, "")
 
     def is_beyond_driver(self, scope: str) -> bool:
         """Return whether the index of a GPU is beyond those of the driver, which counts from 0: another one may be missing.
 
         The driver still reports something about a GPU that is lost or hangs.
         """
-        gpu, named = scope.partition(",")[0], self.serials.keys()
+        gpu, named = Scope.parse(scope).device, self.serials.keys()
         counts_from_0 = bool(named) and named == {f"gpu={index}" for index in range(len(named))}
         metrics = (metric for metrics in self.observations.metrics.values() for _, metric in metrics)
         return (
             counts_from_0
-            and gpu.startswith("gpu=")
+            and Scope.parse(gpu).device_kind == "gpu"
             and gpu not in named
             and not any(gpu in metric.values or gpu in metric.absent for metric in metrics)
         )
@@ -138,6 +139,7 @@ class HostView:
         stage: str = "",
         params: Mapping[str, Value] | None = None,
         criterion: Criterion | None = None,
+        kind: str = VerdictKind.MISSING,
     ) -> Verdict:
         """Return an inconclusive verdict on this host with its reason."""
         return Verdict(
@@ -149,6 +151,7 @@ class HostView:
             params=params or {},
             verdict=INCONCLUSIVE,
             criterion=criterion.id if criterion else "plan",
+            kind=kind,
             reason=reason,
             action="none",
             source=criterion.source if criterion else "plan",

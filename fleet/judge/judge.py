@@ -10,9 +10,9 @@ A fleet of any size is judged in two passes: `gather` collects the statistics of
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fleet.judge import expectations
-from fleet.judge.baseline import judge_presence
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.culprits import with_culprits
 from fleet.judge.digests import judge_digests
@@ -27,11 +27,12 @@ from fleet.judge.manifest import judge_manifest
 from fleet.judge.missing import with_missing
 from fleet.judge.passes import Remaining
 from fleet.judge.paths import with_lost_path
+from fleet.judge.presence import judge_presence
 from fleet.judge.stragglers import with_causes
 from fleet.judge.uniformity import has_observation, uniform
 from fleet.judge.waivers import Waived
 from schemas.plans import Plan
-from schemas.reports import FAIL, Verdict
+from schemas.reports import FAIL, Verdict, VerdictKind
 
 __all__ = ["Evidence", "judge"]
 
@@ -95,13 +96,23 @@ def with_waivers(plan: Plan, verdicts: Iterable[Verdict]) -> list[Verdict]:
 def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None = None) -> list[Verdict]:
     """Return the verdicts on one host by its own observations; of those that are `remaining` if it is given."""
     if not view.has_record:
-        return [view.inconclusive("record", "host", view.evidence.problem or "the host left no record")]
-    verdicts = [view.inconclusive("host.events", "host", view.evidence.problem)] if view.evidence.problem else []
+        reason = view.evidence.problem or "the host left no record"
+        return [_with_user(view, view.inconclusive("record", "host", reason))]
+    verdicts = []
+    if view.evidence.problem:
+        problem = view.inconclusive("host.events", "host", view.evidence.problem, kind=VerdictKind.UNFINISHED)
+        verdicts.append(_with_user(view, problem))
     verdicts += without_criteria(view, plan_is_met=remaining is not None and remaining.plan_is_met)
     for criterion in view.criteria().values() if remaining is None else remaining.criteria:
         evaluated = remaining.verdicts.get(criterion.id) if remaining else None
         verdicts += by_criterion(view, criterion, stats) if evaluated is None else evaluated
     return verdicts
+
+
+def _with_user(view: HostView, verdict: Verdict) -> Verdict:
+    """Return the verdict on a host of which something is missing; if that is because others use it, with who does."""
+    user = view.evidence.user
+    return replace(verdict, kind=VerdictKind.IN_USE, user=user) if user else verdict
 
 
 def by_criterion(view: HostView, criterion: Criterion, stats: FleetStats) -> list[Verdict]:

@@ -19,6 +19,7 @@ from fleet.judge.finding import FLOORS
 from fleet.judge.host_view import HostView
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import Verdict
+from schemas.scopes import Scope
 
 LEAST = 3
 """Peers that a median needs: of two values neither can be told from the other."""
@@ -114,13 +115,13 @@ class FleetFigures:
     def add_figure(self, key: FigureKey, scope: str, number: float, hosts: int = 1) -> None:
         """Add the number of one part, or the equal numbers of this part on several hosts."""
         # Every member of a gang reports what the gang did together: that is one figure.
-        if scope.startswith("gang="):
+        if Scope.parse(scope).is_gang:
             self._of_gangs.setdefault(key, {})[scope] = number
             return
         positions = self._values.get(key)
         if positions is None:
             positions = self._values[key] = {}
-        position = scope.partition(",")[0]
+        position = Scope.parse(scope).device
         values = positions.get(position)
         if values is None:
             values = positions[position] = array("d")
@@ -152,7 +153,7 @@ class FleetFigures:
     def peers_at(self, key: FigureKey, scope: str, criterion: Criterion | None = None) -> PeerGroup:
         """Return the same by key and scope of the figure."""
         if criterion and criterion.by_position:
-            alike = self._peer_group(key, scope.partition(",")[0])
+            alike = self._peer_group(key, Scope.parse(scope).device)
             if len(alike.values) >= LEAST_SPREAD:
                 return alike
         return self._peer_group(key, "")
@@ -167,7 +168,7 @@ class FleetFigures:
             values += [
                 value
                 for scope, value in self._of_gangs.get(key, {}).items()
-                if not position or scope.partition(",")[0] == position
+                if not position or Scope.parse(scope).device == position
             ]
             self._peers[(key, position)] = PeerGroup(
                 model=key[0] or "this kind", kind=key[3], values=tuple(sorted(values)), position=position
@@ -176,10 +177,10 @@ class FleetFigures:
 
     def key(self, view: HostView, item: Observation | Verdict) -> FigureKey:
         """Return what a figure of this host shares with those that it is compared with."""
-        kind = item.scope.rsplit(",", 1)[-1].split("=")[0]
-        name = view.names.get(item.scope.split(",")[0])
+        scope = Scope.parse(item.scope)
+        name = view.names.get(scope.device)
         model = name if name is not None else view.peer_key[0]
-        return model, item.name, item.stage, kind, tuple(self._planned.params(item).items())
+        return model, item.name, item.stage, scope.kind, tuple(self._planned.params(item).items())
 
 
 def compared_names(view: HostView) -> list[str]:

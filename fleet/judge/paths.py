@@ -19,6 +19,7 @@ from fleet.judge.host_view import HostView
 from fleet.judge.outliers import FigureKey, FleetFigures
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict
+from schemas.scopes import Scope
 
 CHECK_WITHIN = (
     "check NCCL_P2P_* and NCCL_SHM_* in the environment, and peer access between the GPUs (nvidia-smi topo -p2p r)"
@@ -150,7 +151,7 @@ def _figure_path(view: HostView, item: Observation | Verdict) -> tuple[str, str,
 
 def _transport(view: HostView, verdict: Verdict) -> str:
     """What is slow about the transports that NCCL chose for this figure's ranks, or empty."""
-    within = not verdict.scope.startswith("gang=")
+    within = not Scope.parse(verdict.scope).is_gang
     slow = slow_transport(_told(view, verdict, "transport"), within=within)
     if not within:
         if slow.upper().startswith("NET/SOCKET"):

@@ -11,13 +11,15 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from fleet.judge.absence import with_absence
 from fleet.judge.criteria import Criterion
 from fleet.judge.evaluate import with_matching_name
 from fleet.judge.host_view import HostView
 from fleet.judge.matching import matches
 from fleet.quantities import digits_for, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
-from schemas.reports import FAIL, PASS, Verdict
+from schemas.reports import FAIL, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 _MOST_VALUES = 4
 """Values of a group that a verdict names."""
@@ -140,10 +142,11 @@ def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict)
     GPUs of a model are alike in every slot. Anything else is compared with what has its name on the other hosts: a storage
     adapter need not be like the one beside it.
     """
-    first, _, rest = item.scope.partition(",")
+    scope = Scope.parse(item.scope)
     models, gang = view.peer_key
-    if first.startswith("gpu="):
-        return (criterion.id, item.name, view.names.get(first, ""), gang, f"gpu,{rest}"), "GPU" if not rest else "place"
+    if scope.device_kind == "gpu":
+        key = (criterion.id, item.name, view.names.get(scope.device, ""), gang, f"gpu,{scope.below}")
+        return key, "place" if scope.below else "GPU"
     return (criterion.id, item.name, models, gang, item.scope), "host"
 
 
@@ -182,7 +185,8 @@ def _on_series(
     if measured and last.status != ERROR:
         yield _compare(view, criterion, measured, group)
     elif not (criterion.optional and last.status == UNSUPPORTED):
-        yield view.inconclusive(last.name, last.scope, f"{last.status}: {last.reason}", last.stage, criterion=criterion)
+        reason = f"{last.status}: {last.reason}"
+        yield with_absence(view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion), last)
 
 
 def _compare(view: HostView, criterion: Criterion, measured: Sequence[Observation], group: ValueGroup) -> Verdict:
@@ -237,6 +241,7 @@ def _verdict(
         params=observation.params,
         verdict=PASS if passed else FAIL,
         criterion=criterion.id,
+        kind=VerdictKind.PEERS,
         value=observation.value,
         limit=limit,
         operator="eq" if limit is not None else "",

@@ -11,7 +11,7 @@ from functools import cached_property
 from pathlib import Path
 
 from fleet.judge.evidence import Evidence
-from fleet.records.baseline_store import Copy
+from fleet.records.baseline_store import Snapshot
 from fleet.records.remedies import with_remedy
 from schemas import documents, quick
 from schemas.catalogue import BENCHMARKS, settings
@@ -20,9 +20,9 @@ from schemas.plans import Plan, Stage, plan_from_json
 from schemas.probes import GANG
 from schemas.records import Record, record_from_json
 from schemas.reports import Quarantined
+from schemas.run_directory import EVENTS, RunDirectory, is_run, record_name, record_names, runs_in
 
 PLAN_BYTES = 64_000_000
-JOURNAL = "events.jsonl"
 JOURNAL_BYTES = 64_000_000
 MAX_KEPT = 16
 """Hosts of a run up to which the evidence stays in memory once it was read."""
@@ -39,13 +39,24 @@ class RecordReader:
         plan: Plan,
         events: Mapping[str, list[str]],
         journal_problems: Sequence[str] = (),
+        users: Mapping[str, str] | None = None,
         *,
         only_gangs: bool = False,
     ) -> None:
-        """`journal_problems`: why the journal was rejected, which concerns every host. `only_gangs`: read gang records alone."""
+        """Prepare to read.
+
+        Args:
+            directory: of the run.
+            plan: of the run.
+            events: host -> what happened to it.
+            journal_problems: why the journal was rejected, which concerns every host.
+            users: host -> who uses it.
+            only_gangs: read the gang records alone.
+        """
         self._directory, self.plan, self._events = directory, plan, events
         self._journal_problems, self.only_gangs = journal_problems, only_gangs
-        self._baseline = Copy(directory, plan) if plan.baseline else None
+        self._users = users or {}
+        self._baseline = Snapshot(directory, plan) if plan.baseline else None
         self._reader = quick.Reader()
         self.checked: dict[str, bytes] = {}
         """Path of each record that was accepted -> digest of its bytes: unchanged bytes are not checked again."""
@@ -55,7 +66,7 @@ class RecordReader:
         host = self.plan.host(name)
         records, problems, quarantined = [], [], []
         for gang in (*([] if self.only_gangs else [""]), *([host.gang] if host.gang else [])):
-            path = f"gangs/{gang}/{host.name}.json" if gang else f"hosts/{host.name}.json"
+            path = record_name(host.name, gang)
             try:
                 records.append(self._record(path, host.name, gang))
             except FileNotFoundError:
@@ -68,7 +79,8 @@ class RecordReader:
             problems[-1] += f"; {FETCH_AGAIN}"
         problems += self._events.get(host.name, [])
         problems += [f"the journal was rejected: {why}" for why in self._journal_problems]
-        evidence = Evidence(records=tuple(records), problem="; ".join(problems))
+        user = self._users.get(host.name, "")
+        evidence = Evidence(records=tuple(records), problem="; ".join(problems), user=user)
         # The accepted record of a host belongs to its evidence: the judge reads no files.
         baseline = self._baseline.of_host(host.name, evidence.gpus()) if self._baseline else None
         return replace(evidence, baseline=baseline) if baseline else evidence, quarantined
@@ -155,7 +167,7 @@ def without_plan(directory: Path, error: documents.DocumentError) -> str:
     """Return what to do if the plan of a run directory is missing or cannot be read."""
     if isinstance(error.__cause__, PermissionError):
         return "read the run as the user who made it, or have that user make it readable"
-    if (directory / "plan.json").exists():
+    if is_run(directory):
         return "it is damaged, or of another version of Rackproof: read the run with the version that wrote it"
     if runs := sorted(_runs(directory)):
         return f"give one of the runs in it: {', '.join(runs[:5])}{' …' if len(runs) > 5 else ''}"
@@ -165,13 +177,13 @@ def without_plan(directory: Path, error: documents.DocumentError) -> str:
 
 def _runs(directory: Path) -> list[str]:
     """Return the runs with a printable name: other names may contain control sequences for the terminal."""
-    return [name for plan in directory.glob("*/plan.json") if (name := plan.parent.name).isprintable()]
+    return [run.name for run in runs_in(directory) if run.name.isprintable()]
 
 
 def refuse_no_run(directory: Path) -> None:
     """Raise RunError if the directory is missing, or is not a run."""
     try:
-        documents.read_bytes(directory / "plan.json", max_bytes=PLAN_BYTES)
+        documents.read_bytes(RunDirectory(directory).plan, max_bytes=PLAN_BYTES)
     except documents.DocumentError as error:
         raise RunError(f"{error}: {without_plan(directory, error)}") from None
 
@@ -188,20 +200,20 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
         RunError: there is no plan, so it is not known what is missing; or it is a study.
     """
     try:
-        plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
+        plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
     except documents.DocumentError as error:
         raise RunError(f"{error}: {without_plan(directory, error)}") from None
     if why := _invalid(plan):
-        raise RunError(f"{directory / 'plan.json'}: {why}: make the plan anew")
+        raise RunError(f"{RunDirectory(directory).plan}: {why}: make the plan anew")
     if plan.study and not study:
         raise RunError(f"run {plan.run_id} is a scaling study, which is not judged: use rackproof scaling {directory}")
     journal: list[Quarantined] = []
-    events = _events(directory, journal)
+    events, users = _events(directory, journal)
     problems = [item.reason for item in journal]
     return Run(
         directory=directory,
         plan=plan,
-        evidence=RunEvidence(RecordReader(directory, plan, events, problems, only_gangs=not alone)),
+        evidence=RunEvidence(RecordReader(directory, plan, events, problems, users, only_gangs=not alone)),
         events=events,
         rejected=(*journal, *_unplanned(directory, plan)),
     )
@@ -231,43 +243,47 @@ def _rounds(benchmark: str, stage: Stage) -> object:
 
 def _unplanned(directory: Path, plan: Plan) -> list[Quarantined]:
     """Return the files among the records that belong to no planned host."""
-    known = {f"hosts/{host.name}.json" for host in plan.hosts}
-    known |= {f"gangs/{host.gang}/{host.name}.json" for host in plan.hosts if host.gang}
-    files = [*directory.glob("hosts/*"), *directory.glob("gangs/*/*")]
+    planned, paths = record_names(plan), RunDirectory(directory)
     return [
         Quarantined(path=path, reason="the plan has no such host")
-        for path in sorted(str(file.relative_to(directory)) for file in files)
-        if path not in known
+        for path in sorted(map(paths.relative, paths.records()))
+        if path not in planned
     ]
 
 
-def _events(directory: Path, quarantined: list[Quarantined]) -> dict[str, list[str]]:
-    """Return host -> what happened to it, from the playbooks' journal; dropped once the host came through the same play."""
-    path = directory / JOURNAL
+def _events(directory: Path, quarantined: list[Quarantined]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return what happened to each host according to the playbooks' journal, and who uses the hosts that are in use.
+
+    An event is void once the host has completed the same play.
+    """
+    path = RunDirectory(directory).events
     try:
         text = documents.read_bytes(path, max_bytes=JOURNAL_BYTES) if os.path.lexists(path) else b""
     except documents.DocumentError as error:
-        quarantined.append(Quarantined(path=JOURNAL, reason=str(error).replace(f"{directory}/", "")))
-        return {}
+        quarantined.append(Quarantined(path=EVENTS, reason=str(error).replace(f"{directory}/", "")))
+        return {}, {}
     lines = text.removesuffix(b"\n").split(b"\n") if text else []
-    by_play: dict[str, dict[str, list[str]]] = {}
+    by_play: dict[str, dict[str, dict[str, str]]] = {}
     for number, line in enumerate(lines, 1):
         try:
             event = documents.parse(line, source=f"events.jsonl line {number}")
             documents.validate(event, "event", source=f"events.jsonl line {number}")
         except documents.DocumentError as error:
-            quarantined.append(Quarantined(path=JOURNAL, reason=str(error)))
+            quarantined.append(Quarantined(path=EVENTS, reason=str(error)))
             continue
         if event["what"] == "passed":
             for host in event["hosts"]:
                 by_play.get(event["play"], {}).pop(host, None)
         else:
             message = f"{event['what']} at {event['play']}: {event['task']}: {with_remedy(event['message'])}"
-            messages = by_play.setdefault(event["play"], {}).setdefault(event["host"], [])
-            if message not in messages:  # a resumed run may report it again
-                messages.append(message)
+            messages = by_play.setdefault(event["play"], {}).setdefault(event["host"], {})
+            # A resumed run may fail in the same way again.
+            messages[message] = event["message"] if event.get("in_use") else ""
     by_host: dict[str, list[str]] = defaultdict(list)
+    users: dict[str, str] = {}
     for hosts in by_play.values():
         for host, messages in hosts.items():
             by_host[host] += messages
-    return dict(by_host)
+            if user := next(filter(None, messages.values()), ""):
+                users[host] = user
+    return dict(by_host), users

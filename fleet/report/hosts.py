@@ -34,6 +34,7 @@ from schemas.reports import (
     HostReport,
     Verdict,
 )
+from schemas.run_directory import record_name
 from schemas.timeline import Soak, thinned
 
 LINK = "gpu.peer.link"
@@ -160,7 +161,7 @@ class HostJudge:
             name=name,
             rack=view.host.rack,
             decision=decision,
-            record=f"hosts/{name}.json",
+            record=record_name(name),
             coverage=self._share(_coverage(view, rest)),
             gpus=view.gpus,
             software=self._software(view),

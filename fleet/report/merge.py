@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fleet.diff.against_baseline import Since, since_accepted
+from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.fleet_stats import FleetStats
@@ -26,7 +26,7 @@ from fleet.report.hosts import (
     worst_decision,
 )
 from fleet.report.summary import Findings, acceptance
-from fleet.report.unjudged import unjudged
+from fleet.report.unjudged import not_judged
 from schemas import VERSION
 from schemas.plans import Plan
 from schemas.reports import (
@@ -70,12 +70,12 @@ def merge(
     for unit in units(plan):
         judge.add(unit, evidence)
     return fleet_report(
-        context, stats, judge.finish(), quarantined=quarantined, since=since_accepted(plan, evidence, packs)
+        context, stats, judge.finish(), quarantined=quarantined, since=diff_against_baseline(plan, evidence, packs)
     )
 
 
 def fleet_report(
-    context: Context, stats: FleetStats, judged: JudgedHosts, *, quarantined: Iterable[Quarantined], since: Since
+    context: Context, stats: FleetStats, judged: JudgedHosts, *, quarantined: Iterable[Quarantined], since: BaselineDiff
 ) -> FleetReport:
     """Return the report on a run from the results on all of its hosts."""
     plan, tally = context.plan, judged.tally
@@ -112,7 +112,7 @@ def fleet_report(
         hosts=tuple(hosts),
         verdicts=tuple(listed),
         quarantined=tuple(sorted(quarantined, key=lambda item: item.path)),
-        unjudged=unjudged(findings.facts, rows),
+        not_judged=not_judged(findings.facts, rows),
         unknown=_unknown(hosts, findings.facts, context.packs),
         waivers=plan.waivers,
         baseline=plan.baseline.digest if plan.baseline else "",

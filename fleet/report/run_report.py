@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet.diff.against_baseline import Since, since_accepted
+from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
 from fleet.judge.criteria import Pack
 from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.gather import Gatherer
@@ -21,7 +21,8 @@ from fleet.report.merge import fleet_report
 from fleet.report.summary import allowances, reasons, slots, status_of
 from fleet.report.workers import Share, map_shares, process_count, shares
 from schemas.plans import Plan
-from schemas.reports import Acceptance, FleetReport, HostReport, Quarantined, Verdict
+from schemas.reports import Acceptance, FleetReport, HostReport, LineKind, Quarantined, SummaryLine, Verdict
+from schemas.run_directory import record_name
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -62,7 +63,7 @@ def report_of(run: Run, packs: Sequence[Pack], *, jobs: int | None = None) -> Fl
         stats,
         first.hosts,
         quarantined=[*run.rejected, *first.quarantined],
-        since=since_accepted(run.plan, run.evidence, packs),
+        since=diff_against_baseline(run.plan, run.evidence, packs),
     )
 
 
@@ -74,8 +75,8 @@ def report_on_host(run: Run, packs: Sequence[Pack], host: str, *, jobs: int | No
     judged = _judge(replace(job, stats=stats), units(plan, [host]))
     part = replace(plan.only(plan.gangs().get(planned.gang) or (host,)), manifest=plan.manifest)
     context = replace(job.context, plan=part)
-    refused = [item for item in judged.quarantined if item.path.endswith(f"/{host}.json")]
-    whole = fleet_report(context, stats, judged.hosts, quarantined=refused, since=Since())
+    refused = [item for item in judged.quarantined if item.path in (record_name(host), record_name(host, planned.gang))]
+    whole = fleet_report(context, stats, judged.hosts, quarantined=refused, since=BaselineDiff())
     return _only(plan, whole, whole.verdicts, next(report for report in whole.hosts if report.name == host))
 
 
@@ -126,8 +127,8 @@ def _only(plan: Plan, whole: FleetReport, verdicts: Iterable[Verdict], report: H
         decision=report.decision,
         acceptance=Acceptance(
             status=status_of(plan, report.decision, own),
-            summary=(
-                f"Host {report.name} alone: {report.decision}",
+            lines=(
+                SummaryLine(kind=LineKind.COUNT, title=f"Host {report.name} alone", text=report.decision),
                 *selection_summary(plan),
                 *allowances([plan.host(report.name)]),
                 *reasons(own, slots((report.name, gpu) for gpu in report.gpus)),

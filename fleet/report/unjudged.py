@@ -8,7 +8,7 @@ from fleet.judge.digests import NAME as DIGEST
 from fleet.judge.paths import is_bandwidth_name
 from fleet.report.facts import HostFacts, fleet_figures
 from schemas.plans import Plan
-from schemas.reports import HostReport, Judged
+from schemas.reports import HostReport, Judged, LineKind, NotJudged, SummaryLine
 
 _MAX_OPERATIONS = 3
 _RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
@@ -19,7 +19,7 @@ Facts = Mapping[str, HostFacts]
 """Host -> its facts, in the order of the plan."""
 
 
-def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[str]:
+def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
     """Return a line for each stage with the bandwidth of operations that no criterion judged on some host."""
     lines = []
     for stage, what in (("benchmark", "within hosts"), ("gang", "between hosts")):
@@ -39,7 +39,8 @@ def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[str]:
         if unjudged and not plan.rehearsal:
             unset = stage == "gang" and not any(host.fabric_gbps for host in plan.hosts)
             why = "rackproof_fabric_gbps is not set" if unset else "no criterion for this GPU, count and size"
-            lines.append(f"Bandwidth {what}: NOT JUDGED{_which(unjudged, list(measured))} ({why})")
+            text = f"NOT JUDGED{_which(unjudged, list(measured))} ({why})"
+            lines.append(SummaryLine(kind=LineKind.NOT_JUDGED, title=f"Bandwidth {what}", text=text))
     return lines
 
 
@@ -54,15 +55,16 @@ def _which(unjudged: Sequence[tuple[str, str]], measured: Sequence[tuple[str, st
     return which + (f" on {hosts} of {all_hosts} hosts" if hosts < all_hosts else "")
 
 
-def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], facts: Facts) -> list[str]:
+def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], facts: Facts) -> list[SummaryLine]:
     """Return a line if there are GPUs without another one to compare their digests with."""
     gpus = {(host, scope) for host, of_host in facts.items() for _, scope in of_host.uncompared_digests}
     if not gpus or plan.rehearsal:
         return []
     total = sum(len(host.gpus) for host in hosts)
-    return [
-        f"Digests of {len(gpus)} of {total} GPUs: NOT JUDGED (no GPU of the same model and software to compare with)"
-    ]
+    text = "NOT JUDGED (no GPU of the same model and software to compare with)"
+    values = {"not_judged": len(gpus), "total": total}
+    title = f"Digests of {len(gpus)} of {total} GPUs"
+    return [SummaryLine(kind=LineKind.NOT_JUDGED, title=title, text=text, values=values)]
 
 
 def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:
@@ -72,15 +74,19 @@ def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:
     return {name.split(".")[0] for name in rates} - {name.split(".")[0] for name in with_limit}
 
 
-def unjudged(facts: Facts, judged: Sequence[Judged]) -> tuple[str, ...]:
-    """Return everything that was measured and that no criterion judged: `NAME in stage STAGE`."""
+def not_judged(facts: Facts, judged: Sequence[Judged]) -> tuple[NotJudged, ...]:
+    """Return everything that was measured and that no criterion judged."""
     rows = {(row.stage, row.name) for row in judged if row.criterion != "plan"}
     measured = {(stage, name) for stage, name, _ in fleet_figures(facts)}
-    without = {(stage, name) for stage, name in measured if (stage, name) not in rows and ("", name) not in rows}
-    digests = {
-        (stage, f"{DIGEST} of {host} {scope}")
+    figures = {
+        (stage, name, "", "") for stage, name in measured if (stage, name) not in rows and ("", name) not in rows
+    }
+    figures |= {
+        (stage, DIGEST, host, scope)
         for host, of_host in facts.items()
         for stage, scope in of_host.uncompared_digests
         if (stage, DIGEST) in rows
     }
-    return tuple(f"{name} in stage {stage}" for stage, name in sorted(without | digests))
+    return tuple(
+        NotJudged(name=name, stage=stage, host=host, scope=scope) for stage, name, host, scope in sorted(figures)
+    )

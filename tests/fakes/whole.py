@@ -1,7 +1,7 @@
-"""A whole GPU host without one: /proc, /sys, /dev and programs under a root, and NVML through its stub.
+"""A complete GPU host without hardware: /proc, /sys, /dev and programs under a root, and NVML through its stub.
 
-Run as a program, it takes a thorough snapshot by every collector for each line on standard input; the root is its argument. With
-`readings` after it, it tells once what there is to be read, with `metrics` what of it Prometheus sees.
+Run as a program with the root as its argument, it takes a full snapshot for each line on standard input. With `readings`
+after the root it prints the catalogue of readings, with `metrics` the page of Prometheus metrics.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ import collectors
 from agent.exporter.metrics_page import page
 from agent.sampling.snapshot import take
 from collectors.base import IDENTITY, Collector
-from collectors.clock import ClockCollector, Discipline
+from collectors.clock import ClockCollector, ClockState
 from collectors.storage import StorageCollector
 from schemas.records import to_json
 from tests.fakes import host, links
 
-KEPT = Discipline(offset=0.0, error_max=0.004, error_estimated=0.0001)
+KEPT = ClockState(offset=0.0, error_max=0.004, error_estimated=0.0001)
 SMART = "smart.bin"
 """Under the root: the health log that every NVMe disk answers with."""
 CLOCK = "clock.json"
@@ -62,16 +62,16 @@ def log(root: Path, *messages: str) -> None:
     path.write_text("\n".join([*known, *lines]) + "\n")
 
 
-def everything(root: Path, *, thorough: bool = True, hold: bool = False) -> Iterator[Collector]:
+def everything(root: Path, *, full_snapshot: bool = True, keep_nvml_open: bool = False) -> Iterator[Collector]:
     """The collectors, with an NVMe disk and a kernel's clock that answer from the root."""
 
-    def ask() -> Discipline:
+    def ask() -> ClockState:
         told = root / CLOCK
-        return Discipline(offset=0.0, error_max=float(told.read_text()), error_estimated=0.0) if told.exists() else KEPT
+        return ClockState(offset=0.0, error_max=float(told.read_text()), error_estimated=0.0) if told.exists() else KEPT
 
-    for collector in collectors.start(thorough=thorough, root=root, hold=hold):
+    for collector in collectors.build_collectors(full_snapshot=full_snapshot, root=root, keep_nvml_open=keep_nvml_open):
         if collector.name == "storage":
-            yield StorageCollector(root, thorough, read_log=lambda _: (root / SMART).read_bytes())
+            yield StorageCollector(root, full_snapshot, read_log=lambda _: (root / SMART).read_bytes())
         elif collector.name == "clock":
             yield ClockCollector(root, ask)
         else:
@@ -82,9 +82,9 @@ def readings(root: Path) -> dict[str, dict[str, Any]]:
     """Name -> unit, help, whether it is a counter, and the labels of its scopes."""
     found: dict[str, dict[str, Any]] = {}
     for family in (family for collector in everything(root) for family in collector.collect()):
-        labels = dict.fromkeys(key for scope, _ in family.readings for key in scope if key not in IDENTITY)
+        labels = [key for key in family.label_names() if key not in IDENTITY]
         found[family.name] = {"unit": family.unit, "help": family.help}
-        found[family.name] |= {"labels": list(labels)} if labels else {}
+        found[family.name] |= {"labels": labels} if labels else {}
         found[family.name] |= {"counter": True} if family.counter else {}
     return dict(sorted(found.items()))
 
@@ -98,7 +98,7 @@ def main(root: Path) -> None:
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["metrics"]:
-        scraped = everything(Path(sys.argv[1]), thorough=False, hold=True)
+        scraped = everything(Path(sys.argv[1]), full_snapshot=False, keep_nvml_open=True)
         print(page(family for collector in scraped for family in collector.collect()), end="")
     elif sys.argv[2:] == ["readings"]:
         print(json.dumps(readings(Path(sys.argv[1])), indent=1, ensure_ascii=False))

@@ -37,7 +37,7 @@ def count() -> int:
 
 
 def test_snapshot_names_every_gpu_and_gives_a_reason_for_what_is_not_there(count: int) -> None:
-    taken, gpus = take(collectors.start(), stage="test", phase="before")
+    taken, gpus = take(collectors.build_collectors(), stage="test", phase="before")
     assert [gpu.index for gpu in gpus] == list(range(count))
     assert len({gpu.serial for gpu in gpus}) == len({gpu.uuid for gpu in gpus}) == count
     assert all(why.startswith("unsupported: ") for metric in taken.metrics for why in metric.absent.values())
@@ -45,7 +45,7 @@ def test_snapshot_names_every_gpu_and_gives_a_reason_for_what_is_not_there(count
 
 @pytest.fixture
 def url() -> Iterator[str]:
-    with serve(collectors.start(), "127.0.0.1", 0) as server:
+    with serve(collectors.build_collectors(), "127.0.0.1", 0) as server:
         yield f"http://127.0.0.1:{server.port}/metrics"
 
 

@@ -83,7 +83,7 @@ class Burnin:
 
 
 def record_of(site: Site, host: str) -> dict[str, Any]:
-    return dict(json.loads(site.lab.seen(host, f"{STATE}/runs/burn/record.json").read_text()))
+    return dict(json.loads(site.lab.host_path(host, f"{STATE}/runs/burn/record.json").read_text()))
 
 
 def wait_for_round(site: Site, host: str, least: int) -> dict[str, Any]:
@@ -108,10 +108,10 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
         settle(lab, agent_archive)
         site = Site(lab=lab, runs=directory / "runs")
         attempt = site.start("burn", "burnin", **chosen)
-        assert attempt.reached("inspect : Begin the record with a snapshot"), attempt.lines[-30:]
+        assert attempt.reached("inspect : Take a snapshot and start the record"), attempt.lines[-30:]
         for host in HOSTS:
             put_beneath(site.lab, host, FAULT if host == FAULTY else IDLE)
-        assert attempt.reached("soak : Soak until the next look", random.uniform(1, 4)), attempt.lines[-30:]  # noqa: S311
+        assert attempt.reached("soak : Soak until the next poll", random.uniform(1, 4)), attempt.lines[-30:]  # noqa: S311
         attempt.kill()
         before = wait_for_round(site, KILLED, 1)
         run = f"{STATE}/runs/burn"
@@ -143,7 +143,7 @@ def test_a_supervisor_that_is_killed_costs_the_round_that_was_under_way(burnin: 
     assert [event["name"] for event in soak["timeline"]["events"] if event["scope"] == "host"] == ["soak.cut"]
 
 
-def test_a_host_that_finds_itself_unfit_ends_early_and_the_others_go_on(burnin: Burnin) -> None:
+def test_host_with_a_finding_ends_its_soak_early_and_the_others_continue(burnin: Burnin) -> None:
     soak = burnin.soak(FAULTY)
     assert (soak["ended_by"], soak["finished"]) == ("finding", 1)
     assert soak["reason"] == "cpu=0 integrity.wrong_words: found 1, wanted = 0; rma"
@@ -171,7 +171,7 @@ def test_nothing_is_soaked_twice_and_nothing_is_left_behind(burnin: Burnin) -> N
     run = f"{STATE}/runs/burn"
     again = burnin.site.lab.on("node1", "/opt/rackproof/bin/rackproof", "soak", f"--run-dir={run}", "--host=node1")
     assert again.stdout.startswith(f"soak: ended after {round(burnin.soak('node1')['soaked_s'])} s of {SOAK_S} s, ")
-    assert again.stdout.strip().endswith("nothing is measured twice")
+    assert again.stdout.strip().endswith("it is not measured again")
     for host in HOSTS:
         left = burnin.site.lab.on(host, "pgrep", "-af", "agent.benchmarks|rackproof soak", check=False).stdout
         assert left == "", host

@@ -51,14 +51,14 @@ class Control:
 
     def parts(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Name of a play -> its task file and variables."""
-        there: dict[str, Any] = {"rackproof_prometheus": "config"}
-        there |= {"rackproof_prometheus_directory": str(self.directory / "etc")}
-        there |= {"rackproof_criteria": [str(self.directory / "mine.yml")]}
-        there |= {"rackproof_runbook": "https://wiki.example/alerts"}
-        there |= {"rackproof_prometheus_scrape": {"scheme": "https", "scrape_interval": "30s"}}
+        variables: dict[str, Any] = {"rackproof_prometheus": "config"}
+        variables |= {"rackproof_prometheus_directory": str(self.directory / "etc")}
+        variables |= {"rackproof_criteria": [str(self.directory / "mine.yml")]}
+        variables |= {"rackproof_runbook": "https://wiki.example/alerts"}
+        variables |= {"rackproof_prometheus_scrape": {"scheme": "https", "scrape_interval": "30s"}}
         run = {"rackproof_prometheus": "run", "rackproof_prometheus_listen": self.address}
         verdicts = {"rackproof_verdicts_textfile": str(self.directory / "rackproof.prom")}
-        return {"there": ("prometheus", there), "run": ("prometheus", run), "verdicts": ("verdicts", verdicts)}
+        return {"there": ("prometheus", variables), "run": ("prometheus", run), "verdicts": ("verdicts", verdicts)}
 
     def play(self, *names: str, options: tuple[str, ...] = ()) -> dict[str, int]:
         """Plays these parts; how much each of them changed."""
@@ -75,6 +75,7 @@ class Control:
         for name in names:
             part, variables = self.parts()[name]
             role = {"ansible.builtin.import_role": {"name": "monitoring", "tasks_from": part}, "name": "Play"}
+            role |= {"delegate_to": "localhost", "run_once": True}  # as the role's main.yml includes it
             play = {"hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": [role]}
             plays.append({"name": name, **play})
         (self.directory / "playbooks").mkdir(exist_ok=True)
@@ -92,8 +93,8 @@ class Control:
             timeout=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        _, *told = re.split(r"^PLAY \[(\w+)\]", done.stdout, flags=re.MULTILINE)
-        return {name: text.count("\nchanged: ") for name, text in zip(told[::2], told[1::2], strict=True)}
+        _, *played = re.split(r"^PLAY \[(\w+)\]", done.stdout, flags=re.MULTILINE)
+        return {name: text.count("\nchanged: ") for name, text in zip(played[::2], played[1::2], strict=True)}
 
 
 @dataclass
@@ -150,7 +151,7 @@ def test_a_prometheus_is_run_for_the_run(played: Played) -> None:
     ended = subprocess.run(
         [sys.executable, SCRIPT, "stop", control.metrics], capture_output=True, text=True, check=True
     )
-    assert ended.stdout == "ended\n"
+    assert ended.stdout == "stopped\n"
     assert (control.metrics / "data" / "wal").is_dir()
 
 
@@ -160,4 +161,4 @@ def test_a_prometheus_that_does_not_start_says_why(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "/nowhere/prometheus.yml" in done.stderr
     stopped = subprocess.run([sys.executable, SCRIPT, "stop", tmp_path], capture_output=True, text=True, check=True)
-    assert stopped.stdout == "does not run\n"
+    assert stopped.stdout == "not running\n"

@@ -17,7 +17,7 @@ import pytest
 import yaml
 
 from agent.exporter import metric_names
-from collectors.nvml import kinds
+from collectors.nvml import reading_kinds
 from fleet.integrations.alerts.page import runbook
 from fleet.integrations.alerts.rules import PACKS, RUNBOOK, Rule, criteria_of, exported, read_table, rule_file, rules_of
 from fleet.judge.criteria import Criterion, Pack, read_pack
@@ -190,7 +190,7 @@ from pathlib import Path
 from prometheus_client import generate_latest
 import collectors
 from agent.exporter.exporter import registry
-sys.stdout.buffer.write(generate_latest(registry(collectors.start(root=Path(sys.argv[1])))))
+sys.stdout.buffer.write(generate_latest(registry(collectors.build_collectors(root=Path(sys.argv[1])))))
 """
 
 
@@ -209,7 +209,7 @@ def scraped(tmp_path_factory: pytest.TempPathFactory) -> set[str]:
 
 def test_every_rule_reads_what_the_exporter_gives(scraped: set[str]) -> None:
     """Of GPUs, also what other models and drivers tell at a scrape."""
-    other_models = {exported(kind[0]) for kind in kinds(thorough=False)}
+    other_models = {exported(kind[0]) for kind in reading_kinds(full_snapshot=False)}
     used = {name for rule in EVERY for name in METRIC.findall(rule.expr)}
     used |= {name for group in read_table() for expr in (group.record or {}).values() for name in METRIC.findall(expr)}
     known = scraped | other_models | set(metric_names.EVERY)

@@ -7,15 +7,15 @@ from pathlib import Path
 import pytest
 
 from collectors.base import HOST, Absent, Value
-from collectors.clock import ClockCollector, Discipline, discipline
+from collectors.clock import ClockCollector, ClockState, read_clock
 from tests.fakes import host
 
-KEPT = Discipline(offset=-2.5e-5, error_max=0.031, error_estimated=0.0004)
-LOST = Discipline(offset=0.0, error_max=16.0, error_estimated=16.0)
+KEPT = ClockState(offset=-2.5e-5, error_max=0.031, error_estimated=0.0004)
+LOST = ClockState(offset=0.0, error_max=16.0, error_estimated=16.0)
 VIRTUAL = "model name\t: A CPU\nflags\t: fpu hypervisor\n"
 
 
-def readings(root: Path, told: Discipline) -> dict[str, Value | Absent]:
+def readings(root: Path, told: ClockState) -> dict[str, Value | Absent]:
     families = list(ClockCollector(root, lambda: told).collect())
     assert all([labels for labels, _ in family.readings] == [HOST] for family in families)
     return {family.name: family.readings[0][1] for family in families}
@@ -46,7 +46,7 @@ def test_a_virtual_machine_may_leave_its_clock_to_its_host(tmp_path: Path) -> No
 
 
 def test_a_clock_that_cannot_be_asked(tmp_path: Path) -> None:
-    def refused() -> Discipline:
+    def refused() -> ClockState:
         raise PermissionError(1, "Operation not permitted")
 
     seen = {family.name: family.readings[0][1] for family in ClockCollector(host.tree(tmp_path), refused).collect()}
@@ -64,7 +64,7 @@ def test_a_machine_without_a_choice_of_sources(tmp_path: Path) -> None:
 
 
 def test_this_machine_tells() -> None:
-    told = discipline()
+    told = read_clock()
     assert 0 <= told.error_max <= 17
     assert told.offset == pytest.approx(0, abs=1)
     seen = [value for family in ClockCollector().collect() for _, value in family.readings]

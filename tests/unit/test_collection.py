@@ -16,6 +16,7 @@ import pytest
 import tomllib
 import yaml
 
+from deploy.galaxy.role_readmes import role_readmes
 from schemas import VERSION
 from tests.lab.kill_points import tiny
 from tests.lab.lab import CONTROL_PYTHON
@@ -89,6 +90,27 @@ def test_it_has_what_a_control_node_needs_and_nothing_else(archive: Path) -> Non
     assert archive.stat().st_size < 2_000_000
 
 
+def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -> None:
+    """Ansible Galaxy runs it at an upload, with ansible-lint, which `make lint-ansible` runs here."""
+    settings = "[galaxy-importer]\nRUN_ANSIBLE_DOC = False\nRUN_ANSIBLE_LINT = False\nRUN_FLAKE8 = False\n"
+    (tmp_path / "importer.cfg").write_text(settings)
+    done = run(
+        *("python", "-m", "galaxy_importer.main", archive),
+        cwd=tmp_path,
+        environment={"GALAXY_IMPORTER_CONFIG": str(tmp_path / "importer.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Importer processing completed successfully" in done.stdout
+
+
+def test_role_readmes_are_current() -> None:
+    """UPDATE_GOLDEN=1 or `make role-readmes` writes them."""
+    for path, text in role_readmes().items():
+        if os.environ.get("UPDATE_GOLDEN"):
+            path.write_text(text, encoding="utf-8")
+        assert path.read_text(encoding="utf-8") == text, path
+
+
 def test_the_version_is_said_alike_everywhere() -> None:
     galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))
     assert (galaxy["namespace"], galaxy["name"], galaxy["version"]) == ("rackproof", "rackproof", VERSION)
@@ -123,9 +145,9 @@ def wheel(directory: Path, to: Path) -> Path:
 
 def test_the_agent_that_it_installs_is_the_checkouts(site: Path, tmp_path: Path) -> None:
     """A host that has the one has the other: the wheel is the same to the byte."""
-    there, here = wheel(installed(site), tmp_path / "there"), wheel(ROOT, tmp_path / "here")
-    assert zipfile.ZipFile(there).namelist() == zipfile.ZipFile(here).namelist()
-    assert there.read_bytes() == here.read_bytes()
+    collection_wheel, checkout_wheel = wheel(installed(site), tmp_path / "there"), wheel(ROOT, tmp_path / "here")
+    assert zipfile.ZipFile(collection_wheel).namelist() == zipfile.ZipFile(checkout_wheel).namelist()
+    assert collection_wheel.read_bytes() == checkout_wheel.read_bytes()
 
 
 def test_the_playbooks_run_from_it_to_a_report(site: Path) -> None:
@@ -156,8 +178,8 @@ def test_the_playbooks_run_from_it_to_a_report(site: Path) -> None:
     done = run(*command, cwd=site, environment=environment)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in done.stdout
-    found = {path.name for path in (site / "runs" / "r1").iterdir()}
-    assert {"report.html", "events.jsonl", "progress.jsonl", "journal.jsonl"} <= found, "the callback plugins, too"
+    names = {path.name for path in (site / "runs" / "r1").iterdir()}
+    assert {"report.html", "events.jsonl", "progress.jsonl", "journal.jsonl"} <= names, "the callback plugins, too"
     assert not (installed(site) / "runs").exists(), "a collection may be somebody else's"
     assert not (installed(site) / "build").exists()
 
@@ -192,9 +214,9 @@ def test_ansible_builder_takes_the_execution_environment_and_finds_its_needs(sit
     assert done.returncode == 0, done.stdout + done.stderr
     assert (context / "_build" / "collection" / archive.name).is_file()
     done = run("ansible-builder", "introspect", site / "collections", cwd=site)
-    found = yaml.safe_load(done.stdout.partition("---")[2])
+    requirements = yaml.safe_load(done.stdout.partition("---")[2])
     # PyYAML comes with ansible-core, and ansible-builder leaves it out.
-    assert {re.split(r"[>=]", line)[0] for line in found["python"]} == {
+    assert {re.split(r"[>=]", line)[0] for line in requirements["python"]} == {
         *("jsonschema", "jsonschema-rs", "msgspec", "prometheus-client", "hatchling", "jinja2")
     }
-    assert any(line.startswith("openssh-clients") for line in found["system"])
+    assert any(line.startswith("openssh-clients") for line in requirements["system"])

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from collectors.base import Absent, Value, scope
-from collectors.container import ContainerCollector, devices, docker_runtimes, driver_versions, kind
+from collectors.cdi import device_names, driver_versions, specification_kind
+from collectors.container import ContainerCollector, parse_docker_config
 from tests.fakes import host
 
 Seen = dict[str, Value | Absent]
@@ -29,8 +30,8 @@ kind: nvidia.com/gpu
 """
 
 
-def readings(root: Path, *, thorough: bool = True) -> Seen:
-    families = ContainerCollector(root, thorough).collect()
+def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
+    families = ContainerCollector(root, full_snapshot).collect()
     return {
         f"{family.name.removeprefix('container.')} {scope(labels)}".removesuffix(" host"): value
         for family in families
@@ -69,7 +70,7 @@ def test_a_host_reads_in_full(healthy: Seen) -> None:
 def test_a_scrape_starts_no_program(tmp_path: Path) -> None:
     root = host.tree(tmp_path / "host")
     host.program(root / "usr/bin/nvidia-ctk", f"touch {tmp_path}/started")
-    assert "toolkit.version" not in readings(root, thorough=False)
+    assert "toolkit.version" not in readings(root, full_snapshot=False)
     assert not (tmp_path / "started").exists()
 
 
@@ -139,7 +140,7 @@ def test_this_machine_reads_without_an_error() -> None:
     ],
 )
 def test_docker(text: str, told: tuple[bool, str]) -> None:
-    assert docker_runtimes(text) == told
+    assert parse_docker_config(text) == told
 
 
 @pytest.mark.parametrize(
@@ -153,7 +154,7 @@ def test_docker(text: str, told: tuple[bool, str]) -> None:
     ],
 )
 def test_devices_of_a_specification(specification: str, names: list[str]) -> None:
-    assert devices(specification) == names
+    assert device_names(specification) == names
 
 
 @pytest.mark.parametrize(
@@ -165,7 +166,7 @@ def test_devices_of_a_specification(specification: str, names: list[str]) -> Non
     ],
 )
 def test_kind_of_a_specification(specification: str, of: str) -> None:
-    assert kind(specification) == of
+    assert specification_kind(specification) == of
 
 
 def test_driver_versions_of_a_specification() -> None:

@@ -16,10 +16,9 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.exporter import exporter
 from agent.exporter.exporter import Exporter, serve
-from agent.exporter.metric_names import exported
+from agent.exporter.metric_names import prometheus_name
 from collectors.base import Absent, Collector, Family
-from collectors.nvml import kinds as families
-from collectors.nvml import unanswered
+from collectors.nvml import absent_samples, reading_kinds
 from rackproof.main import main
 from tests.fakes import host, nvml
 
@@ -30,7 +29,7 @@ VARIES = re.compile(
 )
 """Samples that depend on the machine and the moment."""
 
-LOST_READINGS = len(unanswered(Absent(status="error", reason="lost"), thorough=False, counters=True))
+LOST_READINGS = len(absent_samples(Absent(status="error", reason="lost"), full_snapshot=False, counters=True))
 """What a GPU without a handle does not answer."""
 
 SCRAPE = """
@@ -41,7 +40,7 @@ from agent.exporter.exporter import Exporter
 from collectors.host import HostCollector
 from collectors.nvml import NvmlCollector
 from collectors.xid import XidCollector
-exporter = Exporter([HostCollector(Path(sys.argv[1])), NvmlCollector([0, 1], hold=True), XidCollector(Path(sys.argv[2]))])
+exporter = Exporter([HostCollector(Path(sys.argv[1])), NvmlCollector([0, 1], keep_open=True), XidCollector(Path(sys.argv[2]))])
 registry = CollectorRegistry()
 registry.register(exporter)
 print(generate_latest(registry).decode(), end="")
@@ -223,9 +222,9 @@ def test_names_keep_the_rules_of_prometheus(healthy: str) -> None:
 
 def test_counters_and_units_are_those_of_the_table(healthy: str) -> None:
     kinds = {metric.name: metric.type for metric in parsed(healthy)}
-    for name, unit, counter, *_ in families(thorough=False, counters=True):
-        if exported(name, unit) in kinds:  # a text is in the info series instead
-            assert kinds[exported(name, unit)] == ("counter" if counter else "gauge")
+    for name, unit, counter, *_ in reading_kinds(full_snapshot=False, counters=True):
+        if prometheus_name(name, unit) in kinds:  # a text is in the info series instead
+            assert kinds[prometheus_name(name, unit)] == ("counter" if counter else "gauge")
 
 
 def test_identity_is_in_one_info_series_a_scope(healthy: str) -> None:
@@ -450,10 +449,10 @@ def test_a_taken_port_is_an_error(serving: Callable[..., str]) -> None:
 
 @pytest.mark.parametrize("seconds", ["inf", "nan", "1e10", "3601", "0.5"])
 @pytest.mark.parametrize("textfile", [True, False])
-def test_a_page_that_would_never_be_read_anew_is_refused(
+def test_invalid_interval_is_refused(
     seconds: str, textfile: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     where = ["--textfile", str(tmp_path / "x.prom")] if textfile else ["--port", "0"]
     assert main(["export", *where, "--every", seconds, "--sample-hz", "0", "--state", str(tmp_path)]) == 64
-    assert "give 1 second or more, 3600 at most" in capsys.readouterr().err
+    assert "give 1 to 3600 seconds" in capsys.readouterr().err
     assert not list(tmp_path.iterdir())

@@ -9,19 +9,22 @@ from pathlib import Path
 import pytest
 
 from collectors.base import Absent, Value, scope
-from collectors.host import HostCollector, cpu_model, load_average, memory
-from collectors.host.files import MissingError
+from collectors.files import MissingError
+from collectors.host import HostCollector
 from collectors.host.parsing import (
-    chosen,
-    command_line,
-    field,
-    hypervisor,
+    bracketed_choice,
+    cpu_model,
+    firmware_text,
+    has_hypervisor_flag,
     interrupts,
     iommu_options,
-    part_of_firmware,
-    process,
+    load_average,
+    meminfo,
+    optional_meminfo,
+    process_state,
+    shared_options,
     soft_limit,
-    stalled,
+    stalled_share,
 )  # fmt: skip
 from tests.fakes import host
 
@@ -30,11 +33,11 @@ Seen = dict[str, Value | Absent]
 MC0, DIMM0 = "sys/devices/system/edac/mc/mc0", "sys/devices/system/edac/mc/mc0/dimm0"
 
 
-def readings(root: Path, *, thorough: bool = False) -> Seen:
+def readings(root: Path, *, full_snapshot: bool = False) -> Seen:
     """`name` of a reading of the whole host, or `name scope` -> the reading."""
     return {
         family.name + (f" {scope(labels)}" if labels else ""): value
-        for family in HostCollector(root, thorough).collect()
+        for family in HostCollector(root, full_snapshot).collect()
         for labels, value in family.readings
     }
 
@@ -46,7 +49,7 @@ def changed(before: Seen, after: Seen) -> Seen:
 
 @pytest.fixture(scope="module")
 def healthy(tmp_path_factory: pytest.TempPathFactory) -> Seen:
-    return readings(host.tree(tmp_path_factory.mktemp("host")), thorough=True)
+    return readings(host.tree(tmp_path_factory.mktemp("host")), full_snapshot=True)
 
 
 def test_a_host_reads_in_full(tmp_path: Path) -> None:
@@ -150,13 +153,13 @@ def test_a_snapshot_reads_what_a_scrape_has_no_time_for(tmp_path: Path, healthy:
         ({"sys/class/dmi/id/product_serial": "To Be Filled By O.E.M.\n"},
          {"host.system.serial": Absent(
              status="unsupported",
-             reason="/sys/class/dmi/id/product_serial: the firmware says 'To Be Filled By O.E.M.'")}),
+             reason="/sys/class/dmi/id/product_serial: placeholder in the firmware: 'To Be Filled By O.E.M.'")}),
     ],
 )  # fmt: skip
 def test_one_difference_changes_its_own_readings_only(
     tmp_path: Path, healthy: Seen, files: Mapping[str, str | None], change: Seen
 ) -> None:
-    assert changed(healthy, readings(host.tree(tmp_path, files=files), thorough=True)) == change
+    assert changed(healthy, readings(host.tree(tmp_path, files=files), full_snapshot=True)) == change
 
 
 @pytest.mark.parametrize(
@@ -189,7 +192,7 @@ def test_a_broken_file_costs_its_own_readings_only(
 
 @pytest.mark.parametrize("text", ["", "many\n"])
 def test_a_count_that_is_no_number_is_an_error(tmp_path: Path, healthy: Seen, text: str) -> None:
-    seen = changed(healthy, readings(host.tree(tmp_path, files={f"{MC0}/ue_count": text}), thorough=True))
+    seen = changed(healthy, readings(host.tree(tmp_path, files={f"{MC0}/ue_count": text}), full_snapshot=True))
     assert list(seen) == ["host.memory.ecc_uncorrected mc=mc0"]
     absent = seen["host.memory.ecc_uncorrected mc=mc0"]
     assert isinstance(absent, Absent)
@@ -197,7 +200,7 @@ def test_a_count_that_is_no_number_is_an_error(tmp_path: Path, healthy: Seen, te
 
 
 def test_what_a_small_machine_does_not_have_is_no_error(tmp_path: Path) -> None:
-    seen = readings(host.bare(tmp_path), thorough=True)
+    seen = readings(host.bare(tmp_path), full_snapshot=True)
     assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
     for name in (
         "host.memory.ecc_uncorrected", "host.dimm.corrected", "host.numa.count", "host.cpu.governor", "host.cpu.sockets",
@@ -220,7 +223,7 @@ def test_only_nvidia_gpus_count(tmp_path: Path, gpus: int) -> None:
 
 
 def test_a_host_without_sys_and_proc_gives_errors_only(tmp_path: Path) -> None:
-    seen = readings(tmp_path, thorough=True)
+    seen = readings(tmp_path, full_snapshot=True)
     assert [name for name, value in seen.items() if not isinstance(value, Absent)] == ["host.cpu.count"]
     unsupported = {name for name, value in seen.items() if isinstance(value, Absent) and value.status == "unsupported"}
     assert unsupported == {"host.persistence_daemon"}  # no driver is loaded
@@ -234,7 +237,7 @@ def test_the_processor_is_asked_once(tmp_path: Path) -> None:
 
 
 def test_this_machine_reads_without_an_error() -> None:
-    seen = readings(Path("/"), thorough=True)
+    seen = readings(Path("/"), full_snapshot=True)
     wrong = {name: value for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"}
     wrong.pop("gpu.pci_count", None)  # a container may have no PCI bus
     if os.geteuid():
@@ -284,18 +287,18 @@ def test_load_average() -> None:
 
 @pytest.mark.parametrize(("key", "value"), [("MemTotal", 64 * GIB), ("MemAvailable", 32 * GIB)])
 def test_memory(key: str, value: int) -> None:
-    assert memory("MemTotal:       67108864 kB\nMemAvailable:   33554432 kB\n", key) == value
+    assert meminfo("MemTotal:       67108864 kB\nMemAvailable:   33554432 kB\n", key) == value
 
 
 @pytest.mark.parametrize("text", ["", "MemTotal: 1 MB\n", "MemTotal: -1 kB\n", "MemTotals: 1 kB\n"])
 def test_no_memory(text: str) -> None:
     with pytest.raises(ValueError, match="no MemTotal"):
-        memory(text, "MemTotal")
+        meminfo(text, "MemTotal")
 
 
 def test_fields_with_and_without_a_unit_and_a_node() -> None:
-    assert field("HugePages_Total:    12\n", "HugePages_Total") == 12
-    assert field("Node 3 MemFree:  2 kB\n", "MemFree") == 2048
+    assert optional_meminfo("HugePages_Total:    12\n", "HugePages_Total") == 12
+    assert optional_meminfo("Node 3 MemFree:  2 kB\n", "MemFree") == 2048
 
 
 @pytest.mark.parametrize(
@@ -308,7 +311,7 @@ def test_fields_with_and_without_a_unit_and_a_node() -> None:
     ],
 )
 def test_options_of_one_host_and_secrets_stay_there(text: str, shared: str) -> None:
-    assert command_line(text) == shared
+    assert shared_options(text) == shared
 
 
 @pytest.mark.parametrize(
@@ -335,11 +338,13 @@ def test_interrupts_of_all_processors() -> None:
 
 
 def test_pressure() -> None:
-    assert stalled("some avg10=12.50 avg60=0 avg300=0 total=1\nfull avg10=99.00 avg60=0 avg300=0 total=1\n") == 0.125
+    assert (
+        stalled_share("some avg10=12.50 avg60=0 avg300=0 total=1\nfull avg10=99.00 avg60=0 avg300=0 total=1\n") == 0.125
+    )
 
 
 def test_the_chosen_of_several() -> None:
-    assert chosen("always madvise [never]\n") == "never"
+    assert bracketed_choice("always madvise [never]\n") == "never"
 
 
 @pytest.mark.parametrize(
@@ -347,7 +352,7 @@ def test_the_chosen_of_several() -> None:
     [("1 (systemd) S 0 1", ("systemd", "S")), ("7 (a) b (c)) D 1 7", ("a) b (c)", "D"))],
 )
 def test_a_process_may_be_called_anything(text: str, seen: tuple[str, str]) -> None:
-    assert process(text) == seen
+    assert process_state(text) == seen
 
 
 @pytest.mark.parametrize(
@@ -355,11 +360,11 @@ def test_a_process_may_be_called_anything(text: str, seen: tuple[str, str]) -> N
 )
 def test_firmware_that_was_never_filled_in(text: str) -> None:
     with pytest.raises(MissingError):
-        part_of_firmware(f"{text}\n")
+        firmware_text(f"{text}\n")
 
 
 def test_a_processor_without_flags_does_not_tell() -> None:
-    assert hypervisor("flags\t: vme hypervisor lm\n")
-    assert not hypervisor("flags\t: vme no_hypervisor_guard lm\n")
+    assert has_hypervisor_flag("flags\t: vme hypervisor lm\n")
+    assert not has_hypervisor_flag("flags\t: vme no_hypervisor_guard lm\n")
     with pytest.raises(MissingError):
-        hypervisor("Features\t: hypervisor\n")
+        has_hypervisor_flag("Features\t: has_hypervisor_flag\n")

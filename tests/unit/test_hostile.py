@@ -16,7 +16,7 @@ import pytest
 from fleet.inventory.waivers_file import read_waivers
 from fleet.records import baseline_store, run_lock
 from fleet.records.load import RecordReader, load
-from schemas import documents, quick
+from schemas import documents, quick, run_directory
 from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from tests import accepted, builders, fuzz
@@ -405,7 +405,7 @@ def test_a_journal_cut_at_any_byte_is_no_pass(run: Path) -> None:
 def test_who_resumes_a_run_keeps_every_whole_line_of_its_journal(tmp_path: Path) -> None:
     """Wherever it was cut: what was torn is dropped, and nothing else."""
     run_lock.acquire(tmp_path / "r1")
-    path = tmp_path / "r1" / run_lock.JOURNAL
+    path = tmp_path / "r1" / run_directory.JOURNAL
     whole = path.read_bytes() * 2
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])
@@ -467,15 +467,15 @@ def test_a_copy_of_a_baseline_cut_anywhere_is_not_believed(tmp_path: Path) -> No
     run = tmp_path / fuzz.COMPARED
     plan = load(run).plan
     gpus = load(run).evidence["h1"].gpus()
-    assert baseline_store.Copy(run, plan).of_host("h1", gpus).problem == ""
+    assert baseline_store.Snapshot(run, plan).of_host("h1", gpus).problem == ""
     for name in ("index.json", "hosts/h1.json", "gpus/h1-0.json"):
         path = run / "baseline" / name
         whole = path.read_bytes()
         for length in range(0, len(whole), max(1, len(whole) // 200)):
             path.write_bytes(whole[:length])
-            assert "cannot be believed" in baseline_store.Copy(run, plan).of_host("h1", gpus).problem
+            assert "is invalid" in baseline_store.Snapshot(run, plan).of_host("h1", gpus).problem
         path.unlink()
-        assert "cannot be believed" in baseline_store.Copy(run, plan).of_host("h1", gpus).problem
+        assert "is invalid" in baseline_store.Snapshot(run, plan).of_host("h1", gpus).problem
         path.write_bytes(whole)
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from collectors.base import Absent, Value, scope
-from collectors.infiniband import InfinibandCollector, rate_and_width, state_name
+from collectors.infiniband import InfinibandCollector, parse_rate, parse_state
 from tests.fakes import links
 
 Seen = dict[tuple[str, str], Value | Absent]
@@ -17,11 +17,11 @@ HCA, PLACE = links.IB[1], f"hca={links.IB[1]},port=1"
 ROCE = f"hca={links.ROCE},port=1"
 
 
-def readings(root: Path, *, thorough: bool = True) -> Seen:
+def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
     """Every reading by its name, without `infiniband.`, and scope."""
     return {
         (family.name.removeprefix("infiniband."), scope(labels)): value
-        for family in InfinibandCollector(root, thorough=thorough).collect()
+        for family in InfinibandCollector(root, full_snapshot=full_snapshot).collect()
         for labels, value in family.readings
     }
 
@@ -99,7 +99,7 @@ def test_every_port_is_there_and_nothing_is_absent() -> None:
 
 
 def test_a_scrape_leaves_out_what_the_network_gave(root: Path) -> None:
-    scrape, snapshot = readings(root, thorough=False), readings(root)
+    scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"lid", "sm_lid", "interface", "roce_v2"}
 
 
@@ -129,8 +129,8 @@ def test_a_state_that_cannot_be_read_is_an_error_wherever_it_counts(root: Path) 
 
 @pytest.mark.parametrize("text", ["", "ACTIVE", "x: ACTIVE"])
 def test_no_state(text: str) -> None:
-    with pytest.raises(ValueError, match="no state"):
-        state_name(text)
+    with pytest.raises(ValueError, match="not a port state"):
+        parse_state(text)
 
 
 # ---- rate and width ----
@@ -157,18 +157,18 @@ def test_lanes_of_ethernet_say_nothing(root: Path) -> None:
     [("2.5 Gb/sec (1X SDR)", 2.5e9 / 8, 1), ("56 Gb/sec (4X FDR)", 7e9, 4), ("800 Gb/sec (4X XDR)", 100e9, 4)],
 )
 def test_rates(text: str, rate: float, width: int) -> None:
-    assert rate_and_width(text) == (rate, width)
+    assert parse_rate(text) == (rate, width)
 
 
 def test_a_rate_without_a_width() -> None:
-    rate, width = rate_and_width("100 Gb/sec")
+    rate, width = parse_rate("100 Gb/sec")
     assert rate == 12.5e9
     assert getattr(width, "status", "") == "unsupported"
 
 
 @pytest.mark.parametrize("text", ["", "fast", "400 Gb/sec (4X NDR) and more"])
 def test_no_rate(text: str) -> None:
-    assert {getattr(value, "status", "") for value in rate_and_width(text)} == {"error"}
+    assert {getattr(value, "status", "") for value in parse_rate(text)} == {"error"}
 
 
 # ---- counters ----
@@ -209,7 +209,7 @@ def test_a_counter_that_the_adapter_lacks(root: Path, text: str | None) -> None:
 
 
 def test_counters_are_told_as_counters(root: Path) -> None:
-    families = list(InfinibandCollector(root, thorough=True).collect())
+    families = list(InfinibandCollector(root, full_snapshot=True).collect())
     counting = {family.name.removeprefix("infiniband.") for family in families if family.counter}
     expected = {name.lower() for name in (*links.ERRORS, *links.HARDWARE)} - {"port_rcv_switch_relay_errors"}
     assert counting == expected | {"port_rcv_data", "port_xmit_data"}

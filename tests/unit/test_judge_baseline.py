@@ -15,7 +15,6 @@ from fleet.judge.baseline import (
     direction,
     identity,
     is_kept,
-    judge_presence,
     key_of,
     level_of,
     limit,
@@ -29,8 +28,9 @@ from fleet.judge.baseline import (
 from fleet.judge.criteria import Criterion, VsBaseline
 from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
+from fleet.judge.presence import judge_presence
 from schemas.baselines import Accepted as Run
-from schemas.baselines import HostBaseline, Kept, Level, PlannedBaseline
+from schemas.baselines import HostBaseline, Level, PartBaseline, PlannedBaseline
 from schemas.records import ERROR, MEASURED, Observation, Samples
 from schemas.reports import INCONCLUSIVE
 from tests import builders
@@ -241,13 +241,13 @@ def test_what_compares_with_no_baseline_has_no_limit() -> None:
          "96 % of it, for its own noise (2 sigma) is more than 2 %; 0.1 kB/s in the accepted run"),
     ],
 )  # fmt: skip
-def test_a_limit_tells_where_it_comes_from(asked: Any, of: Level, said: str) -> None:
+def test_limit_states_its_source(asked: Any, of: Level, said: str) -> None:
     found = limit(rule(**asked), of)
     assert found
     assert found[1] == said
 
 
-def test_why_nothing_can_be_told() -> None:
+def test_reason_why_a_baseline_cannot_judge() -> None:
     assert too_noisy(level()).startswith("the noise of the accepted figure is not known")
     assert too_noisy(level(precision=0.3)).startswith("the accepted runs scatter by 30 % (sigma)")
 
@@ -255,8 +255,10 @@ def test_why_nothing_can_be_told() -> None:
 # which parts have an accepted record
 
 
-def kept(part: str, name: str, *figures: Level, **over: Any) -> Kept:
-    return Kept(**{"kind": "gpu", "part": part, "id": name, "host": "h1", "runs": (RUN,), "figures": figures, **over})
+def kept(part: str, name: str, *figures: Level, **over: Any) -> PartBaseline:
+    return PartBaseline(
+        **{"kind": "gpu", "part": part, "id": name, "host": "h1", "runs": (RUN,), "figures": figures, **over}
+    )
 
 
 COPY = level(4.2e12, stage="benchmark", params={"op": "copy", "world_size": 4})
@@ -288,7 +290,7 @@ def presence(known: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN,
     return [(item.scope, item.reason.removesuffix(remedy)) for item in told]
 
 
-def test_what_has_no_accepted_record_is_told_by_part() -> None:
+def test_parts_without_a_baseline_are_listed() -> None:
     whole = HostBaseline(host=HOST, gpus={"h1-0": GPU})
     assert presence(whole, ASKED) == []
     assert presence(None, plan=replace(PLAN, baseline=None)) == []
@@ -299,7 +301,7 @@ def test_what_has_no_accepted_record_is_told_by_part() -> None:
     assert presence(HostBaseline()) == nobody
 
 
-def test_the_gpu_that_was_there_before_is_named() -> None:
+def test_previous_gpu_of_the_slot_is_named() -> None:
     old = replace(builders.gpu("h1", 0), serial="old")
     for gpus, said in (((old,), ": it came in place of old"), ((replace(old, pci_bus_id="else"),), ""),
                        ((builders.gpu("h1", 0),), "")):  # fmt: skip

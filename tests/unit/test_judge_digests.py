@@ -61,7 +61,7 @@ def test_from_how_many_on_a_majority_is_believed(views: list[HostView], verdicts
     assert [item.verdict for item in judged(*views)] == verdicts
 
 
-def test_what_each_is_told() -> None:
+def test_digest_verdict_texts() -> None:
     bad, good, _ = judged(*three(BAD))
     majority = f"2 of 3 GPUs of its model and software agree on {GOOD}"
     assert (bad.scope, bad.serial, bad.name, bad.stage) == ("gpu=0", "h1-0", "digest.value", "benchmark")

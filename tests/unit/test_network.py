@@ -8,18 +8,18 @@ from pathlib import Path
 import pytest
 
 from collectors.base import Absent, Value, scope
-from collectors.network import NetworkCollector, speed
+from collectors.network import NetworkCollector, parse_speed
 from tests.fakes import links
 
 Seen = dict[tuple[str, str], Value | Absent]
 NIC, PLACE = links.PLAIN_INTERFACE, f"nic={links.PLAIN_INTERFACE}"
 
 
-def readings(root: Path, *, thorough: bool = True) -> Seen:
+def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
     """Every reading by its name, without `network.`, and scope."""
     return {
         (family.name.removeprefix("network."), scope(labels)): value
-        for family in NetworkCollector(root, thorough=thorough).collect()
+        for family in NetworkCollector(root, full_snapshot=full_snapshot).collect()
         for labels, value in family.readings
     }
 
@@ -73,7 +73,7 @@ def test_only_nics_count(root: Path) -> None:
 
 
 def test_a_scrape_leaves_out_what_does_not_change(root: Path) -> None:
-    scrape, snapshot = readings(root, thorough=False), readings(root)
+    scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"mtu", "driver", "address", "pci_address"}
 
 
@@ -120,12 +120,12 @@ def test_a_statistic_that_is_missing_is_an_error(root: Path) -> None:
 
 @pytest.mark.parametrize(("text", "rate"), [("400000", 50e9), ("1000", 125e6), ("10", 1.25e6)])
 def test_speeds(text: str, rate: float) -> None:
-    assert speed(text) == rate
+    assert parse_speed(text) == rate
 
 
 @pytest.mark.parametrize("text", ["-1", "0"])
 def test_no_speed(text: str) -> None:
-    assert getattr(speed(text), "status", "") == "unsupported"
+    assert getattr(parse_speed(text), "status", "") == "unsupported"
 
 
 # ---- what is no NIC of the rack ----

@@ -15,8 +15,9 @@ import pytest
 
 from collectors import nvml as collector
 from collectors.base import Absent
-from collectors.nvml import slow
-from collectors.nvml.beside import Answer, side_by_side
+from collectors.deadline import PendingCall, call_with_deadline
+from collectors.nvml import slow_readings
+from collectors.nvml.calls import translate
 from collectors.nvml.gpu import Gpu
 from schemas import documents
 from schemas.readings import PROMETHEUS_SUFFIX
@@ -338,7 +339,9 @@ FAULTS: dict[str, Readings] = {
     "fabric-degraded": {"gpu.fabric.degraded_bandwidth gpu=6": True},
     "fabric-waiting": {
         **{f"gpu.fabric.state gpu={index}": "in_progress" for index in range(8)},
-        **{f"{name} gpu={index}": "unsupported: the fabric does not tell" for index in range(8) for name in HEALTH},
+        **{
+            f"{name} gpu={index}": "unsupported: the fabric does not report it" for index in range(8) for name in HEALTH
+        },
         **{
             f"gpu.fabric.{name} gpu={index}": "error: the registration with the fabric is in_progress"
             for index in range(8)
@@ -671,7 +674,7 @@ import pynvml
 from agent.sampling.snapshot import take
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
-collector, taken = NvmlCollector(thorough=True, deadline_s=float(sys.argv[1])), []
+collector, taken = NvmlCollector(full_snapshot=True, deadline_s=float(sys.argv[1])), []
 def look():
     began = time.monotonic()
     snapshot, _ = take([collector], stage="preflight", phase="before")
@@ -758,7 +761,7 @@ for name in sys.argv[1:]:
 from agent.sampling.snapshot import take
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
-snapshot, _ = take([NvmlCollector(thorough=True)], stage="preflight", phase="before")
+snapshot, _ = take([NvmlCollector(full_snapshot=True)], stage="preflight", phase="before")
 print(json.dumps(to_json(snapshot)))
 """
 
@@ -858,9 +861,9 @@ def test_a_first_link_that_is_down_hides_no_other_ones_errors(reader: nvml.Reade
         (
             "direct-a100x4",
             [],
-            "unsupported: the NVLinks end at other GPUs: how many there should be is up to the board",
+            "unsupported: the NVLinks end at other GPUs: the board determines how many are in use",
         ),
-        ("healthy-h100x8", ["NvLinkState.*=0"], "unsupported: no NVLink is up: without bridge or switch none can be"),
+        ("healthy-h100x8", ["NvLinkState.*=0"], "unsupported: no NVLink is up: normal without a bridge or switch"),
         ("healthy-h100x8", ["gpu.0.NvLinkState.[0-3]=0"], 4),
         ("pcie-only", [], NO_NVLINK),
     ],
@@ -880,7 +883,7 @@ def test_throttle_times_under_the_numbers_of_the_first_r575_drivers(reader: nvml
             f"gpu.throttle.time gpu=0,reason={reason}": 1.5 for reason in ("sw_thermal", "hw_thermal", "hw_power_brake")
         },
         "gpu.throttle.time gpu=0,reason=power_cap": 41.207,
-        "gpu.throttle.time gpu=0,reason=thermal": "unsupported: told apart as sw_thermal and hw_thermal",
+        "gpu.throttle.time gpu=0,reason=thermal": "unsupported: reported separately as sw_thermal and hw_thermal",
     }
 
 
@@ -902,7 +905,7 @@ for name in dir(pynvml):
     if name.startswith(("nvmlDevice", "nvmlSystem")) and callable(getattr(pynvml, name)):
         setattr(pynvml, name, recorded(name, getattr(pynvml, name)))
 from collectors.nvml import NvmlCollector
-collector, taken = NvmlCollector(thorough=len(sys.argv) > 1), []
+collector, taken = NvmlCollector(full_snapshot=len(sys.argv) > 1), []
 for _ in range(2):
     calls.clear()
     list(collector.collect())
@@ -913,15 +916,15 @@ SLOW = {"nvmlDeviceGetInforomConfigurationChecksum", "nvmlDeviceValidateInforom"
 CONSTANT = {"nvmlDeviceGetName", "nvmlDeviceGetSerial", "nvmlDeviceGetMaxPcieLinkGeneration", "nvmlDeviceGetBrand"}
 
 
-def recorded(library: Path, *thorough: str) -> list[list[tuple[object, ...]]]:
+def recorded(library: Path, *full_snapshot: str) -> list[list[tuple[object, ...]]]:
     """The calls of two collections."""
-    printed = nvml.python(["-c", RECORDED, *thorough], library, nvml.scenario("healthy-h200x4"))
+    printed = nvml.python(["-c", RECORDED, *full_snapshot], library, nvml.scenario("healthy-h200x4"))
     return [[tuple(map(str, call)) for call in calls] for calls in json.loads(printed)]
 
 
-@pytest.mark.parametrize("thorough", [(), ("thorough",)])
-def test_nothing_is_asked_twice(library: Path, thorough: tuple[str, ...]) -> None:
-    for calls in recorded(library, *thorough):
+@pytest.mark.parametrize("full_snapshot", [(), ("full_snapshot",)])
+def test_nothing_is_asked_twice(library: Path, full_snapshot: tuple[str, ...]) -> None:
+    for calls in recorded(library, *full_snapshot):
         assert [call for call in set(calls) if calls.count(call) > 1] == []
 
 
@@ -930,7 +933,7 @@ def test_a_scrape_asks_for_nothing_slow_and_for_constants_once(library: Path) ->
     assert not first & SLOW
     assert first >= CONSTANT
     assert not second & CONSTANT
-    whole, again = ({str(call[0]) for call in calls} for calls in recorded(library, "thorough"))
+    whole, again = ({str(call[0]) for call in calls} for calls in recorded(library, "full_snapshot"))
     assert whole == again
     assert whole >= SLOW | CONSTANT
 
@@ -941,15 +944,17 @@ def test_a_scrape_asks_each_gpu_little(library: Path) -> None:
 
 
 def test_a_scrape_tells_what_a_snapshot_tells_but_for_what_is_slow(reader: nvml.Reader, healthy: Readings) -> None:
-    first, second = (flat(reader.take("healthy-h100x8", thorough=False)["snapshot"]) for _ in range(2))
+    first, second = (flat(reader.take("healthy-h100x8", full_snapshot=False)["snapshot"]) for _ in range(2))
     assert first == second
-    thorough = {row.name for row in collector.GPU_READINGS if row.pace == "thorough"}
-    assert changes(healthy, first) == {key: None for key in healthy if key.split()[0] in thorough}
+    full_snapshot = {row.name for row in collector.GPU_READINGS if row.pace == "snapshot_only"}
+    assert changes(healthy, first) == {key: None for key in healthy if key.split()[0] in full_snapshot}
 
 
 def test_what_an_exporter_keeps_belongs_to_the_part(reader: nvml.Reader) -> None:
     swapped = ("gpu.2.UUID=GPU-00000000-1111-2222-3333-444444444444", "gpu.2.Serial=1650000000099")
-    before, after = (flat(reader.take("healthy-h200x4", *lines, thorough=False)["snapshot"]) for lines in ((), swapped))
+    before, after = (
+        flat(reader.take("healthy-h200x4", *lines, full_snapshot=False)["snapshot"]) for lines in ((), swapped)
+    )
     assert changes(before, after) == {
         "gpu.uuid gpu=2": "GPU-00000000-1111-2222-3333-444444444444",
         "gpu.serial gpu=2": "1650000000099",
@@ -958,7 +963,7 @@ def test_what_an_exporter_keeps_belongs_to_the_part(reader: nvml.Reader) -> None
 
 def test_what_could_not_be_read_once_is_asked_for_again(reader: nvml.Reader) -> None:
     broken, whole = (
-        flat(reader.take("healthy-h200x4", *lines, devices=[1], thorough=False)["snapshot"])
+        flat(reader.take("healthy-h200x4", *lines, devices=[1], full_snapshot=False)["snapshot"])
         for lines in (["gpu.1.VbiosVersion=!999"], [])
     )
     assert changes(broken, whole) == {"gpu.vbios_version gpu=1": "96.00.A5.00.1A"}
@@ -986,23 +991,23 @@ def test_chosen_devices_are_the_only_ones_read(
 
 # ---- many times a second ----
 
-PULSE = """
+FAST_READER = """
 import json, sys
-from collectors.nvml import Pulse
+from collectors.nvml import FastReader
 try:
-    pulse = Pulse(json.loads(sys.argv[1]))
+    reader = FastReader(json.loads(sys.argv[1]))
     if len(sys.argv) > 3:  # what happens between start and reading
         with open(sys.argv[2], "a") as scenario:
             scenario.write(sys.argv[3])
-    print(json.dumps(list(pulse.read().items()), default=lambda absent: absent.reason))
+    print(json.dumps(list(reader.read().items()), default=lambda absent: absent.reason))
 except OSError as error:
     print(json.dumps(str(error)))
 """
 
 
-def pulse(library: Path, scenario: Path, devices: list[int], *later: str) -> object:
-    """What Pulse reads, or the message of its OSError, in a process of its own."""
-    return json.loads(nvml.python(["-c", PULSE, json.dumps(devices), scenario, *later], library, scenario))
+def fast_readings(library: Path, scenario: Path, devices: list[int], *later: str) -> object:
+    """Return what FastReader reads, or the message of its OSError, from a process of its own."""
+    return json.loads(nvml.python(["-c", FAST_READER, json.dumps(devices), scenario, *later], library, scenario))
 
 
 @pytest.mark.parametrize(
@@ -1020,93 +1025,98 @@ def test_power_is_that_of_the_moment_where_the_part_tells_it(
 ) -> None:
     hot = ("gpu.1.ClockInfo.1=1980", "gpu.1.CurrentClocksEventReasons=0x4", "gpu.1.Temperature.0=66")
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", line, *hot)
-    assert pulse(library, scenario, [1]) == [[1, [power, 1980e6, 66.0, 4, 2619e6]]]
+    assert fast_readings(library, scenario, [1]) == [[1, [power, 1980e6, 66.0, 4, 2619e6]]]
 
 
 def test_the_pulse_is_of_the_chosen_gpus(library: Path) -> None:
-    read = pulse(library, nvml.scenario("healthy-h200x4"), [3, 0])
+    read = fast_readings(library, nvml.scenario("healthy-h200x4"), [3, 0])
     assert read == [[3, [76.291, 345e6, 28.0, 1, 3201e6]], [0, [79.064, 345e6, 29.0, 1, 3201e6]]]
 
 
 def test_a_pulse_names_a_lost_gpu_and_its_siblings_beat_on(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8")
-    for lost in (pulse(library, scenario, [2, 3], "gpu.3.*=!15\n"), pulse(library, nvml.scenario("gpu-lost"), [2, 3])):
+    for lost in (
+        fast_readings(library, scenario, [2, 3], "gpu.3.*=!15\n"),
+        fast_readings(library, nvml.scenario("gpu-lost"), [2, 3]),
+    ):
         (first, beat), (second, reason) = lost  # type: ignore[misc, attr-defined]
         assert (first, len(beat)) == (2, 5)
         assert (second, reason) == (3, "NVML: GPU is lost")
-    assert pulse(library, nvml.scenario("driver-not-loaded"), [0]) == "NVML: Driver Not Loaded"
+    assert fast_readings(library, nvml.scenario("driver-not-loaded"), [0]) == "NVML: Driver Not Loaded"
 
 
 # ---- what spoils figures ----
 
-OBSTACLES = """
+GPU_CONFLICTS = """
 import json, sys
-from collectors.nvml import obstacles
-print(json.dumps(obstacles(json.loads(sys.argv[1]), share=bool(sys.argv[2]))))
+from collectors.nvml import gpu_conflicts
+print(json.dumps(gpu_conflicts(json.loads(sys.argv[1]), share=bool(sys.argv[2]))))
 """
 
 
-def obstacles(library: Path, scenario: Path, devices: Iterable[int] = range(8), *, share: bool = False) -> list[str]:
-    """What `obstacles` finds, in a process of its own."""
-    arguments = ["-c", OBSTACLES, json.dumps(list(devices)), "share" if share else ""]
+def gpu_conflicts(
+    library: Path, scenario: Path, devices: Iterable[int] = range(8), *, share: bool = False
+) -> list[str]:
+    """Return the result of `gpu_conflicts` in a process of its own."""
+    arguments = ["-c", GPU_CONFLICTS, json.dumps(list(devices)), "share" if share else ""]
     found: list[str] = json.loads(nvml.python(arguments, library, scenario))
     return found
 
 
-MIG = "gpu=2 is divided by MIG: `nvidia-smi -i 2 -mig 0` makes it whole"
+MIG = "gpu=2 is in MIG mode: switch it off with `nvidia-smi -i 2 -mig 0`"
 
 
 def test_an_idle_whole_gpu_is_no_obstacle(library: Path) -> None:
-    assert obstacles(library, nvml.scenario("healthy-h100x8")) == []
+    assert gpu_conflicts(library, nvml.scenario("healthy-h100x8")) == []
 
 
 @pytest.mark.parametrize("share", [False, True])
 def test_mig_is_an_obstacle_even_where_gpus_are_shared(library: Path, share: bool) -> None:
-    assert obstacles(library, nvml.scenario("mig-on"), share=share) == [MIG]
-    assert obstacles(library, nvml.scenario("mig-on"), [0, 1, 3], share=share) == []
+    assert gpu_conflicts(library, nvml.scenario("mig-on"), share=share) == [MIG]
+    assert gpu_conflicts(library, nvml.scenario("mig-on"), [0, 1, 3], share=share) == []
 
 
 def test_a_busy_gpu_names_its_processes(library: Path, tmp_path: Path) -> None:
     lines = ("gpu.5.ComputeRunningProcesses=4711 4712 4713", "ProcessName.4711=/usr/bin/python3", "ProcessName.4712=!6")
     scenario = nvml.write(tmp_path / "now", "mig-on", *lines, "ProcessName.4713=" + "x" * 300)
-    assert obstacles(library, scenario) == [
+    assert gpu_conflicts(library, scenario) == [
         MIG,
         "gpu=5 is in use by process 4711 (/usr/bin/python3)",
         "gpu=5 is in use by process 4712",
         f"gpu=5 is in use by process 4713 ({'x' * 64})",
     ]
-    assert obstacles(library, scenario, share=True) == [MIG]
-    assert obstacles(library, scenario, [0, 1]) == []
+    assert gpu_conflicts(library, scenario, share=True) == [MIG]
+    assert gpu_conflicts(library, scenario, [0, 1]) == []
 
 
 def test_a_gpu_full_of_processes_leaves_a_reason_that_a_record_takes(library: Path, tmp_path: Path) -> None:
     crowd = ("ComputeRunningProcesses=1 2 3 4 5 6 7 8", "ProcessName.?=" + "x" * 300)
-    found = obstacles(library, nvml.write(tmp_path / "now", "healthy-h100x8", *crowd))
+    found = gpu_conflicts(library, nvml.write(tmp_path / "now", "healthy-h100x8", *crowd))
     assert (len(found), found[-1]) == (17, "48 more")
     assert len("; ".join(found)) < 2000
 
 
 def test_a_lost_gpu_hides_no_obstacle_on_the_next(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "gpu-lost", "gpu.4.ComputeRunningProcesses=4711")
-    assert obstacles(library, scenario) == ["gpu=4 is in use by process 4711"]
-    assert obstacles(library, scenario, [3]) == []
+    assert gpu_conflicts(library, scenario) == ["gpu=4 is in use by process 4711"]
+    assert gpu_conflicts(library, scenario, [3]) == []
 
 
 @pytest.mark.parametrize("name", ["driver-not-loaded", "version-mismatch", "not-supported"])
 def test_where_nvml_does_not_answer_there_is_no_obstacle(library: Path, name: str) -> None:
-    assert obstacles(library, nvml.scenario(name)) == []
+    assert gpu_conflicts(library, nvml.scenario(name)) == []
 
 
 def test_without_a_library_there_is_no_obstacle(tmp_path: Path) -> None:
     (tmp_path / nvml.LIBRARY).write_text("")
-    assert obstacles(tmp_path, nvml.scenario("healthy-h100x8")) == []
+    assert gpu_conflicts(tmp_path, nvml.scenario("healthy-h100x8")) == []
 
 
 # ---- what holds of every reading ----
 
 
 @pytest.mark.parametrize(
-    ("name", "unit", "help"), [(kind.name, kind.unit, kind.help) for kind in collector.kinds(True)]
+    ("name", "unit", "help"), [(kind.name, kind.unit, kind.help) for kind in collector.reading_kinds(True)]
 )
 def test_a_reading_has_a_valid_name_a_known_unit_and_a_help(name: str, unit: str, help: str) -> None:
     valid = documents.validator("observation").schema["$defs"]["name"]["pattern"]
@@ -1117,7 +1127,7 @@ def test_a_reading_has_a_valid_name_a_known_unit_and_a_help(name: str, unit: str
 
 
 def test_no_reading_stands_twice() -> None:
-    names = [kind.name for kind in collector.kinds(True)]
+    names = [kind.name for kind in collector.reading_kinds(True)]
     assert len(names) == len(set(names))
 
 
@@ -1134,7 +1144,7 @@ def test_no_reading_stands_twice() -> None:
     ],
 )
 def test_an_nvml_error_becomes_a_reason(code: int, expected: Absent) -> None:
-    assert collector.translate(pynvml.NVMLError(code)) == expected
+    assert translate(pynvml.NVMLError(code)) == expected
 
 
 # ---- counters of what keeps a GPU busy ----
@@ -1144,7 +1154,7 @@ import json, sys, time
 from collectors.base import Absent
 from collectors.nvml import NvmlCollector
 from collectors.nvml import gpm
-collector = NvmlCollector([0, 1], hold=True)
+collector = NvmlCollector([0, 1], keep_open=True)
 for later in sys.argv[2:]:
     with open(sys.argv[1], "a") as scenario:
         scenario.write(later)
@@ -1153,8 +1163,8 @@ for later in sys.argv[2:]:
         f"{name} {labels['gpu']}": f"{seen.status}: {seen.reason}" if isinstance(seen, Absent) else seen
         for name, readings in found.items() for labels, seen in readings
     }
-    print(json.dumps([told, collector._opened]))
-    time.sleep(gpm.LEAST_S)
+    print(json.dumps([told, collector._open_count]))
+    time.sleep(gpm.MIN_INTERVAL_S)
 """
 
 
@@ -1180,15 +1190,15 @@ def test_gpm_is_told_in_shares_and_bytes_at_every_collection(library: Path, tmp_
 @pytest.mark.parametrize(
     ("base", "line", "why"),
     [
-        ("direct-a100x4", "", "unsupported: the part has no GPM, which came with Hopper"),
+        ("direct-a100x4", "", "unsupported: the part has no GPM, which Hopper introduced"),
         ("healthy-h200x4", "GpmSupport=!3\n", NOT_SUPPORTED),
         (
             "healthy-h200x4",
             "GpmSample=!4\n",
-            "unsupported: the driver gives its counters to root alone (RmProfilingAdminOnly",
+            "unsupported: the driver restricts GPM to root (RmProfilingAdminOnly",
         ),
         ("healthy-h200x4", "GpmSample=!15\n", LOST),
-        ("healthy-h200x4", "GpmMetric.*=nan\n", "error: NVML: nan is no figure"),
+        ("healthy-h200x4", "GpmMetric.*=nan\n", "error: NVML: not a number: nan"),
     ],
 )
 def test_gpm_that_cannot_be_had_says_why_and_goes_on(
@@ -1216,9 +1226,9 @@ IN_BACKGROUND = """
 import json, sys, time
 from pathlib import Path
 from collectors.nvml import NvmlCollector
-from collectors.nvml import slow
-slow.SLOW_S = 0.2
-collector, scenario = NvmlCollector([0], hold=True), Path(sys.argv[1])
+from collectors.nvml import slow_readings
+slow_readings.REFRESH_S = 0.2
+collector, scenario = NvmlCollector([0], keep_open=True), Path(sys.argv[1])
 
 def replays():
     families = {family.name: family for family in collector.collect()}
@@ -1245,8 +1255,8 @@ def test_an_exporter_has_the_links_counters_read_in_the_background(library: Path
 def test_what_nobody_asked_for_in_a_long_time_is_read_at_once_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     now = [1000.0]
-    monkeypatch.setattr(slow, "_ask", lambda gpu: (asked.append(now[0]), [("gpu.energy", {}, now[0])])[1])
-    kept = slow.Slow(clock=lambda: now[0])
+    monkeypatch.setattr(slow_readings, "_read_all", lambda gpu: (asked.append(now[0]), [("gpu.energy", {}, now[0])])[1])
+    kept = slow_readings.SlowReadings(clock=lambda: now[0])
     gpu = Gpu(object())
     told = []
     for _ in range(3):  # scraped every half an hour
@@ -1264,8 +1274,8 @@ def test_what_the_driver_does_not_answer_goes_stale_and_is_not_asked_again(monke
             gate.wait()
         return [("gpu.energy", {}, now[0])]
 
-    monkeypatch.setattr(slow, "_ask", ask)
-    kept, told = slow.Slow(clock=lambda: now[0]), []
+    monkeypatch.setattr(slow_readings, "_read_all", ask)
+    kept, told = slow_readings.SlowReadings(clock=lambda: now[0]), []
     for _ in range(4):
         told.append(kept.read(Gpu(object()), wait=False)[0][2])
         now[0] += 400
@@ -1277,14 +1287,14 @@ def test_what_the_driver_does_not_answer_goes_stale_and_is_not_asked_again(monke
 
 
 def test_of_many_gpus_the_last_is_asked_while_there_is_time_to_answer() -> None:
-    gate, stuck = threading.Event(), dict[int, Answer[int]]()
+    gate, stuck = threading.Event(), dict[int, PendingCall[int]]()
 
     def ask(gpu: int) -> int:
         if gpu < 20:
             gate.wait()
         return gpu if not gate.wait(0.1) else -1
 
-    found = side_by_side({gpu: partial(ask, gpu) for gpu in range(21)}, 0.8, stuck)
+    found = call_with_deadline({gpu: partial(ask, gpu) for gpu in range(21)}, 0.8, stuck)
     gate.set()
     assert found[20] == 20
     assert set(stuck) == set(range(20))

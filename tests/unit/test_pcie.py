@@ -11,7 +11,7 @@ import pytest
 from collectors.base import Absent, Value, scope
 from collectors.pcie import PcieCollector
 from collectors.pcie.config import largest_bar
-from collectors.pcie.links import generation, total
+from collectors.pcie.links import parse_generation, parse_total
 from tests.fakes import links
 
 Seen = dict[tuple[str, str], Value | Absent]
@@ -19,9 +19,9 @@ GPU, HCA, DRIVE, NVSWITCH = links.GPUS[1], links.HCAS[1], links.DRIVES[1], links
 PORT = links.GPU_PORTS[1]
 
 
-def readings(root: Path, *, thorough: bool = True) -> Seen:
+def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
     """Every reading by its name and scope."""
-    collector = PcieCollector(root, thorough=thorough)
+    collector = PcieCollector(root, full_snapshot=full_snapshot)
     return {(family.name, scope(labels)): value for family in collector.collect() for labels, value in family.readings}
 
 
@@ -47,7 +47,7 @@ def of(address: str, **values: Value) -> Seen:
 
 def test_a_healthy_gpu_reads_in_full(root: Path) -> None:
     seen = {key: value for key, value in readings(root).items() if key[1] == f"pci={GPU}"}
-    none = Absent(status="unsupported", reason="no IOMMU looks after the device")
+    none = Absent(status="unsupported", reason="the device is in no IOMMU group")
     assert seen == of(
         GPU,
         generation=5,
@@ -92,7 +92,7 @@ def test_which_devices_are_looked_at() -> None:
 
 
 def test_a_scrape_reads_what_may_change_and_a_snapshot_the_rest_too(root: Path) -> None:
-    scrape, snapshot = readings(root, thorough=False), readings(root)
+    scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert scrape.items() <= snapshot.items()
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {
         "pcie.acs.enabled", "pcie.acs.redirected", "pcie.bar1.size", "pcie.iommu.enabled", "pcie.iommu.group",
@@ -157,12 +157,12 @@ def test_a_device_that_does_not_answer_is_an_error(root: Path) -> None:
     ("speed", "number"), [("2.5 GT/s", 1), ("5 GT/s", 2), ("32.0 GT/s PCIe", 5), ("64.0 GT/s PCIe", 6)]
 )
 def test_speeds_of_old_and_new_kernels(speed: str, number: int) -> None:
-    assert generation(speed) == number
+    assert parse_generation(speed) == number
 
 
 @pytest.mark.parametrize(("speed", "status"), [("Unknown", "unsupported"), ("", "unsupported"), ("3.0 GT/s", "error")])
 def test_no_speed(speed: str, status: str) -> None:
-    value = generation(speed)
+    value = parse_generation(speed)
     assert isinstance(value, Absent)
     assert value.status == status
 
@@ -197,7 +197,7 @@ def test_errors_of_either_end_are_counted_apart(root: Path, severity: str) -> No
 
 
 def test_errors_are_counters(root: Path) -> None:
-    names = {family.name for family in PcieCollector(root, thorough=True).collect() if family.counter}
+    names = {family.name for family in PcieCollector(root, full_snapshot=True).collect() if family.counter}
     assert names == {f"pcie.{end}aer.{kind}" for end in ("", "port.") for kind in ("correctable", "nonfatal", "fatal")}
 
 
@@ -211,7 +211,7 @@ def test_a_device_without_aer_is_unsupported(root: Path) -> None:
 @pytest.mark.parametrize("text", ["", "RxErr 4\n", "TOTAL_ERR_COR many\n"])
 def test_no_total(text: str) -> None:
     with pytest.raises(ValueError):
-        total(text)
+        parse_total(text)
 
 
 # ---- settings ----

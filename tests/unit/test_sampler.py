@@ -11,11 +11,11 @@ import pytest
 
 from agent.exporter.sampler import BUCKETS, Samples
 from collectors.base import Absent
-from collectors.nvml import Beat, Bounds
+from collectors.nvml import GpuLimits, GpuSample
 from tests.fakes import nvml
 
-H200 = Bounds(uuid="GPU-1", power_limit=700.0, clock_max=1980e6)
-AT_WORK = Beat(power=665.0, clock=1980e6, temperature=60.0, reasons=0, memory_clock=3201e6)
+H200 = GpuLimits(uuid="GPU-1", power_limit=700.0, clock_max=1980e6)
+AT_WORK = GpuSample(power=665.0, clock=1980e6, temperature=60.0, reasons=0, memory_clock=3201e6)
 DIP = AT_WORK._replace(power=280.0, clock=990e6, reasons=0x4)
 LOST = Absent(status="error", reason="NVML: GPU is lost")
 
@@ -34,7 +34,7 @@ def told(samples: Samples) -> Told:
     return found
 
 
-def sampled(*beats: Beat | Absent, bounds: Bounds | Absent = H200, window_s: float = 100.0) -> Samples:
+def sampled(*beats: GpuSample | Absent, bounds: GpuLimits | Absent = H200, window_s: float = 100.0) -> Samples:
     """A GPU that showed these, a tenth of a second apart, until now."""
     samples, now = Samples(0, window_s), time.monotonic()
     samples.know(now, bounds)
@@ -90,7 +90,7 @@ def test_a_lost_gpu_keeps_its_counts_and_tells_no_figures() -> None:
 
 
 def test_a_gpu_without_a_limit_has_no_share_of_it() -> None:
-    found = told(sampled(AT_WORK, bounds=Bounds("GPU-1", 0.0, 1980e6)))
+    found = told(sampled(AT_WORK, bounds=GpuLimits("GPU-1", 0.0, 1980e6)))
     assert (found["power_of_limit_ratio_count"], found["clock_sm_of_max_ratio_count"]) == (0, 1)
 
 

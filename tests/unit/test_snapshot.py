@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sampling.snapshot import Reading, collect, identities, now, take
+from agent.sampling.snapshot import Stuck, collect, identities, now, take
 from collectors.base import HOST, Absent, Family
 from schemas import documents
 from schemas.records import Record, Snapshot, record_from_json, to_json
@@ -106,7 +106,7 @@ def test_the_last_is_asked_while_there_is_time_to_answer(gate: threading.Event) 
 
 
 def test_a_collector_that_still_blocks_is_not_started_again(gate: threading.Event) -> None:
-    stuck: dict[str, Reading] = {}
+    stuck: Stuck = {}
     collectors = [Fake("stuck", blocked(gate)), Fake("good", load)]
     collect(collectors, 0.1, stuck)
     threads = threading.active_count()

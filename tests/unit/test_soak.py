@@ -24,7 +24,7 @@ from agent.soak.aggregate import few_launches, few_snapshots, folded
 from agent.soak.soak import carry_out
 from agent.soak.soak_run import CHECKPOINT, SoakRun
 from collectors.base import Absent
-from collectors.nvml import Beat
+from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
 from fleet.judge.drift import course
 from fleet.judge.judge import judge
@@ -122,7 +122,7 @@ def test_clock_that_is_held_down_for_heat_is_told_apart_from_the_power_limit() -
     recorder = Recorder()
     for at in range(100):
         hot = 0x40 if 50 <= at < 60 else 0
-        recorder.beats(at, {0: Beat(690.0, 1.5e9, 60.0, 0x4 | hot, 2.6e9)})
+        recorder.beats(at, {0: GpuSample(690.0, 1.5e9, 60.0, 0x4 | hot, 2.6e9)})
     recorder.beats(100, {0: Absent(status="error", reason="GPU is lost")})
     found = {(one.name, one.scope): one for one in recorder.timeline().series}
     assert sum(found["gpu.throttle.active", "gpu=0,reason=other"].mean) == 10
@@ -493,7 +493,7 @@ def launch(number, span):
     time.sleep(1.2)
     return run.add(launches=[builders.launch(SOAK, ("h1",))])
 
-record = carry_out(run, launch, collectors.start([0, 1, 2, 3], root=directory), lambda line: None)
+record = carry_out(run, launch, collectors.build_collectors([0, 1, 2, 3], root=directory), lambda line: None)
 print(json.dumps(to_json(record)["soak"]))
 """
 
@@ -677,7 +677,7 @@ def test_drift_of_a_soak_of_minutes_is_told_as_not_judged(plan: Plan) -> None:
     report = merge(short, left, read_packs([]))
     assert report.decision == "accepted"
     assert (
-        "Drift: NOT JUDGED for stress.throughput (too short a soak: an hour and more tells)"
+        "Drift: NOT JUDGED for stress.throughput (the soak is too short: drift needs an hour or more)"
         in report.acceptance.summary
     )
 

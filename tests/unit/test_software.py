@@ -9,10 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from collectors import programs
 from collectors.base import HOST, Absent, Value
-from collectors.host import programs
-from collectors.host.files import MissingError
-from collectors.software import SoftwareCollector, is_open, module_version, release, toolkit_version
+from collectors.files import MissingError
+from collectors.software import SoftwareCollector, is_open_module, module_version, release_field, toolkit_version
 from tests.fakes import host
 
 Seen = dict[str, Value | Absent]
@@ -22,8 +22,8 @@ PROPRIETARY = (
 LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 
 
-def readings(root: Path, *, thorough: bool = True) -> Seen:
-    families = list(SoftwareCollector(root, thorough).collect())
+def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
+    families = list(SoftwareCollector(root, full_snapshot).collect())
     assert all([labels for labels, _ in family.readings] == [HOST] for family in families)
     return {family.name.removeprefix("software."): family.readings[0][1] for family in families}
 
@@ -59,7 +59,7 @@ def test_a_host_reads_in_full(healthy: Seen) -> None:
 def test_a_scrape_starts_no_program(tmp_path: Path) -> None:
     root = host.tree(tmp_path / "host")
     host.program(root / "usr/bin/nv-fabricmanager", f"touch {tmp_path}/started")
-    names = readings(root, thorough=False)
+    names = readings(root, full_snapshot=False)
     assert "driver_library.matches" in names
     assert "fabric_manager.version" not in names
     assert not (tmp_path / "started").exists()
@@ -134,26 +134,26 @@ def test_this_machine_reads_without_an_error() -> None:
 @pytest.mark.parametrize(
     ("does", "reason"),
     [
-        ("exit 3", "tool --version ended with 3: ''"),
-        ("echo broken >&2; exit 1", "tool --version ended with 1: 'broken'"),
+        ("exit 3", "tool --version: exit code 3, no version in ''"),
+        ("echo broken >&2; exit 1", "tool --version: exit code 1, no version in 'broken'"),
         ("exec sleep 10", "tool --version: no answer within 0.3 s"),
     ],
 )
 def test_a_program_that_does_not_tell(tmp_path: Path, does: str, reason: str) -> None:
     host.program(tmp_path / "usr/bin/tool", does)
-    assert programs.version(tmp_path, "tool", r"version (\S+)", 0.3) == Absent(status="error", reason=reason)
+    assert programs.program_version(tmp_path, "tool", r"version (\S+)", 0.3) == Absent(status="error", reason=reason)
 
 
 def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
     host.program(tmp_path / "usr/sbin/tool", "")
     (tmp_path / "usr/sbin/tool").write_bytes(os.urandom(16))
-    told = programs.version(tmp_path, "tool", r"version (\S+)")
+    told = programs.program_version(tmp_path, "tool", r"version (\S+)")
     assert isinstance(told, Absent)
     assert told.status == "error"
 
 
 def test_no_program_is_no_error(tmp_path: Path) -> None:
-    assert programs.version(tmp_path, "tool", "x") == Absent(status="unsupported", reason="no tool")
+    assert programs.program_version(tmp_path, "tool", "x") == Absent(status="unsupported", reason="no tool")
 
 
 # ---- parsers ----
@@ -169,7 +169,7 @@ def test_no_program_is_no_error(tmp_path: Path) -> None:
 )
 def test_the_kernel_module(text: str, version: str, opened: bool) -> None:
     assert module_version(text) == version
-    assert is_open(text) is opened
+    assert is_open_module(text) is opened
 
 
 def test_the_toolkit() -> None:
@@ -184,12 +184,12 @@ def test_the_toolkit() -> None:
     ],
 )
 def test_the_operating_system(text: str, key: str, value: str) -> None:
-    assert release(text, key) == value
+    assert release_field(text, key) == value
 
 
 def test_an_operating_system_without_a_version() -> None:
     with pytest.raises(MissingError):
-        release("ID=arch\n", "VERSION_ID")
+        release_field("ID=arch\n", "VERSION_ID")
 
 
 def test_a_library_that_links_to_the_link_with_the_version(tmp_path: Path) -> None:

@@ -13,9 +13,9 @@ from typing import cast
 import pytest
 
 from collectors.base import Absent, Value, scope
-from collectors.storage import StorageCollector, health, mounts, read_only_under, smart_log
-from collectors.storage.mounts import local
-from collectors.storage.nvme import UnsupportedLogError, families
+from collectors.storage import StorageCollector
+from collectors.storage.mounts import is_read_only, local_mounts, parse_mounts
+from collectors.storage.nvme import UnsupportedLogError, health_families, parse_log, read_smart_log
 from tests.fakes import host
 
 Seen = dict[str, Value | Absent]
@@ -48,7 +48,7 @@ def readings(
     statvfs: Callable[[Path], os.statvfs_result] = space,
 ) -> Seen:
     """`name scope` -> the reading."""
-    collector = StorageCollector(root, thorough=True, read_log=read_log, statvfs=statvfs)
+    collector = StorageCollector(root, full_snapshot=True, read_log=read_log, statvfs=statvfs)
     return {
         f"{family.name} {scope(labels)}": value for family in collector.collect() for labels, value in family.readings
     }
@@ -79,7 +79,7 @@ def test_a_host_reads_in_full(healthy: Seen) -> None:
         "storage.mount.read_only mount=_": False,
         "storage.mount.read_only mount=_scratch_data": False,
         "storage.mount.errors mount=_": 0,
-        "storage.mount.errors mount=_scratch_data": Absent(status="unsupported", reason="xfs keeps no such count"),
+        "storage.mount.errors mount=_scratch_data": Absent(status="unsupported", reason="xfs has no error count"),
     }
     assert {name.removesuffix(" disk=nvme0n1"): value for name, value in healthy.items() if name.endswith("nvme0n1")} == {
         "storage.disk.online": True,
@@ -180,7 +180,7 @@ def test_a_file_system_that_cannot_be_asked(tmp_path: Path, healthy: Seen) -> No
 
 
 def test_this_machine_reads_without_an_error() -> None:
-    collector = StorageCollector(thorough=not os.geteuid())
+    collector = StorageCollector(full_snapshot=not os.geteuid())
     told = [value for family in collector.collect() for _, value in family.readings]
     assert [value for value in told if isinstance(value, Absent) and value.status == "error"] == []
 
@@ -199,14 +199,14 @@ def test_this_machine_reads_without_an_error() -> None:
     ],
 )
 def test_one_field_of_the_log(fields: dict[str, int], name: str, value: Value) -> None:
-    before, after = health(log()), health(log(**fields))
+    before, after = parse_log(log()), parse_log(log(**fields))
     assert {key: seen for key, seen in after.items() if before[key] != seen} == {name: value}
 
 
 @pytest.mark.parametrize("page", [b"", log()[:511], bytes(512)])
 def test_a_log_that_is_none(page: bytes) -> None:
     with pytest.raises(ValueError, match="no health log"):
-        health(page)
+        parse_log(page)
 
 
 @pytest.mark.parametrize(
@@ -215,7 +215,7 @@ def test_a_log_that_is_none(page: bytes) -> None:
         (PermissionError(13, "Permission denied"), "error", "/dev/nvme0n1: Permission denied"),
         (OSError(0, "NVMe status 0x6"), "error", "/dev/nvme0n1: NVMe status 0x6"),
         (UnsupportedLogError(0, "no such log"), "unsupported", "nvme0n1: no such log"),
-        (FileNotFoundError(2, "No such file"), "unsupported", "no /dev/nvme0n1 here"),
+        (FileNotFoundError(2, "No such file"), "unsupported", "no /dev/nvme0n1 in this container"),
     ],
 )
 def test_a_disk_that_gives_no_log(tmp_path: Path, healthy: Seen, raised: OSError, status: str, reason: str) -> None:
@@ -238,7 +238,7 @@ def test_a_disk_that_does_not_answer_costs_its_own_log_only(tmp_path: Path) -> N
         return log()
 
     began = time.monotonic()
-    told = list(families(tmp_path, ["nvme0n1", "nvme1n1", "nvme2n1"], read, deadline_s=0.2))
+    told = list(health_families(tmp_path, ["nvme0n1", "nvme1n1", "nvme2n1"], read, deadline_s=0.2))
     assert time.monotonic() - began < 2
     gate.set()
     late = Absent(status="error", reason="no answer within 0.2 s")
@@ -248,15 +248,15 @@ def test_a_disk_that_does_not_answer_costs_its_own_log_only(tmp_path: Path) -> N
 def test_what_is_no_nvme_disk_refuses_the_command(tmp_path: Path) -> None:
     (tmp_path / "nvme0n1").write_bytes(log())
     with pytest.raises(OSError, match="Inappropriate ioctl"):
-        smart_log(tmp_path / "nvme0n1")
+        read_smart_log(tmp_path / "nvme0n1")
 
 
 # ---- mounts ----
 
 
 def test_every_local_file_system_stands_once() -> None:
-    found = local(mounts(host.FILES["proc/self/mountinfo"]))
-    assert [(mount.place, mount.kind, mount.source) for mount in found] == [
+    found = local_mounts(parse_mounts(host.FILES["proc/self/mountinfo"]))
+    assert [(mount.target, mount.kind, mount.source) for mount in found] == [
         ("/", "ext4", "/dev/md0"),
         ("/scratch data", "xfs", "/dev/nvme2n1"),
     ]
@@ -283,10 +283,10 @@ def test_single_files_of_a_container_are_no_file_systems(tmp_path: Path) -> None
     ],
 )
 def test_where_a_host_keeps_its_state(lines: str, read_only: bool) -> None:
-    assert read_only_under(mounts(lines), "/var") is read_only
+    assert is_read_only(parse_mounts(lines), "/var") is read_only
 
 
 @pytest.mark.parametrize("text", ["nonsense\n", "1 0 8:1 / / rw ext4 /dev/sda1 rw\n"])
 def test_what_is_no_mount(text: str) -> None:
-    with pytest.raises(ValueError, match="not a mount"):
-        mounts(text)
+    with pytest.raises(ValueError, match="not a line of mountinfo"):
+        parse_mounts(text)

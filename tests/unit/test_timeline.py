@@ -14,7 +14,7 @@ import pytest
 from agent.run.work_directory import begun
 from agent.sampling.telemetry import PERIOD_S, Telemetry
 from collectors.base import Absent
-from collectors.nvml import Beat
+from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
 from fleet.report.hosts import without_measurements
 from fleet.report.html import pages
@@ -42,10 +42,12 @@ class Fed(Telemetry):
         self._began = 0.0
 
 
-def beat(at: float, index: int = 0) -> Beat:
+def beat(at: float, index: int = 0) -> GpuSample:
     """A GPU at work in the middle of each minute, and 345 MHz and 75 W else."""
     works = 20 <= at % 60 < 40
-    return Beat(690.0 + 7 * (at % 1) + index if works else 75.0, 1.755e9 if works else 3.45e8, 30 + at % 60, 0, 2.6e9)
+    return GpuSample(
+        690.0 + 7 * (at % 1) + index if works else 75.0, 1.755e9 if works else 3.45e8, 30 + at % 60, 0, 2.6e9
+    )
 
 
 def fed(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **over: Any) -> Trace:
@@ -97,8 +99,8 @@ def test_as_few_buckets_however_long_the_launch(seconds: int, least: int) -> Non
 def test_eight_gpus_add_little_to_a_record() -> None:
     """Under a load that never rests: each word has a spread, the longest there is."""
 
-    def restless(at: float) -> Beat:
-        return Beat(500 + 190 * (at * 20 % 2), 1.4e9 + 5.8e8 * (at * 20 % 2), 55 + at * 20 % 2, 0, 2.6e9)
+    def restless(at: float) -> GpuSample:
+        return GpuSample(500 + 190 * (at * 20 % 2), 1.4e9 + 5.8e8 * (at * 20 % 2), 55 + at * 20 % 2, 0, 2.6e9)
 
     trace = fed(47, gpus=8, **{f"gpu{index}": restless for index in range(8)})
     assert all(len(words.split()) == 47 for gpu in trace.gpus.values() for words in gpu.values())
@@ -206,7 +208,7 @@ rank = f'''
 import json, sys, time
 from pathlib import Path
 from tests.fakes import nvml
-begun = {{"gemm": time.monotonic(), "roll call": time.monotonic()}}
+begun = {{"gemm": time.monotonic(), "readiness check": time.monotonic()}}
 time.sleep(3)
 nvml.write(Path({scenario!r}), "healthy-h200x4", "gpu.1.*=!15")
 begun["stress"] = time.monotonic()
@@ -249,19 +251,19 @@ def test_supervisor_keeps_what_the_driver_told_it_while_the_ranks_ran(tmp_path: 
     assert 2.9 <= trace["began_s"]["stress"] - trace["began_s"]["gemm"] < 10
 
 
-def test_ranks_tell_when_each_benchmark_began(tmp_path: Path) -> None:
+def test_start_times_of_benchmarks_are_read(tmp_path: Path) -> None:
     before = time.monotonic()
     for number in (1, 0):
         rank = context(tmp_path, rank=number)
-        for name in ("gemm", "roll call", "collective"):
+        for name in ("gemm", "readiness check", "collective"):
             rank.begin(name)
             time.sleep(0.01)
-        rank.phase("end", 0)
+        rank.set_phase("end", 0)
     (tmp_path / "rank2.state.json").write_text('{"begun": {"stress": "soon", "gemm": 1e300}}')
     (tmp_path / "rank3.state.json").write_text('{"begun": ["stress"]}')
-    found = begun(tmp_path, range(5))
-    assert list(found) == ["gemm", "collective"]
-    assert before <= found["gemm"] < found["collective"] < before + 5
+    starts = begun(tmp_path, range(5))
+    assert list(starts) == ["gemm", "collective"]
+    assert before <= starts["gemm"] < starts["collective"] < before + 5
 
 
 def test_benchmark_that_begins_after_all_is_over_began_nowhere() -> None:

@@ -16,7 +16,7 @@ import pytest
 from collectors import kernel_log
 from collectors.base import Absent, scope
 from collectors.kernel_log import message
-from collectors.xid import XidCollector, address, sxid, xid
+from collectors.xid import XidCollector, parse_sxid, parse_xid, sysfs_address
 from fleet.judge.criteria import Criterion, read_pack, read_packs
 from fleet.judge.judge import Evidence, judge
 from schemas.records import Metric
@@ -34,8 +34,8 @@ def readings(collector: XidCollector) -> dict[str, dict[str, object]]:
     return {family.name: {scope(labels): value for labels, value in family.readings} for family in collector.collect()}
 
 
-def read(log: Path, *commands: Sequence[str], thorough: bool = False) -> dict[str, dict[str, object]]:
-    return readings(XidCollector(log, thorough, commands))
+def read(log: Path, *commands: Sequence[str], full_snapshot: bool = False) -> dict[str, dict[str, object]]:
+    return readings(XidCollector(log, full_snapshot, commands))
 
 
 def told(tmp_path: Path, *lines: str) -> Sequence[str]:
@@ -81,7 +81,7 @@ def test_the_time_of_a_line_is_read_in_every_form() -> None:
     ],
 )
 def test_the_lines_that_are_an_xid(line: str, found: tuple[str, str] | None) -> None:
-    assert xid(message(line)) == found
+    assert parse_xid(message(line)) == found
 
 
 @pytest.mark.parametrize(
@@ -99,12 +99,12 @@ def test_the_lines_that_are_an_xid(line: str, found: tuple[str, str] | None) -> 
 )
 def test_an_sxid_counts_once_with_what_the_driver_calls_it(said: str, found: tuple[str, str] | None) -> None:
     line = f"[131453.740743] nvidia-nvswitch0: SXid (PCI:0000:C1:00.0): {said}"
-    assert sxid(message(line)) == (found and ("0000:c1:00.0", *found))
+    assert parse_sxid(message(line)) == (found and ("0000:c1:00.0", *found))
 
 
 def test_addresses_are_spelt_as_sysfs_spells_them() -> None:
-    assert address("0000:5D:00") == "0000:5d:00.0"
-    assert address("0000:C1:00.0") == "0000:c1:00.0"
+    assert sysfs_address("0000:5D:00") == "0000:5d:00.0"
+    assert sysfs_address("0000:C1:00.0") == "0000:c1:00.0"
 
 
 # ---- the log ----
@@ -203,16 +203,16 @@ def kernel(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | OSError]) -> l
     return closed
 
 
-@pytest.mark.parametrize("thorough", [False, True])
+@pytest.mark.parametrize("full_snapshot", [False, True])
 def test_records_overwritten_before_they_were_read_are_passed_over_and_told(
-    monkeypatch: pytest.MonkeyPatch, thorough: bool
+    monkeypatch: pytest.MonkeyPatch, full_snapshot: bool
 ) -> None:
     answers = [BOOT.encode(), FALLEN.encode(), BrokenPipeError(), FALLEN.encode(), BlockingIOError()]
     closed = kernel(monkeypatch, answers)
-    found = read(Path("/dev/kmsg"), thorough=thorough)
+    found = read(Path("/dev/kmsg"), full_snapshot=full_snapshot)
     assert found["xid.count"] == {"pci=0000:5d:00.0,xid=79": 2}
     assert found["xid.log_complete"] == {"host": False}
-    assert closed == ([99] if thorough else [])
+    assert closed == ([99] if full_snapshot else [])
 
 
 def test_a_scrape_that_fails_begins_again_without_counting_twice(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -226,15 +226,15 @@ def test_a_scrape_that_fails_begins_again_without_counting_twice(monkeypatch: py
     assert readings(collector)["xid.count"] == {"pci=0000:5d:00.0,xid=79": 1}
 
 
-@pytest.mark.parametrize("thorough", [False, True])
-def test_a_log_that_cannot_be_read_is_an_error_not_a_zero(tmp_path: Path, thorough: bool) -> None:
+@pytest.mark.parametrize("full_snapshot", [False, True])
+def test_a_log_that_cannot_be_read_is_an_error_not_a_zero(tmp_path: Path, full_snapshot: bool) -> None:
     for log, why in (
         (tmp_path / "kmsg", "No such file or directory"),
         (tmp_path, "Is a directory"),
-        (Path(os.devnull), "it holds nothing, not even the boot: no log of the kernel"),
+        (Path(os.devnull), "empty, without even the boot messages: not a kernel log"),
     ):
         absent = {"host": Absent(status="error", reason=f"{log}: {why}")}
-        found = {name: values for name, values in read(log, thorough=thorough).items() if values}
+        found = {name: values for name, values in read(log, full_snapshot=full_snapshot).items() if values}
         assert found == dict.fromkeys(("xid.last_seen", "xid.log_complete", "sxid.last_seen"), absent)
 
 
@@ -263,7 +263,7 @@ JOURNAL = (
 def test_a_snapshot_asks_the_journal_for_what_the_buffer_lost_and_counts_nothing_twice(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text(LATE + "4,7002,93000500000,-;NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")
-    found = read(log, told(tmp_path, *JOURNAL), thorough=True)
+    found = read(log, told(tmp_path, *JOURNAL), full_snapshot=True)
     assert found["xid.count"] == {"pci=0000:4c:00.0,xid=48": 1, "pci=0000:5d:00.0,xid=79": 1}
     assert found["xid.log_complete"] == {"host": True}
 
@@ -278,24 +278,24 @@ def test_a_scrape_starts_no_process(tmp_path: Path) -> None:
 def test_a_buffer_that_reaches_back_to_the_boot_is_enough(tmp_path: Path) -> None:
     log, trace = tmp_path / "kmsg", tmp_path / "started"
     log.write_text(BOOT + LATE)
-    assert read(log, ("touch", str(trace)), thorough=True)["xid.log_complete"] == {"host": True}
+    assert read(log, ("touch", str(trace)), full_snapshot=True)["xid.log_complete"] == {"host": True}
     assert not trace.exists()
 
 
 def test_where_the_buffer_is_refused_the_first_command_that_tells_anything_is_believed(tmp_path: Path) -> None:
     none, fails = (sys.executable, "-c", ""), (sys.executable, "-c", "raise SystemExit('not permitted')")
     commands = (("no-such-program",), none, fails, told(tmp_path, *JOURNAL[1:]))
-    found = read(tmp_path / "kmsg", *commands, thorough=True)
+    found = read(tmp_path / "kmsg", *commands, full_snapshot=True)
     assert found["xid.count"] == {"pci=0000:4c:00.0,xid=48": 1, "pci=0000:5d:00.0,xid=79": 1}
     assert found["xid.last_seen"] == {"host": 93000.5}
     assert found["xid.log_complete"] == {"host": False}
 
 
 def test_where_nothing_tells_the_log_the_error_says_what_was_tried(tmp_path: Path) -> None:
-    (why,) = read(tmp_path / "kmsg", ("no-such-program",), ("true",), thorough=True)["xid.last_seen"].values()
+    (why,) = read(tmp_path / "kmsg", ("no-such-program",), ("true",), full_snapshot=True)["xid.last_seen"].values()
     assert isinstance(why, Absent)
     assert why.reason.endswith(
-        "kmsg: No such file or directory; neither no-such-program nor true told the kernel's log"
+        "kmsg: No such file or directory; neither no-such-program nor true returned the kernel log"
     )
 
 

@@ -122,13 +122,13 @@ class Reader:
         self._program.communicate(timeout=30)
 
     def take(
-        self, base: str, *lines: str | bytes, devices: Iterable[int] = (), thorough: bool = True
+        self, base: str, *lines: str | bytes, devices: Iterable[int] = (), full_snapshot: bool = True
     ) -> dict[str, Any]:
         """The `snapshot`, and the `gpus` that it names, of the scenario `base` with these lines over it."""
         write(self._scenario, base, *lines)
         assert self._program.stdin
         assert self._program.stdout
-        self._program.stdin.write(json.dumps([list(devices), thorough]) + "\n")
+        self._program.stdin.write(json.dumps([list(devices), full_snapshot]) + "\n")
         self._program.stdin.flush()
         taken: dict[str, Any] = json.loads(self._program.stdout.readline())
         return taken

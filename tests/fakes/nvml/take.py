@@ -16,12 +16,12 @@ from schemas.records import to_json
 
 
 @cache
-def collector(thorough: bool, *devices: int) -> NvmlCollector:
+def collector(full_snapshot: bool, *devices: int) -> NvmlCollector:
     """One collector for each choice of devices; none chosen: all."""
-    return NvmlCollector(devices or None, thorough)
+    return NvmlCollector(devices or None, full_snapshot)
 
 
 for line in sys.stdin:
-    devices, thorough = json.loads(line)
-    snapshot, gpus = take([collector(thorough, *devices)], stage="preflight", phase="before")
+    devices, full_snapshot = json.loads(line)
+    snapshot, gpus = take([collector(full_snapshot, *devices)], stage="preflight", phase="before")
     print(json.dumps({"snapshot": to_json(snapshot), "gpus": [to_json(gpu) for gpu in gpus]}), flush=True)

@@ -1,0 +1,64 @@
+"""Run several calls side by side under one deadline: a call that blocks costs the others next to nothing."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping, MutableMapping
+from typing import Any, Generic, TypeVar
+
+from collectors.base import Absent, ReadingError
+
+K = TypeVar("K")
+T = TypeVar("T")
+STAGGER_S = 0.05
+"""Time after which the next call starts beside one that still runs. All at once they fight for the interpreter and take twice
+the CPU time, and the driver serves one call after the other anyway."""
+
+
+class PendingCall(threading.Thread, Generic[T]):
+    """A call in a thread of its own. The thread is a daemon: a call that never returns must not keep the process alive."""
+
+    def __init__(self, function: Callable[[], T]) -> None:
+        super().__init__(daemon=True)
+        self._function = function
+        self.value: T | Absent = Absent.error("no answer")
+        self.start()
+
+    def run(self) -> None:
+        try:
+            self.value = self._function()
+        except ReadingError as error:
+            self.value = error.absent
+        except Exception as error:  # noqa: BLE001 - a failure is the result of this call alone, and keeps its name
+            self.value = Absent.error(f"{type(error).__name__}: {error}")
+
+
+def call_with_deadline(
+    functions: Mapping[K, Callable[[], T]],
+    deadline_s: float,
+    stuck: MutableMapping[K, PendingCall[Any]] | None = None,
+) -> dict[K, T | Absent]:
+    """Return the result of each function, or the reason why there is none.
+
+    Args:
+        functions: by what they read, e.g. the index of a GPU.
+        deadline_s: for all of them together.
+        stuck: calls that are past their deadline; the caller keeps it from one use to the next. A function whose earlier call
+            still runs is not called again.
+    """
+    stuck = {} if stuck is None else stuck
+    for key in [key for key, call in stuck.items() if not call.is_alive()]:
+        del stuck[key]
+    end = time.monotonic() + deadline_s
+    stagger_s = min(STAGGER_S, deadline_s / 2 / max(1, len(functions)))  # the last call still has half the deadline
+    calls: dict[K, PendingCall[T]] = {}
+    for key in [key for key in functions if key not in stuck]:
+        calls[key] = PendingCall(functions[key])
+        calls[key].join(stagger_s)
+    for key, call in calls.items():
+        call.join(max(0.0, end - time.monotonic()))
+        if call.is_alive():
+            stuck[key] = call
+    late = Absent.error(f"no answer within {deadline_s:g} s")
+    return {key: late if key in stuck else calls[key].value for key in functions}

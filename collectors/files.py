@@ -1,0 +1,151 @@
+"""Small files of /proc, /sys and /etc under a root directory: read fast, and with a reason if one cannot be read."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+from collectors.base import Absent
+
+T = TypeVar("T")
+_BLOCK_BYTES = 65536
+_MOUNT_MARKERS = {"proc": "proc/sys", "sys": "sys/devices"}
+"""A path that exists if the file system is mounted: only then does a missing file mean that the kernel has none."""
+_MISSING = (errno.ENOENT, errno.ENOTDIR)
+_REFUSED = (errno.EINVAL, errno.EOPNOTSUPP)
+_NOT_SUPPORTED = (errno.EOPNOTSUPP, errno.ENODEV, errno.ENXIO)
+
+
+class MissingError(LookupError):
+    """Raised by a parser: this kernel, driver or firmware does not have the value."""
+
+
+class Files:
+    """The files under `root`. Paths are relative to it; reasons show them with a leading slash.
+
+    With `cached`, a file that several readings need is read once: for an object that serves one collection.
+    """
+
+    def __init__(self, root: Path, *, cached: bool = False) -> None:
+        # Strings, not Path objects: a scrape reads hundreds of files, and joining Paths costs as much as reading.
+        self._prefix = f"{root}".rstrip("/") + "/"
+        self._cache: dict[tuple[str, int], str] | None = {} if cached else None
+
+    def path(self, path: str) -> Path:
+        """Return the full path, under the root."""
+        return Path(self._prefix + path)
+
+    def text(self, path: str, *, max_bytes: int = -1) -> str:
+        """Return the content of a file without surrounding white space. Raises OSError."""
+        if self._cache is None:
+            return self._content(path, max_bytes)
+        if (path, max_bytes) not in self._cache:
+            self._cache[path, max_bytes] = self._content(path, max_bytes)
+        return self._cache[path, max_bytes]
+
+    def _content(self, path: str, max_bytes: int) -> str:
+        descriptor = self.open(path)
+        content = b""
+        try:
+            while block := os.read(descriptor, max_bytes if max_bytes > 0 else _BLOCK_BYTES):
+                content += block
+                # A file of /sys comes whole in one read; /proc hands out long files in pieces.
+                if max_bytes > 0 or (path.startswith("sys/") and len(block) < _BLOCK_BYTES):
+                    break
+        finally:
+            os.close(descriptor)
+        return content.decode(errors="replace").strip()
+
+    def read(
+        self, path: str, parse: Callable[[str], T], *, missing: str = "", refused: str = "", max_bytes: int = -1
+    ) -> T | Absent:
+        """Return what `parse` makes of a file.
+
+        Without `missing` and `refused`, a missing file and a device without the feature are `unsupported`. So is a file for
+        which `parse` raises MissingError. Every other failure is an `error`.
+
+        Args:
+            parse: may raise ValueError or LookupError.
+            missing: why this hardware or kernel may lack the file.
+            refused: why the file may answer with EINVAL or EOPNOTSUPP.
+        """
+        try:
+            return parse(self.text(path, max_bytes=max_bytes))
+        except OSError as error:
+            return self._unread(path, error, missing, refused)
+        except MissingError as error:
+            return Absent.unsupported(f"/{path}: {error}")
+        except (ValueError, LookupError) as error:
+            return Absent.error(f"/{path}: {error}")
+
+    def required(self, path: str, parse: Callable[[str], T], *, refused: str = "", max_bytes: int = -1) -> T | Absent:
+        """Return the same as `read` for a file that must exist: if it is missing, that is an `error`."""
+        value = self.read(path, parse, missing="missing", refused=refused, max_bytes=max_bytes)
+        if value == Absent.unsupported("missing"):
+            return Absent.error(f"/{path}: {os.strerror(errno.ENOENT)}")
+        return value
+
+    def _unread(self, path: str, error: OSError, missing: str, refused: str) -> Absent:
+        if error.errno in _MISSING:
+            return Absent.unsupported(missing) if missing else self._missing(path)
+        if refused and error.errno in _REFUSED:
+            return Absent.unsupported(refused)
+        supported = missing or refused or error.errno not in _NOT_SUPPORTED
+        return Absent(status="error" if supported else "unsupported", reason=f"/{path}: {error.strerror}")
+
+    def _missing(self, path: str) -> Absent:
+        top = path.split("/")[0]
+        if top in _MOUNT_MARKERS and not self.exists(_MOUNT_MARKERS[top]):
+            return Absent.error(f"/{path}: /{top} is not mounted")
+        return Absent.unsupported(f"no /{path}")
+
+    def names(self, path: str) -> list[str]:
+        """Return the sorted entries of a directory. Raises OSError."""
+        with os.scandir(self._prefix + path) as entries:
+            return sorted(entry.name for entry in entries)
+
+    def matching(self, path: str, pattern: str, none: str) -> list[str] | Absent:
+        """Return the matching entries of a directory, 2 before 10; `unsupported` with the reason `none` if there are none."""
+        try:
+            names = [name for name in self.names(path) if re.fullmatch(pattern, name)]
+        except (FileNotFoundError, NotADirectoryError):
+            absent = self._missing(path)
+            return Absent.unsupported(none) if absent.status == "unsupported" else absent
+        except OSError as error:
+            return Absent.error(f"/{path}: {error.strerror}")
+        return sorted(names, key=lambda name: (len(name), name)) or Absent.unsupported(none)
+
+    def glob(self, pattern: str) -> list[str]:
+        """Return the sorted paths that match a pattern."""
+        root = Path(self._prefix)
+        return sorted(str(path.relative_to(root)) for path in root.glob(pattern))
+
+    def exists(self, path: str) -> bool:
+        """Return whether the path exists, as far as this process may see."""
+        return os.access(self._prefix + path, os.F_OK)
+
+    def target(self, path: str) -> str:
+        """Return the target of a symbolic link as written. Raises OSError."""
+        return str(Path(self._prefix + path).readlink())
+
+    def target_name(self, path: str) -> str | Absent:
+        """Return the last part of a symbolic link's target: an address, a driver."""
+        try:
+            return self.target(path).rpartition("/")[2]
+        except OSError as error:
+            return Absent.error(f"/{path}: {error.strerror}")
+
+    def open(self, path: str) -> int:
+        """Return a descriptor for reading, which the caller closes. Raises OSError."""
+        return os.open(self._prefix + path, os.O_RDONLY | os.O_CLOEXEC)
+
+
+def nonempty(text: str) -> str:
+    """Return the text. Raises MissingError if it is empty."""
+    if not text:
+        raise MissingError("empty")
+    return text

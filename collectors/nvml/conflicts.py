@@ -1,0 +1,52 @@
+"""Conflicts with a measurement: MIG, and processes of others on the GPUs."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from contextlib import suppress
+from typing import Any
+
+import pynvml as nvml
+
+from collectors.base import Absent
+from collectors.nvml.calls import decode, try_read
+
+MAX_CONFLICTS, MAX_NAME = 16, 64
+"""Conflicts to report, and characters of a process's name: a busy host has hundreds of processes, and a name may be a path."""
+
+
+def gpu_conflicts(devices: Iterable[int], *, share: bool = False) -> list[str]:
+    """Return what would distort figures of these GPUs: MIG, and other processes unless the measurement may `share` the GPUs.
+
+    A GPU that does not answer is not a conflict: the collector reports it.
+    """
+    try:
+        nvml.nvmlInit()
+    except nvml.NVMLError:
+        return []
+    try:
+        conflicts = [conflict for index in devices for conflict in _conflicts(index, share)]
+    finally:
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+    if len(conflicts) <= MAX_CONFLICTS:
+        return conflicts
+    return [*conflicts[:MAX_CONFLICTS], f"{len(conflicts) - MAX_CONFLICTS} more"]
+
+
+def _conflicts(index: int, share: bool) -> Iterator[str]:
+    gpu = try_read(lambda: nvml.nvmlDeviceGetHandleByIndex(index))
+    if isinstance(gpu, Absent):
+        return
+    if try_read(lambda: nvml.nvmlDeviceGetMigMode(gpu)[0]) == nvml.NVML_DEVICE_MIG_ENABLE:
+        yield f"gpu={index} is in MIG mode: switch it off with `nvidia-smi -i {index} -mig 0`"
+    processes = [] if share else try_read(lambda: nvml.nvmlDeviceGetComputeRunningProcesses(gpu))
+    if isinstance(processes, Absent) and processes.status == "error":
+        yield f"gpu={index} cannot list its processes ({processes.reason})"
+    for process in [] if isinstance(processes, Absent) else processes:
+        yield f"gpu={index} is in use by process {process.pid}{_name(process.pid)}"
+
+
+def _name(pid: int) -> str:
+    name: Any = try_read(lambda: decode(nvml.nvmlSystemGetProcessName(pid)))
+    return "" if isinstance(name, Absent) or not name else f" ({name[:MAX_NAME]})"

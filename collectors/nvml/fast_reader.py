@@ -1,0 +1,125 @@
+"""Fast readings of GPUs while the ranks run."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar
+
+import pynvml as nvml
+
+from collectors.base import Absent
+from collectors.nvml.calls import decode, translate, try_read
+from collectors.nvml.clocks import clock_reasons
+
+T = TypeVar("T")
+
+
+class GpuSample(NamedTuple):
+    """A GPU at one moment."""
+
+    power: float
+    """W"""
+    clock: float
+    """SM clock, in Hz."""
+    temperature: float
+    """°C"""
+    reasons: int
+    """Mask of clock event reasons."""
+    memory_clock: float
+    """Hz"""
+
+
+class GpuLimits(NamedTuple):
+    """The identity of a GPU, and the limits of its power and clock."""
+
+    uuid: str
+    power_limit: float
+    """In force now, in W; 0 if not reported."""
+    clock_max: float
+    """SM clock, in Hz; 0 if not reported."""
+
+
+def gpu_indices() -> list[int] | Absent:
+    """Return the NVML indices of this host's GPUs."""
+
+    def count() -> list[int]:
+        nvml.nvmlInit()
+        try:
+            return list(range(nvml.nvmlDeviceGetCount()))
+        finally:
+            nvml.nvmlShutdown()
+
+    indices: list[int] | Absent = try_read(count)
+    return indices
+
+
+class FastReader:
+    """Reads power, clocks and temperature of chosen GPUs many times a second: under a millisecond a GPU."""
+
+    def __init__(self, devices: Iterable[int], slow_interval: int = 1) -> None:
+        """Open NVML. Temperature and memory clock hardly change, and are read every `slow_interval` times only.
+
+        Raises:
+            OSError: NVML does not answer.
+        """
+        try:
+            nvml.nvmlInit()
+        except nvml.NVMLError as error:
+            raise OSError(translate(error).reason) from None
+        self._handles: dict[int, Any] = dict.fromkeys(devices)
+        self._slow_interval, self._reads = slow_interval, 0
+        self._slow_values: dict[int, tuple[float, float]] = {}
+        self.current: int | None = None
+        """The GPU that is read at this moment: if a call hangs, it hangs on this one."""
+
+    def read(self) -> dict[int, GpuSample | Absent]:
+        """Return a sample of each GPU by NVML index, or the reason why that GPU gave none."""
+        if self._reads % self._slow_interval == 0:
+            self._slow_values = {}
+        self._reads += 1
+        return {index: self._read(index, self._sample) for index in self._handles}
+
+    def limits(self, index: int) -> GpuLimits | Absent:
+        """Return identity and limits of one GPU."""
+        return self._read(index, self._limits)
+
+    def close(self) -> None:
+        """Close NVML."""
+        with suppress(nvml.NVMLError):
+            nvml.nvmlShutdown()
+
+    def _read(self, index: int, get: Callable[[int], T]) -> T | Absent:
+        self.current = index
+        value: T | Absent = try_read(lambda: get(index))
+        self.current = None
+        return value
+
+    def _limits(self, index: int) -> GpuLimits:
+        gpu = self._handle(index)
+        power = try_read(lambda: nvml.nvmlDeviceGetEnforcedPowerLimit(gpu) / 1000)
+        clock = try_read(lambda: nvml.nvmlDeviceGetMaxClockInfo(gpu, nvml.NVML_CLOCK_SM) * 1e6)
+        values = [0.0 if isinstance(value, Absent) else float(value) for value in (power, clock)]
+        return GpuLimits(decode(nvml.nvmlDeviceGetUUID(gpu)), *values)
+
+    def _handle(self, index: int) -> Any:
+        gpu = self._handles[index] = self._handles[index] or nvml.nvmlDeviceGetHandleByIndex(index)
+        return gpu
+
+    def _sample(self, index: int) -> GpuSample:
+        gpu = self._handle(index)
+        slow = self._slow_values.get(index)
+        if slow is None:
+            temperature = float(nvml.nvmlDeviceGetTemperature(gpu, nvml.NVML_TEMPERATURE_GPU))
+            memory_clock = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_MEM) * 1e6
+            slow = self._slow_values[index] = (temperature, memory_clock)
+        clock = nvml.nvmlDeviceGetClockInfo(gpu, nvml.NVML_CLOCK_SM) * 1e6
+        return GpuSample(_instant_power(gpu), clock, slow[0], clock_reasons(gpu), slow[1])
+
+
+def _instant_power(gpu: Any) -> float:
+    """Return the power at this moment. From Ampere on, `nvmlDeviceGetPowerUsage` is a mean over the last second."""
+    fields = try_read(lambda: nvml.nvmlDeviceGetFieldValues(gpu, [nvml.NVML_FI_DEV_POWER_INSTANT]))
+    if not isinstance(fields, Absent) and fields[0].nvmlReturn == nvml.NVML_SUCCESS and fields[0].value.uiVal:
+        return float(fields[0].value.uiVal) / 1000
+    return float(nvml.nvmlDeviceGetPowerUsage(gpu)) / 1000

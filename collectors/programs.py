@@ -1,0 +1,50 @@
+"""Programs of the host: where they are installed, and which version they report."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+from pathlib import Path
+
+from collectors.base import Absent
+
+DIRECTORIES = ("usr/bin", "usr/sbin", "usr/local/bin", "usr/local/sbin", "bin", "sbin", "opt/bin")
+DEADLINE_S = 5.0
+
+
+def find_program(root: Path, name: str) -> Path | None:
+    """Return the program in the usual directories under `root`, or None."""
+    for directory in DIRECTORIES:
+        path = root / directory / name
+        try:
+            if path.is_file():
+                return path
+        except OSError:
+            continue
+    return None
+
+
+def program_version(root: Path, name: str, pattern: str, deadline_s: float = DEADLINE_S) -> str | Absent:
+    """Return the first group of `pattern` in the output of `NAME --version`; `unsupported` if it is not installed."""
+    path = find_program(root, name)
+    if path is None:
+        return Absent.unsupported(f"no {name}")
+    try:
+        process = subprocess.run(
+            [str(path), "--version"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            errors="replace",
+            timeout=deadline_s,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return Absent.error(f"{name} --version: no answer within {deadline_s:g} s")
+    except OSError as error:
+        return Absent.error(f"{name} --version: {error.strerror}")
+    output = process.stdout + process.stderr
+    match = re.search(pattern, output)
+    if not match:
+        return Absent.error(f"{name} --version: exit code {process.returncode}, no version in {output.strip()[:200]!r}")
+    return match.group(1)
