@@ -34,16 +34,13 @@ from fleet.records.load import load
 from fleet.scaling.outcome import GANG as STUDIED
 from fleet.scaling.outcome import next_cell
 from schemas import documents
-from schemas.errors import RunError, UsageError
+from schemas.errors import INTERRUPTED, TROUBLE, RunError, UsageError
 from schemas.plans import Plan, plan_from_json
-from schemas.probes import GANG
 from schemas.records import to_json
 from schemas.run_directory import RunDirectory
-from schemas.studies import CELL
+from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT
 
-USAGE, TROUBLE, INTERRUPTED = 64, 2, 130
 MOST_GPUS = 128
-BENCHMARK = "benchmark"
 OF_SEVERAL_HOSTS = ("pairs",)
 """What a host cannot do alone."""
 HOST_DIRECTORY = "host"
@@ -230,7 +227,7 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
     plan = plan_from_json(document)
     host, planned = plan.hosts[0].name, plan.stage(BENCHMARK)
     run = stages.take_up(directory / HOST_DIRECTORY, host, json.dumps(document))
-    record = stages.look(run, "preflight", once=True)
+    record = stages.look(run, PREFLIGHT, once=True)
     try:
         if any(stages.made(launch, BENCHMARK, [host], 0) for launch in record.launches):
             _say("the benchmarks were carried out before: nothing is measured twice")
@@ -249,7 +246,7 @@ def _study(directory: Path, document: Mapping[str, Any]) -> None:
     plan = plan_from_json(document)
     host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()
     run = stages.take_up(directory / HOST_DIRECTORY, host, json.dumps(document))
-    stages.look(run, "preflight", once=True)
+    stages.look(run, PREFLIGHT, once=True)
     own = {gang: run.path(gang) for gang in ("", STUDIED)}
     while True:
         for gang, path in own.items():

@@ -14,7 +14,7 @@ from typing import Any
 
 from agent.cli.verbs import VERBS as HOST_VERBS
 from schemas import VERSION, documents
-from schemas.errors import RackproofError
+from schemas.errors import DEFECT, INTERRUPTED, TROUBLE, USAGE, RackproofError
 
 FLEET_VERBS = (
     "plan",
@@ -44,7 +44,6 @@ EXTRAS = {
     "parquet": ("pyarrow",),
 }
 """Extra of the package -> what only it brings."""
-USAGE, TROUBLE, DEFECT, INTERRUPTED = 64, 2, 70, 130
 
 
 class _Parser(argparse.ArgumentParser):

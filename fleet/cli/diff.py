@@ -16,11 +16,11 @@ from fleet.records.load import Run, load
 from fleet.report import changes as shown
 from fleet.report.markup import code
 from schemas.baselines import REAL
-from schemas.errors import RunError, UsageError
+from schemas.errors import TROUBLE, RunError, UsageError
 from schemas.records import to_json
 from schemas.run_directory import is_run
 
-SAME, DIFFERS, TROUBLE = 0, 1, 2
+SAME, DIFFERS = 0, 1
 
 Parser = argparse.ArgumentParser
 Verbs = argparse._SubParsersAction

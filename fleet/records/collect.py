@@ -22,9 +22,9 @@ from schemas import documents
 from schemas.errors import RunError
 from schemas.frames import Told
 from schemas.plans import Plan, plan_from_json
-from schemas.probes import GANG
 from schemas.records import Record, record_from_json
 from schemas.run_directory import GANGS, RunDirectory, record_name
+from schemas.stages import GANG
 
 TROUBLE = 2
 QUARANTINE, COLLECTED = "quarantine", "collected.jsonl"

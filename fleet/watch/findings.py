@@ -19,7 +19,7 @@ from schemas.plans import Plan
 from schemas.records import Record, record_from_json
 from schemas.reports import FAIL, Verdict
 from schemas.run_directory import RunDirectory, record_names
-from schemas.timeline import SOAK
+from schemas.stages import SOAK
 
 EVERY_S = 3.0
 REST = 9

@@ -14,6 +14,7 @@ from fleet.report.tables.places import scope_name
 from fleet.report.titles import TITLES, title
 from schemas.records import Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS
+from schemas.stages import BENCHMARK
 
 MANY_DOTS = 48
 _COLUMNS, _LINES = 56, 3
@@ -111,7 +112,7 @@ def label_of(key: Key, changes: bool) -> str:
 
 
 def settings_of(params: Mapping[str, Value], stage: str) -> str:
-    return ", ".join(text for text in (params_text(params), stage if stage != "benchmark" else "") if text)
+    return ", ".join(text for text in (params_text(params), stage if stage != BENCHMARK else "") if text)
 
 
 def wanted_text(operator: str, limit: float, unit: str) -> str:

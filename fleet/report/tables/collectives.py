@@ -13,6 +13,7 @@ from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, Verdict
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK
 
 WIDTH, HEIGHT = 360.0, 224.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 10.0, 24.0, 26.0
@@ -159,7 +160,7 @@ def _kind(key: Key) -> str:
 def _label(key: Key, members: int) -> str:
     host, stage, scope, _ = key
     if host:
-        return host if scope == "host" and stage == "benchmark" else f"{host}, {scope_name(scope)}, {stage}"
+        return host if scope == "host" and stage == BENCHMARK else f"{host}, {scope_name(scope)}, {stage}"
     return f"{scope_name(scope)} ({members} host{'s' if members != 1 else ''})"
 
 

@@ -10,6 +10,7 @@ from fleet.report.format import params_text
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.reports import FleetReport, HostReport, Verdict
+from schemas.stages import BENCHMARK
 
 MANY_HOSTS = 12
 """From here on tables tell the span over the hosts, and by themselves only those with findings."""
@@ -90,7 +91,7 @@ def sureness(samples: Samples | None) -> str:
 def label(key: Key) -> str:
     """`bf16`, `host to device, alone`; with the stage where it is not the host's own."""
     text = params_text(dict(key[2])) or key[0].partition(".")[2].replace("_", " ")
-    return text if key[1] == "benchmark" else f"{text} ({key[1]})"
+    return text if key[1] == BENCHMARK else f"{text} ({key[1]})"
 
 
 def shown(report: FleetReport) -> list[HostReport]:

@@ -13,6 +13,7 @@ from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FleetReport
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK
 
 _KINDS = ("transport", "nvls", "channels")
 _FEW = 6
@@ -64,7 +65,7 @@ def _places(report: FleetReport) -> dict[str, list[Observation]]:
             if seen.name.startswith("collective."):
                 gang = Scope.parse(seen.scope).is_gang
                 place = scope_name(seen.scope) if gang else host.name
-                place = place if gang or seen.stage == "benchmark" else f"{place}, {seen.stage}"
+                place = place if gang or seen.stage == BENCHMARK else f"{place}, {seen.stage}"
                 found.setdefault(place, {})[(seen.name, tuple(seen.params.items()))] = seen
     return {place: list(items.values()) for place, items in found.items()}
 

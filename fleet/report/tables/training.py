@@ -10,6 +10,7 @@ from fleet.report.tables.places import scope_name
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK
 
 SYNTHETIC = "synthetic"
 MANY_HOSTS = 12
@@ -96,7 +97,7 @@ def _collect(report: FleetReport) -> tuple[dict[Key, dict[str, Observation]], di
 def _place(key: Key, members: int) -> str:
     host, scope, stage, *_ = key
     if host:
-        return host if stage == "benchmark" else f"{host}, {stage}"
+        return host if stage == BENCHMARK else f"{host}, {stage}"
     return f"{scope_name(scope)} ({members} host{'s' if members != 1 else ''})"
 
 

@@ -13,6 +13,7 @@ from fleet.report.titles import title
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK
 
 NAMES = ("fashion_mnist", "variants", "checkpoint", "model_parallel", "transformer", "overlap")
 _PREFIXES = tuple(f"{name}." for name in NAMES)
@@ -60,7 +61,7 @@ def _order(kind: str, key: Key) -> tuple[int, bool]:
 
 def _name(place: Place) -> str:
     host, stage, scope = place
-    return scope_name(scope) if not host else host if stage == "benchmark" else f"{host}, {stage}"
+    return scope_name(scope) if not host else host if stage == BENCHMARK else f"{host}, {stage}"
 
 
 def _row(
