@@ -19,10 +19,11 @@ from fleet.records import run_lock
 from fleet.records.collect_sources import read_source
 from fleet.records.load import PLAN_BYTES
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.errors import RunError
 from schemas.frames import Told
 from schemas.plans import Plan, plan_from_json
-from schemas.records import Record, record_from_json
+from schemas.records import Record
 from schemas.run_directory import GANGS, RunDirectory, record_name
 from schemas.stages import GANG
 

@@ -33,9 +33,10 @@ from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.errors import UsageError
 from schemas.plans import Plan
-from schemas.records import ERROR, Launch, Metric, Observation, Record, Snapshot, record_from_json, to_json
+from schemas.records import ERROR, Launch, Metric, Observation, Record, Snapshot, to_json
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict
 from schemas.stages import SOAK
 from schemas.timeline import Soak, Timeline, soak_from_json, thinned
