@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import configparser
 import contextlib
+import importlib
 import importlib.util
 import io
 import json
@@ -20,10 +21,8 @@ import pytest
 import tomllib
 import yaml
 
-from agent.cli import verbs as agent_cli
-from fleet.cli import verbs as fleet_cli
 from fleet.inventory.ansible import check_variables
-from rackproof import local_run
+from rackproof.main import VERBS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -38,7 +37,12 @@ LINK = re.compile(r"\]\(([^()\s]+(?:\([^()\s]*\))?)\)")
 OURS = "agent|collectors|deploy|docs|fleet|inventory|playbooks|roles|schemas|tests"
 PATH = re.compile(rf"(?:{OURS})/[\w./*-]*\w(?:::\w+)?")
 ELSEWHERE = {
-    "CONTRIBUTING.md": {"collectors/fan.py", "tests/unit/test_fan.py"},  # what the reader is shown how to write
+    "CONTRIBUTING.md": {  # what the guides add
+        "collectors/fan.py",
+        "tests/unit/test_fan.py",
+        "agent/benchmarks/compute/sort.py",
+        "agent/cli/uptime.py",
+    },
     "docs/coverage.md": {"docs/user-tutorial/benchmarks/micro-benchmarks.md"},  # SuperBench's
 }
 VARIABLES = json.loads((ROOT / "schemas" / "inventory.schema.json").read_text(encoding="utf-8"))["properties"]
@@ -81,8 +85,8 @@ def parser_of_the_command() -> Parser:
     parser = Parser(prog="rackproof")
     parser.add_argument("--version", action="version", version="")
     verbs = parser.add_subparsers(parser_class=Parser, required=True)
-    for module in (agent_cli, fleet_cli, local_run):
-        module.add_verbs(verbs)
+    for module in dict.fromkeys(VERBS.values()):
+        importlib.import_module(module).add_verb(verbs)
     return parser
 
 

@@ -382,7 +382,7 @@ def test_a_missing_host_is_named_and_draws_no_chart() -> None:
     for said in (
         "no record: it is missing",
         "No bandwidth of any collective operation was measured.",
-        "Nothing was measured of any single device",
+        "No values of single devices were measured",
         "No training was reported.",
         "This host named no GPU.",
         "hosts/x.json",
@@ -710,7 +710,7 @@ def test_many_hosts_are_drawn_as_a_span_and_bars() -> None:
     assert html.count('<path class="spread"') == 1
     assert "lowest of 20" in html
     assert '<path class="heap"' in html
-    assert "Each host by itself" in html
+    assert "Per host" in html
 
 
 def test_a_large_fleet_stays_readable_by_a_browser() -> None:
@@ -811,7 +811,7 @@ def test_of_many_hosts_the_slowest_have_a_bar() -> None:
 
 def test_hosts_that_told_no_times_have_no_bars() -> None:
     assert timing.times(accepted()) == timing.Times(total="")
-    assert "No host told how long" in render_html(accepted())
+    assert "No host reported the duration" in render_html(accepted())
     assert "Time:" not in render_summary(accepted())
 
 
