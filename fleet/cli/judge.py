@@ -12,7 +12,7 @@ from pathlib import Path
 
 from fleet.baseline.accept import REPORT, REPORT_BYTES
 from fleet.records.load import Run, refuse_no_run
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 from fleet.report.rejudge import compared as without_left_out
 from fleet.report.rejudge import lines, rejudged
 from schemas import documents

@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.judge.evidence import Evidence
 from fleet.records.load import Run, load, refuse_no_run
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 from fleet.report.observations import COLUMNS, Head, piece, rows
 from fleet.rma.dossier import Told, dossier
 from fleet.rma.files import as_json, names, write_package

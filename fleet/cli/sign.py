@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from fleet.records.load import refuse_no_run
-from fleet.report.format import clean, status
+from fleet.report.formatting import clean, status
 from fleet.signature import signing
 from fleet.signature.rejudged import Judge, Rules
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
-from fleet.report.format import TEXT_LIMIT, action_name, clean, decision_name, found_and_wanted, params_text, status
+from fleet.report.formatting import TEXT_LIMIT, action_name, clean, decision_name, params_text, status, value_and_limit
 from fleet.report.observations import by_host
 from fleet.report.tables import headline
 from fleet.report.tables.summary_text import LINE_LIMIT
@@ -114,7 +114,7 @@ def _case(place: str, verdict: Verdict) -> Case:
     # A case is known by its name from run to run: whom its failure is laid to is no part of it.
     serial = f" serial {verdict.serial}" if verdict.serial and not verdict.part else ""
     stage = f", stage {verdict.stage}" if verdict.stage else ""
-    found, wanted = found_and_wanted(verdict)
+    found, wanted = value_and_limit(verdict)
     facts = {
         "criterion": verdict.criterion,
         "found": found if verdict.value is not None else "",

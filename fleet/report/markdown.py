@@ -10,7 +10,7 @@ from collections.abc import Iterable
 
 from fleet.quantities import NONE
 from fleet.report.changes import since_accepted
-from fleet.report.format import (
+from fleet.report.formatting import (
     ACTIONS,
     DECISIONS,
     REHEARSED,

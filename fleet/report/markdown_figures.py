@@ -6,7 +6,18 @@ from collections.abc import Iterator
 
 from fleet.quantities import NONE
 from fleet.report.markup import code, table
-from fleet.report.tables import collectives, devices, figure, gpus, peers, routes, timeline, timing, training, workloads
+from fleet.report.tables import (
+    collectives,
+    communication,
+    devices,
+    figure,
+    gpus,
+    peers,
+    soak_timeline,
+    timing,
+    training,
+    workloads,
+)
 from schemas.reports import FleetReport
 
 
@@ -31,12 +42,12 @@ def _time(report: FleetReport) -> str:
 
 
 def _soak(report: FleetReport) -> str:
-    lasted = [f"- {code(host.name)}: {code(timeline.summary(host.soak))}" for host in report.hosts if host.soak]
-    rows = [tuple(cell if cell == NONE else code(cell) for cell in row) for row in timeline.table_rows(report)]
+    lasted = [f"- {code(host.name)}: {code(soak_timeline.summary(host.soak))}" for host in report.hosts if host.soak]
+    rows = [tuple(cell if cell == NONE else code(cell) for cell in row) for row in soak_timeline.table_rows(report)]
     columns = ("Host", "Part", "Power", "Temperature", "SM clock", "Stress", "Drift", "Clocks held down")
     happened = [
         (code(found.host), code(item.when), code(item.where), code(item.what))
-        for found in timeline.timelines(report)
+        for found in soak_timeline.timelines(report)
         for item in found.happenings
     ]
     parts = ["\n".join(lasted), *([table(columns, rows)] if rows else [])]
@@ -104,11 +115,11 @@ def _cells(found: figure.Table, head: str) -> str:
 def _routes(report: FleetReport) -> Iterator[str]:
     rows = [
         (code(route.where), code(route.transport), code(route.nvls), code(route.channels), code(route.choices))
-        for route in routes.routes(report)
+        for route in communication.routes(report)
     ]
     if rows:
         yield table(("Who talked", "Transport", "NVLS", "Channels", "Algorithm and protocol at the largest size"), rows)
-    yield from (_cells(found, "Operation") for found in routes.latencies(report))
+    yield from (_cells(found, "Operation") for found in communication.latencies(report))
 
 
 def _gpus(report: FleetReport) -> Iterator[str]:

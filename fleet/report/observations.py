@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from fleet.judge.evidence import Evidence
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 from schemas.records import SKIPPED, Observation, Value
 from schemas.reports import ACCEPTED, EXCEPTIONS, FAIL, INCONCLUSIVE, PASS, FleetReport, HostReport, Verdict
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from fleet.judge.evidence import Evidence
 from fleet.quantities import finite
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 from fleet.report.observations import CELL_LIMIT, COLUMNS, by_host, head, rows, values
 from fleet.report.stream import replacing
 from schemas.errors import UsageError

@@ -14,7 +14,7 @@ from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import GaugeMetricFamily
 
 from fleet.quantities import finite
-from fleet.report.format import clean, params_text
+from fleet.report.formatting import clean, params_text
 from schemas.reports import (
     ACCEPTED,
     ACTIONS,

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fleet.quantities import number
-from fleet.report.format import duration
+from fleet.report.formatting import duration
 from fleet.report.tables.collectives import Curve, Tick, nice
 from fleet.report.tables.timing import Bar, Segment
 from fleet.scaling.outcome import Outcome, Row

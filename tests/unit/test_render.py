@@ -18,12 +18,22 @@ import pytest
 
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.judge import Evidence
-from fleet.report import format
+from fleet.report import formatting, scope_text
 from fleet.report.html import pairs, strips
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
-from fleet.report.tables import figure, gpus, headline, peers, places, reasons, routes, rows, timing, workloads
+from fleet.report.tables import (
+    communication,
+    figure,
+    gpus,
+    headline,
+    peers,
+    reasons,
+    timing,
+    verdict_rows,
+    workloads,
+)
 from fleet.report.tables.summary_text import RULE, render_summary
 from schemas.baselines import Change
 from schemas.catalogue import Expectation
@@ -515,8 +525,8 @@ def test_what_hosts_say_is_only_text_in_the_page(word: str) -> None:
     page = Page(html)
     assert all(href.startswith("#") for href in page.values("href"))
     assert [tag for tag, _ in page.elements].count("script") == 2
-    assert format.clean(word)[:40].strip() in page.text
-    assert any(format.clean(word)[:40].strip() in text for text in page.data["s"])
+    assert formatting.clean(word)[:40].strip() in page.text
+    assert any(formatting.clean(word)[:40].strip() in text for text in page.data["s"])
     assert shape(page.data) == shape(Page(render_html(invaded("word"))).data)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", html)
     assert html.encode()
@@ -575,7 +585,7 @@ def test_what_hosts_say_cannot_steer_a_terminal(word: str) -> None:
     ],
 )
 def test_units_for_people(value: Any, unit: str, text: str) -> None:
-    assert format.quantity(value, unit) == text
+    assert formatting.quantity(value, unit) == text
 
 
 def verdict(value: Any, limit: Any, **over: Any) -> Verdict:
@@ -593,8 +603,8 @@ def verdict(value: Any, limit: Any, **over: Any) -> Verdict:
 
 
 def test_a_value_just_under_its_limit_does_not_look_like_it() -> None:
-    assert format.found_and_wanted(verdict(6.96599e14, 6.966e14)) == ("696.599 TFLOP/s", "≥ 696.6 TFLOP/s")
-    assert format.found_and_wanted(verdict(7e14, 7e14)) == ("700 TFLOP/s", "≥ 700 TFLOP/s")
+    assert formatting.value_and_limit(verdict(6.96599e14, 6.966e14)) == ("696.599 TFLOP/s", "≥ 696.6 TFLOP/s")
+    assert formatting.value_and_limit(verdict(7e14, 7e14)) == ("700 TFLOP/s", "≥ 700 TFLOP/s")
 
 
 @pytest.mark.parametrize(
@@ -612,7 +622,7 @@ def test_a_value_just_under_its_limit_does_not_look_like_it() -> None:
     ],
 )
 def test_margins(operator: str, value: Any, limit: Any, text: str) -> None:
-    assert format.percent(format.margin(verdict(value, limit, operator=operator))) == text
+    assert formatting.signed_percent(formatting.margin(verdict(value, limit, operator=operator))) == text
 
 
 @pytest.mark.parametrize(
@@ -629,12 +639,12 @@ def test_margins(operator: str, value: Any, limit: Any, text: str) -> None:
     ],
 )
 def test_scopes_in_words(scopes: list[str], text: str) -> None:
-    assert places.scopes_name(scopes) == text
+    assert scope_text.describe_scopes(scopes) == text
 
 
 def test_rows_fold_places_and_sizes_but_lose_no_value() -> None:
     same = {"name": "collective.all_reduce.wrong_elements", "unit": "1", "operator": "eq", "scope": "host"}
-    found = rows.fold(
+    found = verdict_rows.fold(
         [
             *(
                 verdict(7.5e14 + index * 1e12, 7e14, scope=f"gpu={index}", params={"dtype": "bf16"})
@@ -711,7 +721,8 @@ def test_floor_that_every_operation_is_held_to_is_told_once() -> None:
     evidence["h1"] = builders.with_observations(evidence["h1"], slower)
     verdicts = merge(made, evidence, read_packs([])).verdicts
     told = {
-        row.criterion: row for row in rows.fold(item for item in verdicts if item.host == "h1" and item.verdict == PASS)
+        row.criterion: row
+        for row in verdict_rows.fold(item for item in verdicts if item.host == "h1" and item.verdict == PASS)
     }
     own, fleet = told["busbw-4-gpus"], told["busbw-vs-fleet-8gib"]
     assert (own.name, own.scope, own.count, own.margin) == ("collective.*.busbw", "host", 17, "+3.2 %")
@@ -719,7 +730,7 @@ def test_floor_that_every_operation_is_held_to_is_told_once() -> None:
     assert (fleet.count, fleet.wanted) == (17, "≥ 329.4 GB/s")
     gather = replace(next(item for item in verdicts if item.criterion == "busbw-vs-fleet-8gib"), limit=3.0e11)
     same = [item for item in verdicts if item.criterion == "busbw-vs-fleet-8gib" and item.host == "h1"]
-    (row,) = rows.fold([*same, gather])
+    (row,) = verdict_rows.fold([*same, gather])
     assert row.wanted == "≥ 300 … 329.4 GB/s"
 
 
@@ -873,7 +884,7 @@ def test_matrix_of_peers_has_rate_link_and_lost_access() -> None:
 
 
 def test_routes_group_the_hosts_that_talked_alike() -> None:
-    [route] = routes.routes(full())
+    [route] = communication.routes(full())
     assert (route.where, route.transport, route.nvls, route.channels) == ("gpu-00, gpu-01", "P2P/CUMEM", "yes", "24")
     assert route.choices == "NVLS/SIMPLE: all_gather; RING/SIMPLE: all_gather"
     report = full()
@@ -882,11 +893,11 @@ def test_routes_group_the_hosts_that_talked_alike() -> None:
         for item in report.hosts[1].measurements
     )
     report = replace(report, hosts=(report.hosts[0], replace(report.hosts[1], measurements=other)))
-    assert [(item.where, item.transport) for item in routes.routes(report)] == [
+    assert [(item.where, item.transport) for item in communication.routes(report)] == [
         ("gpu-00", "P2P/CUMEM"),
         ("gpu-01", "SHM/direct"),
     ]
-    [table] = routes.latencies(report)
+    [table] = communication.latencies(report)
     assert table.groups == (("8 B", 2),)
     assert [(row.head, [cell.text for cell in row.cells]) for row in table.rows] == [
         ("all gather", ["19 µs", "8.1 µs"])
@@ -928,7 +939,7 @@ def test_what_explains_a_finding_stands_beside_it() -> None:
 
 def test_counts_that_are_exactly_right_are_one_row_for_all_settings() -> None:
     same: dict[str, Any] = {"unit": "1", "operator": "eq", "criterion": "zero"}
-    found = rows.fold(
+    found = verdict_rows.fold(
         [
             *(
                 verdict(0, 0, name="integrity.wrong_words", scope=f"gpu={n}", params={"pattern": pattern}, **same)

@@ -16,9 +16,9 @@ from agent.sampling.telemetry import PERIOD_S, Telemetry
 from collectors.base import Absent
 from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
-from fleet.report.html import pages
+from fleet.report.html import host_data
+from fleet.report.html.launch_traces import courses
 from fleet.report.html.page import render_html
-from fleet.report.html.timeline_launch import courses
 from fleet.report.merge import merge
 from fleet.report.scale_full import reduced
 from schemas import documents, quick
@@ -370,8 +370,8 @@ def test_of_many_hosts_those_with_findings_have_pictures_and_the_others_say_how_
 
 def test_pictures_take_no_room_from_pages_of_hosts(plan: Plan) -> None:
     plain = with_trace(plan, None)
-    room = 400 + len(pages.embedded(plain, 10_000_000).encode())
-    found = json.loads(pages.embedded(with_trace(plan, fed(60, gpus=2)), room))
+    room = 400 + len(host_data.embedded(plain, 10_000_000).encode())
+    found = json.loads(host_data.embedded(with_trace(plan, fed(60, gpus=2)), room))
     assert len(found["pages"]) == 2
     assert found["pages"]["0"]["courses"] == []
     assert len(json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()) <= room

@@ -1,8 +1,8 @@
-"""The report as one HTML file: no network, no outside style or script, and nothing of a host's that is more than text.
+"""Render the report as one HTML file without network access, external styles or scripts; text from hosts is only text.
 
-The decision, the reasons and every figure of the fleet are in the page as it stands; the hosts are in a block of data from
-which the script draws the map, the list and the page of each host. Where a fleet is so large that the file would be, pages of
-accepted hosts are left out first, and the page says by which command they are had.
+The decision, the reasons and every fleet figure are in the page's HTML. The hosts are in embedded data, from which the script
+draws the map, the list and the page of each host. If the file would be too large, pages of accepted hosts are left out first,
+and the page names the command that writes them.
 """
 
 from __future__ import annotations
@@ -19,18 +19,17 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fleet import quantities
-from fleet.report import format, grafana
-from fleet.report.html import pages, pairs, strips, timeline_launch
+from fleet.report import formatting, grafana, scope_text
+from fleet.report.html import host_data, launch_traces, pairs, strips
 from fleet.report.tables import (
     collectives,
+    communication,
     figure,
     gpus,
     headline,
     hosts,
     peers,
-    places,
-    routes,
-    timeline,
+    soak_timeline,
     timing,
     training,
     versions,
@@ -70,8 +69,8 @@ class Duty:
 
 def render_html(report: FleetReport, grafana_url: str = "") -> str:
     """The whole report for people. The same report gives the same bytes."""
-    soaks = timeline.timelines(report)
-    over_time = soaks or timeline_launch.hosts_with_courses(report)
+    soaks = soak_timeline.timelines(report)
+    over_time = soaks or launch_traces.hosts_with_courses(report)
     css, js = "\n".join(map(asset, _STYLES if over_time else _STYLES[:1])), asset("report.js")
     page = environment().get_template("report.html.j2").render(
         report=report,
@@ -82,7 +81,7 @@ def render_html(report: FleetReport, grafana_url: str = "") -> str:
         **_measurements(report),
         racks=hosts.racks(report),
         brief=sum(host.decision != ACCEPTED for host in report.hosts) > _MOST_LINES,
-        anchors=hosts.anchors_of(report),
+        anchors=hosts.host_anchors(report),
         versions=versions.versions(report),
         accepted=ACCEPTED,
         changes=_changes(report) if report.baseline else None,
@@ -93,14 +92,14 @@ def render_html(report: FleetReport, grafana_url: str = "") -> str:
     end = f"<script>{js}{_END}</body>\n</html>\n"
     begin = f'{page}\n<script type="application/json" id="data">'
     room = MOST_BYTES - _SPARE - len(begin.encode()) - len(end.encode()) - len(_END)
-    return f"{begin}{pages.embedded(report, room)}{_END}{end}"
+    return f"{begin}{host_data.embedded(report, room)}{_END}{end}"
 
 
 def _headline(report: FleetReport) -> dict[str, Any]:
     """What the banner, the reasons and the coverage say."""
     duties = _duties(reasons(report.verdicts))
     return {
-        "status": format.status(report),
+        "status": formatting.status(report),
         "tone": headline.tone(report.decision),
         "sentence": headline.sentence(report),
         "notice": headline.notice(report),
@@ -150,14 +149,14 @@ def _changes(report: FleetReport) -> dict[str, Any]:
                 "kind": change.kind.replace("_", " "),
                 "counts": change.counts,
                 "host": change.host,
-                "part": places.scope_name(change.scope) if change.scope not in ("", "host") else "",
+                "part": scope_text.describe_scope(change.scope) if change.scope not in ("", "host") else "",
                 "serial": change.serial,
                 "what": change.what,
-                "settings": format.params_text(change.params),
+                "settings": formatting.params_text(change.params),
                 "old": quantities.quantity(change.old, change.unit),
                 "new": quantities.quantity(change.new, change.unit),
-                "share": format.percent(change.share) if change.share is not None else "",
-                "noise": format.percent_of(change.noise) if change.noise is not None else "",
+                "share": formatting.signed_percent(change.share) if change.share is not None else "",
+                "noise": formatting.percent(change.noise) if change.noise is not None else "",
                 "text": change.text,
             }
             for change in found[:_MOST_CHANGES]
@@ -175,8 +174,8 @@ def _measurements(report: FleetReport) -> dict[str, Any]:
         "charts": collectives.charts(report),
         "many_lines": collectives.MANY_LINES,
         "plot": _PLOT,
-        "routes": routes.routes(report),
-        "latencies": routes.latencies(report),
+        "routes": communication.routes(report),
+        "latencies": communication.latencies(report),
         "figures": strips.groups(report),
         "gpu_tables": [table for table in (gpus.speeds(report), gpus.stress(report)) if table],
         "legend": figure.LEGEND,
@@ -253,7 +252,7 @@ def environment(*directories: Path) -> Environment:
         finalize=_plain_text,
     )
     names = ("action_name", "params_text", "when", "took", "duration")
-    found.filters.update({name: getattr(format, name) for name in names})
+    found.filters.update({name: getattr(formatting, name) for name in names})
     found.filters["quantity"] = quantities.quantity
     found.filters["tone"] = headline.tone
     found.filters["log"] = escape  # cleaned when it was read, and its lines are kept
@@ -264,4 +263,4 @@ def environment(*directories: Path) -> Environment:
 
 def _plain_text(value: Any) -> Any:
     """Every text on its way into the page, before it is escaped: one line, no control characters, not without end."""
-    return format.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    return formatting.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value

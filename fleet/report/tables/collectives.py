@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite, number, quantity, scale, size
-from fleet.report.tables.places import scope_name
+from fleet.report.scope_text import describe_scope
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, Verdict
@@ -158,8 +158,8 @@ def _kind(key: Key) -> str:
 def _label(key: Key, members: int) -> str:
     host, stage, scope, _ = key
     if host:
-        return host if scope == "host" and stage == "benchmark" else f"{host}, {scope_name(scope)}, {stage}"
-    return f"{scope_name(scope)} ({members} host{'s' if members != 1 else ''})"
+        return host if scope == "host" and stage == "benchmark" else f"{host}, {describe_scope(scope)}, {stage}"
+    return f"{describe_scope(scope)} ({members} host{'s' if members != 1 else ''})"
 
 
 def _failed(verdicts: Iterable[Verdict]) -> set[tuple[Op, Key]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 from fleet.report.tables.summary_text import LINE_LIMIT
 from fleet.report.titles import MANIFEST, VALUES_ONLY
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport

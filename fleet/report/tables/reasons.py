@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 
 from fleet.quantities import NONE, finite
 from fleet.report.causes import causes
-from fleet.report.format import ACTIONS, action_name, found_and_wanted, margin, params_text, percent
-from fleet.report.tables.places import scopes_name
-from fleet.report.tables.rows import Row, fold
+from fleet.report.formatting import ACTIONS, action_name, margin, params_text, signed_percent, value_and_limit
+from fleet.report.scope_text import describe_scopes
+from fleet.report.tables.verdict_rows import Row, fold
 from schemas.reports import CRITICAL, FAIL, Verdict
 
 _MANY_ALIKE = 4
@@ -82,19 +82,19 @@ def _reason(group: Sequence[Verdict]) -> Reason:
     laid = any(verdict.part for verdict in group)
     one_place = laid or len(scopes) == 1 or all(scope.startswith(("gpu=", "cpu=")) for scope in scopes)
     compared = first.value is not None and first.limit is not None and first.operator != ""
-    found, limit = found_and_wanted(first) if compared else ("", "")
+    found, limit = value_and_limit(first) if compared else ("", "")
     alike = len({(verdict.name, params_text(verdict.params)) for verdict in group}) == 1
     return Reason(
         verdict=first.verdict,
         hosts=(first.host,),
-        scope=scopes_name([first.place] if laid else scopes) if one_place else "",
+        scope=describe_scopes([first.place] if laid else scopes) if one_place else "",
         serial=first.serial if len({verdict.serial for verdict in group}) == 1 else "",
         stage=first.stage if len({verdict.stage for verdict in group}) == 1 else "",
         name=first.name if len({verdict.name for verdict in group}) == 1 else f"{first.name.partition('.')[0]}.*",
         params=params_text(first.params) if alike else "",
         found=found,
         wanted=limit,
-        margin=percent(margin(first)) if compared else NONE,
+        margin=signed_percent(margin(first)) if compared else NONE,
         text=first.reason,
         detail=first.detail,
         action=action_name(first.action),

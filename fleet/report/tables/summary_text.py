@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fleet.report.format import clean, status
+from fleet.report.formatting import clean, status
 from fleet.report.tables import timing
 from schemas.reports import FleetReport
 

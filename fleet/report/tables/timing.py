@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import finite
-from fleet.report.format import duration
+from fleet.report.formatting import duration
 from fleet.report.tables.figure import MANY_HOSTS
 from fleet.report.titles import TITLES, title
 from schemas.catalogue import DURATION

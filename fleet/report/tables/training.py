@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite, number, quantity
-from fleet.report.tables.places import scope_name
+from fleet.report.scope_text import describe_scope
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
 
@@ -96,7 +96,7 @@ def _place(key: Key, members: int) -> str:
     host, scope, stage, *_ = key
     if host:
         return host if stage == "benchmark" else f"{host}, {stage}"
-    return f"{scope_name(scope)} ({members} host{'s' if members != 1 else ''})"
+    return f"{describe_scope(scope)} ({members} host{'s' if members != 1 else ''})"
 
 
 def _spans(found: Mapping[Key, Mapping[str, Observation]], alone: Mapping[Key, Training]) -> list[Training]:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.report.tables.places import scopes_name
+from fleet.report.scope_text import describe_scopes
 from schemas.reports import FleetReport
 
 _ORDER = ("driver", "driver.version", "cuda", "nccl", "torch")
@@ -78,7 +78,8 @@ def _version(name: str, values: Mapping[str, Mapping[str, Sequence[str]]], hosts
 
 def _where(places: Mapping[str, Sequence[str]]) -> str:
     named = [
-        f"{host} {scopes_name(scopes)}" if any(scopes) else host for host, scopes in list(places.items())[:_MANY_HOSTS]
+        f"{host} {describe_scopes(scopes)}" if any(scopes) else host
+        for host, scopes in list(places.items())[:_MANY_HOSTS]
     ]
     more = [f"{len(places) - _MANY_HOSTS} more"] if len(places) > _MANY_HOSTS else []
     return ", ".join(named) + (f" and {more[0]}" if more else "")

@@ -6,9 +6,9 @@ import statistics
 from collections.abc import Sequence, Set
 
 from fleet.quantities import finite, quantity
-from fleet.report.format import params_text
+from fleet.report.formatting import params_text
 from fleet.report.tables.figure import EMPTY, Cell, Key, Row, Table, key_of, states, sureness
-from fleet.report.tables.places import scope_name
+from fleet.report.scope_text import describe_scope
 from fleet.report.titles import title
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
@@ -59,7 +59,7 @@ def _order(kind: str, key: Key) -> tuple[int, bool]:
 
 def _name(place: Place) -> str:
     host, stage, scope = place
-    return scope_name(scope) if not host else host if stage == "benchmark" else f"{host}, {stage}"
+    return describe_scope(scope) if not host else host if stage == "benchmark" else f"{host}, {stage}"
 
 
 def _row(

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from fleet.judge.drift import DRIFT, clock, first_name, is_rate, span
 from fleet.judge.evidence import pci_address
 from fleet.quantities import NONE, finite, number, scale
-from fleet.report.format import params_text
+from fleet.report.charts.spark import THROTTLED, Axes, Column, Spark, bounds, span_of, spark
+from fleet.report.formatting import params_text
 from fleet.report.tables.figure import shown
-from fleet.report.tables.hosts import anchors_of
-from fleet.report.tables.places import scope_name
-from fleet.report.tables.timeline_spark import THROTTLED, Axes, Column, Spark, bounds, span_of, spark
+from fleet.report.tables.hosts import host_anchors
+from fleet.report.scope_text import describe_scope
 from fleet.report.titles import title
 from schemas.records import Value
 from schemas.reports import FleetReport, HostReport
@@ -76,7 +76,7 @@ class HostTimeline:
 
 def timelines(report: FleetReport) -> list[HostTimeline]:
     """One of each host that the report shows one by one, and that soaked."""
-    anchors = anchors_of(report)
+    anchors = host_anchors(report)
     drifts = drifts_of(report)
     return [_host(host, host.soak, anchors.get(host.name, "hosts"), drifts) for host in shown(report) if host.soak]
 
@@ -153,9 +153,9 @@ def _row(
     sparks = []
     for name, head in columns:
         own = next((one for one in by_name[name] if one.scope == part), None)
-        label = f"{head} of {scope_name(part)}"
+        label = f"{head} of {describe_scope(part)}"
         sparks.append(spark(label, own, _axes(soak, by_name[name]), held, marks) if own else None)
-    return Row(head=scope_name(part), note=serial, sparks=tuple(sparks))
+    return Row(head=describe_scope(part), note=serial, sparks=tuple(sparks))
 
 
 def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:
@@ -208,7 +208,7 @@ def _happening(found: tuple[str, Event]) -> Happening:
     count = f" ({number(event.count)} in all)" if event.count > 1 else ""
     return Happening(
         when=f"{clock(event.at_s)}{until}",
-        where=scope_name(scope) if scope != "host" else "host",
+        where=describe_scope(scope) if scope != "host" else "host",
         what=f"{event.name}: {event.text}{count}",
     )
 
@@ -226,7 +226,7 @@ def table_rows(report: FleetReport) -> Iterator[tuple[str, ...]]:
             held = of.get((THROTTLED, f"{part},reason=other"))
             yield (
                 host.name,
-                scope_name(part),
+                describe_scope(part),
                 *(_mean(of.get((name, part))) for name, _ in COLUMNS),
                 drift_text(host.name, of["stress.throughput", part], soak, drifts) or NONE,
                 _held_s(held, soak),

@@ -68,7 +68,7 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
-def found_and_wanted(verdict: Verdict) -> tuple[str, str]:
+def value_and_limit(verdict: Verdict) -> tuple[str, str]:
     """What a verdict found and what it wanted."""
     found, limit = apart(verdict.value, verdict.limit, verdict.unit)
     changed = "changed by " if is_change(verdict) and verdict.value is not None else ""
@@ -98,7 +98,7 @@ def margin(verdict: Verdict) -> float | None:
     return within / abs(limit)
 
 
-def percent(share: float | None) -> str:
+def signed_percent(share: float | None) -> str:
     """`+9.3 %`, `−12 %`."""
     if share is None or not math.isfinite(share):
         return NONE
@@ -108,7 +108,7 @@ def percent(share: float | None) -> str:
     return f"{points:+.{1 if abs(points) < 100 else 0}f} %".replace("-", "−")
 
 
-def percent_of(share: float) -> str:
+def percent(share: float) -> str:
     """A share as a percentage: `38 %`, `0.4 %`."""
     return f"{number(share * 100, 2)} %"
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite, quantity, size
 from fleet.report.tables.figure import Cell, Row, Table
-from fleet.report.tables.places import scope_name
+from fleet.report.scope_text import describe_scope
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FleetReport
@@ -62,7 +62,7 @@ def _places(report: FleetReport) -> dict[str, list[Observation]]:
         for seen in host.measurements:
             if seen.name.startswith("collective."):
                 gang = seen.scope.startswith("gang=")
-                place = scope_name(seen.scope) if gang else host.name
+                place = describe_scope(seen.scope) if gang else host.name
                 place = place if gang or seen.stage == "benchmark" else f"{place}, {seen.stage}"
                 found.setdefault(place, {})[(seen.name, tuple(seen.params.items()))] = seen
     return {place: list(items.values()) for place, items in found.items()}

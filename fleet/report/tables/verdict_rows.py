@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite, number, quantity, scale, size
-from fleet.report.format import found_and_wanted, is_change, margin, params_text, percent, wanted
-from fleet.report.tables.places import scopes_name
+from fleet.report.formatting import is_change, margin, params_text, signed_percent, value_and_limit, wanted
+from fleet.report.scope_text import describe_scopes
 from schemas.records import Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 
@@ -97,17 +97,17 @@ def _same(first: Value, second: Value) -> bool:
 
 def _row(group: Sequence[Verdict], scopes: Sequence[str], alike: bool) -> Row:
     first = group[0]
-    found, limit = found_and_wanted(first)
+    found, limit = value_and_limit(first)
     margins = [share for verdict in group if (share := margin(verdict)) is not None]
     names = {verdict.name for verdict in group}
     return Row(
         name=first.name if len(names) == 1 else _family(first.name),
         params=_settings(group),
-        scope=scopes_name(scopes),
+        scope=describe_scopes(scopes),
         stage=first.stage,
         found=found if alike else _values(group),
         wanted=limit if alike else _wanted(group),
-        margin=percent(min(margins)) if margins else NONE,
+        margin=signed_percent(min(margins)) if margins else NONE,
         verdict=first.verdict,
         criterion=first.criterion,
         origin=": ".join(text for text in (first.basis, first.source.removeprefix(f"{first.basis}, ")) if text),
