@@ -20,7 +20,7 @@ from typing import Any
 
 import collectors
 from agent.launch import stage as stages
-from agent.placement.detect import seat_of
+from agent.placement.detect import detect_placement
 from agent.placement.rank_placement import TORCHRUN
 from agent.run import lease, readiness
 from agent.run.readiness import Gpus
@@ -101,7 +101,7 @@ def _checked(options: argparse.Namespace) -> int:
 
 
 def _run(options: argparse.Namespace) -> int:
-    seat_of(TORCHRUN, os.environ)
+    detect_placement(TORCHRUN, os.environ)
     now = datetime.now(timezone.utc)
     options.run_dir = (options.run_dir or Path("runs") / now.strftime("%Y%m%dT%H%M%SZ")).absolute()
     profile = read_profile(options.profile)

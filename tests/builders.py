@@ -149,20 +149,20 @@ def snapshot(devices: range, *, stage: str = "preflight", phase: str = "before",
     return Snapshot(stage=stage, phase=phase, at=WHEN, duration_s=0.1, metrics=tuple(metrics))
 
 
-def quiet(devices: range, told: set[str]) -> list[Metric]:
+def quiet(devices: range, exported: set[str]) -> list[Metric]:
     """What else the criteria ask for: told as right, or as something that this host does not have."""
     metrics: dict[str, Metric] = {}
     for item in read_pack("h200-sxm").criteria:
-        if item.name not in READINGS or item.name in told or not (item.optional or item.name in NEVER_ABSENT):
+        if item.name not in READINGS or item.name in exported or not (item.optional or item.name in NEVER_ABSENT):
             continue
         within = "".join(f",{key}={value}" for key, value in item.where.items() if item.scope == "reason")
         below = item.scope in ("gpu", "reason", "link")
-        places = [f"gpu={index}{within}" for index in devices] if below else ["host"]
+        scopes = [f"gpu={index}{within}" for index in devices] if below else ["host"]
         metric = metrics.get(item.name, Metric(name=item.name, unit=item.unit, values={}, absent={}))
         if item.name in NEVER_ABSENT:
-            metric = replace(metric, values=dict.fromkeys(places, NEVER_ABSENT[item.name]))
+            metric = replace(metric, values=dict.fromkeys(scopes, NEVER_ABSENT[item.name]))
         else:
-            why = dict.fromkeys(places, "unsupported: not on this host")
+            why = dict.fromkeys(scopes, "unsupported: not on this host")
             metric = replace(metric, absent={**metric.absent, **why})
         metrics[item.name] = metric
     return list(metrics.values())
@@ -259,14 +259,21 @@ def evidence(of: Plan) -> dict[str, Evidence]:
 def with_snapshot(left: Evidence, taken: Snapshot) -> Evidence:
     """The evidence with one more snapshot in its last record, in the place of the one of that moment."""
     *others, last = left.records
-    kept = [seen for seen in last.snapshots if (seen.stage, seen.phase) != (taken.stage, taken.phase)]
+    kept = [
+        snapshot_ for snapshot_ in last.snapshots if (snapshot_.stage, snapshot_.phase) != (taken.stage, taken.phase)
+    ]
     return replace(left, records=(*others, replace(last, snapshots=(*kept, taken))))
 
 
 def with_observations(left: Evidence, change: Any, gang: bool = False) -> Evidence:
     """The evidence with `change` (observation -> observation or None) applied to every observation of one record."""
     changed = [
-        replace(record, observations=tuple(seen for item in record.observations if (seen := change(item)) is not None))
+        replace(
+            record,
+            observations=tuple(
+                observation_ for item in record.observations if (observation_ := change(item)) is not None
+            ),
+        )
         if bool(record.gang) == gang
         else record
         for record in left.records

@@ -125,8 +125,8 @@ def small_run(directory: Path, full: bool = False, gang: bool = False) -> Plan:
     documents.write(directory / "plan.json", to_json(plan))
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
-            place = f"gangs/{record.gang}" if record.gang else "hosts"
-            documents.write(directory / place / f"{host.name}.json", to_json(record if full else short(record)))
+            folder = f"gangs/{record.gang}" if record.gang else "hosts"
+            documents.write(directory / folder / f"{host.name}.json", to_json(record if full else short(record)))
     event = {"at": builders.WHEN, "play": "Gang", "what": "passed", "hosts": ["h1", "h2"]}
     (directory / "events.jsonl").write_text(json.dumps(event) + "\n")
     return plan
@@ -166,29 +166,33 @@ def _bytes(draw: random.Random, text: bytes) -> bytes:
 
 def _change(draw: random.Random, document: Any) -> None:
     """One thing of the JSON: another value, one less, one more, twice, two exchanged; or every number of it the same."""
-    place = _place(draw, document)
-    keys = list(place) if isinstance(place, dict) else list(range(len(place)))
+    container = _random_container(draw, document)
+    keys = list(container) if isinstance(container, dict) else list(range(len(container)))
     if not keys:
         return
     key, kind = draw.choice(keys), draw.randrange(7)
     if kind == 0:
-        del place[key]
+        del container[key]
     elif kind == 1:
-        other = _place(draw, document)
+        other = _random_container(draw, document)
         others = list(other.values()) if isinstance(other, dict) else other
-        place[key] = json.loads(json.dumps(draw.choice(others))) if others else None
-    elif kind == 2 and isinstance(place, list):
-        place.insert(draw.randrange(len(place) + 1), place[key])
+        container[key] = json.loads(json.dumps(draw.choice(others))) if others else None
+    elif kind == 2 and isinstance(container, list):
+        container.insert(draw.randrange(len(container) + 1), container[key])
     elif kind == 2:
-        place[draw.choice(("value", "reason", "status", "simulated", "gang", "x", "", "gpu=9", "\ud800"))] = place[key]
-    elif kind == 3 and isinstance(place[key], int | float):
-        place[key] = draw.choice((0, -place[key], place[key] * 0.5, place[key] * 1e6, place[key] + 1, not place[key]))
-    elif kind == 3 and isinstance(place[key], str) and place[key]:
-        place[key] = place[key][:-1] + draw.choice("0aZ/. \n")
+        container[draw.choice(("value", "reason", "status", "simulated", "gang", "x", "", "gpu=9", "\ud800"))] = (
+            container[key]
+        )
+    elif kind == 3 and isinstance(container[key], int | float):
+        container[key] = draw.choice(
+            (0, -container[key], container[key] * 0.5, container[key] * 1e6, container[key] + 1, not container[key])
+        )
+    elif kind == 3 and isinstance(container[key], str) and container[key]:
+        container[key] = container[key][:-1] + draw.choice("0aZ/. \n")
     elif kind == 6:
-        place[key] = _flooded(place[key], draw.choice(EXTREMES))
+        container[key] = _flooded(container[key], draw.choice(EXTREMES))
     else:
-        place[key] = draw.choice(VALUES)
+        container[key] = draw.choice(VALUES)
 
 
 def _flooded(value: Any, number: float | str) -> Any:
@@ -200,16 +204,18 @@ def _flooded(value: Any, number: float | str) -> Any:
     return number if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def _place(draw: random.Random, document: Any) -> Any:
+def _random_container(draw: random.Random, document: Any) -> Any:
     """An object or a list somewhere in it."""
-    place = document
+    container = document
     while True:
         inner = [
-            value for value in (place.values() if isinstance(place, dict) else place) if isinstance(value, dict | list)
+            value
+            for value in (container.values() if isinstance(container, dict) else container)
+            if isinstance(value, dict | list)
         ]
         if not inner or draw.random() < 0.15:
-            return place
-        place = draw.choice(inner)
+            return container
+        container = draw.choice(inner)
 
 
 # Whether it might be accepted, from the bytes alone
@@ -223,20 +229,20 @@ def wrong(plan: dict[str, Any], records: dict[str, bytes], criteria: Sequence[Cr
     every counter that rose over the run; no collector's error where a criterion asks.
     """
     parts: dict[tuple[str, int, str], set[str]] = {}
-    places: dict[str, set[tuple[str, int]]] = {}
+    slots: dict[str, set[tuple[str, int]]] = {}
     for host in plan["hosts"]:
         try:
             document = _together([_believed(plan, host["name"], gang, records) for gang in _gangs_of(host)])
         except (ValueError, RecursionError) as error:
             return f"{host['name']}: no valid record: {str(error)[:80]}"
         for gpu in document["gpus"]:
-            place = host["name"], gpu["index"]
+            slot = host["name"], gpu["index"]
             for key in ("serial", "uuid"):  # what one record does not tell, another may
-                parts.setdefault((*place, key), set()).update({gpu[key]} - {""})
-                places.setdefault(gpu[key] or str(place), set()).add(place)
+                parts.setdefault((*slot, key), set()).update({gpu[key]} - {""})
+                slots.setdefault(gpu[key] or str(slot), set()).add(slot)
         if why := _unsound(plan, host, document, criteria):
             return f"{host['name']}: {why}"
-    if any(len(found) > 1 for found in (*parts.values(), *places.values())):
+    if any(len(positions) > 1 for positions in (*parts.values(), *slots.values())):
         return "a GPU in two places, or two in one"
     return ""
 
@@ -292,21 +298,21 @@ def _unsound(
     names: dict[int, set[str]] = {}
     for gpu in document["gpus"]:  # what one record does not tell, another may
         names.setdefault(gpu["index"], set()).add(gpu["name"])
-    if any(told - {""} != {"NVIDIA H200"} for told in names.values()):
+    if any(models - {""} != {"NVIDIA H200"} for models in names.values()):
         return "a GPU of another model"
     return next((why for criterion in criteria if (why := _broken(criterion, host, document))), "")
 
 
-def _unmeasured(plan: dict[str, Any], host: dict[str, Any], seen: Sequence[dict[str, Any]]) -> str:
+def _unmeasured(plan: dict[str, Any], host: dict[str, Any], observations: Sequence[dict[str, Any]]) -> str:
     """What the plan expects and nobody measured."""
     for item in plan["expected"]:
         for scope in _scopes(plan, host, item):
-            found = [
-                each for each in seen
+            measured = [
+                each for each in observations
                 if (each["name"], each["stage"], each["scope"]) == (item["name"], item["stage"], scope)
                 and item["params"].items() <= each.get("params", {}).items()
             ]  # fmt: skip
-            if not found or found[-1]["status"] != "measured":
+            if not measured or measured[-1]["status"] != "measured":
                 return f"{item['name']} {scope} {item['params']} was not measured"
     return ""
 
@@ -326,7 +332,7 @@ def _broken(criterion: Criterion, host: dict[str, Any], document: dict[str, Any]
     if criterion.vs_fleet or criterion.baseline or criterion.same_as_fleet is not None or criterion.variable:
         return ""
     limit = criterion.value if criterion.expected is None else criterion.expected * criterion.fraction
-    values, lost = _told(criterion, document)
+    values, lost = _values_of(criterion, document)
     for scope, series in values.items():
         if criterion.delta and criterion.operator in ("le", "lt", "eq"):
             kinds = {type(value) in (int, float) for value in series}
@@ -350,7 +356,7 @@ def _broken(criterion: Criterion, host: dict[str, Any], document: dict[str, Any]
     return ""
 
 
-def _told(criterion: Criterion, document: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
+def _values_of(criterion: Criterion, document: dict[str, Any]) -> tuple[dict[str, list[Any]], str]:
     """Scope -> what is told of it, in the order of time; and an error, where one stands in its place."""
     values: dict[str, list[Any]] = {}
     lost = ""
@@ -407,8 +413,8 @@ def _meets(operator: str, value: Any, limit: Any) -> bool:
 class Trial:
     """One small run directory, broken again and again, and what came of it."""
 
-    def __init__(self, place: Path, seed: int, full: bool = False, gang: bool = False) -> None:
-        self.directory, self.draw = place / "r1", random.Random(seed)  # noqa: S311
+    def __init__(self, parent: Path, seed: int, full: bool = False, gang: bool = False) -> None:
+        self.directory, self.draw = parent / "r1", random.Random(seed)  # noqa: S311
         self.plan, self.full = small_run(self.directory, full, gang), full
         self.packs = PACKS if full else (short_pack(),)
         self.records = Records(self.directory, self.plan, {})
@@ -419,7 +425,7 @@ class Trial:
         self.evidence = {host.name: self.records.read(host)[0] for host in self.plan.hosts}
         self.weights = [1] * 2 + [60 // len(self.plan.hosts)] * len(own) + [120 // len(self.plan.hosts)] * len(shared)
         self.broken = ""
-        self.found = Found()
+        self.found = Findings()
 
     def one(self, number: int) -> None:
         """One mutation."""
@@ -468,7 +474,7 @@ class Trial:
 
     def _wrong(self, name: str, text: bytes) -> str:
         if name == "events.jsonl":
-            return _untold(text)
+            return _unreported(text)
         whole = self.sound | {name: text}
         plan = json.loads(whole["plan.json"].decode(), object_pairs_hook=_once, parse_constant=_never)
         if name == "plan.json":
@@ -480,7 +486,7 @@ class Trial:
         self.found.command(self.directory.parent, ("report", self.directory), (self.directory,))
 
 
-class Found:
+class Findings:
     """What came of the mutations so far."""
 
     def __init__(self) -> None:
@@ -495,19 +501,19 @@ class Found:
             kept.write_bytes(document)
             self.told.append(f"{what}: {text} ({kept})")
 
-    def command(self, place: Path, words: Sequence[object], writes: Sequence[Path], document: bytes = b"") -> int:
+    def command(self, directory: Path, words: Sequence[object], writes: Sequence[Path], document: bytes = b"") -> int:
         """A verb and its exit code; counts where that is none of ours, and what it writes elsewhere, or new in `place`."""
         outside: list[str] = []
-        told = io.StringIO()
+        output = io.StringIO()
         with (
-            _watched(place, writes, outside.append),
-            contextlib.redirect_stdout(told),
-            contextlib.redirect_stderr(told),
+            _watched(directory, writes, outside.append),
+            contextlib.redirect_stdout(output),
+            contextlib.redirect_stderr(output),
         ):
             code = accepted.call(*words)
         self.counts["commands"] += 1
         if code not in (0, 1, 2, USAGE):
-            self.say("crashes", f"{words[0]}: exit {code}: {told.getvalue()[-600:]}", document)
+            self.say("crashes", f"{words[0]}: exit {code}: {output.getvalue()[-600:]}", document)
         for path in outside:
             self.say("writes outside", path, document)
         return code
@@ -539,24 +545,24 @@ def _same_signature(sound: bytes, text: bytes) -> str:
 
 
 def _same_verdicts(sound: bytes, text: bytes) -> str:
-    told = [json.loads(each.decode(), object_pairs_hook=_once, parse_constant=_never) for each in (sound, text)]
+    documents_ = [json.loads(each.decode(), object_pairs_hook=_once, parse_constant=_never) for each in (sound, text)]
     for key in ("decision", "verdicts"):
-        if told[0][key] != told[1][key] and _state_of(told[0][key]) != _state_of(told[1][key]):
+        if documents_[0][key] != documents_[1][key] and _state_of(documents_[0][key]) != _state_of(documents_[1][key]):
             return f"a report with another {key} is believed"
     return ""
 
 
-def _state_of(told: Any) -> Any:
+def _state_of(document: Any) -> Any:
     """Of each verdict what was decided, on what, by which limit."""
     keys = ("host", "scope", "name", "stage", "criterion", "verdict", "waiver", "limit", "operator", "reason", "value")
-    return [{key: each.get(key) for key in keys} for each in told] if isinstance(told, list) else told
+    return [{key: each.get(key) for key in keys} for each in document] if isinstance(document, list) else document
 
 
 def _waived(sound: bytes, text: bytes) -> str:
     """Every line of the whole file must still be there, for no less: each was needed."""
-    needed, there = (yaml.safe_load(each)["waivers"] for each in (sound, text))
+    needed, given = (yaml.safe_load(each)["waivers"] for each in (sound, text))
     for line in needed:
-        if not any(_answers(other, line) for other in there if isinstance(other, dict)):
+        if not any(_answers(other, line) for other in given if isinstance(other, dict)):
             return f"nobody answers for {line['criterion']} on {line['host']} {line['scope']}"
     return ""
 
@@ -565,10 +571,16 @@ def _answers(line: dict[str, Any], needed: dict[str, Any]) -> bool:
     asked = {
         key: " ".join(str(line.get(key, "")).split()) for key in ("who", "why", "until", "scope", "criterion", "host")
     }
-    place = asked["host"] == needed["host"] or (not asked["host"] and bool(line.get("serial")))
+    matches_host = asked["host"] == needed["host"] or (not asked["host"] and bool(line.get("serial")))
     within = not asked["scope"] or f"{needed['scope']},".startswith(f"{asked['scope']},")
     signed = len(asked["who"]) > 1 and len(asked["why"]) > 1 and asked["until"] >= builders.WHEN[:10]
-    return bool(place) and within and signed and asked["criterion"] == needed["criterion"] and not line.get("absent")
+    return (
+        bool(matches_host)
+        and within
+        and signed
+        and asked["criterion"] == needed["criterion"]
+        and not line.get("absent")
+    )
 
 
 def _all_measured(sound: bytes, text: bytes) -> str:
@@ -577,12 +589,12 @@ def _all_measured(sound: bytes, text: bytes) -> str:
         json.loads(each.decode(), object_pairs_hook=_once, parse_constant=_never) for each in (sound, text)
     )
     documents.validate(after, "record", source="record")
-    places = [
+    scopes = [
         {(each["name"], each["scope"], json.dumps(each.get("params", {}), sort_keys=True))
          for each in document.get("observations", ()) if each["status"] == "measured" and each["name"] in DIFFERED}
         for document in (before, after)
     ]  # fmt: skip
-    return "" if places[0] <= places[1] else "figures are gone, and it says that nothing differs"
+    return "" if scopes[0] <= scopes[1] else "figures are gone, and it says that nothing differs"
 
 
 DIFFERED = ("memory.bandwidth", "host_copy.bandwidth", "stress.throughput")
@@ -623,16 +635,16 @@ CASES = (
 )  # fmt: skip
 
 
-def furnish(place: Path) -> None:
+def furnish(directory: Path) -> None:
     """Runs that were accepted, one of them signed; one that was rejected, with the waivers that it needs; and a baseline."""
 
     def done(*words: object, code: int = 0) -> None:
-        with contextlib.redirect_stdout(io.StringIO()) as told, contextlib.redirect_stderr(told):
-            found = accepted.call(*words)
-        if found != code:
-            raise AssertionError(f"{words}: exit {found}: {told.getvalue()}")
+        with contextlib.redirect_stdout(io.StringIO()) as output, contextlib.redirect_stderr(output):
+            exit_code = accepted.call(*words)
+        if exit_code != code:
+            raise AssertionError(f"{words}: exit {exit_code}: {output.getvalue()}")
 
-    with contextlib.chdir(place):
+    with contextlib.chdir(directory):
         for name in (GOOD, AFTER, POOR):
             slow = accepted.slowed("memory.bandwidth", 0.5) if name == POOR else lambda record: record
             accepted.run_directory(Path(name), change=slow)
@@ -659,11 +671,11 @@ def furnish(place: Path) -> None:
 class Verbs:
     """A place with everything that verbs read, of which one file is broken at a time."""
 
-    def __init__(self, furnished: Path, place: Path, seed: int) -> None:
-        shutil.copytree(furnished, place)
-        self.place, self.draw, self.found = place, random.Random(seed), Found()  # noqa: S311
-        run_lock.acquire(place / AFTER)
-        self.sound = {path: path.read_bytes() for path in place.rglob("*") if path.is_file()}
+    def __init__(self, furnished: Path, directory: Path, seed: int) -> None:
+        shutil.copytree(furnished, directory)
+        self.place, self.draw, self.found = directory, random.Random(seed), Findings()  # noqa: S311
+        run_lock.acquire(directory / AFTER)
+        self.sound = {path: path.read_bytes() for path in directory.rglob("*") if path.is_file()}
 
     def one(self, number: int) -> None:
         """One mutation."""
@@ -685,9 +697,9 @@ class Verbs:
     def _restore(self, path: Path, case: Case) -> None:
         path.write_bytes(self.sound[path])
         for name in case.writes:
-            for there in list((self.place / name).rglob("*")):
-                if there.is_file() and there not in self.sound:
-                    there.unlink()
+            for entry in list((self.place / name).rglob("*")):
+                if entry.is_file() and entry not in self.sound:
+                    entry.unlink()
         for other, text in self.sound.items():
             if case.writes and (not other.exists() or other.read_bytes() != text):
                 other.write_bytes(text)
@@ -704,7 +716,7 @@ def broken(draw: random.Random, whole: bytes) -> bytes:
     return mutated(draw, whole)
 
 
-def _untold(text: bytes) -> str:
+def _unreported(text: bytes) -> str:
     for line in text.removesuffix(b"\n").split(b"\n") if text else ():
         try:
             event = json.loads(line.decode(), object_pairs_hook=_once, parse_constant=_never)
@@ -764,43 +776,43 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 
 @contextlib.contextmanager
-def _watched(place: Path, writes: Sequence[Path], say: Callable[[str], None]) -> Iterator[None]:
+def _watched(directory: Path, writes: Sequence[Path], say: Callable[[str], None]) -> Iterator[None]:
     """Tells of everything that is written, made, renamed or removed outside of some directories of a place."""
     if not getattr(sys, "_fuzz_audited", False):
         sys.addaudithook(_audit)
         sys._fuzz_audited = True  # type: ignore[attr-defined]
-    beside = sorted(place.iterdir())
+    before = sorted(directory.iterdir())
     _LOOKING.append(([os.path.realpath(each) for each in writes], say))
     try:
         yield
     finally:
         _LOOKING.pop()
-    if sorted(place.iterdir()) != beside:
+    if sorted(directory.iterdir()) != before:
         say("something beside the run directory")
 
 
 def part(seed: int, count: int, furnished: Path) -> tuple[Counter[str], list[str]]:
     """So many mutations in one process."""
     with tempfile.TemporaryDirectory(dir=MEMORY) as temporary:
-        place = Path(temporary).resolve()
+        directory = Path(temporary).resolve()
         full, verbs = count // FULL, count // VERBS
         gangs = (count - full - verbs) // GANGS
         trials: list[tuple[Trial | Verbs, int]] = [
-            (Trial(place / "full", seed, full=True), full),
-            (Verbs(furnished, place / "verbs", seed), verbs),
-            (Trial(place / "gang", seed, gang=True), gangs),
-            (Trial(place / "short", seed), count - full - verbs - gangs),
+            (Trial(directory / "full", seed, full=True), full),
+            (Verbs(furnished, directory / "verbs", seed), verbs),
+            (Trial(directory / "gang", seed, gang=True), gangs),
+            (Trial(directory / "short", seed), count - full - verbs - gangs),
         ]
         counts: Counter[str] = Counter()
-        told: list[str] = []
+        reports: list[str] = []
         for trial, many in trials:
             # Of the verbs another one comes first in each part.
             first = seed if isinstance(trial, Verbs) else 0
             for number in range(first + 1, first + many + 1):
                 trial.one(number)
             counts += trial.found.counts
-            told += trial.found.told
-        return counts, told
+            reports += trial.found.told
+        return counts, reports
 
 
 BAD = ("crashes", "wrong accepts", "writes outside")
@@ -809,7 +821,7 @@ BAD = ("crashes", "wrong accepts", "writes outside")
 def run(mutations: int, jobs: int, seed: int, say: Callable[[str], None] = print) -> tuple[Counter[str], list[str]]:
     """All of them; `say` is told how it goes on."""
     counts: Counter[str] = Counter()
-    told: list[str] = []
+    reports: list[str] = []
     began = time.monotonic()
     with tempfile.TemporaryDirectory() as furnished, ProcessPoolExecutor(jobs) as pool:
         furnish(Path(furnished))
@@ -818,10 +830,10 @@ def run(mutations: int, jobs: int, seed: int, say: Callable[[str], None] = print
         for done, task in enumerate(as_completed(tasks), 1):
             more, words = task.result()
             counts += more
-            told += words
+            reports += words
             if done % max(1, len(tasks) // 20) == 0:
                 say(f"… {counts['mutations']} mutations, {time.monotonic() - began:.0f} s")
-    return counts, told
+    return counts, reports
 
 
 def main() -> int:
@@ -831,8 +843,8 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--seed", type=int, default=1)
     options = parser.parse_args()
-    counts, told = run(options.mutations, options.jobs, options.seed, lambda text: print(text, flush=True))
-    print("\n".join(told[:20]))
+    counts, reports = run(options.mutations, options.jobs, options.seed, lambda text: print(text, flush=True))
+    print("\n".join(reports[:20]))
     print(
         f"{counts['mutations']} mutations, seed {options.seed}: " + ", ".join(f"{counts[name]} {name}" for name in BAD)
     )

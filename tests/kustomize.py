@@ -38,7 +38,7 @@ def _apply(directory: Path, resources: list[Resource]) -> list[Resource]:
         for resource in resources:
             _rename(resource, image)
     for resource in resources if "namespace" in document else ():
-        _place(resource, document["namespace"])
+        _set_namespace(resource, document["namespace"])
     return resources
 
 
@@ -48,21 +48,21 @@ def _documents(path: Path) -> list[Resource]:
 
 def _patch(resources: list[Resource], patch: dict[str, Any]) -> None:
     target = patch["target"]
-    found = [r for r in resources if (r["kind"], r["metadata"]["name"]) == (target["kind"], target["name"])]
-    assert found, f"a patch has no target: {target}"
-    for resource in found:
+    targets = [r for r in resources if (r["kind"], r["metadata"]["name"]) == (target["kind"], target["name"])]
+    assert targets, f"a patch has no target: {target}"
+    for resource in targets:
         for step in yaml.safe_load(patch["patch"]):
             *parents, last = (part.replace("~1", "/") for part in step["path"].strip("/").split("/"))
-            place: Any = resource
+            node: Any = resource
             for part in parents:
-                place = place[int(part)] if isinstance(place, list) else place[part]
+                node = node[int(part)] if isinstance(node, list) else node[part]
             value = copy.deepcopy(step["value"])
-            if isinstance(place, list):
+            if isinstance(node, list):
                 assert (step["op"], last) == ("add", "-")
-                place.append(value)
+                node.append(value)
             else:
-                assert step["op"] in (("add", "replace") if last in place else ("add",)), step
-                place[last] = value
+                assert step["op"] in (("add", "replace") if last in node else ("add",)), step
+                node[last] = value
 
 
 def _rename(value: Any, image: dict[str, str]) -> None:
@@ -79,7 +79,7 @@ def _rename(value: Any, image: dict[str, str]) -> None:
             _rename(item, image)
 
 
-def _place(resource: Resource, namespace: str) -> None:
+def _set_namespace(resource: Resource, namespace: str) -> None:
     if resource["kind"] not in CLUSTER_WIDE:
         resource["metadata"]["namespace"] = namespace
     for subject in resource.get("subjects", ()):

@@ -53,7 +53,7 @@ ROOT = Path(__file__).resolve().parents[1]
 class Room:
     """Code that decides one thing, and its tests."""
 
-    places: tuple[str, ...]
+    targets: tuple[str, ...]
     """Files, or `FILE:FUNCTION`."""
     tests: tuple[str, ...]
     """NAME of tests/unit/test_NAME.py: the quick ones. What starts real launches, or judges whole fleets, takes too long."""
@@ -63,13 +63,15 @@ class Room:
 
     def chosen(self, name: str, wanted: list[str]) -> list[str]:
         """The places of this room that are wanted: all by its name, or files of it, or functions of those."""
-        files = {place.partition(":")[0] for place in self.places}
-        return list(self.places) if name in wanted else [place for place in wanted if place.partition(":")[0] in files]
+        files = {target.partition(":")[0] for target in self.targets}
+        return (
+            list(self.targets) if name in wanted else [target for target in wanted if target.partition(":")[0] in files]
+        )
 
 
 ROOMS = {
     "judge": Room(
-        places=(
+        targets=(
             *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "fleet" / "judge").rglob("*.py"))),
             *("fleet/report/merge.py:decide", "fleet/report/causes.py"),
             *("fleet/report/summary.py:reasons", "fleet/report/summary.py:status_of"),
@@ -82,12 +84,12 @@ ROOMS = {
         fewest=0.90,
     ),
     "plan": Room(
-        places=("fleet/planning/plan.py", "fleet/inventory/ansible.py", "schemas/plans.py"),
+        targets=("fleet/planning/plan.py", "fleet/inventory/ansible.py", "schemas/plans.py"),
         tests=("plan", "plan_edges", "manifest", "scaling", "soak"),
         fewest=0.85,
     ),
     "supervisor": Room(
-        places=(
+        targets=(
             "agent/launch/supervise.py", "agent/gang/heartbeat.py",
             "agent/gang/monitor.py", "agent/gang/culprit.py", "agent/gang/peer_channel.py",
             "agent/launch/guard.py", "agent/sampling/snapshot_sampler.py",
@@ -145,9 +147,9 @@ class Mutant:
         return tree, f"{before} -> {after}"[:160]
 
 
-def mutants(place: str) -> list[Mutant]:
+def mutants(target: str) -> list[Mutant]:
     """Every mutant of a file, or of one function of it (`FILE:NAME`)."""
-    file, _, name = place.partition(":")
+    file, _, name = target.partition(":")
     tree = ast.parse((ROOT / file).read_text())
     within = [
         (node.lineno, node.end_lineno)
@@ -198,31 +200,31 @@ def _changeable(tree: ast.Module) -> Iterator[tuple[ast.AST, ast.AST, int]]:
 
 def _changes(node: ast.AST) -> list[Any]:
     """What can be done to a node: functions of it and its parent that do it and say what it is then."""
-    found: list[Any] = []
+    changes: list[Any] = []
     swapped = node.ops[0] if isinstance(node, ast.Compare) and len(node.ops) == 1 else getattr(node, "op", None)
     if type(swapped) in SWAPS:
-        found.append(_swap_op)
+        changes.append(_swap_op)
     elif isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.Not):
-        found.append(lambda node, parent: _put(parent, node, node.operand))
+        changes.append(lambda node, parent: _put(parent, node, node.operand))
     elif isinstance(node, ast.Constant) and isinstance(node.value, bool):
-        found.append(lambda node, parent: _set(node, not node.value))
+        changes.append(lambda node, parent: _set(node, not node.value))
     elif isinstance(node, ast.Constant) and isinstance(node.value, int | float):
-        found.append(lambda node, parent: _set(node, node.value + 1))
+        changes.append(lambda node, parent: _set(node, node.value + 1))
     elif isinstance(node, ast.Constant) and isinstance(node.value, str):
-        found.append(lambda node, parent: _set(node, f"{node.value}x"))
+        changes.append(lambda node, parent: _set(node, f"{node.value}x"))
     elif isinstance(node, ast.Return) and node.value is not None and not _is_none(node.value):
-        found.append(lambda node, parent: _put(parent, node, ast.Return(value=ast.Constant(value=None))))
+        changes.append(lambda node, parent: _put(parent, node, ast.Return(value=ast.Constant(value=None))))
     elif isinstance(node, ast.Name) and node.id in NAMES and isinstance(node.ctx, ast.Load):
-        found.append(_rename)
+        changes.append(_rename)
     elif isinstance(node, ast.Expr | ast.Continue | ast.Break) and not isinstance(
         getattr(node, "value", None), ast.Yield
     ):
-        found.append(lambda node, parent: _put(parent, node, ast.Pass()))
+        changes.append(lambda node, parent: _put(parent, node, ast.Pass()))
     if isinstance(node, ast.If | ast.IfExp | ast.While) and not isinstance(node.test, ast.Compare | ast.UnaryOp):
-        found.append(_negate)
+        changes.append(_negate)
     if isinstance(node, ast.comprehension) and node.ifs:
-        found.append(lambda node, parent: node.ifs.clear() or "without its if")
-    return found
+        changes.append(lambda node, parent: node.ifs.clear() or "without its if")
+    return changes
 
 
 def _swap_op(node: Any, _: ast.AST) -> str:
@@ -271,22 +273,26 @@ def _implant(code: types.CodeType, owner: Any) -> None:
     for part in code.co_consts:
         if not isinstance(part, types.CodeType) or part.co_name.startswith("<"):
             continue
-        found = vars(owner).get(part.co_name)
-        if isinstance(found, type):
-            _implant(part, found)
+        function = vars(owner).get(part.co_name)
+        if isinstance(function, type):
+            _implant(part, function)
             continue
-        found = (
-            found.fget if isinstance(found, property) else found.func if isinstance(found, cached_property) else found
+        function = (
+            function.fget
+            if isinstance(function, property)
+            else function.func
+            if isinstance(function, cached_property)
+            else function
         )
-        found = getattr(found, "__wrapped__", getattr(found, "__func__", found))
-        if not isinstance(found, types.FunctionType):
+        function = getattr(function, "__wrapped__", getattr(function, "__func__", function))
+        if not isinstance(function, types.FunctionType):
             continue
-        if found.__code__.co_freevars == part.co_freevars:
-            found.__code__ = part
+        if function.__code__.co_freevars == part.co_freevars:
+            function.__code__ = part
         else:  # without its `super()`
-            cells = dict(zip(found.__code__.co_freevars, found.__closure__ or (), strict=True))
+            cells = dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
             closure = tuple(cells[name] for name in part.co_freevars)
-            made = types.FunctionType(part, found.__globals__, part.co_name, found.__defaults__, closure)
+            made = types.FunctionType(part, function.__globals__, part.co_name, function.__defaults__, closure)
             setattr(owner, part.co_name, made)
 
 
@@ -307,9 +313,9 @@ class Trial:
             tasks = []
             for mutant in self.chosen:
                 lines = (f"{mutant.file}:{line}" for line in (mutant.line, mutant.statement))
-                found = dict(test for line in lines for test in passing.get(line, ()))
-                items = [everything[name] for name in found]
-                tasks.append((mutant, pool.submit(self._noticed, mutant, items, sum(found.values()))))
+                durations = dict(test for line in lines for test in passing.get(line, ()))
+                items = [everything[name] for name in durations]
+                tasks.append((mutant, pool.submit(self._noticed, mutant, items, sum(durations.values()))))
             for mutant, task in tasks:
                 done += 1
                 if not task.result():
@@ -325,17 +331,17 @@ class Trial:
         for item in items:
             files[str(item.path)].append(item)
         through: dict[str, list[tuple[float, str]]] = defaultdict(list)
-        with tempfile.TemporaryDirectory() as place:
-            told = {name: Path(place) / f"{Path(name).stem}.json" for name in files}
+        with tempfile.TemporaryDirectory() as directory:
+            line_files = {name: Path(directory) / f"{Path(name).stem}.json" for name in files}
             running = {
-                name: pool.submit(self._forked, LONGEST_FILE_S, self._write_lines, told[name], files[name])
+                name: pool.submit(self._forked, LONGEST_FILE_S, self._write_lines, line_files[name], files[name])
                 for name in files
             }
             for name, ended in running.items():
                 if ended.result():
                     print(f"{name}: its tests took too long, or failed, and are left out", flush=True)
                     continue
-                for line, tests in json.loads(told[name].read_text()).items():
+                for line, tests in json.loads(line_files[name].read_text()).items():
                     if line:
                         through[line] += tests
                     else:
@@ -349,19 +355,19 @@ class Trial:
                         )
         return {line: list(_quickest(tests, MOST_WAIT_S if self.apart else MOST_S)) for line, tests in through.items()}
 
-    def _write_lines(self, told: Path, items: list[pytest.Item]) -> None:
+    def _write_lines(self, path: Path, items: list[pytest.Item]) -> None:
         wanted = {str(ROOT / mutant.file): mutant.file for mutant in self.chosen}
-        seen: set[tuple[str, int]] = set()
+        executed: set[tuple[str, int]] = set()
         calls: Counter[types.CodeType] = Counter()
-        log = told.with_suffix(".lines")
+        log = path.with_suffix(".lines")
 
         def line(frame: Any, event: str, _: Any) -> Any:
-            place = frame.f_code.co_filename, frame.f_lineno
-            if event == "line" and place not in seen:
-                seen.add(place)
+            position = frame.f_code.co_filename, frame.f_lineno
+            if event == "line" and position not in executed:
+                executed.add(position)
                 # A fork of the test writes there too, and may have closed all that was open.
                 with log.open("a") as file:
-                    file.write(f"{wanted[place[0]]}:{place[1]}\n")
+                    file.write(f"{wanted[position[0]]}:{position[1]}\n")
             return line
 
         def call(frame: Any, _: str, __: Any) -> Any:
@@ -372,7 +378,7 @@ class Trial:
 
         through: dict[str, list[tuple[float, str]]] = defaultdict(list)
         for item in items:
-            seen.clear()
+            executed.clear()
             calls.clear()
             log.write_text("")
             began = time.monotonic()
@@ -392,9 +398,9 @@ class Trial:
             if failed or spent > LONGEST_WAIT_S:
                 through[""].append((spent, item.nodeid))
             else:
-                for place in set(log.read_text().split()):
-                    through[place].append((spent, item.nodeid))
-        told.write_text(json.dumps(through))
+                for position in set(log.read_text().split()):
+                    through[position].append((spent, item.nodeid))
+        path.write_text(json.dumps(through))
 
     def _noticed(self, mutant: Mutant, items: list[pytest.Item], spent: float) -> bool:
         """Whether any of the tests, which take so long without it, fails on it."""
@@ -502,37 +508,37 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at a time")
     options = parser.parse_args()
     wanted = {name: room.chosen(name, options.files) for name, room in ROOMS.items()}
-    if unknown := set(options.files) - set(ROOMS) - {place for places in wanted.values() for place in places}:
+    if unknown := set(options.files) - set(ROOMS) - {target for targets in wanted.values() for target in targets}:
         parser.error(f"{', '.join(sorted(unknown))}: none of {', '.join(ROOMS)}")
     low = False
-    for name, places in wanted.items():
+    for name, targets in wanted.items():
         room = ROOMS[name]
-        if not places:
+        if not targets:
             continue
         if room.ends_processes and not _may_go_apart():
             print(f"{name}: left out: a mutant of it may end any process of yours; as root each has a PID namespace")
             low = True
             continue
-        low |= _score(name, room, places, options) < room.fewest
+        low |= _score(name, room, targets, options) < room.fewest
     return int(low)
 
 
-def _score(name: str, room: Room, places: list[str], options: argparse.Namespace) -> float:
-    every = {place: mutants(place) for place in places}
+def _score(name: str, room: Room, targets: list[str], options: argparse.Namespace) -> float:
+    every = {target: mutants(target) for target in targets}
     chosen: list[Mutant] = []
-    for place, found in every.items():
-        draw = random.Random(f"{options.seed} {place}")  # noqa: S311 a sample, no secret
-        drawn = draw.sample(found, min(options.sample or len(found), len(found)))
+    for target, mutants_ in every.items():
+        draw = random.Random(f"{options.seed} {target}")  # noqa: S311 a sample, no secret
+        drawn = draw.sample(mutants_, min(options.sample or len(mutants_), len(mutants_)))
         chosen += sorted(drawn, key=lambda mutant: (mutant.line, mutant.number, mutant.kind))
     trial = Trial(chosen, options.jobs, room.ends_processes)
     paths = [str(ROOT / f"tests/unit/test_{test}.py") for test in options.tests or room.tests]
     pytest.main(["-q", "--no-header", *paths], plugins=[trial])
-    for place, found in every.items():
-        own = set(found) & set(chosen)
+    for target, mutants_ in every.items():
+        own = set(mutants_) & set(chosen)
         left = len(own & set(trial.survived))
         if own:
             share = (len(own) - left) / len(own)
-            print(f"{share:6.1%} {place}: {len(own) - left} of {len(own)} mutants noticed, sampled of {len(found)}")
+            print(f"{share:6.1%} {target}: {len(own) - left} of {len(own)} mutants noticed, sampled of {len(mutants_)}")
     noticed = len(chosen) - len(trial.survived)
     score = noticed / len(chosen) if chosen else 0.0
     size = f"{options.sample} a file, seed {options.seed}" if options.sample else "all"

@@ -1,5 +1,6 @@
-"""Ranks in the environment that torchrun gives them, forked from one process that has torch: importing it costs each rank two
-seconds of a processor. That torchrun itself starts them is seen by those tests that start it.
+"""Ranks with the environment that torchrun gives them, forked from one process that has imported torch.
+
+Importing torch costs each rank two seconds of CPU time. Other tests start a real torchrun.
 """
 
 from __future__ import annotations
@@ -16,11 +17,13 @@ from pathlib import Path
 import torch
 from torch.distributed import TCPStore
 
-PATIENCE_S = 120
+from schemas.catalogue import BENCHMARKS
+
+TIMEOUT_S = 120
 _forks = multiprocessing.get_context("forkserver")
 _forks.set_forkserver_preload(
     [
-        f"agent.benchmarks.{name}"
+        f"agent.benchmarks.{BENCHMARKS[name].group}.{name}"
         for name in ("collective", "digest", "gemm", "memory", "pairs", "straggler", "training")
     ]
 )
@@ -28,24 +31,24 @@ _forks.set_forkserver_preload(
 
 @dataclass(frozen=True)
 class Ranks:
-    """Some that were started together."""
+    """Ranks that were started together."""
 
     processes: list[BaseProcess]
-    printed: Path
+    output: Path
     store: TCPStore | None = None
-    """What torchrun would keep for them."""
+    """In place of torchrun's own."""
 
-    def end(self) -> list[int | None]:
-        """Waits for all of them; their exit codes."""
+    def wait(self) -> list[int | None]:
+        """Wait for all of them; return their exit codes."""
         for process in self.processes:
-            process.join(PATIENCE_S)
+            process.join(TIMEOUT_S)
             if process.exitcode is None:
                 process.kill()
         return [process.exitcode for process in self.processes]
 
 
 def start(module: str, *arguments: str, work: Path, ranks: int = 2, hosts: Sequence[str] = (".",)) -> Ranks:
-    """Starts `ranks` of `module` in each directory of `hosts` below `work`; what they print is in `work`/printed."""
+    """Start `ranks` of `module` in each directory of `hosts` below `work`; their output goes to `work`/output."""
     store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     common = {
         "TORCHELASTIC_RUN_ID": "forked",
@@ -55,43 +58,43 @@ def start(module: str, *arguments: str, work: Path, ranks: int = 2, hosts: Seque
         "WORLD_SIZE": len(hosts) * ranks,
         "LOCAL_WORLD_SIZE": ranks,
     }
-    seats = [(node, local) for node in range(len(hosts)) for local in range(ranks)]
-    started = [
+    processes = [
         _fork(
             module,
             arguments,
-            work / hosts[node],
+            work / host,
             work,
             common,
             GROUP_RANK=node,
-            LOCAL_RANK=local,
-            RANK=node * ranks + local,
+            LOCAL_RANK=local_rank,
+            RANK=node * ranks + local_rank,
         )
-        for node, local in seats
+        for node, host in enumerate(hosts)
+        for local_rank in range(ranks)
     ]
-    return Ranks(started, work / "printed", store)
+    return Ranks(processes, work / "output", store)
 
 
-def alone(module: str, *arguments: str, work: Path) -> Ranks:
-    """Starts one that no launcher placed."""
-    return Ranks([_fork(module, arguments, work, work, {})], work / "printed")
+def start_alone(module: str, *arguments: str, work: Path) -> Ranks:
+    """Start one rank without a launcher."""
+    return Ranks([_fork(module, arguments, work, work, {})], work / "output")
 
 
 def _fork(
-    module: str, arguments: Sequence[str], place: Path, work: Path, common: Mapping[str, object], **seat: int
+    module: str, arguments: Sequence[str], directory: Path, work: Path, common: Mapping[str, object], **placement: int
 ) -> BaseProcess:
-    environment = {name: str(value) for name, value in {**common, **seat}.items()}
-    process = _forks.Process(target=_become, args=(module, list(arguments), environment, place, work), daemon=True)
+    environment = {name: str(value) for name, value in {**common, **placement}.items()}
+    process = _forks.Process(target=_run, args=(module, list(arguments), environment, directory, work), daemon=True)
     process.start()
     return process
 
 
-def _become(module: str, arguments: list[str], environment: dict[str, str], place: Path, work: Path) -> None:
-    os.setsid()  # as torchrun does: the kernel may share processors out by session
+def _run(module: str, arguments: list[str], environment: dict[str, str], directory: Path, work: Path) -> None:
+    os.setsid()  # as torchrun does: the kernel may schedule by session
     os.environ |= {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1", **environment}
     torch.set_num_threads(1)  # OpenMP read its variable when torch was imported
-    os.chdir(place)
-    log = os.open(work / "printed", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.chdir(directory)
+    log = os.open(work / "output", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     for stream in (1, 2):
         os.dup2(log, stream)
     sys.argv = [module, *arguments]

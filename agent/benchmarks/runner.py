@@ -1,9 +1,9 @@
-"""The benchmarks one after the other: of each its figures, or for every one that it owes the reason why there is none."""
+"""Runs the benchmarks one after the other, and reports the reason for every figure that could not be measured."""
 
 from __future__ import annotations
 
+import gc
 import importlib
-import sys
 import time
 from collections.abc import Mapping
 from datetime import timedelta
@@ -14,136 +14,150 @@ import torch.distributed as dist
 
 from agent.benchmarks.links import pairs
 from agent.benchmarks.runtime import nccl_log
-from agent.benchmarks.runtime.context import Context, failed, join
+from agent.benchmarks.runtime.agreement import CannotMeasureError, log, report_absent_outputs
+from agent.benchmarks.runtime.context import Context, describe_error, join_process_group
 from schemas.catalogue import BENCHMARKS, DURATION, expand, settings
 from schemas.records import ERROR, SKIPPED
 
-NOT_THERE = (RuntimeError, ValueError)
-"""What torch's stores raise when they have waited long enough, by version."""
+STORE_ERRORS = (RuntimeError, ValueError)
+"""What torch's stores raise after their time-out; which one depends on the version."""
 
 
 def run_all(context: Context, benchmarks: Mapping[str, dict[str, Any]], broken: str = "") -> None:
-    """First what each rank does with its own device, then what all do together: a lost GPU costs only its own figures."""
-    alone = [name for name in benchmarks if not BENCHMARKS[name].needs_group]
-    together = [name for name in benchmarks if BENCHMARKS[name].needs_group]
-    for name in alone:
+    """Run the benchmarks of single devices first, then those of all ranks: a lost GPU costs only its own figures.
+
+    Args:
+        broken: why this rank's device cannot be used; empty if it can.
+    """
+    local = [name for name in benchmarks if not BENCHMARKS[name].needs_group]
+    collective = [name for name in benchmarks if BENCHMARKS[name].needs_group]
+    for name in local:
         if broken:
             context.begin(name)
             context.leave()
-            _fill(context, name, benchmarks[name], ERROR, broken)
+            _report_missing(context, name, benchmarks[name], ERROR, broken)
         else:
-            _run(context, name, benchmarks[name])
-            broken = device_lost(context)
-    why = _roll_call(context, broken) if together else ""
-    if together and not why:
+            run_benchmark(context, name, benchmarks[name])
+            broken = device_error(context)
+    if not collective:
+        return
+    reason = _check_readiness(context, broken)
+    if not reason:
         context.begin("join")
-        join(context)
-        if "collective" not in together or context.world_size == 1:
-            nccl_log.hush()  # nobody reads what NCCL has to say
-    for name in together:
-        if why:
-            _fill(context, name, benchmarks[name], SKIPPED, why)
-        elif error := _run(context, name, benchmarks[name]):
-            why = f"the process group broke in {name}: {error}"
-    if together and not why:
+        join_process_group(context)
+        if "collective" not in collective or context.world_size == 1:
+            nccl_log.disable()  # only the collective benchmark reads NCCL's log
+    for name in collective:
+        if reason:
+            _report_missing(context, name, benchmarks[name], SKIPPED, reason)
+        elif error := run_benchmark(context, name, benchmarks[name]):
+            reason = f"the process group broke in {name}: {error}"
+    if not reason:
         context.begin("leave")
         dist.destroy_process_group()
 
 
-def _run(context: Context, name: str, chosen: dict[str, Any]) -> str:
-    """Runs one benchmark; returns what it broke on, or an empty string."""
+def run_benchmark(context: Context, name: str, chosen: Mapping[str, Any]) -> str:
+    """Run one benchmark; return the error that ended it, or an empty string."""
     context.begin(name)
-    print(f"{name} …", file=sys.stderr, flush=True)
+    log(f"{name} …")
     began, problem = time.monotonic(), ""
     try:
-        importlib.import_module(f"agent.benchmarks.{BENCHMARKS[name].group}.{name}").run(
-            context, settings(name, chosen)
-        )
-        if context.kind == "gpu":
-            torch.cuda.empty_cache()
+        module = importlib.import_module(f"agent.benchmarks.{BENCHMARKS[name].group}.{name}")
+        module.run(context, settings(name, chosen))
+    except CannotMeasureError as error:
+        report_absent_outputs(context, name, error)
     except Exception as error:  # noqa: BLE001 - a benchmark that fails is a result; the next one still runs
-        status, problem = failed(error)
-        print(f"{name}: {problem}", file=sys.stderr, flush=True)  # the rank's log
+        problem = describe_error(error)
+        log(f"{name}: {problem}")
         if BENCHMARKS[name].needs_group:
-            context.heart.fail(problem)
-        _fill(context, name, chosen, status, problem)
+            context.heartbeat.fail(problem)
+        _report_missing(context, name, chosen, ERROR, problem)
     finally:
         context.leave()
+    if not problem:
+        gc.collect()
+        if context.kind == "gpu":
+            torch.cuda.empty_cache()
     duration: dict[str, Any] = {
         "unit": "s",
-        "scope": "host" if context.speaks_for_world else context.device_scope,
+        "scope": "host" if context.is_reporting_rank else context.device_scope,
         "benchmark": name,
     }
-    if problem:  # told by every rank, since the figures that it was to bring may all have been made before
-        context.absent(DURATION.name, status=ERROR, reason=problem, **duration)
-    elif context.speaks_for_world:
-        context.measured(DURATION.name, time.monotonic() - began, **duration)
+    if problem:  # reported by every rank: all figures of the benchmark may have been measured before the error
+        context.report_absent(DURATION.name, status=ERROR, reason=problem, **duration)
+    elif context.is_reporting_rank:
+        context.report(DURATION.name, time.monotonic() - began, **duration)
     context.save()
     return problem
 
 
-def device_lost(context: Context) -> str:
-    """Why the device can do nothing any more, or an empty string: after some errors CUDA refuses all that follows."""
+def device_error(context: Context) -> str:
+    """Return why the device can no longer be used, or an empty string. After some errors CUDA refuses every call."""
     try:
         torch.zeros(1, device=context.device).add_(1)
-        context.synchronize()  # waits only so long: a kernel that hangs would hold up whoever reads the result
+        context.synchronize()  # has a time-out, unlike reading the result of a kernel that hangs
     except (RuntimeError, TimeoutError) as error:
-        return f"the device was lost: {failed(error)[1]}"
+        return f"the device was lost: {describe_error(error)}"
     return ""
 
 
-def _roll_call(context: Context, broken: str) -> str:
-    """Who cannot take part in the process group, by name and reason; an empty string where all can.
+def _check_readiness(context: Context, broken: str) -> str:
+    """Return which ranks cannot join the process group, and why; an empty string if all can.
 
-    NCCL itself would wait for a rank that is not there, and name nobody.
+    NCCL itself would wait for a missing rank without naming it.
     """
-    context.heart.grouped, context.unable = True, broken
+    context.heartbeat.grouped, context.unable = True, broken
     context.begin("roll call")
     context.store.set(f"roll/{context.rank}", broken or "here")
-    # One rank decides for all: each by itself, a rank that is late would be in for some and out for others.
+    # Rank 0 decides for all: if each rank decided alone, a late rank could be ready for some and missing for others.
     if context.rank == 0:
-        context.store.set("roll", _absent_ranks(context))
+        context.store.set("roll", _unready_ranks(context))
     try:
         context.store.wait(["roll"], timedelta(seconds=2 * context.timeout_s + 10))
         return context.store.get("roll").decode()
-    except NOT_THERE:
-        return "rank 0 called no roll: it, or its host, is lost"
+    except STORE_ERRORS:
+        return "rank 0 did not finish the readiness check: it, or its host, is lost"
 
 
-def _absent_ranks(context: Context) -> str:
-    ends = time.monotonic() + context.timeout_s
-    absent = []
+def _unready_ranks(context: Context) -> str:
+    deadline = time.monotonic() + context.timeout_s
+    unready = []
     for rank in range(context.world_size):
         key = f"roll/{rank}"
         try:
-            context.store.wait([key], timedelta(seconds=max(0.1, ends - time.monotonic())))
-            said = context.store.get(key).decode()
-        except NOT_THERE:
-            said = f"did not come within {context.timeout_s:g} s"
-        if said != "here":
-            absent.append(f"rank {rank} cannot take part: {said}")
-    return "; ".join(absent)[:1000]
+            context.store.wait([key], timedelta(seconds=max(0.1, deadline - time.monotonic())))
+            answer = context.store.get(key).decode()
+        except STORE_ERRORS:
+            answer = f"no answer within {context.timeout_s:g} s"
+        if answer != "here":
+            unready.append(f"rank {rank} cannot take part: {answer}")
+    return "; ".join(unready)[:1000]
 
 
-def _fill(context: Context, name: str, chosen: dict[str, Any], status: str, reason: str) -> None:
-    """Says why, for every output that the benchmark owes and has not made."""
-    for item in expand(context.stage, name, chosen, context.kind):
-        output = next((output for output in BENCHMARKS[name].outputs if output.makes(item.name)), DURATION)
-        for scope in [] if output.sampled or output is DURATION else _scopes(context, item.scope, chosen):
-            made = any(
-                seen.name == item.name and seen.scope == scope and item.params.items() <= seen.params.items()
-                for seen in context.observations
+def _report_missing(context: Context, name: str, chosen: Mapping[str, Any], status: str, reason: str) -> None:
+    """Report the reason for every output of the benchmark that this rank has not reported."""
+    for expected in expand(context.stage, name, chosen, context.kind):
+        output = next((output for output in BENCHMARKS[name].outputs if output.makes(expected.name)), DURATION)
+        for scope in [] if output.sampled or output is DURATION else _scopes(context, expected.scope, chosen):
+            reported = any(
+                observation.name == expected.name
+                and observation.scope == scope
+                and expected.params.items() <= observation.params.items()
+                for observation in context.observations
             )
-            if not made:
-                context.absent(item.name, unit=output.unit, scope=scope, status=status, reason=reason, **item.params)
+            if not reported:
+                context.report_absent(
+                    expected.name, unit=output.unit, scope=scope, status=status, reason=reason, **expected.params
+                )
 
 
-def _scopes(context: Context, kind: str, chosen: dict[str, Any]) -> list[str]:
-    """The scopes of that kind for which this rank speaks."""
+def _scopes(context: Context, kind: str, chosen: Mapping[str, Any]) -> list[str]:
+    """Return the scopes of that kind that this rank reports."""
     if kind == "peers":
-        return pairs.scopes(context, settings("pairs", chosen))
+        return pairs.expected_scopes(context, settings("pairs", chosen))
     if kind == "device":
         return [context.device_scope]
     if kind == "pair":
         return [context.pair_scope(peer) for peer in range(context.local_world_size) if peer != context.local_rank]
-    return [context.world_scope] if context.speaks_for_world else []
+    return [context.world_scope] if context.is_reporting_rank else []

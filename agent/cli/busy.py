@@ -16,7 +16,7 @@ from agent.sampling.snapshot import take
 from collectors.nvml import gpu_conflicts
 from schemas.catalogue import BENCHMARKS, Expectation
 from schemas.records import SKIPPED, Observation
-from schemas.skips import BUSY
+from schemas.skips import skipped_for
 
 FREE, IN_USE, USAGE = 0, 1, 64
 MOST = 3
@@ -75,7 +75,7 @@ def skip(run: HostRun, why: str) -> None:
             stage=item.stage,
             unit=_unit(item.name),
             status=SKIPPED,
-            reason=f"{BUSY}{why}"[:1000],
+            reason=skipped_for(why)[:1000],
             params=item.params,
         )
         for item, scope in _planned(run)

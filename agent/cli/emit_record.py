@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
-from agent.placement.membership import host_of
+from agent.placement.membership import find_host
 from agent.run.record import PLAN_BYTES, HostRun
 from schemas import documents, frames
 from schemas.plans import plan_from_json
@@ -34,7 +34,7 @@ def _tell(options: argparse.Namespace) -> int:
     name = options.host
     if not name:
         document = documents.read(options.run_dir / "plan.json", "plan", max_bytes=PLAN_BYTES)
-        name = host_of(plan_from_json(document), os.environ)
+        name = find_host(plan_from_json(document), os.environ)
     if told(HostRun(options.run_dir, name)):
         return 0
     sys.stderr.write(f"rackproof: {options.run_dir} has no record of {name} yet: run `rackproof attend` first\n")

@@ -20,8 +20,8 @@ from agent.gang.discovery import meet
 from agent.gang.protocol import ExchangeError, Gang
 from agent.launch import options as given
 from agent.launch.stage import left_out, not_started
-from agent.placement.membership import all_processors, host_of
-from agent.placement.rank_placement import SeatError, cleared
+from agent.placement.membership import find_host, use_all_processors
+from agent.placement.rank_placement import PlacementError, without_placement
 from agent.run import lease
 from agent.run.record import HostRun, run_directory
 from schemas import documents
@@ -86,12 +86,12 @@ def _attend(options: argparse.Namespace) -> int:
     try:
         given.check(options)
         plan = given.plan_of(options)
-        options.host = options.host or os.environ.get(HOST) or host_of(plan, os.environ)
+        options.host = options.host or os.environ.get(HOST) or find_host(plan, os.environ)
         text = given.text_of(options)
-    except SeatError as error:
+    except PlacementError as error:
         return _complain(str(error))
     options.run_dir = (options.run_dir or STATE / lease.RUNS / plan.run_id).absolute()
-    if note := all_processors() if _environment().keys() < os.environ.keys() else "":
+    if note := use_all_processors() if _environment().keys() < os.environ.keys() else "":
         _say(note)
     return _Part(options, plan, text).carry_out()
 
@@ -199,7 +199,7 @@ class _Part:
 
 def _environment() -> dict[str, str]:
     """Without what mpirun, srun or an operator told this process of its place: it is one of its own."""
-    return {name: value for name, value in cleared(os.environ).items() if not name.startswith(OPERATORS)}
+    return {name: value for name, value in without_placement(os.environ).items() if not name.startswith(OPERATORS)}
 
 
 def _asked(_number: int, _frame: FrameType | None) -> None:

@@ -11,8 +11,8 @@ from agent.cli.common import complain, progress, run_options
 from agent.exporter.live import Span
 from agent.launch import options as given
 from agent.launch import stage as stages
-from agent.placement.membership import host_of
-from agent.placement.rank_placement import SeatError
+from agent.placement.membership import find_host
+from agent.placement.rank_placement import PlacementError
 from agent.run import background, lease
 from agent.soak.soak import FAILURE, NOT_WELL, carry_out, look
 from agent.soak.soak_run import SoakRun, told
@@ -43,9 +43,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _soak(options: argparse.Namespace) -> int:
     try:
-        options.host = options.host or host_of(given.plan_of(options), os.environ)
+        options.host = options.host or find_host(given.plan_of(options), os.environ)
         run = SoakRun(options.run_dir, options.host)
-    except SeatError as error:
+    except PlacementError as error:
         return complain(str(error))
     except KeyError:
         return complain("the plan of this run has no soak: choose a profile that has, such as soak")

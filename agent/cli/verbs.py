@@ -13,9 +13,9 @@ import collectors
 from agent.cli.common import complain, progress, run_options
 from agent.launch import options as given
 from agent.launch import stage as stages
-from agent.placement.detect import seat_of
-from agent.placement.membership import all_processors, enough, host_of, members_of
-from agent.placement.rank_placement import LAUNCHERS, MPI, TORCHRUN, Seat, SeatError
+from agent.placement.detect import detect_placement
+from agent.placement.membership import check_gpu_allocation, find_host, select_members, use_all_processors
+from agent.placement.rank_placement import LAUNCHERS, MPI, TORCHRUN, PlacementError, RankPlacement
 from agent.run import background, lease
 from agent.run.record import HostRun, run_directory
 from agent.sampling.snapshot import collect
@@ -176,7 +176,7 @@ def _show(as_json: bool) -> int:
 def _bench(options: argparse.Namespace) -> int:
     try:
         _begin(options)
-    except SeatError as error:
+    except PlacementError as error:
         return complain(str(error))
     except HeldError as held:
         return complain(str(held), lease.HELD)
@@ -185,44 +185,46 @@ def _bench(options: argparse.Namespace) -> int:
 
 def _launch(options: argparse.Namespace) -> int:
     try:
-        seat = seat_of(options.launcher, os.environ)
-        if seat and options.detach:
+        placement = detect_placement(options.launcher, os.environ)
+        if placement and options.detach:
             return complain(
-                f"--detach with --launcher {seat.launcher}: the launcher ends what its process leaves behind"
+                f"--detach with --launcher {placement.launcher}: the launcher ends what its process leaves behind"
             )
-        if seat and seat.nodes > 1 and options.host:
+        if placement and placement.nodes > 1 and options.host:
             return complain(
-                f"--host {options.host}: {seat.nodes} hosts were started with this command; leave --host out"
+                f"--host {options.host}: {placement.nodes} hosts were started with this command; leave --host out"
             )
-        if seat and not seat.leads:
-            progress(
-                f"rank {seat.rank}: the first process of this host supervises its ranks, of which this would be one"
-            )
+        if placement and not placement.supervises:
+            progress(f"rank {placement.rank}: nothing to do; local rank 0 supervises the ranks of this host")
             return 0
-        members = _take_part(options, seat)
-    except SeatError as error:
+        members = _take_part(options, placement)
+    except PlacementError as error:
         return complain(str(error))
     except HeldError as held:
         return complain(str(held), lease.HELD)
     return given.delivered(options, _alone(options, PROBE if options.probe else GANG, members))
 
 
-def _take_part(options: argparse.Namespace, seat: Seat | None) -> list[str]:
-    """Begins the run where it was not begun; who starts together. Raises SeatError, HeldError."""
-    plan = _begin(options, seat).plan
-    members = members_of(plan, plan.host(options.host), options.members, seat)
-    if seat:
-        enough(plan.host(options.host), os.environ)
-        note = all_processors() if seat.launcher == MPI else ""
+def _take_part(options: argparse.Namespace, placement: RankPlacement | None) -> list[str]:
+    """Begins the run where it was not begun; who starts together. Raises PlacementError, HeldError."""
+    plan = _begin(options, placement).plan
+    members = select_members(plan, plan.host(options.host), options.members, placement)
+    if placement:
+        check_gpu_allocation(plan.host(options.host), os.environ)
+        note = use_all_processors() if placement.launcher == MPI else ""
         if note:
             progress(note)
     return members
 
 
-def _begin(options: argparse.Namespace, seat: Seat | None = None) -> HostRun:
-    """The run, begun here where --plan gives one; `options.host` is found where nobody said it. Raises SeatError, HeldError."""
+def _begin(options: argparse.Namespace, placement: RankPlacement | None = None) -> HostRun:
+    """Return the run, started here if there is a --plan; set `options.host` if it is not given.
+
+    Raises:
+        PlacementError, HeldError.
+    """
     plan = given.plan_of(options)
-    options.host = options.host or host_of(plan, os.environ, seat)
+    options.host = options.host or find_host(plan, os.environ, placement)
     given.check(options)
     if options.plan:
         run = stages.take_up(options.run_dir, options.host, given.text_of(options))

@@ -8,7 +8,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from agent.placement.rank_placement import SeatError
+from agent.placement.rank_placement import PlacementError
 from agent.run.record import PLAN_BYTES, HostRun
 from schemas import documents
 from schemas.plans import Plan, plan_from_json
@@ -48,14 +48,14 @@ def exported(options: argparse.Namespace) -> dict[str, str]:
 def _pair(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
-        raise SeatError(f"--env {text}: write NAME=VALUE, such as NCCL_SOCKET_IFNAME=eth0")
+        raise PlacementError(f"--env {text}: write NAME=VALUE, such as NCCL_SOCKET_IFNAME=eth0")
     return name, value
 
 
 def text_of(options: argparse.Namespace) -> str:
     """The plan that was given, as text; standard input is read once."""
     if options.plan == STANDARD_INPUT and options.detach:
-        raise SeatError("--plan - with --detach: standard input is gone by then; give the plan as a file")
+        raise PlacementError("--plan - with --detach: standard input is gone by then; give the plan as a file")
     if options.plan != STANDARD_INPUT:
         return Path(options.plan).read_text(encoding="utf-8")
     if not hasattr(options, "plan_text"):
@@ -79,7 +79,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
 
 
 def check(options: argparse.Namespace) -> None:
-    """Raises SeatError or OSError where the settings are wrong, or the record would have no place at the end."""
+    """Raises PlacementError or OSError where the settings are wrong, or the record would have no place at the end."""
     exported(options)
     if options.results:
         options.results.mkdir(parents=True, exist_ok=True)

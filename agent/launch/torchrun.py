@@ -16,7 +16,7 @@ from typing import Any
 from agent.gang.protocol import Gang, own_address, resolve
 from agent.launch import guard
 from agent.launch.supervise import Command
-from agent.placement.rank_placement import cleared
+from agent.placement.rank_placement import without_placement
 from agent.run.work_directory import write_request
 from schemas.catalogue import BENCHMARKS, settings
 from schemas.errors import RackproofError
@@ -148,7 +148,7 @@ def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str
 
 def _environment(host: PlannedHost, interface: str, work: Path, *, alone: bool) -> dict[str, str]:
     environment = {
-        **cleared(os.environ),
+        **without_placement(os.environ),
         "PYTHONUNBUFFERED": "1",
         # What torch.compile builds is run: it must not lie where others can write, as /tmp is.
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),

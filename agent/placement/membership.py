@@ -1,4 +1,4 @@
-"""This host's part of a gang, where nobody says it: its name in the plan, and who starts together with it."""
+"""Membership of a gang (the hosts of one multi-node launch) without a control node: this host's name, and the other members."""
 
 from __future__ import annotations
 
@@ -7,99 +7,101 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from agent.placement.detect import PROGRAMS
-from agent.placement.rank_placement import Seat, SeatError
+from agent.placement.rank_placement import PlacementError, RankPlacement, visible_devices
 from schemas.plans import Plan, PlannedHost
 
-NAMED = ("SLURMD_NODENAME", "PMIX_HOSTNAME")
-"""Variables in which a launcher spells this host's name."""
+HOST_VARIABLES = ("SLURMD_NODENAME", "PMIX_HOSTNAME")
+"""Variables in which launchers set this host's name."""
 
 
-def host_of(plan: Plan, environment: Mapping[str, str], seat: Seat | None = None) -> str:
-    """This host's name in the plan, by the names that it goes by.
+def find_host(plan: Plan, environment: Mapping[str, str], placement: RankPlacement | None = None) -> str:
+    """Return this host's name in the plan, found by the names that launchers and the host itself use.
 
     Raises:
-        SeatError: the plan has none of them.
+        PlacementError: the plan has none of them.
     """
-    own = [*([seat.host] if seat else []), *(environment.get(name, "") for name in NAMED), socket.gethostname()]
-    candidates = list(dict.fromkeys(name for name in own if name))
+    reported = [placement.host] if placement else []
+    names = [*reported, *(environment.get(name, "") for name in HOST_VARIABLES), socket.gethostname()]
+    candidates = list(dict.fromkeys(name for name in names if name))
     for name in candidates:
-        if found := named(plan, name):
-            return found
+        if host := match_host(plan, name):
+            return host
     known = ", ".join(host.name for host in plan.hosts[:8]) + (" …" if len(plan.hosts) > 8 else "")
-    raise SeatError(
-        f"this host is {', '.join(candidates)}, which the plan of run {plan.run_id} does not have ({known}): "
-        "give its name in the plan as --host, or name the hosts in the inventory as they name themselves"
+    raise PlacementError(
+        f"this host is {', '.join(candidates)}, which is not in the plan of run {plan.run_id} ({known}): "
+        "give its name in the plan as --host, or use the hosts' own names in the inventory"
     )
 
 
-def named(plan: Plan, name: str) -> str:
-    """The host of that name, whether with its domain or without; empty where the plan has none, or several."""
-    for spelled in (name, name.split(".")[0]):
+def match_host(plan: Plan, name: str) -> str:
+    """Return the planned host of that name, with or without its domain; empty if there is none, or several."""
+    for spelling in (name, name.split(".")[0]):
         for host in plan.hosts:
-            if spelled in (host.name, host.address):
+            if spelling in (host.name, host.address):
                 return host.name
-    short = [host.name for host in plan.hosts if host.name.split(".")[0] == name.split(".")[0]]
-    return short[0] if len(short) == 1 else ""
+    matches = [host.name for host in plan.hosts if host.name.split(".")[0] == name.split(".")[0]]
+    return matches[0] if len(matches) == 1 else ""
 
 
-def members_of(plan: Plan, host: PlannedHost, asked: str, seat: Seat | None) -> list[str]:
-    """Who starts together, in the plan's order, and as the launcher has it.
+def select_members(plan: Plan, host: PlannedHost, requested: str, placement: RankPlacement | None) -> list[str]:
+    """Return the hosts that start together, in the plan's order.
 
     Args:
-        asked: the operator's list, comma between them; empty: the gang of `host`.
+        requested: the operator's comma-separated list; empty: the gang of `host`.
 
     Raises:
-        SeatError: the plan has no gang for this host, or the launcher started others than these.
+        PlacementError: the plan has no gang for this host, or the launcher started other hosts than these.
     """
-    members = asked.split(",") if asked else list(plan.gangs().get(host.gang, ()))
+    members = requested.split(",") if requested else list(plan.gangs().get(host.gang, ()))
     if not members:
-        raise SeatError(
+        raise PlacementError(
             f"host {host.name} is in no gang of the plan of run {plan.run_id}: plan it with rackproof_gang rack or all, "
             "or run its own stage with `rackproof bench`"
         )
     unknown = [name for name in members if name not in {other.name for other in plan.hosts}]
     if unknown:
-        raise SeatError(f"{unknown[0]!r} is not in the plan of run {plan.run_id}")
-    if seat:
-        _fits(plan, host, members, seat)
+        raise PlacementError(f"{unknown[0]!r} is not in the plan of run {plan.run_id}")
+    if placement:
+        _check_started_processes(plan, host, members, placement)
     return members
 
 
-def _fits(plan: Plan, host: PlannedHost, members: Sequence[str], seat: Seat) -> None:
-    """Raises SeatError where other hosts, or another number of processes, were started than the plan has."""
-    program = PROGRAMS[seat.launcher]
-    started = [named(plan, name) or name for name in seat.hosts]
+def _check_started_processes(plan: Plan, host: PlannedHost, members: Sequence[str], placement: RankPlacement) -> None:
+    """Raise PlacementError if the launcher started other hosts, or another number of processes, than planned."""
+    program = PROGRAMS[placement.launcher]
+    started = [match_host(plan, name) or name for name in placement.hosts]
     if started and set(started) != set(members):
-        raise SeatError(
-            f"{program} started {', '.join(started)}, the gang is {', '.join(members)}: plan those hosts, or give --members"
+        raise PlacementError(
+            f"{program} started {', '.join(started)}, but the gang is {', '.join(members)}: plan those hosts, or give --members"
         )
-    devices, of_all = len(host.devices), sum(len(plan.host(name).devices) for name in members)
-    one_a_host = seat.local_size == 1 and seat.size == len(members)
-    if not one_a_host and (seat.local_size, seat.size) != (devices, of_all):
-        raise SeatError(
-            f"{program} started {seat.size} processes, {seat.local_size} on this host; the plan has {len(members)} hosts with "
-            f"{of_all} {host.device} devices, {devices} on this host: start one process a host, or one a device"
+    devices, all_devices = len(host.devices), sum(len(plan.host(name).devices) for name in members)
+    one_for_each_host = placement.local_size == 1 and placement.size == len(members)
+    if not one_for_each_host and (placement.local_size, placement.size) != (devices, all_devices):
+        raise PlacementError(
+            f"{program} started {placement.size} processes, {placement.local_size} on this host; the plan has {len(members)} "
+            f"hosts with {all_devices} {host.device} devices, {devices} on this host: start one process for each host, or one "
+            "for each device"
         )
 
 
-def enough(host: PlannedHost, environment: Mapping[str, str]) -> None:
-    """Raises SeatError where the scheduler gave this job fewer GPUs than the plan has ranks."""
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    if host.device != "gpu" or chosen is None:
+def check_gpu_allocation(host: PlannedHost, environment: Mapping[str, str]) -> None:
+    """Raise PlacementError if the scheduler gave this job fewer GPUs than the plan has ranks."""
+    visible = visible_devices(environment)
+    if host.device != "gpu" or visible is None:
         return
-    given = len([word for word in chosen.split(",") if word.strip() not in ("", "-1", "NoDevFiles")])
-    wanted = len(host.devices)
-    if given < wanted:
-        raise SeatError(
-            f"{wanted} ranks on host {host.name}, and CUDA_VISIBLE_DEVICES={chosen} gives {given} GPUs: ask the scheduler for "
-            f"{wanted} a host (srun --gpus-per-node={wanted}, without --gpus-per-task), or plan fewer"
+    planned = len(host.devices)
+    if len(visible) < planned:
+        raise PlacementError(
+            f"{planned} ranks on host {host.name}, but CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} has "
+            f"{len(visible)} GPUs: ask the scheduler for {planned} on each host (srun --gpus-per-node={planned}, without "
+            "--gpus-per-task), or plan fewer"
         )
 
 
-def all_processors() -> str:
-    """Lets the ranks use every processor that the host, or its container, gives: mpirun binds each process to a core or two.
+def use_all_processors() -> str:
+    """Let the ranks use every processor of the host, or of its container: mpirun binds each process to a core or two.
 
-    Returns a line for people where that was so.
+    Returns a message for the operator if that was the case.
     """
     before = len(os.sched_getaffinity(0))
     try:
@@ -107,8 +109,6 @@ def all_processors() -> str:
     except OSError:
         return ""
     after = len(os.sched_getaffinity(0))
-    return (
-        f"the launcher had bound this process to {before} processors; its ranks use all {after}"
-        if after > before
-        else ""
-    )
+    if after <= before:
+        return ""
+    return f"the launcher had bound this process to {before} processors; its ranks use all {after}"

@@ -1,7 +1,7 @@
-"""Which of the processes that a launcher started this one is, as the launcher's variables tell it.
+"""The placement of this process among those that a launcher started, according to the launcher's variables.
 
-mpirun and srun tell each process its rank, how many there are, and the same of its host. What is missing, does not fit together
-or comes from two launchers at once is named before anything is started, and before torch is imported.
+mpirun and srun set each process's rank, the number of processes, and both for its host. Missing or contradictory variables, and
+variables of two launchers, are reported before anything is started and before torch is imported.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from schemas.errors import UsageError
 
 TORCHRUN, MPI, SLURM = "torchrun", "mpi", "slurm"
 LAUNCHERS = (TORCHRUN, MPI, SLURM)
-OURS = (
+PROCESS_VARIABLES = (
     "PET_",
     "OMPI_",
     "PMI_",
@@ -24,17 +24,17 @@ OURS = (
     "SLURM_LOCALID",
     "SLURM_STEP_",
 )
-"""Beginnings of the variables that speak of this process alone: the ranks that it starts are others.
+"""Prefixes of the variables that apply to this process alone, and not to the ranks that it starts.
 
-PET_: options of torchrun, as Kubeflow's operator sets them."""
+PET_: options of torchrun, set by Kubeflow's operator."""
 
 
-class SeatError(UsageError):
-    """The launcher's variables do not say which process this is; the message names them and the remedy."""
+class PlacementError(UsageError):
+    """The placement cannot be derived from the launcher's variables; the message names them and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Seat:
+class RankPlacement:
     """One process among those that were launched together."""
 
     launcher: str
@@ -45,45 +45,53 @@ class Seat:
     """Processes on this host."""
     nodes: int
     node: int | None = None
-    """Which of the hosts this is, where the launcher tells."""
+    """Number of this host, if the launcher reports it."""
     hosts: tuple[str, ...] = ()
-    """Names of the hosts in the launcher's order, where it tells them."""
+    """Names of the hosts in the launcher's order, if it reports them."""
     host: str = ""
-    """This host's name as the launcher spells it, where it does."""
+    """This host's name as the launcher spells it, if it reports it."""
 
     def __post_init__(self) -> None:
         for what, index, size in (("rank", self.rank, self.size), ("local rank", self.local_rank, self.local_size)):
             if not 0 <= index < size:
-                raise SeatError(
-                    f"{self.launcher}: {what} {index} of {size} cannot be: the launcher's variables contradict each other, "
-                    "as where one was set by hand; unset it"
+                raise PlacementError(
+                    f"{self.launcher}: {what} {index} of {size} is not possible: the launcher's variables contradict each "
+                    "other; unset those that were set by hand"
                 )
         if not self.local_size <= self.size or not 1 <= self.nodes <= self.size:
-            raise SeatError(
-                f"{self.launcher}: {self.local_size} processes on this host, {self.nodes} hosts and {self.size} processes in all "
-                "cannot be: the launcher's variables contradict each other, as where one was set by hand; unset it"
+            raise PlacementError(
+                f"{self.launcher}: {self.local_size} processes on this host, {self.nodes} hosts and {self.size} processes in "
+                "total are not possible: the launcher's variables contradict each other; unset those that were set by hand"
             )
 
     @property
-    def leads(self) -> bool:
-        """Whether it is the first process on its host, which supervises; the others leave the work to it."""
+    def supervises(self) -> bool:
+        """Whether it is the first process on its host, which supervises; the others have nothing to do."""
         return self.local_rank == 0
 
 
-def number(environment: Mapping[str, str], name: str, launched_by: str) -> int:
-    """A variable that is a whole number.
+def read_number(environment: Mapping[str, str], name: str, launcher: str) -> int:
+    """Return a variable that is a whole number.
 
     Raises:
-        SeatError: it is missing, or is none.
+        PlacementError: it is missing, or not a whole number.
     """
     text = environment.get(name, "")
     if not text:
-        raise SeatError(f"{name} is not set: start it with {launched_by}, or leave --launcher out")
+        raise PlacementError(f"{name} is not set: start it with {launcher}, or omit --launcher")
     if not text.isdecimal():
-        raise SeatError(f"{name} is {text!r}, which is no whole number: {launched_by} sets it; do not set it by hand")
+        raise PlacementError(f"{name} is {text!r}, not a whole number: {launcher} sets it; do not set it by hand")
     return int(text)
 
 
-def cleared(environment: Mapping[str, str]) -> dict[str, str]:
-    """The variables without those that tell a process its place: what it starts has another one."""
-    return {key: value for key, value in environment.items() if not key.startswith(OURS)}
+def without_placement(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the environment without the placement of this process: its children have another one."""
+    return {key: value for key, value in environment.items() if not key.startswith(PROCESS_VARIABLES)}
+
+
+def visible_devices(environment: Mapping[str, str]) -> list[str] | None:
+    """Return the GPUs in CUDA_VISIBLE_DEVICES; None if it is not set."""
+    text = environment.get("CUDA_VISIBLE_DEVICES")
+    if text is None:
+        return None
+    return [device.strip() for device in text.split(",") if device.strip() not in ("", "-1", "NoDevFiles")]

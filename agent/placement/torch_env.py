@@ -1,6 +1,8 @@
-"""`python -m agent.benchmarks` as mpirun, srun or torchrun start it, one process a GPU: looked at before torch is imported.
+"""Set torch's variables in a rank of `python -m agent.benchmarks` that mpirun, srun or torchrun started.
 
-torch reads RANK, WORLD_SIZE, MASTER_ADDR and so on; mpirun and srun tell the same under names of their own.
+This module does not import torch, which takes seconds: wrong variables are reported before that.
+
+torch reads RANK, WORLD_SIZE, MASTER_ADDR and others; mpirun and srun set the same values under names of their own.
 """
 
 from __future__ import annotations
@@ -14,24 +16,22 @@ import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from agent.placement.detect import PROGRAMS, TORCHRUN_MARK, placed
-from agent.placement.rank_placement import SLURM, Seat, SeatError, number
-from schemas.errors import RackproofError
+from agent.placement.detect import PROGRAMS, TORCHRUN_VARIABLE, detect_rank
+from agent.placement.rank_placement import SLURM, PlacementError, RankPlacement, read_number, visible_devices
+from schemas.errors import RackproofError, UsageError
 
-USAGE, TROUBLE = 64, 2
-PORT = 29500
-NEEDED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
-BY_TORCH = ("RANK", "WORLD_SIZE")
+DEFAULT_PORT = 29500
+REQUIRED = ("RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 
 
-class ImpossibleError(RackproofError):
-    """It cannot be done on this host now; the message says why and what to do."""
+class NotPossibleError(RackproofError):
+    """This host does not allow it now; the message says why and what to do."""
 
 
-def check(arguments: Sequence[str] = (), root: Path = Path("/")) -> None:
-    """Sets the variables that torch reads, or ends the process with a message: 64 wrong usage, 2 not possible here.
+def prepare_environment(arguments: Sequence[str] = (), root: Path = Path("/")) -> None:
+    """Set the variables that torch reads, or exit with a message: 64 wrong usage, 2 not possible on this host.
 
-    A rank that a supervisor started, which has a request, was placed by it.
+    A rank that a supervisor started has a request; its supervisor has placed it already.
     """
     parser = argparse.ArgumentParser(add_help=False)
     parser.add_argument("--request")
@@ -40,123 +40,121 @@ def check(arguments: Sequence[str] = (), root: Path = Path("/")) -> None:
     if options.request:
         return
     try:
-        os.environ |= variables(os.environ)
-        enough_gpus(os.environ, root)
+        os.environ |= torch_variables(os.environ)
+        check_gpu_count(os.environ, root)
         if options.results:
-            writable(options.results)
-        if os.environ.get("RANK") == "0" and TORCHRUN_MARK not in os.environ:
-            free(int(os.environ["MASTER_PORT"]))
-    except SeatError as error:
-        _end(str(error), USAGE)
-    except ImpossibleError as error:
-        _end(str(error), TROUBLE)
+            check_writable(options.results)
+        if os.environ.get("RANK") == "0" and TORCHRUN_VARIABLE not in os.environ:
+            check_port_is_free(int(os.environ["MASTER_PORT"]))
+    except (UsageError, NotPossibleError) as error:
+        sys.stderr.write(f"agent.benchmarks: {error}\n")
+        sys.exit(error.exit_code)
 
 
-def _end(message: str, code: int) -> None:
-    sys.stderr.write(f"agent.benchmarks: {message}\n")
-    sys.exit(code)
-
-
-def variables(environment: Mapping[str, str]) -> dict[str, str]:
-    """What torch is to be told of this process's place; nothing where it is alone, or was told.
+def torch_variables(environment: Mapping[str, str]) -> dict[str, str]:
+    """Return the variables that torch needs and the launcher did not set; empty if this process is alone.
 
     Raises:
-        SeatError: variables are missing, contradict each other, or come from two launchers.
+        PlacementError: variables are missing, contradict each other, or come from two launchers.
     """
-    if TORCHRUN_MARK in environment:
+    if TORCHRUN_VARIABLE in environment:
         return {}  # whatever started torchrun
-    seat = placed(environment)
-    if any(name in environment for name in BY_TORCH):
-        return _by_torchs_names(environment, seat)
-    return _of(seat, environment) if seat else {}
+    placement = detect_rank(environment)
+    if any(name in environment for name in ("RANK", "WORLD_SIZE")):
+        return _complete(environment, placement)
+    return _from_placement(placement, environment) if placement else {}
 
 
-def _by_torchs_names(environment: Mapping[str, str], seat: Seat | None) -> dict[str, str]:
-    missing = [name for name in NEEDED if not environment.get(name)]
+def _complete(environment: Mapping[str, str], placement: RankPlacement | None) -> dict[str, str]:
+    """Return what is missing beside RANK and WORLD_SIZE."""
+    missing = [name for name in REQUIRED if not environment.get(name)]
     if missing:
-        there = ", ".join(name for name in NEEDED if name in environment)
-        raise SeatError(
-            f"{there} is set and {', '.join(missing)} is not: start it with torchrun, or set all of {', '.join(NEEDED)}"
+        given = ", ".join(name for name in REQUIRED if name in environment)
+        raise PlacementError(
+            f"{given} is set but {', '.join(missing)} is not: start it with torchrun, or set all of {', '.join(REQUIRED)}"
         )
-    rank, size = (number(environment, name, "torchrun") for name in BY_TORCH)
-    number(environment, "MASTER_PORT", "torchrun")
+    rank, size = (read_number(environment, name, "torchrun") for name in ("RANK", "WORLD_SIZE"))
+    read_number(environment, "MASTER_PORT", "torchrun")
     if rank >= size:
-        raise SeatError(f"RANK is {rank} and WORLD_SIZE is {size}: ranks go from 0 to WORLD_SIZE - 1")
-    if seat is None:
+        raise PlacementError(f"RANK is {rank} and WORLD_SIZE is {size}: ranks go from 0 to WORLD_SIZE - 1")
+    if placement is None:
         return {}
-    if (rank, size) != (seat.rank, seat.size):
-        raise SeatError(
-            f"RANK is {rank} of {size}, and {PROGRAMS[seat.launcher]} says {seat.rank} of {seat.size}: two launchers placed this "
-            "process; unset RANK and WORLD_SIZE, or start it without the other"
+    if (rank, size) != (placement.rank, placement.size):
+        raise PlacementError(
+            f"RANK is {rank} of {size}, but {PROGRAMS[placement.launcher]} set {placement.rank} of {placement.size}: two "
+            "launchers placed this process; unset RANK and WORLD_SIZE, or start it without the other launcher"
         )
-    return {key: value for key, value in _of(seat, environment).items() if key not in environment}
+    return {key: value for key, value in _from_placement(placement, environment).items() if key not in environment}
 
 
-def _of(seat: Seat, environment: Mapping[str, str]) -> dict[str, str]:
-    """A place in torch's words."""
-    if seat.rank % seat.local_size != seat.local_rank:
-        remedy = "srun --distribution=block" if seat.launcher == SLURM else "mpirun --map-by slot, or ppr:N:node"
-        raise SeatError(
-            f"rank {seat.rank} is number {seat.local_rank} on its host: a host's ranks must follow each other; {remedy}"
+def _from_placement(placement: RankPlacement, environment: Mapping[str, str]) -> dict[str, str]:
+    """Return torch's variables for a placement."""
+    if placement.rank % placement.local_size != placement.local_rank:
+        remedy = "srun --distribution=block" if placement.launcher == SLURM else "mpirun --map-by slot, or ppr:N:node"
+        raise PlacementError(
+            f"rank {placement.rank} has local rank {placement.local_rank}, but the ranks of a host must be consecutive: {remedy}"
         )
-    address = environment.get("MASTER_ADDR") or ("127.0.0.1" if seat.nodes == 1 else next(iter(seat.hosts), ""))
+    default_address = "127.0.0.1" if placement.nodes == 1 else next(iter(placement.hosts), "")
+    address = environment.get("MASTER_ADDR") or default_address
     if not address:
-        raise SeatError(
-            f"MASTER_ADDR is not set, and mpirun started {seat.nodes} hosts without telling which has rank 0: "
+        raise PlacementError(
+            f"MASTER_ADDR is not set, and mpirun started {placement.nodes} hosts without reporting which has rank 0: "
             "mpirun -x MASTER_ADDR=ADDRESS …"
         )
-    port = environment.get("MASTER_PORT") or str(PORT)
+    port = environment.get("MASTER_PORT") or str(DEFAULT_PORT)
     if not port.isdecimal() or not 0 < int(port) < 65536:
-        raise SeatError(f"MASTER_PORT is {port!r}: give a port, 1 to 65535")
+        raise PlacementError(f"MASTER_PORT is {port!r}: give a port, 1 to 65535")
     return {
-        "RANK": str(seat.rank),
-        "WORLD_SIZE": str(seat.size),
-        "LOCAL_RANK": str(seat.local_rank),
-        "LOCAL_WORLD_SIZE": str(seat.local_size),
-        "GROUP_RANK": str(seat.rank // seat.local_size),
+        "RANK": str(placement.rank),
+        "WORLD_SIZE": str(placement.size),
+        "LOCAL_RANK": str(placement.local_rank),
+        "LOCAL_WORLD_SIZE": str(placement.local_size),
+        "GROUP_RANK": str(placement.rank // placement.local_size),
         "MASTER_ADDR": address,
         "MASTER_PORT": port,
     }
 
 
-def enough_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> None:
-    """Raises SeatError where this host has GPUs, and fewer than ranks: two ranks on one GPU measure neither."""
-    ranks, there = environment.get("LOCAL_WORLD_SIZE", "1"), visible(environment, root)
-    if ranks.isdecimal() and 0 < there < int(ranks):
-        chosen = environment.get("CUDA_VISIBLE_DEVICES")
-        by = f"CUDA_VISIBLE_DEVICES={chosen} shows" if chosen else "it has"
-        raise SeatError(f"{ranks} ranks on this host, and {by} {there} GPUs: start as many ranks a host as it has GPUs")
+def check_gpu_count(environment: Mapping[str, str], root: Path = Path("/")) -> None:
+    """Raise PlacementError if this host has GPUs, but fewer than ranks: two ranks on one GPU would falsify both."""
+    ranks, gpus = environment.get("LOCAL_WORLD_SIZE", "1"), count_visible_gpus(environment, root)
+    if ranks.isdecimal() and 0 < gpus < int(ranks):
+        variable = environment.get("CUDA_VISIBLE_DEVICES")
+        source = f"CUDA_VISIBLE_DEVICES={variable} has" if variable else "it has"
+        raise PlacementError(f"{ranks} ranks on this host, but {source} {gpus} GPUs: start one rank for each GPU")
 
 
-def visible(environment: Mapping[str, str], root: Path = Path("/")) -> int:
-    """How many GPUs a process here can use: device nodes, which is what a container is given, or what the driver lists."""
+def count_visible_gpus(environment: Mapping[str, str], root: Path = Path("/")) -> int:
+    """Return how many GPUs a process here can use.
+
+    Counts the device nodes, which are what a container is given, or else the GPUs that the driver lists.
+    """
     nodes = len([path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name)])
-    there = nodes or len(list(root.glob("proc/driver/nvidia/gpus/*")))
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    named = [word for word in (chosen or "").split(",") if word.strip() not in ("", "-1", "NoDevFiles")]
-    return there if chosen is None else min(there, len(named))
+    gpus = nodes or len(list(root.glob("proc/driver/nvidia/gpus/*")))
+    visible = visible_devices(environment)
+    return gpus if visible is None else min(gpus, len(visible))
 
 
-def writable(directory: Path) -> None:
-    """Raises ImpossibleError where no file can be made there; the directory is made where it is missing."""
+def check_writable(directory: Path) -> None:
+    """Create the directory if it is missing; raise NotPossibleError if no file can be created in it."""
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
             pass
     except OSError as error:
-        raise ImpossibleError(
-            f"{directory}: {error.strerror or error}: give another directory, or the right to write there"
+        raise NotPossibleError(
+            f"{directory}: {error.strerror or error}: give another directory, or permission to write there"
         ) from None
 
 
-def free(port: int) -> None:
-    """Raises ImpossibleError where the first rank could not listen, as torch does: on every address."""
+def check_port_is_free(port: int) -> None:
+    """Raise NotPossibleError if the first rank could not listen on the port as torch does: on every address."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as channel:
             channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             channel.bind(("", port))
             channel.listen(1)
     except OSError as error:
-        raise ImpossibleError(
-            f"port {port}, where the ranks are to meet: {error.strerror or error}; set MASTER_PORT to another for all ranks"
+        raise NotPossibleError(
+            f"rendezvous port {port}: {error.strerror or error}; set MASTER_PORT to another port for all ranks"
         ) from None

@@ -93,7 +93,7 @@ def to_host(value: str = "${__value.raw}") -> tuple[str, str]:
     return "The host", f"/d/rackproof-host?{_KEPT}&${{rack:queryparam}}&var-host={value}"
 
 
-PLACE = {
+POSITION = {
     "rack": Column(title="Rack"),
     "host": Column(title="Host", link=to_host()),
     "gpu": Column(title="GPU", width=60),

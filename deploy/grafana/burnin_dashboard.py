@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.grafana.board import HOST, PLACE, RACK, RUN_ID, TO_RUNBOOK, Board, Section
+from deploy.grafana.board import HOST, POSITION, RACK, RUN_ID, TO_RUNBOOK, Board, Section
 from deploy.grafana.fleet_dashboard import CRITICAL, FIRING, SEVERITIES, WARNING
 from deploy.grafana.judged import limit, of_criterion
 from deploy.grafana.parts import BAD, FINE, GONE, HALF, HOSTS, PLAIN, RUN, WARN, lines, query, states, steps, texts
@@ -47,11 +47,11 @@ COUNTERS = {
 
 def _changes() -> Section:
     over_time = f"max by (host, alertname) (2 * {CRITICAL} or {WARNING})"
-    told = {"1": ("warning", WARN), "2": ("critical", BAD)}
+    levels = {"1": ("warning", WARN), "2": ("critical", BAD)}
     return Section(
         title="What changed",
         panels=[
-            states(text("alerts-over-time"), query(over_time, "{{host}} {{alertname}}"), told=told),
+            states(text("alerts-over-time"), query(over_time, "{{host}} {{alertname}}"), mappings=levels),
             _first(),
             _moved(),
         ],
@@ -67,7 +67,7 @@ def _first() -> Any:
             "A": Column(title="First", unit="dateTimeAsIso", width=170),
             "severity": Column(title="Severity", words=SEVERITIES, width=90),
             "alertname": Column(title="Alert", link=TO_RUNBOOK),
-            **PLACE,
+            **POSITION,
             "pci": Column(title="PCI address"),
             "stage": Column(title="Stage"),
             "criterion": Column(title="Criterion"),
@@ -80,7 +80,7 @@ def _first() -> Any:
 
 def _moved() -> Any:
     """How much each of the counters rose in the time shown, where it did."""
-    names = [f"{source}_{name}" for source, found in COUNTERS.items() for name in found]
+    names = [f"{source}_{name}" for source, counters in COUNTERS.items() for name in counters]
     rises = " or ".join(
         f'label_replace(increase(rackproof_{name}_total{{{HOSTS}}}[$__range]) > 0.5, "counter", "{name}", "", "")'
         for name in names
@@ -91,7 +91,7 @@ def _moved() -> Any:
         {
             "counter": Column(title="Counter", width=230),
             "A": Column(title="By", decimals=0),
-            **PLACE,
+            **POSITION,
             "pci": Column(title="PCI address"),
             "link": Column(title="NVLink"),
             "hca": Column(title="HCA"),
@@ -128,7 +128,7 @@ def _against(key: str, alert: str) -> Any:
 
 def _load() -> Section:
     rise = f'increase(rackproof_gpu_throttle_time_seconds_total{{reason=~"{HARMFUL}", {HOSTS}}}[$__range])'
-    held = f'sum by (where, reason) (label_join({rise}, "where", " GPU ", "host", "gpu"))'
+    throttled = f'sum by (where, reason) (label_join({rise}, "where", " GPU ", "host", "gpu"))'
     most = limit("hw-thermal-time")
     below = f'rate(rackproof_gpu_power_of_limit_ratio_bucket{{le="0.95", {HOSTS}}}[$__rate_interval])'
     every = "on (instance, gpu) rate(rackproof_gpu_power_of_limit_ratio_count[$__rate_interval])"
@@ -138,7 +138,7 @@ def _load() -> Section:
     return Section(
         title="Load",
         panels=[
-            matrix(text("held-down", most=most), held, ("where", "GPU"), "reason", scale=steps(PLAIN, (most, BAD)),
+            matrix(text("held-down", most=most), throttled, ("where", "GPU"), "reason", scale=steps(PLAIN, (most, BAD)),
                    unit="s", width=HALF),
             matrix(text("ended"), ended, ("stage", "Stage"), "outcome", scale=steps(GONE, (1, FINE)), width=HALF),
             lines(text("loaded"), loaded, unit="percentunit", most=1),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.grafana.board import HOST, PLACE, RACK, TO_RUNBOOK, Board, Section, to_host
+from deploy.grafana.board import HOST, POSITION, RACK, TO_RUNBOOK, Board, Section, to_host
 from deploy.grafana.parts import (
     BAD,
     BUSY,
@@ -90,10 +90,10 @@ def _now() -> Section:
 def _decision() -> str:
     """The newest report's, by the numbers of NUMBERED."""
     names = ("accepted", "incomplete", "rejected", "(REHEARSAL|SIMULATED).+")
-    found = " or ".join(
+    query_text = " or ".join(
         f'{number} * (rackproof_report_decision{{decision=~"{name}"}} == 1)' for number, name in enumerate(names, 1)
     )
-    return f"max by (run_id) ({found}) and on (run_id) topk(1, rackproof_report_end_timestamp_seconds)"
+    return f"max by (run_id) ({query_text}) and on (run_id) topk(1, rackproof_report_end_timestamp_seconds)"
 
 
 def _racks() -> Section:
@@ -105,7 +105,7 @@ def _racks() -> Section:
         f"max by (host, gpu) (2 * {critical} or {warning} or 0 * {answers} and on () {RULES} or {gone})",
         ("host", "Host"),
         "gpu",
-        told={**HEALTH, "3": ("answered before, not now", GONE)},
+        mappings={**HEALTH, "3": ("answered before, not now", GONE)},
         numbers=True,
         link=to_host(),
     )
@@ -114,7 +114,7 @@ def _racks() -> Section:
         title="Racks",
         panels=[
             tiles.repeat("rack").repeat_direction("h").max_per_row(3),
-            states(text("hosts-over-time"), query(worst, "{{rack}} {{host}}"), told=HEALTH, height=10),
+            states(text("hosts-over-time"), query(worst, "{{rack}} {{host}}"), mappings=HEALTH, height=10),
         ],
     )
 
@@ -125,8 +125,8 @@ def _findings() -> Section:
         text("xids"),
         {"A": f"max by (rack, host, pci, xid, sxid, fatal) ({codes})"},
         {
-            "rack": PLACE["rack"],
-            "host": PLACE["host"],
+            "rack": POSITION["rack"],
+            "host": POSITION["host"],
             "pci": Column(title="PCI address"),
             "xid": Column(title="XID"),
             "sxid": Column(title="SXid"),
@@ -156,7 +156,7 @@ def _firing() -> Any:
         {
             "severity": Column(title="Severity", words=SEVERITIES, width=90),
             "alertname": Column(title="Alert", link=TO_RUNBOOK),
-            **PLACE,
+            **POSITION,
             "pci": Column(title="PCI address"),
             "stage": Column(title="Stage"),
             "action": Column(title="Action", words=ACTIONS),
@@ -176,7 +176,7 @@ def _reports() -> Section:
         },
         {
             "action": Column(title="Action", words=ACTIONS),
-            **PLACE,
+            **POSITION,
             "scope": Column(title="Part"),
             "serial": Column(title="Serial"),
             "criterion": Column(title="Criterion"),
@@ -190,7 +190,7 @@ def _reports() -> Section:
 
 def _verdicts() -> Any:
     key, decision = "run_id, rack, host", f"rackproof_report_host_decision{{{HOSTS}}}"
-    seen = f"sum by ({key}) (rackproof_report_host_observations{{{HOSTS}, status="
+    observations = f"sum by ({key}) (rackproof_report_host_observations{{{HOSTS}, status="
     verdicts = f"sum by ({key}) (rackproof_report_host_verdicts{{{HOSTS}, verdict="
     ended = "max by (run_id) (rackproof_report_end_timestamp_seconds)"
     return rows(
@@ -199,12 +199,12 @@ def _verdicts() -> Any:
             "A": f"max by ({key}, decision) ({decision} == 1)",
             "B": f'{verdicts}"fail"}})',
             "C": f'{verdicts}"inconclusive"}})',
-            "D": f'{seen}"measured"}}) / {seen}"expected"}})',
+            "D": f'{observations}"measured"}}) / {observations}"expected"}})',
             "E": f"1000 * (max by ({key}) (0 * {decision}) + on (run_id) group_left () {ended})",
         },
         {
-            "rack": PLACE["rack"],
-            "host": PLACE["host"],
+            "rack": POSITION["rack"],
+            "host": POSITION["host"],
             "decision": Column(title="Decision", words=DECISIONS),
             "B": Column(title="Fails", steps=steps(FINE, (1, BAD))),
             "C": Column(title="Inconclusive", steps=steps(FINE, (1, WARN))),

@@ -29,7 +29,7 @@ RATE = "[$__rate_interval]"
 SLOW = "[15m]"
 """Of counters that the exporter reads every five minutes: what the driver is slow with."""
 REMAPS = {"0": ("nothing pending", FINE), "1": ("waits for a reset", WARN), "2": ("failed", BAD), "3": ("failed", BAD)}
-HELD = f"rackproof_gpu_throttle_sampled_seconds_total{{{GPUS}}}{RATE}"
+THROTTLED = f"rackproof_gpu_throttle_sampled_seconds_total{{{GPUS}}}{RATE}"
 
 READINGS = {
     "temperature_celsius": Column(title="Temperature", unit="celsius"),
@@ -89,7 +89,7 @@ def _together() -> Section:
     """GPUs beside one another: the odd one is seen."""
     limit = f"on (instance, gpu) rackproof_gpu_power_limit_watts{{{GPUS}}}"
     power = f"max by (gpu) (rackproof_gpu_power_window_mean_watts{{{GPUS}}} / {limit})"
-    held = query(f"max by (reason) (rate({HELD}))", "{{reason}}")
+    throttled = query(f"max by (reason) (rate({THROTTLED}))", "{{reason}}")
     return Section(
         title="GPUs beside one another",
         panels=[
@@ -97,7 +97,7 @@ def _together() -> Section:
             _gpus("power", power, "percentunit", limit=1),
             _gpus("temperature", _by_gpu("temperature_window_max_celsius"), "celsius", least=20),
             _gpus("memory-temperature", _by_gpu("memory_temperature_celsius"), "celsius", least=20),
-            lines(text("held-down"), held, unit="percentunit", most=1),
+            lines(text("held-down"), throttled, unit="percentunit", most=1),
             _gpus("memory-in-use", _by_gpu("memory_used_bytes"), "bytes"),
         ],
     )
@@ -112,7 +112,7 @@ def _each() -> Section:
     highest = query(_by_gpu("clock_sm_max_hertz"), "limit of the part")
     limit = query(_by_gpu("power_limit_watts"), "limit in force")
     memory = query(_by_gpu("memory_temperature_celsius"), "memory")
-    held = query(f"sum by (reason) (rate({HELD}))", "{{reason}}")
+    throttled = query(f"sum by (reason) (rate({THROTTLED}))", "{{reason}}")
     return Section(
         title="GPU $gpu",
         repeat="gpu",
@@ -120,7 +120,7 @@ def _each() -> Section:
             dashed(_window("window-clock", "clock_sm", "hertz", "hertz", highest), "limit"),
             dashed(_window("window-power", "power", "watts", "watt", limit), "limit"),
             _window("window-temperature", "temperature", "celsius", "celsius", memory, least=20),
-            lines(text("held-down-alone"), held, unit="percentunit", most=1),
+            lines(text("held-down-alone"), throttled, unit="percentunit", most=1),
         ],
     )
 
@@ -160,7 +160,7 @@ def _links() -> Section:
             _gpus("pcie-lanes", _by_gpu("pcie_width", "min"), "short", width=THIRD),
             lines(text("pcie-errors"), *pcie, unit="short", **third),
             lines(text("pcie-traffic"), *_traffic("pcie"), unit="Bps", least=None, **third),
-            states(text("fabric-ports"), active, told={"0": ("down", BAD), "1": ("active", FINE)}, width=HALF),
+            states(text("fabric-ports"), active, mappings={"0": ("down", BAD), "1": ("active", FINE)}, width=HALF),
             lines(text("fabric-errors"), *errors, unit="short"),
         ],
     )
@@ -187,7 +187,7 @@ def _memory() -> Section:
         title="Memory errors",
         panels=[
             lines(text("memory-errors"), *errors, unit="short", by_gpu=True),
-            states(text("remaps"), state, told=REMAPS, width=HALF),
+            states(text("remaps"), state, mappings=REMAPS, width=HALF),
         ],
     )
 
@@ -211,7 +211,7 @@ def _host() -> Section:
             lines(text("load"), load, unit="percentunit", width=THIRD, most=1),
             lines(text("pressure"), *pressure, unit="percentunit", width=THIRD, most=1),
             dashed(lines(text("memory"), *memory, unit="bytes", width=THIRD), "limit", WARN),
-            states(text("collectors"), success, told=answered, width=THIRD),
+            states(text("collectors"), success, mappings=answered, width=THIRD),
             lines(text("scrape-time"), took, unit="s", width=THIRD),
             lines(text("absent"), absent, unit="short", width=THIRD),
         ],

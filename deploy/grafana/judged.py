@@ -40,8 +40,8 @@ def floor(figure: str, matchers: str) -> str:
 
 def _parts(alert: str) -> list[tuple[str, str, str]]:
     """Series, selector and number of each comparison of the alert."""
-    (found,) = (one for group in read_table() for one in group.alerts if one.alert == alert)
-    return [(name, selector, shares(share, _criteria())) for name, selector, share in _PART.findall(found.expr)]
+    (rule,) = (one for group in read_table() for one in group.alerts if one.alert == alert)
+    return [(name, selector, shares(share, _criteria())) for name, selector, share in _PART.findall(rule.expr)]
 
 
 def _with(selector: str, matchers: str) -> str:

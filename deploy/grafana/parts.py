@@ -81,11 +81,11 @@ def steps(first: str, *more: tuple[float, str]) -> tuple[dashboard.Threshold, ..
     return (below, *(dashboard.Threshold(value=value, color=colour) for value, colour in more))
 
 
-def words(told: Mapping[str, tuple[str, str]]) -> dashboard.ValueMap:
+def words(states: Mapping[str, tuple[str, str]]) -> dashboard.ValueMap:
     """Words and colours in place of values."""
     results = {
         value: dashboard.ValueMappingResult(text=text, color=colour, index=number)
-        for number, (value, (text, colour)) in enumerate(told.items())
+        for number, (value, (text, colour)) in enumerate(states.items())
     }
     return dashboard.ValueMap(options=results)
 
@@ -114,7 +114,7 @@ def lines(
         least, most: of the axis, where the values do not ask for more.
         by_gpu: series whose names begin with `GPU 0` to `GPU 7` have the same colours in every panel.
     """
-    panel = told_by(timeseries.Panel(), text, queries).unit(unit).span(width).height(8)
+    panel = describe_panel(timeseries.Panel(), text, queries).unit(unit).span(width).height(8)
     panel = panel.line_width(1).fill_opacity(0).show_points(common.VisibilityMode.AUTO)
     panel = panel.tooltip(commons.VizTooltipOptions().mode(common.TooltipDisplayMode.MULTI).sort(_DOWN))
     legend = commons.VizLegendOptions().display_mode(common.LegendDisplayMode.TABLE).show_legend(True)
@@ -139,8 +139,8 @@ _DOWN = common.SortOrder.DESCENDING
 
 def dashed(panel: timeseries.Panel, begins: str, colour: str = BAD) -> timeseries.Panel:
     """Series whose names begin so are limits, not measurements."""
-    look = properties(custom__lineStyle={"fill": "dash", "dash": [8, 6]}, custom__lineWidth=2)
-    return panel.override_by_regexp(f"/^{begins}/", [*_coloured(colour), *look])
+    style = properties(custom__lineStyle={"fill": "dash", "dash": [8, 6]}, custom__lineWidth=2)
+    return panel.override_by_regexp(f"/^{begins}/", [*_coloured(colour), *style])
 
 
 def band(panel: timeseries.Panel, low: str, high: str) -> timeseries.Panel:
@@ -158,7 +158,7 @@ def figures(
     text: Text, *queries: prometheus.Dataquery, width: int = QUARTER, bad: Mapping[str, tuple[float, str]] | None = None
 ) -> stat.Panel:
     """A few numbers of this moment; `bad` gives a number its colour from a value on."""
-    panel = told_by(stat.Panel(), text, queries).unit("short").span(width).height(4)
+    panel = describe_panel(stat.Panel(), text, queries).unit("short").span(width).height(4)
     panel = panel.thresholds(thresholds(steps(FINE))).color_mode(common.BigValueColorMode.VALUE)
     panel = panel.graph_mode(common.BigValueGraphMode.NONE).text_mode(common.BigValueTextMode.VALUE_AND_NAME)
     for name, (value, colour) in (bad or {}).items():
@@ -168,17 +168,21 @@ def figures(
 
 
 def states(
-    text: Text, *queries: prometheus.Dataquery, told: Mapping[str, tuple[str, str]], width: int = WHOLE, height: int = 8
+    text: Text,
+    *queries: prometheus.Dataquery,
+    mappings: Mapping[str, tuple[str, str]],
+    width: int = WHOLE,
+    height: int = 8,
 ) -> statetimeline.Panel:
     """A row a series, whose colour is its state at each time."""
-    panel = told_by(statetimeline.Panel(), text, queries).span(width).height(height).mappings([words(told)])
+    panel = describe_panel(statetimeline.Panel(), text, queries).span(width).height(height).mappings([words(mappings)])
     panel = panel.show_value(common.VisibilityMode.AUTO).merge_values(True).row_height(0.85).fill_opacity(90)
     panel = panel.thresholds(thresholds(steps(GONE)))
     legend = commons.VizLegendOptions().display_mode(common.LegendDisplayMode.LIST).show_legend(True)
     return panel.legend(legend.placement(common.LegendPlacement.BOTTOM).calcs([]))
 
 
-def told_by(panel: Panel, text: Text, queries: Sequence[prometheus.Dataquery]) -> Panel:
+def describe_panel(panel: Panel, text: Text, queries: Sequence[prometheus.Dataquery]) -> Panel:
     """The panel with its texts and queries. The builders have these methods in common, and no base class."""
     letters = "ABCDEFGHIJKLMNOP"
     for letter, asked in zip(letters, queries, strict=False):

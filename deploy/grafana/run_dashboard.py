@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from deploy.grafana.board import HOST, PLACE, RACK, RUN_ID, Board, Section
+from deploy.grafana.board import HOST, POSITION, RACK, RUN_ID, Board, Section
 from deploy.grafana.judged import floor, of_criterion
 from deploy.grafana.parts import (
     BAD,
@@ -35,7 +35,7 @@ def _progress() -> Section:
     numbers = " or ".join(
         f'{number} * (rackproof_stage_state{{state="{state}", {RUN}}} == 1)' for number, state in enumerate(STATES, 1)
     )
-    told = {str(number): (state, colour) for number, (state, colour) in enumerate(STATES.items(), 1)}
+    mapping = {str(number): (state, colour) for number, (state, colour) in enumerate(STATES.items(), 1)}
     stages = query(f"max by (host, stage) ({numbers})", "{{host}} {{stage}}")
     made = f"max by (host, stage) (rackproof_stage_progress_ratio{{{RUN}}})"
     running = 'on (instance, stage) rackproof_stage_state{state="running"} == 1'
@@ -43,7 +43,7 @@ def _progress() -> Section:
     return Section(
         title="Progress",
         panels=[
-            states(text("stages"), stages, told=told, height=10),
+            states(text("stages"), stages, mappings=mapping, height=10),
             _runs(),
             lines(text("progress"), query(made, "{{host}} {{stage}}"), unit="percentunit", width=QUARTER, most=1),
             lines(
@@ -65,8 +65,8 @@ def _runs() -> Any:
         text("runs"),
         {"A": f"max by ({who}) (rackproof_run_info{{{RUN}}})", "B": f"1000 * {began}"},
         {
-            "rack": PLACE["rack"],
-            "host": PLACE["host"],
+            "rack": POSITION["rack"],
+            "host": POSITION["host"],
             "run_id": Column(title="Run"),
             "profile": Column(title="Profile"),
             "gang": Column(title="Gang"),
@@ -81,13 +81,13 @@ def _runs() -> Any:
 
 
 def _benchmarks() -> Section:
-    beside = f"min by (host, benchmark, figure) ({of_criterion('RackproofFleetOutlier', RUN)})"
+    outlier_ratio = f"min by (host, benchmark, figure) ({of_criterion('RackproofFleetOutlier', RUN)})"
     return Section(
         title="Benchmarks",
         panels=[
             lines(
                 text("beside-the-fleet"),
-                query(beside, "{{host}} {{benchmark}} {{figure}}"),
+                query(outlier_ratio, "{{host}} {{benchmark}} {{figure}}"),
                 unit="percentunit",
                 width=WHOLE,
                 limit=1,
@@ -131,12 +131,12 @@ def _trouble() -> Section:
     wrong = f'label_replace(rackproof_benchmark_wrong_results{{{RUN}}} > 0, "what", "wrong results", "", "")'
     unmeasured = f"rackproof_benchmark_unmeasured{{{RUN}}} > 0"
     unmeasured = f'label_replace({unmeasured}, "what", "not measured: $1", "status", "(.*)")'
-    found = rows(
+    lower_rows = rows(
         text("trouble"),
         {"A": f"sum by (what, rack, host, gpu, stage, benchmark) ({wrong} or {unmeasured})"},
         {
             "what": Column(title="What", words={"wrong results": ("wrong results", BAD)}),
-            **PLACE,
+            **POSITION,
             "stage": Column(title="Stage"),
             "benchmark": Column(title="Benchmark"),
             "A": Column(title="Times"),
@@ -147,7 +147,7 @@ def _trouble() -> Section:
         query(f"max by (host) (rackproof_rank_{what}_seconds{{{RUN}}})", f"{{{{host}}}} {what}")
         for what in ("silent", "waiting")
     ]
-    return Section(title="What goes wrong", panels=[found, lines(text("ranks"), *ranks, unit="s", limit=SILENT_S)])
+    return Section(title="What goes wrong", panels=[lower_rows, lines(text("ranks"), *ranks, unit="s", limit=SILENT_S)])
 
 
 BOARD = Board(

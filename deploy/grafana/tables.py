@@ -11,7 +11,7 @@ from grafana_foundation_sdk.builders import table
 from grafana_foundation_sdk.models import common, dashboard
 from grafana_foundation_sdk.models.prometheus import PromQueryFormat
 
-from deploy.grafana.parts import GONE, HALF, WHOLE, Json, Text, now, steps, thresholds, told_by, words
+from deploy.grafana.parts import GONE, HALF, WHOLE, Json, Text, describe_panel, now, steps, thresholds, words
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ def rows(
         sort: title of the column that rows are sorted by.
     """
     asked = [now(promql).format(PromQueryFormat.TABLE).ref_id(letter) for letter, promql in queries.items()]
-    panel = told_by(table.Panel(), text, asked).span(width).height(height)
+    panel = describe_panel(table.Panel(), text, asked).span(width).height(height)
     fields = {(_value(name, queries) if name in queries else name): column for name, column in columns.items()}
     if len(queries) > 1:
         panel = panel.with_transformation(_transformation("merge"))
@@ -71,22 +71,22 @@ def _value(letter: str, queries: Mapping[str, str]) -> str:
 
 
 def _column(column: Column) -> list[dashboard.DynamicConfigValue]:
-    told: Json = {"noValue": "–"}  # the panel's own text is for a table without rows
+    overrides: Json = {"noValue": "–"}  # the panel's own text is for a table without rows
     if column.unit:
-        told["unit"] = column.unit
+        overrides["unit"] = column.unit
     if column.decimals is not None:
-        told["decimals"] = column.decimals
+        overrides["decimals"] = column.decimals
     if column.width:
-        told["custom.width"] = column.width
+        overrides["custom.width"] = column.width
     if column.words:
-        told["mappings"] = [words(column.words)]
+        overrides["mappings"] = [words(column.words)]
     if column.steps:
-        told["thresholds"] = {"mode": "absolute", "steps": list(column.steps)}
+        overrides["thresholds"] = {"mode": "absolute", "steps": list(column.steps)}
     if column.steps or column.words:
-        told["custom.cellOptions"] = {"type": "color-text"}
+        overrides["custom.cellOptions"] = {"type": "color-text"}
     if column.link:
-        told["links"] = [{"title": column.link[0], "url": column.link[1], "targetBlank": False}]
-    return [dashboard.DynamicConfigValue(id_val=key, value=value) for key, value in told.items()]
+        overrides["links"] = [{"title": column.link[0], "url": column.link[1], "targetBlank": False}]
+    return [dashboard.DynamicConfigValue(id_val=key, value=value) for key, value in overrides.items()]
 
 
 def matrix(
@@ -95,7 +95,7 @@ def matrix(
     row: tuple[str, str],
     column: str,
     *,
-    told: Mapping[str, tuple[str, str]] | None = None,
+    mappings: Mapping[str, tuple[str, str]] | None = None,
     scale: Sequence[dashboard.Threshold] = (),
     unit: str = "none",
     numbers: bool = False,
@@ -108,17 +108,20 @@ def matrix(
     Args:
         row: the label, and the title of its column.
         column: the other label.
-        told: value -> word and colour.
+        mappings: value -> word and colour.
         scale: colours by value, where it is a quantity.
         numbers: the other label is a number, to be sorted as one.
         link: title and URL, of the first cell of a row.
     """
     panel = (
-        told_by(table.Panel(), text, [now(promql).format(PromQueryFormat.TABLE)]).span(width).height(height).unit(unit)
+        describe_panel(table.Panel(), text, [now(promql).format(PromQueryFormat.TABLE)])
+        .span(width)
+        .height(height)
+        .unit(unit)
     )
     for step in _to_matrix(row, column, numbers):
         panel = panel.with_transformation(step)
-    panel = panel.mappings([words(told)]) if told else panel
+    panel = panel.mappings([words(mappings)]) if mappings else panel
     panel = panel.thresholds(thresholds(tuple(scale) or steps(GONE))).align(common.FieldTextAlignment.CENTER)
     panel = panel.cell_options(
         common.TableColoredBackgroundCellOptions(mode=common.TableCellBackgroundDisplayMode.BASIC)

@@ -29,9 +29,11 @@ def main() -> None:
         sys.exit(__doc__)
     record = json.loads(Path(sys.argv[1]).read_text())
     reference = Path(sys.argv[2])
-    seen = [item for item in record["observations"] if item["status"] == "measured" and item["stage"] == "benchmark"]
+    observations = [
+        item for item in record["observations"] if item["status"] == "measured" and item["stage"] == "benchmark"
+    ]
     for table in (bandwidths, latencies, graphs, copies, burn):
-        table(seen, reference)
+        table(observations, reference)
 
 
 def report(ratios: list[float], what: str) -> None:
@@ -45,29 +47,29 @@ def report(ratios: list[float], what: str) -> None:
 
 def nccl_tests(path: Path, placement: str) -> dict[int, tuple[float, float]]:
     """Size in bytes -> (time in s, busbw in B/s) out of nccl-tests' tables; of several runs in one file the medians."""
-    found: dict[int, list[tuple[float, float]]] = {}
+    times: dict[int, list[tuple[float, float]]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         cells = line.split()  # hypercube has no cell for the reduction
         if len(cells) in (12, 13) and re.fullmatch(r"[1-9]\d*", cells[0]):
             time, _, busbw = (float(cell) for cell in (cells[-4:-1] if placement == "in_place" else cells[-8:-5]))
-            found.setdefault(int(cells[0]), []).append((time * 1e-6, busbw * 1e9))
-    medians = {size: [statistics.median(column) for column in zip(*runs, strict=True)] for size, runs in found.items()}
+            times.setdefault(int(cells[0]), []).append((time * 1e-6, busbw * 1e9))
+    medians = {size: [statistics.median(column) for column in zip(*runs, strict=True)] for size, runs in times.items()}
     return {size: (time, busbw) for size, (time, busbw) in medians.items()}
 
 
-def collectives(seen: list[dict[str, Any]], kind: str) -> Iterator[tuple[str, str, int, float]]:
+def collectives(observations: list[dict[str, Any]], kind: str) -> Iterator[tuple[str, str, int, float]]:
     """Operation, placement, size and value of every observation of that kind."""
-    for item in seen:
+    for item in observations:
         match = re.fullmatch(rf"collective\.(\w+)\.{kind}", item["name"])
         if match:
             yield match[1], item["params"]["placement"], item["params"]["size_bytes"], item["value"]
 
 
-def bandwidths(seen: list[dict[str, Any]], reference: Path) -> None:
+def bandwidths(observations: list[dict[str, Any]], reference: Path) -> None:
     """Bus bandwidth of the large sizes beside nccl-tests."""
     print("| operation | placement | size, MiB | busbw, GB/s | nccl-tests | ratio |\n|---|---|---:|---:|---:|---:|")
     ratios = []
-    for op, placement, size, busbw in collectives(seen, "busbw"):
+    for op, placement, size, busbw in collectives(observations, "busbw"):
         theirs = nccl_tests(reference / "nccl" / f"{NAMES.get(op, op)}.txt", placement)
         if size >= LARGE and size in theirs:
             ratios.append(busbw / theirs[size][1])
@@ -77,20 +79,20 @@ def bandwidths(seen: list[dict[str, Any]], reference: Path) -> None:
     report(ratios, "busbw / nccl-tests at 64 MiB and above")
 
 
-def latencies(seen: list[dict[str, Any]], reference: Path) -> None:
+def latencies(observations: list[dict[str, Any]], reference: Path) -> None:
     """Time of the small sizes, launched one by one."""
-    _times(seen, reference, "latency", "")
+    _times(observations, reference, "latency", "")
 
 
-def graphs(seen: list[dict[str, Any]], reference: Path) -> None:
+def graphs(observations: list[dict[str, Any]], reference: Path) -> None:
     """Time of the small sizes in a CUDA graph."""
-    _times(seen, reference, "graph_latency", "_graph")
+    _times(observations, reference, "graph_latency", "_graph")
 
 
-def _times(seen: list[dict[str, Any]], reference: Path, kind: str, suffix: str) -> None:
+def _times(observations: list[dict[str, Any]], reference: Path, kind: str, suffix: str) -> None:
     print(f"| operation | placement | size, B | {kind}, µs | nccl-tests | ratio |\n|---|---|---:|---:|---:|---:|")
     ratios = []
-    for op, placement, size, latency in collectives(seen, kind):
+    for op, placement, size, latency in collectives(observations, kind):
         theirs = nccl_tests(reference / "nccl" / f"{NAMES.get(op, op)}{suffix}.txt", placement)
         if size <= 32768 and size in theirs:
             ratios.append(latency / theirs[size][0])
@@ -108,7 +110,7 @@ def nvbandwidth(path: Path) -> dict[str, list[list[str]]]:
     return {case["name"]: case["bandwidth_matrix"] for case in cases if "bandwidth_matrix" in case}
 
 
-def copies(seen: list[dict[str, Any]], reference: Path) -> None:
+def copies(observations: list[dict[str, Any]], reference: Path) -> None:
     """Copies beside nvbandwidth: of host memory, between GPUs, and within one."""
     print("| copy | GPU | GB/s | nvbandwidth | ratio |\n|---|---|---:|---:|---:|")
     theirs = {
@@ -117,7 +119,7 @@ def copies(seen: list[dict[str, Any]], reference: Path) -> None:
         for name, matrix in nvbandwidth(reference / "nvbandwidth" / f"{part}.json").items()
     }
     ratios = []
-    for what, scope, value in _copies(seen):
+    for what, scope, value in _copies(observations):
         anchor = _anchor(theirs, what, *(int(part.partition("=")[2]) for part in scope.split(",")))
         if anchor:
             ratios.append(value / 1e9 / anchor)
@@ -125,8 +127,8 @@ def copies(seen: list[dict[str, Any]], reference: Path) -> None:
     report(ratios, "copies / nvbandwidth")
 
 
-def _copies(seen: list[dict[str, Any]]) -> Iterator[tuple[str, str, float]]:
-    for item in seen:
+def _copies(observations: list[dict[str, Any]]) -> Iterator[tuple[str, str, float]]:
+    for item in observations:
         params = item.get("params", {})
         if item["name"] == "host_copy.bandwidth" and (params["sharing"], params["numa"]) == ("alone", "local"):
             yield f"host {params['direction']}", item["scope"], item["value"]
@@ -159,16 +161,18 @@ def _anchor(theirs: Mapping[str, list[list[str]]], what: str, source: int, targe
     return cell(case, row, column)
 
 
-def burn(seen: list[dict[str, Any]], reference: Path) -> None:
+def burn(observations: list[dict[str, Any]], reference: Path) -> None:
     """Power under stress beside gpu-burn's, both instantaneous, the mean of the settled part."""
     print("| GPU | stress, W | gpu-burn -tc, W | ratio | SM clock, MHz | gpu-burn | °C | gpu-burn |")
     print("|---|---:|---:|---:|---:|---:|---:|---:|")
     ratios = []
-    found = {(item["name"], item["scope"]): item["value"] for item in seen if item["name"].startswith("stress.")}
+    figures = {
+        (item["name"], item["scope"]): item["value"] for item in observations if item["name"].startswith("stress.")
+    }
     for index, (watts, clock, temperature) in _burned(reference / "gpu_burn" / "smi.csv").items():
         scope = f"gpu={index}"
-        if ("stress.power", scope) in found:
-            ours, at, heat = (found[(f"stress.{kind}", scope)] for kind in ("power", "clock", "temperature"))
+        if ("stress.power", scope) in figures:
+            ours, at, heat = (figures[(f"stress.{kind}", scope)] for kind in ("power", "clock", "temperature"))
             ratios.append(ours / watts)
             print(
                 f"| {index} | {ours:.1f} | {watts:.1f} | {ratios[-1]:.3f} "
@@ -187,14 +191,14 @@ def _burned(path: Path) -> dict[str, tuple[float, float, float]]:
             except (ValueError, IndexError):
                 continue  # the line that was being written when the sampler ended
             samples.setdefault(row[1], []).append([watts, clock, temperature])
-    found = {}
+    rates = {}
     for index, rows in sorted(samples.items()):
         loaded = [row for row in rows if row[0] > 0.6 * max(row[0] for row in rows)]
         watts, clock, temperature = (
             statistics.fmean(column) for column in zip(*loaded[len(loaded) * 2 // 5 :], strict=True)
         )
-        found[index] = (watts, clock, temperature)
-    return found
+        rates[index] = (watts, clock, temperature)
+    return rates
 
 
 if __name__ == "__main__":

@@ -99,21 +99,21 @@ def main(seconds: float, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "steps"
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        told = Path(directory) / "told"  # that it is ended by a signal, torchrun tells with a traceback
-        with told.open("w") as file:
+        error_file = Path(directory) / "told"  # that it is ended by a signal, torchrun tells with a traceback
+        with error_file.open("w") as file:
             training = subprocess.Popen([*launch, __file__, "--train", str(log)], stderr=file)
         try:
             while not log.exists() or len(log.read_text().split()) < 20:
                 if training.poll() is not None:
-                    sys.exit(f"the training ended:\n{told.read_text()}")
+                    sys.exit(f"the training ended:\n{error_file.read_text()}")
                 time.sleep(0.5)
             ratios, shares = [], []
             for number in range(rounds):
-                without, beside, share = one_round(log, seconds, exporter_first=bool(number % 2))
-                ratios.append(beside / without)
+                without, with_exporter, share = one_round(log, seconds, exporter_first=bool(number % 2))
+                ratios.append(with_exporter / without)
                 shares.append(share)
                 print(
-                    f"{without:.3f} steps/s alone, {beside:.3f} beside the exporter: {ratios[-1]:.4f}; {share:.2%} of a core"
+                    f"{without:.3f} steps/s alone, {with_exporter:.3f} with the exporter: {ratios[-1]:.4f}; {share:.2%} of a core"
                 )
         finally:
             training.terminate()
@@ -127,12 +127,12 @@ def main(seconds: float, rounds: int) -> None:
 
 def one_round(log: Path, seconds: float, *, exporter_first: bool) -> tuple[float, float, float]:
     """Steps a second without the exporter and with it, and its share of a core."""
-    told = exported(seconds) if exporter_first else None
+    exported_share = exported(seconds) if exporter_first else None
     time.sleep(SETTLE_S)
     begin = time.monotonic()
     time.sleep(seconds)
     alone = rate(log, begin, time.monotonic())
-    begin, end, share = told or exported(seconds)
+    begin, end, share = exported_share or exported(seconds)
     return alone, rate(log, begin, end), share
 
 

@@ -42,10 +42,10 @@ def main() -> None:
     directory.mkdir(parents=True)
     (directory / "plan.json").write_text(json.dumps(to_json(plan)), encoding="utf-8")
     hosts = {host.name: directory / "at" / host.name for host in plan.hosts}
-    for name, place in hosts.items():
-        ours(name, place, "inspect", "--plan", str(directory / "plan.json"))
+    for name, host_directory in hosts.items():
+        ours(name, host_directory, "inspect", "--plan", str(directory / "plan.json"))
     load = competitors(fault) if fault[0] == "slow" else []
-    launches = {name: launch(name, place, list(hosts)) for name, place in hosts.items()}
+    launches = {name: launch(name, host_directory, list(hosts)) for name, host_directory in hosts.items()}
     began = time.monotonic()
     if fault[0] in ("stop", "kill"):
         began = strike(fault[0], int(fault[1]), hosts)
@@ -73,17 +73,19 @@ def planned(run_id: str, devices: list[list[str]], profile: str, *, shared: bool
     return make_plan(read_profile(profile), inventory, run_id=run_id, nonce=os.urandom(16).hex(), created=created)
 
 
-def command(name: str, place: Path, *arguments: str) -> list[str]:
-    return [sys.executable, str(ROOT / "rackproof"), *arguments, "--run-dir", str(place), "--host", name]
+def command(name: str, directory: Path, *arguments: str) -> list[str]:
+    return [sys.executable, str(ROOT / "rackproof"), *arguments, "--run-dir", str(directory), "--host", name]
 
 
-def ours(name: str, place: Path, *arguments: str) -> None:
-    subprocess.run(command(name, place, *arguments), check=True, stdout=subprocess.DEVNULL)
+def ours(name: str, directory: Path, *arguments: str) -> None:
+    subprocess.run(command(name, directory, *arguments), check=True, stdout=subprocess.DEVNULL)
 
 
-def launch(name: str, place: Path, members: list[str]) -> subprocess.Popen[bytes]:
+def launch(name: str, directory: Path, members: list[str]) -> subprocess.Popen[bytes]:
     """One host's part, as the gang role starts it."""
-    started = command(name, place, "launch", "--members", ",".join(members), "--port", str(PORT), "--interface", "lo")
+    started = command(
+        name, directory, "launch", "--members", ",".join(members), "--port", str(PORT), "--interface", "lo"
+    )
     return subprocess.Popen(started, env={**os.environ, "NCCL_HOSTID": name})
 
 
@@ -97,10 +99,10 @@ def competitors(fault: list[str]) -> list[subprocess.Popen[bytes]]:
 
 def strike(kind: str, rank: int, hosts: dict[str, Path]) -> float:
     """Sends the signal once the rank is in the midst of an operation; returns when."""
-    while not (state := [place for place in hosts.values() if measuring(place, rank)]):
+    while not (state := [directory for directory in hosts.values() if measuring(directory, rank)]):
         time.sleep(0.1)
     time.sleep(2)
-    name = next(name for name, place in hosts.items() if place == state[0])
+    name = next(name for name, directory in hosts.items() if directory == state[0])
     pids = [pid for pid in Path("/proc").iterdir() if pid.name.isdigit() and is_rank(pid, rank, name)]
     (pid,) = (int(pid.name) for pid in pids)
     os.kill(pid, signal.SIGSTOP if kind == "stop" else signal.SIGKILL)
@@ -108,9 +110,9 @@ def strike(kind: str, rank: int, hosts: dict[str, Path]) -> float:
     return time.monotonic()
 
 
-def measuring(place: Path, rank: int) -> bool:
+def measuring(directory: Path, rank: int) -> bool:
     try:
-        state = json.loads((place / "work" / "gang" / f"rank{rank}.state.json").read_text(encoding="utf-8"))
+        state = json.loads((directory / "work" / "gang" / f"rank{rank}.state.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return False
     return str(state["phase"]).startswith("collective all_reduce")
@@ -130,11 +132,11 @@ def gather(directory: Path, plan: Plan, hosts: dict[str, Path]) -> None:
     (directory / "hosts").mkdir()
     for host in plan.hosts:
         shutil.copy(hosts[host.name] / "record.json", directory / "hosts" / f"{host.name}.json")
-        found = hosts[host.name] / "gangs" / f"{host.gang}.json"
+        record_path = hosts[host.name] / "gangs" / f"{host.gang}.json"
         kept = directory / "gangs" / host.gang / f"{host.name}.json"
         kept.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copy(found, kept)
-        launched = json.loads(found.read_text(encoding="utf-8"))["launches"][-1]
+        shutil.copy(record_path, kept)
+        launched = json.loads(record_path.read_text(encoding="utf-8"))["launches"][-1]
         print(f"{host.name}: {launched['outcome']} {launched['duration_s']:.1f} s {launched['reason']}")
     report = [sys.executable, str(ROOT / "rackproof"), "report", str(directory)]
     print(f"report: exit code {subprocess.run(report, check=False).returncode}")

@@ -37,25 +37,25 @@ class Made:
     def collect(self) -> list[Family]:
         """A gauge for each GPU in each family, and five counters for each of its links."""
         time.sleep(0.02)
-        found = [Family(name=f"gpu.reading{number}", unit="1", help="Help") for number in range(FAMILIES)]
-        found += [
+        families = [Family(name=f"gpu.reading{number}", unit="1", help="Help") for number in range(FAMILIES)]
+        families += [
             Family(name=f"gpu.nvlink.counter{number}", unit="1", help="Help", counter=True) for number in range(5)
         ]
         for gpu in range(GPUS):
             labels = {"gpu": str(gpu), "uuid": f"GPU-00000000-0000-0000-0000-{gpu:012d}"}
-            for number, family in enumerate(found):
+            for number, family in enumerate(families):
                 for link in range(LINKS if number >= FAMILIES else 1):
                     family.add(labels | ({"link": str(link)} if number >= FAMILIES else {}), gpu * 1.5)
-        return found
+        return families
 
 
 def serve(kind: str) -> None:
     """Serves until standard input ends, then tells the most memory it had."""
-    found: CollectorRegistry = registry([Made()])
+    registered: CollectorRegistry = registry([Made()])
     if kind == "ours":
-        print(Server(found, "127.0.0.1", 0).port, flush=True)
+        print(Server(registered, "127.0.0.1", 0).port, flush=True)
     else:
-        server, _ = start_http_server(0, addr="127.0.0.1", registry=found)
+        server, _ = start_http_server(0, addr="127.0.0.1", registry=registered)
         print(server.server_port, flush=True)
     sys.stdin.read()
     status = Path("/proc/self/status").read_text()
@@ -90,10 +90,10 @@ def measure(kind: str, scrapers: int, half_open: int) -> tuple[float, float, flo
         for thread in threads:
             thread.join()
         closed = idle(port, half_open)
-        told, _ = server.communicate("")
+        output, _ = server.communicate("")
     failed = sum(one == float("inf") for one in times)
     p95 = statistics.quantiles(times, n=20)[-1] if not failed else float("inf")
-    return p95, closed, int(told) / 1024, failed
+    return p95, closed, int(output) / 1024, failed
 
 
 def idle(port: int, count: int, patience_s: float = 20.0) -> float:
@@ -121,14 +121,14 @@ def main() -> None:
     if sys.argv[1:2] == ["--serve"]:
         serve(sys.argv[2])
     scrapers, half_open = (int(word) for word in (*sys.argv[1:], *("100", "1000")[len(sys.argv) - 1 :]))
-    found = {kind: measure(kind, scrapers, half_open) for kind in ("ours", "stock")}
-    for kind, (p95, closed, memory, failed) in found.items():
+    results = {kind: measure(kind, scrapers, half_open) for kind in ("ours", "stock")}
+    for kind, (p95, closed, memory, failed) in results.items():
         left = f"closed in {closed:.1f} s" if closed < float("inf") else "still open after 20 s"
         print(
             f"{kind:<6} {scrapers} scrapers p95 {p95:.3f} s ({failed} failed), {half_open} half-open clients {left}, "
             f"at most {memory:.0f} MiB"
         )
-    print(f"stock / ours: {found['stock'][0] / found['ours'][0]:.1f}")
+    print(f"stock / ours: {results['stock'][0] / results['ours'][0]:.1f}")
 
 
 if __name__ == "__main__":

@@ -16,7 +16,8 @@ from fleet.criteria_lint.physics import check_physics
 from fleet.criteria_lint.plausibility import check_plausibility
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.finding import CEILINGS, FLOORS, Finding, about, one_of
-from schemas.catalogue import BENCHMARKS, DURATION, Benchmark, Output
+from schemas.benchmarks import Benchmark, Output
+from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.documents import nearest
 from schemas.readings import READINGS
 from schemas.records import Value

@@ -2,68 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 
 from fleet.judge.criteria import Criterion
 from fleet.judge.finding import Finding, about, one_of
-from schemas.catalogue import BENCHMARKS, DURATION, Benchmark, Output
+from schemas.benchmarks import THROTTLE_REASONS, Benchmark, Output, Parameter
+from schemas.catalogue import BENCHMARKS, parameters
 from schemas.documents import nearest
 from schemas.readings import READINGS
 from schemas.records import Value
 
 _WHOLE, _TRUTH, _NUMBER, _TEXT = "a whole number", "true or false", "a number", "a text"
-TOLD: Mapping[str, frozenset[str]] = {
-    "benchmark": frozenset({"benchmark"}),
-    "checkpoint": frozenset({"batch_size", "network", "optimizer", "steps", "world_size"}),
-    "collective": frozenset({"dtype", "world_size"}),
-    "dataloader": frozenset({"batch_size", "cpus_per_rank", "network"}),
-    "digest": frozenset({"repetitions", "size"}),
-    "fashion_mnist": frozenset({"batch_size", "data", "epochs", "graphed", "learning_rate", "world_size"}),
-    "gemm": frozenset({"size"}),
-    "host_copy": frozenset({"devices", "numa", "size_bytes"}),
-    "integrity": frozenset({"bytes", "free_bytes"}),
-    "memory": frozenset({"size_bytes"}),
-    "model_parallel": frozenset({"batch_size", "left_out", "replicas", "steps", "width", "world_size"}),
-    "overlap": frozenset({"dtype", "size", "size_bytes", "world_size"}),
-    "peer_copy": frozenset({"access", "size_bytes"}),
-    "straggler": frozenset({"batch_size", "dtype", "layers", "sequence", "width"}),
-    "stress": frozenset({"samples_per_second", "size"}),
-    "training": frozenset({"backend", "batch_size", "data", "epochs", "world_size"}),
-    "transformer": frozenset(
-        {"batch_size", "data", "dtype", "heads", "layers", "peak", "sequence", "width", "world_size"}
-    ),
-    "variants": frozenset({"data", "graphed", "world_size"}),
-}
-"""Benchmark -> what its observations carry beside the parameters of the catalogue."""
-TOLD_OF_OPERATIONS = frozenset(
-    {"algorithm", "backend", "moved_bytes", "nccl_log", "nvls", "placement", "places", "protocol", "transport"}
-)
-"""What bandwidth, latency and values of a collective carry beside those."""
-KINDS: Mapping[str, str] = {
-    **dict.fromkeys(
-        ("batch_size", "bytes", "devices", "epochs", "free_bytes", "heads", "layers", "left_out", "moved_bytes",
-         "places", "repetitions", "replicas", "sequence", "size", "size_bytes", "steps", "width", "workers", "world_size"),
-        _WHOLE,
-    ),
-    **dict.fromkeys(("access", "graphed", "nvls"), _TRUTH),
-    **dict.fromkeys(("cpus_per_rank", "learning_rate", "samples_per_second"), _NUMBER),
-}  # fmt: skip
-"""Parameter -> what it is; the others are texts."""
-VALUES: Mapping[str, Sequence[str]] = {
-    "algorithm": ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT"),
-    "backend": ("nccl", "gloo"),
-    "benchmark": tuple(BENCHMARKS),
-    "data": ("fashion-mnist", "cifar-10", "synthetic"),
-    "dtype": BENCHMARKS["gemm"].settings["dtypes"],
-    "overlap.dtype": ("bfloat16", "float32"),
-    "straggler.dtype": ("bfloat16", "float16", "float32"),
-    "network": BENCHMARKS["training"].settings["networks"],
-    "numa": ("local", "remote", "unknown"),
-    "protocol": ("LL", "LL128", "SIMPLE"),
-    "reason": BENCHMARKS["stress"].settings["reasons"],
-    "gpu.reason": [*BENCHMARKS["stress"].settings["reasons"], "thermal", "sync_boost", "board_limit", "reliability"],
-}
-"""Parameter, or parameter of one benchmark -> the texts that it can be, where no list of the benchmark says."""
+_KINDS = {int: _WHOLE, bool: _TRUTH, float: _NUMBER, str: _TEXT}
+THROTTLE_LABELS = (*THROTTLE_REASONS, "thermal", "sync_boost", "board_limit", "reliability")
+"""Values of the label `reason` of the collectors' readings."""
 COLLECTED_LABELS = frozenset({"phase"} | {label for reading in READINGS.values() for label in reading.labels})
 """What our own collectors and snapshots say of a reading."""
 LABELS = frozenset({"gpu", "cpu", "peer", "gang", "host", "reason", "link", "chip", "fan"}) | COLLECTED_LABELS - {
@@ -76,46 +28,40 @@ Spoken = Sequence[tuple[Output, Benchmark | None]]
 
 
 def check_parameters(criterion: Criterion, spoken: Spoken) -> Iterator[Finding]:
-    """Each parameter of the criterion, against the observations that it speaks of; `spoken` is empty for a collector's."""
-    known = frozenset().union(*(_carried(criterion.name, output) for output, _ in spoken))
+    """Check each parameter of the criterion against the observations that it matches; `spoken` is empty for a collector's."""
+    known = _parameters(spoken)
     if not spoken and criterion.name.startswith(OURS):
-        known = COLLECTED_LABELS
+        known = dict.fromkeys(COLLECTED_LABELS, str)
+        if criterion.name.startswith("gpu."):
+            known |= {"reason": THROTTLE_LABELS}
     for key, value in criterion.where.items():
-        if known and key not in (known | LABELS if spoken else known):
+        if known and key not in known and not (spoken and key in LABELS):
             why = f"no such parameter{nearest(key, known)}"
             yield about(criterion, key, why, "name one of the observation's")
         else:
-            yield from _value(criterion, key, value, _listed(criterion.name, key, spoken))
+            yield from _value(criterion, key, value, known.get(key, ANY_BENCHMARK.get(key, str)))
 
 
-def _carried(name: str, output: Output) -> frozenset[str]:
-    first, last = name.split(".")[0], output.name.rpartition(".")[2]
-    told = TOLD.get(first, frozenset())
-    if output.name.startswith("collective.{op}") and last != "graph_latency":
-        told |= TOLD_OF_OPERATIONS
-    elif output.name.startswith("collective.{op}"):
-        told |= {"backend", "placement", "nccl_log"}
-    if output.name == DURATION.name:
-        return told
-    return told | {key for key in output.over if f"{{{key}}}" not in output.name}
+def _parameters(spoken: Spoken) -> dict[str, Parameter]:
+    """Return the parameters of all these outputs; if one of them lists texts, those of all."""
+    merged: dict[str, Parameter] = {}
+    for output, benchmark in spoken:
+        for key, parameter in parameters(output, benchmark).items():
+            before = merged.get(key, ())
+            if isinstance(parameter, type) or isinstance(before, type):
+                merged[key] = parameter
+            else:
+                merged[key] = [*before, *parameter]
+    return merged
 
 
-def _listed(name: str, key: str, spoken: Spoken) -> list[str]:
-    """The texts that the parameter can be; empty where any will do."""
-    known = [
-        item
-        for output, benchmark in spoken
-        if benchmark and key in output.over
-        for setting in [output.over[key]]
-        for item in benchmark.choices.get(setting, benchmark.settings[setting])
-        if isinstance(item, str)
-    ]
-    own = f"{name.split('.')[0]}.{key}"
-    return known or list(VALUES.get(own, VALUES.get(key, ())))
+ANY_BENCHMARK = _parameters([(output, benchmark) for benchmark in BENCHMARKS.values() for output in benchmark.outputs])
+"""Parameters of all benchmarks, for criteria on what is derived from their observations, such as `drift.…`."""
 
 
-def _value(criterion: Criterion, key: str, value: Value, listed: Sequence[str]) -> Iterator[Finding]:
-    kind = _TEXT if key in LABELS else KINDS.get(key, _TEXT)
+def _value(criterion: Criterion, key: str, value: Value, parameter: Parameter) -> Iterator[Finding]:
+    listed: Sequence[str] = () if isinstance(parameter, type) else parameter
+    kind = _KINDS[parameter] if isinstance(parameter, type) and key not in LABELS else _TEXT
     if not _is(kind, value):
         shown = repr(value) if isinstance(value, str) else value
         yield about(criterion, shown, f"{key} is {kind}, so this is never met", f"write {kind}")

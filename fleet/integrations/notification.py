@@ -15,16 +15,12 @@ from fleet.records.load import refuse_no_run
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
-from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED
-from schemas.skips import BUSY
+from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED, VerdictKind
 
 IN_USE = "busy"
 STATES = (ACCEPTED, REJECTED, INCOMPLETE, IN_USE)
 MOST_LINES, MOST_HOSTS = 12, 10
 BYTES = 400_000_000
-_SKIPPED = f"skipped: {BUSY}"
-_HELD = "this host is held by "
-"""As the agent says where another run has the host (exit code 75)."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -77,9 +73,9 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
 def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
     """The decision, but `busy` where it is incomplete only since hosts were in use; and those hosts with the reasons."""
     lost = [item for item in report["verdicts"] if item["verdict"] != PASS and not item.get("waiver")]
-    busy = {item["host"]: why for item in lost if (why := _in_use(item["reason"]))}
+    busy = {item["host"]: item["user"] for item in lost if item.get("kind") == VerdictKind.IN_USE}
     for item in lost:  # a host of which something else stands as well is not just in use
-        if not _in_use(item["reason"]):
+        if item.get("kind") != VerdictKind.IN_USE:
             busy.pop(item["host"], None)
     short = {host.gang for host in plan.hosts if host.gang and host.name in busy}
     partners = {host.name for host in plan.hosts if host.gang in short}
@@ -90,13 +86,6 @@ def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
     ]
     only = report["decision"] == INCOMPLETE and bool(busy) and not others and not report.get("quarantined")
     return (IN_USE if only else str(report["decision"])), busy
-
-
-def _in_use(reason: str) -> str:
-    """By whom, where that is why nothing was measured: the record says so, or another run had the host before we looked."""
-    if reason.startswith(_SKIPPED):
-        return reason.removeprefix(_SKIPPED)
-    return f"held by {reason.partition(_HELD)[2]}" if _HELD in reason else ""
 
 
 def notice(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path) -> dict[str, Any]:

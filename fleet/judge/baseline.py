@@ -23,7 +23,7 @@ from fleet.judge.matching import concerns
 from fleet.quantities import quantity
 from schemas.baselines import HostBaseline, Kept, Key, Level
 from schemas.records import MEASURED, Gpu, Observation, Samples, Value
-from schemas.reports import Verdict
+from schemas.reports import Verdict, VerdictKind
 
 if TYPE_CHECKING:
     from fleet.judge.evidence import HostView
@@ -309,4 +309,4 @@ def _unknown_gpu(gpu: Gpu, host: Kept | None) -> str:
 def _absent(view: HostView, scope: str, why: str) -> Verdict:
     remedy = "accept a full run of it without rackproof_baseline, then `rackproof baseline accept`"
     verdict = view.inconclusive(CRITERION, scope, f"{why}; {remedy}")
-    return replace(verdict, criterion=CRITERION, source=SOURCE)
+    return replace(verdict, kind=VerdictKind.NO_BASELINE, criterion=CRITERION, source=SOURCE)

@@ -17,7 +17,7 @@ from schemas.catalogue import BENCHMARKS, DURATION, Expectation
 from schemas.plans import Plan, PlannedHost
 from schemas.probes import GANG
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot, Value
-from schemas.reports import INCONCLUSIVE, Verdict
+from schemas.reports import INCONCLUSIVE, Verdict, VerdictKind
 
 _PREFIXES = frozenset(
     {output.name.split(".")[0] for entry in BENCHMARKS.values() for output in entry.outputs}
@@ -37,6 +37,8 @@ class Evidence:
     """Its host record and its gang record, as far as they can be believed."""
     problem: str = ""
     """Why there is no host record, or what the control node saw go wrong."""
+    user: str = ""
+    """Who uses the host, as the control node saw it, if that is why there is no record."""
     baseline: HostBaseline | None = None
     """What it showed when it was accepted; None where the plan compares with nothing."""
 
@@ -307,8 +309,9 @@ class HostView:
         stage: str = "",
         params: Mapping[str, Value] | None = None,
         criterion: Criterion | None = None,
+        kind: str = VerdictKind.MISSING,
     ) -> Verdict:
-        """A verdict that could not be reached, and why."""
+        """Return an inconclusive verdict."""
         return Verdict(
             host=self.host.name,
             scope=scope,
@@ -318,6 +321,7 @@ class HostView:
             params=params or {},
             verdict=INCONCLUSIVE,
             criterion=criterion.id if criterion else "plan",
+            kind=kind,
             reason=reason,
             action="none",
             source=criterion.source if criterion else "plan",

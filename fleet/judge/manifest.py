@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fleet.judge.evidence import HostView, pci_address
 from schemas.plans import GPU, NIC, Part, Plan
 from schemas.records import MEASURED, Observation
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 
 CRITERION, EXTRA = "manifest", "manifest-extra"
 SERIAL, GUID, MAC = "gpu.serial", "infiniband.hca.node_guid", "network.address"
@@ -245,6 +245,7 @@ def _verdict(
         name=name or _name(part),
         verdict=verdict,
         criterion=criterion,
+        kind=VerdictKind.IDENTITY,
         value=part.serial,
         unit="1",
         reason=reason,

@@ -13,8 +13,10 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
+from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError
 from schemas.plans import Choice, Chosen, Plan
+from schemas.reports import LineKind, SummaryLine
 
 Key = tuple[str, str]
 """Stage and benchmark."""
@@ -26,23 +28,8 @@ WEEK_S = 7 * 86400.0
 """Time after which the risk of a test that has not run doubles. It grows by the same amount each further week."""
 NEVER_S = 12 * WEEK_S
 """Age of a test that never ran, counted from the first known run."""
-COST_S = {
-    "gemm": 4.0, "memory": 1.0, "host_copy": 15.0, "peer_copy": 8.0, "integrity": 5.0, "stress": 22.0, "digest": 4.0,
-    "collective": 48.0, "pairs": 15.0, "training": 4.0, "fashion_mnist": 3.0, "scaling": 8.0, "variants": 72.0, "checkpoint": 2.0,
-    "model_parallel": 2.0, "transformer": 6.0, "straggler": 8.0, "overlap": 2.0, "dataloader": 20.0,
-}  # fmt: skip
-"""Cost of a benchmark without history: seconds in profile `standard` on four H200."""
 UNKNOWN_S = 30.0
-PARTS = {
-    "gemm": ("compute",), "memory": ("GPU memory",), "host_copy": ("PCIe", "CPU"), "peer_copy": ("NVLink",),
-    "integrity": ("GPU memory",), "stress": ("compute", "power", "cooling"), "digest": ("compute",),
-    "collective": ("NVLink",), "pairs": ("NVLink",), "training": ("compute", "CPU"), "fashion_mnist": ("compute", "NVLink"),
-    "scaling": ("compute", "CPU"),
-    "variants": ("compute",), "checkpoint": ("disk",), "model_parallel": ("NVLink",),
-    "transformer": ("compute", "GPU memory", "NVLink"), "straggler": ("compute", "CPU", "NVLink"),
-    "overlap": ("compute", "NVLink"), "dataloader": ("CPU", "disk"),
-}  # fmt: skip
-"""Kinds of parts that each benchmark exercises. Between hosts, the fabric takes the place of NVLink."""
+"""Cost of a benchmark that is not in the catalogue."""
 ALONE = "benchmark"
 
 
@@ -122,10 +109,12 @@ def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Ca
     last = runs_with_key[-1].began if runs_with_key else past[0].began if past else now
     same = [run.cost_s[key] for run in past if key in run.cost_s and run.profile == profile]
     took = same or [run.cost_s[key] for run in past if key in run.cost_s]
-    parts = PARTS.get(key[1], ("the whole",))
+    benchmark = BENCHMARKS.get(key[1])
+    parts = tuple(benchmark.parts) if benchmark else ("the whole",)
+    default_cost_s = benchmark.cost_s if benchmark else UNKNOWN_S
     return _Candidate(
         key=key,
-        cost_s=max(0.1, median(took)) if took else COST_S.get(key[1], UNKNOWN_S),
+        cost_s=max(0.1, median(took)) if took else default_cost_s,
         measured=sum(run.measured[key] for run in runs_with_key),
         findings=sum(run.findings.get(key, 0) for run in past),
         age_s=max(0.0, _seconds(now) - _seconds(last)) + (0.0 if runs_with_key else NEVER_S),
@@ -199,17 +188,18 @@ def status_suffix(plan: Plan) -> str:
     return f" ({len(plan.choice.items) - len(names)} of {len(plan.choice.items)} benchmarks chosen)"
 
 
-def selection_summary(plan: Plan) -> list[str]:
-    """Return summary lines: the reason of the run, and which tests of the profile were not selected."""
-    lines = [f"Reason: {plan.reason}"] if plan.reason else []
+def selection_summary(plan: Plan) -> list[SummaryLine]:
+    """Return lines for the summary of a report: why the run was made, and what of the profile was left out."""
+    lines = [SummaryLine(kind=LineKind.CAVEAT, title="Reason", text=plan.reason)] if plan.reason else []
     if plan.choice:
         names = skipped_tests(plan)
         kept = len(plan.choice.items) - len(names)
-        lines.append(
-            f"Chosen: {kept} of {len(plan.choice.items)} benchmarks of {plan.profile}, for {plan.choice.budget_s:.0f} s"
-        )
+        total = len(plan.choice.items)
+        text = f"{kept} of {total} benchmarks of {plan.profile}, for {plan.choice.budget_s:.0f} s"
+        values = {"chosen": kept, "total": total}
+        lines.append(SummaryLine(kind=LineKind.CAVEAT, title="Chosen", text=text, values=values))
         if names:
-            lines.append(f"NOT CHOSEN, so not judged: {', '.join(names)}")
+            lines.append(SummaryLine(kind=LineKind.CAVEAT, title="NOT CHOSEN, so not judged", text=", ".join(names)))
     return lines
 
 

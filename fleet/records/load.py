@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fleet.judge.judge import Evidence
@@ -41,16 +41,24 @@ class Run:
     """The evidence is read from disk whenever it is asked for, and `quarantined` lacks the records that are not believed."""
     journal: tuple[str, ...] = ()
     """Why the journal cannot be believed."""
+    users: Mapping[str, str] = field(default_factory=dict)
+    """Host -> who uses it, if a task failed because another run has it."""
 
 
 class Records(Mapping[str, Evidence]):
     """The evidence of each host of a run, read when it is asked for and not kept: a large fleet's does not fit into memory."""
 
     def __init__(
-        self, directory: Path, plan: Plan, events: Mapping[str, list[str]], journal: Sequence[str] = ()
+        self,
+        directory: Path,
+        plan: Plan,
+        events: Mapping[str, list[str]],
+        journal: Sequence[str] = (),
+        users: Mapping[str, str] | None = None,
     ) -> None:
-        """`journal`: why it cannot be believed, of which every host is told."""
+        """Open the records of a run; `events`, `journal` and `users` are those of `Run`."""
         self._directory, self._plan, self._events, self._journal = directory, plan, events, journal
+        self._users = users or {}
         self._baseline = Copy(directory, plan) if plan.baseline else None
         self._reader = quick.Reader()
 
@@ -80,7 +88,8 @@ class Records(Mapping[str, Evidence]):
             problems[-1] += f"; {AGAIN}"
         problems += self._events.get(host.name, [])
         problems += [f"the journal cannot be believed: {why}" for why in self._journal]
-        left = Evidence(records=tuple(records), problem="; ".join(problems))
+        user = self._users.get(host.name, "")
+        left = Evidence(records=tuple(records), problem="; ".join(problems), user=user)
         # What the host is compared with is a part of what the judge is told of it.
         known = self._baseline.of_host(host.name, left.gpus()) if self._baseline else None
         return replace(left, baseline=known) if known else left, quarantined
@@ -130,9 +139,9 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
             f"run {plan.run_id} is a scaling study, of which nothing is judged: rackproof scaling {directory}"
         )
     quarantined: list[Quarantined] = []
-    events = _events(directory, quarantined)
+    events, users = _events(directory, quarantined)
     journal = tuple(item.reason for item in quarantined)
-    records = Records(directory, plan, events, journal)
+    records = Records(directory, plan, events, journal, users)
     evidence: Mapping[str, Evidence] = records
     strays = _strays(directory, plan)
     if not (large := alone and len(plan.hosts) > LARGE):
@@ -148,6 +157,7 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
         quarantined=(*quarantined, *strays),
         large=large,
         journal=journal,
+        users=users,
     )
 
 
@@ -212,17 +222,20 @@ def _strays(directory: Path, plan: Plan) -> list[Quarantined]:
     ]
 
 
-def _events(directory: Path, quarantined: list[Quarantined]) -> dict[str, list[str]]:
-    """Host -> what befell it, as the playbooks' journal tells; void once the host came through the same play."""
+def _events(directory: Path, quarantined: list[Quarantined]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return what happened to each host according to the playbooks' journal, and who uses the hosts that are in use.
+
+    An event is void once the host has completed the same play.
+    """
     path = directory / JOURNAL
     try:
         there = os.path.lexists(path)
         whole = documents.read_bytes(path, max_bytes=JOURNAL_BYTES) if there else b""
     except documents.DocumentError as error:
         quarantined.append(Quarantined(path=JOURNAL, reason=str(error).replace(f"{directory}/", "")))
-        return {}
+        return {}, {}
     lines = whole.removesuffix(b"\n").split(b"\n") if whole else []
-    befell: dict[str, dict[str, list[str]]] = {}
+    befell: dict[str, dict[str, dict[str, str]]] = {}
     for number, line in enumerate(lines, 1):
         try:
             event = documents.parse(line, source=f"events.jsonl line {number}")
@@ -235,11 +248,15 @@ def _events(directory: Path, quarantined: list[Quarantined]) -> dict[str, list[s
                 befell.get(event["play"], {}).pop(host, None)
         else:
             text = f"{event['what']} at {event['play']}: {event['task']}: {with_remedy(event['message'])}"
-            texts = befell.setdefault(event["play"], {}).setdefault(event["host"], [])
-            if text not in texts:  # a resumed run may meet the same again
-                texts.append(text)
+            texts = befell.setdefault(event["play"], {}).setdefault(event["host"], {})
+            texts[text] = (
+                event["message"] if event.get("in_use") else ""
+            )  # a resumed run may fail in the same way again
     found: dict[str, list[str]] = defaultdict(list)
+    users: dict[str, str] = {}
     for hosts in befell.values():
         for host, texts in hosts.items():
             found[host] += texts
-    return dict(found)
+            if user := next(filter(None, texts.values()), ""):
+                users[host] = user
+    return dict(found), users

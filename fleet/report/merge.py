@@ -14,7 +14,7 @@ from fleet.judge.pack_selection import packs_for
 from fleet.judge.tally import Tally
 from fleet.records.versions import versions
 from fleet.report.summary import acceptance
-from fleet.report.unjudged import unjudged
+from fleet.report.unjudged import not_judged
 from schemas import VERSION
 from schemas.plans import Plan, PlannedHost
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED
@@ -114,7 +114,7 @@ def put_together(
         hosts=tuple(hosts),
         verdicts=tuple(verdicts),
         quarantined=strays,
-        unjudged=unjudged(hosts, verdicts),
+        not_judged=not_judged(hosts, verdicts),
         unknown=_unknown(hosts, packs),
         waivers=plan.waivers,
         baseline=plan.baseline.digest if plan.baseline else "",

@@ -12,6 +12,7 @@ from fleet.report.scale import report_on_host
 from schemas import documents
 from schemas.errors import UsageError, writing
 from schemas.records import to_json
+from schemas.reports import LineKind
 
 PAGES = "pages"
 """Folder of the run directory."""
@@ -48,7 +49,7 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
     with writing(page.parent):
         documents.write_text(page, render_html(report, run.plan.grafana_url))
         documents.write_text(page.parent / f"{options.host}.md", render_markdown(report, run.plan.grafana_url))
-    _, *lines = report.acceptance.summary
+    lines = [str(line) for line in report.acceptance.lines if line.kind != LineKind.COUNT]
     told = [
         f"{options.host}: {decision_name(report, report.decision)}",
         *(f"- {clean(line, LINE_LIMIT)}" for line in lines),

@@ -69,7 +69,7 @@ def first_look(job: Job, count: int) -> First:
 
 def _look(job: Job, share: Share) -> First:
     run, packs = job.run, job.packs
-    records = Records(run.directory, run.plan, run.events, run.journal)
+    records = Records(run.directory, run.plan, run.events, run.journal, run.users)
     found = First(survey=Survey(job.planned, job.places))
     interned: dict[Any, Any] = {}
     for unit in share:

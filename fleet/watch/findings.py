@@ -124,7 +124,7 @@ class Judge:
             at=time.time(),
             records=sum(map(len, records.values())),
             expected=len(self._paths()),
-            failed={host: tuple(reasons(verdicts, places)) for host, verdicts in failed.items()},
+            failed={host: tuple(map(str, reasons(verdicts, places))) for host, verdicts in failed.items()},
             outcomes={host: _outcomes(found) for host, found in records.items()},
             problems=tuple(record for _, record in self._read.values() if isinstance(record, str)),
         )

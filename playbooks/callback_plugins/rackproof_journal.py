@@ -30,6 +30,8 @@ DOCUMENTATION = """
 RUN_DIR = "_rackproof_run_dir"
 ACCEPTING = ("acceptance.yml", "burnin.yml", "revalidate.yml")
 """Playbooks that end with a report."""
+HELD = 75
+"""The agent's exit code where another run has the host."""
 UNKNOWN_ERROR = 257
 """That and more is no errno of a program that could not be started."""
 
@@ -128,9 +130,11 @@ class CallbackModule(CallbackBase):  # type: ignore[misc]
         program, code = str(outcome.get("cmd") or "").split()[:1], outcome.get("rc")
         if said == "Error executing command." and program and isinstance(code, int) and 0 < code < UNKNOWN_ERROR:
             said = f"{program[0]}: {os.strerror(code)}"  # it could not be started, and rc is why
+        in_use = code == HELD and "rackproof" in str(outcome.get("cmd"))
         self._write(
             {
                 "what": what,
+                **({"in_use": True} if in_use else {}),
                 "host": result._host.get_name(),
                 "task": result._task.get_name()[:200],
                 "message": " ".join(str(said).encode(errors="replace").decode().split())[:1000] or "no message",

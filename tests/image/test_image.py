@@ -99,14 +99,14 @@ def container(base: str) -> Iterator[str]:
 
 
 def config(container: str) -> dict[str, object]:
-    found: dict[str, object] = json.loads(buildah("inspect", container).stdout)["Docker"]["config"]
-    return found
+    configuration: dict[str, object] = json.loads(buildah("inspect", container).stdout)["Docker"]["config"]
+    return configuration
 
 
 def command_of(container: str, *arguments: str) -> list[str]:
     """What an engine starts: the entry point, and the image's own arguments where there are none."""
-    found = config(container)
-    return [*found["Entrypoint"], *(arguments or found["Cmd"])]  # type: ignore[misc, has-type]
+    configuration = config(container)
+    return [*configuration["Entrypoint"], *(arguments or configuration["Cmd"])]  # type: ignore[misc, has-type]
 
 
 def run(container: str, *arguments: str, env: dict[str, str] | None = None) -> subprocess.CompletedProcess[str]:
@@ -117,12 +117,12 @@ def run(container: str, *arguments: str, env: dict[str, str] | None = None) -> s
 
 
 def test_who_runs_in_it_and_what_it_says_of_itself(container: str) -> None:
-    found = config(container)
-    assert (found["User"], found["WorkingDir"]) == ("10001:0", "/results")
-    assert {"2222/tcp", "9836/tcp"} <= set(found["ExposedPorts"])  # type: ignore[call-overload]
-    labels: dict[str, str] = found["Labels"]  # type: ignore[assignment]
+    configuration = config(container)
+    assert (configuration["User"], configuration["WorkingDir"]) == ("10001:0", "/results")
+    assert {"2222/tcp", "9836/tcp"} <= set(configuration["ExposedPorts"])  # type: ignore[call-overload]
+    labels: dict[str, str] = configuration["Labels"]  # type: ignore[assignment]
     assert (labels["org.opencontainers.image.version"], labels["org.opencontainers.image.revision"]) == ("1.2.3", "abc")
-    assert found["Healthcheck"]["Test"] == ["CMD", "/opt/rackproof/container/healthy.sh"]  # type: ignore[index]
+    assert configuration["Healthcheck"]["Test"] == ["CMD", "/opt/rackproof/container/healthy.sh"]  # type: ignore[index]
     assert "uid=10001(rackproof) gid=0(root)" in run(container, "id").stdout
 
 
@@ -161,9 +161,9 @@ def test_flags_alone_rehearse_the_whole_acceptance_and_print_the_summary(contain
 def test_validation_only_trains_nothing(container: str) -> None:
     done = run(container, "rackproof", "--profile", "rehearsal", "--validation-only", "--json")
     assert done.returncode == 0, done.stdout + done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert told["rehearsal"] is True
-    assert not any("Training" in line for line in told["acceptance"]["summary"])
+    result = json.loads(done.stdout.splitlines()[-1])
+    assert result["rehearsal"] is True
+    assert not any("Training" in line for line in result["acceptance"]["summary"])
 
 
 @pytest.fixture
@@ -193,13 +193,13 @@ def test_mpirun_reaches_sshd_without_root_or_any_capability(container: str, keys
             buildah("run", container, "--", "sh", "-c", "echo sshd >/tmp/rackproof-container/does")
             time.sleep(0.3)
         words = ("--map-by", "ppr:1:node", "--bind-to", "none", "--mca", "plm_rsh_no_tree_spawn", "1")
-        told = run(
+        output = run(
             container,
             *("mpi", "mpirun", "--host", "127.0.0.2", *words, "sh", "-c"),
             'echo "$(id -u) $OMPI_COMM_WORLD_RANK $NCCL_DEBUG $(command -v rackproof)"',
         )
-        assert told.returncode == 0, told.stderr
-        assert told.stdout.split() == ["10001", "0", "WARN", "/opt/rackproof/bin/rackproof"]
+        assert output.returncode == 0, output.stderr
+        assert output.stdout.split() == ["10001", "0", "WARN", "/opt/rackproof/bin/rackproof"]
     finally:
         buildah("run", container, "--", "sh", "-c", f"kill $(cat {pid})")  # buildah would leave what it started
         sshd.wait(20)

@@ -11,11 +11,13 @@ LAUNCHER = "agent.benchmarks.rendezvous"
 
 def put_beneath(lab: Lab, host: str, text: str) -> None:
     """Runs `text` in the launcher of the host's ranks, before its program."""
-    place = lab.on(host, *PURELIB).stdout.strip()
-    lab.put(host, f"{place}/fault.py", text)
+    directory = lab.on(host, *PURELIB).stdout.strip()
+    lab.put(host, f"{directory}/fault.py", text)
     # Not in its guard, which has the same in its arguments, and would import torch for nothing.
     lab.put(
-        host, f"{place}/fault.pth", f"import sys; sys.orig_argv[1:3] == ['-m', '{LAUNCHER}'] and __import__('fault')\n"
+        host,
+        f"{directory}/fault.pth",
+        f"import sys; sys.orig_argv[1:3] == ['-m', '{LAUNCHER}'] and __import__('fault')\n",
     )
 
 
@@ -23,12 +25,12 @@ IDLE = """
 import time
 import agent.benchmarks.compute.gemm as benchmark
 
-product = benchmark.product
+build_product = benchmark.build_product
 
 def slow(*arguments, **named):
-    multiply, check = product(*arguments, **named)
+    multiply, check = build_product(*arguments, **named)
     return lambda: time.sleep(0.1) or multiply(), check
 
-benchmark.product = slow
+benchmark.build_product = slow
 """
 """What a stress test multiplies, put beneath the agent: it goes on for as long, and leaves the processors to others."""

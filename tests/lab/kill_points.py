@@ -74,7 +74,7 @@ class Attempt:
     process: subprocess.Popen[str]
     mark: str
     lines: list[str] = field(default_factory=list)
-    seen_at: list[float] = field(default_factory=list)
+    observed_at: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -85,7 +85,7 @@ class Attempt:
         for line in self.process.stdout:
             self.lines.append(line.rstrip())
             if line.startswith("TASK ["):
-                self.seen_at.append(time.monotonic())
+                self.observed_at.append(time.monotonic())
 
     @property
     def tasks(self) -> list[str]:
@@ -98,7 +98,7 @@ class Attempt:
         while time.monotonic() < ends:
             if self.process.poll() is not None:
                 return False
-            begun = list(zip(self.tasks, self.seen_at, strict=False))
+            begun = list(zip(self.tasks, self.observed_at, strict=False))
             at = [when for number, (name, when) in enumerate(begun) if task in (number, name)]
             if at and time.monotonic() >= at[0] + then_s:
                 return True
@@ -190,18 +190,18 @@ class Site:
 
     def report(self, run_id: str) -> dict[str, Any]:
         """report.json."""
-        found: dict[str, Any] = json.loads((self.runs / run_id / "report.json").read_text())
-        return found
+        document: dict[str, Any] = json.loads((self.runs / run_id / "report.json").read_text())
+        return document
 
     def launches(self, host: str, run_id: str) -> list[tuple[str, str]]:
         """(stage, outcome) of every launch that the host's own records have."""
-        found = []
+        endings = []
         for path in ("record.json", "gangs/rack1.json"):
             record = json.loads(self.lab.on(host, "cat", f"{STATE}/runs/{run_id}/{path}").stdout)
-            found += (
+            endings += (
                 [(launch["stage"], launch["outcome"]) for launch in record["launches"]] if "launches" in record else []
             )
-        return found
+        return endings
 
     def set_aside(self, host: str, run_id: str) -> list[str]:
         """The logs of launches that another took the place of."""
@@ -211,20 +211,20 @@ class Site:
 
     def snapshots(self, host: str, run_id: str) -> list[tuple[str, str]]:
         """(stage, phase) of the snapshots before and after, in the host's own records."""
-        found = []
+        phases = []
         for path in ("record.json", "gangs/rack1.json"):
             record = json.loads(self.lab.on(host, "cat", f"{STATE}/runs/{run_id}/{path}").stdout)
-            found += [(seen["stage"], seen["phase"]) for seen in record["snapshots"] if seen["phase"] != "during"]
-        return found
+            phases += [(seen["stage"], seen["phase"]) for seen in record["snapshots"] if seen["phase"] != "during"]
+        return phases
 
     def left_over(self, run_id: str) -> list[str]:
         """What nobody asked for, in the run's directories on the control node and on the hosts."""
-        there = [str(path.relative_to(self.runs)) for path in (self.runs / run_id).rglob("*") if path.is_file()]
-        found = [path for path in there if Path(path).name.startswith(".") or path.endswith(("lock.json", ".tmp"))]
+        paths = [str(path.relative_to(self.runs)) for path in (self.runs / run_id).rglob("*") if path.is_file()]
+        leftovers = [path for path in paths if Path(path).name.startswith(".") or path.endswith(("lock.json", ".tmp"))]
         for host in self.lab.hosts:
             hidden = self.lab.on(host.name, "find", STATE, "-name", ".*", "-o", "-name", "lease.json").stdout.split()
-            found += [f"{host.name}:{path}" for path in hidden]
-        return sorted(found)
+            leftovers += [f"{host.name}:{path}" for path in hidden]
+        return sorted(leftovers)
 
 
 def shape(value: Any) -> Any:
@@ -241,56 +241,62 @@ def shape(value: Any) -> Any:
     return "#" if isinstance(value, int | float) and not isinstance(value, bool) else value
 
 
-def differences(found: Any, wanted: Any, where: str = "report") -> list[str]:
+def differences(actual: Any, wanted: Any, where: str = "report") -> list[str]:
     """Where two shapes differ."""
-    if isinstance(found, dict) and isinstance(wanted, dict):
-        keys = sorted({*found, *wanted})
-        return [text for key in keys for text in differences(found.get(key), wanted.get(key), f"{where}.{key}")]
-    if isinstance(found, list) and isinstance(wanted, list) and len(found) == len(wanted):
-        pairs = enumerate(zip(found, wanted, strict=True))
-        return [text for place, (one, other) in pairs for text in differences(one, other, f"{where}[{place}]")]
-    return [] if found == wanted else [f"{where}: {str(found)[:300]} instead of {str(wanted)[:300]}"]
+    if isinstance(actual, dict) and isinstance(wanted, dict):
+        keys = sorted({*actual, *wanted})
+        return [text for key in keys for text in differences(actual.get(key), wanted.get(key), f"{where}.{key}")]
+    if isinstance(actual, list) and isinstance(wanted, list) and len(actual) == len(wanted):
+        pairs = enumerate(zip(actual, wanted, strict=True))
+        return [text for step, (one, other) in pairs for text in differences(one, other, f"{where}[{step}]")]
+    return [] if actual == wanted else [f"{where}: {str(actual)[:300]} instead of {str(wanted)[:300]}"]
 
 
 ONCE = [("benchmark", "finished"), ("gang", "finished")]
-SEEN = [("preflight", "before"), ("benchmark", "before"), ("benchmark", "after"), ("gang", "before"), ("gang", "after")]
+SNAPSHOTS = [
+    ("preflight", "before"),
+    ("benchmark", "before"),
+    ("benchmark", "after"),
+    ("gang", "before"),
+    ("gang", "after"),
+]
 
 
 def wrong(site: Site, run_id: str, undisturbed: dict[str, Any]) -> list[str]:
     """What sets a run that was killed and resumed apart from one that nobody disturbed."""
-    found = differences(shape(site.report(run_id)), shape(undisturbed))
+    problems = differences(shape(site.report(run_id)), shape(undisturbed))
     for host in (host.name for host in site.lab.hosts):
         if (launches := site.launches(host, run_id)) != ONCE:
-            found.append(f"{host} launched {launches}")
-        if (taken := site.snapshots(host, run_id)) != SEEN:
-            found.append(f"{host} took the snapshots {taken}")
+            problems.append(f"{host} launched {launches}")
+        if (taken := site.snapshots(host, run_id)) != SNAPSHOTS:
+            problems.append(f"{host} took the snapshots {taken}")
         if again := site.set_aside(host, run_id):
-            found.append(f"{host} launched more than once: {again}")
-    return found + [f"left over: {path}" for path in site.left_over(run_id)]
+            problems.append(f"{host} launched more than once: {again}")
+    return problems + [f"left over: {path}" for path in site.left_over(run_id)]
 
 
 def chain(
-    site: Site, run_id: str, points: Sequence[tuple[int | str, float]], told: Any = print, **variables: Any
+    site: Site, run_id: str, points: Sequence[tuple[int | str, float]], log: Any = print, **variables: Any
 ) -> int:
     """Kills the run at each point (task, seconds after), resuming it in between, and lets it finish; the kills that were made."""
-    killed = sum(kill(site, run_id, task, then_s, told, **variables) for task, then_s in points)
+    killed = sum(kill(site, run_id, task, then_s, log, **variables) for task, then_s in points)
     code, output = site.run(run_id, **variables)
     if code:
-        told(f"{run_id}: the last attempt ended with {code}\n{output[-4000:]}")
+        log(f"{run_id}: the last attempt ended with {code}\n{output[-4000:]}")
     return killed
 
 
-def kill(site: Site, run_id: str, task: int | str, then_s: float, told: Any = print, **variables: Any) -> bool:
+def kill(site: Site, run_id: str, task: int | str, then_s: float, log: Any = print, **variables: Any) -> bool:
     """Begins or resumes the run and kills it there; False where it ended before by itself."""
     attempt = site.start(run_id, **variables)
     if attempt.reached(task, then_s):
         attempt.kill()
-        told(f"{run_id}: killed {then_s:.2f} s into task {task}, now at {attempt.tasks[-1]}")
+        log(f"{run_id}: killed {then_s:.2f} s into task {task}, now at {attempt.tasks[-1]}")
         return True
     output = attempt.end()
-    told(f"{run_id}: ended by itself with {attempt.process.returncode} before task {task}")
+    log(f"{run_id}: ended by itself with {attempt.process.returncode} before task {task}")
     if attempt.process.returncode:
-        told(output[-3000:])
+        log(output[-3000:])
     return False
 
 
@@ -328,9 +334,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             if options.fresh and runs % 2:
                 site.run(f"teardown{runs}", "teardown")
             made += chain(site, f"run{runs}", every[runs - 1 :: of_run], lambda line: print(line, flush=True))
-            found = wrong(site, f"run{runs}", undisturbed)
-            bad += bool(found)
-            print(f"run{runs}: {made} kills so far: {'; '.join(found) if found else 'as undisturbed'}", flush=True)
+            problems = wrong(site, f"run{runs}", undisturbed)
+            bad += bool(problems)
+            print(
+                f"run{runs}: {made} kills so far: {'; '.join(problems) if problems else 'as undisturbed'}", flush=True
+            )
     same = runs - bad
     print(
         f"{made} kill points in {runs} runs: {same} with the undisturbed report, each stage launched once; {bad} other"

@@ -173,15 +173,15 @@ class Lab:
         write = 'mkdir -p "$(dirname "$1")" && cat >"$1" && chmod "$2" "$1"'
         self.on(host, "sh", "-c", write, "sh", path, f"{mode:o}", stdin=text)
 
-    def seen(self, host: str, path: str) -> Path:
-        """A path of a host as this machine sees it: whoever looks there again and again starts no process each time."""
+    def host_path(self, host: str, path: str) -> Path:
+        """Return a host's path as this machine sees it, so that polling it needs no process."""
         return Path(f"/proc/{self.host(host).pid}/root{path}")
 
     def cut(self, host: str) -> None:
         """Pull the host's cable: the switch's end goes down, so nobody is told and packets just stop arriving."""
         self._ip("-n", self._switch, "link", "set", self.host(host).name, "down")
 
-    def mend(self, host: str) -> None:
+    def reconnect(self, host: str) -> None:
         """Plug the host's cable in again."""
         self._ip("-n", self._switch, "link", "set", self.host(host).name, "up")
 

@@ -54,8 +54,10 @@ def requirements_missing() -> list[str]:
     if os.geteuid() != 0:
         return ["root (run the tests with sudo)", *missing]
     status = Path("/proc/self/status").read_text()
-    held = int(re.findall(r"^CapEff:\s*(\w+)$", status, re.MULTILINE)[0], 16)
-    lacking = [f"{name} (in a container: --privileged)" for name, bit in CAPABILITIES.items() if not held >> bit & 1]
+    capabilities = int(re.findall(r"^CapEff:\s*(\w+)$", status, re.MULTILINE)[0], 16)
+    lacking = [
+        f"{name} (in a container: --privileged)" for name, bit in CAPABILITIES.items() if not capabilities >> bit & 1
+    ]
     return lacking + missing
 
 

@@ -18,8 +18,8 @@ SOCKET, PROGRAM = 3, 4
 
 def connected():
     """A connection to the server of this user in this network namespace, which is started where there is none."""
-    told = os.stat(SERVER)  # noqa: PTH116 - importing pathlib takes longer than all else here
-    name = f"\0rackproof-lab-modules {told.st_dev} {told.st_ino} {os.getuid()}"
+    status = os.stat(SERVER)  # noqa: PTH116 - importing pathlib takes longer than all else here
+    name = f"\0rackproof-lab-modules {status.st_dev} {status.st_ino} {os.getuid()}"
     while True:
         channel = _socket.socket(_socket.AF_UNIX, _socket.SOCK_SEQPACKET)
         try:

@@ -83,7 +83,7 @@ def run(arguments):
     exec(compile(program, arguments[0], "exec"), module.__dict__)  # noqa: S102
 
 
-def serve(channel, told, streams):
+def serve(channel, request, streams):
     """Becomes the module, tells its exit code and ends."""
     code = 1
     try:
@@ -91,7 +91,7 @@ def serve(channel, told, streams):
         for number, stream in enumerate(streams):
             os.dup2(stream, number)
             os.close(stream)
-        arguments, directory, environment, mask = ast.literal_eval(told.decode())
+        arguments, directory, environment, mask = ast.literal_eval(request.decode())
         os.environb.clear()
         os.environb.update(environment)
         os.umask(mask)
@@ -121,11 +121,11 @@ def main():
     gc.freeze()
     while select.select([listener], [], [], IDLE_S)[0]:
         channel, _ = listener.accept()
-        told, streams, _, _ = socket.recv_fds(channel, MOST_BYTES, 3)
+        request, streams, _, _ = socket.recv_fds(channel, MOST_BYTES, 3)
         _, user, _ = struct.unpack("3i", channel.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))
-        if told and user == os.getuid() and os.fork() == 0:
+        if request and user == os.getuid() and os.fork() == 0:
             listener.close()
-            serve(channel, told, streams)
+            serve(channel, request, streams)
         for stream in streams:
             os.close(stream)
         channel.close()

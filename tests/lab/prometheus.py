@@ -36,11 +36,11 @@ class Prometheus:
     def wait_for(self, promql: str, timeout: float = 30, at_least: int = 1) -> list[dict[str, Any]]:
         """The result of a query as soon as it has `at_least` series."""
         deadline = time.monotonic() + timeout
-        while len(found := self.query(promql)) < at_least:
+        while len(samples := self.query(promql)) < at_least:
             if time.monotonic() > deadline:
-                raise LabError(f"{promql} has {len(found)} series after {timeout} s, not {at_least}: {found}")
+                raise LabError(f"{promql} has {len(samples)} series after {timeout} s, not {at_least}: {samples}")
             time.sleep(POLL_SECONDS)
-        return found
+        return samples
 
     def wait_ready(self, server: subprocess.Popen[str]) -> None:
         """Return when the server answers queries."""

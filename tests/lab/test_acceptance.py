@@ -66,8 +66,8 @@ class Run:
     @property
     def report(self) -> dict[str, Any]:
         """report.json, checked against its schema."""
-        found: dict[str, Any] = documents.read(self.directory / "report.json", "report", max_bytes=50_000_000)
-        return found
+        document: dict[str, Any] = documents.read(self.directory / "report.json", "report", max_bytes=50_000_000)
+        return document
 
     def findings(self) -> set[tuple[str, str, str]]:
         """(host, observation, verdict) of everything that did not pass."""
@@ -83,8 +83,8 @@ class Run:
         return int(self._coverage(host)["expected"]) - self.measured(host)
 
     def _coverage(self, host: str) -> dict[str, Any]:
-        found: dict[str, Any] = next(item for item in self.report["hosts"] if item["name"] == host)["coverage"]
-        return found
+        coverage: dict[str, Any] = next(item for item in self.report["hosts"] if item["name"] == host)["coverage"]
+        return coverage
 
 
 def watchable() -> dict[str, Any]:
@@ -139,19 +139,19 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
         assert watcher.wait(20) == 0
     views, lines = ((site.lab.directory / name).read_text().splitlines() for name in ("views", "lines"))
     print(output[-6000:], *lines, sep="\n")
-    found = [json.loads(view) for view in views]
-    return Watched(site.runs / "first", attempt.process.returncode, output, found, lines)
+    parsed = [json.loads(view) for view in views]
+    return Watched(site.runs / "first", attempt.process.returncode, output, parsed, lines)
 
 
 def watch(attempt: Attempt, lab: Lab, run: Path) -> list[subprocess.Popen[str]]:
     """One that tells a program, one that tells a log; into files, since nobody reads while they tell."""
     assert attempt.reached("preflight : Check that the host can be measured", 1.0), attempt.lines[-20:]
     command = [sys.executable, str(ROOT / "rackproof"), "watch", str(run)]
-    found = []
+    views = []
     for name, *options in (("views", "--json", "--every=0.5"), ("lines", "--every=1", "--no-judge", "--no-ask")):
         with (lab.directory / name).open("w") as file:
-            found.append(lab.popen([*command, *options], stdout=file))
-    return found
+            views.append(lab.popen([*command, *options], stdout=file))
+    return views
 
 
 def test_rack_is_accepted_as_a_rehearsal(accepted: Run) -> None:
@@ -172,16 +172,20 @@ def test_rack_is_accepted_as_a_rehearsal(accepted: Run) -> None:
 def test_ranks_of_all_hosts_worked_together(accepted: Run) -> None:
     for host in HOSTS:
         record = documents.read(accepted.directory / "gangs" / "rack1" / f"{host}.json", "record")
-        busbw = [seen for seen in record["observations"] if seen["name"] == "collective.all_reduce.busbw"]
-        assert {seen["params"]["world_size"] for seen in busbw} == {2}
+        busbw = [
+            observation
+            for observation in record["observations"]
+            if observation["name"] == "collective.all_reduce.busbw"
+        ]
+        assert {observation["params"]["world_size"] for observation in busbw} == {2}
         assert record["launches"][0]["members"] == list(HOSTS)
         assert [rank["exit_code"] for rank in record["launches"][0]["ranks"]] == [0]
 
 
 def test_prometheus_has_every_host_under_this_run(prometheus: Prometheus, accepted: Run) -> None:
     series = 'count_over_time(rackproof_host_memory_total_bytes{run_id="first"}[1h])'
-    found = {item["metric"]["host"]: item["metric"]["rack"] for item in prometheus.wait_for(series, at_least=2)}
-    assert found == dict.fromkeys(HOSTS, "rack1")
+    racks = {item["metric"]["host"]: item["metric"]["rack"] for item in prometheus.wait_for(series, at_least=2)}
+    assert racks == dict.fromkeys(HOSTS, "rack1")
 
 
 def test_nothing_runs_on_after_the_run(site: Site, accepted: Run) -> None:
@@ -246,12 +250,12 @@ def struck(site: Site, accepted: Watched) -> Struck:
     return Struck(site.runs / "struck", code, output, password_hash=hashed, arguments=arguments)
 
 
-def watch_arguments(over: threading.Event, seen: set[str]) -> None:
+def watch_arguments(over: threading.Event, arguments: set[str]) -> None:
     """What every process of this machine is started with, the hosts' among them."""
     while not over.wait(0.1):
         for path in Path("/proc").glob("[0-9]*/cmdline"):
             with contextlib.suppress(OSError):
-                seen.add(path.read_bytes().decode(errors="replace"))
+                arguments.add(path.read_bytes().decode(errors="replace"))
 
 
 def test_no_secret_is_in_an_argument_a_log_or_a_result(site: Site, struck: Struck) -> None:
@@ -259,16 +263,16 @@ def test_no_secret_is_in_an_argument_a_log_or_a_result(site: Site, struck: Struc
     assert any("--web-config" in line and WEB_CONFIG in line for line in struck.arguments)
     assert any("agent.benchmarks" in line for line in struck.arguments)
     nonce = json.loads((struck.directory / "plan.json").read_text())["nonce"]
-    told = "\n".join([struck.output, *struck.arguments])
+    visible = "\n".join([struck.output, *struck.arguments])
     for secret in (nonce, struck.password_hash, PASSWORD):
-        assert secret not in told
+        assert secret not in visible
     written = ["grep", "-rlaF", "-e", struck.password_hash, "-e", PASSWORD]
     assert subprocess.run([*written, struck.directory], capture_output=True, check=False).stdout == b""
-    places = ("/var", "/opt/rackproof", "/tmp", "/etc", "/root")
+    directories = ("/var", "/opt/rackproof", "/tmp", "/etc", "/root")
     since = ("-xdev", "-type", "f", "-cnewer", "/etc/hostname")  # since the host booted
     for host in HOSTS:
-        found = site.lab.on(host, "find", *places, *since, "-exec", *written, "{}", "+", check=False).stdout
-        assert found.split() == [WEB_CONFIG]
+        matches = site.lab.on(host, "find", *directories, *since, "-exec", *written, "{}", "+", check=False).stdout
+        assert matches.split() == [WEB_CONFIG]
         logs = ("grep", "-rlaF", nonce, f"{STATE}/runs/struck/logs", f"{STATE}/runs/struck/work", f"{STATE}/exporter")
         assert site.lab.on(host, *logs, check=False).stdout == ""
 
@@ -276,7 +280,7 @@ def test_no_secret_is_in_an_argument_a_log_or_a_result(site: Site, struck: Struc
 def test_unreachable_host_is_named_and_the_others_finish(struck: Struck) -> None:
     assert struck.code != 0
     assert struck.report["decision"] == "incomplete"
-    assert {found for found in struck.findings() if found[0] != "node2"} == {(CUT, "record", "inconclusive")}
+    assert {finding for finding in struck.findings() if finding[0] != "node2"} == {(CUT, "record", "inconclusive")}
     lost = next(host for host in struck.report["hosts"] if host["name"] == CUT)
     assert any("unreachable at Preflight" in event for event in lost["events"])
     assert [struck.missing(host) for host in HOSTS] == [len(WITH_CUT), len(WITH_CUT) + len(MEMORY)]
@@ -285,7 +289,9 @@ def test_unreachable_host_is_named_and_the_others_finish(struck: Struck) -> None
 
 
 def test_failing_benchmark_is_named_with_its_host_and_reason(struck: Struck) -> None:
-    assert {found for found in struck.findings() if found[0] != CUT} == {("node2", "memory.bandwidth", "inconclusive")}
+    assert {finding for finding in struck.findings() if finding[0] != CUT} == {
+        ("node2", "memory.bandwidth", "inconclusive")
+    }
     verdicts = struck.report["verdicts"]
     reasons = [item["reason"] for item in verdicts if item["host"] == "node2" and item["verdict"] != "pass"]
     assert reasons == ["error: RuntimeError: CUDA error: uncorrectable ECC error encountered"] * len(MEMORY)
@@ -298,7 +304,7 @@ def cells(view: dict[str, Any], stage: str) -> dict[str, dict[str, Any]]:
     return {host["name"]: host["cells"][stage] for host in view["hosts"]}
 
 
-def test_stages_are_seen_to_run_and_then_the_decision(accepted: Watched) -> None:
+def test_watch_shows_running_stages_then_the_decision(accepted: Watched) -> None:
     for stage in ("prepare", "inspect", "benchmark", "gang"):
         states = [{cell["state"] for cell in cells(view, stage).values()} for view in accepted.views]
         assert {"running"} in states, stage
@@ -307,7 +313,7 @@ def test_stages_are_seen_to_run_and_then_the_decision(accepted: Watched) -> None
     assert not any(view["decision"] for view in accepted.views if view["carried"])
 
 
-def test_exporters_tell_how_far_a_stage_is_and_how_long_it_has_left(accepted: Watched) -> None:
+def test_exporter_reports_progress_and_time_left_of_a_stage(accepted: Watched) -> None:
     measured = [
         host
         for view in accepted.views
@@ -327,13 +333,15 @@ def test_log_has_a_line_for_each_change(accepted: Watched) -> None:
     said = [line.split(" ", 1)[1] for line in accepted.lines]
     assert "run first: 2 hosts of rack1, profile rehearsal, REHEARSAL" in said
     for host in HOSTS:  # one line for several where they are seen at once
-        running = [place for place, line in enumerate(said) if host in line and line.endswith(" benchmark: running")]
+        running = [
+            position for position, line in enumerate(said) if host in line and line.endswith(" benchmark: running")
+        ]
         assert len(running) == 1
         assert running[0] < said.index("decision: accepted")
     assert not [line for line in accepted.lines if "\x1b" in line]
 
 
-def test_playbook_tells_what_it_waits_for(accepted: Watched) -> None:
+def test_playbook_prints_what_it_waits_for(accepted: Watched) -> None:
     assert "benchmark: node1, node2 measure now, for at most 3 min each" in accepted.output
     assert "benchmark: 0 of 2 hosts done, node1 " in accepted.output
     assert "no progress is told any more" not in accepted.output

@@ -28,17 +28,17 @@ from tests.lab.prometheus import Alertmanager, Prometheus, free_port, write_conf
 ROOT = Path(__file__).parents[2]
 RULES = ROOT / "deploy" / "prometheus" / "rackproof.rules.yml"
 SCRAPE_S = 1.0
-TOLD_S = 3 * SCRAPE_S + 1.0
+MAX_DELAY_S = 3 * SCRAPE_S + 1.0
 """Two scrapes, the evaluation after the second, and a second for a busy machine."""
 BOOT = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
 
 
 def wait(for_what: str, holds: Callable[[], Any], timeout: float) -> Any:
     ends = time.monotonic() + timeout
-    while not (found := holds()):
+    while not (result := holds()):
         assert time.monotonic() < ends, f"{for_what}: not within {timeout} s"
         time.sleep(0.1)
-    return found
+    return result
 
 
 @dataclass
@@ -112,7 +112,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         alertmanagers=[alertmanager],
     )
     options = [f"--config.file={directory / 'prometheus.yml'}", f"--storage.tsdb.path={directory / 'data'}"]
-    found = Site(
+    new_site = Site(
         directory=directory,
         port=ports[0],
         library=nvml.build(directory / "nvml"),
@@ -121,16 +121,16 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         started=[],
     )
     try:
-        found.scenario()
-        found.boot()
-        found.started.append(start(Alertmanager.command(directory, alertmanager), directory / "alertmanager.log"))
+        new_site.scenario()
+        new_site.boot()
+        new_site.started.append(start(Alertmanager.command(directory, alertmanager), directory / "alertmanager.log"))
         server = start(["prometheus", *options, f"--web.listen-address={prometheus}"], directory / "prometheus.log")
-        found.started.append(server)
-        found.prometheus.wait_ready(server)
-        found.prometheus.wait_for("rackproof_gpu_ecc_uncorrectable_volatile_total == 0", timeout=20, at_least=4)
-        yield found
+        new_site.started.append(server)
+        new_site.prometheus.wait_ready(server)
+        new_site.prometheus.wait_for("rackproof_gpu_ecc_uncorrectable_volatile_total == 0", timeout=20, at_least=4)
+        yield new_site
     finally:
-        processes.end_all(found.started)
+        processes.end_all(new_site.started)
 
 
 def test_every_rule_is_loaded_and_evaluated(site: Site) -> None:
@@ -203,10 +203,10 @@ def test_a_fault_fires_within_two_scrapes_and_ends_with_the_fault(site: Site, fa
     began = time.time()
     inject(site)
     alerts = wait(f"{name} fires", lambda: site.firing(name), 15)
-    assert datetime.fromisoformat(alerts[0]["startsAt"].replace("Z", "+00:00")).timestamp() - began < TOLD_S
-    told = alerts[0]["labels"] | {"summary": alerts[0]["annotations"]["summary"]}
+    assert datetime.fromisoformat(alerts[0]["startsAt"].replace("Z", "+00:00")).timestamp() - began < MAX_DELAY_S
+    texts = alerts[0]["labels"] | {"summary": alerts[0]["annotations"]["summary"]}
     wanted = {**labels, "summary": summary, "severity": "critical", "host": "h1", "rack": "r1", "run_id": "lab"}
-    assert {key: told[key] for key in wanted} == wanted
+    assert {key: texts[key] for key in wanted} == wanted
     assert alerts[0]["annotations"]["runbook_url"].endswith(f"#{name.lower()}")
     assert len(alerts) == 1
     heal(site)

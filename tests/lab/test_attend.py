@@ -111,7 +111,7 @@ def test_a_pod_that_is_ended_at_once_says_that_it_has_nothing_and_gives_the_host
     assert not list(run.parents[1].rglob(lease.LEASE))
 
 
-def test_a_pod_that_is_ended_while_it_waits_still_tells_what_it_has(run: Path) -> None:
+def test_pod_terminated_while_waiting_still_emits_its_record(run: Path) -> None:
     process = pod(run, "a", free_port())
     log = ended(process, run.parents[1] / "a" / "pod.log", b"waiting up to")
     collected = rackproof("collect", run, log)

@@ -83,7 +83,7 @@ class Burnin:
 
 
 def record_of(site: Site, host: str) -> dict[str, Any]:
-    return dict(json.loads(site.lab.seen(host, f"{STATE}/runs/burn/record.json").read_text()))
+    return dict(json.loads(site.lab.host_path(host, f"{STATE}/runs/burn/record.json").read_text()))
 
 
 def wait_for_round(site: Site, host: str, least: int) -> dict[str, Any]:
@@ -143,7 +143,7 @@ def test_a_supervisor_that_is_killed_costs_the_round_that_was_under_way(burnin: 
     assert [event["name"] for event in soak["timeline"]["events"] if event["scope"] == "host"] == ["soak.cut"]
 
 
-def test_a_host_that_finds_itself_unfit_ends_early_and_the_others_go_on(burnin: Burnin) -> None:
+def test_host_with_a_finding_ends_its_soak_early_and_the_others_continue(burnin: Burnin) -> None:
     soak = burnin.soak(FAULTY)
     assert (soak["ended_by"], soak["finished"]) == ("finding", 1)
     assert soak["reason"] == "cpu=0 integrity.wrong_words: found 1, wanted = 0; rma"

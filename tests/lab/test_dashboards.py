@@ -66,13 +66,13 @@ def panels(dashboard: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def asked() -> list[Ask]:
-    found = []
+    questions = []
     for path in DASHBOARDS:
         for panel in panels(json.loads(path.read_text())):
             for target in panel.get("targets", ()):
                 instant = bool(target.get("instant"))
-                found.append(Ask(path.stem, panel["title"], target["refId"], target["expr"], instant))
-    return found
+                questions.append(Ask(path.stem, panel["title"], target["refId"], target["expr"], instant))
+    return questions
 
 
 @dataclass
@@ -101,15 +101,15 @@ class Site:
         else:
             result = self.get("query_range", query=promql, start=now - seconds, end=now, step=1)["result"]
             series = [(item["metric"], item["values"]) for item in result]
-        found = [(labels, [float(text) for _, text in told if text != "NaN"]) for labels, told in series]
-        return [(labels, numbers) for labels, numbers in found if numbers]
+        parsed = [(labels, [float(text) for _, text in samples if text != "NaN"]) for labels, samples in series]
+        return [(labels, numbers) for labels, numbers in parsed if numbers]
 
     def wait_for(self, promql: str, *, instant: bool = True) -> list[tuple[dict[str, str], list[float]]]:
         ends = time.monotonic() + PATIENCE_S
-        while not (found := self.values(promql, instant=instant)):
+        while not (result := self.values(promql, instant=instant)):
             assert time.monotonic() < ends, f"no data: {promql}"
             time.sleep(0.5)
-        return found
+        return result
 
 
 def everything(dashboard: str) -> dict[str, str]:
@@ -156,11 +156,11 @@ def running(directory: Path, plan: Any, host: str) -> tuple[HostRun, Live]:
     run.add(launches=[builders.launch("preflight", (host,)), builders.launch("gang", HOSTS)])
     work = run.directory / "work"
     work.mkdir()
-    seen = builders.results(plan, host, "benchmark")
-    seen += [replace(item, stage="benchmark") for item in builders.results(plan, host, "gang")]
+    observations = builders.results(plan, host, "benchmark")
+    observations += [replace(item, stage="benchmark") for item in builders.results(plan, host, "gang")]
     if host == BAD:
-        seen = [ruined(item) for item in seen]
-    (work / "rank0.json").write_text(json.dumps({"observations": [to_json(item) for item in seen]}))
+        observations = [ruined(item) for item in observations]
+    (work / "rank0.json").write_text(json.dumps({"observations": [to_json(item) for item in observations]}))
     step = builders.observation("training.step_time", 0.25, unit="s", network="resnet50")
     loss = builders.observation("training.loss", 1.5, network="resnet50")
     (work / "rank0.now.json").write_text(json.dumps({"observations": [to_json(item) for item in (step, loss)]}))
@@ -235,7 +235,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     library, plan = nvml.build(directory / "nvml"), builders.plan(*HOSTS, gpu_count=len(DEVICES))
     server, web, *ports = (free_port() for _ in range(2 + len(HOSTS)))
     address = f"http://127.0.0.1:{server}"
-    found = Site(directory, Prometheus(url=address, log=directory / "prometheus.log", run=processes.run), [], {})
+    new_site = Site(directory, Prometheus(url=address, log=directory / "prometheus.log", run=processes.run), [], {})
     targets = [{"targets": [f"127.0.0.1:{web}"], "labels": {"job": "node", "__metrics_path__": "/verdicts.prom"}}]
     lives = []
     try:
@@ -245,24 +245,24 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
             (own / "kmsg").write_text(BOOT)
             scenario(own)
             lives.append(running(own, plan, host))
-            found.exporters[host] = export(own, library, port)
-            found.started.append(found.exporters[host])
+            new_site.exporters[host] = export(own, library, port)
+            new_site.started.append(new_site.exporters[host])
             targets.append({"targets": [f"127.0.0.1:{port}"], "labels": {"host": host, "rack": "r1", "run_id": "r1"}})
         config = configure(directory, targets)
         serve = [sys.executable, "-m", "http.server", str(web), "--bind", "127.0.0.1", "--directory", directory / "web"]
-        found.started.append(start(serve, directory / "web.log"))
+        new_site.started.append(start(serve, directory / "web.log"))
         options = [f"--config.file={config}", f"--storage.tsdb.path={directory / 'data'}"]
-        process = start(["prometheus", *options, f"--web.listen-address=127.0.0.1:{server}"], found.prometheus.log)
-        found.started.append(process)
-        found.prometheus.wait_ready(process)
-        found.prometheus.wait_for("rackproof_gpu_ecc_uncorrectable_volatile_total == 0", timeout=30, at_least=24)
-        found.wait_for("count_over_time(rackproof_infiniband_link_downed_total[10s]) >= 3")
+        process = start(["prometheus", *options, f"--web.listen-address=127.0.0.1:{server}"], new_site.prometheus.log)
+        new_site.started.append(process)
+        new_site.prometheus.wait_ready(process)
+        new_site.prometheus.wait_for("rackproof_gpu_ecc_uncorrectable_volatile_total == 0", timeout=30, at_least=24)
+        new_site.wait_for("count_over_time(rackproof_infiniband_link_downed_total[10s]) >= 3")
         hurt(directory / BAD)
-        yield found
+        yield new_site
     finally:
         for run, live in lives:
             live.stop(run.record())
-        processes.end_all(found.started)
+        processes.end_all(new_site.started)
 
 
 @pytest.mark.parametrize("ask", asked(), ids=lambda ask: f"{ask.dashboard} {ask.panel} {ask.letter}")
@@ -272,25 +272,25 @@ def test_every_query_returns_data(site: Site, ask: Ask) -> None:
 
 
 def ask_of(dashboard: str, panel: str, letter: str = "A") -> Ask:
-    (found,) = (
+    (ask,) = (
         one for one in asked() if (one.dashboard, one.panel, one.letter) == (f"rackproof-{dashboard}", panel, letter)
     )
-    return found
+    return ask
 
 
-def told(site: Site, ask: Ask, values: dict[str, str] = EVERYTHING) -> dict[tuple[str, ...], float]:
+def values_of(site: Site, ask: Ask, values: dict[str, str] = EVERYTHING) -> dict[tuple[str, ...], float]:
     """Labels in alphabetical order of their names -> newest value."""
-    found = site.values(filled(ask.promql, values), instant=ask.instant, seconds=5)
-    return {tuple(labels[name] for name in sorted(labels)): numbers[-1] for labels, numbers in found}
+    series = site.values(filled(ask.promql, values), instant=ask.instant, seconds=5)
+    return {tuple(labels[name] for name in sorted(labels)): numbers[-1] for labels, numbers in series}
 
 
 def eventually(site: Site, ask: Ask, wanted: dict[tuple[str, ...], float]) -> dict[tuple[str, ...], float]:
     """What the panel tells, once it has all that is wanted."""
     ends = time.monotonic() + PATIENCE_S
-    while not (found := told(site, ask)).items() >= wanted.items():
-        assert time.monotonic() < ends, f"{wanted} is not in {found}"
+    while not (result := values_of(site, ask)).items() >= wanted.items():
+        assert time.monotonic() < ends, f"{wanted} is not in {result}"
         time.sleep(0.5)
-    return found
+    return result
 
 
 TABLES = [
@@ -308,15 +308,15 @@ def test_a_table_has_a_column_for_each_label_that_comes(site: Site, dashboard: s
     columns = {matrix["rowField"], matrix["columnField"]} if matrix else set(steps["organize"]["renameByName"])
     sets = []
     for target in panel["targets"]:
-        found = site.wait_for(filled(target["expr"], everything(dashboard)))
-        sets.append({name for labels, _ in found for name in labels})
+        series = site.wait_for(filled(target["expr"], everything(dashboard)))
+        sets.append({name for labels, _ in series for name in labels})
         assert sets[-1] <= columns
     if "merge" in steps:  # rows are joined by what all of them have
         keys = set.intersection(*sets)
         assert keys
         for target in panel["targets"]:
-            found = site.values(filled(target["expr"], everything(dashboard)), instant=True)
-            rows = [tuple(sorted((key, labels[key]) for key in keys)) for labels, _ in found]
+            series = site.values(filled(target["expr"], everything(dashboard)), instant=True)
+            rows = [tuple(sorted((key, labels[key]) for key in keys)) for labels, _ in series]
             assert len(rows) == len(set(rows)), f"{target['refId']} has two rows for one place"
 
 
@@ -329,10 +329,10 @@ ANNOTATIONS = [
     ("dashboard", "annotation"), ANNOTATIONS, ids=lambda of: of if isinstance(of, str) else of["name"]
 )
 def test_annotations_mark_runs_stages_and_xids(site: Site, dashboard: str, annotation: dict[str, Any]) -> None:
-    found = site.wait_for(filled(annotation["expr"], EVERYTHING), instant=False)
+    series = site.wait_for(filled(annotation["expr"], EVERYTHING), instant=False)
     marked = re.findall(r"{{(\w+)}}", annotation["titleFormat"])
     assert marked
-    for labels, numbers in found:
+    for labels, numbers in series:
         assert set(marked) | set(annotation["tagKeys"].split(",")) <= set(labels)
         if annotation["useValueForTime"]:
             assert all(0 < time.time() - number / 1000 < 600 for number in numbers)
@@ -351,77 +351,77 @@ VARIABLES = [
 @pytest.mark.parametrize(("dashboard", "variable"), VARIABLES, ids=lambda of: of if isinstance(of, str) else of["name"])
 def test_variables_have_values(site: Site, dashboard: str, variable: dict[str, Any]) -> None:
     series, label = re.fullmatch(r"label_values\((.*), (\w+)\)", variable["query"]["query"]).groups()
-    found = site.get(f"label/{label}/values", **{"match[]": filled(series, EVERYTHING)})
+    values = site.get(f"label/{label}/values", **{"match[]": filled(series, EVERYTHING)})
     wanted = {"rack": ["r1"], "host": list(HOSTS), "gpu": [str(device) for device in DEVICES], "run_id": ["r1"]}
-    assert sorted(found) == wanted[variable["name"]]
+    assert sorted(values) == wanted[variable["name"]]
 
 
 # ---- what panels say ----
 
 
 def test_tiles_show_the_gpu_that_is_bad_and_no_other(site: Site) -> None:
-    state = told(site, ask_of("fleet", "Rack $rack: hosts and their GPUs"))
+    state = values_of(site, ask_of("fleet", "Rack $rack: hosts and their GPUs"))
     assert len(state) == len(HOSTS) * len(DEVICES)
     bad = {(str(gpu), host): value for (gpu, host), value in state.items() if value}
     assert bad.items() >= {("1", BAD): 2, ("2", BAD): 2}.items()
     assert {host for _, host in bad} == {BAD}
 
 
-def test_the_kernel_log_is_told(site: Site) -> None:
+def test_dashboard_shows_the_kernel_log(site: Site) -> None:
     gpu, switch = links.GPUS[0], links.NVSWITCHES[0]
-    found = told(site, ask_of("fleet", "XIDs and SXids"))
-    assert found == {(BAD, gpu, "r1", "79"): 1, ("yes", BAD, switch, "r1", "20034"): 1}
+    counts = values_of(site, ask_of("fleet", "XIDs and SXids"))
+    assert counts == {(BAD, gpu, "r1", "79"): 1, ("yes", BAD, switch, "r1", "20034"): 1}
 
 
-def test_counters_that_moved_are_told_with_how_far(site: Site) -> None:
+def test_dashboard_shows_by_how_much_counters_rose(site: Site) -> None:
     gpu = links.GPUS[0]
     wanted = {
         ("gpu_ecc_uncorrectable_volatile", "2", BAD, "r1"): 2.0,
         ("infiniband_link_downed", links.IB[0], BAD, "1", "r1"): 3.0,
         ("pcie_aer_correctable", BAD, gpu, "r1"): 90.0,
     }
-    found = told(site, ask_of("burnin", "Error counters that rose"))
-    moved = {labels: value for labels, value in found.items() if labels[0] != "host_oom_kills"}
+    increases = values_of(site, ask_of("burnin", "Error counters that rose"))
+    moved = {labels: value for labels, value in increases.items() if labels[0] != "host_oom_kills"}
     assert moved.keys() == wanted.keys()
     for labels, value in moved.items():  # Prometheus stretches a rise to the whole of the range
         assert wanted[labels] <= value < 1.5 * wanted[labels]
 
 
 def test_the_slow_host_is_below_what_the_criteria_demand(site: Site) -> None:
-    found = eventually(site, ask_of("run", "Fleet comparison, relative to the criteria"), {})
-    by_host = {host: min(value for labels, value in found.items() if host in labels) for host in HOSTS}
+    ratios = eventually(site, ask_of("run", "Fleet comparison, relative to the criteria"), {})
+    by_host = {host: min(value for labels, value in ratios.items() if host in labels) for host in HOSTS}
     assert by_host[BAD] < 1 < min(by_host["h1"], by_host["h3"])
 
 
-def test_the_report_is_told(site: Site) -> None:
-    assert told(site, ask_of("fleet", "Newest report")) == {("r1",): 3}
-    decisions = told(site, ask_of("fleet", "Verdicts by host"))
+def test_dashboard_shows_the_decision(site: Site) -> None:
+    assert values_of(site, ask_of("fleet", "Newest report")) == {("r1",): 3}
+    decisions = values_of(site, ask_of("fleet", "Verdicts by host"))
     assert decisions.keys() == {
         ("accepted", "h1", "r1", "r1"),
         ("rejected", BAD, "r1", "r1"),
         ("accepted", "h3", "r1", "r1"),
     }
-    assert told(site, ask_of("fleet", "Verdicts by host", "B"))[BAD, "r1", "r1"] > 0
+    assert values_of(site, ask_of("fleet", "Verdicts by host", "B"))[BAD, "r1", "r1"] > 0
 
 
-def test_stages_are_told(site: Site) -> None:
-    found = told(site, ask_of("run", "Stages"))
-    assert {state for (_, stage), state in found.items() if stage == "benchmark"} == {2}
-    assert {state for (_, stage), state in found.items() if stage == "gang"} == {3}
+def test_dashboard_shows_the_stages(site: Site) -> None:
+    stages = values_of(site, ask_of("run", "Stages"))
+    assert {state for (_, stage), state in stages.items() if stage == "benchmark"} == {2}
+    assert {state for (_, stage), state in stages.items() if stage == "gang"} == {3}
 
 
 FIGURES = [ask for ask in asked() if ask.instant and ask.panel in ("Hosts", "GPUs", "Alerts")]
 
 
 @pytest.mark.parametrize("ask", FIGURES, ids=lambda ask: f"{ask.dashboard} {ask.panel} {ask.letter}")
-def test_of_hosts_that_are_not_there_no_zero_is_told(site: Site, ask: Ask) -> None:
-    assert told(site, ask, {**EVERYTHING, "$host": "nobody"}) == {}
+def test_absent_hosts_show_no_data_instead_of_zero(site: Site, ask: Ask) -> None:
+    assert values_of(site, ask, {**EVERYTHING, "$host": "nobody"}) == {}
 
 
-def test_a_host_that_is_gone_stays_in_sight(site: Site) -> None:
+def test_lost_host_stays_on_the_dashboard(site: Site) -> None:
     """The last test: it ends an exporter."""
     processes.end_all([site.exporters["h3"]])
     eventually(site, ask_of("fleet", "Hosts", "B"), {(): 1})
     eventually(site, ask_of("fleet", "Hosts over time"), {("h3", "r1"): 3})
     eventually(site, ask_of("fleet", "Rack $rack: hosts and their GPUs"), {(str(gpu), "h3"): 3 for gpu in DEVICES})
-    assert told(site, ask_of("fleet", "Hosts")) == {(): 2}
+    assert values_of(site, ask_of("fleet", "Hosts")) == {(): 2}

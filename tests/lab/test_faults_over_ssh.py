@@ -137,8 +137,8 @@ class Fleet:
         return self.directory / "runs" / "fire"
 
     def report(self) -> dict[str, Any]:
-        found: dict[str, Any] = documents.read(self.run / "report.json", "report", max_bytes=50_000_000)
-        return found
+        document: dict[str, Any] = documents.read(self.run / "report.json", "report", max_bytes=50_000_000)
+        return document
 
     def events(self, host: str) -> list[dict[str, Any]]:
         lines = [json.loads(line) for line in (self.run / "events.jsonl").read_text().splitlines()]
@@ -209,25 +209,25 @@ def prepare(lab: Lab) -> None:
     lab.start(PORT, "python3", "-m", "http.server", "29500")
     lab.put(CLOCK, "/root/late/sitecustomize.py", LATE)
     lab.put(CLOCK, "/root/python", f'#!/bin/sh\nPYTHONPATH=/root/late exec {sys.executable} "$@"\n', mode=0o755)
-    there = f"{STATE}/runs/fire"
-    lab.on(OPEN, "sh", "-c", f"mkdir -p {there} && chmod 777 {there}")
-    lab.on(LINKED, "sh", "-c", f"mkdir -p {STATE}/runs /srv/fire && ln -s /srv/fire {there}")
+    run_directory = f"{STATE}/runs/fire"
+    lab.on(OPEN, "sh", "-c", f"mkdir -p {run_directory} && chmod 777 {run_directory}")
+    lab.on(LINKED, "sh", "-c", f"mkdir -p {STATE}/runs /srv/fire && ln -s /srv/fire {run_directory}")
     lab.put(
         EARLIER,
-        f"{there}/plan.json",
+        f"{run_directory}/plan.json",
         json.dumps(to_json(replace(builders.plan(EARLIER, rackproof_gang="none"), run_id="fire"))),
     )
-    lab.on(EARLIER, "chmod", "700", there)
+    lab.on(EARLIER, "chmod", "700", run_directory)
 
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("faults") / "lab", hosts=12) as found:
-        yield found
+    with Lab(tmp_path_factory.mktemp("faults") / "lab", hosts=12) as new_lab:
+        yield new_lab
 
 
 def at_work(lab: Lab, host: str, stage: str, phase: str) -> Callable[[], bool]:
-    work = lab.seen(host, f"{STATE}/runs/fire/work/{stage}")
+    work = lab.host_path(host, f"{STATE}/runs/fire/work/{stage}")
     return lambda: any(f'"phase": "{phase}' in state.read_text() for state in work.glob("rank*.state.json"))
 
 
@@ -304,12 +304,12 @@ WANT = r"killed by the kernel for want of memory \(oom_kill \d, limit \d+ MB\)"
 )
 def test_host_is_named_with_the_cause(fleet: Fleet, host: str, reason: str) -> None:
     report = fleet.report()
-    (found,) = (item for item in report["hosts"] if item["name"] == host)
-    assert found["decision"] == "incomplete"
+    (summary,) = (item for item in report["hosts"] if item["name"] == host)
+    assert summary["decision"] == "incomplete"
     (event,) = fleet.events(host)
     named = moment(event["at"]) - fleet.struck[host]
     print(f"{host}: named after {named:.1f} s: {event['message']}")
-    assert re.search(reason, found["events"][0]), found["events"]
+    assert re.search(reason, summary["events"][0]), summary["events"]
     assert any(reason_of(item, host, reason) for item in report["verdicts"])
     assert named <= MOST_S
 
@@ -325,10 +325,10 @@ def test_rank_killed_for_want_of_memory_is_named_so_by_every_host_and_the_others
     (fault,) = (item for item in report["verdicts"] if item["verdict"] == "fail")
     assert (fault["host"], fault["name"]) == (RANK_OOM, "gang.fault")
     together = {host: launches(fleet, host) for host in (*WELL, RANK_OOM)}
-    said = {found[0]["reason"] for found in together.values()}
+    said = {launches_[0]["reason"] for launches_ in together.values()}
     assert len(said) == 1, said
     assert re.fullmatch(rf'host {RANK_OOM} cpu=0 rank 2 in phase "collective all_reduce.*": {WANT}', *said)
-    assert {host: [len(item["members"]) for item in found] for host, found in together.items()} == {
+    assert {host: [len(item["members"]) for item in launches_] for host, launches_ in together.items()} == {
         **{host: [3, 2] for host in WELL},
         RANK_OOM: [3],
     }
@@ -345,8 +345,8 @@ def moment(at: str) -> float:
 
 def launches(fleet: Fleet, host: str) -> list[dict[str, Any]]:
     record = documents.read(fleet.run / "gangs" / "rack1" / f"{host}.json", "record")
-    found: list[dict[str, Any]] = record["launches"]
-    return found
+    recorded: list[dict[str, Any]] = record["launches"]
+    return recorded
 
 
 def test_hosts_without_a_fault_are_accepted(fleet: Fleet) -> None:
@@ -355,15 +355,15 @@ def test_hosts_without_a_fault_are_accepted(fleet: Fleet) -> None:
     assert [host for host, decision in decisions.items() if decision == "rejected"] == [RANK_OOM]
 
 
-def test_what_was_seen_before_the_fault_is_kept(fleet: Fleet) -> None:
+def test_observations_from_before_the_fault_are_kept(fleet: Fleet) -> None:
     kept = {
-        path.stem: {seen["stage"] for seen in documents.read(path, "record")["snapshots"]}
+        path.stem: {snapshot["stage"] for snapshot in documents.read(path, "record")["snapshots"]}
         for path in (fleet.run / "hosts").iterdir()
     }
     begun = {host: {"preflight", "benchmark"} for host in (*WELL, FULL, AGENT_OOM, RANK_OOM)}
     assert kept == {**begun, HUNG: {"preflight"}, READ_ONLY: {"preflight"}}
     measured = documents.read(fleet.run / "hosts" / f"{RANK_OOM}.json", "record")["observations"]
-    assert {seen["status"] for seen in measured} == {"measured"}
+    assert {snapshot["status"] for snapshot in measured} == {"measured"}
 
 
 def test_no_record_is_half_written(fleet: Fleet) -> None:
@@ -385,10 +385,10 @@ def test_exporter_of_the_full_host_goes_on(fleet: Fleet) -> None:
 def test_no_process_survives(fleet: Fleet) -> None:
     def left() -> dict[str, str]:
         ours = "rackproof (bench|launch|wait)|torch.distributed|agent.benchmarks|agent.launch.guard"
-        found = {
+        processes_by_host = {
             host.name: fleet.lab.on(host.name, "pgrep", "-af", ours, check=False).stdout for host in fleet.lab.hosts
         }
-        return {host: text for host, text in found.items() if text}
+        return {host: text for host, text in processes_by_host.items() if text}
 
     wait(
         lambda: not left(), 10

@@ -39,8 +39,8 @@ lossy = partial(links.lossy, lost=0.05)
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("gangs") / "lab", hosts=len(HOSTS)) as found:
-        yield found
+    with Lab(tmp_path_factory.mktemp("gangs") / "lab", hosts=len(HOSTS)) as new_lab:
+        yield new_lab
 
 
 # --- a link that is cut in the midst of a gang: the playbooks
@@ -72,8 +72,8 @@ PROFILE = {
 
 def launched(lab: Lab, host: str, run_id: str) -> bool:
     """Whether the gang record on the host itself tells of a launch."""
-    found = lab.seen(host, f"{STATE}/{run_id}/gangs/rack1.json")
-    return found.exists() and bool(json.loads(found.read_text()).get("launches"))
+    record_path = lab.host_path(host, f"{STATE}/{run_id}/gangs/rack1.json")
+    return record_path.exists() and bool(json.loads(record_path.read_text()).get("launches"))
 
 
 def until(true: Callable[[], Any], patience_s: float) -> None:
@@ -113,7 +113,7 @@ def test_a_host_whose_link_is_cut_mid_gang_costs_itself_alone(lab: Lab, tmp_path
 
     def measuring() -> bool:
         assert playbook.poll() is None, (tmp_path / "playbook.log").read_text()
-        states = lab.seen(LOST, f"{STATE}/{run_id}/work/gang").glob("rank*.state.json")
+        states = lab.host_path(LOST, f"{STATE}/{run_id}/work/gang").glob("rank*.state.json")
         return any('"collective all_reduce' in state.read_text() for state in states)
 
     until(measuring, 120)
@@ -127,9 +127,9 @@ def test_a_host_whose_link_is_cut_mid_gang_costs_itself_alone(lab: Lab, tmp_path
         lab.run([sys.executable, ROOT / "rackproof", "report", tmp_path / "runs" / run_id], check=False)
         reported = time.monotonic() - since
         left = {host: processes(lab, host) for host in HOSTS[:3]}
-        alone = json.loads(lab.seen(LOST, f"{STATE}/{run_id}/gangs/rack1.json").read_text())["launches"]
+        alone = json.loads(lab.host_path(LOST, f"{STATE}/{run_id}/gangs/rack1.json").read_text())["launches"]
     finally:
-        lab.mend(LOST)
+        lab.reconnect(LOST)
         print((tmp_path / "playbook.log").read_text()[-4000:])
     print(f"{run_id}: named {named:.1f} s after the loss, report {reported:.1f} s after it")
     report = documents.read(tmp_path / "runs" / run_id / "report.json", "report", max_bytes=50_000_000)

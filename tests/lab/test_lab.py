@@ -51,8 +51,8 @@ def until(condition: Callable[[], bool], what: str, timeout: float = 15) -> None
 
 def names(lab_name: str) -> list[str]:
     """The network namespaces and run directory of a lab."""
-    places = [place for place in (machine.NAMESPACES, machine.RUN) if place.is_dir()]
-    return [str(path) for place in places for path in place.iterdir() if path.name.startswith(lab_name)]
+    directories = [directory for directory in (machine.NAMESPACES, machine.RUN) if directory.is_dir()]
+    return [str(path) for directory in directories for path in directory.iterdir() if path.name.startswith(lab_name)]
 
 
 def own_names() -> set[str]:
@@ -61,14 +61,14 @@ def own_names() -> set[str]:
 
 def processes_of(lab_name: str) -> set[tuple[str, str]]:
     """The PID and start time of every process in the lab's network namespaces."""
-    places = [Path(path) for path in names(lab_name)]
-    inodes = {path.stat().st_ino for path in places if path.parent == machine.NAMESPACES}
-    found = set()
+    paths = [Path(path) for path in names(lab_name)]
+    inodes = {path.stat().st_ino for path in paths if path.parent == machine.NAMESPACES}
+    pids = set()
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if (process / "ns" / "net").stat().st_ino in inodes:
-                found.add((process.name, stat_fields(process.name)[19]))
-    return found
+                pids.add((process.name, stat_fields(process.name)[19]))
+    return pids
 
 
 def stat_fields(pid: str) -> list[str]:
@@ -78,23 +78,23 @@ def stat_fields(pid: str) -> list[str]:
 
 def alive(processes: set[tuple[str, str]]) -> list[str]:
     """Those that still run. Not asked by namespace: the kernel soon gives a namespace's number to the next one."""
-    found = []
+    running = []
     for pid, start in processes:
         with contextlib.suppress(OSError):
             fields = stat_fields(pid)
             if fields[19] == start and fields[0] not in "ZX":
-                found.append(pid)
-    return found
+                running.append(pid)
+    return running
 
 
 def processes_naming(text: str) -> list[str]:
     """The processes that have this text on their command line."""
-    found = []
+    matching = []
     for process in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError):
             if text in (process / "cmdline").read_text(errors="replace"):
-                found.append(process.name)
-    return found
+                matching.append(process.name)
+    return matching
 
 
 def reachable(running: Lab, address: str, *, source: str | None = None) -> bool:
@@ -110,12 +110,12 @@ def test_every_host_answers_ssh_as_itself(three: Lab) -> None:
         ("node3", "10.77.0.13"),
     ]
     identity = ["cat", "/etc/machine-id", "/proc/sys/kernel/random/boot_id", "/etc/ssh/ssh_host_ed25519_key.pub"]
-    seen = []
+    answers = []
     for host in three.hosts:
         assert three.ssh(host.name, "hostname").stdout == f"{host.name}\n"
-        seen += three.ssh(host.name, *identity).stdout.splitlines()
-    assert len(set(seen)) == len(seen) == 9
-    assert Path("/etc/machine-id").read_text().strip() not in seen
+        answers += three.ssh(host.name, *identity).stdout.splitlines()
+    assert len(set(answers)) == len(answers) == 9
+    assert Path("/etc/machine-id").read_text().strip() not in answers
     assert three.key.stat().st_mode & 0o777 == 0o600
 
 
@@ -126,7 +126,7 @@ def test_hosts_reach_each_other_by_name_on_both_ports(three: Lab) -> None:
             assert key in three.on(source, "ssh-keyscan", "-p", port, target).stdout
 
 
-def test_cut_makes_a_host_unreachable_and_mend_brings_it_back(three: Lab) -> None:
+def test_cut_makes_a_host_unreachable_and_reconnect_restores_it(three: Lab) -> None:
     address = three.host("node2").address
     assert reachable(three, address)
     three.cut("node2")
@@ -136,7 +136,7 @@ def test_cut_makes_a_host_unreachable_and_mend_brings_it_back(three: Lab) -> Non
         assert reachable(three, "node3", source="node1")
         assert three.on("node2", "ip", "-brief", "address", "show", "eth0").stdout.split()[2] == f"{address}/24"
     finally:
-        three.mend("node2")
+        three.reconnect("node2")
     until(lambda: reachable(three, address), "node2 answers again")
 
 
@@ -144,12 +144,12 @@ def test_a_host_writes_only_its_own_files(three: Lab, tmp_path: Path) -> None:
     source = Path(__file__)
     before = source.read_bytes()
     marker = f"rackproof-{os.getpid()}"
-    places = ["/etc", "/root", "/tmp", "/var/tmp", "/dev/shm", "/run", str(source.parent), sys.prefix]
-    for place in places:
-        three.put("node1", f"{place}/{marker}", "mine")
-        assert three.on("node1", "cat", f"{place}/{marker}").stdout == "mine"
-        assert three.on("node2", "test", "-e", f"{place}/{marker}", check=False).returncode == 1
-        assert not (Path(place) / marker).exists()
+    directories = ["/etc", "/root", "/tmp", "/var/tmp", "/dev/shm", "/run", str(source.parent), sys.prefix]
+    for folder in directories:
+        three.put("node1", f"{folder}/{marker}", "mine")
+        assert three.on("node1", "cat", f"{folder}/{marker}").stdout == "mine"
+        assert three.on("node2", "test", "-e", f"{folder}/{marker}", check=False).returncode == 1
+        assert not (Path(folder) / marker).exists()
     three.put("node1", str(source), "changed")
     three.on("node1", "rm", "/etc/debian_version")
     assert source.read_bytes() == before
@@ -206,17 +206,17 @@ def test_commands_do_not_inherit_ignored_signals(three: Lab) -> None:
 
 
 def test_ansible_reaches_every_host_through_the_inventory(three: Lab) -> None:
-    beside = shutil.which("ansible", path=str(Path(sys.executable).parent)) or shutil.which("ansible")
-    assert beside is not None, "the lab's tests need ansible-core"
+    ansible = shutil.which("ansible", path=str(Path(sys.executable).parent)) or shutil.which("ansible")
+    assert ansible is not None, "the lab's tests need ansible-core"
     inventory = three.inventory({"node2": {"slot": 7}}, {"rack": "r1"})
     assert three.inventory(name="plain") != inventory
     ping = ["-m", "ansible.builtin.ping", "-a", "data='{{ rack }} {{ slot | default(0) }}'"]
-    answer = three.run([beside, "gpu_hosts", "-i", inventory, "--one-line", *ping], cwd=three.directory)
+    answer = three.run([ansible, "gpu_hosts", "-i", inventory, "--one-line", *ping], cwd=three.directory)
     pongs = [re.sub(" .*: ", " ", line) for line in answer.stdout.splitlines()]
     assert sorted(pongs) == ['node1 "r1 0"}', 'node2 "r1 7"}', 'node3 "r1 0"}']
 
 
-TELLS = """
+REPORTING_MODULE = """
 import os, sys
 print(sys.argv[1:], os.getcwd(), oct(os.umask(0o77)), sorted(os.environb.items()), sys.stdin.read(), flush=True)
 print("as it was", file=sys.stderr)
@@ -228,19 +228,19 @@ print("as it was", file=sys.stderr)
 def test_what_runs_modules_does_as_python_does(tmp_path: Path, ends: str, arguments: list[str]) -> None:
     """Of a program that lies there, and of one that standard input brings."""
     program = tmp_path / "program.py"
-    program.write_text(TELLS + ends)
+    program.write_text(REPORTING_MODULE + ends)
     given = [str(program), *arguments] if arguments else []
     text = "more" if arguments else program.read_text()
-    told = []
+    outputs = []
     for command in (["/usr/bin/python3", *(given or ["-"])], [lab.MODULE_PYTHON, *given], [lab.CONTROL_PYTHON, *given]):
         environment = {"PATH": "/usr/bin", "LC_ALL": "C.UTF-8", "WORD": "\u00e4"}
         done = subprocess.run(
             command, input=text, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60
         )
         said = done.stderr.splitlines()
-        told.append((done.returncode, done.stdout, said[0], said[-1]))
-    assert told[0][1]
-    assert told[1:] == told[:1] * 2
+        outputs.append((done.returncode, done.stdout, said[0], said[-1]))
+    assert outputs[0][1]
+    assert outputs[1:] == outputs[:1] * 2
 
 
 def test_prometheus_scrapes_hosts_with_the_labels_of_a_target_file(three: Lab, tmp_path: Path) -> None:
@@ -253,8 +253,8 @@ def test_prometheus_scrapes_hosts_with_the_labels_of_a_target_file(three: Lab, t
     for name in ("node1", "node3"):
         three.put(name, "/srv/metrics.py", METRICS_SERVER)
         three.start(name, "python3", "/srv/metrics.py")
-    found = prometheus.wait_for('lab_name_length{rack="r1"}', timeout=30, at_least=2)
-    assert {series["metric"]["host"]: series["value"][1] for series in found} == {"node1": "5", "node3": "5"}
+    samples = prometheus.wait_for('lab_name_length{rack="r1"}', timeout=30, at_least=2)
+    assert {series["metric"]["host"]: series["value"][1] for series in samples} == {"node1": "5", "node3": "5"}
     assert prometheus.query("absent_metric") == []
     with pytest.raises(LabError, match="has 0 series"):
         prometheus.wait_for("absent_metric", timeout=0)

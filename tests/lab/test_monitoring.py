@@ -51,14 +51,14 @@ class Control:
 
     def parts(self) -> dict[str, tuple[str, dict[str, Any]]]:
         """Name of a play -> its task file and variables."""
-        there: dict[str, Any] = {"rackproof_prometheus": "config"}
-        there |= {"rackproof_prometheus_directory": str(self.directory / "etc")}
-        there |= {"rackproof_criteria": [str(self.directory / "mine.yml")]}
-        there |= {"rackproof_runbook": "https://wiki.example/alerts"}
-        there |= {"rackproof_prometheus_scrape": {"scheme": "https", "scrape_interval": "30s"}}
+        variables: dict[str, Any] = {"rackproof_prometheus": "config"}
+        variables |= {"rackproof_prometheus_directory": str(self.directory / "etc")}
+        variables |= {"rackproof_criteria": [str(self.directory / "mine.yml")]}
+        variables |= {"rackproof_runbook": "https://wiki.example/alerts"}
+        variables |= {"rackproof_prometheus_scrape": {"scheme": "https", "scrape_interval": "30s"}}
         run = {"rackproof_prometheus": "run", "rackproof_prometheus_listen": self.address}
         verdicts = {"rackproof_verdicts_textfile": str(self.directory / "rackproof.prom")}
-        return {"there": ("prometheus", there), "run": ("prometheus", run), "verdicts": ("verdicts", verdicts)}
+        return {"there": ("prometheus", variables), "run": ("prometheus", run), "verdicts": ("verdicts", verdicts)}
 
     def play(self, *names: str, options: tuple[str, ...] = ()) -> dict[str, int]:
         """Plays these parts; how much each of them changed."""
@@ -92,8 +92,8 @@ class Control:
             timeout=120,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        _, *told = re.split(r"^PLAY \[(\w+)\]", done.stdout, flags=re.MULTILINE)
-        return {name: text.count("\nchanged: ") for name, text in zip(told[::2], told[1::2], strict=True)}
+        _, *played = re.split(r"^PLAY \[(\w+)\]", done.stdout, flags=re.MULTILINE)
+        return {name: text.count("\nchanged: ") for name, text in zip(played[::2], played[1::2], strict=True)}
 
 
 @dataclass

@@ -41,10 +41,10 @@ RACKPROOF = [sys.executable, "-m", "rackproof"]
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
     if shutil.which("mpirun") is None:
         pytest.fail("mpirun is not installed: apt-get install openmpi-bin")
-    with Lab(tmp_path_factory.mktemp("mpi") / "lab", hosts=len(HOSTS)) as found:
+    with Lab(tmp_path_factory.mktemp("mpi") / "lab", hosts=len(HOSTS)) as new_lab:
         for host in HOSTS:
-            _give_user(found, host)
-        yield found
+            _give_user(new_lab, host)
+        yield new_lab
 
 
 def _give_user(lab: Lab, host: str) -> None:
@@ -92,16 +92,16 @@ def mpirun(lab: Lab, *arguments: str, check: bool = True) -> Any:
 
 
 def evidence(lab: Lab, run_id: str) -> dict[str, Evidence]:
-    found = {}
+    by_host = {}
     for host in HOSTS:
         texts = [
             lab.on(host, "cat", f"{HOME}/runs/{run_id}/{path}").stdout for path in ("record.json", "gangs/rack1.json")
         ]
-        found[host] = Evidence(records=tuple(record_from_json(documents.parse(text, source=host)) for text in texts))
-    return found
+        by_host[host] = Evidence(records=tuple(record_from_json(documents.parse(text, source=host)) for text in texts))
+    return by_host
 
 
-def told(lab: Lab, plan: Plan) -> Any:
+def measured(lab: Lab, plan: Plan) -> Any:
     """Everything in the records that is no figure, and what is judged of them."""
     left = evidence(lab, plan.run_id)
     gang = {host: one.records[1] for host, one in left.items()}
@@ -109,15 +109,15 @@ def told(lab: Lab, plan: Plan) -> Any:
         "observations": {
             (
                 host,
-                seen.name,
-                seen.scope,
-                seen.stage,
-                seen.status,
-                seen.unit,
-                json.dumps(dict(seen.params), sort_keys=True),
+                observation.name,
+                observation.scope,
+                observation.stage,
+                observation.status,
+                observation.unit,
+                json.dumps(dict(observation.params), sort_keys=True),
             )
             for host, record in gang.items()
-            for seen in record.observations
+            for observation in record.observations
         },
         "launches": {
             host: [(one.outcome, one.members, len(one.ranks)) for one in record.launches]
@@ -125,10 +125,10 @@ def told(lab: Lab, plan: Plan) -> Any:
         },
         "snapshots": {
             host: {
-                (seen.stage, seen.phase)
+                (observation.stage, observation.phase)
                 for one in left[host].records
-                for seen in one.snapshots
-                if seen.phase != "during"  # a short launch has none
+                for observation in one.snapshots
+                if observation.phase != "during"  # a short launch has none
             }
             for host in HOSTS
         },
@@ -159,12 +159,12 @@ def by_torchrun(lab: Lab) -> Any:
 
     with ThreadPoolExecutor(len(HOSTS)) as pool:
         list(pool.map(launch, HOSTS))
-    return told(lab, plan)
+    return measured(lab, plan)
 
 
 def test_mpirun_goes_over_ssh_on_port_2222_as_a_user_without_rights(lab: Lab) -> None:
-    found = mpirun(lab, "--map-by", "ppr:1:node", "sh", "-c", "echo $(hostname) $(id -u) ${SSH_CONNECTION##* }").stdout
-    assert sorted(line.strip() for line in found.splitlines()) == ["node1 10001", "node2 10001 2222"]
+    done = mpirun(lab, "--map-by", "ppr:1:node", "sh", "-c", "echo $(hostname) $(id -u) ${SSH_CONNECTION##* }").stdout
+    assert sorted(line.strip() for line in done.splitlines()) == ["node1 10001", "node2 10001 2222"]
 
 
 @pytest.mark.parametrize("processes", [["--map-by", "ppr:1:node"], ["-np", "3"]], ids=["one-a-host", "one-a-rank"])
@@ -183,11 +183,11 @@ def test_mpirun_leaves_the_record_that_torchrun_leaves(lab: Lab, by_torchrun: An
     ]
     done = mpirun(lab, *processes, *RACKPROOF, "launch", "--launcher", "mpi", *options)
     print(done.stdout, done.stderr)
-    found = told(lab, plan)
-    assert found["launches"] == {host: [("finished", HOSTS, len(DEVICES[host]))] for host in HOSTS}
-    assert found == by_torchrun
-    assert len(found["observations"]) > 4
-    assert found["verdicts"]
+    figures = measured(lab, plan)
+    assert figures["launches"] == {host: [("finished", HOSTS, len(DEVICES[host]))] for host in HOSTS}
+    assert figures == by_torchrun
+    assert len(figures["observations"]) > 4
+    assert figures["verdicts"]
 
 
 def test_mpirun_of_other_hosts_than_the_plan_has_is_refused_before_anything_is_started(lab: Lab) -> None:
@@ -204,6 +204,6 @@ def test_ranks_that_mpirun_starts_itself_find_each_other(lab: Lab) -> None:
     """The plain way: one MPI process a rank, without a supervisor and without a plan."""
     ranks = ["-x", "MASTER_ADDR=10.77.0.11", "-x", "GLOO_SOCKET_IFNAME=eth0", "-np", "3"]
     done = mpirun(lab, *ranks, sys.executable, "-m", "agent.benchmarks", "--only", "overlap")
-    told = [line for line in done.stdout.splitlines() if "overlap.hidden_share" in line]
-    assert len(told) == len(HOSTS), "each host prints what it saw"
-    assert all("world_size=3" in line for line in told)
+    shares = [line for line in done.stdout.splitlines() if "overlap.hidden_share" in line]
+    assert len(shares) == len(HOSTS), "each host prints its share"
+    assert all("world_size=3" in line for line in shares)

@@ -53,13 +53,13 @@ def undisturbed(site: Site) -> Run:
 
 def changed_tasks(output: str) -> set[str]:
     """The tasks that changed anything on any host."""
-    found, task = set(), ""
+    changed, task = set(), ""
     for line in output.splitlines():
         if line.startswith("TASK ["):
             task = line.split("[", 1)[1].split("]")[0]
         elif line.startswith("changed: "):
-            found.add(task)
-    return found
+            changed.add(task)
+    return changed
 
 
 def test_settled_hosts_are_left_as_they_are(undisturbed: Run) -> None:
@@ -82,12 +82,12 @@ def test_settled_hosts_are_left_as_they_are(undisturbed: Run) -> None:
 
 def test_killed_and_resumed_it_is_as_if_nothing_had_been(site: Site, undisturbed: Run) -> None:
     assert undisturbed.report["decision"] == "accepted"
-    told: list[str] = []
-    assert kill(site, "killed", "benchmark : Wait for the benchmarks", 1.0, told.append), told
+    log: list[str] = []
+    assert kill(site, "killed", "benchmark : Wait for the benchmarks", 1.0, log.append), log
     torn(site.runs / "killed")
     code, output = site.run("killed")
     assert code == 0, output[-4000:]
-    assert wrong(site, "killed", undisturbed.report) == [], told
+    assert wrong(site, "killed", undisturbed.report) == [], log
     journal = [json.loads(line) for line in (site.runs / "killed" / "journal.jsonl").read_text().splitlines()]
     assert [event["what"] for event in journal][:-1] == ["begun", "resumed"]
     assert journal[-1]["what"] == "reported"
@@ -135,25 +135,27 @@ def test_a_study_that_was_cut_off_measures_no_cell_twice(site: Site) -> None:
     path = site.lab.directory / "study.yml"
     path.write_text(yaml.safe_dump(STUDY))
     options: dict[str, Any] = {"playbook": "scaling", "rackproof_study": str(path)}
-    told: list[str] = []
-    assert kill(site, "study", "gang : Wait for the gang", 0.5, told.append, **options), told
-    there = f"{STATE}/runs/study"
-    site.lab.on("node1", "/opt/rackproof/bin/rackproof", "wait", "--run-dir", there, "--host=node1", "--stage=gang")
-    site.lab.on("node2", "/opt/rackproof/bin/python", "-c", ENDS_LATER, there)
+    log: list[str] = []
+    assert kill(site, "study", "gang : Wait for the gang", 0.5, log.append, **options), log
+    study_directory = f"{STATE}/runs/study"
+    site.lab.on(
+        "node1", "/opt/rackproof/bin/rackproof", "wait", "--run-dir", study_directory, "--host=node1", "--stage=gang"
+    )
+    site.lab.on("node2", "/opt/rackproof/bin/python", "-c", ENDS_LATER, study_directory)
     attempt = site.start("study", **options)
     assert attempt.reached("gang : Decide who launches together"), "what was there has been fetched"
     site.lab.on("node2", "touch", "/run/now")
     output = attempt.end()
     assert attempt.process.returncode == 0, output[-4000:]
-    found = json.loads((site.runs / "study" / "scaling.json").read_text())
-    assert [cell["state"] for cell in found["cells"]] == ["measured", "measured", "skipped"]
-    assert [cell.get("members") for cell in found["cells"]] == [list(HOSTS), [HOSTS[0]], None]
-    assert all(cell["wall_s"] > cell["hookup_s"] > 0 for cell in found["cells"][:2])
+    study = json.loads((site.runs / "study" / "scaling.json").read_text())
+    assert [cell["state"] for cell in study["cells"]] == ["measured", "measured", "skipped"]
+    assert [cell.get("members") for cell in study["cells"]] == [list(HOSTS), [HOSTS[0]], None]
+    assert all(cell["wall_s"] > cell["hookup_s"] > 0 for cell in study["cells"][:2])
     for host, cells in zip(HOSTS, ([1, 2], [1]), strict=True):
         left = json.loads(site.lab.on(host, "cat", f"{STATE}/runs/study/gangs/all.json").stdout)
         assert [launch["number"] for launch in left["launches"]] == cells, "each once"
-        (seen,) = (item for item in left["launches"][0]["observations"] if item["name"] == "scaling.throughput")
-        assert (seen["params"]["cpus"], seen["params"]["world_size"]) == (1, 2)
+        (throughput,) = (item for item in left["launches"][0]["observations"] if item["name"] == "scaling.throughput")
+        assert (throughput["params"]["cpus"], throughput["params"]["world_size"]) == (1, 2)
     assert not [path for path in site.left_over("study") if "lease" in path], "the hosts were given back"
     assert "2 of 3 cells were measured, 1 left out." in output
 
@@ -203,9 +205,9 @@ def test_what_an_interrupted_playbook_left_at_work_is_stopped_by_name(site: Site
         assert code == 0, output[-4000:]
         assert output.count("ended stage benchmark of run left") == 1
         assert site.lab.on(host, "pgrep", "-af", "rackproof|agent", check=False).stdout == ""
-        there = site.lab.on(host, "ls", STATE, f"{STATE}/runs/left").stdout
-        assert "record.json" in there
-        assert "lease.json" not in there
+        files = site.lab.on(host, "ls", STATE, f"{STATE}/runs/left").stdout
+        assert "record.json" in files
+        assert "lease.json" not in files
 
 
 def lease_of_another(site: Site, host: str) -> dict[str, Any]:
@@ -237,7 +239,7 @@ def test_teardown_leaves_a_host_alone_that_another_run_has(site: Site, undisturb
     code, output = site.run("down", "teardown")
     assert code == 2
     assert output.count("this host is held by run theirs of bob on control2") == 1
-    there = [site.lab.on(host, "test", "-e", "/opt/rackproof", check=False).returncode == 0 for host in HOSTS]
-    assert there == [False, True]
+    installed = [site.lab.on(host, "test", "-e", "/opt/rackproof", check=False).returncode == 0 for host in HOSTS]
+    assert installed == [False, True]
     assert site.run("forced-down", "teardown", only=["node2"], rackproof_gang="none", rackproof_take_over=True)[0] == 0
     assert site.lab.on("node2", "sh", "-c", f"ls -d /opt/rackproof {STATE}", check=False).stdout == ""

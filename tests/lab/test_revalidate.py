@@ -91,8 +91,8 @@ class Site:
         return self.lab.run([*RACKPROOF, *arguments], cwd=ROOT, check=False)
 
     def report(self, run_id: str) -> dict[str, Any]:
-        found: dict[str, Any] = documents.read(self.runs / run_id / "report.json", "report", max_bytes=50_000_000)
-        return found
+        document: dict[str, Any] = documents.read(self.runs / run_id / "report.json", "report", max_bytes=50_000_000)
+        return document
 
     def gpus(self, host: str, *lines: str) -> None:
         """What NVML tells of the host's GPUs: serials of their own, and these lines over that."""
@@ -114,10 +114,10 @@ def site(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Itera
         site = Site(lab, directory)
         for host in HOSTS:
             site.gpus(host)
-            tell = (
+            hook = (
                 f"echo 'SetEnv RACKPROOF_NVML_SCENARIO={SCENARIO}' >>/etc/ssh/sshd_config; kill -HUP $(pgrep -o sshd)"
             )
-            copy = f"base64 -d >/usr/lib/{nvml.LIBRARY}; {tell}"
+            copy = f"base64 -d >/usr/lib/{nvml.LIBRARY}; {hook}"
             lab.on(host, "sh", "-c", copy, stdin=base64.b64encode(library.read_bytes()).decode())
         yield site
 
@@ -160,7 +160,7 @@ def test_accepted_rack_has_its_serials(accepted: dict[str, Any]) -> None:
     assert serials["node3"] == [f"165200000000{index}" for index in range(4)]
 
 
-def test_revalidation_tells_why_it_was_made(site: Site, after: dict[str, Any]) -> None:
+def test_revalidation_states_its_reason(site: Site, after: dict[str, Any]) -> None:
     plan = documents.read(site.runs / "after" / "plan.json", "plan", max_bytes=50_000_000)
     assert plan["reason"] == "replaced GPU 3 of node3"
     assert "Reason: replaced GPU 3 of node3" in (site.runs / "after" / "report.md").read_text()
@@ -274,9 +274,13 @@ def test_timer_fires_and_leaves_a_report_in_which_the_busy_host_is_skipped(
     assert reasons == {"skipped: busy: Slurm job 4711 of alice (RUNNING)"}
     assert [gpu["serial"] for gpu in hosts["node3"]["gpus"]]  # it was looked at
     assert hosts["node2"]["coverage"]["measured"] > 0
-    (told,) = map(json.loads, control.text("/root/hook.log").splitlines())
-    assert (told["state"], told["decision"], list(told["busy"])) == ("busy", "incomplete", ["node3"])
-    assert "in use and not measured: node3" in told["text"]
+    (notification,) = map(json.loads, control.text("/root/hook.log").splitlines())
+    assert (notification["state"], notification["decision"], list(notification["busy"])) == (
+        "busy",
+        "incomplete",
+        ["node3"],
+    )
+    assert "in use and not measured: node3" in notification["text"]
     asked = [line for line in control.text("/root/slurm.log").splitlines() if "update" in line]
     mark = f"reason=rackproof:{Path(run).name}"
     drained = [f"scontrol update nodename={host} state=drain {mark}" for host in ("node2", "node3")]
@@ -288,7 +292,7 @@ def test_timer_fires_and_leaves_a_report_in_which_the_busy_host_is_skipped(
     assert control.on("sh", "-c", f"ls {run}").stdout.split().count("drained.json") == 0
 
 
-def test_run_that_is_under_way_is_told_and_no_alarm(control: Control) -> None:
+def test_running_run_is_reported_without_an_alarm(control: Control) -> None:
     (run,) = control.on("sh", "-c", "ls -d /root/runs/rack1-*").stdout.split()
     claim = "import pathlib, sys, time; from fleet.records import run_lock; run_lock.acquire(pathlib.Path(sys.argv[1]))"
     claim += "; print(1, flush=True); time.sleep(60)"

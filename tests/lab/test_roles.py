@@ -167,7 +167,7 @@ Files = Mapping[str, str | None]
 
 
 @dataclass(frozen=True)
-class Look:
+class Probe:
     """What a probe says of a host."""
 
     facts: dict[str, Any]
@@ -180,7 +180,7 @@ class Bench:
     def __init__(self, lab: Lab) -> None:
         self._lab = lab
 
-    def look(self, role: str, files: Files, *options: str, running: tuple[str, ...] = ("nv-fabricmanager",)) -> Look:
+    def probe(self, role: str, files: Files, *options: str, running: tuple[str, ...] = ("nv-fabricmanager",)) -> Probe:
         """Runs a role's probe beside these files (None: not there) and these processes."""
         wanted = {path: text for path, text in {**WELL, **files}.items() if text is not None}
         script = ["trap 'kill $(jobs -p); cd /; rm -rf $made /tmp/pci /tmp/module' EXIT"]
@@ -194,7 +194,7 @@ class Bench:
         print(done.stdout, done.stderr)
         problems = done.stderr.strip().split("; wanted: ") if done.stderr.strip() else []
         assert done.returncode == (1 if problems else 0)
-        return Look(json.loads(done.stdout), problems)
+        return Probe(json.loads(done.stdout), problems)
 
 
 @pytest.fixture
@@ -204,10 +204,10 @@ def bench(site: Site) -> Bench:
 
 def test_driver_that_is_as_wanted_has_no_problem(bench: Bench) -> None:
     for version in ("", "580", "580.", "580.126", "580.126.20"):
-        look = bench.look("nvidia_driver", {}, f"--version={version}")
-        assert look.problems == []
-    assert look.facts["version"] == "580.126.20"
-    assert (look.facts["nvswitches"], look.facts["in_use"], look.facts["systemd"]) == (1, [], False)
+        probe = bench.probe("nvidia_driver", {}, f"--version={version}")
+        assert probe.problems == []
+    assert probe.facts["version"] == "580.126.20"
+    assert (probe.facts["nvswitches"], probe.facts["in_use"], probe.facts["systemd"]) == (1, [], False)
 
 
 SWITCHLESS: Files = {"/tmp/pci/0000:07:00.0/vendor": None, "/tmp/pci/0000:07:00.0/class": None}
@@ -265,35 +265,35 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("fault", DRIVER_FAULTS)
-def test_fault_of_the_driver_is_told_with_its_remedy_and_nothing_else_is(bench: Bench, fault: str) -> None:
+def test_driver_fault_is_reported_once_with_its_remedy(bench: Bench, fault: str) -> None:
     files, options, message = DRIVER_FAULTS[fault]
-    (problem,) = bench.look("nvidia_driver", files, *options).problems
+    (problem,) = bench.probe("nvidia_driver", files, *options).problems
     assert re.search(message, problem)
 
 
 def test_fabric_manager_must_run(bench: Bench) -> None:
-    (problem,) = bench.look("nvidia_driver", {}, running=()).problems
+    (problem,) = bench.probe("nvidia_driver", {}, running=()).problems
     assert re.search(r"found: it does not run; start it with `systemctl enable --now nvidia-fabricmanager`", problem)
 
 
 def test_what_a_host_does_not_need_is_not_asked_for(bench: Bench) -> None:
     without = {f"{BIN}/nv-fabricmanager": None}
-    assert bench.look("nvidia_driver", without, "--fabric-manager=ignored").problems == []
-    assert bench.look("nvidia_driver", {**without, **SWITCHLESS}).problems == []
+    assert bench.probe("nvidia_driver", without, "--fabric-manager=ignored").problems == []
+    assert bench.probe("nvidia_driver", {**without, **SWITCHLESS}).problems == []
     daemon = ("nv-fabricmanager", "nvidia-persistenced")
     off = {f"{BIN}/nvidia-smi": smi(persistence=("Disabled", "Disabled"))}
-    assert bench.look("nvidia_driver", off, running=daemon).problems == []
+    assert bench.probe("nvidia_driver", off, running=daemon).problems == []
 
 
 def test_process_that_computes_is_named(site: Site, bench: Bench) -> None:
     site.lab.on("node1", "touch", "/dev/nvidia-uvm")
     user = site.lab.start("node1", "bash", "-c", "exec 9</dev/nvidia-uvm; exec -a trainer sleep 60")
     try:
-        (found,) = bench.look("nvidia_driver", {}).facts["in_use"]
+        (process,) = bench.probe("nvidia_driver", {}).facts["in_use"]
     finally:
         user.kill()
         site.lab.on("node1", "rm", "/dev/nvidia-uvm")
-    assert re.fullmatch(r"trainer \(process \d+\)", found)
+    assert re.fullmatch(r"trainer \(process \d+\)", process)
 
 
 PODMAN: Files = {f"{BIN}/docker": None, f"{BIN}/podman": docker(), "/etc/cdi/nvidia.yaml": CDI.format("580.126.20")}
@@ -306,12 +306,12 @@ SMOKE = "--smoke-image=registry/cuda:13"
 
 @pytest.mark.parametrize("files", [{}, PODMAN, CONTAINERD], ids=["docker", "podman", "containerd"])
 def test_toolkit_that_is_as_wanted_has_no_problem(bench: Bench, files: Files) -> None:
-    assert bench.look("container_toolkit", files, "--runtime=auto", "--version=1.18").problems == []
+    assert bench.probe("container_toolkit", files, "--runtime=auto", "--version=1.18").problems == []
 
 
 def test_container_with_the_hosts_gpus_has_no_problem(bench: Bench) -> None:
-    assert bench.look("container_toolkit", {}, "--runtime=docker", SMOKE).problems == []
-    assert bench.look("container_toolkit", PODMAN, "--runtime=podman", SMOKE).problems == []
+    assert bench.probe("container_toolkit", {}, "--runtime=docker", SMOKE).problems == []
+    assert bench.probe("container_toolkit", PODMAN, "--runtime=podman", SMOKE).problems == []
 
 
 TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
@@ -386,13 +386,13 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize("fault", TOOLKIT_FAULTS)
-def test_fault_of_the_toolkit_is_told_with_its_remedy_and_nothing_else_is(bench: Bench, fault: str) -> None:
+def test_toolkit_fault_is_reported_once_with_its_remedy(bench: Bench, fault: str) -> None:
     files, options, message = TOOLKIT_FAULTS[fault]
-    (problem,) = bench.look("container_toolkit", files, "--runtime=auto", *options).problems
+    (problem,) = bench.probe("container_toolkit", files, "--runtime=auto", *options).problems
     assert re.search(message, problem)
 
 
-def test_kernel_modules_of_the_other_kind_are_told(site: Site) -> None:
+def test_kernel_modules_of_the_wrong_kind_are_reported(site: Site) -> None:
     """Which kind is loaded stands in /proc, where nothing can be added: a /proc of its own has nothing else."""
     says = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.126.20  Release Build\n"
     probe = ROOT / "roles" / "nvidia_driver" / "files" / "probe.py"
@@ -556,7 +556,7 @@ def test_driver_is_not_changed_under_who_uses_it_and_takes_its_fabric_manager_al
 
 
 UNIT = "/etc/systemd/system/rackproof-exporter.service"
-PLACES = ("/etc", "/home", "/opt", "/root", "/srv", "/usr/local", "/var")
+DIRECTORIES = ("/etc", "/home", "/opt", "/root", "/srv", "/usr/local", "/var")
 # What belongs to systemd's and Ansible's own life, not to us.
 LIFE = re.compile(r"/root/\.ansible|/var/(log|tmp|lib/systemd|lib/private|cache/private|log/private)\b")
 EACH = ("(", "-type", "d", "-printf", "%p\\t%y %m %u\\n", ")", "-o", "-printf", "%p\\t%y %m %u %s\\n")
@@ -604,12 +604,12 @@ class Service:
 
 def files(host: SystemdHost, since: float) -> set[str]:
     """What the host has had written or removed since then. It sees this machine's files, which others change meanwhile."""
-    changed = ("find", *PLACES, "-xdev", "-newerct", f"@{since}", "(", *EACH, ")")
-    found = dict(line.split("\t") for line in host.on(*changed, check=False).stdout.splitlines())
-    own = {path: says for path, says in found.items() if not LIFE.match(path) and not theirs(path, since)}
-    there = {path: says for path, says in own.items() if says != told(path)}
+    changed = ("find", *DIRECTORIES, "-xdev", "-newerct", f"@{since}", "(", *EACH, ")")
+    checksums = dict(line.split("\t") for line in host.on(*changed, check=False).stdout.splitlines())
+    own = {path: says for path, says in checksums.items() if not LIFE.match(path) and not theirs(path, since)}
+    changed_files = {path: says for path, says in own.items() if says != packaged_checksum(path)}
     lacks = {path for directory in own if own[directory].startswith("d ") for path in removed(host, directory, since)}
-    return {f"{path} {says}" for path, says in there.items()} | {f"lacks {path}" for path in lacks}
+    return {f"{path} {says}" for path, says in changed_files.items()} | {f"lacks {path}" for path in lacks}
 
 
 def theirs(path: str, since: float) -> bool:
@@ -617,7 +617,7 @@ def theirs(path: str, since: float) -> bool:
     return os.path.lexists(path) and os.lstat(path).st_ctime > since
 
 
-def told(path: str) -> str:
+def packaged_checksum(path: str) -> str:
     """As `find` tells it, of this machine: kind, mode, owner and the length of what is in it."""
     return processes.run(["find", path, "-maxdepth", "0", *EACH], check=False).stdout.rstrip("\n").partition("\t")[2]
 
@@ -634,9 +634,9 @@ def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
     directory = tmp_path_factory.mktemp("service")
     with SystemdHost(directory / "host") as host:
         host.on("sh", "-c", BRING_PYTHON)
-        found = Service(host, directory / "runs", time.time())
-        assert found.play("deploy", rackproof_exporter_service=False).returncode == 0
-        yield found
+        new_service = Service(host, directory / "runs", time.time())
+        assert new_service.play("deploy", rackproof_exporter_service=False).returncode == 0
+        yield new_service
 
 
 def test_where_no_service_is_wanted_the_exporter_runs_for_the_run_alone(service: Service) -> None:
@@ -646,7 +646,7 @@ def test_where_no_service_is_wanted_the_exporter_runs_for_the_run_alone(service:
     assert service.host.on("pgrep", "-f", "rackproof", check=False).stdout == ""
 
 
-def test_exporter_runs_as_nobody_in_particular_and_reads_what_it_must(service: Service) -> None:
+def test_exporter_runs_as_a_dynamic_user_and_reads_all_it_needs(service: Service) -> None:
     assert service.play("deploy").returncode == 0
     process = service.process()
     status = service.host.on("cat", f"/proc/{process}/status").stdout

@@ -23,10 +23,10 @@ INVENTORY = {"all": {"children": {"gpu_hosts": {"hosts": {"elsewhere": {}}, "var
 
 @pytest.fixture(scope="module")
 def host(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SystemdHost]:
-    with SystemdHost(tmp_path_factory.mktemp("schedule")) as found:
+    with SystemdHost(tmp_path_factory.mktemp("schedule")) as new_host:
         for path, text in (("rack1.yml", yaml.safe_dump(INVENTORY)), ("host_vars/localhost.yml", CONTROL_NODE)):
-            found.on("sh", "-c", f"mkdir -p /srv/site/host_vars && cat >/srv/site/{path} <<'END'\n{text}END\n")
-        yield found
+            new_host.on("sh", "-c", f"mkdir -p /srv/site/host_vars && cat >/srv/site/{path} <<'END'\n{text}END\n")
+        yield new_host
 
 
 def schedule(host: SystemdHost, *options: str, times: int = 1) -> list[int]:

@@ -82,7 +82,7 @@ class Gang:
     def read(self, host: str, path: str) -> Any:
         """A JSON file of the run on a host; None where there is none yet."""
         try:
-            return json.loads(self.lab.seen(host, f"{self.directory}/{path}").read_text())
+            return json.loads(self.lab.host_path(host, f"{self.directory}/{path}").read_text())
         except FileNotFoundError:
             return None
 
@@ -100,21 +100,25 @@ class Gang:
 
     def kept(self, host: str) -> set[str]:
         """What the host's record has of the time before."""
-        return {seen["scope"] for seen in self.read(host, "gangs/rack1.json")["observations"] if "value" in seen}
+        return {
+            observation["scope"]
+            for observation in self.read(host, "gangs/rack1.json")["observations"]
+            if "value" in observation
+        }
 
     def verdicts(self, hosts: tuple[str, ...], since: float, patience_s: float) -> dict[str, dict[str, Any]]:
         """The launch of each host, and prints how long after `since` its record had it."""
-        found: dict[str, dict[str, Any]] = {}
-        while len(found) < len(hosts) and time.monotonic() - since < patience_s:
+        by_host: dict[str, dict[str, Any]] = {}
+        while len(by_host) < len(hosts) and time.monotonic() - since < patience_s:
             for host in hosts:
-                if host not in found and (launch := self.ended(host)):
-                    found[host] = launch
+                if host not in by_host and (launch := self.ended(host)):
+                    by_host[host] = launch
                     print(f"{self.run_id}: {host} after {time.monotonic() - since:.1f} s: {launch['reason']}")
             time.sleep(0.1)
         for host in hosts:
             log = self.lab.on(host, "cat", f"{self.directory}/gang.log", check=False).stdout
-            assert host in found, f"{host} has no verdict after {patience_s} s; its log: {log}"
-        return found
+            assert host in by_host, f"{host} has no verdict after {patience_s} s; its log: {log}"
+        return by_host
 
     def pid(self, host: str, pattern: str) -> str:
         """The oldest process of that command line."""
@@ -127,7 +131,9 @@ class Gang:
     def gone(self, hosts: tuple[str, ...]) -> None:
         """Nothing of ours runs there any more; a supervisor that has written its record takes a moment to end."""
         ends = time.monotonic() + GONE_S
-        while (left := {host: found for host in hosts if (found := self.processes(host))}) and time.monotonic() < ends:
+        while (
+            left := {host: running for host in hosts if (running := self.processes(host))}
+        ) and time.monotonic() < ends:
             time.sleep(0.2)
         assert not left
 
@@ -150,8 +156,8 @@ def wait(true: Callable[[], bool], patience_s: float) -> None:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("silence") / "lab") as found, slowed(found):
-        yield found
+    with Lab(tmp_path_factory.mktemp("silence") / "lab") as new_lab, slowed(new_lab):
+        yield new_lab
 
 
 def same_text(launches: dict[str, dict[str, Any]]) -> str:
@@ -223,22 +229,22 @@ def test_torch_that_cannot_be_imported(lab: Lab) -> None:
 def test_launcher_that_is_killed_before_its_ranks_begin(lab: Lab) -> None:
     """It kept the store: the other hosts' launchers end by themselves for it, and are not to blame."""
     gang = Gang(lab, "early")
-    there = ("node1", "node3")
-    gang.start(there)
+    present = ("node1", "node3")
+    gang.start(present)
     connected = ("ss", "-Htn", "state", "established", "sport = :29500", "dst", lab.host("node3").address)
     wait(lambda: lab.on("node1", *connected).stdout != "", 30)
     since = time.monotonic()
     lab.on("node1", "pkill", "-KILL", "-f", "^[^ ]*python[^ ]* -m agent.benchmarks.rendezvous")
-    text = same_text(gang.verdicts(there, since, BUSY_S))
+    text = same_text(gang.verdicts(present, since, BUSY_S))
     assert text == 'host node1 rank 0 in phase "start": its launcher was killed by SIGKILL before any rank began'
-    gang.gone(there)
+    gang.gone(present)
 
 
 def test_host_that_never_comes(lab: Lab) -> None:
     gang = Gang(lab, "absent", timeout_s=10.0)
-    there = ("node1", "node3")
+    present = ("node1", "node3")
     since = time.monotonic()
-    gang.start(there)
-    text = same_text(gang.verdicts(there, since, 30))
+    gang.start(present)
+    text = same_text(gang.verdicts(present, since, 30))
     assert text == "host node2: did not join the gang within 20 s; hosts node1, node3 did"
-    gang.gone(there)
+    gang.gone(present)

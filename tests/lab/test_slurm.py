@@ -82,13 +82,13 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
             f"Slurm is not installed: {', '.join(missing)}: apt-get install slurmctld slurmd slurm-client munge"
         )
     directory = tmp_path_factory.mktemp("slurm")
-    with Lab(directory / "lab", hosts=len(HOSTS)) as found:
-        share(found, directory / "shared", SHARED)
+    with Lab(directory / "lab", hosts=len(HOSTS)) as new_lab:
+        share(new_lab, directory / "shared", SHARED)
         (directory / "shared" / "tiny.yml").write_text(yaml.safe_dump(PROFILE))
         for host in HOSTS:
-            _start_node(found, host)
-        _until(lambda: _states(found) == dict.fromkeys(HOSTS, "idle"), 30, lambda: _logs(found))
-        yield found
+            _start_node(new_lab, host)
+        _until(lambda: _states(new_lab) == dict.fromkeys(HOSTS, "idle"), 30, lambda: _logs(new_lab))
+        yield new_lab
 
 
 def _start_node(lab: Lab, host: str) -> None:
@@ -163,11 +163,11 @@ def test_a_job_accepts_its_nodes(lab: Lab, tmp_path: Path) -> None:
     report = documents.parse(lab.on(HOSTS[0], "cat", f"{SHARED}/runs/slurm-{job}/report.json").stdout, source="report")
     assert report["decision"] == "accepted", log
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in log
-    found = {
+    figures = {
         host["name"]: [(one["stage"], one["outcome"], one["members"]) for one in host["launches"]]
         for host in report["hosts"]
     }
-    assert found == {host: [("benchmark", "finished", [host]), ("gang", "finished", list(HOSTS))] for host in HOSTS}
+    assert figures == {host: [("benchmark", "finished", [host]), ("gang", "finished", list(HOSTS))] for host in HOSTS}
     assert "JobState=COMPLETED" in _job(lab, job)
 
 
@@ -176,10 +176,10 @@ def test_a_faulty_node_is_drained_with_the_reason_before_the_job_begins(lab: Lab
     lab.put("node2", "/etc/rackproof/slurm-health.conf", f"RACKPROOF={RACKPROOF}\nSECONDS=0\nGPUS=8\n")
     lab.on(HOSTS[0], "sbatch", "--parsable", "--nodelist=node2", "--output=/dev/null", "--wrap=true", cwd=Path(SHARED))
     _until(lambda: _states(lab)["node2"].startswith("drain"), 40, lambda: _logs(lab))
-    told = lab.on(HOSTS[0], "scontrol", "show", "node", "node2", "--oneliner").stdout
-    print(told)
-    assert "Reason=rackproof: " in told
-    assert "gpu." in told
+    node_state = lab.on(HOSTS[0], "scontrol", "show", "node", "node2", "--oneliner").stdout
+    print(node_state)
+    assert "Reason=rackproof: " in node_state
+    assert "gpu." in node_state
     assert _states(lab)["node1"] == "idle"
     done = lab.on(HOSTS[0], "srun", "--nodelist=node1", "echo", "here", cwd=Path(SHARED), timeout=40)
     assert done.stdout == "here\n"

@@ -79,8 +79,8 @@ class Meeting(Gang):
     def listening(self, host: str) -> set[tuple[str, int]]:
         """Address and port of every listener that is not sshd's."""
         lines = self.lab.on(host, "ss", "-Hltnp").stdout.splitlines()
-        places = [line.split()[3].rpartition(":") for line in lines if '"sshd"' not in line]
-        return {(address.strip("[]"), int(port)) for address, _, port in places}
+        addresses = [line.split()[3].rpartition(":") for line in lines if '"sshd"' not in line]
+        return {(address.strip("[]"), int(port)) for address, _, port in addresses}
 
     def finishes(self) -> None:
         """Every host finishes well, and nothing of the launch is left."""
@@ -124,8 +124,8 @@ class Strangers:
 
     def rave(self, namespace: str, address: str, *ports: int) -> None:
         """Nonsense, half-open connections, and a torch that sets and deletes what it can guess."""
-        held = self._python(namespace, NONSENSE, address, *map(str, ports))
-        print(f"150 connections to each of the ports {ports}, {held} of them held until the end")
+        sender = self._python(namespace, NONSENSE, address, *map(str, ports))
+        print(f"150 connections to each of the ports {ports}, {sender} of them held until the end")
         if RENDEZVOUS in ports:
             print("in torch's own words:", self._python(namespace, IN_TORCHS_WORDS, address, str(RENDEZVOUS)))
 
@@ -137,8 +137,8 @@ class Strangers:
 
 @pytest.fixture(scope="module")
 def lab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Lab]:
-    with Lab(tmp_path_factory.mktemp("strangers") / "lab") as found, slowed(found):
-        yield found
+    with Lab(tmp_path_factory.mktemp("strangers") / "lab") as new_lab, slowed(new_lab):
+        yield new_lab
 
 
 @pytest.fixture(scope="module")
@@ -152,10 +152,12 @@ def launched(lab: Lab, admit: str, members: tuple[str, ...], seconds: float) -> 
     gang.start()
     gang.measuring()
     listening = {host: gang.listening(host) for host in members}
-    for host, places in listening.items():
-        print(f"{host} listens on", ", ".join(f"{address}:{port}" for address, port in sorted(places)))
-        assert {address for address, _ in places} == {lab.host(host).address}
-    ours = {(place[1], host) for host, places in listening.items() for place in places if place[1] < 30000}
+    for host, addresses in listening.items():
+        print(f"{host} listens on", ", ".join(f"{address}:{port}" for address, port in sorted(addresses)))
+        assert {address for address, _ in addresses} == {lab.host(host).address}
+    ours = {
+        (endpoint[1], host) for host, addresses in listening.items() for endpoint in addresses if endpoint[1] < 30000
+    }
     assert ours == {(RENDEZVOUS, "node1"), (HEARTBEATS[0], "node1"), (HEARTBEATS[1], "node2")}
     return gang
 
@@ -180,12 +182,12 @@ def test_only_members_are_admitted_and_nothing_is_left_where_a_supervisor_is_kil
     gang = launched(lab, "members", HOSTS, UNTIL_KILLED)
     first, second = (lab.host(host).address for host in ("node1", "node2"))
     ours = [(first, RENDEZVOUS), (first, HEARTBEATS[0]), (second, HEARTBEATS[1])]
-    fared = {place: strangers.knock(strangers.fabric, *place) for place in ours}
+    fared = {endpoint: strangers.knock(strangers.fabric, *endpoint) for endpoint in ours}
     print("a stranger on the fabric:", fared)
     assert fared == dict.fromkeys(ours, DROPPED)
     strangers.detour()
     assert strangers.knock(strangers.management, first, 22) == IN
-    fared = {place: strangers.knock(strangers.management, *place) for place in ours[:2]}
+    fared = {endpoint: strangers.knock(strangers.management, *endpoint) for endpoint in ours[:2]}
     print("a stranger that sends over the management network what is for the fabric:", fared)
     assert fared == dict.fromkeys(ours[:2], DROPPED)
     member = lab.on("node3", sys.executable, "-c", KNOCK, first, str(RENDEZVOUS)).stdout.strip()
@@ -199,6 +201,6 @@ def test_only_members_are_admitted_and_nothing_is_left_where_a_supervisor_is_kil
     assert text.startswith("host node2: no word for 10 s: its link, host or supervisor")
     gang.gone(HOSTS)
     assert {host: gang.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
-    assert {place: strangers.knock(strangers.fabric, *place) for place in ours} == dict.fromkeys(ours, REFUSED)
+    assert {endpoint: strangers.knock(strangers.fabric, *endpoint) for endpoint in ours} == dict.fromkeys(ours, REFUSED)
     if shutil.which("nft"):
         assert all(lab.on(host, "nft", "list", "ruleset").stdout.strip() == "" for host in HOSTS)

@@ -25,12 +25,12 @@ BUFFER_BYTES = 1 << 24
 
 def end(interface: str) -> socket.socket:
     """A socket that hears and sends whole frames on an interface."""
-    found = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
-    found.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
-    found.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
-    found.bind((interface, ALL_FRAMES))
-    found.setblocking(False)
-    return found
+    raw_socket = socket.socket(socket.AF_PACKET, socket.SOCK_RAW, 0)
+    raw_socket.setsockopt(SOL_PACKET, PACKET_VNET_HDR, 1)
+    raw_socket.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, BUFFER_BYTES)
+    raw_socket.bind((interface, ALL_FRAMES))
+    raw_socket.setblocking(False)
+    return raw_socket
 
 
 def main(first: str, second: str, delay_s: float, lost: float) -> None:

@@ -49,27 +49,27 @@ def lint(*arguments: str, stdin: str | None = None) -> subprocess.CompletedProce
 @pytest.mark.parametrize("where", ["agent/benchmarks/new.py", "fleet/new.py", "roles/preflight/files/new.py"])
 @pytest.mark.parametrize("code", UNSAFE.values(), ids=UNSAFE)
 def test_what_runs_what_it_reads_is_refused(code: str, where: str) -> None:
-    found = lint(f"--stdin-filename={where}", "-", stdin=code)
-    assert "TID251" in found.stdout, found.stderr
+    done = lint(f"--stdin-filename={where}", "-", stdin=code)
+    assert "TID251" in done.stdout, done.stderr
 
 
 def test_nothing_that_is_shipped_unpickles() -> None:
-    found = lint(*SHIPPED)
-    assert found.returncode == 0, found.stdout + found.stderr
+    done = lint(*SHIPPED)
+    assert done.returncode == 0, done.stdout + done.stderr
 
 
 def unsafe_loads(code: str) -> list[int]:
     """Lines that call torch.load without weights_only=True, or give it another name."""
-    found = []
+    lines = []
     for node in ast.walk(ast.parse(code)):
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load":
-            found.append(node.lineno)
+            lines.append(node.lineno)
         if isinstance(node, ast.ImportFrom) and node.module == "torch" and "load" in [name.name for name in node.names]:
-            found.append(node.lineno)
+            lines.append(node.lineno)
         if isinstance(node, ast.Call) and ast.unparse(node.func) == "torch.load":
             safe = [word for word in node.keywords if word.arg == "weights_only" and ast.unparse(word.value) == "True"]
-            found += [-node.func.lineno] * len(safe)  # this mention is no fault
-    return sorted(line for line in found if line > 0 and found.count(line) > found.count(-line))
+            lines += [-node.func.lineno] * len(safe)  # this mention is no fault
+    return sorted(line for line in lines if line > 0 and lines.count(line) > lines.count(-line))
 
 
 def test_torch_loads_weights_alone() -> None:
@@ -114,7 +114,7 @@ def test_admitted_come_in_and_others_do_not() -> None:
         }
 
 
-def test_everyone_comes_in_where_nobody_is_named() -> None:
+def test_empty_allow_list_admits_every_address() -> None:
     with listen("127.0.0.1", 0) as listener:
         assert comes_in(listener, "127.0.0.6")
 
@@ -154,32 +154,39 @@ def meeting(
     gang = Gang(**{**vars(gang), "addresses": addresses})
     common = {"work": work, "data": work, "port": 29500, "interface": "eth7", "uuids": {}}
     command = torchrun(plan, host, plan.stage("gang"), gang=gang, **common)  # type: ignore[arg-type]
-    found: dict[str, Any] = json.loads((work / "rendezvous.json").read_text())
-    assert not any(found["name"] in argument or plan.nonce in argument for argument in command.arguments)
+    rendezvous: dict[str, Any] = json.loads((work / "rendezvous.json").read_text())
+    assert not any(rendezvous["name"] in argument or plan.nonce in argument for argument in command.arguments)
     assert (work / "rendezvous.json").stat().st_mode & 0o077 == 0
     assert command.environment["NCCL_SOCKET_IFNAME"] == "=eth7"
     assert command.environment["GLOO_SOCKET_IFNAME"] == ("lo" if len(members) == 1 else "eth7")
-    return found
+    return rendezvous
 
 
-def test_hosts_meet_at_the_first_ones_address(tmp_path: Path) -> None:
+def test_rendezvous_is_at_the_first_hosts_address(tmp_path: Path) -> None:
     both = [meeting(tmp_path, me, ["node1", "node2"]) for me in ("node1", "node2")]
-    assert [(place["address"], place["port"], place["rank"], place["hosts"]) for place in both] == [
+    assert [
+        (rendezvous["address"], rendezvous["port"], rendezvous["rank"], rendezvous["hosts"]) for rendezvous in both
+    ] == [
         ("127.0.0.1", 29500, 0, 2),
         ("127.0.0.1", 29500, 1, 2),
     ]
-    assert [place["admitted"] for place in both] == [[], []]
+    assert [rendezvous["admitted"] for rendezvous in both] == [[], []]
     assert both[0]["name"] == both[1]["name"]
 
 
 def test_host_alone_meets_on_the_loopback(tmp_path: Path) -> None:
-    place = meeting(tmp_path, "node2", ["node2"])
-    assert (place["address"], place["port"], place["rank"], place["hosts"]) == ("127.0.0.1", 0, 0, 1)
+    rendezvous = meeting(tmp_path, "node2", ["node2"])
+    assert (rendezvous["address"], rendezvous["port"], rendezvous["rank"], rendezvous["hosts"]) == (
+        "127.0.0.1",
+        0,
+        0,
+        1,
+    )
 
 
 def test_first_host_admits_the_members(tmp_path: Path) -> None:
     both = [meeting(tmp_path, me, ["node1", "node2"], closed=True) for me in ("node1", "node2")]
-    assert [place["admitted"] for place in both] == [["127.0.0.1"], []]
+    assert [rendezvous["admitted"] for rendezvous in both] == [["127.0.0.1"], []]
 
 
 def test_every_launch_meets_under_a_name_of_its_own(tmp_path: Path) -> None:
@@ -205,9 +212,9 @@ def test_member_without_an_address_is_named(tmp_path: Path) -> None:
 
 RANK = """
 import json, os, sys
-from agent.benchmarks.__main__ import _meeting_place
+from agent.benchmarks.__main__ import connect_store
 from torch.distributed import TCPStore
-store, rank, world_size = _meeting_place()
+store, rank, world_size = connect_store()
 store.set(f"here/{rank}", "here")
 store.wait([f"here/{other}" for other in range(world_size)])
 listening = []
@@ -235,9 +242,9 @@ store.wait([f"done/{other}" for other in range(world_size)])
 """
 
 
-def test_ranks_of_one_host_meet_where_nobody_else_comes(tmp_path: Path) -> None:
+def test_rendezvous_of_a_single_host_is_on_loopback(tmp_path: Path) -> None:
     (tmp_path / "a_rank.py").write_text(RANK)
-    place = {
+    rendezvous = {
         "address": "127.0.0.1",
         "port": 0,
         "admitted": [],
@@ -246,7 +253,7 @@ def test_ranks_of_one_host_meet_where_nobody_else_comes(tmp_path: Path) -> None:
         "hosts": 1,
         "trains": False,
     }
-    (tmp_path / "place.json").write_text(json.dumps(place))
+    (tmp_path / "place.json").write_text(json.dumps(rendezvous))
     subprocess.run(
         [
             *(sys.executable, "-m", "agent.benchmarks.rendezvous", tmp_path / "place.json"),
@@ -258,16 +265,16 @@ def test_ranks_of_one_host_meet_where_nobody_else_comes(tmp_path: Path) -> None:
         timeout=120,
     )
     for rank in range(2):
-        found = json.loads((tmp_path / f"found.{rank}").read_text())
-        (listening,) = found["listening"]
+        result = json.loads((tmp_path / f"found.{rank}").read_text())
+        (listening,) = result["listening"]
         assert listening.startswith("0100007F:")  # 127.0.0.1, as the kernel writes it
-        assert (found["world_size"], found["without the name"]) == (2, False)
+        assert (result["world_size"], result["without the name"]) == (2, False)
 
 
-def test_port_that_is_taken_is_told(tmp_path: Path) -> None:
+def test_port_in_use_is_reported(tmp_path: Path) -> None:
     with listen("127.0.0.1", 0) as taken:
         port = taken.getsockname()[1]
-        place = {
+        rendezvous = {
             "address": "127.0.0.1",
             "port": port,
             "admitted": [],
@@ -276,7 +283,7 @@ def test_port_that_is_taken_is_told(tmp_path: Path) -> None:
             "hosts": 1,
             "trains": False,
         }
-        (tmp_path / "place.json").write_text(json.dumps(place))
+        (tmp_path / "place.json").write_text(json.dumps(rendezvous))
         done = subprocess.run(
             [
                 *(sys.executable, "-m", "agent.benchmarks.rendezvous", tmp_path / "place.json"),

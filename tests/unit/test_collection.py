@@ -123,9 +123,9 @@ def wheel(directory: Path, to: Path) -> Path:
 
 def test_the_agent_that_it_installs_is_the_checkouts(site: Path, tmp_path: Path) -> None:
     """A host that has the one has the other: the wheel is the same to the byte."""
-    there, here = wheel(installed(site), tmp_path / "there"), wheel(ROOT, tmp_path / "here")
-    assert zipfile.ZipFile(there).namelist() == zipfile.ZipFile(here).namelist()
-    assert there.read_bytes() == here.read_bytes()
+    collection_wheel, checkout_wheel = wheel(installed(site), tmp_path / "there"), wheel(ROOT, tmp_path / "here")
+    assert zipfile.ZipFile(collection_wheel).namelist() == zipfile.ZipFile(checkout_wheel).namelist()
+    assert collection_wheel.read_bytes() == checkout_wheel.read_bytes()
 
 
 def test_the_playbooks_run_from_it_to_a_report(site: Path) -> None:
@@ -156,8 +156,8 @@ def test_the_playbooks_run_from_it_to_a_report(site: Path) -> None:
     done = run(*command, cwd=site, environment=environment)
     assert done.returncode == 0, done.stdout[-4000:]
     assert "FINAL ACCEPTANCE: REHEARSAL PASS" in done.stdout
-    found = {path.name for path in (site / "runs" / "r1").iterdir()}
-    assert {"report.html", "events.jsonl", "progress.jsonl", "journal.jsonl"} <= found, "the callback plugins, too"
+    names = {path.name for path in (site / "runs" / "r1").iterdir()}
+    assert {"report.html", "events.jsonl", "progress.jsonl", "journal.jsonl"} <= names, "the callback plugins, too"
     assert not (installed(site) / "runs").exists(), "a collection may be somebody else's"
     assert not (installed(site) / "build").exists()
 
@@ -192,9 +192,9 @@ def test_ansible_builder_takes_the_execution_environment_and_finds_its_needs(sit
     assert done.returncode == 0, done.stdout + done.stderr
     assert (context / "_build" / "collection" / archive.name).is_file()
     done = run("ansible-builder", "introspect", site / "collections", cwd=site)
-    found = yaml.safe_load(done.stdout.partition("---")[2])
+    requirements = yaml.safe_load(done.stdout.partition("---")[2])
     # PyYAML comes with ansible-core, and ansible-builder leaves it out.
-    assert {re.split(r"[>=]", line)[0] for line in found["python"]} == {
+    assert {re.split(r"[>=]", line)[0] for line in requirements["python"]} == {
         *("jsonschema", "jsonschema-rs", "msgspec", "prometheus-client", "hatchling", "jinja2")
     }
-    assert any(line.startswith("openssh-clients") for line in found["system"])
+    assert any(line.startswith("openssh-clients") for line in requirements["system"])

@@ -48,8 +48,8 @@ EVERY = [pytest.param(name, panel, id=f"{name} {panel['title']}") for name in FI
 
 def overrides(panel: dict[str, Any], key: str) -> list[Any]:
     """What is said of single fields."""
-    found = (item for override in panel["fieldConfig"]["overrides"] for item in override["properties"])
-    return [item["value"] for item in found if item["id"] == key]
+    properties = (item for override in panel["fieldConfig"]["overrides"] for item in override["properties"])
+    return [item["value"] for item in properties if item["id"] == key]
 
 
 @pytest.fixture(scope="module")
@@ -112,16 +112,16 @@ def test_panels_fill_the_width_and_do_not_overlap(name: str) -> None:
         FILES[name]["panels"],
         *(panel.get("panels", []) for panel in FILES[name]["panels"]),
     ):
-        places = [panel["gridPos"] for panel in group]
-        for place in places:
-            assert place["x"] >= 0
-            assert place["x"] + place["w"] <= 24
-            assert place["w"] > 0
-            assert place["h"] > 0
-        for one, other in itertools.combinations(places, 2):
-            beside = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
+        positions = [panel["gridPos"] for panel in group]
+        for position in positions:
+            assert position["x"] >= 0
+            assert position["x"] + position["w"] <= 24
+            assert position["w"] > 0
+            assert position["h"] > 0
+        for one, other in itertools.combinations(positions, 2):
+            side_by_side = one["x"] + one["w"] <= other["x"] or other["x"] + other["w"] <= one["x"]
             below = one["y"] + one["h"] <= other["y"] or other["y"] + other["h"] <= one["y"]
-            assert beside or below
+            assert side_by_side or below
 
 
 @pytest.mark.parametrize(("name", "panel"), EVERY)
@@ -138,7 +138,7 @@ def test_a_panel_says_what_it_is_and_what_nothing_means(name: str, panel: dict[s
 
 
 @pytest.mark.parametrize(("name", "panel"), EVERY)
-def test_queries_are_of_series_that_there_are(name: str, panel: dict[str, Any], known: set[str]) -> None:
+def test_queries_use_only_exported_series(name: str, panel: dict[str, Any], known: set[str]) -> None:
     for target in panel["targets"]:
         named = SERIES.findall(target["expr"])
         assert named
@@ -150,10 +150,10 @@ def test_queries_are_of_series_that_there_are(name: str, panel: dict[str, Any], 
 def test_queries_ask_only_by_variables(name: str, panel: dict[str, Any]) -> None:
     sources = [panel["datasource"], *(target["datasource"] for target in panel["targets"])]
     assert all(source == {"type": "prometheus", "uid": "${datasource}"} for source in sources)
-    there = {item["name"] for item in FILES[name]["templating"]["list"]}
+    variables = {item["name"] for item in FILES[name]["templating"]["list"]}
     for target in panel["targets"]:
         used = set(re.findall(r"\$(?!\d)(\w+)", target["expr"]))
-        assert used - {"__range", "__rate_interval"} <= there
+        assert used - {"__range", "__rate_interval"} <= variables
         assert bool(target.get("instant")) == (panel["type"] in ("stat", "table"))
 
 
@@ -165,23 +165,23 @@ def test_units_are_such_as_grafana_knows() -> None:
             assert set(used) <= known_units, panel["title"]
 
 
-def test_colours_are_those_that_everybody_tells_apart() -> None:
+def test_colours_are_colour_blind_safe() -> None:
     ours = {parts.FINE, parts.BUSY, parts.WARN, parts.BAD, parts.GONE, parts.ODD, parts.PLAIN, *parts.EIGHT}
     for name, made in FILES.items():
-        found = re.findall(r'"(?:color|fixedColor|iconColor)": "([^"]+)"', json.dumps(made))
-        assert set(found) <= ours, name
+        colours = re.findall(r'"(?:color|fixedColor|iconColor)": "([^"]+)"', json.dumps(made))
+        assert set(colours) <= ours, name
 
 
 def test_texts_are_those_of_the_panels() -> None:
-    told = yaml.safe_load((HERE / "texts.yml").read_text())
-    assert {f"rackproof-{name}" for name in told} == set(FILES)
-    for name, texts in told.items():
+    written = yaml.safe_load((HERE / "texts.yml").read_text())
+    assert {f"rackproof-{name}" for name in written} == set(FILES)
+    for name, texts in written.items():
         assert sorted(text["title"] for text in texts.values()) == sorted(
             panel["title"] for panel in panels(f"rackproof-{name}")
         )
 
 
-def test_links_lead_to_dashboards_that_there_are() -> None:
+def test_links_point_to_existing_dashboards() -> None:
     urls = [
         link["url"] for name in FILES for panel in panels(name) for links in overrides(panel, "links") for link in links
     ]
@@ -228,7 +228,7 @@ def test_the_report_leads_to_its_run_at_its_time(report: FleetReport) -> None:
     assert f'href="{TO_THE_RUN.replace("&", "&amp;")}"' in render_html(report, "https://grafana.example/ops")
 
 
-def test_without_a_grafana_there_is_no_link(report: FleetReport) -> None:
+def test_no_link_without_a_grafana_url(report: FleetReport) -> None:
     assert run_dashboard(report, "") == ""
     assert "Grafana" not in render_markdown(report)
     assert "Grafana" not in render_html(report)

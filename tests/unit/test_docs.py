@@ -98,7 +98,7 @@ class Block:
 
 
 def blocks(page: Path) -> list[Block]:
-    return [Block(found["language"], found["text"]) for found in FENCE.finditer(page.read_text(encoding="utf-8"))]
+    return [Block(match["language"], match["text"]) for match in FENCE.finditer(page.read_text(encoding="utf-8"))]
 
 
 def prose(page: Path) -> str:
@@ -139,15 +139,15 @@ def commands(text: str) -> Iterator[list[str]]:
 
 def complaints(text: str) -> list[str]:
     """What is wrong with a script."""
-    found = []
+    problems = []
     checked = subprocess.run(
         ["bash", "-n"], input=re.sub(r"<(\w+)>", r"\1", text), capture_output=True, text=True, check=False
     )
     if checked.returncode:
-        found.append(checked.stderr.strip())
+        problems.append(checked.stderr.strip())
     for words in commands(text):
-        found += [f"{' '.join(words)}: {told}" for told in complaints_of(words)]
-    return found
+        problems += [f"{' '.join(words)}: {problem}" for problem in complaints_of(words)]
+    return problems
 
 
 def complaints_of(words: list[str]) -> Iterator[str]:
@@ -177,14 +177,14 @@ def missing(word: str) -> bool:
 
 def started(words: list[str]) -> Iterator[str]:
     """The command that a starter starts, where it is one of ours."""
-    places = [place for place, word in enumerate(words) if word in CHECKS]
-    if not places or words[0] in ("build", "push", "save"):
+    indexes = [index for index, word in enumerate(words) if word in CHECKS]
+    if not indexes or words[0] in ("build", "push", "save"):
         return
-    rest = words[places[0] + 1 :]
-    if words[0] == "run" and words[places[0]] == "rackproof":  # the image, and what its entry point makes of the rest
+    rest = words[indexes[0] + 1 :]
+    if words[0] == "run" and words[indexes[0]] == "rackproof":  # the image, and what its entry point makes of the rest
         rest = rest[1:] if rest[:1] == ["rackproof"] else rest
         rest = ["run", *rest] if not rest or rest[0].startswith("-") else rest
-    yield from CHECKS[words[places[0]]](rest)
+    yield from CHECKS[words[indexes[0]]](rest)
 
 
 def check_rackproof(words: list[str]) -> Iterator[str]:
@@ -243,10 +243,10 @@ def check_make(words: list[str]) -> Iterator[str]:
     for word in words:
         name, assigned, _ = word.partition("=")
         if assigned:
-            found = re.search(rf"^{name} \?=|\$\((?:or \$\()?{name}\b", MAKEFILE, flags=re.MULTILINE)
+            match = re.search(rf"^{name} \?=|\$\((?:or \$\()?{name}\b", MAKEFILE, flags=re.MULTILINE)
         else:
-            found = re.search(rf"^{re.escape(word)}:", MAKEFILE, flags=re.MULTILINE)
-        if not found:
+            match = re.search(rf"^{re.escape(word)}:", MAKEFILE, flags=re.MULTILINE)
+        if not match:
             yield f"the Makefile has no {name}"
 
 
@@ -262,8 +262,8 @@ def check_python(words: list[str]) -> Iterator[str]:
 
 
 def check_torchrun(words: list[str]) -> Iterator[str]:
-    place = words.index("-m")
-    yield from check_python(words[place:])
+    position = words.index("-m")
+    yield from check_python(words[position:])
 
 
 def check_benchmarks(words: list[str]) -> Iterator[str]:
@@ -276,9 +276,9 @@ def check_benchmarks(words: list[str]) -> Iterator[str]:
 
 def check_pip(words: list[str]) -> Iterator[str]:
     for word in words:
-        if found := re.search(r"(?:^\.|rackproof)\[([\w,]+)\]", word):
+        if match := re.search(r"(?:^\.|rackproof)\[([\w,]+)\]", word):
             extras = PROJECT["optional-dependencies"]
-            yield from (f"no extra {name}" for name in found[1].split(",") if name not in extras)
+            yield from (f"no extra {name}" for name in match[1].split(",") if name not in extras)
 
 
 def check_galaxy(words: list[str]) -> Iterator[str]:
@@ -307,14 +307,14 @@ CHECKS: dict[str, Callable[[list[str]], Iterator[str]]] = {
 }
 
 
-def test_commands_are_found_at_all() -> None:
-    found = {words[0] for page in PAGES for block in blocks(page) for words in commands(script(block))}
-    assert found >= {"rackproof", "ansible-playbook", "make", "kubectl", "mpirun", "sudo"}
+def test_pages_contain_commands() -> None:
+    programs = {words[0] for page in PAGES for block in blocks(page) for words in commands(script(block))}
+    assert programs >= {"rackproof", "ansible-playbook", "make", "kubectl", "mpirun", "sudo"}
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_command_in_a_block_would_be_taken(page: Path) -> None:
-    assert [told for block in blocks(page) for told in complaints(script(block))] == []
+    assert [problem for block in blocks(page) for problem in complaints(script(block))] == []
 
 
 def verb_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
@@ -331,11 +331,11 @@ def verb_of(words: list[str]) -> tuple[argparse.ArgumentParser, list[str]]:
 def mentions(text: str) -> Iterator[str]:
     """What is wrong with a command in a sentence, which need not be whole: its verbs, options, variables, targets."""
     try:
-        found = list(commands(re.sub(r"\[[^\]]*\]|…", "", text)))
+        commands_ = list(commands(re.sub(r"\[[^\]]*\]|…", "", text)))
     except ValueError as error:
         yield f"{text}: {error}"
         return
-    for words in found:
+    for words in commands_:
         if words[0] == "rackproof":
             parser, rest = verb_of(words[1:])
             choices = next((action.choices for action in parser._actions if not action.option_strings), None)
@@ -350,13 +350,13 @@ def mentions(text: str) -> Iterator[str]:
             unknown = [word.partition("=")[0] for word in own if word.startswith("--")]
             yield from (f"{text}: {parser.prog} has no {word}" for word in unknown if word not in known)
         elif words[0] == "-e":
-            yield from (f"{text}: {told}" for word in words[1:] if word != "-e" for told in check_extra(word))
+            yield from (f"{text}: {problem}" for word in words[1:] if word != "-e" for problem in check_extra(word))
         elif (
             words[0] in ("make", "pip", "python", "ansible-playbook", "torchrun", "mpirun", "sudo", "sbatch")
             and len(words) > 1
         ):
             whole = "…" not in text
-            yield from (f"{text}: {told}" for told in (complaints_of(words) if whole else ()))
+            yield from (f"{text}: {problem}" for problem in (complaints_of(words) if whole else ()))
 
 
 def is_command(text: str) -> bool:
@@ -370,7 +370,7 @@ def is_command(text: str) -> bool:
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_every_command_in_a_sentence_has_these_verbs_and_options(page: Path) -> None:
     inline = [text for text in INLINE.findall(prose(page)) if is_command(text)]
-    assert [told for text in inline for told in mentions(text)] == []
+    assert [problem for text in inline for problem in mentions(text)] == []
 
 
 def anchors(page: Path) -> set[str]:
@@ -392,7 +392,7 @@ def test_links_lead_somewhere(page: Path) -> None:
 
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
-def test_paths_that_are_named_are_there(page: Path) -> None:
+def test_paths_named_in_pages_exist(page: Path) -> None:
     named = {text for text in INLINE.findall(prose(page)) if PATH.fullmatch(text)}
     for text in named - ELSEWHERE.get(str(page.relative_to(ROOT)), set()):
         path, _, test = text.partition("::")
@@ -427,7 +427,7 @@ def check_example(block: Block) -> Iterator[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=NAMES)
 def test_examples_can_be_read(page: Path) -> None:
-    assert [told for block in blocks(page) for told in check_example(block)] == []
+    assert [problem for block in blocks(page) for problem in check_example(block)] == []
 
 
 SAID_ELSEWHERE = ("OutOfMemoryError: CUDA out of memory.", "Insufficient nvidia.com/gpu", "unreachable at Preflight")
@@ -447,11 +447,11 @@ def sources() -> str:
 def test_messages_that_are_explained_are_what_is_said(sources: str) -> None:
     """In the first column of the tables of troubleshooting, where `…` stands for what varies."""
     page = (ROOT / "docs" / "troubleshooting.md").read_text(encoding="utf-8")
-    told = [
+    problems = [
         text for line in page.splitlines() if line.startswith("| ") for text in INLINE.findall(line.split(" | ")[0])
     ]
-    assert len(told) > 30
-    for text in told:
+    assert len(problems) > 30
+    for text in problems:
         pieces = re.split(r"…|, |: ", text) if not text.startswith(SAID_ELSEWHERE) else ()
         assert [piece for piece in pieces if len(piece) > 12 and piece.strip() not in sources] == [], text
 
@@ -486,7 +486,7 @@ def test_the_index_has_every_page() -> None:
         "if rackproof report runs/a; then",
     ],
 )
-def test_a_command_that_would_not_be_taken_is_told(text: str) -> None:
+def test_invalid_command_in_a_page_is_reported(text: str) -> None:
     assert complaints(text)
 
 
@@ -501,6 +501,6 @@ def test_a_command_that_would_not_be_taken_is_told(text: str) -> None:
         '-e \'{"rackproof_epochs": "three"}\'',
     ],
 )
-def test_a_mention_of_what_is_not_there_is_told(text: str) -> None:
+def test_mention_of_a_missing_path_is_reported(text: str) -> None:
     assert is_command(text)
     assert list(mentions(text))

@@ -14,7 +14,7 @@ import yaml
 ROOT = Path(__file__).parents[2]
 HERE = ROOT / "deploy" / "container"
 SCRIPTS = sorted(HERE.glob("*.sh"))
-NOBODY = 10001
+UNPRIVILEGED_UID = 10001
 
 
 def tool(name: str) -> str:
@@ -32,7 +32,7 @@ def test_shellcheck_finds_nothing() -> None:
     assert (done.returncode, done.stdout) == (0, "")
 
 
-def test_what_is_copied_is_there_and_is_not_ignored() -> None:
+def test_copied_paths_exist_and_are_not_ignored() -> None:
     """A module that the wheel needs and the image leaves out would be missed only where the image is built."""
     containerfile = (HERE / "Containerfile").read_text(encoding="utf-8")
     ignored = (HERE / "Containerfile.dockerignore").read_text(encoding="utf-8").split()
@@ -51,19 +51,19 @@ def test_what_is_copied_is_there_and_is_not_ignored() -> None:
 @pytest.fixture
 def image(tmp_path: Path) -> dict[str, str]:
     """What the image sets, with a `rackproof`, an `sshd` and a `python` that only say how they were called."""
-    place = tmp_path / "bin"
-    place.mkdir()
+    directory = tmp_path / "bin"
+    directory.mkdir()
     for name in ("rackproof", "python"):
-        (place / name).write_text(f'#!/bin/sh\necho {name} "$@"\n', encoding="utf-8")
-        (place / name).chmod(0o755)
+        (directory / name).write_text(f'#!/bin/sh\necho {name} "$@"\n', encoding="utf-8")
+        (directory / name).chmod(0o755)
     shutil.copytree(HERE, tmp_path / "container")
     for path in (tmp_path, *tmp_path.rglob("*")):
-        os.chown(path, NOBODY, 0)
+        os.chown(path, UNPRIVILEGED_UID, 0)
     for parent in tmp_path.parents:  # pytest's own directories are closed to others
         if parent.name.startswith(("pytest-", "popen-")):
             parent.chmod(0o755)
     return {
-        "PATH": f"{place}:/usr/bin:/bin",
+        "PATH": f"{directory}:/usr/bin:/bin",
         "HOME": str(tmp_path),
         "RACKPROOF_CONTAINER_STATE": str(tmp_path / "state"),
     }
@@ -72,7 +72,7 @@ def image(tmp_path: Path) -> dict[str, str]:
 def entry(image: dict[str, str], *arguments: str, script: str = "entry.sh") -> subprocess.CompletedProcess[str]:
     """A script of the image, as the image's user."""
     path = Path(image["HOME"]) / "container" / script
-    user = {"user": NOBODY, "group": 0, "extra_groups": []} if os.geteuid() == 0 else {}
+    user = {"user": UNPRIVILEGED_UID, "group": 0, "extra_groups": []} if os.geteuid() == 0 else {}
     return subprocess.run(
         ["/bin/sh", path, *arguments], capture_output=True, text=True, check=False, env=image, cwd="/", **user
     )
@@ -108,7 +108,7 @@ def test_a_word_that_is_no_program_is_named(image: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(("mode", "file"), [("sshd", "authorized_keys"), ("mpi", "id_rsa.pub")])
-def test_without_the_jobs_key_there_is_no_ssh(mode: str, file: str, image: dict[str, str]) -> None:
+def test_no_sshd_without_the_jobs_key(mode: str, file: str, image: dict[str, str]) -> None:
     done = entry(image, mode, "true")
     assert (done.returncode, done.stdout) == (64, "")
     assert f"id_rsa or {file} cannot be read: mount the job's key there" in done.stderr
@@ -129,7 +129,7 @@ def test_health_is_asked_of_what_the_container_does(image: dict[str, str]) -> No
 
 def test_the_image_and_the_manifests_speak_of_one_user() -> None:
     containerfile = (HERE / "Containerfile").read_text(encoding="utf-8")
-    assert f"USER {NOBODY}:0" in containerfile
+    assert f"USER {UNPRIVILEGED_UID}:0" in containerfile
     job = yaml.safe_load((ROOT / "deploy/kubernetes/one-host/job.yaml").read_text(encoding="utf-8"))
     security = job["spec"]["template"]["spec"]["securityContext"]
-    assert (security["runAsUser"], security["runAsGroup"]) == (NOBODY, 0)
+    assert (security["runAsUser"], security["runAsGroup"]) == (UNPRIVILEGED_UID, 0)

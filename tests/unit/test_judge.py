@@ -126,7 +126,7 @@ def test_host_without_record_is_inconclusive_and_alone() -> None:
     ]
 
 
-def test_host_that_nobody_speaks_of_is_inconclusive() -> None:
+def test_host_missing_in_the_evidence_is_inconclusive() -> None:
     plan = builders.plan(gpu_count=3)
     evidence = builders.evidence(plan)
     del evidence["h1"]
@@ -187,7 +187,7 @@ def test_every_inspection_is_missed() -> None:
         assert {item.host for item in found} == {"h1"}
 
 
-def test_stage_that_left_nothing_is_told_once_with_the_reason() -> None:
+def test_stage_without_results_is_one_verdict_with_the_reason() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     alone, together = evidence["h1"].records
@@ -215,7 +215,7 @@ def no_gpu() -> Snapshot:
     )
 
 
-def test_no_gpu_where_the_inventory_expects_eight_fails_with_expected_and_found() -> None:
+def test_zero_of_eight_expected_gpus_fails_with_both_counts() -> None:
     plan = builders.plan(gpu_count=8, rackproof_gpu_model="h200-sxm")
     evidence = builders.evidence(plan)
     first = evidence["h2"].records[0]
@@ -268,7 +268,7 @@ def test_other_model_than_the_inventory_says_fails() -> None:
     assert len(failed) == 4
 
 
-def test_same_serial_twice_fails_both_places() -> None:
+def test_duplicate_serial_fails_both_hosts() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     twin = builders.gpu("h1", 0)
@@ -323,7 +323,7 @@ def test_xid_before_the_run_is_not_blamed_on_it_but_one_during_is() -> None:
     assert [(item.criterion, item.value, item.stage) for item in found] == [("xid-during-run", 1.5, "benchmark")]
 
 
-def test_counter_seen_once_cannot_be_judged_by_its_change() -> None:
+def test_counter_read_once_cannot_be_judged_by_its_change() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     first, gang = evidence["h1"].records
@@ -333,7 +333,7 @@ def test_counter_seen_once_cannot_be_judged_by_its_change() -> None:
     assert {item.criterion for item in findings(plan, evidence)} == {*told, "plan"}
 
 
-def test_run_that_nobody_looked_at_afterwards_is_no_pass() -> None:
+def test_run_without_a_final_snapshot_does_not_pass() -> None:
     """A part may have broken in the last stage."""
     plan = builders.plan()
     evidence = builders.evidence(plan)
@@ -344,7 +344,7 @@ def test_run_that_nobody_looked_at_afterwards_is_no_pass() -> None:
     ]
 
 
-def test_reading_that_the_part_does_not_tell_any_more_is_no_pass() -> None:
+def test_reading_that_disappears_does_not_pass() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     taken = builders.snapshot(range(2), stage="gang", phase="after")
@@ -424,7 +424,7 @@ def counted(*values: Any, name: str = "gpu.pcie.replays", limit: float = 0, at: 
         ),
     ],
 )
-def test_change_is_told_of_the_stage_in_which_it_came(values: Sequence[int], stage: str, reason: str) -> None:
+def test_change_is_attributed_to_its_stage(values: Sequence[int], stage: str, reason: str) -> None:
     found = counted(*values)
     assert (found.verdict, found.stage, found.reason) == (FAIL, stage, reason)
 
@@ -436,7 +436,7 @@ def test_change_is_summed_over_the_stages() -> None:
 
 
 @pytest.mark.parametrize("values", [(5, 5, 5, 0, 0, 4), (5, 5, 5, 5, 0, 4), (9, 9, 2, 9, 9, 9), (5, 5, 5, 5, 5, 3)])
-def test_counter_that_began_anew_hides_no_rise(values: Sequence[int]) -> None:
+def test_counter_reset_hides_no_increase(values: Sequence[int]) -> None:
     """Last less first would be nothing, or less than nothing."""
     found = counted(*values)
     assert found.verdict == FAIL
@@ -448,7 +448,7 @@ def test_counter_that_fell_to_nothing_may_have_counted_before() -> None:
     found = counted(5, 5, 5, 0, 0, 0)
     assert (found.verdict, found.reason) == (
         INCONCLUSIVE,
-        "fell from 5 to 0 in stage benchmark: the counter began anew, and what it counted just before is lost",
+        "fell from 5 to 0 in stage benchmark: the counter was reset, and increments just before the reset are lost",
     )
     assert counted(5, 5, 5, 5, 5, 5).verdict == PASS
 
@@ -465,7 +465,7 @@ def test_time_of_the_newest_event_falls_when_the_log_forgets_it() -> None:
     assert (two.stage, two.detail) == ("gang", "the newest at an uptime of 1100, in stage gang")
 
 
-def test_counter_that_was_not_there_before_the_run_cannot_be_judged_by_its_change() -> None:
+def test_counter_without_a_first_reading_cannot_be_judged_by_its_change() -> None:
     found = counted(None, 100, 100, 100, 100, 100)
     assert (found.verdict, found.reason) == (
         INCONCLUSIVE,
@@ -596,7 +596,7 @@ def test_reading_that_is_lost_after_the_run_is_not_made_good_by_an_earlier_one(n
     ]
 
 
-def test_collector_that_failed_once_is_told() -> None:
+def test_collector_that_failed_once_is_reported() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     failed = Metric(name="collector.nvml", unit="s", absent={"host": "error: no answer within 20 s"})
@@ -622,7 +622,7 @@ def identity(serial: str, uptime: float) -> tuple[Metric, Metric]:
         ("A", 50.0, [("host", "plan", INCONCLUSIVE)]),
     ],
 )
-def test_part_swapped_or_host_rebooted_in_mid_run_is_found(serial: str, uptime: float, found: list[Any]) -> None:
+def test_swapped_part_or_reboot_during_the_run_is_reported(serial: str, uptime: float, found: list[Any]) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     for phase, values in (("during", identity("A", 100.0)), ("after", identity(serial, uptime))):
@@ -631,7 +631,7 @@ def test_part_swapped_or_host_rebooted_in_mid_run_is_found(serial: str, uptime: 
     assert [(item.scope, item.criterion, item.verdict) for item in findings(plan, evidence)] == found
 
 
-def test_launch_that_did_not_finish_is_inconclusive_though_its_values_are_there() -> None:
+def test_unfinished_launch_is_inconclusive_despite_its_values() -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     first, together = evidence["h1"].records
@@ -661,7 +661,7 @@ def test_gang_that_was_measured_in_parts_is_inconclusive(before: tuple[str, ...]
     assert found[0].reason == "launched with h1, h2, and not with h3, h4"
 
 
-def test_gpu_that_does_not_tell_its_name_is_inconclusive() -> None:
+def test_gpu_without_a_name_is_inconclusive() -> None:
     plan = builders.plan(rackproof_gpu_model="h200-sxm")
     evidence = builders.evidence(plan)
     evidence["h2"] = Evidence(records=tuple(replace(record, gpus=record.gpus[:1]) for record in evidence["h2"].records))
@@ -761,7 +761,7 @@ def test_what_a_gang_did_together_counts_once() -> None:
     assert "the run has 1 gang " in found[0].reason
 
 
-def test_criterion_with_a_star_speaks_of_each_operation() -> None:
+def test_wildcard_criterion_matches_each_operation() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
     pack = relative(name="collective.*.algbw", scope="host")
     pack = replace(pack, criteria=(replace(pack.criteria[0], fleet_fraction=None, value=1.0, unit="B/s"),))
@@ -896,7 +896,7 @@ def test_eight_gpus_in_order_have_no_finding() -> None:
     assert of_eight(lambda seen: seen) == []
 
 
-def test_eight_gpus_without_nvls_fail_and_the_remedy_is_told() -> None:
+def test_eight_gpus_without_nvls_fail_with_the_remedy() -> None:
     def ring(seen: Observation) -> Observation:
         params = {**seen.params, "nvls": False} if "nvls" in seen.params else seen.params
         values = {"collective.nvls": False, "collective.all_reduce.busbw": 3.5e11}
@@ -929,9 +929,7 @@ def test_no_operation_may_crawl_on_eight_gpus(op: str) -> None:
         ("transformer.throughput", 3.9e4, "transformer-vs-fleet"),
     ],
 )
-def test_host_that_is_slower_than_the_fleets_others_is_found_where_there_are_three(
-    name: str, value: float, criterion: str, hosts: int, fails: bool
-) -> None:
+def test_slow_host_fails_in_a_fleet_of_three(name: str, value: float, criterion: str, hosts: int, fails: bool) -> None:
     plan = builders.plan(*(f"h{number}" for number in range(hosts)), rackproof_gang="none")
     evidence = builders.evidence(plan)
     evidence["h1"] = builders.with_observations(
@@ -1031,16 +1029,16 @@ def with_more(plan: Any, *more: Observation) -> list[tuple[str, str, str, str]]:
         stray("teapot.temperature", "host"),
     ],
 )
-def test_error_that_no_plan_speaks_of_is_told(lost: Observation) -> None:
+def test_unplanned_error_is_reported(lost: Observation) -> None:
     assert with_more(builders.plan(), lost) == [("h1", lost.name, lost.scope, "error: it said so")]
 
 
 @pytest.mark.parametrize("status", ["skipped", "unsupported"])
-def test_what_nobody_asked_for_and_was_not_tried_is_no_gap(status: str) -> None:
+def test_unplanned_observation_that_was_not_tried_is_no_gap(status: str) -> None:
     assert with_more(builders.plan(), stray("gemm.throughput", "gpu=0", status, dtype="fp4")) == []
 
 
-def test_error_that_is_planned_is_told_once_and_one_that_was_made_good_never() -> None:
+def test_planned_error_is_reported_once_and_a_corrected_one_never() -> None:
     plan = builders.plan()
     planned = stray("gemm.throughput", "gpu=0", dtype="bf16")
     assert with_more(plan, planned) == [("h1", "gemm.throughput", "gpu=0", "error: it said so")]
@@ -1068,7 +1066,7 @@ def test_data_loading_is_judged_for_the_network_that_the_line_was_drawn_for(netw
     assert {item.criterion for item in findings(plan, evidence)} == ({"dataloader-sufficiency"} if judged else set())
 
 
-def test_pairs_with_a_lost_host_are_told_of_it_and_not_of_each_host_that_missed_it() -> None:
+def test_pairs_with_a_lost_host_are_reported_on_that_host_alone() -> None:
     plan = builders.plan("h1", "h2", "h3")
     evidence = builders.evidence(plan) | {"h3": Evidence()}
     for host in ("h1", "h2"):

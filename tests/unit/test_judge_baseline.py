@@ -241,13 +241,13 @@ def test_what_compares_with_no_baseline_has_no_limit() -> None:
          "96 % of it, for its own noise (2 sigma) is more than 2 %; 0.1 kB/s in the accepted run"),
     ],
 )  # fmt: skip
-def test_a_limit_tells_where_it_comes_from(asked: Any, of: Level, said: str) -> None:
+def test_limit_states_its_source(asked: Any, of: Level, said: str) -> None:
     found = limit(rule(**asked), of)
     assert found
     assert found[1] == said
 
 
-def test_why_nothing_can_be_told() -> None:
+def test_reason_why_a_baseline_cannot_judge() -> None:
     assert too_noisy(level()).startswith("the noise of the accepted figure is not known")
     assert too_noisy(level(precision=0.3)).startswith("the accepted runs scatter by 30 % (sigma)")
 
@@ -288,7 +288,7 @@ def presence(known: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN,
     return [(item.scope, item.reason.removesuffix(remedy)) for item in told]
 
 
-def test_what_has_no_accepted_record_is_told_by_part() -> None:
+def test_parts_without_a_baseline_are_listed() -> None:
     whole = HostBaseline(host=HOST, gpus={"h1-0": GPU})
     assert presence(whole, ASKED) == []
     assert presence(None, plan=replace(PLAN, baseline=None)) == []
@@ -299,7 +299,7 @@ def test_what_has_no_accepted_record_is_told_by_part() -> None:
     assert presence(HostBaseline()) == nobody
 
 
-def test_the_gpu_that_was_there_before_is_named() -> None:
+def test_previous_gpu_of_the_slot_is_named() -> None:
     old = replace(builders.gpu("h1", 0), serial="old")
     for gpus, said in (((old,), ": it came in place of old"), ((replace(old, pci_bus_id="else"),), ""),
                        ((builders.gpu("h1", 0),), "")):  # fmt: skip

@@ -69,11 +69,11 @@ def test_from_how_many_on_a_majority_is_believed(views: list[HostView], verdicts
         (GOOD, {GOOD: 3, BAD: 1, "x": 1}, True), (BAD, {GOOD: 2}, False),
     ],
 )  # fmt: skip
-def test_the_first_look_asks_the_same(digest: str, counts: dict[Any, int], right: bool) -> None:
+def test_first_pass_groups_digests_alike(digest: str, counts: dict[Any, int], right: bool) -> None:
     assert agrees(digest, Counter(counts)) is right
 
 
-def test_what_each_is_told() -> None:
+def test_digest_verdict_texts() -> None:
     bad, good, _ = judged(*three(BAD))
     majority = f"2 of 3 GPUs of its model and software agree on {GOOD}"
     assert (bad.scope, bad.serial, bad.name, bad.stage) == ("gpu=0", "h1-0", "digest.value", "benchmark")

@@ -68,7 +68,7 @@ def test_a_level_is_the_median_of_three_buckets_as_a_share_of_the_start() -> Non
 @pytest.mark.parametrize(
     ("means", "told"), [((100,) * 5, False), ((100,) * 6, True), ((0,) * 6, False), ((-1,) * 6, False), ((), False)]
 )
-def test_of_how_much_there_is_any_telling(means: tuple[float, ...], told: bool) -> None:
+def test_minimum_data_for_a_drift(means: tuple[float, ...], told: bool) -> None:
     assert (course(series(*means), soak()) is not None) is told
 
 
@@ -155,7 +155,7 @@ def failed(**over: Any) -> Verdict:
     return Verdict(**{**made, **over})
 
 
-def test_a_drift_that_fails_is_told_with_when_it_came() -> None:
+def test_failing_drift_states_when_it_began() -> None:
     found = with_course(view(None, FALLING), failed(detail="5 %"))
     assert found.detail == "from 3 min 00 s on, 10.0 % under its first tenth; 5 %"
     assert found.reason == "found 0.9; from 3 min 00 s on, 10.0 % under its first tenth"
@@ -224,7 +224,7 @@ def test_what_a_soak_fell_short_by(over: dict[str, Any], said: list[str]) -> Non
     assert told(replace(WELL, **over)) == [("host", text) for text in said]
 
 
-def test_a_round_that_failed_is_told_with_the_first_of_them() -> None:
+def test_failed_rounds_name_the_first_one() -> None:
     bad = (launch(), launch("failed", "why", 2), launch("failed", "", 3), launch("failed", "x", 4, "benchmark"))
     assert told(WELL, launches=bad) == [("host", "2 of 10 rounds did not come to their end: round 2: why")]
     assert told(replace(WELL, failed=5), launches=bad[2:3]) == [
@@ -242,7 +242,7 @@ def test_a_round_that_failed_is_told_with_the_first_of_them() -> None:
         (HOUR, {"timeline": Timeline(bucket_s=60.0, series=(series(*(100,) * 20),))}, False),
     ],
 )  # fmt: skip
-def test_a_long_soak_must_tell_a_drift(planned: float, over: dict[str, Any], said: bool) -> None:
+def test_long_soak_without_drift_data_is_inconclusive(planned: float, over: dict[str, Any], said: bool) -> None:
     stages = (*PLAN.stages, replace(PLAN.stages[0], name=SOAK, duration_s=planned))
     plan = replace(SOAKING, stages=stages)
     made = soak(series(1.0), planned=planned, finished=1, **over)
@@ -276,7 +276,7 @@ def test_figures_that_stopped_or_are_few(of: tuple[Series, ...], over: dict[str,
     assert [*stopped(soak(*of, **over))] == scopes
 
 
-def test_what_stopped_is_told_once_a_part() -> None:
+def test_stopped_measurement_is_reported_once_per_part() -> None:
     one = series(*(100,) * 6, scope="gpu=1", dtype="x", op="y")
     made = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
     made = replace(made, finished=1)

@@ -21,8 +21,9 @@ from fleet.judge.judge import judge
 from fleet.judge.outliers import Fleet
 from fleet.judge.waivers import Waived, covers, summary
 from fleet.quantities import apart
+from fleet.report import summary as report_summary
 from fleet.report.merge import decide, merge
-from fleet.report.summary import reasons, slots
+from fleet.report.summary import slots
 from schemas.baselines import Accepted, HostBaseline, Kept, Level, PlannedBaseline
 from schemas.plans import Plan
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot, Value
@@ -119,13 +120,13 @@ def test_what_holds(how: str, value: Any, limit: Any, right: bool) -> None:
     assert holds(how, value, limit) is right
 
 
-def test_a_text_is_held_against_a_text() -> None:
+def test_text_is_compared_with_text() -> None:
     plan = small()
     for value, verdict in (("on", PASS), ("off", FAIL), (1, FAIL)):
         assert found(judged(plan, left(plan, "h1", reading(value)), criterion(value="on"))) == [("gpu=0", "c", verdict)]
 
 
-def test_a_verdict_tells_what_it_is_about() -> None:
+def test_verdict_names_host_scope_and_criterion() -> None:
     plan = small()
     (bad,) = judged(plan, left(plan, "h1", reading(2.5)), criterion(unit="W", severity="warning", basis="measured"))
     assert (bad.value, bad.limit, bad.operator, bad.unit) == (2.5, 1, "eq", "W")
@@ -153,16 +154,14 @@ def test_a_verdict_tells_what_it_is_about() -> None:
         (float("nan"), 1, "W", "found not a finite number, wanted = 1 W"),
     ],
 )
-def test_a_figure_and_its_limit_are_told_in_one_unit_that_people_use(
-    value: Value, limit: Value, unit: str, told: str
-) -> None:
+def test_value_and_limit_are_shown_in_one_readable_unit(value: Value, limit: Value, unit: str, told: str) -> None:
     assert sentence(criterion(unit=unit), value, limit) == told
 
 
 @pytest.mark.parametrize(
     ("scope", "places"), [("gpu", 2), ("reason", 2), ("link", 2), ("host", 1), ("", 1), ("disk", 0)]
 )
-def test_what_nobody_read_at_all_is_inconclusive_once_a_place(scope: str, places: int) -> None:
+def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_scope(scope: str, places: int) -> None:
     plan = small(gpu_count=2)
     verdicts = judged(plan, left(plan), criterion(scope=scope))
     assert [(item.verdict, item.reason, item.criterion) for item in verdicts] == [
@@ -184,7 +183,7 @@ def test_a_host_without_gpus_is_not_asked_for_them() -> None:
     assert found(judged(plan, left(plan), criterion())) == []
 
 
-def test_a_gpu_of_which_nothing_is_known_is_told_once() -> None:
+def test_gpu_without_readings_is_reported_once() -> None:
     plan = small(gpu_count=2)
     evidence = left(plan, observations=tuple(builders.results(plan, "h1", "benchmark")[:1]))
     assert found(judged(plan, evidence, criterion())) == [
@@ -275,7 +274,7 @@ def test_what_a_criterion_is_for(over: Any, scope: str, params: Any, right: bool
     assert concerns(criterion("x.y", **over), seen) is right
 
 
-def test_of_several_readings_the_last_bad_one_is_told_or_the_first_good_one() -> None:
+def test_verdict_shows_the_last_bad_reading_or_the_first_good_one() -> None:
     plan = small()
     snapshots = [reading(value) for value in (3, 1, 2, 1)]
     record = left(plan).records[0]
@@ -358,7 +357,7 @@ def test_a_fleet_that_is_too_small_says_nothing(count: int, optional: bool, verd
     assert all(item.value == 10.0 for item in told)
 
 
-def test_without_a_baseline_nothing_is_held_against_it() -> None:
+def test_no_baseline_verdict_without_a_baseline() -> None:
     plan = small()
     rule = criterion(value=None, baseline=VsBaseline(fraction=0.9), operator="ge")
     assert judged(plan, left(plan, "h1", reading(1.0)), rule) == []
@@ -421,7 +420,7 @@ def test_what_a_counter_rose_by_and_where(
         (("after", "after"), " between its snapshots after and after"),
     ],
 )  # fmt: skip
-def test_within_a_stage_it_is_told_between_which_snapshots(phases: tuple[str, str], said: str) -> None:
+def test_change_within_a_stage_names_its_snapshots(phases: tuple[str, str], said: str) -> None:
     one, two = counted(1, 4)
     seen = [
         replace(item, stage="gang", params={"phase": phase}) for item, phase in zip((one, two), phases, strict=True)
@@ -467,7 +466,7 @@ def test_both_ends_of_a_counter_must_have_been_read() -> None:
     assert up.detail == "1 in stage benchmark"
 
 
-def test_a_name_with_a_star_speaks_of_each_component() -> None:
+def test_wildcard_name_matches_each_component() -> None:
     plan = small()
     metrics = (reading(1, name="gpu.one.x"), reading(2, name="gpu.two.x"), reading(3, name="gpu.x"))
     told = judged(plan, left(plan, "h1", *metrics), criterion("gpu.*.x"))
@@ -504,7 +503,7 @@ def against(plan: Plan, evidence: Evidence, *figures: Level, **over: Any) -> lis
     return [(item.verdict, item.value, item.limit, item.reason) for item in told]
 
 
-def test_a_part_is_held_against_its_accepted_record() -> None:
+def test_part_is_compared_with_its_baseline() -> None:
     plan = small()
     evidence = left(plan, "h1", reading(16, name=NAME))
     assert against(plan, evidence, level(16))[0][:3] == (PASS, 16, 14.4)
@@ -532,7 +531,7 @@ def test_what_was_accepted_with_too_much_noise_says_nothing() -> None:
         assert why in reason
 
 
-def test_a_part_without_an_accepted_record_is_told_once_and_not_for_each_criterion() -> None:
+def test_part_without_a_baseline_is_reported_once() -> None:
     plan = small()
     evidence = left(plan, "h1", reading(16, name=NAME), gpus=(replace(builders.gpu("h1", 0), serial="new"),))
     assert against(plan, evidence, level(16)) == []
@@ -574,7 +573,7 @@ def test_a_gang_that_was_measured_together_is_in_order() -> None:
     assert judged(plan, made) == []
 
 
-def test_hosts_that_were_measured_apart_are_divided() -> None:
+def test_hosts_never_launched_together_are_reported_as_partitioned() -> None:
     plan = gang("h1", "h2", "h3", "h4")
     pairs = {"h1": ("h1", "h2"), "h2": ("h1", "h2"), "h3": ("h3", "h4"), "h4": ("h3", "h4")}
     made = {host: together(plan, host, (group(*members),)) for host, members in pairs.items()}
@@ -640,7 +639,7 @@ def test_a_host_without_a_record_is_one_line_and_no_criterion_is_asked() -> None
     assert (other.name, other.scope, other.reason) == ("record", "host", "quarantined: x")
 
 
-def test_what_befell_a_host_is_told_beside_its_record() -> None:
+def test_host_problem_is_reported_beside_its_record() -> None:
     plan = small()
     told = judged(plan, replace(left(plan, "h1", reading(1)), problem="unreachable at Gang"), criterion())
     assert [(item.name, item.scope, item.verdict, item.reason) for item in told] == [
@@ -658,7 +657,7 @@ def test_what_befell_a_host_is_told_beside_its_record() -> None:
         ({"same_as_fleet": False, "value": None}, 0),
     ],
 )
-def test_an_operators_criterion_that_speaks_of_nothing_is_a_mistake(over: Any, lines: int) -> None:
+def test_site_criterion_that_matches_nothing_is_reported(over: Any, lines: int) -> None:
     plan = small()
     rule = criterion("disk.thing", scope="disk", origin="ours", **over)
     told = judge(plan, {"h1": left(plan)}, [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)])
@@ -668,7 +667,7 @@ def test_an_operators_criterion_that_speaks_of_nothing_is_a_mistake(over: Any, l
     assert shipped == []
 
 
-def test_an_operators_criterion_that_is_never_held_is_told_unless_it_wants_a_baseline() -> None:
+def test_site_criterion_that_is_never_evaluated_is_reported_unless_it_needs_a_baseline() -> None:
     plan = small()
     rule = criterion("disk.thing", scope="disk", origin="ours", value=None, baseline=VsBaseline())
     packs = [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)]
@@ -681,7 +680,7 @@ def test_waivers_are_applied_to_verdicts() -> None:
     assert (bad.verdict, bad.waiver, bad.stands) == (FAIL, waiver(), False)
 
 
-def test_a_collector_that_failed_and_a_part_that_was_swapped_are_found_without_criteria() -> None:
+def test_failed_collector_and_swapped_part_need_no_criteria() -> None:
     plan = small()
     first = Metric(name="gpu.serial", unit="1", values={"gpu=0": "a"})
     second = Metric(name="gpu.serial", unit="1", values={"gpu=0": "b"})
@@ -716,7 +715,7 @@ def test_the_model_that_the_inventory_names() -> None:
     assert (silent.verdict, silent.reason) == (INCONCLUSIVE, "the GPU does not tell its name")
 
 
-def test_a_model_for_which_there_is_no_pack_is_inconclusive() -> None:
+def test_gpu_model_without_a_pack_is_inconclusive() -> None:
     plan = small()
     (told,) = judged(plan, left(plan, gpus=(replace(builders.gpu("h1", 0), name="NVIDIA X"),)))
     assert (told.name, told.scope, told.verdict) == ("gpu.name", "host", INCONCLUSIVE)
@@ -745,7 +744,7 @@ def test_a_stage_that_left_nothing_says_why(launches: tuple[Launch, ...], reason
     assert [item.name for item in more] == ["stage.benchmark"] * (launches == (launched("finished"),))
 
 
-def test_a_stage_that_was_seen_is_told_by_what_it_lacks() -> None:
+def test_partial_stage_reports_what_is_missing() -> None:
     plan = small()
     (told,) = judged(plan, left(plan, "h1", reading(1), observations=()))
     assert (told.name, told.scope, told.reason) == (
@@ -807,7 +806,7 @@ def test_what_a_part_does_not_have_is_no_gap() -> None:
         assert len(told) == lines
 
 
-def test_twins_are_found_in_whatever_order_they_come() -> None:
+def test_duplicate_serials_are_found_in_any_order() -> None:
     plan = small("h1", "h2", "h3", gpu_count=2)
     made = {host: left(plan, host) for host in ("h1", "h2", "h3")}
     same = replace(builders.gpu("h2", 1), serial="h1-0")
@@ -886,10 +885,10 @@ def test_a_waiver_holds_on_its_last_day_and_no_longer() -> None:
     assert Waived(both, "2026-11-21").verdict(replace(BAD, waiver=both[0])).waiver == both[0]
 
 
-def test_what_became_of_each_waiver_is_told() -> None:
+def test_report_states_the_result_of_each_waiver() -> None:
     used, idle, old, absent = waiver(), waiver(host="h2"), waiver(host="h3", until="2026-11-20"), waiver(absent=True)
     verdicts = [replace(BAD, waiver=used), replace(BAD, waiver=used), BAD, replace(BAD, waiver=absent)]
-    assert [*summary((used, idle, old, absent), verdicts, "2026-11-21T00:00:00Z")] == [
+    assert [str(line) for line in summary((used, idle, old, absent), verdicts, "2026-11-21T00:00:00Z")] == [
         "WAIVED: c on h1: 2 failed; by me until 2026-11-21: known",
         "Waiver not used: c on h2 (by me until 2026-11-21)",
         "Waiver EXPIRED on 2026-11-20: c on h3 (by me)",
@@ -898,6 +897,10 @@ def test_what_became_of_each_waiver_is_told() -> None:
 
 
 # decide and the reasons
+
+
+def reasons(verdicts: list[Verdict], places: dict[tuple[str, str], str]) -> list[str]:
+    return [str(line) for line in report_summary.reasons(verdicts, places)]
 
 
 GOOD, UNKNOWN = replace(BAD, verdict=PASS, severity=""), replace(BAD, verdict=INCONCLUSIVE, severity="")
@@ -934,7 +937,7 @@ def test_a_value_short_of_its_limit_never_reads_like_it(value: float, limit: flo
     assert found != wanted
 
 
-def test_reasons_are_told_the_gravest_first_and_equal_ones_once() -> None:
+def test_reasons_are_sorted_by_severity_without_duplicates() -> None:
     grave = replace(BAD, host="h9", action="rma", severity="critical", params={"op": "copy", "x": 1}, stage="gang")
     slight = replace(BAD, action="monitor", severity="warning", scope="host", serial="")
     suspect = replace(BAD, host="h3", criterion="localise", severity="", reason="suspect host h3")
@@ -954,7 +957,7 @@ def test_reasons_are_told_the_gravest_first_and_equal_ones_once() -> None:
     assert told[2] == "Incomplete as well: u1"
 
 
-def test_what_is_held_against_one_part_stands_together_and_hides_no_other() -> None:
+def test_findings_of_one_part_are_grouped_and_hide_no_other_part() -> None:
     """However much is wrong with the first part, the summary has a line for each of the others."""
     bad = [replace(BAD, criterion=f"c{number}", reason=f"bad {number}", action="none") for number in range(21)]
     other = replace(BAD, host="h2", scope="gpu=1,link=3", action="none", reason="other")
@@ -988,7 +991,7 @@ def test_who_spoilt_a_gang_stands_first_and_hides_nothing_graver() -> None:
     assert [line.partition(": a.b: ")[2] for line in few[:2]] == ["suspect h0", "corrupts; rma"]
 
 
-def test_a_gpu_is_told_with_its_place_whether_or_not_it_has_a_serial() -> None:
+def test_gpu_is_named_with_its_slot_with_or_without_a_serial() -> None:
     gpus = [
         Gpu(index=number, serial="0", uuid="", name="", pci_bus_id=f"00000000:{number + 10:02X}:00.0")
         for number in range(2)
@@ -1004,7 +1007,7 @@ def test_a_gpu_is_told_with_its_place_whether_or_not_it_has_a_serial() -> None:
     ]
 
 
-def test_where_there_is_no_room_each_host_has_a_line_then_each_part_then_each_thing() -> None:
+def test_limited_space_shows_hosts_then_parts_then_criteria() -> None:
     same = [replace(BAD, host="h0", scope="host", reason=f"figure {number}", action="none") for number in range(30)]
     more = [
         replace(BAD, host="h0", scope="host", name="xid.count", reason="an XID", action="none"),
@@ -1016,7 +1019,7 @@ def test_where_there_is_no_room_each_host_has_a_line_then_each_part_then_each_th
     assert "as well" not in told
 
 
-def test_what_tells_the_cause_stands_before_what_suffers_by_it() -> None:
+def test_cause_is_listed_before_its_consequences() -> None:
     grave = replace(BAD, severity="critical")
     slow = replace(grave, criterion="c1", name="stress.throughput", reason="slow", action="inspect_hardware")
     stopped = replace(grave, criterion="localise", name="gang.fault", reason="stopped", action="inspect_hardware")
@@ -1042,7 +1045,7 @@ def test_of_a_part_the_gravest_stands_first_and_what_is_laid_to_it_last() -> Non
     assert [line.split(": ")[-1] for line in reasons(found, {})] == ["grave; reseat", "slight; reboot", "laid; rma"]
 
 
-def test_what_one_criterion_lays_to_a_part_is_told_once_and_nothing_else_is() -> None:
+def test_findings_of_one_criterion_on_one_part_are_merged() -> None:
     laid = replace(BAD, scope="gpu=7,peer=1", part="gpu=1", reason="laid", action="none")
     own = replace(BAD, scope="gpu=1,peer=7", reason="own", action="none")
     assert reasons([laid, own], {}) == ["FAIL: h1 gpu=1,peer=7 (serial s1): a.b: own (and 1 more like it)"]
@@ -1188,7 +1191,7 @@ def test_how_many_a_median_needs(count: int) -> None:
     assert (f"a median needs at least {outliers.LEAST}" in told[0].reason) == (count < outliers.LEAST)
 
 
-def test_a_figure_of_the_gang_counts_once_and_each_place_by_itself() -> None:
+def test_gang_figure_counts_once_and_each_scope_separately() -> None:
     fleet = Fleet(Planned(small()))
     key = ("m", "n", "s", "gpu", ())
     for host in range(3):
@@ -1259,13 +1262,13 @@ def test_a_host_without_a_record_takes_no_part_in_comparisons_of_digests() -> No
     assert [(item.host, item.name) for item in told] == [("h3", "record")]
 
 
-def test_of_a_host_that_is_known_to_be_well_only_what_its_gang_makes_of_it_is_told() -> None:
+def test_passing_host_reports_only_its_gang_verdicts() -> None:
     plan = small("h1", "h2")
     made = {host: left(plan, host, reading(2)) for host in ("h1", "h2")}
     assert {item.host for item in judge(plan, made, [pack(criterion())], well=("h1",))} == {"h2"}
 
 
-def test_reasons_tell_settings_and_fold_by_benchmark_and_criterion() -> None:
+def test_reasons_show_parameters_and_fold_by_benchmark_and_criterion() -> None:
     one = replace(BAD, name="gemm.throughput", params={"op": "copy", "dtype": "bf16"}, action="none")
     other = replace(one, name="gemm.other", criterion="d")
     same = replace(one, name="gemm.more")
@@ -1318,7 +1321,7 @@ def test_what_was_measured_without_any_launch_is_inconclusive() -> None:
     plan = small()
     (told,) = judged(plan, left(plan, launches=()))
     assert (told.name, told.verdict, told.stage) == ("stage.benchmark", INCONCLUSIVE, "benchmark")
-    assert told.reason.startswith("it was measured, and its record tells of no launch")
+    assert told.reason.startswith("figures were measured and the record has no launch")
     assert judged(replace(plan, expected=()), left(plan, launches=())) == []
 
 
@@ -1349,7 +1352,7 @@ def test_what_is_known_of_parts_of_the_fleet_is_put_together() -> None:
         assert len(known.fleet.crowd(views[0], views[0].observations["memory.bandwidth"][0]).values) == 3
 
 
-def test_a_fleet_is_compared_by_model_kind_and_place() -> None:
+def test_fleet_is_compared_by_model_scope_kind_and_position() -> None:
     plan = small("h1", "h2", gpu_count=2)
     rule = criterion("memory.bandwidth", operator="ge", fleet_fraction=0.9)
     two = tuple(replace(builders.gpu("h1", at), name=name) for at, name in enumerate(("NVIDIA X", "NVIDIA H200")))
@@ -1371,7 +1374,7 @@ def test_a_fleet_is_compared_by_model_kind_and_place() -> None:
     ]
 
 
-def test_gpus_that_tell_no_serial_are_no_twins_and_one_without_a_name_says_so() -> None:
+def test_gpus_without_serials_are_no_duplicates() -> None:
     plan = small("h1", "h2")
     gpus = tuple(replace(builders.gpu("h1", 0), serial="", uuid="") for _ in range(1))
     told = {name: left(plan, name, gpus=gpus) for name in ("h1", "h2")}

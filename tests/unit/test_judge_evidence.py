@@ -57,7 +57,7 @@ def test_a_pci_address_is_spelled_in_one_way(bus_id: str, address: str) -> None:
     assert pci_address(bus_id) == address
 
 
-def test_what_the_bus_says_of_a_gpu_is_told_of_the_gpu() -> None:
+def test_pci_readings_are_attributed_to_the_gpu() -> None:
     readings = [reading(1, scope=scope) for scope in ("pci=0000:01:00.0,link=2", "pci=0000:99:00.0", "hca=mlx5_0")]
     made = evidence(shot(0, *readings), observations=(seen(scope="pci=0000:00:00.0"),))
     scopes = ["gpu=1,link=2", "pci=0000:99:00.0", "hca=mlx5_0", "gpu=0"]
@@ -116,7 +116,7 @@ def test_what_a_host_shows_by_name() -> None:
     assert named["gpu.nothing"] == []
 
 
-def test_whether_anything_was_measured_there() -> None:
+def test_scope_with_measurements() -> None:
     lost = seen(status=ERROR, scope="gpu=1")
     made = evidence(shot(0, reading(1), reading(absent="error: x", scope="gpu=2")), observations=(lost,))
     view = host_view(made)
@@ -127,7 +127,7 @@ def test_whether_anything_was_measured_there() -> None:
     assert host_view(made, plan=processes).unseen() == []
 
 
-def test_stages_of_which_anything_was_seen() -> None:
+def test_stages_with_observations() -> None:
     made = evidence(
         shot(0, reading(1), stage="preflight"), shot(1, reading(absent="error: x"), stage="soak"),
         shot(2, Metric(name="gpu.thing", unit="1", values={}), stage="gang"), shot(3, stage="later"),
@@ -207,7 +207,7 @@ def test_the_last_pack_has_the_last_word_on_a_criterion() -> None:
     assert criteria_of([two, one])["c"].value == 1
 
 
-def test_what_cannot_be_told_is_a_verdict_of_its_own() -> None:
+def test_unjudgeable_evidence_is_its_own_verdict() -> None:
     view = host_view(left(PLAN))
     told = view.inconclusive("x.y", "gpu=1", "why", "gang", {"a": 1}, criterion(source="ours"))
     assert (told.host, told.scope, told.serial, told.name, told.stage) == ("h1", "gpu=1", "h1-1", "x.y", "gang")

@@ -682,7 +682,7 @@ def test_who_is_named_and_by_what_evidence(case: str) -> None:
     assert [item[:7] for item in told(explain(slower, **asked))] == [item[:7] for item in SAID.get(case, [])]
 
 
-def test_of_a_link_that_failed_on_several_rails_the_first_reason_is_told() -> None:
+def test_link_failed_on_several_rails_shows_the_first_reason() -> None:
     pairs = matrix(5, 3, failed={("ad", 1): "gone", ("ad", 2): "lost"})
     (link,), (turned,) = explain(pairs), explain(pairs[::-1])
     assert (turned.where, turned.rails) == (link.where, link.rails)
@@ -739,7 +739,7 @@ def searched(
 
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
-def test_every_bad_host_is_found_wherever_it_is(size: int) -> None:
+def test_bisection_finds_the_bad_host_at_every_position(size: int) -> None:
     for count in range(1, min(3, size - 1)):
         for bad in itertools.combinations("abcdefgh"[:size], count):
             found, launches = searched(size, bad)
@@ -752,7 +752,7 @@ def test_every_bad_host_is_found_wherever_it_is(size: int) -> None:
 
 
 @pytest.mark.parametrize("size", [4, 5, 6, 7, 8, 11, 16])
-def test_every_bad_link_is_found_wherever_it_is(size: int) -> None:
+def test_bisection_finds_the_bad_link_at_every_position(size: int) -> None:
     for a, b in itertools.combinations("abcdefghijklmnop"[:size], 2):
         found, launches = searched(size, links=[a + b])
         assert launches <= 2 * math.ceil(math.log2(size)) + 6
@@ -789,7 +789,7 @@ def test_what_is_known_is_not_launched_again() -> None:
     assert three.next_launches([two]) == three.next_launches([])
 
 
-def test_two_bad_links_are_both_found() -> None:
+def test_bisection_finds_two_bad_links() -> None:
     for size, links in [(8, ("ab", "ac")), (8, ("ag", "bf")), *((6, two) for two in itertools.combinations(PAIRS, 2))]:
         found, _ = searched(size, links=links)
         assert {"".join(sorted(item.hosts)) for item in found.suspects} == {*links}
@@ -805,7 +805,7 @@ def test_a_link_that_failed_once_and_worked_before_is_launched_once_more() -> No
     assert groups == [["a", "b"]]
 
 
-def test_what_cannot_be_told_is_said() -> None:
+def test_bisection_without_a_result_says_so() -> None:
     two, launches = searched(2, links=["ab"])
     assert launches == 0
     assert [(item.kind, item.where, item.confidence) for item in two.suspects] == [("link", "a - b", 0.5)]
@@ -825,7 +825,7 @@ def test_what_cannot_be_told_is_said() -> None:
 
 @pytest.mark.parametrize("size", [3, 4, 5, 6, 7, 8])
 @pytest.mark.parametrize("bad", ["", "b"])
-def test_a_probe_that_fails_by_chance_makes_nobody_a_suspect(size: int, bad: str) -> None:
+def test_probe_that_fails_by_chance_makes_no_suspect(size: int, bad: str) -> None:
     """Whichever it is: what is launched again has its own outcome."""
     for chance in range(12):
         found, _ = searched(size, bad, chance=chance)
@@ -896,7 +896,7 @@ DONE = [
 ]
 
 
-def test_an_attempt_is_what_all_its_hosts_tell_of_it() -> None:
+def test_attempt_combines_the_records_of_its_hosts() -> None:
     first, again = launch(0, outcome="failed"), launch(1, NAMES[:3])
     found = tried(
         {name: record(name, first, again, seen=speeds(name)) for name in NAMES[:3]} | {"h4": record("h4", first)}
@@ -997,7 +997,7 @@ def test_whose_rank_could_not_take_part_is_to_blame_by_its_own_word() -> None:
         (culprit("host_lost", "h4"), NAMES, False), (None, NAMES, False),
     ],
 )  # fmt: skip
-def test_hosts_that_nobody_came_to_start_are_late(who: Culprit | None, present: Sequence[str], late: bool) -> None:
+def test_hosts_that_were_never_started(who: Culprit | None, present: Sequence[str], late: bool) -> None:
     assert one(*(launch(outcome="failed", culprit=who) for _ in range(2))).late(present) is late
 
 
@@ -1123,7 +1123,7 @@ def test_a_slow_link_is_inconclusive_on_both_ends_and_one_that_failed_fails() ->
         (culprit("host_lost", "h2", "h3"), [(name, "host", "gang.fault", INCONCLUSIVE) for name in ("h2", "h3")]),
     ],
 )  # fmt: skip
-def test_who_stopped_a_launch_is_told(who: Culprit, found: Any) -> None:
+def test_host_that_stopped_a_launch_is_named(who: Culprit, found: Any) -> None:
     stopped = launch(outcome="failed", culprit=who)
     made = verdicts({name: record(name, stopped) for name in NAMES})
     assert said(made) == found
@@ -1144,7 +1144,7 @@ def test_who_stopped_a_launch_is_told(who: Culprit, found: Any) -> None:
     assert said([item for item in verdicts(rest) if item.name == "gang.fault"]) == found
 
 
-def test_whom_probes_found_fails_and_what_they_cannot_tell_is_inconclusive() -> None:
+def test_probed_culprit_fails_and_an_open_search_is_inconclusive() -> None:
     done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
     stuck = launch(0, outcome="failed")
 
@@ -1177,7 +1177,7 @@ def test_whom_probes_found_fails_and_what_they_cannot_tell_is_inconclusive() -> 
     assert said(after("4", "", launch(20, NAMES[:3]))) == [("h4", "host", "gang.fault", FAIL)]
 
 
-def test_whoever_was_left_out_is_missed_by_nobody_else() -> None:
+def test_excluded_host_is_not_missing_on_the_others() -> None:
     three = NAMES[:3]
     own = {name: [one_ for one_ in speeds(name) if not one_.scope.endswith("=h4")] for name in three}
     records = {name: record(name, launch(0, three), seen=own[name]) for name in three}
@@ -1200,7 +1200,7 @@ def test_a_host_is_judged_by_its_last_launch_and_probes_are_none() -> None:
     assert said(verdicts({name: both(name, failed) for name in NAMES})) == passes
 
 
-def test_of_two_that_cannot_launch_nobody_fails() -> None:
+def test_two_hosts_that_cannot_launch_are_inconclusive() -> None:
     plan = gang_plan("h1", "h2")
     left = builders.evidence(plan)
     stuck = launch(0, ("h1", "h2"), "failed")
@@ -1320,7 +1320,7 @@ def test_of_two_hosts_neither_passes_by_its_pairs(size: int, who: str) -> None:
     assert [item.host for item in found if item.name == "pairs.bandwidth"] == [*who]
 
 
-def test_whoever_is_just_within_passes_and_sees_the_limit() -> None:
+def test_host_just_within_the_limit_passes_and_shows_it() -> None:
     found = of_room(room("abcde", 1), matrix(5, 1, {"b": 0.88}, late={"c": 2.0}))
     own = {(item.host, item.name): (item.value, item.limit, item.operator) for item in found if item.verdict == PASS}
     assert len(own) == len(found) == 10
@@ -1378,9 +1378,7 @@ def test_where_all_together_are_too_slow_and_no_pair_is_the_fabric_fails(before:
         (matrix(4, 3, failed={1: "gone"}), INCONCLUSIVE, FAIL),
     ],
 )  # fmt: skip
-def test_a_slow_rail_is_told_of_all_and_fails_them_where_all_together_are_slow(
-    pairs: Sequence[Pair], alone: str, together: str
-) -> None:
+def test_slow_rail_fails_all_hosts_if_the_collective_is_slow(pairs: Sequence[Pair], alone: str, together: str) -> None:
     for before, verdict in (((), alone), ((SLOW,), together)):
         found = of_room(room(rails=3), pairs, *before)
         assert [(host, what) for host, _, _, what in bad(found)] == (
@@ -1489,7 +1487,7 @@ def test_the_processes_of_a_rehearsal_share_one_link() -> None:
         (matrix(5, 1, failed={"bd": "gone"}), "bd"), (matrix(4, 1, failed={"b": "gone"}), "b"),
     ],
 )  # fmt: skip
-def test_a_rehearsal_tells_what_failed_and_who_is_grossly_slow_with_three(pairs: Sequence[Pair], who: str) -> None:
+def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], who: str) -> None:
     size = len({host for pair in pairs for host in (pair.a, pair.b)})
     alone = failed("b", "gemm.throughput", "cpu=0", "benchmark")
     for before in ((), (alone,)):  # what a processor does alone says nothing of a part
@@ -1522,7 +1520,7 @@ def test_what_was_not_measured_and_what_cannot_be_of_the_gang_is_left_out() -> N
     assert bad(of_room(room(rails=1), told_)) == []
 
 
-def test_a_gang_of_which_nothing_was_measured_is_told_nothing() -> None:
+def test_gang_without_measurements_has_no_pair_verdicts() -> None:
     none = {
         name: [replace(seen, status=UNSUPPORTED, value=None, reason="no") for seen in tells(name, matrix(4))]
         for name in "abcd"

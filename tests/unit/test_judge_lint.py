@@ -338,5 +338,5 @@ def test_parameters_are_those_of_the_observation(name: str, asked: Any, why: str
     assert not why or why in found[0]
 
 
-def test_of_what_nobody_makes_any_parameter_will_do() -> None:
+def test_unknown_observations_accept_any_parameter() -> None:
     assert list(check_parameters(rule("launch.torch", where={"any": "x"}), [])) == []

@@ -60,7 +60,7 @@ ORDERED = part("ffff:0000:0000:0001")
         ([layer("Ethernet"), layer("", "2", absent="error: x")], False),
     ],
 )  # fmt: skip
-def test_an_adapter_that_nobody_ordered_counts_unless_it_is_ethernet(ports: list[Metric], extra: bool) -> None:
+def test_unordered_adapter_counts_unless_it_is_ethernet(ports: list[Metric], extra: bool) -> None:
     own = guid("ffff:0000:0000:0001", "own")
     metrics = [Metric(name=HCA, unit="1", values={**own.values, "hca=a": GUID})]
     for metric in ports:
@@ -101,9 +101,7 @@ def test_serials_are_compared_as_spreadsheets_and_tools_write_them() -> None:
         ({}, ("x",), ""), ({}, ("x", ""), "1 GPU of the host does not tell the serial"), ({"gpu.count": "many"}, ("x",), ""),
     ],
 )  # fmt: skip
-def test_a_gpu_that_does_not_tell_its_serial_may_be_the_one(
-    counts: dict[str, Any], gpus: tuple[str, ...], why: str
-) -> None:
+def test_gpu_without_a_serial_may_be_the_ordered_one(counts: dict[str, Any], gpus: tuple[str, ...], why: str) -> None:
     there = tuple(replace(builders.gpu("h1", at), serial=serial) for at, serial in enumerate(gpus))
     metrics = [reading(value, name=name, scope="host") for name, value in counts.items()]
     (found, *_) = judged(plan(part("lost", "gpu")), *metrics, gpus=there)
@@ -111,7 +109,7 @@ def test_a_gpu_that_does_not_tell_its_serial_may_be_the_one(
     assert found.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
 
 
-def test_where_a_part_was_found_is_told() -> None:
+def test_location_of_a_misplaced_part_is_named() -> None:
     of = plan(part("h1-0", "gpu", slot="1"), part("h2-0", "gpu"))
     found = judged(of)
     assert [(item.host, item.scope, item.verdict, item.reason) for item in found] == [

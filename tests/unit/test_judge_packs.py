@@ -62,7 +62,7 @@ def test_a_criterion_that_stands_twice_is_refused(tmp_path: Path) -> None:
         read_pack(written(tmp_path / "mine.yml", {"value": 1.0}, {"value": 2.0, "id": "c0"}))
 
 
-def test_packs_are_found_by_name_or_by_file(tmp_path: Path) -> None:
+def test_packs_are_read_by_name_or_by_file(tmp_path: Path) -> None:
     names = shipped_packs()
     assert names == sorted(names)
     assert "h200-sxm" in names
@@ -82,7 +82,7 @@ def test_packs_are_found_by_name_or_by_file(tmp_path: Path) -> None:
         ("a.*", "a.b.c", False), ("a.*.c", "a.B.c", True), ("a.*.c", "x.b.c", False),
     ],
 )  # fmt: skip
-def test_what_a_criterion_speaks_of(own: str, other: str, right: bool) -> None:
+def test_names_that_a_criterion_matches(own: str, other: str, right: bool) -> None:
     made = Criterion(id="c", name=own, operator="ge", unit="1", action="rma", source="x", value=1)
     assert made.speaks_of(other) is right
 

@@ -79,7 +79,7 @@ def test_between_hosts_sockets_and_copies_through_the_host_are_slow_paths(transp
     assert ("check NCCL_* in the environment" in found.reason) == bool(said)
 
 
-def test_what_was_told_of_the_path_goes_before_what_stood_there() -> None:
+def test_observed_path_precedes_the_previous_detail() -> None:
     assert judged(slow(detail="5 %"), told("SHM")).detail.endswith("; 5 %")
     assert not judged(slow(), told("SHM")).detail.endswith("; ")
 
@@ -148,13 +148,13 @@ def test_gpus_that_do_not_reach_each_other_go_through_the_host_by_nature(rules: 
     assert judged(between, told("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between
 
 
-def test_nvls_that_is_missing_is_told_with_what_to_check() -> None:
+def test_missing_nvls_is_reported_with_what_to_check() -> None:
     nvls = slow(name="collective.nvls", value=False, reason="found False")
     assert judged(nvls) == replace(nvls, reason=f"found False; {CHECK_NVLS}", detail=CHECK_NVLS)
     for other in (replace(nvls, value=0), replace(nvls, value=None), replace(nvls, name="collective.channels")):
         assert judged(other) == other
 
 
-def test_a_host_of_which_nothing_was_told_has_no_path() -> None:
+def test_host_without_a_transport_has_no_path() -> None:
     nobody = HostView(PLAN, PLAN.hosts[0], Evidence(), [pack(ACCESS)])
     assert with_lost_path(nobody, slow(), [], set()) == slow()

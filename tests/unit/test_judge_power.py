@@ -36,7 +36,7 @@ def gated(made: Callable[[int, str], Sequence[Observation]], *rules: Criterion, 
     return power(runs, [pack(*(rules or (FLOOR,)))])
 
 
-def test_a_gate_is_told_in_full() -> None:
+def test_gate_is_described_in_full() -> None:
     found = gated(lambda number, host: [figure((99.0, 100.0, 101.0)[number], op="copy")])
     (gate,) = found.gates
     assert (gate.criterion, gate.name, gate.stage, gate.params, gate.unit) == (
@@ -61,7 +61,7 @@ def test_a_gate_is_told_in_full() -> None:
     assert found.worst == {"HBM": repeat}
 
 
-def test_the_part_and_the_figure_that_repeat_worst_are_told() -> None:
+def test_least_repeatable_part_and_figure_are_named() -> None:
     def made(number: int, host: str) -> list[Observation]:
         off = number * (2.0 if host == "h2" else 1.0)
         return [figure(100.0 + off, op="copy"), figure(100.0 + 3 * off, op="read")]
@@ -135,7 +135,7 @@ def test_robust_sigma_of_few() -> None:
     assert robust_sigma([float(at) for at in range(10)]) == pytest.approx(1.4826 * 10 / 9.2 * 2.5)
 
 
-def test_a_host_without_evidence_tells_nothing() -> None:
+def test_host_without_evidence_adds_nothing() -> None:
     runs = []
     for number in range(3):
         plan = replace(PLAN, run_id=f"r{number}", nonce=f"{number:032x}", expected=())

@@ -52,7 +52,7 @@ def told(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None,
     return found
 
 
-def test_who_it_is_and_by_how_much_is_told_before_what_was_found() -> None:
+def test_straggler_and_its_delay_precede_the_cause() -> None:
     found = told()
     assert found.detail == f"h1 gpu=0 computes 50 % longer than its peers: {NOTHING}"
     assert found.reason == f"{found.detail}; found 30"
@@ -105,7 +105,7 @@ def test_what_is_out_of_line_is_the_cause(own: dict[str, Any], said: str) -> Non
         ({"temperature": 60.0}, {"temperature": None}),
     ],
 )  # fmt: skip
-def test_what_the_others_have_too_or_do_not_tell_explains_nothing(peers: dict[str, Any], own: dict[str, Any]) -> None:
+def test_condition_shared_by_the_others_is_no_cause(peers: dict[str, Any], own: dict[str, Any]) -> None:
     assert told(peers=peers, **own).detail.endswith(NOTHING)
 
 
@@ -117,7 +117,7 @@ def test_a_wait_for_a_processor_counts_from_twice_the_others() -> None:
         assert ("its GPU waits" in told(peers={"launch": 0.028}, launch=launch_s).detail) is named
 
 
-def test_several_causes_are_told_the_gpus_first() -> None:
+def test_causes_on_the_gpu_are_listed_first() -> None:
     found = told(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
     assert found.detail.partition(": ")[2] == (
         "it was at 80 °C against 60 °C; it may use 4 of its host's processors, its peers 16; "
@@ -158,7 +158,7 @@ def test_what_it_costs_those_that_run_with_it(own: float, others: float, said: s
     assert found.detail.startswith(f"h1 gpu=0 computes 50 % longer than its peers{said}: ")
 
 
-def test_those_of_another_host_wait_for_nobody_outside_of_a_gang() -> None:
+def test_no_straggler_across_hosts_outside_a_gang() -> None:
     assert "the others wait" not in told(wait=0.0).detail
     plan = small("h1", "h2", "h3", gpu_count=2)
     other = seen("wait", 0.004, "gpu=1")
@@ -198,7 +198,7 @@ def test_all_other_verdicts_are_left_as_they_are() -> None:
     assert with_causes(views, [*others, slow()])[-1] != slow()
 
 
-def test_what_is_seen_of_a_rank() -> None:
+def test_readings_of_a_rank() -> None:
     plan = small("h1", gpu_count=2)
     more = (
         seen("compute", 9.0), seen("compute", 8.0, stage="gang"), seen("compute", 7.0, "gpu=1"), seen("compute", "text", "gpu=1"),

@@ -151,7 +151,7 @@ def test_any_text_is_legal_xml(text: str) -> None:
     assert len(results([suites["h1"]], Failure)) == 1
 
 
-def test_the_verb_writes_it_beside_the_report(tmp_path: Path) -> None:
+def test_report_verb_writes_verdicts_prom(tmp_path: Path) -> None:
     write_run(tmp_path / "r1", PLAN)
     (tmp_path / "r1" / "hosts" / "h3.json").unlink()
     assert main(["report", str(tmp_path / "r1")]) == 2

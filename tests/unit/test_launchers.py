@@ -19,7 +19,7 @@ from agent.launch import stage
 from agent.launch.options import exported, without_ansible
 from agent.launch.torchrun import torchrun
 from agent.placement import detect, membership, mpi, slurm, torch_env
-from agent.placement.rank_placement import MPI, SLURM, TORCHRUN, Seat, SeatError, cleared
+from agent.placement.rank_placement import MPI, SLURM, TORCHRUN, PlacementError, RankPlacement, without_placement
 from agent.run.record import HostRun
 from rackproof.main import main
 from schemas import documents
@@ -59,13 +59,21 @@ def srun(rank: int = 0, size: int = 2, local: int = 0, node: int = 0, **more: st
 
 @pytest.mark.parametrize("variables", [open_mpi(3, 4, 1), hydra(3, 4, 1)], ids=["open-mpi", "hydra"])
 def test_mpirun_tells_rank_and_hosts(variables: dict[str, str]) -> None:
-    assert mpi.seat(variables) == Seat(launcher=MPI, rank=3, size=4, local_rank=1, local_size=2, nodes=2)
+    assert mpi.read_placement(variables) == RankPlacement(
+        launcher=MPI, rank=3, size=4, local_rank=1, local_size=2, nodes=2
+    )
 
 
 def test_srun_tells_the_hosts_by_name() -> None:
-    seat = slurm.seat(srun(rank=3, size=4, local=1, node=1))
-    assert (seat.rank, seat.local_rank, seat.local_size, seat.nodes, seat.node) == (3, 1, 2, 2, 1)
-    assert (seat.hosts, seat.host, seat.leads) == (("h1", "h2"), "h2", False)
+    placement = slurm.read_placement(srun(rank=3, size=4, local=1, node=1))
+    assert (placement.rank, placement.local_rank, placement.local_size, placement.nodes, placement.node) == (
+        3,
+        1,
+        2,
+        2,
+        1,
+    )
+    assert (placement.hosts, placement.host, placement.supervises) == (("h1", "h2"), "h2", False)
 
 
 @pytest.mark.parametrize(
@@ -79,22 +87,26 @@ def test_srun_tells_the_hosts_by_name() -> None:
     ],
 )
 def test_node_lists_are_read_as_slurm_writes_them(text: str, names: tuple[str, ...]) -> None:
-    assert slurm.expand(text) == names
+    assert slurm.expand_node_list(text) == names
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a-b]", "n[0-99999999]", "n[1,,2]"])
 def test_a_node_list_that_is_none_is_refused(text: str) -> None:
-    with pytest.raises(SeatError, match="node list"):
-        slurm.expand(text)
+    with pytest.raises(PlacementError, match="node list"):
+        slurm.expand_node_list(text)
 
 
 WRONG = [
     (MPI, {}, "neither OMPI_COMM_WORLD_RANK nor PMI_RANK is set: start it with mpirun"),
     (MPI, {"OMPI_COMM_WORLD_RANK": "0"}, "OMPI_COMM_WORLD_SIZE is not set: start it with mpirun"),
-    (MPI, open_mpi(OMPI_COMM_WORLD_SIZE="two"), "OMPI_COMM_WORLD_SIZE is 'two', which is no whole number"),
-    (MPI, open_mpi(rank=4, size=4), "mpi: rank 4 of 4 cannot be"),
-    (MPI, open_mpi(local_rank=2), "mpi: local rank 2 of 2 cannot be"),
-    (MPI, open_mpi(size=2, local_size=3), "3 processes on this host, 1 hosts and 2 processes in all cannot be"),
+    (MPI, open_mpi(OMPI_COMM_WORLD_SIZE="two"), "OMPI_COMM_WORLD_SIZE is 'two', not a whole number"),
+    (MPI, open_mpi(rank=4, size=4), "mpi: rank 4 of 4 is not possible"),
+    (MPI, open_mpi(local_rank=2), "mpi: local rank 2 of 2 is not possible"),
+    (
+        MPI,
+        open_mpi(size=2, local_size=3),
+        "3 processes on this host, 1 hosts and 2 processes in total are not possible",
+    ),
     (
         MPI,
         open_mpi(rank=1) | {"PMI_RANK": "0", "PMI_SIZE": "4"},
@@ -106,37 +118,39 @@ WRONG = [
     (
         SLURM,
         {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0"},
-        "this is the job's script itself, which runs once; start it with srun",
+        "this is the job script, which runs once; start it with srun",
     ),
     (SLURM, srun(node=2), "SLURM_NODEID is 2 of 2 hosts"),
     (SLURM, srun(SLURM_STEP_NODELIST="h[1-3]"), "SLURM_STEP_NODELIST names 3 hosts, SLURM_STEP_NUM_NODES says 2"),
     (SLURM, srun(SLURM_STEP_TASKS_PER_NODE="many"), "SLURM_STEP_TASKS_PER_NODE is 'many'"),
     (SLURM, srun() | open_mpi(), "SLURM_PROCID and OMPI_COMM_WORLD_SIZE are both set"),
-    (TORCHRUN, open_mpi(), "OMPI_COMM_WORLD_SIZE is 4: mpirun started 4 processes of this, and each would launch"),
-    (TORCHRUN, srun(), "SLURM_STEP_NUM_TASKS is 2: srun started 2 processes of this"),
+    (TORCHRUN, open_mpi(), "OMPI_COMM_WORLD_SIZE is 4: mpirun started 4 processes, and each would launch"),
+    (TORCHRUN, srun(), "SLURM_STEP_NUM_TASKS is 2: srun started 2 processes"),
     (TORCHRUN, {"TORCHELASTIC_RUN_ID": "x"}, "would start torchrun again"),
 ]
 
 
 @pytest.mark.parametrize(("launcher", "variables", "said"), WRONG)
 def test_what_is_wrong_with_the_variables_is_named(launcher: str, variables: dict[str, str], said: str) -> None:
-    with pytest.raises(SeatError) as told:
-        detect.seat_of(launcher, variables)
+    with pytest.raises(PlacementError) as told:
+        detect.detect_placement(launcher, variables)
     assert said in str(told.value)
 
 
 def test_one_process_by_another_launcher_is_no_launch() -> None:
     """A shell in a job of one task, or mpirun -np 1: nobody else launches the host too."""
     one = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "1"}
-    assert detect.seat_of(TORCHRUN, one) is None
+    assert detect.detect_placement(TORCHRUN, one) is None
 
 
 def test_mpirun_within_a_job_of_slurm_is_mpirun() -> None:
-    assert detect.seat_of(MPI, srun() | open_mpi(rank=2, size=4, local_rank=0)) == mpi.seat(open_mpi(2, 4, 0))
+    assert detect.detect_placement(MPI, srun() | open_mpi(rank=2, size=4, local_rank=0)) == mpi.read_placement(
+        open_mpi(2, 4, 0)
+    )
 
 
 def test_what_a_process_starts_is_not_told_its_place() -> None:
-    assert cleared({**open_mpi(), **hydra(), **srun(), "PMIX_RANK": "0", "NCCL_DEBUG": "INFO"}).keys() == {
+    assert without_placement({**open_mpi(), **hydra(), **srun(), "PMIX_RANK": "0", "NCCL_DEBUG": "INFO"}).keys() == {
         "NCCL_DEBUG",
         "SLURM_JOB_ID",
         "SLURM_NODEID",
@@ -147,7 +161,7 @@ def test_what_a_process_starts_is_not_told_its_place() -> None:
 
 
 def test_ranks_get_torchs_variables() -> None:
-    said = torch_env.variables(open_mpi(3, 4, 1, MASTER_ADDR="10.0.0.1"))
+    said = torch_env.torch_variables(open_mpi(3, 4, 1, MASTER_ADDR="10.0.0.1"))
     assert said == {
         "RANK": "3",
         "WORLD_SIZE": "4",
@@ -157,12 +171,14 @@ def test_ranks_get_torchs_variables() -> None:
         "MASTER_ADDR": "10.0.0.1",
         "MASTER_PORT": "29500",
     }
-    assert torch_env.variables(open_mpi(1, 2, 1, 2))["MASTER_ADDR"] == "127.0.0.1"
-    assert torch_env.variables(srun(rank=1, node=1))["MASTER_ADDR"] == "h1"
-    assert torch_env.variables({}) == {}
-    assert torch_env.variables(open_mpi() | {"TORCHELASTIC_RUN_ID": "x", "RANK": "7"}) == {}, "torchrun under mpirun"
+    assert torch_env.torch_variables(open_mpi(1, 2, 1, 2))["MASTER_ADDR"] == "127.0.0.1"
+    assert torch_env.torch_variables(srun(rank=1, node=1))["MASTER_ADDR"] == "h1"
+    assert torch_env.torch_variables({}) == {}
+    assert torch_env.torch_variables(open_mpi() | {"TORCHELASTIC_RUN_ID": "x", "RANK": "7"}) == {}, (
+        "torchrun under mpirun"
+    )
     same = {"RANK": "3", "WORLD_SIZE": "4", "MASTER_ADDR": "10.0.0.1", "MASTER_PORT": "1234"}
-    assert torch_env.variables(open_mpi(3, 4, 1) | same) == {
+    assert torch_env.torch_variables(open_mpi(3, 4, 1) | same) == {
         "LOCAL_RANK": "1",
         "LOCAL_WORLD_SIZE": "2",
         "GROUP_RANK": "1",
@@ -174,7 +190,7 @@ WRONG_BY_HAND = [
     (open_mpi(), "MASTER_ADDR is not set, and mpirun started 2 hosts"),
     (open_mpi(MASTER_ADDR="a", MASTER_PORT="99999"), "MASTER_PORT is '99999'"),
     (open_mpi(rank=2, local_rank=1, MASTER_ADDR="a"), "mpirun --map-by slot"),
-    ({"RANK": "0"}, "RANK is set and WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"),
+    ({"RANK": "0"}, "RANK is set but WORLD_SIZE, MASTER_ADDR, MASTER_PORT is not"),
     ({"RANK": "2", "WORLD_SIZE": "2", **RENDEZVOUS}, "RANK is 2 and WORLD_SIZE is 2"),
     ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers placed this process"),
 ]
@@ -182,8 +198,8 @@ WRONG_BY_HAND = [
 
 @pytest.mark.parametrize(("variables", "said"), WRONG_BY_HAND)
 def test_ranks_without_a_place_are_told_why(variables: dict[str, str], said: str) -> None:
-    with pytest.raises(SeatError) as told:
-        torch_env.variables(variables)
+    with pytest.raises(PlacementError) as told:
+        torch_env.torch_variables(variables)
     assert said in str(told.value)
 
 
@@ -196,12 +212,12 @@ def gpu_nodes(root: Path, count: int) -> Path:
 
 def test_more_ranks_than_gpus_are_refused(tmp_path: Path) -> None:
     root = gpu_nodes(tmp_path, 4)
-    torch_env.enough_gpus({"LOCAL_WORLD_SIZE": "4"}, root)
-    with pytest.raises(SeatError, match="8 ranks on this host, and it has 4 GPUs"):
-        torch_env.enough_gpus({"LOCAL_WORLD_SIZE": "8"}, root)
-    with pytest.raises(SeatError, match="4 ranks on this host, and CUDA_VISIBLE_DEVICES=2 shows 1 GPUs"):
-        torch_env.enough_gpus({"LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "2"}, root)
-    torch_env.enough_gpus({"LOCAL_WORLD_SIZE": "8"}, tmp_path / "no-gpus")
+    torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "4"}, root)
+    with pytest.raises(PlacementError, match="8 ranks on this host, but it has 4 GPUs"):
+        torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "8"}, root)
+    with pytest.raises(PlacementError, match="4 ranks on this host, but CUDA_VISIBLE_DEVICES=2 has 1 GPUs"):
+        torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "4", "CUDA_VISIBLE_DEVICES": "2"}, root)
+    torch_env.check_gpu_count({"LOCAL_WORLD_SIZE": "8"}, tmp_path / "no-gpus")
 
 
 # --- this host's part of a gang
@@ -213,41 +229,45 @@ def plan() -> Plan:
     return builders.plan(profile="rehearsal")
 
 
-def seat(size: int, local_size: int, **more: Any) -> Seat:
-    return Seat(launcher=MPI, rank=0, size=size, local_rank=0, local_size=local_size, nodes=size // local_size, **more)
+def placement(size: int, local_size: int, **more: Any) -> RankPlacement:
+    return RankPlacement(
+        launcher=MPI, rank=0, size=size, local_rank=0, local_size=local_size, nodes=size // local_size, **more
+    )
 
 
 def test_a_host_is_found_by_the_names_it_goes_by(plan: Plan) -> None:
-    assert membership.host_of(plan, {"SLURMD_NODENAME": "h2"}) == "h2"
-    assert membership.host_of(plan, {"PMIX_HOSTNAME": "h1.example.org"}) == "h1"
-    assert membership.host_of(plan, {}, seat(2, 1, host="10.0.0.2")) == "h2"
-    with pytest.raises(SeatError, match=r"this host is stranger, .* which the plan of run r1 does not have \(h1, h2\)"):
-        membership.host_of(plan, {"SLURMD_NODENAME": "stranger"})
+    assert membership.find_host(plan, {"SLURMD_NODENAME": "h2"}) == "h2"
+    assert membership.find_host(plan, {"PMIX_HOSTNAME": "h1.example.org"}) == "h1"
+    assert membership.find_host(plan, {}, placement(2, 1, host="10.0.0.2")) == "h2"
+    with pytest.raises(
+        PlacementError, match=r"this host is stranger, .* which is not in the plan of run r1 \(h1, h2\)"
+    ):
+        membership.find_host(plan, {"SLURMD_NODENAME": "stranger"})
 
 
-@pytest.mark.parametrize("started", [seat(2, 1), seat(4, 2)], ids=["one-a-host", "one-a-rank"])
-def test_a_launcher_may_start_one_process_a_host_or_one_a_rank(plan: Plan, started: Seat) -> None:
-    assert membership.members_of(plan, plan.host("h1"), "", started) == ["h1", "h2"]
+@pytest.mark.parametrize("started", [placement(2, 1), placement(4, 2)], ids=["one-a-host", "one-a-rank"])
+def test_a_launcher_may_start_one_process_a_host_or_one_a_rank(plan: Plan, started: RankPlacement) -> None:
+    assert membership.select_members(plan, plan.host("h1"), "", started) == ["h1", "h2"]
 
 
-@pytest.mark.parametrize("started", [seat(8, 4), seat(3, 1), seat(1, 1)])
-def test_another_number_of_processes_than_the_plan_has_is_refused(plan: Plan, started: Seat) -> None:
-    with pytest.raises(SeatError, match="start one process a host, or one a device"):
-        membership.members_of(plan, plan.host("h1"), "", started)
+@pytest.mark.parametrize("started", [placement(8, 4), placement(3, 1), placement(1, 1)])
+def test_another_number_of_processes_than_the_plan_has_is_refused(plan: Plan, started: RankPlacement) -> None:
+    with pytest.raises(PlacementError, match="start one process for each host, or one for each device"):
+        membership.select_members(plan, plan.host("h1"), "", started)
 
 
 def test_other_hosts_than_the_plan_has_are_refused(plan: Plan) -> None:
-    with pytest.raises(SeatError, match=r"mpirun started h1, h3, the gang is h1, h2"):
-        membership.members_of(plan, plan.host("h1"), "", seat(2, 1, hosts=("h1", "h3")))
-    with pytest.raises(SeatError, match="'h9' is not in the plan of run r1"):
-        membership.members_of(plan, plan.host("h1"), "h1,h9", None)
+    with pytest.raises(PlacementError, match=r"mpirun started h1, h3, but the gang is h1, h2"):
+        membership.select_members(plan, plan.host("h1"), "", placement(2, 1, hosts=("h1", "h3")))
+    with pytest.raises(PlacementError, match="'h9' is not in the plan of run r1"):
+        membership.select_members(plan, plan.host("h1"), "h1,h9", None)
 
 
 def test_a_job_that_was_given_fewer_gpus_than_ranks_is_refused() -> None:
     host = builders.plan(gpu_count=4).host("h1")
-    membership.enough(host, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
-    with pytest.raises(SeatError, match="4 ranks on host h1, and CUDA_VISIBLE_DEVICES=0,1 gives 2 GPUs"):
-        membership.enough(host, {"CUDA_VISIBLE_DEVICES": "0,1"})
+    membership.check_gpu_allocation(host, {"CUDA_VISIBLE_DEVICES": "0,1,2,3"})
+    with pytest.raises(PlacementError, match="4 ranks on host h1, but CUDA_VISIBLE_DEVICES=0,1 has 2 GPUs"):
+        membership.check_gpu_allocation(host, {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
 def test_the_ranks_get_the_settings_of_nccl_and_no_place_of_another_launcher(
@@ -398,7 +418,7 @@ def taken_port() -> Iterator[int]:
 @pytest.mark.parametrize(
     ("variables", "said"),
     [
-        ({"RANK": "0"}, "RANK is set and WORLD_SIZE"),
+        ({"RANK": "0"}, "RANK is set but WORLD_SIZE"),
         (open_mpi(), "MASTER_ADDR is not set"),
         ({**open_mpi(), "RANK": "1", "WORLD_SIZE": "4", **RENDEZVOUS}, "two launchers placed this process"),
     ],
@@ -425,7 +445,7 @@ def test_results_that_cannot_be_written_are_told_before_torch_is_imported(poison
 def test_a_port_in_use_is_told_before_torch_is_imported(poisoned: Path, taken_port: int) -> None:
     done = program(poisoned, open_mpi(0, 2, 0, 2, MASTER_PORT=str(taken_port)), "agent.benchmarks")
     assert done.returncode == 2
-    assert f"port {taken_port}, where the ranks are to meet: Address already in use; set MASTER_PORT" in done.stderr
+    assert f"rendezvous port {taken_port}: Address already in use; set MASTER_PORT" in done.stderr
 
 
 RUNNER = """
@@ -486,7 +506,7 @@ def test_launch_names_what_is_wrong_and_exits_as_documented(poisoned: Path, tmp_
         (64, "--env NCCL_DEBUG: write NAME=VALUE"),
         (2, f"{tmp_path}/file: File exists"),
         (2, f"{tmp_path}/file/results: Not a directory"),
-        (0, "rank 1: the first process of this host supervises its ranks"),
+        (0, "rank 1: nothing to do; local rank 0 supervises"),
     ]
     for (code, said), (wanted, words) in zip(told, expected, strict=True):
         assert code == wanted, said

@@ -161,7 +161,7 @@ def test_one_to_five_bad_parts_are_named_and_nothing_else(size: int) -> None:
         assert score.recall >= 0.95, part
 
 
-def test_parts_of_every_kind_at_once_are_told_apart() -> None:
+def test_simultaneous_faults_of_every_kind_are_separated() -> None:
     score = Score()
     for seed in range(20):
         chance = random.Random(seed)  # noqa: S311
@@ -222,7 +222,7 @@ def test_of_one_rail_the_host_is_named_and_that_it_may_be_its_nic() -> None:
     assert "its GPU or NIC" in suspect.evidence
 
 
-def test_a_host_is_held_against_its_partners_by_its_own_limit_however_much_the_pairs_scatter() -> None:
+def test_host_is_judged_by_its_limit_despite_scattered_pairs() -> None:
     """GB/s of four H200, each as a host of its own, over sockets of one machine; another process computed on that of h2."""
     measured = {"01": 2.52, "02": 2.27, "03": 2.84, "12": 2.35, "13": 2.77, "23": 2.34}
     pairs = [Pair(a=f"h{a}", b=f"h{b}", rail=0, bandwidth=rate * 1e9) for (a, b), rate in measured.items()]
@@ -360,7 +360,7 @@ def blamed(conclusion: Conclusion) -> Faults:
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_where_the_job_cannot_form_a_bad_host_is_found_in_few_launches(size: int) -> None:
+def test_bad_host_is_found_in_few_launches_if_the_job_cannot_form(size: int) -> None:
     for hosts in range(1, min(5, (size - 1) // 2) + 1):
         most = 0
         for seed in range(20 if size <= 64 else 3):
@@ -374,7 +374,7 @@ def test_where_the_job_cannot_form_a_bad_host_is_found_in_few_launches(size: int
 
 
 @pytest.mark.parametrize("size", SIZES)
-def test_a_pair_that_fails_only_together_is_found(size: int) -> None:
+def test_pair_that_fails_only_together_is_found(size: int) -> None:
     for hosts, links in ((0, 1), (1, 1), (2, 2)) if size < 4096 else ((1, 1),):
         if 2 * hosts + 2 * links > size:
             continue
@@ -575,7 +575,7 @@ def test_the_fabric_fails_on_every_host_where_only_all_together_are_slow() -> No
     assert all("suspect fabric" in item.reason for item in verdicts)
 
 
-def test_one_end_alone_is_believed_and_what_was_not_measured_passes_nobody() -> None:
+def test_one_end_of_a_pair_suffices_and_missing_pairs_pass_no_host() -> None:
     fleet = Fleet(4, 2, hosts={"h2": 0.5})
     of = plan_of(fleet)
     assert told(judge_pairs(views(of, fleet, both_ends=False), []), "fail") == {("h2", "host")}
@@ -583,7 +583,7 @@ def test_one_end_alone_is_believed_and_what_was_not_measured_passes_nobody() -> 
     assert judge_pairs(nothing, []) == []
 
 
-def test_a_rehearsal_tells_a_gross_fault_only() -> None:
+def test_rehearsal_reports_gross_faults_only() -> None:
     for share, expected in ((0.4, set()), (0.1, {("h2", "host")})):
         fleet = Fleet(4, 2, hosts={"h2": share}, nics={("h1", 1): 0.05})
         found = judge_pairs(views(plan_of(fleet, "rehearsal"), fleet), [])

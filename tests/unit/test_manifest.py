@@ -123,7 +123,7 @@ def line(text: str) -> str:
         (CSV.encode("utf-16-le"), "holds a NUL: save it as `CSV UTF-8`"),
     ],
 )
-def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, content: str | bytes, message: str) -> None:
+def test_manifest_error_names_its_line(tmp_path: Path, content: str | bytes, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parts(tmp_path, content)
     assert message in str(caught.value)
@@ -141,15 +141,13 @@ def test_what_is_wrong_is_told_with_its_place(tmp_path: Path, content: str | byt
         ("- [", "not YAML"),
     ],
 )
-def test_wrong_yaml_is_told_with_its_place(tmp_path: Path, text: str, message: str) -> None:
+def test_yaml_error_names_its_line(tmp_path: Path, text: str, message: str) -> None:
     with pytest.raises(UsageError) as caught:
         parts(tmp_path, text, "order.yml")
     assert message in str(caught.value)
 
 
-def test_missing_file_is_told_with_the_directory_and_the_remedy(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_missing_file_is_reported_with_directory_and_remedy(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     with pytest.raises(
         UsageError, match=rf"rackproof_manifest none\.csv: No such file or directory in {tmp_path}: give the whole"
@@ -231,7 +229,7 @@ def test_parts_swapped_between_hosts_fail_on_both() -> None:
     assert line_of(made) == "Manifest: 2 of 4 parts as ordered"
 
 
-def test_missing_part_and_the_one_in_its_place_fail_each() -> None:
+def test_missing_part_and_its_replacement_both_fail() -> None:
     made = plan([gpu("h1", 0), gpu("h1", 1, serial="165"), *ordered("h2")])
     assert told(verdicts(made)) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host"),
@@ -247,7 +245,7 @@ def test_host_that_was_not_measured_is_inconclusive() -> None:
     assert line_of(made, {"h1": builders.evidence(made)["h1"]}) == "Manifest: 2 of 4 parts as ordered"
 
 
-def test_gpu_that_does_not_tell_its_serial_is_not_called_missing() -> None:
+def test_gpu_without_a_serial_is_not_reported_missing() -> None:
     made = plan(ordered("h1", "h2"))
     evidence = builders.evidence(made)
     first = evidence["h1"].records[0]
@@ -335,7 +333,7 @@ def test_nic_in_another_slot_missing_or_not_ordered() -> None:
         (guids(mlx5_0="0000:0000:0000:0000"), "ordered for h1, found on no host"),
     ],
 )
-def test_nic_of_a_host_that_does_not_tell_is_not_called_missing(readings: dict[str, Any], reason: str) -> None:
+def test_nic_of_a_host_without_readings_is_not_reported_missing(readings: dict[str, Any], reason: str) -> None:
     made = plan([nic(GUID)])
     verdict = FAIL if "found on no host" in reason else INCONCLUSIVE
     assert told(verdicts(made, with_nics(made, **readings))) == [("h1", "host", verdict, reason)]

@@ -1,4 +1,4 @@
-"""How figures are taken: statistics, ranks that meet or are lost, memory patterns, digests, telemetry, NCCL's log."""
+"""Measuring: statistics, barriers and lost ranks, memory patterns, digests, telemetry, NCCL's log."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from agent.benchmarks.__main__ import _take_device
+from agent.benchmarks.__main__ import take_device
 from agent.benchmarks.compute import digest, gemm, stress
 from agent.benchmarks.memory import integrity
-from agent.benchmarks.runner import _roll_call, run_all
+from agent.benchmarks.runner import _check_readiness, run_all
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.context import Context
 from agent.run.work_directory import unable
@@ -45,28 +45,30 @@ def context(tmp_path: Path, store: dist.Store | None = None, rank: int = 0, rank
 
 
 def values(context: Context, name: str) -> list[Any]:
-    return [seen.value for seen in context.observations if seen.name == name]
+    return [item.value for item in context.observations if item.name == name]
 
 
-def test_interval_is_that_of_the_order_statistics() -> None:
+def test_interval_is_derived_from_order_statistics() -> None:
     assert interval([1.0] * 5) is None
-    assert interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx((6 - 1) / 2 / 3.5)  # of six only the extremes do
+    assert interval([1.0, 2.0, 3.0, 4.0, 5.0, 6.0]) == pytest.approx(
+        (6 - 1) / 2 / 3.5
+    )  # of six values only the extremes
     hundred = [float(value) for value in range(1, 101)]
     assert interval(hundred) == pytest.approx((61 - 40) / 2 / 50.5)  # ranks 40 and 61 (Conover, table A3)
 
 
-def test_interval_holds_the_true_median_in_95_of_100_cases() -> None:
+def test_interval_contains_the_median_in_95_percent() -> None:
     torch.manual_seed(1)
     covered = 0
     for sample in torch.randn(2000, 30).exp():  # skewed, as times are; the median is 1
-        found = summarize(sample.tolist())
+        summary = summarize(sample.tolist())
         ordered = sorted(sample.tolist())
         covered += ordered[9] <= 1.0 <= ordered[20]
-        assert found.precision == pytest.approx((ordered[20] - ordered[9]) / 2 / found.p50)
+        assert summary.precision == pytest.approx((ordered[20] - ordered[9]) / 2 / summary.p50)
     assert 0.93 <= covered / 2000 <= 0.98
 
 
-def test_sampling_stops_when_the_median_is_sure_or_the_time_is_spent(tmp_path: Path) -> None:
+def test_sampling_stops_at_precision_or_time(tmp_path: Path) -> None:
     steady = context(tmp_path).sample(lambda: time.sleep(0.002), precision=10, seconds=10)
     assert (steady.stopped, len(steady.seconds)) == ("precision", 6)
     waits = iter([0.001, 0.004] * 1000)
@@ -75,91 +77,91 @@ def test_sampling_stops_when_the_median_is_sure_or_the_time_is_spent(tmp_path: P
     assert sum(wild.seconds) >= 0.1
 
 
-def test_ranks_meet_and_one_that_does_not_come_is_lost_once(tmp_path: Path) -> None:
+def test_barrier_waits_for_a_late_rank_only_once(tmp_path: Path) -> None:
     store = dist.HashStore()
-    came, late = (context(tmp_path, store, rank, 2, timeout_s=0.3) for rank in range(2))
-    for rank in (came, late):
+    punctual, late = (context(tmp_path, store, rank, 2, timeout_s=0.3) for rank in range(2))
+    for rank in (punctual, late):
         rank.begin("stress")
-    together = threading.Thread(target=late.meet)
+    together = threading.Thread(target=late.host_barrier)
     together.start()
-    came.meet()
+    punctual.host_barrier()
     together.join()
-    assert not came.lost
+    assert not punctual.lost
     began = time.monotonic()
-    came.meet()
-    came.meet()
+    punctual.host_barrier()
+    punctual.host_barrier()
     assert time.monotonic() - began < 0.6  # waited for once, not twice
-    assert came.lost == {1: "did not come to stress  in 0.3 s"}
+    assert punctual.lost == {1: "did not reach stress  within 0.3 s"}
 
 
-def test_a_rank_that_left_a_benchmark_is_not_waited_for_and_meets_again_in_the_next(tmp_path: Path) -> None:
+def test_barrier_skips_a_rank_that_left_the_benchmark(tmp_path: Path) -> None:
     store = dist.HashStore()
-    here, broken = (context(tmp_path, store, rank, 2, timeout_s=60) for rank in range(2))
-    for rank in (here, broken):
+    healthy, broken = (context(tmp_path, store, rank, 2, timeout_s=60) for rank in range(2))
+    for rank in (healthy, broken):
         rank.begin("memory")
     broken.leave()
-    here.meet("turn")
-    for rank in (here, broken):
+    healthy.host_barrier("turn")
+    for rank in (healthy, broken):
         rank.begin("stress")
-    together = threading.Thread(target=broken.meet)
+    together = threading.Thread(target=broken.host_barrier)
     together.start()
-    here.meet()
+    healthy.host_barrier()
     together.join()
-    assert not here.lost
+    assert not healthy.lost
 
 
-def test_stress_says_how_many_were_at_it_though_one_ends_earlier(tmp_path: Path) -> None:
+def test_stress_counts_devices_that_finish_earlier(tmp_path: Path) -> None:
     store = dist.HashStore()
     short, long = (context(tmp_path, store, rank, 2) for rank in range(2))
     chosen = {"dtypes": ["fp32"], "size": 64, "settle_seconds": 0.0}
 
-    def ends_earlier() -> None:
+    def finish_earlier() -> None:
         stress.run(short, {**chosen, "seconds": 0.1})
         short.leave()
 
     for rank in (short, long):
         rank.begin("stress")
-    together = threading.Thread(target=ends_earlier)
+    together = threading.Thread(target=finish_earlier)
     together.start()
     stress.run(long, {**chosen, "seconds": 0.5})
     together.join()
-    assert [seen.params["devices"] for seen in long.observations if seen.name == "stress.throughput"] == [2]
+    assert [item.params["devices"] for item in long.observations if item.name == "stress.throughput"] == [2]
 
 
-def test_stress_measures_on_a_host_that_is_too_busy_for_one_block_in_the_time(tmp_path: Path) -> None:
+def test_stress_measures_at_least_one_block(tmp_path: Path) -> None:
     alone = context(tmp_path, dist.HashStore(), 0, 1)
     alone.begin("stress")
     stress.run(alone, {"dtypes": ["fp32"], "size": 64, "settle_seconds": 0.0, "seconds": 1e-6})
-    (seen,) = (seen for seen in alone.observations if seen.name == "stress.throughput")
-    assert seen.status == "measured"
+    (throughput,) = (item for item in alone.observations if item.name == "stress.throughput")
+    assert throughput.status == "measured"
 
 
-def test_roll_call_names_who_cannot_take_part_and_why(tmp_path: Path) -> None:
+def test_readiness_check_names_missing_ranks(tmp_path: Path) -> None:
     store = dist.HashStore()
     store.set("roll/1", "the device was lost: AcceleratorError: uncorrectable ECC error")
     rank = context(tmp_path, store, 0, 3, timeout_s=0.2)
-    said = _roll_call(rank, "")
-    assert "rank 1 cannot take part: the device was lost: AcceleratorError: uncorrectable ECC error" in said
-    assert "rank 2 cannot take part: did not come within 0.2 s" in said
-    assert "rank 0" not in said
+    reason = _check_readiness(rank, "")
+    assert "rank 1 cannot take part: the device was lost: AcceleratorError: uncorrectable ECC error" in reason
+    assert "rank 2 cannot take part: no answer within 0.2 s" in reason
+    assert "rank 0" not in reason
     late = context(tmp_path, store, 1, 3, timeout_s=0.2)
-    assert _roll_call(late, "") == said  # one rank decides for all
+    assert _check_readiness(late, "") == reason, "rank 0 decides for all"
 
 
-def test_a_roll_that_nobody_calls_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def in_vain(*_: Any) -> None:
+def test_missing_rank_0_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def time_out(*_: Any) -> None:
         raise RuntimeError("wait timeout")
 
     rank = context(tmp_path, rank=1, ranks=2)
-    monkeypatch.setattr(dist.HashStore, "wait", in_vain)
-    assert _roll_call(rank, "") == "rank 0 called no roll: it, or its host, is lost"
+    monkeypatch.setattr(dist.HashStore, "wait", time_out)
+    assert _check_readiness(rank, "") == "rank 0 did not finish the readiness check: it, or its host, is lost"
 
 
-def test_a_rank_that_was_only_slow_is_waited_for_again(tmp_path: Path) -> None:
+def test_slow_rank_is_waited_for_again(tmp_path: Path) -> None:
     store = dist.HashStore()
     fast, slow = (context(tmp_path, store, rank, 2, timeout_s=0.1) for rank in range(2))
     fast.begin("memory")
-    fast.meet()
+    fast.host_barrier()
     assert 1 in fast.lost
     slow.begin("stress")
     fast.begin("stress")
@@ -167,82 +169,80 @@ def test_a_rank_that_was_only_slow_is_waited_for_again(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
-def test_a_figure_that_is_no_number_is_an_error_and_can_be_written(tmp_path: Path, value: float) -> None:
+def test_non_finite_figure_is_an_error(tmp_path: Path, value: float) -> None:
     rank = context(tmp_path)
-    rank.measured("training.loss", value, unit="1", scope="host", network="convnet")
+    rank.report("training.loss", value, unit="1", scope="host", network="convnet")
     rank.save()
-    (seen,) = rank.observations
-    assert (seen.status, seen.value, seen.params) == ("error", None, {"network": "convnet"})
-    assert str(value) in seen.reason
+    (loss,) = rank.observations
+    assert (loss.status, loss.value, loss.params) == ("error", None, {"network": "convnet"})
+    assert str(value) in loss.reason
 
 
-def test_an_error_after_the_last_figure_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def late(rank: Context, chosen: dict[str, Any]) -> None:
-        rank.measured("memory.bandwidth", 1.0, unit="B/s", scope="cpu=0", op="copy")
+def test_error_after_the_last_figure_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail_late(rank: Context, chosen: dict[str, Any]) -> None:
+        rank.report("memory.bandwidth", 1.0, unit="B/s", scope="cpu=0", op="copy")
         raise RuntimeError("CUDA out of memory")
 
-    monkeypatch.setattr("agent.benchmarks.memory.memory.run", late)
+    monkeypatch.setattr("agent.benchmarks.memory.memory.run", fail_late)
     rank = context(tmp_path)
     run_all(rank, {"memory": {"ops": ["copy"]}})
-    told = {seen.name: (seen.status, seen.reason) for seen in rank.observations}
-    assert told["memory.bandwidth"] == ("measured", "")
-    assert told["benchmark.duration"] == ("error", "RuntimeError: CUDA out of memory")
+    results = {item.name: (item.status, item.reason) for item in rank.observations}
+    assert results["memory.bandwidth"] == ("measured", "")
+    assert results["benchmark.duration"] == ("error", "RuntimeError: CUDA out of memory")
 
 
 @pytest.mark.parametrize("dtype", ["fp64", "fp32", "bf16"])
-def test_a_product_is_checked_in_every_row(dtype: str) -> None:
-    multiply, check = gemm.product(dtype, 128, torch.device("cpu"), seed=1)
-    last = multiply()
+def test_product_is_checked_in_every_row(dtype: str) -> None:
+    multiply, check = gemm.build_product(dtype, 128, torch.device("cpu"), seed=1)
+    result = multiply()
     check()
-    last[77] = 0
+    result[77] = 0
     with pytest.raises(ValueError, match="row 77"):
         check()
-    last[77] = float("nan")
+    result[77] = float("nan")
     with pytest.raises(ValueError, match="the product is wrong"):
         check()
 
 
-def test_a_rank_without_its_device_goes_on_as_one_that_lost_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_or_wrong_device_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     rank = context(tmp_path)
     rank.kind, rank.device = "gpu", torch.device("cuda", 5)
-    assert _take_device(rank, {}) == "CUDA shows 0 devices: none is left for gpu=0"
+    assert take_device(rank, {}) == "CUDA shows 0 devices: none is left for gpu=0"
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 8)
     other = "87654321-0000-0000-0000-000000000009"
     properties = type("Properties", (), {"uuid": other})
     monkeypatch.setattr(torch.cuda, "set_device", lambda _: None)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
-    said = _take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}})
-    assert said.startswith(f"cuda:5 is gpu-{other}, and not gpu-87654321-0000-0000-0000-000000000000 that NVML")
-    monkeypatch.setattr("agent.benchmarks.__main__.device_lost", lambda _: "")
-    assert _take_device(rank, {"uuids": {"0": f"GPU-{other}"}}) == ""
-    properties.uuid = "<an object that does not tell>"
-    assert _take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}}) == ""
+    reason = take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}})
+    assert reason == f"cuda:5 is gpu-{other}; NVML has gpu-87654321-0000-0000-0000-000000000000 at this index"
+    monkeypatch.setattr("agent.benchmarks.__main__.device_error", lambda _: "")
+    assert take_device(rank, {"uuids": {"0": f"GPU-{other}"}}) == ""
+    properties.uuid = "<no UUID>"
+    assert take_device(rank, {"uuids": {"0": "GPU-87654321-0000-0000-0000-000000000000"}}) == ""
 
 
-def test_a_lost_device_costs_its_own_figures_and_those_of_the_group_with_the_reason(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def gone(*_: Any, **__: Any) -> None:
+def test_lost_device_costs_its_own_and_the_group_figures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lose_device(*_: Any, **__: Any) -> None:
         raise RuntimeError("CUDA error: uncorrectable ECC error encountered")
 
-    monkeypatch.setattr("agent.benchmarks.compute.gemm.product", gone)
-    monkeypatch.setattr("agent.benchmarks.runner.device_lost", lambda _: "the device was lost: ECC")
+    monkeypatch.setattr("agent.benchmarks.compute.gemm.build_product", lose_device)
+    monkeypatch.setattr("agent.benchmarks.runner.device_error", lambda _: "the device was lost: ECC")
     rank = context(tmp_path)
     sizes = {"integrity": {"most_bytes": 4096}, "collective": {"ops": ["all_reduce"], "sizes_bytes": [8]}}
     run_all(rank, {"gemm": {"dtypes": ["fp32"]}, "memory": {"ops": ["copy"]}, **sizes})
-    said = {(seen.name, seen.status): seen.reason for seen in rank.observations if seen.status != MEASURED}
-    assert "uncorrectable ECC" in said[("gemm.throughput", "error")]
-    assert said[("memory.bandwidth", "error")] == "the device was lost: ECC"
-    assert said[("integrity.wrong_words", "error")] == "the device was lost: ECC"
-    assert "rank 0 cannot take part: the device was lost: ECC" in said[("collective.all_reduce.busbw", "skipped")]
-    rank.phase("end", 0)
+    reasons = {(item.name, item.status): item.reason for item in rank.observations if item.status != MEASURED}
+    assert "uncorrectable ECC" in reasons[("gemm.throughput", "error")]
+    assert reasons[("memory.bandwidth", "error")] == "the device was lost: ECC"
+    assert reasons[("integrity.wrong_words", "error")] == "the device was lost: ECC"
+    assert "rank 0 cannot take part: the device was lost: ECC" in reasons[("collective.all_reduce.busbw", "skipped")]
+    rank.set_phase("end", 0)
     assert unable(tmp_path, [0, 1]) == {0: "the device was lost: ECC"}
 
 
 PATTERNS = settings("integrity", {})["patterns"]
 
 
-def test_there_are_ten_memory_patterns_and_no_two_are_alike() -> None:
+def test_memory_patterns_differ() -> None:
     written = set()
     for pattern in PATTERNS:
         words = torch.empty(1000, dtype=torch.int64)
@@ -251,7 +251,7 @@ def test_there_are_ten_memory_patterns_and_no_two_are_alike() -> None:
     assert len(written) == len(PATTERNS) >= 10
 
 
-def test_walking_bits_and_addresses_go_on_from_part_to_part() -> None:
+def test_patterns_continue_across_parts() -> None:
     for pattern in ("walking_ones", "inverse_address"):
         whole, half = torch.empty(300, dtype=torch.int64), torch.empty(150, dtype=torch.int64)
         integrity.fill(whole, pattern, 7)
@@ -263,30 +263,28 @@ def test_walking_bits_and_addresses_go_on_from_part_to_part() -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_one_flipped_bit_is_found_with_its_address_and_both_values(
+def test_flipped_bit_is_found_with_address_and_values(
     pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A cell that forgets: the bit flips after the pattern was written, before it is read."""
-    read = integrity._each
+    """The bit flips after the pattern was written, and before it is read."""
+    write = integrity._write
 
-    def forgetful(chunk: torch.Tensor, part: torch.Tensor, pattern: str, *, write: bool) -> Any:
-        done = read(chunk, part, pattern, write=write)
-        if write:
-            chunk[333] ^= 1 << 17
-        return done
+    def write_and_flip(chunk: torch.Tensor, count: int, pattern: str) -> None:
+        write(chunk, count, pattern)
+        chunk[333] ^= 1 << 17
 
-    monkeypatch.setattr(integrity, "_each", forgetful)
+    monkeypatch.setattr(integrity, "_write", write_and_flip)
     rank = context(tmp_path)
     integrity.run(rank, settings("integrity", {"most_bytes": 8192, "patterns": [pattern]}))
     assert values(rank, "integrity.wrong_words") == [1]
-    (where,) = values(rank, "integrity.first_error")
-    address, _, words = str(where).removeprefix("address ").partition(": ")
-    expected, found = (int(word.split()[-1], 16) for word in words.split(", "))
+    (error,) = values(rank, "integrity.first_error")
+    address, _, words = str(error).removeprefix("address ").partition(": ")
+    expected, read = (int(word.split()[-1], 16) for word in words.split(", "))
     assert int(address, 16) % 8 == 0
-    assert expected ^ found == 1 << 17
+    assert expected ^ read == 1 << 17
 
 
-def test_sound_memory_has_no_wrong_word_and_no_first_error(tmp_path: Path) -> None:
+def test_healthy_memory_has_no_wrong_words(tmp_path: Path) -> None:
     rank = context(tmp_path)
     integrity.run(rank, settings("integrity", {"most_bytes": 8192}))
     assert values(rank, "integrity.wrong_words") == [0] * len(PATTERNS)
@@ -294,30 +292,30 @@ def test_sound_memory_has_no_wrong_word_and_no_first_error(tmp_path: Path) -> No
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
-def test_every_single_flipped_bit_changes_the_digest(dtype: torch.dtype) -> None:
+def test_every_flipped_bit_changes_the_digest(dtype: torch.dtype) -> None:
     torch.manual_seed(3)
     result = torch.randn(8, 8).to(dtype)
-    factors = digest.weights(result)
-    right, seen = int(digest.digest(result, factors)), set()
+    factors = digest.digest_factors(result)
+    right, digests = int(digest.compute_digest(result, factors)), set()
     words = result.view({2: torch.int16, 4: torch.int32, 8: torch.int64}[result.element_size()]).view(-1)
-    for place in range(words.numel()):
+    for index in range(words.numel()):
         for bit in range(words.element_size() * 8 - 1):
-            words[place] ^= 1 << bit
-            seen.add(int(digest.digest(result, factors)))
-            words[place] ^= 1 << bit
-    assert right not in seen
+            words[index] ^= 1 << bit
+            digests.add(int(digest.compute_digest(result, factors)))
+            words[index] ^= 1 << bit
+    assert right not in digests
 
 
-def test_a_computation_that_errs_once_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_wrong_result_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     calls = iter(range(10_000))
 
-    def sometimes(size: int, device: torch.device) -> Any:
+    def fail_once(size: int, device: torch.device) -> Any:
         right = torch.ones(size, size)
         wrong = right.clone()
         wrong[3, 4] = 1.0000001
         return lambda: wrong if next(calls) == 4 else right
 
-    monkeypatch.setitem(digest.WORKLOADS, "gemm", sometimes)
+    monkeypatch.setitem(digest.WORKLOADS, "gemm", fail_once)
     rank = context(tmp_path)
     digest.run(rank, {"size": 16, "seconds": 0.01, "workloads": ["gemm"]})
     assert values(rank, "digest.mismatches") == [1]
@@ -426,22 +424,22 @@ h1:9:9 [0] NCCL INFO AllReduce: 8589934592 Bytes -> Algo 4 proto 2 time 36000.1
 """
 
 
-def test_log_of_nccl_tells_transport_channels_and_choice() -> None:
-    assert nccl_log.transport(NCCL_2_28) == "P2P/CUMEM"
-    assert nccl_log.channels(NCCL_2_28) == (24, 0)
-    assert nccl_log.choice(NCCL_2_28) == {"algorithm": "RING", "protocol": "LL"}
-    assert nccl_log.transport(NCCL_2_20) == "NET/IB/GDRDMA+P2P/IPC/read"
-    assert nccl_log.channels(NCCL_2_20) == (16, 16)
-    assert nccl_log.choice(NCCL_2_20) == {"algorithm": "NVLS", "protocol": "SIMPLE"}
+def test_nccl_log_is_parsed() -> None:
+    assert nccl_log.parse_transport(NCCL_2_28) == "P2P/CUMEM"
+    assert nccl_log.parse_channels(NCCL_2_28) == (24, 0)
+    assert nccl_log.parse_choice(NCCL_2_28) == {"algorithm": "RING", "protocol": "LL"}
+    assert nccl_log.parse_transport(NCCL_2_20) == "NET/IB/GDRDMA+P2P/IPC/read"
+    assert nccl_log.parse_channels(NCCL_2_20) == (16, 16)
+    assert nccl_log.parse_choice(NCCL_2_20) == {"algorithm": "NVLS", "protocol": "SIMPLE"}
 
 
-def test_log_that_tells_nothing_is_not_a_transport() -> None:
-    assert nccl_log.transport("NCCL INFO something new") == ""
-    assert nccl_log.channels("NCCL INFO something new") is None
-    assert nccl_log.choice("NCCL INFO something new") == {}
+def test_unknown_nccl_log_yields_nothing() -> None:
+    assert nccl_log.parse_transport("NCCL INFO something new") == ""
+    assert nccl_log.parse_channels("NCCL INFO something new") is None
+    assert nccl_log.parse_choice("NCCL INFO something new") == {}
 
 
-def test_store_waits_no_longer_than_it_is_told(tmp_path: Path) -> None:
-    """What the roll call relies on: torch's store gives up with one of these errors."""
+def test_store_wait_times_out(tmp_path: Path) -> None:
+    """The readiness check relies on it: torch's store raises one of these errors."""
     with pytest.raises((RuntimeError, ValueError)):
-        dist.HashStore().wait(["nobody"], timedelta(seconds=0.1))
+        dist.HashStore().wait(["missing"], timedelta(seconds=0.1))

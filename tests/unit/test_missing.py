@@ -81,7 +81,7 @@ def counts(found: Sequence[Verdict]) -> dict[str, str]:
     return {item.name: item.detail for item in found if item.host == "h2" and item.name in (DRIVER, BUS)}
 
 
-def test_the_slot_is_told_by_the_hosts_of_its_build() -> None:
+def test_missing_slot_is_derived_from_identical_hosts() -> None:
     told = "nothing at PCI 0000:01:00.0 (module 8), where 2 of 2 hosts of its build have one"
     found = findings(h2=host("h2", LEFT))
     assert counts(found) == {"gpu.count": told, "gpu.pci_count": told}
@@ -90,7 +90,7 @@ def test_the_slot_is_told_by_the_hosts_of_its_build() -> None:
     assert "the driver has 3, and numbers them from 0, so that this number tells no slot" in unseen
 
 
-def test_a_gpu_that_the_bus_still_has_is_told_by_its_address() -> None:
+def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
     found = counts(findings(h2=host("h2", LEFT, on_bus=[MISSING])))
     assert found == {"gpu.count": "on the PCI bus and not with the driver: 0000:01:00.0 (the kernel log says why)"}
 
@@ -107,7 +107,7 @@ def test_of_two_the_bus_still_has_one() -> None:
     assert counts(findings(h2=accepted(found, *ALL))) == {DRIVER: f"{on_bus(1)}; {gone}", BUS: gone}
 
 
-def test_what_does_not_fit_together_tells_nothing() -> None:
+def test_contradictory_slots_name_no_slot() -> None:
     more = host("h2", [0, 1, 2], on_bus=[3, 4, 5])
     assert counts(findings(h2=more)) == {DRIVER: ""}, "which of the three should be there"
     elsewhere = host("h2", [0, 2], on_bus=[7])
@@ -170,7 +170,7 @@ def test_no_slot_of_the_accepted_record_where_another_gpu_is_now() -> None:
     assert counts(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), told_of(8)), "two are gone, and one is missing"
 
 
-def test_where_the_driver_names_not_all_that_it_counts_nothing_is_told() -> None:
+def test_no_slot_if_the_driver_lists_fewer_gpus_than_it_counts() -> None:
     nowhere = named(host("h2", LEFT), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu)
     assert counts(findings(h2=nowhere)) == {DRIVER: "", BUS: ""}
     unnamed = named(host("h2", LEFT), lambda gpu: None if gpu.index == 1 else gpu)
@@ -178,7 +178,7 @@ def test_where_the_driver_names_not_all_that_it_counts_nothing_is_told() -> None
 
 
 @pytest.mark.parametrize("missing", [0, 2])
-def test_of_chosen_gpus_no_slot_is_told(missing: int) -> None:
+def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
     """Their numbers move where one that is not under test is gone; and the bus shows those, too."""
     chosen = replace(PLAN, hosts=tuple(replace(each, devices=(1, 2, 3)) for each in PLAN.hosts))
     there = [slot for slot in ALL if slot != missing]
@@ -188,7 +188,7 @@ def test_of_chosen_gpus_no_slot_is_told(missing: int) -> None:
     assert {item.detail for item in judge(chosen, left, read_packs([])) if item.name == DRIVER} == {""}
 
 
-def test_by_the_address_alone_where_the_driver_tells_no_modules() -> None:
+def test_slot_by_address_alone_without_module_ids() -> None:
     hosts = {name: host(name, ALL if name != "h2" else LEFT, modules=()) for name in ("h1", "h2", "h3")}
     told = "nothing at PCI 0000:01:00.0, by the address alone, where 2 of 2 hosts of its build have one"
     assert counts(findings(**hosts)) == {DRIVER: told, BUS: told}
@@ -196,7 +196,7 @@ def test_by_the_address_alone_where_the_driver_tells_no_modules() -> None:
     assert counts(findings(**hosts)) == {DRIVER: told, BUS: told}, "no number"
 
 
-def test_a_gpu_of_which_the_driver_tells_that_it_is_lost_keeps_its_number() -> None:
+def test_gpu_reported_lost_keeps_its_index() -> None:
     last = host("h2", [0, 1, 2])
     lost = Metric(name="gpu.name", unit="1", absent={"gpu=3": "error: NVML: GPU is lost"})
     told = builders.with_snapshot(last, replace(last.records[0].snapshots[-1], metrics=(lost,)))
@@ -207,7 +207,7 @@ def test_a_gpu_of_which_the_driver_tells_that_it_is_lost_keeps_its_number() -> N
         ]  # fmt: skip
 
 
-def test_the_last_number_tells_nothing_where_the_first_is_not_0() -> None:
+def test_no_slot_if_indices_do_not_start_at_0() -> None:
     left = named(host("h2", ALL), lambda gpu: gpu if gpu.index else None)
     assert not HostView(PLAN, PLAN.host("h2"), left, read_packs([])).beyond("gpu=4")
 
@@ -220,7 +220,7 @@ def test_half_of_the_hosts_are_not_most() -> None:
         assert bool(found) == (name in ("h3", "h4")), name
 
 
-def test_slots_that_were_seen_by_several_processes_count_together() -> None:
+def test_slots_merge_across_worker_processes() -> None:
     views = {name: HostView(PLAN, PLAN.host(name), host(name, ALL), read_packs([])) for name in ("h1", "h3")}
     here, there = Slots(), Slots()
     here.add(views["h1"])
@@ -240,7 +240,7 @@ def test_slots_that_were_seen_by_several_processes_count_together() -> None:
     ],
     ids=["of another build", "the others differ", "none has all of them"],
 )
-def test_no_slot_is_told_where_the_others_do_not_tell_it(others: dict[str, Evidence]) -> None:
+def test_no_slot_without_slots_on_the_other_hosts(others: dict[str, Evidence]) -> None:
     assert counts(findings(h2=host("h2", LEFT), **others)) == {"gpu.count": "", "gpu.pci_count": ""}
 
 

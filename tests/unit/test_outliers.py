@@ -50,7 +50,7 @@ def fleet(count: int, **odd: tuple[float, float]) -> dict[str, tuple[float, floa
     return {**usual, **odd}
 
 
-def test_part_many_deviations_away_fails_alone_and_the_spread_is_told() -> None:
+def test_outlier_fails_alone_with_the_spread() -> None:
     found = judged(criterion(fleet_deviations=6.0), fleet(6, h2=(0.98, 1.0)))
     assert [place for place, item in found.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
     assert "6 robust deviations" in found[("h2", "gpu=0")].detail
@@ -74,7 +74,7 @@ def test_of_share_and_deviations_the_farther_counts() -> None:
     assert [place for place, item in few.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
 
 
-def test_parts_are_compared_with_those_in_the_same_place_where_they_are_enough() -> None:
+def test_parts_are_compared_by_position_if_there_are_enough() -> None:
     """The second GPU of every host is in warmer air, and 4 % slower: a slow first one hides behind those."""
     warm = {host: (first, second * 0.96) for host, (first, second) in fleet(10).items()}
     warm["h3"] = (0.97, 0.96)

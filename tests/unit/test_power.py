@@ -81,7 +81,7 @@ def test_parts_that_repeat_exactly_have_no_noise_and_every_slowdown_down_to_the_
     assert gate.could_find == 0.0
 
 
-def test_noise_from_run_to_run_is_told_with_what_it_costs() -> None:
+def test_run_to_run_noise_is_reported_with_its_cost() -> None:
     """Runs at 790, 800 and 810: the median absolute deviation is 10, of three values, times 1.4826 x 1.495."""
     found = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, GATE])
     gate, sigma = gate_of(found), 1e13 * 1.4826 * 1.495
@@ -91,7 +91,7 @@ def test_noise_from_run_to_run_is_told_with_what_it_costs() -> None:
     assert gate.could_find == pytest.approx((3.0902 + 2.3263) * sigma / 8e14, rel=1e-4)
 
 
-def test_a_slowdown_that_is_told_to_be_found_is_found_99_times_of_100() -> None:
+def test_detectable_slowdown_is_detected_in_99_percent() -> None:
     gate = gate_of(power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, GATE]))
     assert gate.finds is not None
     assert NormalDist(gate.mean * (1 - gate.finds), gate.sigma).cdf(gate.limit) == pytest.approx(0.99)

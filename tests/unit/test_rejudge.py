@@ -61,7 +61,7 @@ def test_same_criteria_change_nothing(run: Path, capsys: pytest.CaptureFixture[s
     assert "old: PASS, as before\nno verdict is another; " in capsys.readouterr().out
 
 
-def test_criterion_that_is_new_and_limit_that_moved_are_told_apart(
+def test_new_criterion_and_changed_limit_are_distinguished(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     capsys.readouterr()

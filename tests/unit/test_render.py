@@ -39,7 +39,21 @@ from schemas.baselines import Change
 from schemas.catalogue import Expectation
 from schemas.plans import Part, Plan, PlannedHost, Stage
 from schemas.records import ERROR, MEASURED, Gpu, Launch, Metric, Observation, Rank, Record, Samples, Snapshot
-from schemas.reports import EXCEPTIONS, FAIL, PASS, Acceptance, Far, FleetReport, Judged, Quarantined, Spread, Verdict
+from schemas.reports import (
+    EXCEPTIONS,
+    FAIL,
+    PASS,
+    Acceptance,
+    Far,
+    FleetReport,
+    Judged,
+    LineKind,
+    NotJudged,
+    Quarantined,
+    Spread,
+    SummaryLine,
+    Verdict,
+)
 from schemas.waivers import Waiver
 from tests import builders
 
@@ -322,7 +336,14 @@ def test_every_format_says_the_status(made: FleetReport, status: str) -> None:
 
 def test_the_summary_is_exactly_that() -> None:
     report = replace(
-        accepted(), acceptance=Acceptance(status="PASS", summary=("Hosts: 2 of 2 accepted (4 GPUs)", "GEMM: PASS"))
+        accepted(),
+        acceptance=Acceptance(
+            status="PASS",
+            lines=(
+                SummaryLine(kind=LineKind.COUNT, title="Hosts", text="2 of 2 accepted (4 GPUs)"),
+                SummaryLine(kind=LineKind.CHECK, title="GEMM", text="PASS", verdict=PASS),
+            ),
+        ),
     )
     assert render_summary(report).splitlines() == [
         "=" * 50,
@@ -506,10 +527,17 @@ def invaded(word: str) -> FleetReport:
         began=word,
         ended=word,
         rackproof=word,
-        acceptance=Acceptance(status="FAIL", summary=(word, f"FAIL: {word}: PASS")),
+        acceptance=Acceptance(
+            status="FAIL",
+            lines=(
+                SummaryLine(kind=LineKind.MORE, text=word),
+                SummaryLine(kind=LineKind.CHECK, title=word, text=word, verdict=PASS),
+                SummaryLine(kind=LineKind.CAVEAT, title=word, text=word),
+            ),
+        ),
         hosts=(replace(report.hosts[0], name=word, rack=word, record=word, packs=(word,)), report.hosts[1]),
         verdicts=(*report.verdicts, verdict, text),
-        unjudged=(word, f"{word} in stage {word}"),
+        not_judged=(NotJudged(name=word, stage=word), NotJudged(name=word, stage=word, host=word, scope=word)),
         unknown={word: word},
     )
 
@@ -559,7 +587,7 @@ def outside_code(markdown: str) -> str:
 def test_what_hosts_say_cannot_steer_a_terminal(word: str) -> None:
     first, status, *lines, last = render_summary(invaded(word)).split("\n")
     assert (first, status, last) == (RULE, "FINAL ACCEPTANCE: FAIL", RULE)
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert all(line.startswith("- ") and line.isprintable() for line in lines)
 
 

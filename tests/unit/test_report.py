@@ -372,8 +372,9 @@ def test_criterion_of_the_operator_that_speaks_of_nothing_is_no_pass(run: Path, 
 
 def test_gpus_that_may_be_shared_are_told(tmp_path: Path) -> None:
     write_run(tmp_path / "shared", builders.plan("h1", "h2", "h3", rackproof_share_gpus=True))
-    assert "- GPUs were measured beside other processes, if there were any, on h1, h2, h3" in (
-        rackproof("report", tmp_path / "shared").stdout
+    assert (
+        "- GPUs shared: other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3"
+        in (rackproof("report", tmp_path / "shared").stdout)
     )
 
 

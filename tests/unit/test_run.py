@@ -308,9 +308,9 @@ def test_one_host_does_alone_what_several_do_together(profile: str) -> None:
     assert single["benchmark"]["deadline_s"] <= whole["benchmark"]["deadline_s"] + whole["gang"]["deadline_s"]
 
 
-def test_the_report_says_that_nobody_said_how_many_there_should_be() -> None:
+def test_report_says_when_the_inventory_gives_no_gpu_count() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
-    said = "GPU count: as found on h1: nobody said how many there should be"
+    said = "GPU count: the inventory gives no number, so the detected one is expected, on h1"
     assert said not in merge(plan, {}, ()).acceptance.summary
     counted = replace(plan, hosts=tuple(replace(host, count_found=True) for host in plan.hosts))
     assert said in merge(counted, {}, ()).acceptance.summary

@@ -199,7 +199,7 @@ def test_page_of_one_host_has_the_status_with_what_must_be_read_with_it(tmp_path
     for name, status in ((slow, "PASS WITH WAIVERS"), (well, "PASS")):
         page = scale.report_on_host(run, PACKS, name, workers=1).acceptance
         assert page.status == f"{status} (1 of 2 benchmarks chosen)"
-        assert "NOT CHOSEN, so nothing is said of it: gemm (benchmark)" in page.summary
+        assert "NOT CHOSEN, so not judged: gemm (benchmark)" in page.summary
 
 
 @pytest.mark.usefixtures("large")
@@ -224,7 +224,7 @@ def test_page_of_one_host_brings_back_what_the_report_leaves_out(tmp_path: Path)
         assert alone.hosts == tuple(host for host in plain.hosts if host.name == name)
 
 
-def test_small_fleet_is_told_in_full(tmp_path: Path) -> None:
+def test_small_fleet_is_shown_in_full(tmp_path: Path) -> None:
     run = small(tmp_path, count=3)
     report = scale.report_of(run, PACKS)
     assert (run.large, report.detail, report.left_out) == (False, ALL, 0)
@@ -398,7 +398,7 @@ def test_sums_do_not_depend_on_the_order(items: list[tuple[float, str]], parts: 
     assert first.judged() == whole.judged()
 
 
-def test_a_row_tells_how_its_values_lie() -> None:
+def test_row_has_the_distribution_of_its_values() -> None:
     tally = Tally(Planned(builders.plan()), {f"h{at}": at for at in range(5000)})
     for at in range(5000):
         tally.add(told(f"h{at}", 100 + at / 100, FAIL if at < 3 else PASS))

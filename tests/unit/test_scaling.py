@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 
-from agent.benchmarks.runtime.host_cpu import chosen, confine, cpu_list
+from agent.benchmarks.runtime.host_cpu import parse_cpu_list, pin_to_cpus, select_cpus
 from agent.gang.protocol import Gang
 from agent.launch.stage import measure, worn_out
 from agent.launch.torchrun import LaunchError, torchrun
@@ -618,25 +618,23 @@ def test_a_cell_whose_supervisor_is_killed_each_time_is_given_up(tmp_path: Path)
 # --- processors
 
 
-def test_ranks_get_processors_of_their_own_and_first_one_thread_a_core(tmp_path: Path) -> None:
+def test_ranks_get_separate_processors_on_separate_cores(tmp_path: Path) -> None:
     for cpu in range(8):  # two threads a core: 0 and 4, 1 and 5 …
         directory = tmp_path / f"sys/devices/system/cpu/cpu{cpu}/topology"
         directory.mkdir(parents=True)
         (directory / "thread_siblings_list").write_text(f"{cpu % 4},{cpu % 4 + 4}\n")
-    assert [chosen(range(8), 1, place, tmp_path) for place in range(5)] == [[0], [1], [2], [3], [4]]
-    assert chosen(range(8), 3, 1, tmp_path) == [3, 4, 5]
-    assert chosen([1, 4, 5, 6], 1, 2, tmp_path) == [6], "cores 1 and 2 come before the second thread of 1"
-    assert chosen(range(4), 2, 1, tmp_path / "none") == [2, 3], "where nothing is told of cores"
-    assert cpu_list("0-2,64\n") == {0, 1, 2, 64}
+    assert [select_cpus(range(8), 1, local_rank, tmp_path) for local_rank in range(5)] == [[0], [1], [2], [3], [4]]
+    assert select_cpus(range(8), 3, 1, tmp_path) == [3, 4, 5]
+    assert select_cpus([1, 4, 5, 6], 1, 2, tmp_path) == [6], "cores 1 and 2 come before the second thread of 1"
+    assert select_cpus(range(4), 2, 1, tmp_path / "none") == [2, 3], "without a core topology"
+    assert parse_cpu_list("0-2,64\n") == {0, 1, 2, 64}
 
 
-def test_a_rank_that_would_have_fewer_processors_than_are_told_ends() -> None:
-    there = os.sched_getaffinity(0)
-    with pytest.raises(
-        ValueError, match=rf"{len(there)} processors are there, and rank 1 of this host needs {len(there)}"
-    ):
-        confine(len(there), 1)
-    assert os.sched_getaffinity(0) == there
+def test_pinning_fails_without_enough_processors() -> None:
+    available = os.sched_getaffinity(0)
+    with pytest.raises(ValueError, match=rf"too few processors: {len(available)} on this host; rank 1 needs"):
+        pin_to_cpus(len(available), 1)
+    assert os.sched_getaffinity(0) == available
 
 
 def test_more_processors_than_a_host_gives_are_refused_before_anything_starts(tmp_path: Path) -> None:

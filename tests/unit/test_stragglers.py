@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 
 from agent.benchmarks.runtime import host_cpu
-from agent.benchmarks.training.straggler import middle
+from agent.benchmarks.training.straggler import trimmed_mean
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.evaluate import held
 from fleet.judge.evidence import HostView, Planned
@@ -257,8 +257,8 @@ def _lost(name: str, status: str) -> Callable[[Observation], Observation]:
 
 
 def test_one_hiccup_does_not_show_and_every_tenth_step_does() -> None:
-    assert middle([0.01] * 39 + [5.0]) == pytest.approx(0.01)
-    assert middle([0.01] * 36 + [0.05] * 4) > 0.011
+    assert trimmed_mean([0.01] * 39 + [5.0]) == pytest.approx(0.01)
+    assert trimmed_mean([0.01] * 36 + [0.05] * 4) > 0.011
 
 
 # What the kernel tells of the host's CPU.
@@ -291,15 +291,15 @@ def kernel(root: Path, *, delays: int, pressure: int | None, cgroup: str, **grou
 )
 def test_quota_of_a_cgroup_and_of_those_above_it(tmp_path: Path, cgroup: str, group: str) -> None:
     root = kernel(tmp_path, delays=0, pressure=0, cgroup=cgroup, **{group: (100, 10)})
-    first = replace(host_cpu.look(root), at=10.0)
+    first = replace(host_cpu.read_counters(root), time=10.0)
     kernel(tmp_path, delays=3_000_000, pressure=500_000, cgroup=cgroup, **{group: (120, 18)})
-    spent = host_cpu.between(first, replace(host_cpu.look(root), at=12.0))
-    assert spent == host_cpu.Spent(waited=0.006, pressure=0.25, throttled=0.4)
+    spent = host_cpu.usage_between(first, replace(host_cpu.read_counters(root), time=12.0))
+    assert spent == host_cpu.CpuUsage(waited=0.006, pressure=0.25, throttled=0.4)
 
 
 def test_kernel_that_counts_nothing_of_it_says_so(tmp_path: Path) -> None:
-    spent = host_cpu.between(host_cpu.look(tmp_path), host_cpu.look(tmp_path))
-    assert spent == host_cpu.Spent(
+    spent = host_cpu.usage_between(host_cpu.read_counters(tmp_path), host_cpu.read_counters(tmp_path))
+    assert spent == host_cpu.CpuUsage(
         waited=host_cpu.NO_DELAYS, pressure=host_cpu.NO_PRESSURE, throttled=host_cpu.NO_QUOTA
     )
 
@@ -384,7 +384,7 @@ def test_rank_that_is_slowed_is_named(
     with slow_down() as begin:
         started = ranks.start("agent.benchmarks", "--request", "request.json", work=tmp_path, ranks=RANKS)
         begin(_when_it_steps(tmp_path, started.processes[SLOW]))
-        assert started.end() == [0] * RANKS, (tmp_path / f"rank{SLOW}.log").read_text()
+        assert started.wait() == [0] * RANKS, (tmp_path / f"rank{SLOW}.log").read_text()
     of = plan("h1", "h2", gpu_count=RANKS, device="cpu")
     records = builders.records(of, "h1")
     ended = tuple(Rank(rank=rank, local_rank=rank, phase="end", exit_code=0, log_tail="") for rank in range(RANKS))

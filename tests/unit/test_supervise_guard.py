@@ -189,7 +189,7 @@ def test_what_the_launcher_does_when_asked_to_end_its_forks_do_not(rank: Rank) -
 def test_a_rank_that_is_a_fork_sees_the_gpus_that_its_launcher_was_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA works in no fork of a process that used it, and torchrun's own code asks for GPUs."""
     told = (
-        "import os\nfrom agent.benchmarks import rendezvous\nrendezvous.hide_gpus()\n"
+        "import os\nfrom agent.benchmarks import rendezvous\nrendezvous.hide_gpus_until_fork()\n"
         "names = ('CUDA_VISIBLE_DEVICES', 'PYTORCH_NVML_BASED_CUDA_CHECK')\n"
         "print([os.environ.get(name) for name in names], flush=True)\n"
         "os.fork() or (print([os.environ.get(name) for name in names], flush=True), os._exit(0))\nos.wait()"

@@ -40,7 +40,7 @@ def hosts(found: Judged) -> list[str]:
     return [far.host for far in found.farthest]
 
 
-def test_a_row_tells_what_it_was_told() -> None:
+def test_row_reports_its_verdicts() -> None:
     one = row()
     for place, (value, state) in enumerate(((9.0, PASS), (3.0, FAIL), (None, INCONCLUSIVE), (7.0, PASS))):
         add(one, place, value, state)
@@ -84,7 +84,7 @@ def test_what_fails_comes_before_what_is_unknown_and_that_before_what_passes() -
 
 
 @pytest.mark.parametrize("parts", [1, 3])
-def test_of_many_only_the_farthest_are_told(parts: int) -> None:
+def test_only_the_worst_values_are_listed(parts: int) -> None:
     count = 3 * MOST_FAR
     rows = [row() for _ in range(parts)]
     for place in range(count):
@@ -109,7 +109,7 @@ def test_a_number_that_passes_is_counted_alike_by_the_short_way(operator: str) -
     assert short.judged({}) == plain.judged({})
 
 
-def test_a_failure_is_told_though_ten_passes_came_first() -> None:
+def test_failure_is_listed_after_ten_passes() -> None:
     one = row()
     for place in range(2 * MOST_FAR):
         one.put(1.0, place, f"h{place}", "gpu=0")
@@ -138,7 +138,7 @@ def test_what_many_hosts_have_in_common_is_counted_at_once(value: Any, told: int
     assert found.values == ({str(value): 14} if isinstance(value, str | bool) else {})
 
 
-def test_no_more_than_there_are_is_counted_of_few() -> None:
+def test_count_never_exceeds_the_number_of_values() -> None:
     one = row()
     one.many(7.0, 7.0, [(0, "h0"), (1, "h1")], 2, "host")
     found = one.judged({})
@@ -164,7 +164,7 @@ def test_parts_are_named_only_where_something_differs() -> None:
     assert hosts(failing.judged({})) == ["h0"]
 
 
-def test_a_serial_that_the_verdict_does_not_tell_is_that_of_the_gpu() -> None:
+def test_missing_serial_is_taken_from_the_gpu() -> None:
     one = row()
     one.add(FAIL, 1.0, 5.0, 0, "h0", "gpu=1,link=2", "")
     one.add(FAIL, 2.0, 5.0, 0, "h0", "gpu=2", "own")
@@ -173,7 +173,7 @@ def test_a_serial_that_the_verdict_does_not_tell_is_that_of_the_gpu() -> None:
     assert [far.serial for far in one.judged({}).farthest] == ["", "own"]
 
 
-def test_a_limit_is_told_where_all_have_the_same() -> None:
+def test_common_limit_is_shown() -> None:
     for limits, told in (
         ((5.0, 5.0), 5.0),
         ((5.0, 6.0), None),
@@ -193,7 +193,7 @@ def test_a_limit_is_told_where_all_have_the_same() -> None:
         assert halves[0].judged({}).limit == told
 
 
-def test_few_words_are_told_the_commonest_first() -> None:
+def test_text_values_are_sorted_by_frequency() -> None:
     one = row(operator="eq")
     for at in range(MOST_VALUES + 2):
         for place in range(at + 1):
@@ -301,7 +301,7 @@ def test_what_is_put_aside_is_counted_before_it_grows(monkeypatch: pytest.Monkey
 
 
 @pytest.mark.parametrize("short", [False, True])
-def test_the_last_of_the_farthest_gives_way_to_whoever_is_farther(short: bool) -> None:
+def test_worse_value_replaces_the_last_of_the_worst(short: bool) -> None:
     def pass_(value: float, place: int) -> None:
         if short:
             one.put(value, place, f"h{place}", "gpu=0")
@@ -341,14 +341,14 @@ def test_words_and_numbers_of_one_row_come_in_the_order_of_the_plan() -> None:
         assert other.judged({}).values == {"a": 1}
 
 
-def test_what_many_hosts_have_in_common_is_told_with_their_serials() -> None:
+def test_common_findings_list_their_serials() -> None:
     one = row()
     one.many(7.0, 5.0, [(0, "h0")], 1, "gpu=0")
     add(one, 1, 8.0)
     assert [far.serial for far in one.judged({("h0", "gpu=0"): "S"}).farthest] == ["S", "S1"]
 
 
-def test_whole_numbers_have_no_point_as_far_as_a_float_can_tell_them() -> None:
+def test_integers_have_no_decimal_point() -> None:
     for value, told in ((2.0**53, "9007199254740992.0"), (2.0**53 - 1, "9007199254740991"), (-(2.0**53), "-9007199254740992.0"),
                         (1.5, "1.5"), (-3.0, "-3")):  # fmt: skip
         one = row()

@@ -172,13 +172,13 @@ def test_an_adapter_is_compared_with_the_one_of_its_name() -> None:
 
 
 @pytest.mark.parametrize("lost", [("error", "no answer"), ("unsupported", "this driver has none")])
-def test_host_that_cannot_tell_what_others_tell_is_inconclusive(lost: tuple[str, str]) -> None:
+def test_host_with_an_unreadable_version_is_inconclusive(lost: tuple[str, str]) -> None:
     made = plan("h1", "h2")
     found = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04", "h2": lost}))
     assert told(found) == [("h2", "host", INCONCLUSIVE, ": ".join(lost))]
 
 
-def test_host_that_does_not_mention_what_others_tell_is_inconclusive() -> None:
+def test_host_without_a_version_that_others_have_is_inconclusive() -> None:
     made = plan("h1", "h2")
     found = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04"}))
     assert told(found) == [("h2", "host", INCONCLUSIVE, "not observed, and other hosts tell it")]
@@ -259,7 +259,7 @@ def test_an_operator_switches_the_comparison_off_by_its_id(tmp_path: Path) -> No
     assert verdicts(made, evidence, mixed(tmp_path / "mixed.yml")) == []
 
 
-def test_comparison_of_the_operator_that_nothing_is_told_for_is_no_pass(tmp_path: Path) -> None:
+def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
     made = plan("h1", "h2")
     pack = mixed(tmp_path / "mine.yml", id="uniform-mine", name="software.mine", same_as_fleet=True)
     found = told(verdicts(made, builders.evidence(made), pack))
@@ -287,7 +287,7 @@ def matrix(*told: dict[str, str]) -> tuple[list[versions.Version], str, str]:
     return versions.versions(report), render_html(report), render_markdown(report)
 
 
-def test_matrix_names_the_hosts_that_differ_and_tells_the_rest_in_a_line() -> None:
+def test_matrix_names_differing_hosts_and_summarizes_the_rest() -> None:
     hosts = [{"driver.version": "580.159.04", "torch": "2.11.0"} for _ in range(28)]
     hosts += [{"driver.version": "550.90.07", "torch": "2.11.0"} for _ in range(2)]
     found, html, markdown = matrix(*hosts)
@@ -320,14 +320,14 @@ def test_matrix_of_a_fleet_in_which_nothing_is_alike_stays_short() -> None:
     assert found[0].values[1].where.endswith("r12-h05 and 8 more")
 
 
-def test_matrix_says_how_many_hosts_did_not_tell() -> None:
+def test_matrix_counts_hosts_without_a_version() -> None:
     found, html, markdown = matrix({"torch": "2.11.0"}, {}, {"torch": "2.11.0"})
     assert [(version.name, version.differs, version.unknown) for version in found] == [("torch", False, 1)]
     assert "not told by 1 host" in html
     assert "`torch 2.11.0` (not told by 1)" in markdown
 
 
-def test_report_has_the_versions_that_collectors_told_and_those_that_criteria_compare() -> None:
+def test_report_has_collected_and_compared_versions() -> None:
     made = plan("h1", "h2")
     evidence = builders.evidence(made)
     readings = {

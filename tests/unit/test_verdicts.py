@@ -103,7 +103,7 @@ def test_a_failure_has_its_value_and_limit_in_the_unit_that_it_names(report: Fle
     assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
 
 
-def test_a_waived_failure_is_told_apart(report: FleetReport) -> None:
+def test_waived_failure_is_separate(report: FleetReport) -> None:
     waiver = Waiver(criterion="row-remap-failed", who="alice", why="spare ordered", until="2026-12-31", host="h2")
     found = series(render_prometheus(replace(report, verdicts=(*report.verdicts, replace(failure(), waiver=waiver)))))
     assert "failures" not in found
@@ -111,7 +111,7 @@ def test_a_waived_failure_is_told_apart(report: FleetReport) -> None:
     assert "failure_value" not in found
 
 
-def test_what_a_large_fleets_report_leaves_out_is_not_told_as_none(report: FleetReport) -> None:
+def test_truncated_lists_are_not_exported_as_zero(report: FleetReport) -> None:
     found = series(render_prometheus(replace(report, detail="exceptions", verdicts=(failure(),))))
     assert {labels["verdict"] for labels, _ in found["host_verdicts"]} == {"fail", "inconclusive"}
 
@@ -146,7 +146,7 @@ def test_what_a_host_says_stays_inside_its_label(report: FleetReport, hostile: s
     assert subprocess.run(["promtool", "check", "metrics"], input=text, text=True, check=False).returncode == 0
 
 
-def test_the_verb_writes_it_beside_the_report(tmp_path: Path) -> None:
+def test_report_verb_writes_verdicts_prom(tmp_path: Path) -> None:
     write_run(tmp_path / "r1", builders.plan("h1", "h2", "h3"))
     rackproof("report", tmp_path / "r1")
     assert chosen(series((tmp_path / "r1" / "verdicts.prom").read_text())["decision"]) == [{"decision": "accepted"}]

@@ -126,9 +126,7 @@ def test_expired_waiver_rejects_and_says_so(tmp_path: Path, capsys: pytest.Captu
     assert "Waiver EXPIRED on 2026-11-20: hbm-copy on h1 (by Ada Example)" in shown
 
 
-def test_waiver_that_nothing_needs_is_told_and_changes_nothing(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_unused_waiver_is_reported_and_changes_nothing(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = run_directory(tmp_path / "r1")
     assert call("report", run, "--waivers", written(tmp_path / "w.yml", {"host": "h2"})) == 0
     shown = capsys.readouterr().out

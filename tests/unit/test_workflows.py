@@ -23,8 +23,8 @@ def tool(name: str) -> str:
 
 
 def read(path: Path) -> dict[str, Any]:
-    found: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
-    return found
+    workflow: dict[str, Any] = yaml.safe_load(path.read_text(encoding="utf-8"))
+    return workflow
 
 
 JOBS = [pytest.param(job, id=f"{path.stem}-{name}") for path in WORKFLOWS for name, job in read(path)["jobs"].items()]
@@ -68,7 +68,7 @@ def test_one_action_has_one_version() -> None:
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_an_own_machine_runs_nobody_elses_code(job: dict[str, Any]) -> None:
+def test_self_hosted_runner_runs_no_foreign_code(job: dict[str, Any]) -> None:
     if "self-hosted" in job["runs-on"]:
         assert "github.event_name != 'pull_request'" in job["if"] or "refs/tags/" in job["if"]
 
@@ -84,7 +84,7 @@ def test_shellcheck_finds_nothing_and_no_expression_is_in_a_script(job: dict[str
 
 
 @pytest.mark.parametrize("job", JOBS)
-def test_what_they_start_is_there(job: dict[str, Any]) -> None:
+def test_workflows_start_existing_targets(job: dict[str, Any]) -> None:
     makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
     for step in job["steps"]:
         for words in re.findall(r"^make (.+)$", step.get("run", ""), flags=re.MULTILINE):

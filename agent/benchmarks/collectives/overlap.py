@@ -1,45 +1,36 @@
-"""How much of an all_reduce hides behind matrix products, and how much the two slow each other down.
+"""How much of an all_reduce is hidden behind matrix products, and how much the two slow each other down.
 
-As in the backward pass of data-parallel training: NCCL's kernels take some of the multiprocessors and of the memory's
-bandwidth. There are as many products as take about as long as the all_reduce, so that in theory one of the two is free.
+As in the backward pass of data-parallel training, NCCL's kernels take some of the multiprocessors and of the memory
+bandwidth. The number of products is chosen so that they take about as long as the all_reduce; ideally one of the two is free.
 """
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 import torch.distributed as dist
 
+from agent.benchmarks.runtime.agreement import CannotMeasureError, attempt_on_all_ranks
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.training.training import CannotMeasureError, attempt, tell_absent
 from schemas.records import SKIPPED
 
 
-def run(context: Context, settings: dict[str, Any]) -> None:
-    """Reports the hidden share, 1 where the shorter costs nothing beside the longer, and the slowdown, then 1."""
-    try:
-        if context.world_size == 1:
-            raise CannotMeasureError(SKIPPED, "one rank has nobody to talk to")
-        _measure(context, int(settings["size"]), int(settings["size_bytes"]), int(settings["repetitions"]))
-    except CannotMeasureError as problem:
-        tell_absent(context, "overlap", problem)
-
-
-def _measure(context: Context, size: int, size_bytes: int, repetitions: int) -> None:
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report the hidden share (1: the shorter of the two costs nothing) and the slowdown (then 1)."""
+    if context.world_size == 1:
+        raise CannotMeasureError(SKIPPED, "a collective needs two ranks")
+    size, size_bytes = settings["size"], settings["size_bytes"]
     dtype = torch.bfloat16 if context.device.type == "cuda" else torch.float32
 
-    def buffers() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    def allocate() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         factor = torch.randn(size, size, device=context.device).to(dtype)
-        return (
-            factor,
-            torch.empty_like(factor),
-            torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=context.device),
-        )
+        message = torch.zeros(size_bytes // dtype.itemsize, dtype=dtype, device=context.device)
+        return factor, torch.empty_like(factor), message
 
-    factor, product, message = attempt(context, buffers)
+    factor, product, message = attempt_on_all_ranks(context, allocate)
     products = 1
 
     def compute() -> None:
@@ -49,28 +40,30 @@ def _measure(context: Context, size: int, size_bytes: int, repetitions: int) -> 
     def communicate() -> None:
         dist.all_reduce(message)
 
-    def both() -> None:
-        under_way = dist.all_reduce(message, async_op=True)  # first, so that it finds free multiprocessors
+    def overlap() -> None:
+        handle = dist.all_reduce(message, async_op=True)  # first, so that it finds free multiprocessors
         compute()
-        under_way.wait()
+        handle.wait()
 
     def median(work: Callable[[], None]) -> float:
-        return statistics.median(context.slowest(context.time(work, repetitions)))
+        return statistics.median(context.max_over_ranks(context.time(work, settings["repetitions"])))
 
     communication = median(communicate)
     products = max(1, round(communication / median(compute)))
-    hidden_share, slowdown = figures(median(compute), communication, median(both))
-    if context.speaks_for_world:
-        params: dict[str, Any] = {"size": size, "size_bytes": size_bytes, "dtype": str(dtype).removeprefix("torch.")}
-        params |= {"world_size": context.world_size, "scope": context.world_scope}
-        context.measured("overlap.hidden_share", hidden_share, unit="1", **params)
-        context.measured("overlap.slowdown", slowdown, unit="1", **params)
+    hidden_share, slowdown = overlap_figures(median(compute), communication, median(overlap))
+    context.report_world(
+        {"overlap.hidden_share": (hidden_share, "1"), "overlap.slowdown": (slowdown, "1")},
+        size=size,
+        size_bytes=size_bytes,
+        dtype=str(dtype).removeprefix("torch."),
+        world_size=context.world_size,
+    )
 
 
-def figures(computation: float, communication: float, both: float) -> tuple[float, float]:
-    """Hidden share and slowdown from the seconds of each alone and of both at once.
+def overlap_figures(computation: float, communication: float, both: float) -> tuple[float, float]:
+    """Return hidden share and slowdown from the seconds of each alone, and of both at once.
 
-    A share below 0 (worse than one after the other) is told as 0, one above 1 (noise) as 1; the slowdown has the rest.
+    A share below 0 (worse than one after the other) is reported as 0, one above 1 (noise) as 1; the slowdown is not limited.
     """
     shorter, longer = sorted((computation, communication))
     return min(1.0, max(0.0, (computation + communication - both) / shorter)), both / longer

@@ -1,69 +1,69 @@
 """Seeded computations whose results must be equal to the bit: every time, on every GPU of a model, on every host.
 
-A GPU that computes wrongly without an error (silent data corruption) is found by nothing else. The computations run over and
-over with all GPUs busy, as such parts fail when hot; every result is compared on the device with the first, and the first
-with those of the other GPUs, by the judge.
+Nothing else finds a GPU that computes wrongly without an error (silent data corruption). Such parts fail when hot, so the
+computations are repeated with all GPUs busy. Each result is compared on the device with the first one; the control node
+compares the first results of the GPUs.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 from torch import nn
 
-from agent.benchmarks.runtime.context import Context, failed
+from agent.benchmarks.runtime.context import Context, describe_error
+from schemas.records import ERROR
 
 SEED = 20261121
 STEPS = 3
 
 
-def run(context: Context, settings: dict[str, Any]) -> None:
-    """Reports `digest.value` (16 hexadecimal digits) and `digest.mismatches` (repetitions that differ from the first)."""
-    size, workloads = int(settings["size"]), settings["workloads"]
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `digest.value` (16 hexadecimal digits) and `digest.mismatches` (repetitions that differ from the first)."""
+    size, workloads = settings["size"], settings["workloads"]
     for workload in workloads:
-        context.phase(f"digest {workload}")
+        context.set_phase(f"digest {workload}")
         common: dict[str, Any] = {"unit": "1", "scope": context.device_scope, "workload": workload, "size": size}
-        context.meet(workload)
+        context.host_barrier(workload)
         try:
             first, mismatches, count = _repeat(
-                context, WORKLOADS[workload](size, context.device), float(settings["seconds"]) / len(workloads)
+                context, WORKLOADS[workload](size, context.device), settings["seconds"] / len(workloads)
             )
         except (RuntimeError, ValueError) as error:
-            status, reason = failed(error)
             for name in ("value", "mismatches"):
-                context.absent(f"digest.{name}", status=status, reason=reason, **common)
+                context.report_absent(f"digest.{name}", status=ERROR, reason=describe_error(error), **common)
             continue
-        context.measured("digest.value", f"{first & (1 << 64) - 1:016x}", **common)
-        context.measured("digest.mismatches", mismatches, repetitions=count, **common)
+        context.report("digest.value", f"{first & (1 << 64) - 1:016x}", **common)
+        context.report("digest.mismatches", mismatches, repetitions=count, **common)
 
 
 def _repeat(context: Context, compute: Callable[[], torch.Tensor], seconds: float) -> tuple[int, int, int]:
-    """The first digest, how many of the following differ from it, and how many there were."""
-    factors = weights(compute())
-    first = digest(compute(), factors)
+    """Return the first digest, how many of the later ones differ from it, and the number of later ones."""
+    factors = digest_factors(compute())
+    first = compute_digest(compute(), factors)
     mismatches = torch.zeros((), dtype=torch.int64, device=context.device)
-    ends, count = time.monotonic() + seconds, 0
-    while count == 0 or time.monotonic() < ends:
+    deadline, count = time.monotonic() + seconds, 0
+    while count == 0 or time.monotonic() < deadline:
         for _ in range(4):
-            mismatches += digest(compute(), factors) != first
+            mismatches += compute_digest(compute(), factors) != first
         count += 4
         context.synchronize()
     return int(first), int(mismatches), count
 
 
-def digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
-    """64 bits of a tensor, on its device: its words, each times an odd number of its own, summed modulo 2⁶⁴.
+def compute_digest(result: torch.Tensor, factors: torch.Tensor) -> torch.Tensor:
+    """Return 64 bits on the tensor's device: the sum modulo 2⁶⁴ of its words, each times an odd factor of its own.
 
-    An odd factor loses no bit, so one flipped bit changes the sum; integers add up alike in any order.
+    An odd factor loses no bit, so one flipped bit changes the sum. The sum of integers does not depend on their order.
     """
     return (_words(result) * factors).sum()
 
 
-def weights(result: torch.Tensor) -> torch.Tensor:
-    """The odd factors for the words of results like this one."""
+def digest_factors(result: torch.Tensor) -> torch.Tensor:
+    """Return the odd factors for the words of results of this size."""
     return torch.arange(_words(result).numel(), device=result.device) * 0x1E3779B97F4A7C15 % (1 << 62) * 2 + 1
 
 
@@ -72,7 +72,7 @@ def _words(result: torch.Tensor) -> torch.Tensor:
 
 
 def _random(size: int, device: torch.device, number: int) -> torch.Tensor:
-    """A random matrix, made on the CPU so that it is the same everywhere."""
+    """Return a random matrix, generated on the CPU so that it is the same everywhere."""
     generator = torch.Generator().manual_seed(SEED + number)
     return torch.randn(size, size, generator=generator).to(device)
 
@@ -88,15 +88,15 @@ def _reduction(size: int, device: torch.device) -> Callable[[], torch.Tensor]:
 
 
 def _training_step(size: int, device: torch.device) -> Callable[[], torch.Tensor]:
-    """A few steps of a small network by hand: forward, backward, update; the weights are the result."""
+    """Train a small network for a few steps; the weights are the result."""
     width = max(16, size // 4)
-    begin = [_random(width, device, number) / width**0.5 for number in (3, 4)]
-    inputs, wanted = _random(width, device, 5), _random(width, device, 6)
+    initial = [_random(width, device, number) / width**0.5 for number in (3, 4)]
+    inputs, target = _random(width, device, 5), _random(width, device, 6)
 
     def compute() -> torch.Tensor:
-        weights = [weight.clone().requires_grad_() for weight in begin]
+        weights = [weight.clone().requires_grad_() for weight in initial]
         for _ in range(STEPS):
-            loss = nn.functional.mse_loss(torch.relu(inputs @ weights[0]) @ weights[1], wanted)
+            loss = nn.functional.mse_loss(torch.relu(inputs @ weights[0]) @ weights[1], target)
             gradients = torch.autograd.grad(loss, weights)
             weights = [
                 (weight - 0.1 * gradient).detach().requires_grad_()

@@ -1,18 +1,18 @@
-"""Matrix product rate of each device, in each precision: C = A·B with square random matrices, in a short run.
+"""Matrix product rate of each device in each precision: C = A·B with square random matrices, in a short run.
 
-A short run shows what the part can do before its power limit bites; `stress` shows what it keeps up.
+A short run shows what the GPU can do before it reaches its power limit; `stress` shows what it sustains.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from agent.benchmarks.runtime.context import Context, failed
-from schemas.records import UNSUPPORTED
+from agent.benchmarks.runtime.context import Context, describe_error
+from schemas.records import ERROR, UNSUPPORTED
 
 DTYPES = {
     "fp64": torch.float64,
@@ -23,48 +23,47 @@ DTYPES = {
     "fp8": torch.float8_e4m3fn,
 }
 TOLERANCE = {"fp64": 1e-12, "fp32": 1e-4, "tf32": 5e-3, "fp16": 5e-3, "bf16": 2e-2, "fp8": 2e-2}
-"""Largest error of a row's checksum, over the checksums' root mean square: a few times the rounding of the output."""
+"""Largest error of a row's checksum over the checksums' root mean square: a few times the rounding of the output."""
 CHECKSUMS = 4
-REST_S = 0.3
-"""Between two precisions, so that the one before leaves the next neither hot nor at its power limit."""
-BREATH_S = 0.05
-"""Between the blocks of one: a GPU that came to its power limit within the run had the median of two states (measured, H200,
-bf16, fp16 and tf32: 10 to 12 % from run to run without, at most 0.23 % with)."""
+DTYPE_REST_S = 0.3
+"""Pause before each precision, so that the GPU is neither hot nor at its power limit from the previous one."""
+BLOCK_REST_S = 0.05
+"""Pause between the blocks of one precision. A GPU that reached its power limit within the run gave the median of two states
+(measured, H200; bf16, fp16 and tf32 varied by 10 to 12 % from run to run without the pause, and by 0.23 % at most with it)."""
 
 
-def run(context: Context, settings: dict[str, Any]) -> None:
-    """Reports `gemm.throughput` in FLOP/s for each dtype; 2·size³ operations a product (McCalpin's and cuBLAS' count)."""
-    size = int(settings["size"])
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `gemm.throughput` in FLOP/s for each dtype; a product counts as 2·size³ operations (as McCalpin and cuBLAS do)."""
+    size = settings["size"]
     for dtype in settings["dtypes"]:
-        context.phase(f"gemm {dtype}")
+        context.set_phase(f"gemm {dtype}")
         common: dict[str, Any] = {"unit": "FLOP/s", "scope": context.device_scope, "dtype": dtype, "size": size}
-        if reason := unsupported(dtype, context.device):
-            context.absent("gemm.throughput", status=UNSUPPORTED, reason=reason, **common)
+        if reason := unsupported_reason(dtype, context.device):
+            context.report_absent("gemm.throughput", status=UNSUPPORTED, reason=reason, **common)
             continue
+        on_gpu = context.kind == "gpu"
         try:
-            multiply, check = product(dtype, size, context.device, seed=context.rank)
+            multiply, check = build_product(dtype, size, context.device, seed=context.rank)
             multiply()
             check()
-            rest, breath = (REST_S, BREATH_S) if context.kind == "gpu" else (0.0, 0.0)
-            time.sleep(rest)
+            time.sleep(DTYPE_REST_S if on_gpu else 0.0)
             series = context.sample(
                 multiply,
-                precision=float(settings["precision"]),
-                seconds=float(settings["seconds"]),
-                rest_s=breath,
+                precision=settings["precision"],
+                seconds=settings["seconds"],
+                rest_s=BLOCK_REST_S if on_gpu else 0.0,
             )
             check()
         except (RuntimeError, ValueError) as error:
-            status, reason = failed(error)
-            context.absent("gemm.throughput", status=status, reason=reason, **common)
+            context.report_absent("gemm.throughput", status=ERROR, reason=describe_error(error), **common)
             continue
-        context.rate("gemm.throughput", 2 * size**3, series, **common)
+        context.report_rate("gemm.throughput", 2 * size**3, series, **common)
 
 
-def product(
+def build_product(
     dtype: str, size: int, device: torch.device, seed: int
 ) -> tuple[Callable[[], torch.Tensor], Callable[[], None]]:
-    """A product of two random matrices (size, size): what computes it, and what raises ValueError where it is wrong.
+    """Return what multiplies two random matrices (size, size), and what raises ValueError if the product is wrong.
 
     Random, not zeros: zeros draw less power and run faster than any real work.
     """
@@ -72,38 +71,38 @@ def product(
     generator = torch.Generator(device).manual_seed(seed)
     left, right = (torch.randn(size, size, device=device, generator=generator).to(DTYPES[dtype]) for _ in range(2))
     if dtype == "fp8":
-        right = right.t()  # the second factor of an fp8 product lies column by column
-        one = torch.ones((), device=device)
-        last = torch.empty(size, size, dtype=torch.bfloat16, device=device)
+        right = right.t()  # the second factor of an fp8 product must be column-major
+        scale = torch.ones((), device=device)
+        result = torch.empty(size, size, dtype=torch.bfloat16, device=device)
 
         def multiply() -> torch.Tensor:
-            return torch._scaled_mm(left, right, scale_a=one, scale_b=one, out_dtype=torch.bfloat16, out=last)
+            return torch._scaled_mm(left, right, scale_a=scale, scale_b=scale, out_dtype=torch.bfloat16, out=result)
     else:
-        last = torch.empty_like(left)
+        result = torch.empty_like(left)
 
         def multiply() -> torch.Tensor:
-            return torch.matmul(left, right, out=last)
+            return torch.matmul(left, right, out=result)
 
     vectors = torch.randn(size, CHECKSUMS, device=device, dtype=torch.float64, generator=generator)
 
     def check() -> None:
-        """Every row, by Freivalds' algorithm: (A·B)·x must be A·(B·x), in fp64, which costs next to nothing."""
-        right_sums = left.double() @ (right.double() @ vectors)
-        errors = (last.double() @ vectors - right_sums).abs() / right_sums.square().mean().sqrt()
+        """Check every row by Freivalds' algorithm: (A·B)·x must equal A·(B·x), in fp64, at almost no cost."""
+        expected = left.double() @ (right.double() @ vectors)
+        errors = (result.double() @ vectors - expected).abs() / expected.square().mean().sqrt()
         row, error = int(errors.amax(1).argmax()), float(errors.max())
-        if not error <= TOLERANCE[dtype]:  # NaN is no less wrong
+        if not error <= TOLERANCE[dtype]:  # written so that NaN is an error
             raise ValueError(
-                f"the product is wrong: row {row} by {error:.2e}, at most {TOLERANCE[dtype]:.0e} is rounding"
+                f"the product is wrong: row {row} by {error:.2e}; rounding explains at most {TOLERANCE[dtype]:.0e}"
             )
 
     return multiply, check
 
 
-def unsupported(dtype: str, device: torch.device) -> str:
-    """Why the device has no such product, or an empty string."""
-    needs = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}.get(dtype)
+def unsupported_reason(dtype: str, device: torch.device) -> str:
+    """Return why the device cannot multiply this type, or an empty string."""
+    required = {"tf32": (8, 0), "bf16": (8, 0), "fp8": (8, 9)}.get(dtype)
     if device.type == "cpu":
         return f"no {dtype} on a CPU" if dtype in ("tf32", "fp8") else ""
-    if needs and torch.cuda.get_device_capability(device) < needs:
-        return f"no {dtype} before compute capability {needs[0]}.{needs[1]}"
+    if required and torch.cuda.get_device_capability(device) < required:
+        return f"no {dtype} before compute capability {required[0]}.{required[1]}"
     return ""

@@ -1,82 +1,82 @@
-"""Matrix products on all devices of the host at once, until power and temperature have settled and for a while then.
+"""Matrix products on all devices of the host at once, until power and temperature have settled and for some time after.
 
-A short run of healthy GPUs spreads by 5 %, as the silicon differs; at the power limit they differ by 0.4 % (measured, 4 H200):
-only so a slow part stands out. What the GPU drew and why its clocks were held down is read beside it by the supervisor.
+In a short run healthy GPUs differ by 5 %, because the silicon differs; at the power limit by 0.4 % (measured, 4 H200). Only
+there does a slow GPU stand out. Meanwhile the supervisor samples the power, and the reasons why the clocks are limited.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from agent.benchmarks.compute.gemm import product, unsupported
-from agent.benchmarks.runtime.context import Context, failed
-from agent.benchmarks.runtime.timing import cuda_event, elapsed
+from agent.benchmarks.compute.gemm import build_product, unsupported_reason
+from agent.benchmarks.runtime.context import Context, describe_error
+from agent.benchmarks.runtime.timing import cuda_event, elapsed_s
 from agent.sampling.statistics import Series
-from schemas.records import UNSUPPORTED
+from schemas.records import ERROR, UNSUPPORTED
 
 BLOCK_S = 0.5
-"""Products between two events: at the power limit the clock swings several times a second, and a block is to hold them all."""
+"""Length of a timed block: at the power limit the clock oscillates several times a second, and a block averages that."""
+
+Moment = torch.cuda.Event | float
 
 
-def run(context: Context, settings: dict[str, Any]) -> None:
-    """Reports `stress.throughput` in FLOP/s and `stress.wrong_products` of each dtype, over the time after settling.
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `stress.throughput` in FLOP/s and `stress.wrong_products` of each dtype, over the time after settling.
 
-    Each block's last product is compared with the first to the bit: the same factors must give the same product.
+    Each block's last product is compared with the first product to the bit: the same factors must give the same product.
     """
     for dtype in settings["dtypes"]:
-        context.phase(f"stress {dtype}")
-        common: dict[str, Any] = {"scope": context.device_scope, "dtype": dtype, "size": int(settings["size"])}
-        reason, status = unsupported(dtype, context.device), UNSUPPORTED
+        context.set_phase(f"stress {dtype}")
+        common: dict[str, Any] = {"scope": context.device_scope, "dtype": dtype, "size": settings["size"]}
+        reason, status = unsupported_reason(dtype, context.device), UNSUPPORTED
         if not reason:
             try:
-                _stress(context, settings, dtype, common)
+                _run_products(context, settings, dtype, common)
                 continue
             except (RuntimeError, ValueError) as error:
-                status, reason = failed(error)
+                status, reason = ERROR, describe_error(error)
         for name, unit in (("throughput", "FLOP/s"), ("wrong_products", "1")):
-            context.absent(f"stress.{name}", unit=unit, status=status, reason=reason, **common)
+            context.report_absent(f"stress.{name}", unit=unit, status=status, reason=reason, **common)
 
 
-def _stress(context: Context, settings: dict[str, Any], dtype: str, common: dict[str, Any]) -> None:
-    size = int(settings["size"])
-    multiply, check = product(dtype, size, context.device, seed=1)
-    right = multiply().clone()
+def _run_products(context: Context, settings: Mapping[str, Any], dtype: str, common: Mapping[str, Any]) -> None:
+    size, duration = settings["size"], settings["seconds"]
+    multiply, check = build_product(dtype, size, context.device, seed=1)
+    expected = multiply().clone()
     check()
-    block_s = min(BLOCK_S, float(settings["seconds"]) / 10)
-    count = max(1, int(block_s / min(context.time(multiply, 3))))
+    count = max(1, int(min(BLOCK_S, duration / 10) / min(context.time(multiply, 3))))
     wrong = torch.zeros((), dtype=torch.int64, device=context.device)
-    context.meet(dtype)  # all at once: they share the power supply and the air
-    devices = len(context.present())  # now: at the end some have left already
-    settled = time.monotonic() + float(settings["settle_seconds"])
-    ends = settled + float(settings["seconds"])
+    context.host_barrier(dtype)  # all at once: the GPUs share power supply and cooling
+    devices = len(context.present_ranks())  # now: some may finish earlier than this one
+    settled = time.monotonic() + settings["settle_seconds"]
+    deadline = settled + duration
     begin = 0.0
     seconds: list[float] = []
-    marks = [_mark(context)]
-    while time.monotonic() < ends or not seconds:  # on a busy host a block may take longer than the whole time
+    moments = [_record_moment(context)]
+    while time.monotonic() < deadline or not seconds:  # on a busy host one block may exceed the whole time
         for _ in range(count):
-            last = multiply()
-        wrong += (last != right).any()
-        marks.append(_mark(context))
-        if len(marks) > 2:  # one block runs, one waits
-            took = _between(marks[0], marks[1])
-            marks.pop(0)
+            product = multiply()
+        wrong += (product != expected).any()
+        moments.append(_record_moment(context))
+        if len(moments) > 2:  # one block runs while the next is queued
+            block_seconds = _seconds_between(moments[0], moments[1])
+            moments.pop(0)
             if time.monotonic() > settled:
                 begin = begin or time.monotonic()
-                seconds.append(took / count)
-    context.window(begin, time.monotonic(), dtype=dtype)
+                seconds.append(block_seconds / count)
+    context.request_telemetry(begin, time.monotonic(), dtype=dtype)
     context.synchronize()
     check()
-    context.rate("stress.throughput", 2 * size**3, Series(seconds=seconds), unit="FLOP/s", devices=devices, **common)
-    context.measured("stress.wrong_products", int(wrong), unit="1", **common)
+    series = Series(seconds=seconds)
+    context.report_rate("stress.throughput", 2 * size**3, series, unit="FLOP/s", devices=devices, **common)
+    context.report("stress.wrong_products", int(wrong), unit="1", **common)
 
 
-Mark = torch.cuda.Event | float
-
-
-def _mark(context: Context) -> Mark:
+def _record_moment(context: Context) -> Moment:
     if context.device.type == "cpu":
         return time.perf_counter()
     event = cuda_event()
@@ -84,8 +84,8 @@ def _mark(context: Context) -> Mark:
     return event
 
 
-def _between(first: Mark, last: Mark) -> float:
+def _seconds_between(first: Moment, last: Moment) -> float:
     if isinstance(first, float) or isinstance(last, float):
         return float(last) - float(first)  # type: ignore[arg-type]
     last.synchronize()
-    return elapsed(first, last)
+    return elapsed_s(first, last)

@@ -1,155 +1,148 @@
-"""Copies from each GPU to each other one of the host: peer access, bandwidth one way and both ways, latency."""
+"""Copies from each GPU of the host to each other one: peer access, bandwidth in one and in both directions, latency."""
 
 from __future__ import annotations
 
-import statistics
+from collections.abc import Mapping
 from typing import Any
 
 import torch
 
-from agent.benchmarks.runtime.context import Context, cuda_stream, failed
-from agent.benchmarks.runtime.timing import cuda_event, elapsed
+from agent.benchmarks.runtime.context import Context, cuda_stream, describe_error
+from agent.benchmarks.runtime.timing import cuda_event, elapsed_s
 from agent.sampling.statistics import Series, interval, summarize
-from schemas.records import SKIPPED
+from schemas.records import ERROR, SKIPPED
 
 COPIES = 3
-"""Copies in one timed span, which begins when one before them has ended."""
+"""Copies in one timed span, which begins when an untimed copy before them has ended."""
+BLOCK = 6
+"""Spans between two checks of the median's precision."""
 LATENCY_COPIES = 100
 """Copies of one word, one after the other, in one CUDA graph, so that the host's launches are not in the figure."""
 
 
-def run(context: Context, settings: dict[str, Any]) -> None:
-    """Reports, for this GPU to each other, `peer_copy.access`, `.bandwidth` in B/s (both ways: of both) and `.latency` in s.
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `peer_copy.access`, `.bandwidth` (B/s; in both directions the sum) and `.latency` (s) to each other GPU.
 
     The GPUs take turns: two copies at once may share a link or a bridge.
     """
     for turn in range(context.local_world_size):
-        context.meet("turn")
+        context.host_barrier("turn")
         if turn == context.local_rank:
             for peer in range(context.local_world_size):
-                if peer != context.local_rank and peer in context.present():
-                    _pair(context, settings, peer)
-                elif peer != context.local_rank:  # a fault of its GPU could become this process's own
-                    _no_peer(context, settings, peer)
-    torch.cuda.empty_cache()  # the peers' memory too, before they look how much of it is free
-    context.meet("done")
+                if peer != context.local_rank and peer in context.present_ranks():
+                    _measure_pair(context, settings, peer)
+                elif peer != context.local_rank:  # an error of that GPU could break this process's CUDA context
+                    _report_lost_peer(context, settings, peer)
+    torch.cuda.empty_cache()  # on the peers too, before they measure their free memory
+    context.host_barrier("done")
 
 
-def _no_peer(context: Context, settings: dict[str, Any], peer: int) -> None:
+def _report_lost_peer(context: Context, settings: Mapping[str, Any], peer: int) -> None:
     common: dict[str, Any] = {"scope": context.pair_scope(peer), "status": SKIPPED, "reason": "the other GPU was lost"}
-    context.absent("peer_copy.access", unit="1", **common)
-    context.absent("peer_copy.latency", unit="s", **common)
+    context.report_absent("peer_copy.access", unit="1", **common)
+    context.report_absent("peer_copy.latency", unit="s", **common)
     for direction in settings["directions"]:
-        context.absent("peer_copy.bandwidth", unit="B/s", direction=direction, **common)
+        context.report_absent("peer_copy.bandwidth", unit="B/s", direction=direction, **common)
 
 
-def _pair(context: Context, settings: dict[str, Any], peer: int) -> None:
-    context.phase(f"peer_copy to local rank {peer}")
+def _measure_pair(context: Context, settings: Mapping[str, Any], peer: int) -> None:
+    context.set_phase(f"peer_copy to local rank {peer}")
     other = torch.device("cuda", peer)
     scope = context.pair_scope(peer)
     access = torch.cuda.can_device_access_peer(context.device, other)
-    context.measured("peer_copy.access", access, unit="1", scope=scope)
-    size = int(settings["size_bytes"])
+    context.report("peer_copy.access", access, unit="1", scope=scope)
     for direction in settings["directions"]:
-        common: dict[str, Any] = {
-            "unit": "B/s",
-            "scope": scope,
-            "direction": direction,
-            "size_bytes": size,
-            "access": access,
-        }
-        try:
-            pair = Pair(context.device, other, size)
-            series = pair.sample(direction, float(settings["precision"]), float(settings["seconds"]))
-            if not pair.right():
-                raise ValueError("what arrived is not what was sent")
-        except (RuntimeError, ValueError) as error:
-            status, reason = failed(error)
-            context.absent("peer_copy.bandwidth", status=status, reason=reason, **common)
-            continue
-        context.rate("peer_copy.bandwidth", size * (2 if direction == "both_ways" else 1), series, **common)
-        del pair
+        _measure_bandwidth(context, settings, other, direction, scope=scope, access=access)
+    latency: dict[str, Any] = {"unit": "s", "scope": scope, "access": access}
     try:
-        seconds = _latencies(context.device, other)
+        times = summarize(_measure_latencies(context.device, other))
     except (RuntimeError, ValueError) as error:
-        status, reason = failed(error)
-        context.absent("peer_copy.latency", unit="s", scope=scope, status=status, reason=reason, access=access)
+        context.report_absent("peer_copy.latency", status=ERROR, reason=describe_error(error), **latency)
     else:
-        context.measured(
-            "peer_copy.latency",
-            statistics.median(seconds),
-            unit="s",
-            scope=scope,
-            samples=summarize(seconds),
-            access=access,
-        )
+        context.report("peer_copy.latency", times, **latency)
 
 
-class Pair:
-    """Buffers on two devices, with a pair of streams for each way, so that the ways do not wait for each other."""
+def _measure_bandwidth(
+    context: Context, settings: Mapping[str, Any], other: torch.device, direction: str, **params: Any
+) -> None:
+    size = settings["size_bytes"]
+    common: dict[str, Any] = {"unit": "B/s", "direction": direction, "size_bytes": size, **params}
+    try:
+        pair = DevicePair(context.device, other, size)
+        series = pair.sample(direction, settings["precision"], settings["seconds"])
+        if not pair.is_correct():
+            raise ValueError("the copy differs from its source")
+    except (RuntimeError, ValueError) as error:
+        context.report_absent("peer_copy.bandwidth", status=ERROR, reason=describe_error(error), **common)
+        return
+    context.report_rate("peer_copy.bandwidth", size * (2 if direction == "both_ways" else 1), series, **common)
 
-    def __init__(self, here: torch.device, there: torch.device, size: int) -> None:
-        self._devices = (here, there)
+
+class DevicePair:
+    """Buffers on two devices, with two streams for each direction, so that the directions do not wait for each other."""
+
+    def __init__(self, first: torch.device, second: torch.device, size: int) -> None:
+        self._devices = (first, second)
         self._ways = []
-        for source, target in ((here, there), (there, here)):
+        for source, target in ((first, second), (second, first)):
             data = torch.randint(0, 256, (size,), dtype=torch.uint8, device=source)
             self._ways.append((data, torch.empty_like(data, device=target), cuda_stream(source), cuda_stream(target)))
         self._used = self._ways[:1]
 
     def sample(self, direction: str, precision: float, seconds: float) -> Series:
-        """Seconds of one copy, or of one each way at once, until the median is sure or the time spent."""
+        """Return the seconds of one copy (or one in each direction), until the median is precise or the time is spent."""
         self._used = self._ways if direction == "both_ways" else self._ways[:1]
-        self._span()
-        found: list[float] = []
+        self._time_span()
+        times: list[float] = []
         while True:
-            found += [self._span() for _ in range(6)]
-            sure = interval(found)
-            if sure is not None and sure <= precision:
-                return Series(seconds=found, stopped="precision")
-            if sum(found) * (COPIES + 1) >= seconds:
-                return Series(seconds=found, stopped="time")
+            times += [self._time_span() for _ in range(BLOCK)]
+            half_interval = interval(times)
+            if half_interval is not None and half_interval <= precision:
+                return Series(seconds=times, stopped="precision")
+            if sum(times) * (COPIES + 1) >= seconds:
+                return Series(seconds=times, stopped="time")
 
-    def _span(self) -> float:
-        marks = []
-        for data, arrived, out, into in self._used:
-            with torch.cuda.stream(into), torch.cuda.stream(out):
+    def _time_span(self) -> float:
+        events = []
+        for data, copy, source_stream, target_stream in self._used:
+            with torch.cuda.stream(target_stream), torch.cuda.stream(source_stream):
                 first, last = cuda_event(), cuda_event()
-                arrived.copy_(data, non_blocking=True)  # busy until the host has told it all the rest
-                first.record(out)
+                copy.copy_(data, non_blocking=True)  # keeps the GPU busy until the host has launched all the others
+                first.record(source_stream)
                 for _ in range(COPIES):
-                    arrived.copy_(data, non_blocking=True)
-                last.record(out)
-            marks.append((first, last))
+                    copy.copy_(data, non_blocking=True)
+                last.record(source_stream)
+            events.append((first, last))
         for device in self._devices:
             torch.cuda.synchronize(device)
-        return max(elapsed(first, last) for first, last in marks) / COPIES
+        return max(elapsed_s(first, last) for first, last in events) / COPIES
 
-    def right(self) -> bool:
-        """Whether what arrived is what was sent."""
-        return all(torch.equal(data.to(arrived.device), arrived) for data, arrived, _, _ in self._used)
+    def is_correct(self) -> bool:
+        """Return whether each copy equals its source."""
+        return all(torch.equal(data.to(copy.device), copy) for data, copy, _, _ in self._used)
 
 
-def _latencies(here: torch.device, there: torch.device) -> list[float]:
-    """Seconds of one copy of one word, several times."""
-    source, target = torch.ones(1, device=here), torch.zeros(1, device=there)
-    out, into = cuda_stream(here), cuda_stream(there)
-    for device in (here, there):
+def _measure_latencies(source_device: torch.device, target_device: torch.device) -> list[float]:
+    """Return the seconds of one copy of one word, several times."""
+    source, target = torch.ones(1, device=source_device), torch.zeros(1, device=target_device)
+    source_stream, target_stream = cuda_stream(source_device), cuda_stream(target_device)
+    for device in (source_device, target_device):
         torch.cuda.synchronize(device)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph, stream=out):
-        into.wait_stream(out)
-        with torch.cuda.stream(into), torch.cuda.stream(out):
+    with torch.cuda.graph(graph, stream=source_stream):
+        target_stream.wait_stream(source_stream)
+        with torch.cuda.stream(target_stream), torch.cuda.stream(source_stream):
             for _ in range(LATENCY_COPIES):
                 target.copy_(source, non_blocking=True)
-        out.wait_stream(into)
+        source_stream.wait_stream(target_stream)
     seconds = []
     for _ in range(7):
         first, last = cuda_event(), cuda_event()
         first.record()
         graph.replay()
         last.record()
-        torch.cuda.synchronize(here)
-        seconds.append(elapsed(first, last) / LATENCY_COPIES)
+        torch.cuda.synchronize(source_device)
+        seconds.append(elapsed_s(first, last) / LATENCY_COPIES)
     if float(target) != 1.0:
-        raise ValueError("what arrived is not what was sent")
+        raise ValueError("the copy differs from its source")
     return seconds[1:]  # the first replay uploads the graph

@@ -1,59 +1,58 @@
-"""Bandwidth of each device's own memory: copy, read, write and triad, as STREAM (McCalpin) counts the bytes."""
+"""Bandwidth of each device's memory: copy, read, write and triad; bytes are counted as in STREAM (McCalpin)."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
 
-from agent.benchmarks.runtime.context import Context, failed
+from agent.benchmarks.runtime.context import Context, describe_error
+from schemas.records import ERROR
 
 FACTOR = 3.0
 SPAN_S = 0.02
-"""Several passes at once, so that what disturbs one now and then is in the figure and not beside it."""
+"""A span contains several passes, so that an occasional disturbance is part of the figure."""
 
 
-def run(context: Context, settings: dict[str, Any]) -> None:
-    """Reports `memory.bandwidth` in B/s for each operation on buffers of `size_bytes`; bytes read and written both count."""
-    size = int(settings["size_bytes"])
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report `memory.bandwidth` in B/s for each operation on buffers of `size_bytes`; bytes read and written both count."""
+    size = settings["size_bytes"]
     for op in settings["ops"]:
-        context.phase(f"memory {op}")
+        context.set_phase(f"memory {op}")
         common: dict[str, Any] = {"unit": "B/s", "scope": context.device_scope, "op": op, "size_bytes": size}
         try:
             work, check, moved = OPERATIONS[op](size // 4, context.device)
-            series = context.sample(
-                work, precision=float(settings["precision"]), seconds=float(settings["seconds"]), span_s=SPAN_S
-            )
+            series = context.sample(work, precision=settings["precision"], seconds=settings["seconds"], span_s=SPAN_S)
             if not check():
                 raise ValueError(f"{op} left wrong values in memory")
         except (RuntimeError, ValueError) as error:
-            status, reason = failed(error)
-            context.absent("memory.bandwidth", status=status, reason=reason, **common)
+            context.report_absent("memory.bandwidth", status=ERROR, reason=describe_error(error), **common)
             continue
-        context.rate("memory.bandwidth", moved, series, **common)
-        del work, check  # and with them their buffers: the next operation needs the room
+        context.report_rate("memory.bandwidth", moved, series, **common)
+        del work, check  # and their buffers: the next operation needs the memory
 
 
 Operation = tuple[Callable[[], object], Callable[[], bool], int]
+"""What runs one pass, what checks its result, and the bytes read and written."""
 
 
 def _copy(count: int, device: torch.device) -> Operation:
-    source = _numbers(count, device)
+    source = _random(count, device)
     target = torch.empty_like(source)
     return lambda: target.copy_(source), lambda: torch.equal(source, target), 8 * count
 
 
 def _read(count: int, device: torch.device) -> Operation:
-    """The largest of all: every byte is read, next to nothing written."""
-    source = _numbers(count, device)
-    where = int(source.argmax())
+    """Find the largest element: reads every byte and writes next to nothing."""
+    source = _random(count, device)
+    position = int(source.argmax())
     largest = torch.empty((), dtype=source.dtype, device=device)
 
     def work() -> object:
         return torch.amax(source, 0, out=largest)
 
-    return work, lambda: float(largest) == float(source[where]), 4 * count
+    return work, lambda: float(largest) == float(source[position]), 4 * count
 
 
 def _write(count: int, device: torch.device) -> Operation:
@@ -62,7 +61,7 @@ def _write(count: int, device: torch.device) -> Operation:
 
 
 def _triad(count: int, device: torch.device) -> Operation:
-    left, right = _numbers(count, device), _numbers(count, device)
+    left, right = _random(count, device), _random(count, device)
     target = torch.empty_like(left)
 
     def check() -> bool:
@@ -72,7 +71,7 @@ def _triad(count: int, device: torch.device) -> Operation:
     return lambda: torch.add(left, right, alpha=FACTOR, out=target), check, 12 * count
 
 
-def _numbers(count: int, device: torch.device) -> torch.Tensor:
+def _random(count: int, device: torch.device) -> torch.Tensor:
     return torch.rand(count, device=device)
 
 

@@ -1,4 +1,4 @@
-"""What every benchmark is given: its place among the ranks, its device with a clock, and where to report."""
+"""What every benchmark is given: its rank, its device with a clock, and where to report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,10 @@ from schemas import documents
 from schemas.records import ERROR, MEASURED, Observation, Samples, to_json
 
 SAVE_S = 2.0
-"""Nothing that was measured longer ago is lost where the gang is ended."""
+"""Seconds between two writes of the observations: at most these are lost when the gang is stopped."""
+
+Value = float | str | bool | Samples
+"""A figure, or samples of which the median is the figure."""
 
 
 @dataclass(kw_only=True)
@@ -40,27 +43,27 @@ class Context(Timing):
     devices: tuple[int, ...]
     """NVML indices of this host's GPUs by local rank, or the numbers of a rehearsal's processes."""
     world_scope: str
-    """Scope of what all ranks do together: `host` or `gang=…`."""
+    """Scope of what all ranks measure together: `host` or `gang=…`."""
     work: Path
     store: Store = field(default_factory=HashStore)
-    """Where the ranks leave each other word, outside the process group, which one lost rank takes down."""
+    """Carries messages between ranks outside the process group, which fails as soon as one rank is lost."""
     node: int = 0
     """Number of this host among the hosts of the launch."""
     launched: float = field(default_factory=time.monotonic)
-    """`time.monotonic()` when this host's ranks were launched; by hand, when this one had imported torch."""
+    """`time.monotonic()` when this host's ranks were launched, or, without a supervisor, when torch was imported."""
     benchmark: str = ""
-    """The one that is running."""
+    """The benchmark that is running."""
     begun: dict[str, float] = field(default_factory=dict)
-    """When each began, and whatever else this rank has been at, by `time.monotonic()`."""
+    """When each benchmark, and each step between them, began, by `time.monotonic()`."""
     unable: str = ""
-    """Why this rank cannot take part in the process group."""
+    """Why this rank cannot join the process group."""
     lost: dict[int, str] = field(default_factory=dict)
-    """Local ranks of this host that are not waited for, and why."""
+    """Local ranks that are not waited for any more, and why."""
     observations: list[Observation] = field(default_factory=list)
     windows: list[dict[str, Any]] = field(default_factory=list)
-    _meetings: dict[str, int] = field(default_factory=dict)
+    _barriers: dict[str, int] = field(default_factory=dict)
     _saved: float = field(default_factory=time.monotonic)
-    _told: float = field(default_factory=time.monotonic)
+    _reported: float = field(default_factory=time.monotonic)
 
     @property
     def device_scope(self) -> str:
@@ -68,67 +71,62 @@ class Context(Timing):
         return f"{self.kind}={self.devices[self.local_rank]}"
 
     def pair_scope(self, peer: int) -> str:
-        """This device and that of local rank `peer`: `gpu=3,peer=0`."""
+        """Return the scope of this device and that of local rank `peer`: `gpu=3,peer=0`."""
         return f"{self.device_scope},peer={self.devices[peer]}"
 
     @property
-    def speaks_for_world(self) -> bool:
-        """One rank a host reports what all ranks did together, so that every host's record has it."""
+    def is_reporting_rank(self) -> bool:
+        """Whether this rank reports what all ranks measured together: one on each host, so every record has it."""
         return self.local_rank == 0
 
-    def phase(self, what: str, exit_code: int | None = None) -> None:
-        """Tells the supervisor what this rank is at, and at the end how it ended."""
-        self.heart.phase = what
-        self.heart.step()
-        state = {"phase": what, "exit_code": exit_code, "begun": self.begun, "unable": self.unable}
+    def set_phase(self, phase: str, exit_code: int | None = None) -> None:
+        """Tell the supervisor what this rank is doing, and at the end its exit code."""
+        self.heartbeat.phase = phase
+        self.heartbeat.step()
+        state = {"phase": phase, "exit_code": exit_code, "begun": self.begun, "unable": self.unable}
         _write(self.work / f"rank{self.rank}.state.json", state)
         if self.observations and time.monotonic() - self._saved > SAVE_S:
             self.save()
 
     @property
-    def is_asked(self) -> bool:
-        """Whether it is time to tell how a training goes on."""
-        return self.speaks_for_world and time.monotonic() - self._told > SAVE_S
+    def progress_due(self) -> bool:
+        """Whether this rank reports the progress of a training and has not for `SAVE_S`."""
+        return self.is_reporting_rank and time.monotonic() - self._reported > SAVE_S
 
-    def under_way(self, figures: Mapping[str, tuple[float, str]], **params: Any) -> None:
-        """Tells whoever watches the run how a training goes on: name -> value and unit. Nothing of it gets into the record."""
-        self._told = time.monotonic()
+    def report_progress(self, figures: Mapping[str, tuple[float, str]], **params: Any) -> None:
+        """Publish figures (name -> value and unit) of a training that is running. They are not part of the record."""
+        self._reported = time.monotonic()
         common = {"scope": self.world_scope, "status": MEASURED, "params": params}
-        seen = [
+        observations = [
             {"name": name, "value": value, "unit": unit, **common}
             for name, (value, unit) in figures.items()
             if math.isfinite(value)
         ]
-        _write(self.work / f"rank{self.rank}.now.json", {"observations": seen})
+        _write(self.work / f"rank{self.rank}.now.json", {"observations": observations})
 
     def save(self) -> None:
-        """Leaves everything measured so far where the supervisor finds it, whatever happens next."""
+        """Write all observations so far to the file that the supervisor reads, whatever happens next."""
         self._saved = time.monotonic()
         _write(
             self.work / f"rank{self.rank}.json",
             {
                 "rank": self.rank,
                 "observations": [to_json(item) for item in self.observations],
-                "software": software() if self.speaks_for_world else {},
+                "software": software_versions() if self.is_reporting_rank else {},
                 "windows": self.windows,
             },
         )
 
-    def measured(
-        self,
-        name: str,
-        value: float | str | bool,
-        *,
-        unit: str,
-        scope: str,
-        samples: Samples | None = None,
-        **params: Any,
+    def report(
+        self, name: str, value: Value, *, unit: str, scope: str, samples: Samples | None = None, **params: Any
     ) -> None:
-        """Reports a value; one that is no number (NaN, an infinity) is an error and not a value."""
-        numbers = [value, *((samples.min, samples.p50, samples.max, samples.cv) if samples else ())]
+        """Report a value, or samples and their median. NaN and infinity are reported as an error."""
+        samples = value if isinstance(value, Samples) else samples
+        figure = value.p50 if isinstance(value, Samples) else value
+        numbers = [figure, *((samples.min, samples.p50, samples.max, samples.cv) if samples else ())]
         if any(isinstance(number, float) and not math.isfinite(number) for number in numbers):
-            reason = f"the figure is not a number: {value}"
-            self.absent(name, unit=unit, scope=scope, status=ERROR, reason=reason, **params)
+            reason = f"the figure is not a number: {figure}"
+            self.report_absent(name, unit=unit, scope=scope, status=ERROR, reason=reason, **params)
             return
         self.observations.append(
             Observation(
@@ -137,105 +135,113 @@ class Context(Timing):
                 stage=self.stage,
                 unit=unit,
                 status=MEASURED,
-                value=value,
+                value=figure,
                 params=params,
                 samples=samples,
             )
         )
 
-    def absent(self, name: str, *, unit: str, scope: str, status: str, reason: str, **params: Any) -> None:
-        """Reports why there is no value."""
+    def report_world(self, figures: Mapping[str, tuple[Value, str]], **params: Any) -> None:
+        """Report figures (name -> value and unit) that all ranks have in common, on the reporting rank only."""
+        for name, (value, unit) in figures.items() if self.is_reporting_rank else ():
+            self.report(name, value, unit=unit, scope=self.world_scope, **params)
+
+    def report_absent(self, name: str, *, unit: str, scope: str, status: str, reason: str, **params: Any) -> None:
+        """Report why there is no value."""
         self.observations.append(
             Observation(
                 name=name, scope=scope, stage=self.stage, unit=unit, status=status, reason=reason[:2000], params=params
             )
         )
 
-    def rate(self, name: str, amount: float, series: Series, *, unit: str, scope: str, **params: Any) -> None:
-        """Reports the median rate at which `amount` was done in each of the series' times."""
+    def report_rate(self, name: str, amount: float, series: Series, *, unit: str, scope: str, **params: Any) -> None:
+        """Report the median rate, given that each time in the series is that of `amount`."""
         rates = summarize([amount / seconds for seconds in series.seconds], stopped=series.stopped)
-        self.measured(name, rates.p50, unit=unit, scope=scope, samples=rates, **params)
+        self.report(name, rates, unit=unit, scope=scope, **params)
 
     def begin(self, benchmark: str) -> None:
-        """From here on meetings, windows and phases are this benchmark's."""
+        """Start a benchmark: barriers, telemetry windows and phases belong to it from here on."""
         self.benchmark = benchmark
         self.begun[benchmark] = time.monotonic()
-        self._meetings = {}
+        self._barriers = {}
         self.store.set(f"begun/{self.node}/{benchmark}/{self.local_rank}", "here")
-        for rank in list(self.lost):  # one that was only slow, and has caught up, is waited for again
+        for rank in list(self.lost):  # a rank that was only slow, and has caught up, is waited for again
             if self.store.check([f"begun/{self.node}/{benchmark}/{rank}"]):
                 del self.lost[rank]
-        self.phase(benchmark)
+        self.set_phase(benchmark)
 
-    def meet(self, what: str = "") -> None:
-        """Waits for the other ranks of this host, so that they begin together; one that does not come is lost, not waited for.
+    def host_barrier(self, name: str = "") -> None:
+        """Wait for the other ranks of this host. A rank that does not come in time is marked lost and not waited for again.
 
-        It goes through the store and not through the process group: a rank whose GPU is gone costs the others nothing more.
+        The barrier uses the store and not the process group: a rank whose GPU is gone does not hold up the others.
         """
-        self._meetings[what] = number = self._meetings.get(what, 0) + 1
-        self.heart.step()
-        place = f"meet/{self.node}/{self.benchmark}/{what}/{number}"
-        self.store.set(f"{place}/{self.local_rank}", "here")
-        ends, left = time.monotonic() + self.timeout_s, f"left/{self.node}/{self.benchmark}"
-        waited = [rank for rank in range(self.local_world_size) if rank not in self.lost]
-        while waited and not self.store.check([f"{place}/{rank}" for rank in waited]):
-            waited = [rank for rank in waited if not self.store.check([f"{left}/{rank}"])]
-            if time.monotonic() > ends:
-                late = [rank for rank in waited if not self.store.check([f"{place}/{rank}"])]
-                self.lost |= dict.fromkeys(late, f"did not come to {self.benchmark} {what} in {self.timeout_s:g} s")
+        self._barriers[name] = number = self._barriers.get(name, 0) + 1
+        self.heartbeat.step()
+        key = f"meet/{self.node}/{self.benchmark}/{name}/{number}"
+        self.store.set(f"{key}/{self.local_rank}", "here")
+        deadline = time.monotonic() + self.timeout_s
+        waiting = [rank for rank in range(self.local_world_size) if rank not in self.lost]
+        while waiting and not self.store.check([f"{key}/{rank}" for rank in waiting]):
+            waiting = [rank for rank in waiting if not self._has_left(rank)]
+            if time.monotonic() > deadline:
+                late = [rank for rank in waiting if not self.store.check([f"{key}/{rank}"])]
+                reason = f"did not reach {self.benchmark} {name} within {self.timeout_s:g} s"
+                self.lost |= dict.fromkeys(late, reason)
                 return
             time.sleep(0.0005)
 
-    def present(self) -> list[int]:
-        """Local ranks that have neither been lost nor left the benchmark."""
-        left = f"left/{self.node}/{self.benchmark}"
-        others = [rank for rank in range(self.local_world_size) if rank not in self.lost]
-        return [rank for rank in others if not self.store.check([f"{left}/{rank}"])]
+    def present_ranks(self) -> list[int]:
+        """Return the local ranks that are neither lost nor done with the benchmark."""
+        ranks = [rank for rank in range(self.local_world_size) if rank not in self.lost]
+        return [rank for rank in ranks if not self._has_left(rank)]
 
     def leave(self) -> None:
-        """Tells the other ranks of this host that this one is not coming to any further meeting of the benchmark."""
+        """Tell the other ranks of this host not to wait for this one at any further barrier of the benchmark."""
         self.store.set(f"left/{self.node}/{self.benchmark}/{self.local_rank}", "left")
 
-    def window(self, begin: float, end: float, **params: Any) -> None:
-        """Asks the supervisor what NVML showed of this device between two times of `time.monotonic()`."""
+    def _has_left(self, rank: int) -> bool:
+        return bool(self.store.check([f"left/{self.node}/{self.benchmark}/{rank}"]))
+
+    def request_telemetry(self, begin: float, end: float, **params: Any) -> None:
+        """Ask the supervisor for this device's NVML samples between two times of `time.monotonic()`."""
         self.windows.append(
             {"benchmark": self.benchmark, "scope": self.device_scope, "begin": begin, "end": end, "params": params}
         )
 
-    def total(self, value: float) -> float:
-        """The sum over all ranks."""
+    def sum_over_ranks(self, value: float) -> float:
+        """Return the sum of the value over all ranks."""
         number = torch.tensor([value], dtype=torch.float64, device=self.device)
-        with self.heart.together():
+        with self.heartbeat.together():
             dist.all_reduce(number)
             return float(number)
 
-    def agree(self, code: int) -> tuple[int, int]:
-        """Smallest and largest `code` over all ranks: equal where every rank said the same."""
+    def min_max_over_ranks(self, code: int) -> tuple[int, int]:
+        """Return the smallest and the largest `code` over all ranks; they are equal if all ranks agree."""
         ends = torch.tensor([code, -code], dtype=torch.int64, device=self.device)
-        with self.heart.together():
+        with self.heartbeat.together():
             dist.all_reduce(ends, dist.ReduceOp.MIN)
             return int(ends[0]), -int(ends[1])
 
 
 def cuda_stream(device: torch.device) -> torch.cuda.Stream:
-    """A stream beside the current one."""
+    """Return a new stream of the device."""
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
-def software() -> dict[str, str]:
-    """Versions of what the ranks run on."""
-    found = {"torch": str(torch.__version__)}
+def software_versions() -> dict[str, str]:
+    """Return the versions of torch, CUDA, NCCL and cuDNN, as far as torch has them."""
+    versions = {"torch": str(torch.__version__)}
     if torch.version.cuda:
-        found["cuda"] = torch.version.cuda
+        versions["cuda"] = torch.version.cuda
     if torch.cuda.is_available():
         version = torch.cuda.nccl.version()  # type: ignore[no-untyped-call]
-        found["nccl"] = ".".join(map(str, version))
-        found["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
-    return found
+        versions["nccl"] = ".".join(map(str, version))
+        versions["cudnn"] = str(torch.backends.cudnn.version())  # type: ignore[no-untyped-call]
+    return versions
 
 
-def join(context: Context) -> None:
-    """Forms the process group: NCCL on GPUs, gloo on CPUs."""
+def join_process_group(context: Context) -> None:
+    """Form the process group of all ranks: NCCL on GPUs, gloo on CPUs."""
     arguments: dict[str, Any] = {
         "store": PrefixStore("group", context.store),
         "rank": context.rank,
@@ -243,20 +249,19 @@ def join(context: Context) -> None:
         "timeout": timedelta(seconds=context.timeout_s),
     }
     if context.device.type == "cuda":
-        # No rank runs a graph beside other operations of NCCL, and readiness for it costs 12 µs an operation in a graph,
-        # as the host then has to be told of each (measured, 4 H200: 20 µs instead of 8).
+        # No rank runs a graph beside other NCCL operations. Support for that costs 12 µs for each operation in a graph,
+        # because each one is announced to the host (measured, 4 H200: 20 µs instead of 8).
         os.environ.setdefault("NCCL_GRAPH_MIXING_SUPPORT", "0")
-        nccl_log.listen(context.work / f"nccl.rank{context.rank}.log")
+        nccl_log.enable(context.work / f"nccl.rank{context.rank}.log")
         dist.init_process_group("nccl", device_id=context.device, **arguments)
     else:
         dist.init_process_group("gloo", **arguments)
-    context.total(1.0)
+    context.sum_over_ranks(1.0)
 
 
-def failed(error: Exception) -> tuple[str, str]:
-    """An exception as status and reason, on one line."""
-    text = " ".join(str(error).split())
-    return ERROR, f"{type(error).__name__}: {text[:1000]}"
+def describe_error(error: Exception) -> str:
+    """Return type and text of an exception in one line."""
+    return f"{type(error).__name__}: {' '.join(str(error).split())[:1000]}"
 
 
 def _write(path: Path, value: Mapping[str, Any]) -> None:

@@ -1,6 +1,6 @@
-"""Images for the training benchmark: Fashion-MNIST and CIFAR-10 where they lie on the host, else labelled synthetic ones.
+"""Images for the training benchmarks: Fashion-MNIST and CIFAR-10 if they are on the host, otherwise labelled synthetic ones.
 
-Nothing is downloaded, and nothing is unpickled: IDX files (Fashion-MNIST) and the binary version of CIFAR-10 are read.
+Nothing is downloaded or unpickled: the formats are IDX (Fashion-MNIST) and the binary version of CIFAR-10.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ class Images:
 
 
 def load(network: str, directories: Sequence[str]) -> Images:
-    """The images for `network`: `convnet` learns Fashion-MNIST, `resnet18` CIFAR-10.
+    """Return the images for `network`: Fashion-MNIST for `convnet`, CIFAR-10 for `resnet18`.
 
     Raises:
-        ValueError, OSError: the data set is there and cannot be read; a broken file is never replaced by synthetic data.
+        ValueError, OSError: the data set exists and cannot be read. Synthetic data never replace a broken file.
     """
     name, read = ("fashion-mnist", _fashion_mnist) if network == "convnet" else ("cifar-10-batches-bin", _cifar_10)
     for directory in directories:
@@ -45,15 +45,15 @@ def load(network: str, directories: Sequence[str]) -> Images:
 def _fashion_mnist(directory: Path) -> Images:
     return Images(
         label=FASHION_MNIST,
-        train=idx(directory / "train-images-idx3-ubyte.gz").unsqueeze(1),
-        train_classes=idx(directory / "train-labels-idx1-ubyte.gz").long(),
-        test=idx(directory / "t10k-images-idx3-ubyte.gz").unsqueeze(1),
-        test_classes=idx(directory / "t10k-labels-idx1-ubyte.gz").long(),
+        train=read_idx(directory / "train-images-idx3-ubyte.gz").unsqueeze(1),
+        train_classes=read_idx(directory / "train-labels-idx1-ubyte.gz").long(),
+        test=read_idx(directory / "t10k-images-idx3-ubyte.gz").unsqueeze(1),
+        test_classes=read_idx(directory / "t10k-labels-idx1-ubyte.gz").long(),
     )
 
 
-def idx(path: Path) -> torch.Tensor:
-    """The uint8 tensor in a gzipped IDX file. Raises ValueError where it is not one, or is cut off."""
+def read_idx(path: Path) -> torch.Tensor:
+    """Return the uint8 tensor in a gzipped IDX file. Raises ValueError if it is not one, or is truncated."""
     try:
         content = gzip.decompress(path.read_bytes())
     except (EOFError, gzip.BadGzipFile, gzip.zlib.error) as error:  # type: ignore[attr-defined]
@@ -63,7 +63,7 @@ def idx(path: Path) -> torch.Tensor:
     shape = struct.unpack_from(f">{content[3]}I", content, 4)
     data = torch.frombuffer(bytearray(content[4 + 4 * content[3] :]), dtype=torch.uint8)
     if data.numel() != torch.Size(shape).numel():
-        raise ValueError(f"{path}: {data.numel()} bytes where {shape} are announced")
+        raise ValueError(f"{path}: {data.numel()} bytes; the header announces {shape}")
     return data.reshape(shape)
 
 
@@ -82,20 +82,20 @@ def _cifar_10(directory: Path) -> Images:
 def _cifar_file(path: Path) -> torch.Tensor:
     content = path.read_bytes()
     if not content or len(content) % CIFAR_RECORD:
-        raise ValueError(f"{path}: {len(content)} bytes is no multiple of a CIFAR-10 record")
+        raise ValueError(f"{path}: {len(content)} bytes, not a multiple of the {CIFAR_RECORD} of a CIFAR-10 record")
     return torch.frombuffer(bytearray(content), dtype=torch.uint8).reshape(-1, CIFAR_RECORD)
 
 
 def _synthetic(shape: tuple[int, int, int]) -> Images:
-    """Ten blurred patterns in noise, the same on every rank: they can be learnt, and prove nothing about accuracy."""
+    """Return ten patterns with noise, the same on every rank: a network can learn them, but its accuracy proves nothing."""
     generator = torch.Generator().manual_seed(10)
     patterns = torch.randint(0, 160, (10, *shape), generator=generator, dtype=torch.uint8)
 
-    def some(count: int) -> tuple[torch.Tensor, torch.Tensor]:
+    def draw(count: int) -> tuple[torch.Tensor, torch.Tensor]:
         classes = torch.randint(0, 10, (count,), generator=generator)
         noise = torch.randint(0, 96, (count, *shape), generator=generator, dtype=torch.uint8)
         return patterns[classes] + noise, classes
 
-    train, train_classes = some(10_000)
-    test, test_classes = some(2_000)
+    train, train_classes = draw(10_000)
+    test, test_classes = draw(2_000)
     return Images(label=SYNTHETIC, train=train, train_classes=train_classes, test=test, test_classes=test_classes)

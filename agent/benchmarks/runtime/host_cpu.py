@@ -1,6 +1,6 @@
-"""What a rank's process got of its host's processors between two moments: whether a CPU that was busy or withheld held it up.
+"""CPU time that a rank was given or denied between two moments: whether a busy or limited CPU slowed it down.
 
-Everything here is counted by the kernel anyway, so that two looks, before and after, tell it, and the ranks are not disturbed.
+The kernel counts all of this anyway, so reading the counters before and after is enough, and does not disturb the ranks.
 """
 
 from __future__ import annotations
@@ -11,112 +11,121 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-NO_DELAYS = "the kernel does not tell how long threads waited for a processor (/proc/PID/task/TID/schedstat)"
+NO_DELAYS = "the kernel does not report how long threads waited for a processor (/proc/PID/task/TID/schedstat)"
 NO_PRESSURE = (
-    "the kernel does not tell the pressure on its processors (/proc/pressure/cpu: CONFIG_PSI, or psi=1 at boot)"
+    "the kernel does not report pressure on its processors (/proc/pressure/cpu: needs CONFIG_PSI, or psi=1 at boot)"
 )
 NO_QUOTA = "no cgroup of the process can have a CPU quota"
 
 Periods = tuple[int, int]
-"""Of a cgroup's quota: how many have passed, and in how many of them it was used up."""
+"""Of a cgroup's quota: periods that have passed, and periods in which it was used up."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Look:
-    """The kernel's counters at one moment; empty or None where it has none."""
+class CpuCounters:
+    """The kernel's counters at one moment; empty or None if it has none."""
 
-    at: float
+    time: float
     delays: Mapping[int, int]
-    """Thread -> nanoseconds for which it could have run, and had no processor."""
+    """Thread -> nanoseconds in which it was runnable and had no processor."""
     pressure: int | None
-    """Microseconds for which anything on the host waited for a processor."""
+    """Microseconds in which any process of the host waited for a processor."""
     quotas: Mapping[Path, Periods]
 
 
-def look(root: Path = Path("/")) -> Look:
-    """The counters now. `root` is another in tests."""
-    return Look(at=time.monotonic(), delays=dict(_delays(root)), pressure=_pressure(root), quotas=dict(_quotas(root)))
+def read_counters(root: Path = Path("/")) -> CpuCounters:
+    """Return the counters now."""
+    return CpuCounters(
+        time=time.monotonic(),
+        delays=dict(_read_delays(root)),
+        pressure=_read_pressure(root),
+        quotas=dict(_read_quotas(root)),
+    )
 
 
-def processors() -> int:
-    """On how many processors this process may run."""
+def available_cpus() -> int:
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0))
 
 
-def confine(cpus: int, place: int, root: Path = Path("/")) -> None:
-    """Leaves this process, and what it starts, so many processors of its own: the rank of that place among its host's ranks.
+def pin_to_cpus(cpus: int, local_rank: int, root: Path = Path("/")) -> None:
+    """Limit this process and its children to `cpus` processors that no other rank of the host uses.
 
-    Of each core one thread first: two ranks on the two threads of a core would have half of it each.
+    One thread of each core is taken first: two ranks on the two threads of a core would share it.
 
     Raises:
-        ValueError: so many are not there. With fewer, another thing would be measured than what is told.
+        ValueError: there are not enough processors. With fewer, the figure would not be what its parameters say.
     """
-    there = sorted(os.sched_getaffinity(0))
-    mine = chosen(there, cpus, place, root)
-    if len(mine) < cpus:
-        raise ValueError(f"{len(there)} processors are there, and rank {place} of this host needs {cpus} of its own")
-    os.sched_setaffinity(0, mine)
+    available = sorted(os.sched_getaffinity(0))
+    own = select_cpus(available, cpus, local_rank, root)
+    if len(own) < cpus:
+        raise ValueError(
+            f"too few processors: {len(available)} on this host; rank {local_rank} needs {cpus} of its own, "
+            f"after {local_rank * cpus} for the ranks before it"
+        )
+    os.sched_setaffinity(0, own)
 
 
-def chosen(there: Sequence[int], cpus: int, place: int, root: Path = Path("/")) -> list[int]:
-    """Which of the processors."""
+def select_cpus(available: Sequence[int], cpus: int, local_rank: int, root: Path = Path("/")) -> list[int]:
+    """Return the processors of that local rank."""
 
-    def turn(cpu: int) -> int:
+    def thread_number(cpu: int) -> int:
         try:
             text = (root / f"sys/devices/system/cpu/cpu{cpu}/topology/thread_siblings_list").read_text()
-            return [sibling for sibling in there if sibling in cpu_list(text)].index(cpu)
+            siblings = parse_cpu_list(text)
+            return [sibling for sibling in available if sibling in siblings].index(cpu)
         except (OSError, ValueError):
             return 0
 
-    ordered = sorted(there, key=lambda cpu: (turn(cpu), cpu))
-    return ordered[place * cpus : (place + 1) * cpus]
+    ordered = sorted(available, key=lambda cpu: (thread_number(cpu), cpu))
+    return ordered[local_rank * cpus : (local_rank + 1) * cpus]
 
 
-def cpu_list(text: str) -> set[int]:
-    """`0-2,64` -> 0, 1, 2, 64. Raises ValueError."""
-    ends = [part.partition("-") for part in text.strip().split(",")]
-    return {cpu for first, _, last in ends for cpu in range(int(first), int(last or first) + 1)}
+def parse_cpu_list(text: str) -> set[int]:
+    """Parse `0-2,64` into 0, 1, 2, 64. Raises ValueError."""
+    ranges = [part.partition("-") for part in text.strip().split(",") if part]
+    return {cpu for first, _, last in ranges for cpu in range(int(first), int(last or first) + 1)}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Spent:
-    """What came between two looks; a text says why a figure is not there."""
+class CpuUsage:
+    """What happened between two readings of the counters; a text says why a figure is missing."""
 
     waited: float | str
-    """Seconds for which threads of the process could have run and had no processor, all of them together."""
+    """Seconds in which threads of the process were runnable and had no processor, summed over the threads."""
     pressure: float | str
-    """Share of the time in which anything on the host waited for a processor."""
+    """Share of the time in which any process of the host waited for a processor."""
     throttled: float | str
-    """Share of the periods in which a CPU quota stopped the process: the worst of its cgroup and of those above it."""
+    """Share of the periods in which a CPU quota stopped the process: the worst of its cgroup and its parents."""
 
 
-def between(first: Look, last: Look) -> Spent:
-    """What the counters rose by."""
+def usage_between(first: CpuCounters, last: CpuCounters) -> CpuUsage:
+    """Return the increase of the counters."""
     waited = sum(max(0, value - first.delays.get(thread, 0)) for thread, value in last.delays.items()) / 1e9
     pressure: float | str = NO_PRESSURE
     if first.pressure is not None and last.pressure is not None:
-        pressure = max(0, last.pressure - first.pressure) / 1e6 / max(last.at - first.at, 1e-9)
+        pressure = max(0, last.pressure - first.pressure) / 1e6 / max(last.time - first.time, 1e-9)
     shares = [
         (stopped - first.quotas[group][1]) / max(1, periods - first.quotas[group][0])
         for group, (periods, stopped) in last.quotas.items()
         if group in first.quotas
     ]
-    return Spent(
+    return CpuUsage(
         waited=waited if last.delays else NO_DELAYS,
         pressure=pressure,
         throttled=max(shares) if shares else NO_QUOTA,
     )
 
 
-def _delays(root: Path) -> Iterator[tuple[int, int]]:
+def _read_delays(root: Path) -> Iterator[tuple[int, int]]:
     for file in (root / "proc/self/task").glob("*/schedstat"):
         try:
             yield int(file.parent.name), int(file.read_text().split()[1])
-        except (OSError, ValueError, IndexError):  # a thread that has just ended
+        except (OSError, ValueError, IndexError):  # the thread has just ended
             continue
 
 
-def _pressure(root: Path) -> int | None:
+def _read_pressure(root: Path) -> int | None:
     try:
         line = (root / "proc/pressure/cpu").read_text().splitlines()[0]  # some avg10=… avg60=… avg300=… total=…
         return int(line.rpartition("total=")[2])
@@ -124,26 +133,26 @@ def _pressure(root: Path) -> int | None:
         return None
 
 
-def _quotas(root: Path) -> Iterator[tuple[Path, Periods]]:
-    """The process's cgroup and those above it that count periods, of either version."""
+def _read_quotas(root: Path) -> Iterator[tuple[Path, Periods]]:
+    """Yield the process's cgroup, and its parents, as far as they count periods (cgroup v1 or v2)."""
     try:
         lines = (root / "proc/self/cgroup").read_text().splitlines()
     except OSError:
         return
     for line in lines:
-        _, controllers, own = line.split(":", 2)
+        _, controllers, path = line.split(":", 2)
         mounts = {"": ("", "unified")}.get(controllers, (controllers, "cpu") if "cpu" in controllers.split(",") else ())
         for mount in mounts:
             top = root / "sys/fs/cgroup" / mount
-            group = top / own.strip("/")
-            for place in (group, *(parent for parent in group.parents if parent.is_relative_to(top))):
-                if periods := _periods(place / "cpu.stat"):
-                    yield place, periods
+            group = top / path.strip("/")
+            for directory in (group, *(parent for parent in group.parents if parent.is_relative_to(top))):
+                if periods := _read_periods(directory / "cpu.stat"):
+                    yield directory, periods
 
 
-def _periods(path: Path) -> Periods | None:
+def _read_periods(path: Path) -> Periods | None:
     try:
-        counted = dict(line.split() for line in path.read_text().splitlines())
-        return int(counted["nr_periods"]), int(counted["nr_throttled"])
+        counters = dict(line.split() for line in path.read_text().splitlines())
+        return int(counters["nr_periods"]), int(counters["nr_throttled"])
     except (OSError, ValueError, KeyError):
         return None

@@ -1,4 +1,4 @@
-"""How long work takes on a device, by a clock that fits it, over and over until the median is sure."""
+"""Timing of work on a device, with the clock that fits the device, repeated until the median is precise enough."""
 
 from __future__ import annotations
 
@@ -14,33 +14,35 @@ import torch.distributed as dist
 from agent.gang.heartbeat import Heart
 from agent.sampling.statistics import Series, interval
 
+Work = Callable[[], object]
+
 SPAN_S = 1e-3
-"""Long beside the resolution of a GPU's events, half a microsecond."""
-MOST_CALLS = 50
-"""Calls in one timed span."""
+"""Default length of a timed span. CUDA events have a resolution of half a microsecond."""
+MAX_CALLS = 50
+"""Most calls in one timed span."""
 BLOCK = 6
-"""Spans between two looks at how sure the median is; fewer give no 95 % interval."""
+"""Spans between two checks of the median's precision. Fewer values have no 95 % interval."""
 HEAD_START_S = 50e-6
-"""For each call, where the host is to be ahead of the GPU: launching one takes it 8 to 27 µs (measured, 4 H200)."""
+"""Lead of the host over the GPU for each call. Launching a call takes the host 8 to 27 µs (measured, 4 H200)."""
 SHORT_S = 1e-4
-"""Calls under this may take the host longer to launch than the GPU to run."""
+"""Calls shorter than this may take the host longer to launch than the GPU to run."""
 CYCLES_PER_S = 2e9
-"""At least what the SM clock of any GPU counts: the head start may be longer, not shorter."""
+"""At least the SM clock of any GPU: the head start may become longer, never shorter."""
 
 
 @dataclass(kw_only=True)
 class Timing:
-    """Times what one rank does, alone or together with all others."""
+    """Times work of one rank, alone or at the same time on all ranks."""
 
     device: torch.device
     timeout_s: float = 60.0
-    """Patience with another rank."""
-    heart: Heart = field(default_factory=Heart)
-    """Tells the supervisor how far this rank is."""
+    """How long to wait for another rank."""
+    heartbeat: Heart = field(default_factory=Heart)
+    """Reports this rank's progress to the supervisor."""
 
     def sample(
         self,
-        work: Callable[[], object] | Sequence[Callable[[], object]],
+        work: Work | Sequence[Work],
         *,
         precision: float,
         seconds: float,
@@ -49,116 +51,126 @@ class Timing:
         rest_s: float = 0.0,
         together: bool = False,
     ) -> Series:
-        """Times `work` until half the 95 % interval of the median is under `precision` of it, or `seconds` are spent.
+        """Time `work` until half the 95 % interval of the median is under `precision` of it, or `seconds` are spent.
 
-        On a GPU calls shorter than the host takes to launch them are timed from behind a kernel that only waits, so that
-        all of them stand in the queue before the first begins (nvbandwidth does likewise).
+        Calls that a GPU runs faster than the host launches them are queued behind a kernel that only waits, so that all
+        of them are in the queue before the first starts (nvbandwidth does the same).
 
         Args:
-            work: what is timed; of several, each span takes the next.
-            span_s: time between two looks at the clock; what is shorter is timed several calls at once.
-            rest_s: for which the device does nothing before each block of times; not of the `seconds`.
-            together: all ranks do it at once; each time is the slowest rank's, and all ranks stop after as many.
+            work: one callable, or several of which each span takes the next.
+            span_s: length of a timed span; shorter work is called several times in a span.
+            rest_s: idle time before each block of spans; does not count towards `seconds`.
+            together: all ranks run it at the same time. Each time is then that of the slowest rank, and all ranks stop
+                after the same number of spans.
         """
         works = [work] if callable(work) else list(work)
-
-        def spans(
-            repetitions: int, calls: int, *, first: int = 0, warm_up: int = 0, head_start_s: float = 0.0
-        ) -> list[float]:
-            turn = [works[(first + place) % len(works)] for place in range(repetitions)]
-            with self.heart.together() if together else contextlib.nullcontext():
-                times = self._time(turn, calls, warm_up, head_start_s)
-            return self.slowest(times) if together else times
-
         for other in works[1:]:
             other()
-        one = spans(1, 1, warm_up=warm_up)[0]
-        if one < 3 * SPAN_S:  # the first of a short one has waited for another rank's host
-            one = min(spans(BLOCK, 1))
-        calls = max(1, min(MOST_CALLS, int(span_s / one)))
-        head_start_s = BLOCK * calls * HEAD_START_S if one < SHORT_S and self.device.type == "cuda" else 0.0
-        found: list[float] = []
+        calls, head_start_s = self._calls_per_span(works, warm_up, span_s, together)
+        times: list[float] = []
         spent = 0.0
         while True:
             time.sleep(rest_s)
-            block = spans(BLOCK, calls, first=len(found), head_start_s=head_start_s)
-            found += block
+            block = self._spans(_next_block(works, len(times)), calls, together, head_start_s=head_start_s)
+            times += block
             spent += sum(block) * calls + head_start_s
-            sure = interval(found)
-            if sure is not None and sure <= precision and len(found) >= len(works):
-                return Series(seconds=found, stopped="precision")
-            if spent >= seconds and len(found) >= len(works):
-                return Series(seconds=found, stopped="time")
+            if len(times) < len(works):
+                continue
+            half_interval = interval(times)
+            if half_interval is not None and half_interval <= precision:
+                return Series(seconds=times, stopped="precision")
+            if spent >= seconds:
+                return Series(seconds=times, stopped="time")
+
+    def _calls_per_span(self, works: Sequence[Work], warm_up: int, span_s: float, together: bool) -> tuple[int, float]:
+        """Return how many calls fill a span, and the host's head start over the GPU in seconds."""
+        first = self._spans(works[:1], 1, together, warm_up=warm_up)[0]
+        if first < 3 * SPAN_S:  # the first short call includes the wait for another rank's host
+            first = min(self._spans(_next_block(works, 0), 1, together))
+        calls = max(1, min(MAX_CALLS, int(span_s / first)))
+        needs_head_start = first < SHORT_S and self.device.type == "cuda"
+        return calls, BLOCK * calls * HEAD_START_S if needs_head_start else 0.0
+
+    def _spans(
+        self, works: Sequence[Work], calls: int, together: bool, *, warm_up: int = 0, head_start_s: float = 0.0
+    ) -> list[float]:
+        """Return the seconds of one call in each span; with `together` those of the slowest rank."""
+        with self.heartbeat.together() if together else contextlib.nullcontext():
+            times = self._time(works, calls, warm_up, head_start_s)
+        return self.max_over_ranks(times) if together else times
 
     def synchronize(self) -> None:
-        """Waits until the current stream of the device has done what it was told.
+        """Wait until the device has finished the work of its current stream.
 
         Raises:
-            TimeoutError: it has not in `timeout_s`: a kernel hangs, most of the time in waiting for another rank.
+            TimeoutError: it has not within `timeout_s`: a kernel hangs, usually because it waits for another rank.
         """
-        self.heart.step()
+        self.heartbeat.step()
         if self.device.type != "cuda":
             return
         done = cuda_event()
         done.record()
-        ends = time.monotonic() + self.timeout_s
+        deadline = time.monotonic() + self.timeout_s
         while not done.query():  # type: ignore[no-untyped-call]
-            if time.monotonic() > ends:
+            if time.monotonic() > deadline:
                 raise TimeoutError(
-                    f"the device did not end within {self.timeout_s:g} s: it, or a rank it waits for, hangs"
+                    f"the device did not finish within {self.timeout_s:g} s: it, or a rank it waits for, hangs"
                 )
             time.sleep(0.0001)
 
-    def time(self, work: Callable[[], object], repetitions: int, iterations: int = 1, warm_up: int = 2) -> list[float]:
-        """Seconds for one call of `work`, `repetitions` times over, each the mean of `iterations` calls.
+    def time(self, work: Work, repetitions: int, iterations: int = 1, warm_up: int = 2) -> list[float]:
+        """Return the seconds of one call of `work`, `repetitions` times, each the mean of `iterations` calls.
 
-        On a GPU the device's own events are read, so that the cost of launching is in the figure only where the host is
+        On a GPU the times are those of the device's own events: the cost of launching is included only if the host is
         slower than the device.
         """
         return self._time([work] * repetitions, iterations, warm_up)
 
-    def _time(
-        self, turn: Sequence[Callable[[], object]], iterations: int, warm_up: int, head_start_s: float = 0.0
-    ) -> list[float]:
+    def _time(self, works: Sequence[Work], iterations: int, warm_up: int, head_start_s: float = 0.0) -> list[float]:
         for _ in range(warm_up):
-            turn[0]()
+            works[0]()
         self.synchronize()
         if self.device.type == "cuda":
-            return self._events(turn, iterations, head_start_s)
+            return self._time_with_events(works, iterations, head_start_s)
         seconds = []
-        for work in turn:
+        for work in works:
             began = time.perf_counter()
             for _ in range(iterations):
                 work()
             seconds.append((time.perf_counter() - began) / iterations)
         return seconds
 
-    def _events(self, turn: Sequence[Callable[[], object]], iterations: int, head_start_s: float) -> list[float]:
-        marks = [cuda_event() for _ in range(len(turn) + 1)]
+    def _time_with_events(self, works: Sequence[Work], iterations: int, head_start_s: float) -> list[float]:
+        events = [cuda_event() for _ in range(len(works) + 1)]
         if head_start_s:
             torch.cuda._sleep(int(head_start_s * CYCLES_PER_S))  # type: ignore[no-untyped-call]
-            turn[0]()  # in which ranks that do it together meet
-        marks[0].record()
-        for work, mark in zip(turn, marks[1:], strict=True):
+            works[0]()  # aligns the ranks that run it together
+        events[0].record()
+        for work, event in zip(works, events[1:], strict=True):
             for _ in range(iterations):
                 work()
-            mark.record()
+            event.record()
         self.synchronize()
-        return [elapsed(earlier, later) / iterations for earlier, later in itertools.pairwise(marks)]
+        return [elapsed_s(earlier, later) / iterations for earlier, later in itertools.pairwise(events)]
 
-    def slowest(self, seconds: Sequence[float]) -> list[float]:
-        """Of each repetition the time of the slowest rank."""
-        times = torch.tensor(seconds, dtype=torch.float64, device=self.device)
-        with self.heart.together():
-            dist.all_reduce(times, dist.ReduceOp.MAX)
-            return [float(value) for value in times]
+    def max_over_ranks(self, values: Sequence[float]) -> list[float]:
+        """Return each value's maximum over all ranks: of times, those of the slowest rank."""
+        maxima = torch.tensor(values, dtype=torch.float64, device=self.device)
+        with self.heartbeat.together():
+            dist.all_reduce(maxima, dist.ReduceOp.MAX)
+            return [float(value) for value in maxima]
+
+
+def _next_block(works: Sequence[Work], start: int) -> list[Work]:
+    """Return the works of one block of spans, in turn from number `start` on."""
+    return [works[(start + number) % len(works)] for number in range(BLOCK)]
 
 
 def cuda_event() -> torch.cuda.Event:
-    """An event of the device's own clock."""
+    """Return an event that records the device's own clock."""
     return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
 
 
-def elapsed(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
-    """Seconds between two events that have happened."""
+def elapsed_s(first: torch.cuda.Event, last: torch.cuda.Event) -> float:
+    """Return the seconds between two events that have completed."""
     return float(first.elapsed_time(last)) / 1000

@@ -1,7 +1,8 @@
-"""A checkpoint: saved on every host, restored by every rank, compared to the bit, and trained on from.
+"""A checkpoint: saved on every host, restored by every rank, compared to the bit, and trained on from there.
 
-Model, optimizer, step number and random numbers are one state. What is restored into a trainer that began differently must
-be what was saved, and must go on as if nothing had happened: a lost random state or optimizer shows only there.
+Model, optimizer, step number and random state make up the checkpoint. Restored into a trainer that started differently, it
+must equal what was saved, and training must continue as if it had not been interrupted: a lost random state or optimizer
+shows only then.
 """
 
 from __future__ import annotations
@@ -18,17 +19,17 @@ from typing import Any
 import torch
 from torch import nn
 
+from agent.benchmarks.runtime.agreement import attempt_on_all_ranks, log
 from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.datasets import load
-from agent.benchmarks.training.fashion_mnist import Averaged
-from agent.benchmarks.training.training import CannotMeasureError, ConvNet, attempt, log, normalize, tell_absent
+from agent.benchmarks.training.training_loop import ConvNet, FlatGradients, normalize
 from schemas import documents
 
 State = dict[str, Any]
 
 
 class Trainer:
-    """ConvNet and AdamW on synthetic images, with noise on them, so that every part of the state matters."""
+    """ConvNet and AdamW on synthetic images with added noise, so that every part of the state affects the result."""
 
     def __init__(self, context: Context, batch: int, seed: int) -> None:
         torch.manual_seed(seed)
@@ -36,25 +37,28 @@ class Trainer:
         self._optimizer = torch.optim.AdamW(
             self._model.parameters(), lr=1e-3, fused=True if context.device.type == "cuda" else None
         )
-        self._gradients = Averaged(self._model, context.world_size)
-        self._random = torch.Generator(context.device).manual_seed(seed)  # in step on all ranks
+        self._gradients = FlatGradients(self._model.parameters(), context.world_size)
+        self._random = torch.Generator(context.device).manual_seed(seed)  # in the same state on all ranks
         images = load("convnet", [])
         self._images, self._classes = images.train.to(context.device), images.train_classes.to(context.device)
-        self._whole, self._mine = batch * context.world_size, slice(context.rank * batch, (context.rank + 1) * batch)
+        self._global_batch = batch * context.world_size
+        self._own_share = slice(context.rank * batch, (context.rank + 1) * batch)
         self._steps = 0
 
     def train(self, steps: int) -> None:
-        """Trains on."""
+        """Train that many steps."""
         for _ in range(steps):
-            drawn = torch.randint(len(self._images), (self._whole,), generator=self._random, device=self._images.device)
-            images = normalize(self._images[drawn[self._mine]])
+            indices = torch.randint(
+                len(self._images), (self._global_batch,), generator=self._random, device=self._images.device
+            )[self._own_share]
+            images = normalize(self._images[indices])
             images += 0.1 * torch.rand(images.shape, generator=self._random, device=images.device)
-            self._gradients.backward(nn.functional.cross_entropy(self._model(images), self._classes[drawn[self._mine]]))
+            self._gradients.backward(nn.functional.cross_entropy(self._model(images), self._classes[indices]))
             self._optimizer.step()
             self._steps += 1
 
     def state(self) -> State:
-        """A copy of all that a checkpoint holds."""
+        """Return a copy of the whole state."""
         return {
             "model": copy.deepcopy(self._model.state_dict()),
             "optimizer": copy.deepcopy(self._optimizer.state_dict()),
@@ -63,57 +67,61 @@ class Trainer:
         }
 
     def restore(self, state: State) -> None:
-        """Takes over what a checkpoint holds."""
+        """Load the whole state."""
         self._model.load_state_dict(state["model"])
         self._optimizer.load_state_dict(state["optimizer"])
         self._random.set_state(state["random"].cpu())
         self._steps = int(state["steps"])
 
 
-def run(context: Context, settings: dict[str, Any]) -> None:
-    """Reports whether every bit came back on every rank, and the slowest host's saving and the slowest rank's restoring."""
-    try:
-        with _deterministic():
-            _measure(context, int(settings["steps"]), int(settings["batch_size"]))
-    except CannotMeasureError as problem:
-        tell_absent(context, "checkpoint", problem)
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report whether every bit was restored on every rank, the slowest host's save time and the slowest rank's restore time."""
+    with _deterministic_algorithms():
+        _measure(context, settings["steps"], settings["batch_size"])
 
 
 def _measure(context: Context, steps: int, batch: int) -> None:
     path = context.work / f"checkpoint{context.node}.pt"
-    trainer, other = attempt(context, lambda: (Trainer(context, batch, 1), Trainer(context, batch, 2)))
+    trainer, other = attempt_on_all_ranks(context, lambda: (Trainer(context, batch, 1), Trainer(context, batch, 2)))
     trainer.train(steps)
-    had = trainer.state()
+    state = trainer.state()
     context.synchronize()
     began = time.perf_counter()
-    attempt(context, lambda: save(context, had, path) if context.speaks_for_world else None)
-    saved = time.perf_counter() - began
-    context.phase("checkpoint restore")
+    attempt_on_all_ranks(context, lambda: save(context, state, path) if context.is_reporting_rank else None)
+    save_time = time.perf_counter() - began
+    context.set_phase("checkpoint restore")
     began = time.perf_counter()
-    attempt(context, lambda: other.restore(torch.load(path, map_location=context.device, weights_only=True)))
+    attempt_on_all_ranks(
+        context, lambda: other.restore(torch.load(path, map_location=context.device, weights_only=True))
+    )
     context.synchronize()
-    restored = time.perf_counter() - began
-    unlike = differences(had, other.state())
+    restore_time = time.perf_counter() - began
+    differing = find_differences(state, other.state())
     trainer.train(steps)
     other.train(steps)
-    unlike += [f"resumed {name}" for name in differences(trainer.state(), other.state())]
-    if unlike:
-        log(f"checkpoint: differs in {', '.join(unlike)}")
-    identical = context.total(len(unlike)) == 0
-    saved, restored = context.slowest([saved, restored])
-    if not context.speaks_for_world:
-        return
-    if identical:
-        path.unlink()  # all ranks have read it; one that differs is evidence
-    params: dict[str, Any] = {"network": "convnet", "optimizer": "adamw", "steps": steps, "batch_size": batch}
-    params |= {"world_size": context.world_size, "scope": context.world_scope}
-    context.measured("checkpoint.identical", identical, unit="1", **params)
-    context.measured("checkpoint.save_time", saved, unit="s", **params)
-    context.measured("checkpoint.restore_time", restored, unit="s", **params)
+    differing += [f"resumed {name}" for name in find_differences(trainer.state(), other.state())]
+    if differing:
+        log(f"checkpoint: differs in {', '.join(differing)}")
+    identical = context.sum_over_ranks(len(differing)) == 0
+    save_time, restore_time = context.max_over_ranks([save_time, restore_time])
+    if identical and context.is_reporting_rank:
+        path.unlink()  # all ranks have read it; one that differs is kept as evidence
+    context.report_world(
+        {
+            "checkpoint.identical": (identical, "1"),
+            "checkpoint.save_time": (save_time, "s"),
+            "checkpoint.restore_time": (restore_time, "s"),
+        },
+        network="convnet",
+        optimizer="adamw",
+        steps=steps,
+        batch_size=batch,
+        world_size=context.world_size,
+    )
 
 
 def save(context: Context, state: State, path: Path) -> None:
-    """Writes the checkpoint to the disk itself, and beside it a JSON that says what it is."""
+    """Write the checkpoint through to the disk, and a JSON file that describes it."""
     with path.open("wb") as file:
         torch.save(state, file)
         file.flush()
@@ -131,21 +139,23 @@ def save(context: Context, state: State, path: Path) -> None:
     documents.write_text(path.with_suffix(".json"), json.dumps(metadata, allow_nan=False), durable=False)
 
 
-def differences(one: State, other: State) -> list[str]:
-    """Names of what is in one and not, to the bit, in the other."""
-    first, second = _leaves(one), _leaves(other)
+def find_differences(first: State, second: State) -> list[str]:
+    """Return the dotted names of the parts that are not in both states, or not equal to the bit."""
+    first_leaves, second_leaves = _leaves(first), _leaves(second)
     return [
         name
-        for name in sorted(first.keys() | second.keys())
-        if name not in first or name not in second or not _same(first[name], second[name])
+        for name in sorted(first_leaves.keys() | second_leaves.keys())
+        if name not in first_leaves
+        or name not in second_leaves
+        or not _is_identical(first_leaves[name], second_leaves[name])
     ]
 
 
-def _same(one: object, other: object) -> bool:
-    if not (isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)):
-        return one == other
-    alike = one.shape == other.shape and one.dtype == other.dtype and one.device == other.device
-    return alike and torch.equal(_bytes(one), _bytes(other))  # as bytes: a number that is none equals itself
+def _is_identical(first: object, second: object) -> bool:
+    if not (isinstance(first, torch.Tensor) and isinstance(second, torch.Tensor)):
+        return first == second
+    alike = first.shape == second.shape and first.dtype == second.dtype and first.device == second.device
+    return alike and torch.equal(_bytes(first), _bytes(second))  # as bytes, so that NaN equals itself
 
 
 def _bytes(tensor: torch.Tensor) -> torch.Tensor:
@@ -153,7 +163,7 @@ def _bytes(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _leaves(state: object, name: str = "") -> dict[str, object]:
-    """Everything in nested mappings and lists, by dotted name."""
+    """Return everything in nested mappings and lists by dotted name."""
     if isinstance(state, Mapping):
         parts: list[tuple[object, object]] = list(state.items())
     elif isinstance(state, (list, tuple)):
@@ -164,9 +174,9 @@ def _leaves(state: object, name: str = "") -> dict[str, object]:
 
 
 @contextlib.contextmanager
-def _deterministic() -> Iterator[None]:
-    """Has PyTorch compute the same bits each time; it warns where it has no such way."""
-    # Max pooling's backward pass adds with atomics, and warns: its windows do not overlap here, so nothing is added up.
+def _deterministic_algorithms() -> Iterator[None]:
+    """Make PyTorch compute the same bits each time; it warns if it cannot."""
+    # Max pooling's backward pass adds with atomics, and warns. Its windows do not overlap here, so nothing is added up.
     before, mode = torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
     cudnn = torch.backends.cudnn.benchmark
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")

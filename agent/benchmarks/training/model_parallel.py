@@ -1,12 +1,13 @@
-"""A network split over two devices a replica, the replicas trained data-parallel: PyTorch's "DDP with model parallelism".
+"""A network split over two devices, its replicas trained data-parallel: PyTorch's "DDP with model parallelism".
 
-The even local ranks drive two devices each, their own and the next; the odd ones wait. The last GPU of an odd number stays out.
-On a CPU both halves lie on the one device there is.
+Each even local rank drives two devices, its own and the next; the odd ranks wait. With an odd number of GPUs the last one is
+not used. On a CPU both halves are on the same device.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -14,21 +15,22 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
+from agent.benchmarks.runtime.agreement import CannotMeasureError, attempt_on_all_ranks
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.training.training import CannotMeasureError, attempt, tell_absent
+from agent.benchmarks.training.training_loop import train_step
 from agent.sampling.statistics import summarize
 from schemas.records import UNSUPPORTED
 
 CLASSES = 10
 
 
-class Halves(nn.Module):
-    """Four linear layers, two on each device; the activations cross between them."""
+class SplitNetwork(nn.Module):
+    """Four linear layers, two on each device; the activations are copied between them."""
 
     def __init__(self, width: int, first: torch.device, second: torch.device) -> None:
         super().__init__()
         self._second = second
-        with torch.device(first):  # made where it lies: on one CPU core it takes seconds
+        with torch.device(first):  # created on the device: creating it on one CPU core takes seconds
             self.front = nn.Sequential(nn.Linear(width, width), nn.GELU(), nn.Linear(width, width), nn.GELU())
         with torch.device(second):
             self.back = nn.Sequential(
@@ -36,100 +38,94 @@ class Halves(nn.Module):
             )
 
     def forward(self, inputs: torch.Tensor) -> torch.Tensor:
-        """Class scores (N, 10), on the second device, of inputs (N, width) on the first."""
+        """Return class scores (N, 10), on the second device, of inputs (N, width) on the first."""
         scores: torch.Tensor = self.back(self.front(inputs).to(self._second))
         return scores
 
 
-class Replica:
+class SplitReplica:
     """One network on two devices, and its training."""
 
     def __init__(self, context: Context, width: int, batch: int) -> None:
+        self._context = context
         self.devices = [context.device, context.device]
         if context.device.type == "cuda":
             self.devices[1] = torch.device("cuda", context.local_rank + 1)
         torch.manual_seed(1)
-        self.module: nn.Module = Halves(width, *self.devices)
+        self.module: nn.Module = SplitNetwork(width, *self.devices)
         self._optimizer = torch.optim.SGD(self.module.parameters(), lr=0.05, momentum=0.9)
-        torch.manual_seed(2 + context.rank)  # each replica has a batch of its own, and learns it by heart
+        torch.manual_seed(2 + context.rank)  # each replica learns one batch of its own by heart
         self._inputs = torch.randn(batch, width).to(self.devices[0])
         self._classes = torch.randint(CLASSES, (batch,)).to(self.devices[1])
 
-    def backward(self) -> torch.Tensor:
-        """The loss, whose gradients are there."""
-        self._optimizer.zero_grad(set_to_none=True)
-        loss = nn.functional.cross_entropy(self.module(self._inputs), self._classes)
-        loss.backward()  # type: ignore[no-untyped-call]
-        return loss.detach()
+    def loss(self) -> torch.Tensor:
+        """Return the loss on the replica's batch."""
+        return nn.functional.cross_entropy(self.module(self._inputs), self._classes)
 
     def step(self) -> tuple[float, float]:
-        """Trains one step; its loss and its seconds, both devices done."""
+        """Train one step; return its loss and its seconds, until both devices have finished."""
         began = time.perf_counter()
-        loss = self.backward()
-        self._optimizer.step()
+        loss = train_step(self._context, self._optimizer, self.loss, collective=False)
         for device in self.devices:
             if device.type == "cuda":
                 torch.cuda.synchronize(device)
         return float(loss), time.perf_counter() - began
 
 
-def run(context: Context, settings: dict[str, Any]) -> None:
-    """Reports the step time of the slowest replica, and the last loss over the first, of all replicas."""
-    try:
-        _measure(context, int(settings["steps"]), int(settings["batch_size"]), int(settings["width"]))
-    except CannotMeasureError as problem:
-        tell_absent(context, "model_parallel", problem)
-
-
-def _measure(context: Context, steps: int, batch: int, width: int) -> None:
-    leads = drives_a_replica(context.local_rank, context.local_world_size)
-    leaders = _leaders(context, leads)
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report the step time of the slowest replica, and the last loss over the first, summed over all replicas."""
+    steps, batch, width = settings["steps"], settings["batch_size"], settings["width"]
+    leads = drives_replica(context.local_rank, context.local_world_size)
+    leaders = _replica_leaders(context, leads)
     if not leaders:
         raise CannotMeasureError(UNSUPPORTED, "no host has two devices for a replica")
-    group = _group(leaders) if len(leaders) > 1 else None
-    replica = _build(context, leads, width, batch)
-    found = [(0.0, 0.0)] * steps
-    context.phase(f"model_parallel, {len(leaders)} replicas")
+    group = _create_group(leaders) if len(leaders) > 1 else None
+    replica = _build_replica(context, leads, width, batch)
+    results = [(0.0, 0.0)] * steps
+    context.set_phase(f"model_parallel, {len(leaders)} replicas")
     try:
-        with context.heart.together():  # those without a replica too: every rank counts the same operations
+        with context.heartbeat.together():  # on ranks without a replica too: all ranks count the same operations
             if replica:
                 if group:
                     replica.module = DistributedDataParallel(replica.module, process_group=group)
                 replica.step()
-                found = [replica.step() for _ in range(steps)]
+                results = [replica.step() for _ in range(steps)]
     finally:
-        _wait(context, "trained")
+        _wait_for_host(context, "trained")
     if group:
-        dist.destroy_process_group(group)  # and with it NCCL's memory on the neighbour's device
-    seconds = summarize(context.slowest([spent for _, spent in found]))
-    first, last = context.total(found[0][0]), context.total(found[-1][0])
-    if not context.speaks_for_world:
-        return
-    params: dict[str, Any] = {"scope": context.world_scope, "width": width, "batch_size": batch, "steps": steps}
-    params |= {"world_size": context.world_size, "replicas": len(leaders)}
-    params |= {"left_out": context.world_size - 2 * len(leaders)}
-    context.measured("model_parallel.step_time", seconds.p50, unit="s", samples=seconds, **params)
-    context.measured("model_parallel.loss_ratio", last / first, unit="1", **params)
+        dist.destroy_process_group(group)  # frees NCCL's memory on the neighbour's device
+    step_times = summarize(context.max_over_ranks([seconds for _, seconds in results]))
+    first, last = context.sum_over_ranks(results[0][0]), context.sum_over_ranks(results[-1][0])
+    context.report_world(
+        {"model_parallel.step_time": (step_times, "s"), "model_parallel.loss_ratio": (last / first, "1")},
+        width=width,
+        batch_size=batch,
+        steps=steps,
+        world_size=context.world_size,
+        replicas=len(leaders),
+        left_out=context.world_size - 2 * len(leaders),
+    )
 
 
-def drives_a_replica(local_rank: int, local_world_size: int) -> bool:
-    """Whether this rank has a device beside its own to drive."""
+def drives_replica(local_rank: int, local_world_size: int) -> bool:
+    """Return whether this rank drives its own device and the next one."""
     return local_rank % 2 == 0 and local_rank + 1 < local_world_size
 
 
-def _leaders(context: Context, leads: bool) -> list[int]:
-    """The ranks that drive a replica."""
-    marks = torch.zeros(context.world_size, device=context.device)
-    marks[context.rank] = float(leads)
-    with context.heart.together():
-        dist.all_reduce(marks)
-        return [rank for rank, mark in enumerate(marks.tolist()) if mark]
+def _replica_leaders(context: Context, leads: bool) -> list[int]:
+    """Return the ranks that drive a replica."""
+    flags = torch.zeros(context.world_size, device=context.device)
+    flags[context.rank] = float(leads)
+    with context.heartbeat.together():
+        dist.all_reduce(flags)
+        return [rank for rank, flag in enumerate(flags.tolist()) if flag]
 
 
-def _group(leaders: list[int]) -> dist.ProcessGroup | None:
-    """A process group of the leaders, which all ranks have to make; None for the others.
+def _create_group(leaders: list[int]) -> dist.ProcessGroup | None:
+    """Return a process group of the leaders, which all ranks must create; None on the other ranks.
 
-    join() ties the default group, and whatever descends from it, to one device a rank; a replica reduces on two.
+    join_process_group() binds the default group, and every group derived from it, to one device a rank; a replica reduces
+    on two.
     """
     default = dist.group.WORLD
     bound, default.bound_device_id = default.bound_device_id, None  # type: ignore[union-attr]
@@ -140,22 +136,22 @@ def _group(leaders: list[int]) -> dist.ProcessGroup | None:
     return None if group is dist.GroupMember.NON_GROUP_MEMBER else group
 
 
-def _build(context: Context, leads: bool, width: int, batch: int) -> Replica | None:
-    """The replica that this rank drives, tried out alone; None for a rank that drives none."""
+def _build_replica(context: Context, leads: bool, width: int, batch: int) -> SplitReplica | None:
+    """Return the replica that this rank drives, tested alone; None on a rank that drives none."""
 
-    def own() -> Replica | None:
+    def build() -> SplitReplica | None:
         try:
             if not leads:
                 return None
-            replica = Replica(context, width, batch)
-            replica.backward()
+            replica = SplitReplica(context, width, batch)
+            replica.loss().backward()  # type: ignore[no-untyped-call]
             return replica
         finally:
-            _wait(context, "built")
+            _wait_for_host(context, "built")
 
-    return attempt(context, own)
+    return attempt_on_all_ranks(context, build)
 
 
-def _wait(context: Context, what: str) -> None:
-    """Waits for the other ranks of the host, on the CPU: one that waited in NCCL would keep the replica's device busy."""
-    context.meet(f"model_parallel {what}")
+def _wait_for_host(context: Context, what: str) -> None:
+    """Wait for the other ranks of the host on the CPU: a rank that waits in NCCL would keep the replica's device busy."""
+    context.host_barrier(f"model_parallel {what}")

@@ -1,41 +1,42 @@
-"""The training of a scaling study: what the GKE experiment ran (Kubeflow's mnist.py), timed from the launch of the ranks on.
+"""The training of a scaling study: that of the GKE experiment (Kubeflow's mnist.py), timed from the launch of the ranks.
 
-Two convolutions, Fashion-MNIST, DDP, SGD at 0.01 with momentum 0.5, the batch that of a rank. Images come to the device as they
-do in most training: by way of the host's CPUs, each converted by itself, by worker processes of each rank. So a host with too
-few CPUs for its GPUs is as slow here as it would be there; `fashion_mnist` shows what the GPUs alone can do.
+Two convolutions, Fashion-MNIST, DDP, SGD at 0.01 with momentum 0.5; the batch size is that of one rank. As in most training,
+images pass through the host's CPUs: each is converted on its own, by worker processes of each rank. So a host with too few
+CPUs for its GPUs is as slow here as in real training; `fashion_mnist` shows what the GPUs alone can do.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.nn.parallel import DistributedDataParallel
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data.distributed import DistributedSampler
 
+from agent.benchmarks.runtime.agreement import CannotMeasureError, attempt_on_all_ranks
 from agent.benchmarks.runtime.context import Context
 from agent.benchmarks.runtime.datasets import Images
-from agent.benchmarks.runtime.host_cpu import processors
+from agent.benchmarks.runtime.host_cpu import available_cpus
 from agent.benchmarks.training.dataloader import forkserver
-from agent.benchmarks.training.training import CannotMeasureError, attempt, pieces, prepare, tell_absent
+from agent.benchmarks.training.training_loop import data_parallel, evaluate, load_model_and_images, train_step
 from schemas.records import ERROR
 
 MOMENTUM = 0.5
-PRECISIONS = {"fp32": None, "bf16": torch.bfloat16}
-"""Of autocast; `fp32` is PyTorch's default: on a GPU convolutions in TF32."""
-LEAST_STEPS = 2
-"""The first one builds kernels and buckets, and is no part of the throughput."""
+AUTOCAST = {"fp32": None, "bf16": torch.bfloat16}
+"""Precision -> type of autocast. `fp32` means PyTorch's defaults: on a GPU convolutions use TF32."""
+MIN_STEPS = 2
+"""The first step builds kernels and buckets; the throughput does not include it."""
 
 Item = tuple[torch.Tensor, int]
 
 
-class Pictures(Dataset[Item]):
-    """Images (N, 1, 28, 28) in uint8 and classes (N,); an item is converted when it is fetched."""
+class ScaledImages(Dataset[Item]):
+    """Images (N, 1, 28, 28) in uint8 and classes (N,); each item is converted when it is fetched."""
 
     def __init__(self, images: torch.Tensor, classes: torch.Tensor) -> None:
         self._images, self._classes = images, classes
@@ -44,62 +45,54 @@ class Pictures(Dataset[Item]):
         return len(self._images)
 
     def __getitem__(self, index: int) -> Item:
-        return scaled(self._images[index]), int(self._classes[index])
+        return scale(self._images[index]), int(self._classes[index])
 
 
-def scaled(images: torch.Tensor) -> torch.Tensor:
-    """Bytes to floats from 0 to 1, as the experiment had them."""
+def scale(images: torch.Tensor) -> torch.Tensor:
+    """Convert bytes to floats from 0 to 1, as in the experiment."""
     return images.float() / 255
 
 
-def run(context: Context, settings: dict[str, Any]) -> None:
-    """Reports the time from the launch to the first step, images a second after it, and accuracy and loss on the test images."""
-    try:
-        _measure(context, settings)
-    except CannotMeasureError as problem:
-        tell_absent(context, "scaling", problem)
-
-
-def _measure(context: Context, settings: dict[str, Any]) -> None:
-    batch, epochs, most = int(settings["batch_size"]), int(settings["epochs"]), int(settings["max_steps"])
-    model, images = prepare(context, "convnet", settings["data_directories"])
-    each = len(images.train) // context.world_size // batch
-    steps = min(each * epochs, most or each * epochs)
-    if steps < LEAST_STEPS:
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report the time from launch to the first step, images a second after it, and accuracy and loss on the test images."""
+    batch, epochs = settings["batch_size"], settings["epochs"]
+    model, images = load_model_and_images(context, "convnet", settings["data_directories"])
+    steps_per_epoch = len(images.train) // context.world_size // batch
+    all_steps = steps_per_epoch * epochs
+    steps = min(all_steps, settings["max_steps"] or all_steps)
+    if steps < MIN_STEPS:
         raise CannotMeasureError(
             ERROR, f"{len(images.train)} images make {steps} steps of {batch} on {context.world_size} ranks: too few"
         )
-    ddp = DistributedDataParallel(model, device_ids=[context.device] if context.device.type == "cuda" else None)
-    optimizer = torch.optim.SGD(ddp.parameters(), lr=float(settings["learning_rate"]), momentum=MOMENTUM)
-    batches = _Batches(context, images, batch, int(settings["workers"]))
-    hooked_up, began = 0.0, 0.0
-    for number, (pictures, classes) in enumerate(batches.of(steps)):
-        _step(context, ddp, optimizer, pictures, classes, PRECISIONS[settings["precision"]])
+    ddp = data_parallel(context, model)
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=settings["learning_rate"], momentum=MOMENTUM)
+    batches = _Batches(context, images, batch, settings["workers"])
+    first_step_done, began = 0.0, 0.0
+    for number, (pictures, classes) in enumerate(batches.take(steps)):
+        train_step(context, optimizer, partial(_loss, ddp, pictures, classes, AUTOCAST[settings["precision"]]))
         if number == 0:
             context.synchronize()
-            hooked_up, began = time.monotonic() - context.launched, time.perf_counter()
-    with context.heart.together():
+            first_step_done, began = time.monotonic() - context.launched, time.perf_counter()
+    with context.heartbeat.together():
         context.synchronize()
     trained = time.perf_counter() - began
-    accuracy, loss = _tested(context, model, images)
-    hooked_up, trained = context.slowest([hooked_up, trained])
-    if not context.speaks_for_world:
-        return
-    common: dict[str, Any] = {
-        "scope": context.world_scope,
-        "data": images.label,
-        "world_size": context.world_size,
-        "backend": dist.get_backend(),
-        "cpus": processors(),
-        "max_steps": steps if steps < each * epochs else 0,  # 0 where they ended nothing
+    accuracy, loss = evaluate(context, model, images, scale)
+    first_step_done, trained = context.max_over_ranks([first_step_done, trained])
+    context.report_world(
+        {
+            "scaling.hookup": (first_step_done, "s"),
+            "scaling.duration": (trained, "s"),
+            "scaling.throughput": ((steps - 1) * batch * context.world_size / trained, "images/s"),
+            "scaling.accuracy": (accuracy, "1"),
+            "scaling.loss": (loss, "1"),
+        },
+        data=images.label,
+        world_size=context.world_size,
+        backend=dist.get_backend(),
+        cpus=available_cpus(),
+        max_steps=steps if steps < all_steps else 0,  # 0: no limit took effect
         **{key: settings[key] for key in ("batch_size", "epochs", "precision", "workers")},
-    }
-    context.measured("scaling.hookup", hooked_up, unit="s", **common)
-    context.measured("scaling.duration", trained, unit="s", **common)
-    rate = (steps - 1) * batch * context.world_size / trained
-    context.measured("scaling.throughput", rate, unit="images/s", **common)
-    context.measured("scaling.accuracy", accuracy, unit="1", **common)
-    context.measured("scaling.loss", loss, unit="1", **common)
+    )
 
 
 class _Batches:
@@ -107,12 +100,12 @@ class _Batches:
 
     def __init__(self, context: Context, images: Images, batch: int, workers: int) -> None:
         self._context, self._pinned = context, context.device.type == "cuda"
-        pictures = Pictures(images.train.cpu(), images.train_classes.cpu())
+        dataset = ScaledImages(images.train.cpu(), images.train_classes.cpu())
         self._sampler: DistributedSampler[int] = DistributedSampler(
-            pictures, num_replicas=context.world_size, rank=context.rank, drop_last=True
+            dataset, num_replicas=context.world_size, rank=context.rank, drop_last=True
         )
         self._loader = DataLoader(
-            pictures,
+            dataset,
             batch_size=batch,
             sampler=self._sampler,
             drop_last=True,
@@ -123,51 +116,25 @@ class _Batches:
             timeout=context.timeout_s if workers else 0,
         )
 
-    def of(self, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
-        """So many of them."""
-        epoch, left = 0, steps
-        while left:
+    def take(self, steps: int) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+        """Yield that many batches."""
+        epoch, remaining = 0, steps
+        while remaining:
             self._sampler.set_epoch(epoch)
-            # Workers that cannot be started, on this rank or another, are told before the ranks wait for each other.
-            batches = attempt(self._context, lambda: iter(self._loader)) if epoch == 0 else iter(self._loader)
+            # If workers cannot be started on some rank, all ranks must learn of it before they wait for each other.
+            batches = attempt_on_all_ranks(self._context, lambda: iter(self._loader)) if epoch == 0 else self._loader
             for pictures, classes in batches:
-                if not left:
+                if not remaining:
                     return
-                left -= 1
-                yield self._on_device(pictures), self._on_device(classes)
+                remaining -= 1
+                yield self._to_device(pictures), self._to_device(classes)
             epoch += 1
-            self._context.phase(f"scaling, {epoch} epochs")
+            self._context.set_phase(f"scaling, {epoch} epochs")
 
-    def _on_device(self, values: torch.Tensor) -> torch.Tensor:
+    def _to_device(self, values: torch.Tensor) -> torch.Tensor:
         return values.to(self._context.device, non_blocking=self._pinned)
 
 
-def _step(
-    context: Context,
-    ddp: nn.Module,
-    optimizer: torch.optim.Optimizer,
-    pictures: torch.Tensor,
-    classes: torch.Tensor,
-    precision: torch.dtype | None,
-) -> None:
-    optimizer.zero_grad(set_to_none=True)
-    with torch.autocast(context.device.type, dtype=precision, enabled=precision is not None):
-        loss = nn.functional.cross_entropy(ddp(pictures), classes)
-    with context.heart.together():  # the gradients are exchanged in the backward pass
-        loss.backward()  # type: ignore[no-untyped-call]
-        optimizer.step()
-
-
-def _tested(context: Context, model: nn.Module, images: Images) -> tuple[float, float]:
-    """Share of the test images classified right, and the mean loss on them; each rank looks at its own part."""
-    mine = slice(context.rank, None, context.world_size)
-    right, loss = torch.zeros((), device=context.device), torch.zeros((), device=context.device)
-    model.eval()
-    with torch.no_grad():
-        tests, classes = (every[mine].split(pieces(context)) for every in (images.test, images.test_classes))  # type: ignore[no-untyped-call]
-        for some, wanted in zip(tests, classes, strict=True):
-            scores = model(scaled(some))
-            right += (scores.argmax(1) == wanted).sum()
-            loss += nn.functional.cross_entropy(scores, wanted, reduction="sum")
-    whole = len(images.test)
-    return context.total(float(right)) / whole, context.total(float(loss)) / whole
+def _loss(ddp: nn.Module, pictures: torch.Tensor, classes: torch.Tensor, dtype: torch.dtype | None) -> torch.Tensor:
+    with torch.autocast(pictures.device.type, dtype=dtype, enabled=dtype is not None):
+        return nn.functional.cross_entropy(ddp(pictures), classes)

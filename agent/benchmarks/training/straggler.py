@@ -1,20 +1,20 @@
-"""Data-parallel training steps taken apart: how long each rank computes by itself, and how long it waits for the others.
+"""Data-parallel training steps in two parts: how long each rank computes, and how long it waits for the others.
 
-In a step of DDP the all_reduce of the gradients hides behind the backward pass, and a rank's waiting behind its computing:
-from outside the two cannot be told apart, and NCCL's kernels, which spin while they wait, take part of the device besides. So
-these steps exchange the gradients only when the backward pass is over, as DDP does after `no_sync`, and a rank takes the times
-of two parts, one after the other, by its own clock:
+In a DDP step the all_reduce of the gradients is hidden behind the backward pass, and a rank's waiting behind its computing:
+the two cannot be separated from outside. Besides, NCCL's kernels, which spin while they wait, use part of the device. So these
+steps exchange the gradients only after the backward pass, as DDP does after `no_sync`, and each rank times the two parts by
+its own clock:
 
-* compute: update, forward and backward pass, until the device has done them. No rank meets another in it.
-* exchange: one all_reduce of all gradients. It ends for all ranks at once, so who came last waited for nobody: of each step
-  the shortest exchange of all ranks is the communication, and what another's took longer is its wait.
+* compute: update, forward and backward pass, until the device has finished them. Ranks do not interact.
+* exchange: one all_reduce of all gradients. It ends on all ranks at the same time, so the rank that came last did not wait: in
+  each step the shortest exchange of all ranks is the communication, and the excess on another rank is its wait.
 
-What is not measured: the step is longer than DDP's by what DDP would hide, and computing is not slowed down by communication
-beside it. The network is the transformer, on tokens that are on the device, large enough that a GPU and not its launches
-decide, as in real trainings: `straggler.launch` says how long the host took to tell the device what to do.
+Not measured: a step takes longer than DDP's by what DDP would hide, and communication does not slow down computing. The
+network is the transformer, on tokens in device memory, large enough that the GPU and not its launches decide, as in real
+training; `straggler.launch` reports how long the host needed for the launches.
 
-The figures of a rank are means over the middle 90 % of the steps: one hiccup does not show in them, and what disturbs every
-tenth step does.
+A rank's figures are means over the middle 90 % of the steps: a single delay does not affect them, and something that disturbs
+every tenth step does.
 """
 
 from __future__ import annotations
@@ -24,76 +24,71 @@ import gc
 import resource
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
-from agent.benchmarks.compute.gemm import unsupported
+from agent.benchmarks.compute.gemm import unsupported_reason
 from agent.benchmarks.runtime import host_cpu
+from agent.benchmarks.runtime.agreement import attempt_on_all_ranks
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.training.training import CannotMeasureError, attempt, tell_absent
-from agent.benchmarks.training.transformer import Transformer, tokens
+from agent.benchmarks.training.training_loop import FlatGradients
+from agent.benchmarks.training.transformer import Shape, Transformer, make_tokens
 from agent.sampling.statistics import summarize
 from schemas.records import UNSUPPORTED
 
 WARM_UP = 4
-LEAST_STEPS, MOST_STEPS = 20, 1000
+MIN_STEPS, MAX_STEPS = 20, 1000
 TRIMMED = 0.05
 """Share of the steps left out at either end."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """Where the time of one step went on this rank, in seconds."""
+    """The parts of one step on this rank, in seconds."""
 
     compute: float
     launch: float
-    """Of the computing: until the host had told the device all of it."""
+    """Part of `compute`: until the host had launched everything."""
     exchange: float
     cpu: float
-    """Of the process's threads, user and system, while it computed."""
+    """CPU time (user and system) of the process's threads during `compute`."""
     preemptions: int
-    """How often a thread lost its processor to another while it computed."""
+    """How often a thread lost its processor to another during `compute`."""
 
 
-class Replica:
-    """The network and its gradients, in one buffer that one all_reduce averages."""
+class TimedReplica:
+    """The network of one rank, with its gradients in one buffer."""
 
-    def __init__(self, context: Context, settings: dict[str, Any]) -> None:
+    def __init__(self, context: Context, shape: Shape) -> None:
         self._context = context
-        self.dtype = _dtype(context)
+        self.dtype = _choose_dtype(context)
         torch.manual_seed(1)
         with context.device:
-            self._model = Transformer(int(settings["layers"]), int(settings["width"]), int(settings["heads"]))
-        self._parameters = list(self._model.parameters())
-        sizes = [parameter.numel() for parameter in self._parameters]
-        self._flat = torch.zeros(sum(sizes), device=context.device)
-        for parameter, part in zip(self._parameters, self._flat.split(sizes), strict=True):  # type: ignore[no-untyped-call]
-            parameter.grad = part.view_as(parameter)
-        self._optimizer = torch.optim.SGD(self._parameters, lr=0.01, momentum=0.9)
-        self._tokens = tokens(context, int(settings["batch_size"]), int(settings["sequence"]))
+            self._model = Transformer(shape)
+        self._gradients = FlatGradients(self._model.parameters(), context.world_size)
+        self._optimizer = torch.optim.SGD(self._model.parameters(), lr=0.01, momentum=0.9)
+        self._tokens = make_tokens(context, shape)
 
     def compute(self) -> None:
-        """Takes the gradients of the step before for an update, and leaves this rank's new ones."""
+        """Update by the gradients of the previous step, and compute this rank's new ones."""
         self._optimizer.step()
         mixed = self.dtype != torch.float32
         with torch.autocast(self._context.device.type, dtype=self.dtype) if mixed else contextlib.nullcontext():
-            loss = self._model(self._tokens) / self._context.world_size
-        gradients = torch.autograd.grad(loss, self._parameters)
-        torch.cat([gradient.flatten() for gradient in gradients], out=self._flat)
+            loss = self._model(self._tokens)
+        self._gradients.compute(loss)
 
     def step(self) -> Step:
-        """One step, its two parts by the clock."""
+        """Run and time one step."""
         context, before, began = self._context, resource.getrusage(resource.RUSAGE_SELF), time.perf_counter()
         self.compute()
         launched = time.perf_counter()
         context.synchronize()
         computed, after = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-        with context.heart.together():
-            dist.all_reduce(self._flat)
+        with context.heartbeat.together():
+            self._gradients.all_reduce()
             context.synchronize()
         return Step(
             compute=computed - began,
@@ -104,86 +99,78 @@ class Replica:
         )
 
 
-def run(context: Context, settings: dict[str, Any]) -> None:
-    """Reports of each rank its computing, its waiting and what it got of its host's CPU; of all together the step."""
-    try:
-        _measure(context, settings)
-    except CannotMeasureError as problem:
-        tell_absent(context, "straggler", problem)
-    finally:
-        gc.collect()
-
-
-def _measure(context: Context, settings: dict[str, Any]) -> None:
-    replica = attempt(context, lambda: _tried(context, settings))
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report compute time, wait and CPU time of each rank, and the step time of all ranks."""
+    shape = Shape.from_settings(settings)
+    replica = attempt_on_all_ranks(context, lambda: _tested_replica(context, shape))
     for _ in range(WARM_UP - 1):
         replica.step()
     last = replica.step()
-    (slowest,) = context.slowest([last.compute + last.exchange])
-    count = max(LEAST_STEPS, min(MOST_STEPS, int(float(settings["seconds"]) / slowest)))  # the same on every rank
-    context.phase(f"straggler, {count} steps")
+    (slowest,) = context.max_over_ranks([last.compute + last.exchange])
+    count = max(MIN_STEPS, min(MAX_STEPS, int(settings["seconds"] / slowest)))  # the same on every rank
+    context.set_phase(f"straggler, {count} steps")
     gc.collect()
-    begin, before = time.monotonic(), host_cpu.look()
+    begin, counters_before = time.monotonic(), host_cpu.read_counters()
     steps = [replica.step() for _ in range(count)]
-    after, end = host_cpu.look(), time.monotonic()
-    params: dict[str, Any] = {key: int(settings[key]) for key in ("layers", "width", "sequence", "batch_size")}
+    counters_after, end = host_cpu.read_counters(), time.monotonic()
+    params: dict[str, Any] = {key: settings[key] for key in ("layers", "width", "sequence", "batch_size")}
     params["dtype"] = str(replica.dtype).removeprefix("torch.")
-    context.window(begin, end, **params)
-    _report(context, steps, params)
-    _report_host(context, host_cpu.between(before, after), count, params)
+    context.request_telemetry(begin, end, **params)
+    _report_steps(context, steps, params)
+    _report_host(context, host_cpu.usage_between(counters_before, counters_after), count, params)
 
 
-def _tried(context: Context, settings: dict[str, Any]) -> Replica:
-    """The network, tried out alone: what the device cannot do, or has no memory for, comes out here."""
-    replica = Replica(context, settings)
+def _tested_replica(context: Context, shape: Shape) -> TimedReplica:
+    """Return the replica after one computation alone, in which an unsupported type or a lack of memory shows."""
+    replica = TimedReplica(context, shape)
     replica.compute()
     context.synchronize()
     return replica
 
 
-def _dtype(context: Context) -> torch.dtype:
+def _choose_dtype(context: Context) -> torch.dtype:
     if context.device.type != "cuda":
         return torch.float32
-    return torch.float16 if unsupported("bf16", context.device) else torch.bfloat16
+    return torch.float16 if unsupported_reason("bf16", context.device) else torch.bfloat16
 
 
-def _report(context: Context, steps: Sequence[Step], params: dict[str, Any]) -> None:
+def _report_steps(context: Context, steps: Sequence[Step], params: Mapping[str, Any]) -> None:
     exchanges = [step.exchange for step in steps]
-    communication = [-value for value in context.slowest([-exchange for exchange in exchanges])]
-    waits = [own - least for own, least in zip(exchanges, communication, strict=True)]
-    whole = context.slowest([step.compute + step.exchange for step in steps])
+    communication = [-value for value in context.max_over_ranks([-exchange for exchange in exchanges])]
+    waits = [exchange - shortest for exchange, shortest in zip(exchanges, communication, strict=True)]
+    step_times = context.max_over_ranks([step.compute + step.exchange for step in steps])
     own: dict[str, Any] = {"scope": context.device_scope, **params}
-    figures = {"compute": [step.compute for step in steps], "wait": waits, "cpu_time": [step.cpu for step in steps]}
+    parts = {"compute": [step.compute for step in steps], "wait": waits, "cpu_time": [step.cpu for step in steps]}
     if context.device.type == "cuda":
-        figures["launch"] = [step.launch for step in steps]
-    for name, values in figures.items():
-        context.measured(f"straggler.{name}", middle(values), unit="s", samples=summarize(values), **own)
-    context.measured("straggler.last_share", waits.count(0.0) / len(waits), unit="1", **own)
+        parts["launch"] = [step.launch for step in steps]
+    for name, values in parts.items():
+        context.report(f"straggler.{name}", trimmed_mean(values), unit="s", samples=summarize(values), **own)
+    context.report("straggler.last_share", waits.count(0.0) / len(waits), unit="1", **own)
     preemptions = statistics.fmean(step.preemptions for step in steps)
-    context.measured("straggler.preemptions", preemptions, unit="1", **own)
-    if context.speaks_for_world:
+    context.report("straggler.preemptions", preemptions, unit="1", **own)
+    if context.is_reporting_rank:
         own["scope"] = context.world_scope
-        for name, values in (("step_time", whole), ("communication", communication)):
-            context.measured(f"straggler.{name}", middle(values), unit="s", samples=summarize(values), **own)
+        for name, values in (("step_time", step_times), ("communication", communication)):
+            context.report(f"straggler.{name}", trimmed_mean(values), unit="s", samples=summarize(values), **own)
 
 
-def _report_host(context: Context, spent: host_cpu.Spent, steps: int, params: dict[str, Any]) -> None:
-    waited = spent.waited if isinstance(spent.waited, str) else spent.waited / steps
-    told: dict[str, tuple[float | str, str]] = {
-        "cpus": (host_cpu.processors(), "1"),
+def _report_host(context: Context, usage: host_cpu.CpuUsage, steps: int, params: Mapping[str, Any]) -> None:
+    waited = usage.waited if isinstance(usage.waited, str) else usage.waited / steps
+    figures: dict[str, tuple[float | str, str]] = {
+        "cpus": (host_cpu.available_cpus(), "1"),
         "cpu_wait": (waited, "s"),
-        "cpu_pressure": (spent.pressure, "1"),
-        "cpu_throttled_share": (spent.throttled, "1"),
+        "cpu_pressure": (usage.pressure, "1"),
+        "cpu_throttled_share": (usage.throttled, "1"),
     }
-    for name, (found, unit) in told.items():
-        own: dict[str, Any] = {"unit": unit, "scope": context.device_scope, **params}
-        if isinstance(found, str):
-            context.absent(f"straggler.{name}", status=UNSUPPORTED, reason=found, **own)
+    for name, (figure, unit) in figures.items():
+        common: dict[str, Any] = {"unit": unit, "scope": context.device_scope, **params}
+        if isinstance(figure, str):
+            context.report_absent(f"straggler.{name}", status=UNSUPPORTED, reason=figure, **common)
         else:
-            context.measured(f"straggler.{name}", found, **own)
+            context.report(f"straggler.{name}", figure, **common)
 
 
-def middle(values: Sequence[float]) -> float:
-    """The mean of the values but the lowest and the highest 5 % of them."""
-    left_out = int(len(values) * TRIMMED)
-    return statistics.fmean(sorted(values)[left_out : len(values) - left_out])
+def trimmed_mean(values: Sequence[float]) -> float:
+    """Return the mean without the lowest and the highest 5 % of the values."""
+    trimmed = int(len(values) * TRIMMED)
+    return statistics.fmean(sorted(values)[trimmed : len(values) - trimmed])

@@ -1,23 +1,25 @@
 """Transformer blocks sharded by FSDP2: step time, tokens a second, model FLOP utilization, memory.
 
-Pre-norm blocks with causal attention and an MLP of four widths, parameters in fp32, computed in bf16, AdamW. Model FLOPs of a
-token, forward and backward: 6·N for the N weights that multiply (12·width² a layer, and the head; the embedding only looks
-up), and 6·layers·width·sequence for the attention, the causal half of 12. Utilization is against the ranks' own bf16 matrix
-product, measured right before: no data sheet is needed, and a slow GPU does not look like bad sharding.
+Pre-norm blocks with causal attention and an MLP of four widths; parameters in fp32, computed in bf16, AdamW. Model FLOPs of a
+token, forward and backward: 6·N for the N weights in matrix products (12·width² a layer, and the head; the embedding is only
+a look-up), and 6·layers·width·sequence for the attention, the causal half of 12. Utilization is relative to the ranks' own
+bf16 matrix product, measured right before: that needs no data sheet, and a slow GPU does not look like bad sharding.
 """
 
 from __future__ import annotations
 
-import gc
 import importlib
 import statistics
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 from torch import nn
 
+from agent.benchmarks.runtime.agreement import CannotMeasureError, attempt_on_all_ranks, log
 from agent.benchmarks.runtime.context import Context
-from agent.benchmarks.training.training import CannotMeasureError, attempt, log, tell_absent
+from agent.benchmarks.training.training_loop import train_step
 from agent.sampling.statistics import summarize
 from schemas.records import ERROR, UNSUPPORTED
 
@@ -25,13 +27,44 @@ VOCABULARY = 1024
 GEMM_SIZE, GEMM_CALLS = 8192, 100
 WARM_UP = 3
 ACTIVATION_BYTES = 34
-"""Kept for the backward pass, of a token, a layer and a unit of width, in bf16 (Korthikanti et al. 2022, equation 2)."""
+"""Kept for the backward pass, for each token, layer and unit of width, in bf16 (Korthikanti et al. 2022, equation 2)."""
 STATE_BYTES = 16
-"""Of a parameter: fp32 itself, its gradient, and AdamW's two moments."""
+"""Of each parameter: its fp32 value, its gradient, and AdamW's two moments."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """Sizes of the network and of a batch."""
+
+    layers: int
+    width: int
+    heads: int
+    sequence: int
+    batch_size: int
+
+    @classmethod
+    def from_settings(cls, settings: Mapping[str, Any]) -> Shape:
+        """Return the shape that a benchmark's settings describe."""
+        return cls(**{name: settings[name] for name in cls.__dataclass_fields__})
+
+    @property
+    def weights(self) -> int:
+        """Number of weights in matrix products."""
+        return 12 * self.layers * self.width**2 + self.width * VOCABULARY
+
+    @property
+    def flops_per_token(self) -> float:
+        """Model FLOPs of a token, forward and backward."""
+        return 6.0 * self.weights + 6.0 * self.layers * self.width * self.sequence
+
+    def required_bytes(self, world_size: int) -> float:
+        """Return about how many bytes of device memory the training needs."""
+        activations = ACTIVATION_BYTES * self.layers * self.width * self.batch_size * self.sequence
+        return activations + 4 * self.weights * (1 + STATE_BYTES / 4 / world_size)  # created whole, then sharded
 
 
 class Block(nn.Module):
-    """Attention and MLP, each behind a norm and beside a residual."""
+    """Attention and MLP, each after a norm and with a residual connection."""
 
     def __init__(self, width: int, heads: int) -> None:
         super().__init__()
@@ -41,14 +74,14 @@ class Block(nn.Module):
         self.mlp = nn.Sequential(nn.Linear(width, 4 * width), nn.GELU(), nn.Linear(4 * width, width))
 
     def forward(self, states: torch.Tensor) -> torch.Tensor:
-        """States (N, sequence, width)."""
+        """Transform states (N, sequence, width)."""
         batch, sequence, width = states.shape
         queries, keys, values = (
             part.view(batch, sequence, self._heads, -1).transpose(1, 2)
             for part in self.inward(self.norms[0](states)).chunk(3, dim=-1)
         )
-        seen = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
-        states = states + self.outward(seen.transpose(1, 2).reshape(batch, sequence, width))
+        attended = nn.functional.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        states = states + self.outward(attended.transpose(1, 2).reshape(batch, sequence, width))
         result: torch.Tensor = states + self.mlp(self.norms[1](states))
         return result
 
@@ -56,14 +89,14 @@ class Block(nn.Module):
 class Transformer(nn.Module):
     """Predicts the next token."""
 
-    def __init__(self, layers: int, width: int, heads: int) -> None:
+    def __init__(self, shape: Shape) -> None:
         super().__init__()
-        self.embedding = nn.Embedding(VOCABULARY, width)
-        self.blocks = nn.ModuleList(Block(width, heads) for _ in range(layers))
-        self.norm, self.head = nn.LayerNorm(width), nn.Linear(width, VOCABULARY)
+        self.embedding = nn.Embedding(VOCABULARY, shape.width)
+        self.blocks = nn.ModuleList(Block(shape.width, shape.heads) for _ in range(shape.layers))
+        self.norm, self.head = nn.LayerNorm(shape.width), nn.Linear(shape.width, VOCABULARY)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Mean loss on tokens (N, sequence + 1)."""
+        """Return the mean loss on tokens (N, sequence + 1)."""
         states = self.embedding(tokens[:, :-1])
         for block in self.blocks:
             states = block(states)
@@ -71,88 +104,69 @@ class Transformer(nn.Module):
         return nn.functional.cross_entropy(scores, tokens[:, 1:].flatten())
 
 
-def run(context: Context, settings: dict[str, Any]) -> None:
-    """Reports step time, tokens and FLOPs a second, how the loss fell; on a GPU utilization and each device's memory."""
-    try:
-        _measure(context, settings)
-    except CannotMeasureError as problem:
-        tell_absent(context, "transformer", problem)
-    finally:
-        gc.collect()
-
-
-def _measure(context: Context, settings: dict[str, Any]) -> None:
-    peak = context.total(_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
+def run(context: Context, settings: Mapping[str, Any]) -> None:
+    """Report step time, tokens and FLOPs a second, the fall of the loss, and on GPUs utilization and each device's memory."""
+    peak = context.sum_over_ranks(_gemm_rate(context)) / context.world_size if context.kind == "gpu" else 0.0
     if context.device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(context.device)
-    settings = {**settings, "layers": _layers(context, settings)}
-    model, flops = attempt(context, lambda: _sharded(context, settings))
+    shape = _fit_to_memory(context, Shape.from_settings(settings))
+    model = attempt_on_all_ranks(context, lambda: _sharded_model(context, shape))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-4, fused=True if context.device.type == "cuda" else None)
-    rows = tokens(context, int(settings["batch_size"]), int(settings["sequence"]))
+    rows = make_tokens(context, shape)
     losses: list[torch.Tensor] = []
 
     def step() -> None:
-        optimizer.zero_grad(set_to_none=True)
-        loss = model(rows)
-        loss.backward()
-        optimizer.step()
-        losses.append(loss.detach())
+        losses.append(train_step(context, optimizer, lambda: model(rows), collective=False))
 
-    context.phase("transformer steps")
-    try:  # what goes wrong in here goes wrong between ranks: they cannot agree on it any more
-        with context.heart.together():
-            times = context.time(step, int(settings["steps"]), warm_up=WARM_UP)
+    context.set_phase("transformer steps")
+    try:  # an error in here happens between collectives: the ranks cannot agree on it any more
+        with context.heartbeat.together():
+            times = context.time(step, settings["steps"], warm_up=WARM_UP)
     except torch.cuda.OutOfMemoryError:
         log(torch.cuda.memory_summary(context.device, abbreviated=True))
         raise
-    _report(context, settings, times, flops, peak)
-    first, last = context.total(float(losses[0])), context.total(float(losses[-1]))
-    if context.speaks_for_world:
-        params = _params(context, settings)
-        context.measured("transformer.loss_ratio", last / first, unit="1", scope=context.world_scope, **params)
+    first, last = context.sum_over_ranks(float(losses[0])), context.sum_over_ranks(float(losses[-1]))
+    _report(context, shape, times, peak, last / first)
 
 
-def _report(context: Context, settings: dict[str, Any], times: list[float], flops: float, peak: float) -> None:
-    """`flops` a token; `peak` FLOP/s of a device."""
-    params = _params(context, settings)
-    seconds = summarize(context.slowest(times))
+def _report(context: Context, shape: Shape, times: Sequence[float], peak: float, loss_ratio: float) -> None:
+    """Report all figures; `peak` is the FLOP/s of a device's matrix product, 0 on CPUs."""
+    params = asdict(shape) | {"world_size": context.world_size, "dtype": "bf16", "data": "synthetic"}
+    step_times = summarize(context.max_over_ranks(times))
     if context.device.type == "cuda":
-        most = torch.cuda.max_memory_allocated(context.device)
-        context.measured("transformer.memory_peak", most, unit="B", scope=context.device_scope, **params)
-    if not context.speaks_for_world:
-        return
-    tokens = int(settings["batch_size"]) * int(settings["sequence"]) * context.world_size / seconds.p50
-    params["scope"] = context.world_scope
-    context.measured("transformer.step_time", seconds.p50, unit="s", samples=seconds, **params)
-    context.measured("transformer.throughput", tokens, unit="tokens/s", **params)
-    context.measured("transformer.flops", tokens * flops, unit="FLOP/s", **params)
+        allocated = torch.cuda.max_memory_allocated(context.device)
+        context.report("transformer.memory_peak", allocated, unit="B", scope=context.device_scope, **params)
+    tokens = shape.batch_size * shape.sequence * context.world_size / step_times.p50
+    flops = tokens * shape.flops_per_token
+    context.report_world(
+        {
+            "transformer.step_time": (step_times, "s"),
+            "transformer.throughput": (tokens, "tokens/s"),
+            "transformer.flops": (flops, "FLOP/s"),
+            "transformer.loss_ratio": (loss_ratio, "1"),
+        },
+        **params,
+    )
     if peak:
-        share = tokens * flops / context.world_size / peak
-        context.measured("transformer.mfu", share, unit="1", peak="measured_gemm", **params)
+        utilization = flops / context.world_size / peak
+        context.report_world({"transformer.mfu": (utilization, "1")}, peak="measured_gemm", **params)
 
 
-def _params(context: Context, settings: dict[str, Any]) -> dict[str, Any]:
-    sizes = {key: int(settings[key]) for key in ("layers", "width", "heads", "sequence", "batch_size")}
-    return {**sizes, "world_size": context.world_size, "dtype": "bf16", "data": "synthetic"}
-
-
-def _sharded(context: Context, settings: dict[str, Any]) -> tuple[nn.Module, float]:
-    """The model, and its FLOPs a token. Nothing in here meets another rank."""
-    fsdp = _fsdp()
-    layers, width, sequence = (int(settings[key]) for key in ("layers", "width", "sequence"))
-    multiplying = 12 * layers * width**2 + width * VOCABULARY
+def _sharded_model(context: Context, shape: Shape) -> nn.Module:
+    """Return the sharded model. Uses no collective."""
+    fsdp = _import_fsdp2()
     torch.manual_seed(1)
-    with context.device:  # made where it lies: on one CPU core it takes seconds
-        model = Transformer(layers, width, int(settings["heads"]))
+    with context.device:  # created on the device: creating it on one CPU core takes seconds
+        model = Transformer(shape)
     policy = fsdp.MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
         fsdp.fully_shard(block, mp_policy=policy)
     fsdp.fully_shard(model, mp_policy=policy)
-    return model, 6.0 * multiplying + 6.0 * layers * width * sequence
+    return model
 
 
-def _fsdp() -> Any:
-    """The module that has `fully_shard`, which moved in PyTorch 2.6."""
+def _import_fsdp2() -> Any:
+    """Return the module that has `fully_shard`, which moved in PyTorch 2.6. Raises CannotMeasureError."""
     for name in ("torch.distributed.fsdp", "torch.distributed._composable.fsdp"):
         try:
             module = importlib.import_module(name)
@@ -163,46 +177,38 @@ def _fsdp() -> Any:
     raise CannotMeasureError(UNSUPPORTED, f"torch {torch.__version__} has no FSDP2")
 
 
-def _layers(context: Context, settings: dict[str, Any]) -> int:
-    """As many layers as were asked for, or as fit into the smallest of the devices: in the middle of a step it is too late.
+def _fit_to_memory(context: Context, wanted: Shape) -> Shape:
+    """Return the shape with as many layers as fit on the smallest device: running out of memory in a step is too late.
 
-    Raises CannotMeasureError, on all ranks alike, where not one layer fits.
+    Raises CannotMeasureError, on all ranks alike, if not even one layer fits.
     """
-    wanted = int(settings["layers"])
     if context.device.type != "cuda":
         return wanted
     torch.cuda.empty_cache()
     free, total = torch.cuda.mem_get_info(context.device)
-    fitting = next((layers for layers in range(wanted, 0, -1) if _needed(context, settings, layers) < free), 0)
-    layers = context.agree(fitting)[0]
+    shapes = [replace(wanted, layers=layers) for layers in range(wanted.layers, 0, -1)]
+    fitting = next((shape.layers for shape in shapes if shape.required_bytes(context.world_size) < free), 0)
+    layers = context.min_max_over_ranks(fitting)[0]
     if not layers:
-        needed = _needed(context, settings, 1)
+        required = replace(wanted, layers=1).required_bytes(context.world_size)
         raise CannotMeasureError(
             ERROR,
-            f"one layer needs about {needed / 1e9:.1f} GB; {free / 1e9:.1f} of {total / 1e9:.1f} GB are free here",
+            f"one layer needs about {required / 1e9:.1f} GB; {free / 1e9:.1f} of {total / 1e9:.1f} GB are free here",
         )
-    return layers
-
-
-def _needed(context: Context, settings: dict[str, Any], layers: int) -> float:
-    """About how many bytes of a device the training takes."""
-    width = int(settings["width"])
-    parameters = 12 * layers * width**2 + width * VOCABULARY
-    kept = ACTIVATION_BYTES * layers * width * int(settings["batch_size"]) * int(settings["sequence"])
-    return kept + 4 * parameters * (1 + STATE_BYTES / 4 / context.world_size)  # it is made whole, then sharded
+    return replace(wanted, layers=layers)
 
 
 def _gemm_rate(context: Context) -> float:
-    """FLOP/s of this device in a bf16 matrix product, all devices at it at once."""
+    """Return the FLOP/s of this device in a bf16 matrix product while all devices run it."""
     factor = torch.randn(GEMM_SIZE, GEMM_SIZE, device=context.device, dtype=torch.bfloat16)
     times = context.time(lambda: torch.mm(factor, factor), GEMM_CALLS, warm_up=10)
     return 2 * GEMM_SIZE**3 / statistics.median(times)
 
 
-def tokens(context: Context, batch: int, sequence: int) -> torch.Tensor:
-    """Rows (batch, sequence + 1) that begin anywhere and follow one rule, 5·t + 3, which can be learnt."""
+def make_tokens(context: Context, shape: Shape) -> torch.Tensor:
+    """Return rows (batch, sequence + 1) with random first tokens that follow a rule, 5·t + 3, which can be learnt."""
     generator = torch.Generator().manual_seed(context.rank)
-    rows = [torch.randint(VOCABULARY, (batch,), generator=generator)]
-    for _ in range(sequence):
+    rows = [torch.randint(VOCABULARY, (shape.batch_size,), generator=generator)]
+    for _ in range(shape.sequence):
         rows.append((5 * rows[-1] + 3) % VOCABULARY)
     return torch.stack(rows, dim=1).to(context.device)

@@ -33,7 +33,7 @@ from fleet.judge.localization.slow import LEAST_HOSTS
 from fleet.judge.localization.suspects import comparable, explain
 from fleet.quantities import quantity as shown
 from schemas.records import ERROR, MEASURED, Observation
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 
 UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
 EQUAL = "ours: equal hosts on one fabric are equally fast with each other (docs/localisation.md)"
@@ -191,6 +191,7 @@ class _Gang:
             stage=STAGE,
             verdict=FAIL if fails else INCONCLUSIVE,
             criterion=CRITERION,
+            kind=VerdictKind.SUSPECT,
             value=suspect.found,
             limit=suspect.limit,
             operator=("ge" if quantity == BANDWIDTH else "le") if suspect.limit is not None else "",

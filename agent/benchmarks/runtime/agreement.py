@@ -1,0 +1,57 @@
+"""How ranks agree that something cannot be measured, so that none waits in a collective for a rank that gave up."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+from agent.benchmarks.runtime.context import Context, describe_error
+from schemas.catalogue import outputs
+from schemas.records import ERROR
+
+Result = TypeVar("Result")
+
+
+class CannotMeasureError(Exception):
+    """All ranks alike cannot measure this; `status` and the message say why."""
+
+    def __init__(self, status: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+
+
+def attempt_on_all_ranks(context: Context, work: Callable[[], Result]) -> Result:
+    """Return what `work` returns, or raise CannotMeasureError on all ranks if it fails on any of them.
+
+    `work` must not use the process group: a rank that fails inside a collective leaves the others waiting in it.
+    """
+    problem: CannotMeasureError | None = None
+    try:
+        result = work()
+    except CannotMeasureError as error:
+        problem = error
+    except Exception as error:  # noqa: BLE001 - a compiler may raise anything, and the other ranks must be told
+        problem = CannotMeasureError(ERROR, describe_error(error))
+    lowest, _ = context.min_max_over_ranks(-1 - context.rank if problem else 0)
+    if problem:
+        log(f"rank {context.rank}: {problem}")
+        raise problem
+    if lowest < 0:
+        raise CannotMeasureError(ERROR, f"rank {-1 - lowest} failed; see its log")
+    return result
+
+
+def report_absent_outputs(context: Context, benchmark: str, problem: CannotMeasureError, **params: Any) -> None:
+    """Report every output of the benchmark with these parameters as absent."""
+    for output in {output.name: output for output in outputs(benchmark, context.kind)}.values():
+        if output.scope == "device" or context.is_reporting_rank:
+            scope = context.device_scope if output.scope == "device" else context.world_scope
+            status, reason = problem.status, str(problem)
+            context.report_absent(output.name, unit=output.unit, scope=scope, status=status, reason=reason, **params)
+
+
+def log(line: str) -> None:
+    """Write a line to this rank's log."""
+    sys.stderr.write(f"{line}\n")
+    sys.stderr.flush()

@@ -1,0 +1,73 @@
+"""Benchmarks of the communication between ranks and between hosts."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from schemas.benchmarks import BACKENDS, DTYPES, OPS, Benchmark, Output, make_outputs
+
+_NCCL_CHOICE = {
+    "algorithm": ("TREE", "RING", "COLLNET_DIRECT", "COLLNET_CHAIN", "NVLS", "NVLS_TREE", "PAT"),
+    "protocol": ("LL", "LL128", "SIMPLE"),
+    "transport": str,
+    "nvls": bool,
+    "nccl_log": str,
+}
+
+COMMUNICATION: Mapping[str, Benchmark] = {
+    "collective": Benchmark(
+        group="collectives",
+        title="Collectives",
+        summary="bandwidth, latency and values of the collective operations between all ranks, and the path NCCL chose",
+        settings={
+            "ops": [*OPS],
+            "placements": ["out_of_place", "in_place"],
+            "sizes_bytes": [8 << (3 * step) for step in range(11)],  # 8 B to 8 GiB
+            "graph_ops": ["all_reduce", "all_gather", "reduce_scatter", "broadcast"],
+            "graph_sizes_bytes": [8, 4096, 32768],
+            "precision": 0.005,
+            "seconds": 0.2,  # for each operation and size
+        },
+        choices={"graph_ops": OPS},
+        outputs=[
+            *make_outputs(
+                "collective.{op}",
+                {"algbw": "B/s", "busbw": "B/s", "latency": "s", "wrong_elements": "1"},
+                "world",
+                over={"op": "ops", "size_bytes": "sizes_bytes", "placement": "placements"},
+                params={"backend": BACKENDS, "moved_bytes": int, "places": int, **_NCCL_CHOICE},
+            ),
+            Output(
+                name="collective.{op}.graph_latency",
+                unit="s",
+                scope="world",
+                over={"op": "graph_ops", "size_bytes": "graph_sizes_bytes"},
+                params={"backend": BACKENDS, "placement": str, "nccl_log": str},
+                gpu_only=True,
+            ),
+            *make_outputs("collective", {"transport": "1", "nvls": "1", "channels": "1"}, "world", gpu_only=True),
+        ],
+        params={"dtype": DTYPES, "world_size": int},
+        cpu_settings={"sizes_bytes": [8, 1 << 16, 1 << 20]},
+        cost_s=48.0,
+        parts=["NVLink"],
+        needs_peers=True,
+        needs_group=True,
+    ),
+    "pairs": Benchmark(
+        group="links",
+        title="Pairs of hosts",
+        summary="bandwidth and latency of every two hosts of a gang, GPU to GPU of one number, in rounds of disjoint pairs",
+        settings={
+            "rounds": 0,  # limit of the rounds, in each of which every host has one partner; 0: one fewer than hosts
+            "size_bytes": 1 << 26,  # reduced for a pair that is too slow for it
+            "seconds": 0.4,  # for each round
+        },
+        outputs=make_outputs("pairs", {"bandwidth": "B/s", "latency": "s"}, "peers"),
+        params={"rail": int, "round": int, "size_bytes": int, "world_size": int},
+        cost_s=15.0,
+        parts=["NVLink"],
+        needs_peers=True,
+        needs_group=True,
+    ),
+}

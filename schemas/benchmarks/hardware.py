@@ -1,0 +1,155 @@
+"""Benchmarks of single GPUs, their memory, and the links inside a host."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from schemas.benchmarks import DTYPES, PRECISION, THROTTLE_REASONS, Benchmark, Output, make_outputs
+
+HARDWARE: Mapping[str, Benchmark] = {
+    "gemm": Benchmark(
+        group="compute",
+        title="GEMM",
+        summary="matrix product rate of each device, in each precision, in a short run",
+        settings={"dtypes": [*DTYPES], "size": 8192, **PRECISION},
+        outputs=make_outputs("gemm", {"throughput": "FLOP/s"}, "device", over={"dtype": "dtypes"}),
+        params={"size": int},
+        cpu_settings={"dtypes": ["fp32", "bf16"], "size": 512},
+        cost_s=4.0,
+        parts=["compute"],
+    ),
+    "memory": Benchmark(
+        group="memory",
+        title="Memory bandwidth",
+        summary="bandwidth of each device's memory: copy, read, write and triad",
+        settings={"ops": ["copy", "read", "write", "triad"], "size_bytes": 4 << 30, **PRECISION},
+        outputs=make_outputs("memory", {"bandwidth": "B/s"}, "device", over={"op": "ops"}),
+        params={"size_bytes": int},
+        cpu_settings={"size_bytes": 1 << 24},
+        cost_s=1.0,
+        parts=["GPU memory"],
+    ),
+    "host_copy": Benchmark(
+        group="links",
+        title="Host copies",
+        summary="copies between each device and its host's pinned memory: one GPU at a time, and all at once",
+        settings={
+            "directions": ["host_to_device", "device_to_host", "both_ways"],
+            "sharings": ["alone", "all_gpus"],
+            "size_bytes": 1 << 30,
+            **PRECISION,
+        },
+        outputs=make_outputs(
+            "host_copy",
+            {"bandwidth": "B/s"},
+            "device",
+            over={"direction": "directions", "sharing": "sharings"},
+            gpu_only=True,
+        ),
+        params={"devices": int, "numa": ("local", "remote", "unknown"), "size_bytes": int},
+        cpu_settings=None,
+        cost_s=15.0,
+        parts=["PCIe", "CPU"],
+    ),
+    "peer_copy": Benchmark(
+        group="links",
+        title="Peer copies",
+        summary="copies between every ordered pair of the host's GPUs: access, bandwidth one way and both ways, latency",
+        settings={"directions": ["one_way", "both_ways"], "size_bytes": 1 << 30, "precision": 0.002, "seconds": 0.15},
+        outputs=[
+            Output(name="peer_copy.access", unit="1", scope="pair", gpu_only=True),
+            Output(
+                name="peer_copy.bandwidth", unit="B/s", scope="pair", over={"direction": "directions"}, gpu_only=True
+            ),
+            Output(name="peer_copy.latency", unit="s", scope="pair", gpu_only=True),
+        ],
+        params={"access": bool, "size_bytes": int},
+        cpu_settings=None,
+        cost_s=8.0,
+        parts=["NVLink"],
+    ),
+    "integrity": Benchmark(
+        group="memory",
+        title="Memory integrity",
+        summary="every word of each device's free memory, written and read back in several patterns",
+        settings={
+            "patterns": [
+                "zeros",
+                "ones",
+                "checkerboard",
+                "inverse_checkerboard",
+                "walking_ones",
+                "walking_zeros",
+                "address",
+                "inverse_address",
+                "random",
+                "inverse_random",
+            ],
+            "share": 0.98,
+            "most_bytes": 0,  # limit; 0: none
+        },
+        outputs=[
+            Output(name="integrity.wrong_words", unit="1", scope="device", over={"pattern": "patterns"}),
+            Output(name="integrity.tested_share", unit="1", scope="device"),
+        ],
+        params={"bytes": int, "free_bytes": int},
+        cpu_settings={"most_bytes": 1 << 26},
+        cost_s=5.0,
+        parts=["GPU memory"],
+    ),
+    "stress": Benchmark(
+        group="compute",
+        title="Stress",
+        summary="matrix products on all devices of the host at once, long enough for power and temperature to settle",
+        settings={
+            "dtypes": ["bf16"],
+            "size": 8192,
+            "seconds": 20.0,
+            "settle_seconds": 10.0,
+            "reasons": [*THROTTLE_REASONS],
+        },
+        choices={"dtypes": DTYPES},
+        outputs=[
+            *make_outputs(
+                "stress", {"throughput": "FLOP/s", "wrong_products": "1"}, "device", over={"dtype": "dtypes"}
+            ),
+            *make_outputs(
+                "stress",
+                {
+                    "power": "W",
+                    "efficiency": "FLOP/J",
+                    "flop_per_cycle": "FLOP/cycle",
+                    "clock": "Hz",
+                    "temperature": "Cel",
+                },
+                "device",
+                over={"dtype": "dtypes"},
+                gpu_only=True,
+                sampled=True,
+            ),
+            Output(
+                name="stress.throttled_share",
+                unit="1",
+                scope="device",
+                over={"dtype": "dtypes", "reason": "reasons"},
+                gpu_only=True,
+                sampled=True,
+            ),
+        ],
+        params={"samples_per_second": float, "size": int},
+        cpu_settings={"dtypes": ["fp32"], "size": 256, "seconds": 1.0, "settle_seconds": 0.2},
+        cost_s=22.0,
+        parts=["compute", "power", "cooling"],
+    ),
+    "digest": Benchmark(
+        group="compute",
+        title="Silent corruption",
+        summary="seeded computations whose results must be equal to the bit: each time, on each GPU, on each host",
+        settings={"workloads": ["gemm", "reduction", "training_step"], "size": 4096, "seconds": 2.0},
+        outputs=make_outputs("digest", {"value": "1", "mismatches": "1"}, "device", over={"workload": "workloads"}),
+        params={"repetitions": int, "size": int},
+        cpu_settings={"size": 256, "seconds": 0.5},
+        cost_s=4.0,
+        parts=["compute"],
+    ),
+}

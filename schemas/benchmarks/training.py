@@ -1,0 +1,251 @@
+"""Benchmarks that train a network, or measure a part of training."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from schemas.benchmarks import BACKENDS, DATA_SETS, DTYPES, THROTTLE_REASONS, Benchmark, Output, make_outputs
+
+_NETWORKS = ("convnet", "resnet18")
+_DIRECTORIES = ["/usr/share/datasets"]
+
+TRAINING: Mapping[str, Benchmark] = {
+    "training": Benchmark(
+        group="training",
+        title="Training",
+        summary="data-parallel training: does the loss fall, how accurate, how fast",
+        settings={
+            "networks": [*_NETWORKS],
+            "epochs": 2,
+            "batch_size": 128,
+            "learning_rate": 0.01,
+            "max_steps": 0,
+            "data_directories": _DIRECTORIES,
+        },
+        outputs=make_outputs(
+            "training",
+            {
+                "throughput": "images/s",
+                "step_time": "s",
+                "loss": "1",
+                "loss_ratio": "1",
+                "loss_finite": "1",
+                "accuracy": "1",
+            },
+            "world",
+            over={"network": "networks"},
+        ),
+        params={"backend": BACKENDS, "batch_size": int, "data": DATA_SETS, "epochs": int, "world_size": int},
+        cpu_settings={"networks": ["convnet"], "max_steps": 20},
+        cost_s=4.0,
+        parts=["compute", "CPU"],
+        needs_group=True,
+        trains=True,
+    ),
+    "fashion_mnist": Benchmark(
+        group="training",
+        title="Fashion-MNIST",
+        summary="the GKE experiment's training to its accuracy, as fast as the GPUs can: data on the device, CUDA graphs",
+        settings={
+            "epochs": 20,
+            "batch_size": 128,
+            "learning_rate": 0.01,  # of one rank; scaled to the world size
+            "max_steps": 0,  # limit; 0: none
+            "data_directories": _DIRECTORIES,
+        },
+        outputs=make_outputs("fashion_mnist", {"accuracy": "1", "duration": "s", "throughput": "images/s"}, "world"),
+        params={
+            "batch_size": int,
+            "data": DATA_SETS,
+            "epochs": int,
+            "graphed": bool,
+            "learning_rate": float,
+            "world_size": int,
+        },
+        cpu_settings={"epochs": 1, "max_steps": 20},
+        cost_s=3.0,
+        parts=["compute", "NVLink"],
+        needs_group=True,
+        trains=True,
+    ),
+    "variants": Benchmark(
+        group="training",
+        title="Training variants",
+        summary="ResNet-18 training steps in several precisions, memory layouts and batch sizes, eager and compiled",
+        settings={
+            "variants": ["fp32", "bf16", "fp16", "bf16_channels_last"],
+            "batch_sizes": [128, 1024],
+            "compiled_variants": ["bf16_channels_last_compiled"],
+            "compiled_batch_sizes": [128],  # each takes the compiler half a minute
+            "steps": 30,
+        },
+        outputs=[
+            output
+            for over in (
+                {"variant": "variants", "batch_size": "batch_sizes"},
+                {"variant": "compiled_variants", "batch_size": "compiled_batch_sizes"},
+            )
+            for output in make_outputs("variants", {"throughput": "images/s", "loss_finite": "1"}, "world", over=over)
+        ],
+        params={"data": DATA_SETS, "graphed": bool, "world_size": int},
+        cpu_settings={"variants": ["fp32"], "batch_sizes": [16], "compiled_variants": [], "steps": 3},
+        cost_s=72.0,
+        parts=["compute"],
+        needs_group=True,
+        trains=True,
+    ),
+    "checkpoint": Benchmark(
+        group="training",
+        title="Checkpoint",
+        summary="model, optimizer and metadata saved and restored by all ranks, compared to the bit, and training resumed",
+        settings={"steps": 5, "batch_size": 32},
+        outputs=make_outputs("checkpoint", {"identical": "1", "save_time": "s", "restore_time": "s"}, "world"),
+        params={"batch_size": int, "network": _NETWORKS, "optimizer": str, "steps": int, "world_size": int},
+        cost_s=2.0,
+        parts=["disk"],
+        needs_group=True,
+        trains=True,
+    ),
+    "model_parallel": Benchmark(
+        group="training",
+        title="Model parallel",
+        summary="a network split over two devices a replica, the replicas trained data-parallel",
+        settings={"steps": 20, "batch_size": 256, "width": 8192},
+        outputs=make_outputs("model_parallel", {"step_time": "s", "loss_ratio": "1"}, "world"),
+        params=dict.fromkeys(("batch_size", "left_out", "replicas", "steps", "width", "world_size"), int),
+        cpu_settings={"width": 128, "batch_size": 32},
+        cost_s=2.0,
+        parts=["NVLink"],
+        needs_peers=True,
+        needs_group=True,
+        trains=True,
+    ),
+    "transformer": Benchmark(
+        group="training",
+        title="Transformer",
+        summary="transformer blocks sharded by FSDP2 and sized to the GPU: step time, tokens, model FLOP utilization, memory",
+        settings={"layers": 8, "width": 4096, "heads": 32, "sequence": 2048, "batch_size": 4, "steps": 8},
+        outputs=[
+            *make_outputs("transformer", {"step_time": "s", "throughput": "tokens/s", "flops": "FLOP/s"}, "world"),
+            Output(name="transformer.mfu", unit="1", scope="world", gpu_only=True),
+            Output(name="transformer.loss_ratio", unit="1", scope="world"),
+            Output(name="transformer.memory_peak", unit="B", scope="device", gpu_only=True),
+        ],
+        params={
+            "data": DATA_SETS,
+            "dtype": DTYPES,
+            "peak": str,
+            **dict.fromkeys(("batch_size", "heads", "layers", "sequence", "width", "world_size"), int),
+        },
+        cpu_settings={"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 2},
+        cost_s=6.0,
+        parts=["compute", "GPU memory", "NVLink"],
+        needs_group=True,
+        trains=True,
+    ),
+    "overlap": Benchmark(
+        group="collectives",
+        title="Overlap",
+        summary="how much of an all_reduce is hidden behind matrix products",
+        settings={"size": 8192, "size_bytes": 1 << 30, "repetitions": 10},
+        outputs=make_outputs("overlap", {"hidden_share": "1", "slowdown": "1"}, "world"),
+        params={"dtype": ("bfloat16", "float32"), "size": int, "size_bytes": int, "world_size": int},
+        cpu_settings={"size": 256, "size_bytes": 1 << 20},
+        cost_s=2.0,
+        parts=["compute", "NVLink"],
+        needs_peers=True,
+        needs_group=True,
+    ),
+    "dataloader": Benchmark(
+        group="training",
+        title="Data loading",
+        summary="images that the host's CPUs prepare for each rank, against images that the device could take",
+        settings={"workers": [1, 2, 4, 8], "batch_size": 256, "seconds": 1.0},
+        outputs=[
+            Output(name="dataloader.throughput", unit="images/s", scope="device", over={"workers": "workers"}),
+            Output(name="dataloader.sufficiency", unit="1", scope="device"),
+        ],
+        params={"batch_size": int, "cpus_per_rank": float, "network": _NETWORKS},
+        cpu_settings={"workers": [1], "batch_size": 64},
+        cost_s=20.0,
+        parts=["CPU", "disk"],
+    ),
+    "straggler": Benchmark(
+        group="training",
+        title="Stragglers",
+        summary="data-parallel training taken apart: how long each rank computes and waits, and its clocks and its CPU then",
+        settings={
+            "layers": 4,
+            "width": 1024,
+            "heads": 16,
+            "sequence": 1024,
+            "batch_size": 16,
+            "seconds": 3.0,
+            "reasons": [*THROTTLE_REASONS],
+        },
+        outputs=[
+            *make_outputs("straggler", {"compute": "s", "wait": "s", "cpu_time": "s"}, "device"),
+            Output(name="straggler.launch", unit="s", scope="device", gpu_only=True),
+            *make_outputs("straggler", {"last_share": "1", "preemptions": "1"}, "device"),
+            *make_outputs("straggler", {"step_time": "s", "communication": "s"}, "world"),
+            *make_outputs(
+                "straggler",
+                {"cpus": "1", "cpu_wait": "s", "cpu_pressure": "1", "cpu_throttled_share": "1"},
+                "device",
+                demanded=False,
+            ),
+            *make_outputs(
+                "straggler", {"power": "W", "clock": "Hz", "temperature": "Cel"}, "device", gpu_only=True, sampled=True
+            ),
+            Output(
+                name="straggler.throttled_share",
+                unit="1",
+                scope="device",
+                over={"reason": "reasons"},
+                gpu_only=True,
+                sampled=True,
+            ),
+        ],
+        params={
+            "dtype": ("bfloat16", "float16", "float32"),
+            **dict.fromkeys(("batch_size", "layers", "sequence", "width"), int),
+        },
+        cpu_settings={"layers": 2, "width": 64, "heads": 4, "sequence": 32, "batch_size": 4, "seconds": 0.5},
+        cost_s=8.0,
+        parts=["compute", "CPU", "NVLink"],
+        needs_peers=True,
+        needs_group=True,
+        trains=True,
+    ),
+    "scaling": Benchmark(
+        group="training",
+        title="Scaling",
+        summary="a scaling study's training: the GKE experiment's, under DDP, its images prepared by the CPUs",
+        settings={
+            "epochs": 1,
+            "batch_size": 64,
+            "precision": "fp32",
+            "workers": 0,  # processes of each rank that prepare its images; 0: the rank itself does
+            "learning_rate": 0.01,
+            "max_steps": 0,  # limit; 0: none
+            "data_directories": _DIRECTORIES,
+        },
+        choices={"precision": ["fp32", "bf16"]},
+        outputs=make_outputs(
+            "scaling",
+            {"hookup": "s", "duration": "s", "throughput": "images/s", "accuracy": "1", "loss": "1"},
+            "world",
+        ),
+        params={
+            "backend": BACKENDS,
+            "data": DATA_SETS,
+            "precision": ("fp32", "bf16"),
+            **dict.fromkeys(("batch_size", "cpus", "epochs", "max_steps", "workers", "world_size"), int),
+        },
+        cpu_settings={"max_steps": 20},
+        cost_s=8.0,
+        parts=["compute", "CPU"],
+        needs_group=True,
+        trains=True,
+    ),
+}
