@@ -12,7 +12,7 @@ from fleet.report.formatting import clean, duration, percent
 from fleet.report.html.page import asset, environment, policy
 from fleet.report.markup import HARMLESS, section, table
 from fleet.scaling.outcome import FAILED, MEASURED, OPEN, SKIPPED, Outcome, Row
-from fleet.scaling.plots import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, bars, plots, series_name, styles
+from fleet.scaling.plots import FRAME, bars, plots, series_name, styles
 from fleet.scaling.published import RUNS, ours
 from schemas import VERSION
 from schemas.plans import Plan
@@ -63,7 +63,7 @@ def render_html(plan: Plan, found: Outcome, currency: str) -> str:
         synthetic=SYNTHETIC if _synthetic(found) else "",
         compare=TO_COMPARE,
         published=_published(found),
-        size={"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "bottom": HEIGHT - BOTTOM},
+        frame=FRAME,
     )  # fmt: skip
     return page
 

@@ -37,7 +37,7 @@ class Bin(NamedTuple):
 
     low: float
     width: float
-    count: int
+    n: int
 
 
 @dataclass(frozen=True)
@@ -81,10 +81,10 @@ def place_dots(marks: Iterable[Mark], axis: Axis) -> tuple[Dot, ...]:
 
 def bars_path(bins: Sequence[Bin], axis: Axis) -> str:
     """Return the SVG path of a histogram in a field of 1000 × 26; the height of a bar is its share of the tallest."""
-    tallest = max((bin_.count for bin_ in bins), default=1)
+    tallest = max((bin_.n for bin_ in bins), default=1)
     bars = []
     for bin_ in bins:
-        height = max(2, round(22 * bin_.count / tallest))
+        height = max(2, round(22 * bin_.n / tallest))
         width = 100 * bin_.width / (axis.high - axis.low)
         bars.append(f"M{10 * axis.percent(bin_.low):.0f} 26v-{height}h{8.6 * width:.0f}v{height}z")
     return "".join(bars)

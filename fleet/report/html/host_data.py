@@ -182,7 +182,7 @@ def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], bu
 
 
 def _trace(trace: LaunchTrace, table: TextTable) -> list[Any]:
-    """Return stage, duration, lines and names of the benchmarks, columns, GPUs with a sparkline per column, and the rest's number."""
+    """Return stage, duration, lines and names of the benchmarks, columns, GPUs with a sparkline per column, and GPUs left out."""
     return [
         *table.numbers((trace.stage, trace.ends)),
         trace.benchmark_lines,

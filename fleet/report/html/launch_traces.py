@@ -101,9 +101,7 @@ def _axes(timeline: Timeline, ends_s: float, series: Sequence[Series]) -> Axes:
     return Axes(bucket_s=timeline.bucket_s, ends_s=ends_s, low=min(low, (1 - MIN_RANGE) * high), high=high)
 
 
-def _gpu_trace(
-    host: HostReport, trace: Trace, timeline: Timeline, index: str, axes: Mapping[str, Axes]
-) -> GpuTrace:
+def _gpu_trace(host: HostReport, trace: Trace, timeline: Timeline, index: str, axes: Mapping[str, Axes]) -> GpuTrace:
     scope = f"gpu={index}"
     by_name = {series.name: series for series in timeline.series if series.scope.partition(",")[0] == scope}
     throttled = by_name.get(THROTTLED)

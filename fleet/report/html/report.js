@@ -295,8 +295,8 @@ function launches(page) {
   if (!page.launches.length) return [el("p", { class: "empty" }, "No stage was started on this host.")];
   const rows = page.launches.map(([ok, stage, outcome, members, began, took, deadline, reason]) =>
     lines(S(stage), el("span", { class: `verdict ${ok ? "pass" : "inconclusive"}` }, icon(ok ? "pass" : "inconclusive"), S(outcome)), S(members), S(began), S(took), S(deadline), S(reason)));
-  const logs = page.launches.filter((start) => start[8].length).map((start) => el("details", { class: "data" }, el("summary", {}, `Last lines of stage ${S(start[1])}`),
-    ...start[8].flatMap(([who, tail]) => [el("h4", {}, S(who)), el("pre", { tabindex: "0" }, S(tail))])));
+  const logs = page.launches.filter((launch) => launch[8].length).map((launch) => el("details", { class: "data" }, el("summary", {}, `Last lines of stage ${S(launch[1])}`),
+    ...launch[8].flatMap(([who, tail]) => [el("h4", {}, S(who)), el("pre", { tabindex: "0" }, S(tail))])));
   return [tableOf("Launches", ["Stage", "Outcome", "Members", "Began", "Took", "Deadline", "Reason"], rows), ...logs];
 }
 

@@ -20,6 +20,7 @@ _MAX_WORST = 3
 _SIGNS = {"ge": "≥", "gt": ">", "le": "≤", "lt": "<", "eq": "="}
 _ORDERED = ("ge", "gt", "le", "lt")
 
+
 @dataclass(frozen=True, kw_only=True)
 class WorstPart:
     """A part that is furthest beyond the limit, or closest to it."""
@@ -167,7 +168,7 @@ def _settings(figure: Distribution) -> str:
 
 
 def _whole(value: float) -> Value:
-    return int(value) if value.is_integer() and abs(value) < 1e15 else value
+    return int(value) if float(value).is_integer() and abs(value) < 1e15 else value
 
 
 def _limit_text(operator: str, limit: float, unit: str) -> str:

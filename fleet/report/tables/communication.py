@@ -1,4 +1,4 @@
-"""How the ranks talked: NCCL's transport, NVLS, channels and choices, and what small messages cost with and without a graph."""
+"""How ranks communicated: NCCL's transport, NVLS, channels and algorithms; latency of small messages with and without a graph."""
 
 from __future__ import annotations
 
@@ -7,130 +7,131 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import NONE, finite, quantity, size
-from fleet.report.tables.figure import Cell, Row, Table
 from fleet.report.scope_text import describe_scope
+from fleet.report.tables.figure import Cell, Table, TableRow
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FleetReport
 
 _KINDS = ("transport", "nvls", "channels")
-_FEW = 6
+_MAX_NAMES = 6
 
 
 @dataclass(frozen=True, kw_only=True)
-class Route:
-    """One way of talking, and who talked so."""
+class CommunicationPath:
+    """One way to communicate, and the hosts and gangs that used it."""
 
-    where: str
+    used_by: str
     transport: str
     nvls: str
     channels: str
-    choices: str
-    """`RING/SIMPLE: all_gather, broadcast`: algorithm and protocol at the largest size of each operation."""
+    algorithms: str
+    """`RING/SIMPLE: all_gather, broadcast`: algorithm and protocol of each operation at its largest size."""
 
 
-def routes(report: FleetReport) -> list[Route]:
-    """A line for each way of talking, with the hosts and gangs that talked so."""
-    found: dict[tuple[str, ...], list[str]] = {}
-    for place, seen in _places(report).items():
-        told = {item.name.rpartition(".")[2]: item for item in seen if item.name.rpartition(".")[2] in _KINDS}
-        choices = _choices(seen)
-        if told or choices:
-            key = (*(_text(told.get(kind)) for kind in _KINDS), choices)
-            found.setdefault(key, []).append(place)
+def communication_paths(report: FleetReport) -> list[CommunicationPath]:
+    """Return each way to communicate, with the hosts and gangs that used it."""
+    users: dict[tuple[str, ...], list[str]] = {}
+    for user, observations in _by_user(report).items():
+        suffixes = ((item.name.rpartition(".")[2], item) for item in observations)
+        kinds = {suffix: item for suffix, item in suffixes if suffix in _KINDS}
+        algorithms = _algorithms(observations)
+        if kinds or algorithms:
+            key = (*(_text(kinds.get(kind)) for kind in _KINDS), algorithms)
+            users.setdefault(key, []).append(user)
     return [
-        Route(where=_where(places), transport=key[0], nvls=key[1], channels=key[2], choices=key[3])
-        for key, places in found.items()
+        CommunicationPath(used_by=_names(names), transport=key[0], nvls=key[1], channels=key[2], algorithms=key[3])
+        for key, names in users.items()
     ]
 
 
-def _where(places: Sequence[str]) -> str:
-    more = f" and {len(places) - _FEW} more" if len(places) > _FEW else ""
-    return ", ".join(places[:_FEW]) + more
+def _names(names: Sequence[str]) -> str:
+    more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
+    return ", ".join(names[:_MAX_NAMES]) + more
 
 
-def _text(seen: Observation | None) -> str:
-    if seen is None:
+def _text(observation: Observation | None) -> str:
+    if observation is None:
         return NONE
-    return quantity(seen.value, seen.unit) if seen.status == MEASURED else f"{seen.status}: {seen.reason}"
+    if observation.status != MEASURED:
+        return f"{observation.status}: {observation.reason}"
+    return quantity(observation.value, observation.unit)
 
 
-def _places(report: FleetReport) -> dict[str, list[Observation]]:
-    """Host, or gang, -> what its ranks observed of collectives; what a gang did each member tells, and it is told once."""
-    found: dict[str, dict[tuple[str, tuple[tuple[str, Value], ...]], Observation]] = {}
+def _by_user(report: FleetReport) -> dict[str, list[Observation]]:
+    """Return the collective observations of each host and gang; every member reports its gang's, which is counted once."""
+    users: dict[str, dict[tuple[str, tuple[tuple[str, Value], ...]], Observation]] = {}
     for host in report.hosts:
-        for seen in host.measurements:
-            if seen.name.startswith("collective."):
-                gang = seen.scope.startswith("gang=")
-                place = describe_scope(seen.scope) if gang else host.name
-                place = place if gang or seen.stage == "benchmark" else f"{place}, {seen.stage}"
-                found.setdefault(place, {})[(seen.name, tuple(seen.params.items()))] = seen
-    return {place: list(items.values()) for place, items in found.items()}
+        for item in host.measurements:
+            if item.name.startswith("collective."):
+                stage = "" if item.stage == "benchmark" else f", {item.stage}"
+                user = describe_scope(item.scope) if _is_gang(item) else f"{host.name}{stage}"
+                users.setdefault(user, {})[(item.name, tuple(item.params.items()))] = item
+    return {user: list(items.values()) for user, items in users.items()}
 
 
-def _choices(seen: Sequence[Observation]) -> str:
+def _is_gang(item: Observation) -> bool:
+    return item.scope.startswith("gang=")
+
+
+def _algorithms(observations: Sequence[Observation]) -> str:
     largest: dict[tuple[str, Value], tuple[float, str]] = {}
-    for item in seen:
+    for item in observations:
         key, message = (item.name.split(".")[1], item.params.get("placement")), finite(item.params.get("size_bytes"))
-        chosen = [str(item.params[name]) for name in ("algorithm", "protocol") if item.params.get(name)]
-        if item.name.endswith(".busbw") and message and chosen and message >= largest.get(key, (0.0, ""))[0]:
-            largest[key] = (message, "/".join(chosen))
-    groups: dict[str, dict[str, None]] = {}
+        names = [str(item.params[name]) for name in ("algorithm", "protocol") if item.params.get(name)]
+        if item.name.endswith(".busbw") and message and names and message >= largest.get(key, (0.0, ""))[0]:
+            largest[key] = (message, "/".join(names))
+    operations: dict[str, dict[str, None]] = {}
     for (op, _), (_, text) in largest.items():
-        groups.setdefault(text, {})[op] = None
-    return "; ".join(f"{text}: {', '.join(ops)}" for text, ops in groups.items())
+        operations.setdefault(text, {})[op] = None
+    return "; ".join(f"{text}: {', '.join(ops)}" for text, ops in operations.items())
 
 
 def latencies(report: FleetReport) -> list[Table]:
-    """Small messages, launched one by one and in a CUDA graph: within hosts and between them, medians over the places."""
-    tables = []
-    for gang, caption in ((False, "Latency within each host"), (True, "Latency between hosts")):
-        table = _latency(caption, [items for place, items in _places(report).items() if _is_gang(items) == gang])
-        if table:
-            tables.append(table)
-    return tables
+    """Return the latency of small messages within hosts and between them, launched one by one and in a CUDA graph."""
+    groups = list(_by_user(report).values())
+    tables = (
+        _latency_table("Latency within each host", [items for items in groups if not _is_gang(items[0])]),
+        _latency_table("Latency between hosts", [items for items in groups if _is_gang(items[0])]),
+    )
+    return [table for table in tables if table]
 
 
-def _is_gang(seen: Sequence[Observation]) -> bool:
-    return seen[0].scope.startswith("gang=")
-
-
-def _latency(caption: str, places: Sequence[Sequence[Observation]]) -> Table | None:
-    graphs = _by_op(places, "graph_latency")
-    launched = _by_op(places, "latency")
-    sizes = sorted({message for found in graphs.values() for message in found})
+def _latency_table(caption: str, groups: Sequence[Sequence[Observation]]) -> Table | None:
+    launched, in_graph = _by_operation(groups, "latency"), _by_operation(groups, "graph_latency")
+    sizes = sorted({message for by_size in in_graph.values() for message in by_size})
     if not sizes:
         return None
     order = {str(op): number for number, op in enumerate(BENCHMARKS["collective"].settings["ops"])}
-    many = f", medians of {len(places)}" if len(places) > 1 else ""
+    medians = f", medians of {len(groups)}" if len(groups) > 1 else ""
     return Table(
-        caption=f"{caption}{many}: launched one by one, then in a CUDA graph",
+        caption=f"{caption}{medians}: launched one by one, then in a CUDA graph",
         groups=tuple((size(message), 2) for message in sizes),
         columns=("launched", "graph") * len(sizes),
         rows=tuple(
-            Row(
+            TableRow(
                 head=op.replace("_", " "),
                 note="",
                 cells=tuple(
-                    Cell(text=_median(found.get(op, {}).get(message, ())))
+                    Cell(text=_median(values.get(op, {}).get(message, ())))
                     for message in sizes
-                    for found in (launched, graphs)
+                    for values in (launched, in_graph)
                 ),
             )
-            for op in sorted(graphs, key=lambda op: (order.get(op, len(order)), op))
+            for op in sorted(in_graph, key=lambda op: (order.get(op, len(order)), op))
         ),
     )
 
 
-def _by_op(places: Sequence[Sequence[Observation]], kind: str) -> dict[str, dict[int, list[float]]]:
-    found: dict[str, dict[int, list[float]]] = {}
-    for seen in places:
-        for item in seen:
-            message, value = finite(item.params.get("size_bytes")), finite(item.value)
-            _, op, name, *_ = [*item.name.split("."), "", ""]
-            if name == kind and message and value is not None and item.status == MEASURED:
-                found.setdefault(op, {}).setdefault(int(message), []).append(value)
-    return found
+def _by_operation(groups: Sequence[Sequence[Observation]], kind: str) -> dict[str, dict[int, list[float]]]:
+    """Return the values of each operation and message size."""
+    values: dict[str, dict[int, list[float]]] = {}
+    for item in (item for items in groups for item in items):
+        message, value = finite(item.params.get("size_bytes")), finite(item.value)
+        _, op, name, *_ = [*item.name.split("."), "", ""]
+        if name == kind and message and value is not None and item.status == MEASURED:
+            values.setdefault(op, {}).setdefault(int(message), []).append(value)
+    return values
 
 
 def _median(values: Sequence[float]) -> str:

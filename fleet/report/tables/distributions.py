@@ -54,7 +54,7 @@ class Distribution:
     def add(self, point: Point) -> None:
         """Add a value; of several verdicts on one part the most severe counts."""
         known = self.points.get((point.host, point.scope))
-        if known is None or _SEVERITY[point.state] < _SEVERITY[known.state]:
+        if known is None or SEVERITY[point.state] < SEVERITY[known.state]:
             self.points[point.host, point.scope] = point
 
     def summarize(self) -> None:

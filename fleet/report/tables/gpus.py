@@ -83,7 +83,9 @@ class _Figures:
     def scale(self, name: str) -> tuple[float, str]:
         """Return the divisor for the figures of one name, and the resulting unit."""
         values = [value for key in self._keys[name] for value in self.values(key)]
-        unit = next(item.unit for figures in self.by_device.values() for key, item in figures.items() if key.name == name)
+        unit = next(
+            item.unit for figures in self.by_device.values() for key, item in figures.items() if key.name == name
+        )
         return scale(max(values, key=abs, default=0.0), unit)
 
     def cell(self, device: Device, key: FigureKey, factor: float) -> Cell:

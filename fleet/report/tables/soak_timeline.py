@@ -1,4 +1,4 @@
-"""How the figures of a soak went: small pictures, one a GPU and figure, with what happened marked in them."""
+"""The figures of a soak over time: a sparkline per GPU and figure, with events marked."""
 
 from __future__ import annotations
 
@@ -9,29 +9,33 @@ from dataclasses import dataclass
 from fleet.judge.drift import DRIFT, clock, first_name, is_rate, span
 from fleet.judge.evidence import pci_address
 from fleet.quantities import NONE, finite, number, scale
-from fleet.report.charts.spark import THROTTLED, Axes, Column, Spark, bounds, span_of, spark
+from fleet.report.charts.spark import THROTTLED, Axes, Column, Spark, bounds, range_text, spark
 from fleet.report.formatting import params_text
-from fleet.report.tables.figure import shown
-from fleet.report.tables.hosts import host_anchors
+from fleet.report.links import host_anchor
 from fleet.report.scope_text import describe_scope
+from fleet.report.tables.figure import detailed_hosts
 from fleet.report.titles import title
 from schemas.records import Value
 from schemas.reports import FleetReport, HostReport
 from schemas.timeline import Event, Series, Soak
 
-SHOWN_EVENTS = 12
+MAX_EVENTS = 12
+STRESS = "stress.throughput"
 COLUMNS = (
     ("gpu.power", "Power"),
     ("gpu.temperature", "Temperature"),
     ("gpu.clock.sm", "SM clock"),
-    ("stress.throughput", "Stress"),
+    (STRESS, "Stress"),
 )
-"""What is shown of each GPU, or of each process of a rehearsal, and what people call it."""
+"""Figures of each GPU, or of each process of a rehearsal, with their headings."""
+
+Drifts = Mapping[tuple[str, str, str], float]
+"""Host, scope and name with parameters -> lowest level of a rate as a share of its first hour, as judged."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One part."""
+class PartRow:
+    """The sparklines of one part."""
 
     head: str
     note: str
@@ -40,7 +44,7 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Rate:
-    """A figure of the host as a whole."""
+    """A figure of the whole host."""
 
     name: str
     range: str
@@ -49,12 +53,12 @@ class Rate:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Happening:
+class EventLine:
     """An event, for people."""
 
     when: str
-    where: str
-    what: str
+    part: str
+    text: str
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,64 +68,64 @@ class HostTimeline:
     host: str
     anchor: str
     summary: str
-    whole: bool
-    """It lasted as long as it was to, and every round came to its end."""
+    complete: bool
+    """Whether it lasted as long as planned and every round finished."""
     ends: str
     columns: tuple[Column, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[PartRow, ...]
     rates: tuple[Rate, ...]
-    happenings: tuple[Happening, ...]
+    events: tuple[EventLine, ...]
     left_out: int
+    """Events beyond those that are shown."""
 
 
 def timelines(report: FleetReport) -> list[HostTimeline]:
-    """One of each host that the report shows one by one, and that soaked."""
-    anchors = host_anchors(report)
-    drifts = drifts_of(report)
-    return [_host(host, host.soak, anchors.get(host.name, "hosts"), drifts) for host in shown(report) if host.soak]
+    """Return the soak of each host that the report lists one by one."""
+    drifts = judged_drifts(report)
+    return [_host_timeline(host, host.soak, drifts) for host in detailed_hosts(report) if host.soak]
 
 
-def _host(host: HostReport, soak: Soak, anchor: str, drifts: Drifts) -> HostTimeline:
-    ends_s = _end(soak)
+def _host_timeline(host: HostReport, soak: Soak, drifts: Drifts) -> HostTimeline:
     by_name: dict[str, list[Series]] = {}
     for series in soak.timeline.series:
         by_name.setdefault(series.name, []).append(series)
     columns = [(name, head) for name, head in COLUMNS if name in by_name]
-    parts = sorted({one.scope for name, _ in columns for one in by_name[name]}, key=_part_order)
-    events = _placed(host, soak.timeline.events)
+    parts = sorted({series.scope for name, _ in columns for series in by_name[name]}, key=_part_order)
+    events = _events_by_gpu(host, soak.timeline.events)
     return HostTimeline(
         host=host.name,
-        anchor=anchor,
+        anchor=host_anchor(host.name),
         summary=summary(soak),
-        whole=bool(soak.ended) and not soak.reason and not soak.failed,
-        ends=clock(ends_s),
-        columns=tuple(Column(name=head, range=span_of(by_name[name])) for name, head in columns),
-        rows=tuple(_row(host, part, columns, by_name, events, soak) for part in parts),
+        complete=bool(soak.ended) and not soak.reason and not soak.failed,
+        ends=clock(_end_s(soak)),
+        columns=tuple(Column(name=head, range=range_text(by_name[name])) for name, head in columns),
+        rows=tuple(_part_row(host, part, columns, by_name, events, soak) for part in parts),
         rates=tuple(_rates(host.name, soak, drifts)),
-        happenings=tuple(map(_happening, events[:SHOWN_EVENTS])),
-        left_out=max(0, len(events) - SHOWN_EVENTS) + soak.timeline.left_out,
+        events=tuple(_event_line(scope, event) for scope, event in events[:MAX_EVENTS]),
+        left_out=max(0, len(events) - MAX_EVENTS) + soak.timeline.left_out,
     )
 
 
 def summary(soak: Soak) -> str:
-    """`24 h 00 min of 24 h 00 min in 281 rounds`."""
-    odd = [f"{soak.failed} did not come to their end"] if soak.failed else []
-    odd += [f"{soak.cut} cut off and made good"] if soak.cut else []
-    text = f"{span(soak.soaked_s)} of {span(soak.planned_s)} in {soak.rounds} rounds{f' ({chr(44).join(odd)})' if odd else ''}"
+    """Return `24 h 00 min of 24 h 00 min in 281 rounds`."""
+    remarks = [f"{soak.failed} did not finish"] if soak.failed else []
+    remarks += [f"{soak.cut} interrupted and repeated"] if soak.cut else []
+    remark = f" ({', '.join(remarks)})" if remarks else ""
+    text = f"{span(soak.soaked_s)} of {span(soak.planned_s)} in {soak.rounds} rounds{remark}"
     if not soak.ended:
-        return f"{text}, then cut off"
+        return f"{text}, then interrupted"
     return f"{text}, then ended: {soak.reason}" if soak.reason else text
 
 
-def _end(soak: Soak) -> float:
-    """Seconds from its beginning to its end, with the time in which it was cut off."""
-    last = max((one.at[-1] for one in soak.timeline.series if one.at), default=0)
+def _end_s(soak: Soak) -> float:
+    """Return the seconds from beginning to end, including interruptions."""
+    last = max((series.at[-1] for series in soak.timeline.series if series.at), default=0)
     return max(soak.soaked_s, last * soak.timeline.bucket_s, 1.0)
 
 
 def _axes(soak: Soak, series: Sequence[Series]) -> Axes:
     low, high = bounds(series)
-    return Axes(bucket_s=soak.timeline.bucket_s, ends_s=_end(soak), low=low, high=high)
+    return Axes(bucket_s=soak.timeline.bucket_s, ends_s=_end_s(soak), low=low, high=high)
 
 
 def _part_order(scope: str) -> tuple[str, int]:
@@ -129,107 +133,106 @@ def _part_order(scope: str) -> tuple[str, int]:
     return kind, int(index) if index.isdigit() else 0
 
 
-def _placed(host: HostReport, events: Sequence[Event]) -> list[tuple[str, Event]]:
-    """Each event with the part that it is of: what the bus says by its address is told of the GPU there."""
-    places = {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in host.gpus if gpu.pci_bus_id}
-    found = []
+def _events_by_gpu(host: HostReport, events: Sequence[Event]) -> list[tuple[str, Event]]:
+    """Return each event with its scope; a PCI address is replaced by the GPU at that address."""
+    gpus = {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in host.gpus if gpu.pci_bus_id}
+    scoped = []
     for event in events:
         first, comma, rest = event.scope.partition(",")
-        found.append((f"{places.get(first, first)}{comma}{rest}", event))
-    return found
+        scoped.append((f"{gpus.get(first, first)}{comma}{rest}", event))
+    return scoped
 
 
-def _row(
+def _part_row(
     host: HostReport,
     part: str,
     columns: Sequence[tuple[str, str]],
     by_name: Mapping[str, Sequence[Series]],
     events: Sequence[tuple[str, Event]],
     soak: Soak,
-) -> Row:
+) -> PartRow:
     serial = next((gpu.serial for gpu in host.gpus if f"gpu={gpu.index}" == part), "")
-    held = next((one for one in by_name.get(THROTTLED, ()) if one.scope == f"{part},reason=other"), None)
+    throttled = next((item for item in by_name.get(THROTTLED, ()) if item.scope == f"{part},reason=other"), None)
     marks = [event for scope, event in events if scope.split(",")[0] == part and event.name != THROTTLED]
     sparks = []
     for name, head in columns:
-        own = next((one for one in by_name[name] if one.scope == part), None)
+        series = next((item for item in by_name[name] if item.scope == part), None)
         label = f"{head} of {describe_scope(part)}"
-        sparks.append(spark(label, own, _axes(soak, by_name[name]), held, marks) if own else None)
-    return Row(head=describe_scope(part), note=serial, sparks=tuple(sparks))
+        sparks.append(spark(label, series, _axes(soak, by_name[name]), throttled, marks) if series else None)
+    return PartRow(head=describe_scope(part), note=serial, sparks=tuple(sparks))
 
 
 def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:
-    """Of what a host does as a whole; of messages of several sizes the largest, as small ones have no bandwidth."""
-    rates = [one for one in soak.timeline.series if one.scope == "host" and is_rate(one)]
+    """Yield the rates of the whole host; of several message sizes only the largest, because small ones are latency-bound."""
+    rates = [item for item in soak.timeline.series if item.scope == "host" and is_rate(item)]
     largest: dict[str, int] = {}
-    for one in rates:
-        largest[one.name] = max(largest.get(one.name, 0), int(one.params.get("size_bytes", 0)))
-    for one in rates:
-        if int(one.params.get("size_bytes", 0)) < largest[one.name]:
+    for series in rates:
+        largest[series.name] = max(largest.get(series.name, 0), _size(series))
+    for series in rates:
+        if _size(series) < largest[series.name]:
             continue
-        benchmark, _, what = one.name.partition(".")
-        label = " ".join([title(benchmark), what.replace("_", " ").replace(".", " "), params_text(one.params)]).strip()
+        benchmark, _, rest = series.name.partition(".")
+        words = [title(benchmark), rest.replace("_", " ").replace(".", " "), params_text(series.params)]
+        label = " ".join(words).strip()
         yield Rate(
             name=label,
-            range=span_of([one]),
-            drift=drift_text(host, one, soak, drifts),
-            spark=spark(label, one, _axes(soak, [one])),
+            range=range_text([series]),
+            drift=drift_text(host, series, soak, drifts),
+            spark=spark(label, series, _axes(soak, [series])),
         )
 
 
-Drifts = Mapping[tuple[str, str, str], float]
-"""Host, scope and name with parameters -> the lowest level of a rate as a share of its first hour, as it was judged."""
+def _size(series: Series) -> int:
+    return int(series.params.get("size_bytes", 0))
 
 
-def drifts_of(report: FleetReport) -> Drifts:
-    """Every drift that the judge speaks of; it knows more of it than is kept for the pictures."""
+def judged_drifts(report: FleetReport) -> Drifts:
+    """Return every drift that was judged; the judge sees more data than the report keeps for the sparklines."""
     return {
-        (item.host, item.scope, _name(item.name.removeprefix(f"{DRIFT}."), item.params)): value
-        for item in report.verdicts
-        if item.name.startswith(f"{DRIFT}.") and (value := finite(item.value)) is not None
+        (verdict.host, verdict.scope, _figure(verdict.name.removeprefix(f"{DRIFT}."), verdict.params)): value
+        for verdict in report.verdicts
+        if verdict.name.startswith(f"{DRIFT}.") and (value := finite(verdict.value)) is not None
     }
 
 
-def _name(name: str, params: Mapping[str, Value]) -> str:
+def _figure(name: str, params: Mapping[str, Value]) -> str:
     return f"{name} {sorted(params.items())}"
 
 
 def drift_text(host: str, series: Series, soak: Soak, drifts: Drifts) -> str:
-    """`−0.4 % at worst against its first hour`; empty where nobody judged it."""
-    found = drifts.get((host, series.scope, _name(series.name, series.params)))
-    if found is None:
+    """Return `−0.4 % at worst against its first hour`; empty if the drift was not judged."""
+    share = drifts.get((host, series.scope, _figure(series.name, series.params)))
+    if share is None:
         return ""
-    return f"{100 * (found - 1):+.1f} % at worst against its {first_name(soak)}".replace("-", "−")
+    return f"{100 * (share - 1):+.1f} % at worst against its {first_name(soak)}".replace("-", "−")
 
 
-def _happening(found: tuple[str, Event]) -> Happening:
-    scope, event = found
+def _event_line(scope: str, event: Event) -> EventLine:
     until = f" to {clock(event.until_s)}" if event.until_s > event.at_s else ""
-    count = f" ({number(event.count)} in all)" if event.count > 1 else ""
-    return Happening(
+    count = f" ({number(event.count)} in total)" if event.count > 1 else ""
+    return EventLine(
         when=f"{clock(event.at_s)}{until}",
-        where=describe_scope(scope) if scope != "host" else "host",
-        what=f"{event.name}: {event.text}{count}",
+        part=describe_scope(scope) if scope != "host" else "host",
+        text=f"{event.name}: {event.text}{count}",
     )
 
 
 def table_rows(report: FleetReport) -> Iterator[tuple[str, ...]]:
-    """Host, part, and how power, temperature, clock and rates went, for a table."""
-    drifts = drifts_of(report)
-    for host in shown(report):
+    """Yield host, part, mean power, temperature, clock and rate, drift, and seconds throttled."""
+    drifts = judged_drifts(report)
+    for host in detailed_hosts(report):
         soak = host.soak
         if not soak:
             continue
-        of = {(one.name, one.scope): one for one in soak.timeline.series}
-        parts = sorted({one.scope for one in soak.timeline.series if one.name == "stress.throughput"}, key=_part_order)
-        for part in parts:
-            held = of.get((THROTTLED, f"{part},reason=other"))
+        series = {(item.name, item.scope): item for item in soak.timeline.series}
+        for part in sorted((scope for name, scope in series if name == STRESS), key=_part_order):
+            throttled = series.get((THROTTLED, f"{part},reason=other"))
             yield (
                 host.name,
                 describe_scope(part),
-                *(_mean(of.get((name, part))) for name, _ in COLUMNS),
-                drift_text(host.name, of["stress.throughput", part], soak, drifts) or NONE,
-                _held_s(held, soak),
+                *(_mean(series.get((name, part))) for name, _ in COLUMNS),
+                drift_text(host.name, series[STRESS, part], soak, drifts) or NONE,
+                NONE if throttled is None else f"{number(sum(throttled.mean) * soak.timeline.bucket_s, 3)} s",
             )
 
 
@@ -239,7 +242,3 @@ def _mean(series: Series | None) -> str:
     factor, unit = scale(max(series.high), series.unit)
     mean = statistics.fmean(series.mean, weights=series.n) / factor
     return f"{number(mean, 3)} {unit} ({number(min(series.low) / factor, 3)} to {number(max(series.high) / factor, 3)})"
-
-
-def _held_s(held: Series | None, soak: Soak) -> str:
-    return NONE if held is None else f"{number(sum(held.mean) * soak.timeline.bucket_s, 3)} s"
