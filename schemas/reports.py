@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from schemas.baselines import Change
 from schemas.records import ERROR, SKIPPED, UNSUPPORTED, Gpu, Launch, Observation, Value
+from schemas.scopes import Scope
 from schemas.timeline import Soak
 from schemas.waivers import Waiver
 
@@ -79,12 +80,6 @@ class LineKind:
 LINES = tuple(value for name, value in vars(LineKind).items() if not name.startswith("_"))
 
 
-def place_of(scope: str) -> str:
-    """The part that a scope lies in: `gpu=3` of `gpu=3,link=2`; a DIMM is a part of its own."""
-    first, _, rest = scope.partition(",")
-    return scope if first.startswith("mc=") and rest.startswith("dimm=") else first
-
-
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
     """One observation held against one criterion; or an observation that should be there and cannot be judged."""
@@ -128,7 +123,7 @@ class Verdict:
     @property
     def place(self) -> str:
         """Scope of the part that it is laid to: `gpu=3` of `gpu=3,link=2`, `gang=r1` where it is of no part."""
-        return self.part or place_of(self.scope)
+        return self.part or Scope.parse(self.scope).part
 
     @property
     def stands(self) -> bool:

@@ -18,7 +18,7 @@ from datetime import datetime
 from pathlib import Path
 
 from agent.exporter.figures import Json, Results, fold
-from agent.gang.culprit import RankState
+from agent.gang.rank_state import RankState
 from agent.run.record import HostRun
 from schemas import VERSION, documents
 from schemas.catalogue import BENCHMARKS

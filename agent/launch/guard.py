@@ -1,4 +1,4 @@
-"""Runs one rank, or a launcher, so that it never outlives who started it, and so that its end is told as it was.
+"""Runs one rank, or a launcher, so that it never outlives who started it, and so that its end is terminated as it was.
 
     torchrun --run-path --start-method=fork … agent/launch/guard.py agent.benchmarks --request …
                                                       a rank: a fork of its launcher that has torch already, and a small parent
@@ -22,13 +22,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from agent.gang.culprit import BY_REQUEST
-from agent.gang.heartbeat import ADDRESS, SUPERVISOR, Voice, heart, lives
+from agent.gang.culprit import TERMINATION_SIGNALS
+from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, SUPERVISOR, DatagramSender, rank_heartbeat
+from agent.gang.processes import is_alive
 
 LOOK_S = 0.5
 END_PATIENCE_S = 2.0
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-WATCHED = (signal.SIGCHLD, *BY_REQUEST)
+WATCHED = (signal.SIGCHLD, *TERMINATION_SIGNALS)
 ORPHANED = 143
 
 
@@ -38,19 +39,19 @@ def main() -> int:
         return _leash(int(sys.argv[2]), sys.argv[3:])
     parent, guard = os.getppid(), os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # nothing is missed between the fork and the watch
-    for number in (*BY_REQUEST, signal.SIGQUIT):
+    for number in (*TERMINATION_SIGNALS, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # what the launcher does when it is asked to end is not for its forks
     _let_go(stat.S_ISSOCK)
-    directory = os.environ.get(ADDRESS, "")
-    voice = Voice(int(os.environ.get("RANK", "0")), Path(directory) if directory else None)
-    voice.say("guard", END_PATIENCE_S, pid=guard)  # before there is a rank: killed at once, it is missed all the same
+    directory = os.environ.get(HEARTBEAT_DIRECTORY, "")
+    sender = DatagramSender(int(os.environ.get("RANK", "0")), Path(directory) if directory else None)
+    sender.send("guard", END_PATIENCE_S, pid=guard)  # before there is a rank: killed at once, it is missed all the same
     child = os.fork()
     if child == 0:
         _become_rank(guard)
     _call_it(f"{_rank()}'s guard")
     # To look at once: with the launcher may go what ranks of other hosts fail without.
     _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)
-    return _watch(child, parent, voice)
+    return _watch(child, parent, sender)
 
 
 def _leash(supervisor: int, command: list[str]) -> int:
@@ -77,7 +78,7 @@ def _become_rank(guard: int) -> NoReturn:
         _let_go(lambda mode: True)
         _call_it(_rank())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-        heart()  # before whatever else is to be imported
+        rank_heartbeat()  # before whatever else is to be imported
         module, sys.argv = sys.argv[1], sys.argv[1:]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
@@ -110,23 +111,23 @@ def _let_go(which: Callable[[int], bool]) -> None:
                 os.close(number)
 
 
-def _watch(child: int, parent: int, voice: Voice) -> int:
+def _watch(child: int, parent: int, sender: DatagramSender) -> int:
     """Waits for the rank's end, tells it, and ends likewise."""
-    supervisor, told = os.environ.get(SUPERVISOR, ""), False
+    supervisor, terminated = os.environ.get(SUPERVISOR, ""), False
     while True:
         got = signal.sigtimedwait(WATCHED, LOOK_S)
-        if got is not None and got.si_signo in BY_REQUEST:
-            told = True
+        if got is not None and got.si_signo in TERMINATION_SIGNALS:
+            terminated = True
             for number in (got.si_signo, signal.SIGCONT):  # a stopped process takes no SIGTERM
                 os.kill(child, number)
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             break
-        if os.getppid() != parent or not lives(supervisor):
-            told = True
+        if os.getppid() != parent or not is_alive(supervisor):
+            terminated = True
             _kill(child)
     code = os.waitstatus_to_exitcode(status)
-    voice.say("end", END_PATIENCE_S, code=code, told=told)
+    sender.send("end", END_PATIENCE_S, code=code, terminated_by_launcher=terminated)
     _kill(child, whole_group_only=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # the launcher has its forks wait for each other
     return _end_likewise(code)

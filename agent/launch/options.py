@@ -12,6 +12,7 @@ from agent.placement.rank_placement import PlacementError
 from agent.run.record import PLAN_BYTES, HostRun
 from schemas import documents
 from schemas.plans import Plan, plan_from_json
+from schemas.run_directory import RunDirectory, record_name
 
 LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
 STANDARD_INPUT = "-"
@@ -71,7 +72,7 @@ def plan_of(options: argparse.Namespace) -> Plan:
         OSError: it cannot be read.
     """
     if not getattr(options, "plan", None):
-        return plan_from_json(documents.read(options.run_dir / "plan.json", "plan", max_bytes=PLAN_BYTES))
+        return plan_from_json(documents.read(RunDirectory(options.run_dir).plan, "plan", max_bytes=PLAN_BYTES))
     source = f"--plan {options.plan}"
     document = documents.parse(text_of(options), source=source, max_bytes=PLAN_BYTES)
     documents.validate(document, "plan", source=source)
@@ -93,9 +94,10 @@ def delivered(options: argparse.Namespace, code: int) -> int:
         return code
     run = HostRun(options.run_dir, options.host)
     name, gang = run.host.name, run.host.gang
-    if not (options.results / "plan.json").exists():
-        documents.write_text(options.results / "plan.json", (run.directory / "plan.json").read_text(encoding="utf-8"))
-    for place, path in ((f"hosts/{name}.json", run.path()), (f"gangs/{gang}/{name}.json", run.path(gang))):
+    plan = RunDirectory(options.results).plan
+    if not plan.exists():
+        documents.write_text(plan, RunDirectory(run.directory).plan.read_text(encoding="utf-8"))
+    for place, path in ((record_name(name), run.path()), (record_name(name, gang), run.path(gang))):
         if path.exists() and (gang or path == run.path()):
             documents.write_text(options.results / place, path.read_text(encoding="utf-8"))
     return 0

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import collectors
 from agent.exporter.live import Span, publish
-from agent.gang.peer_channel import Exchange
-from agent.gang.protocol import ExchangeError, Gang
+from agent.gang.peer_channel import PeerChannel
+from agent.gang.protocol import Gang, GangError
 from agent.launch.supervise import supervise
 from agent.launch.torchrun import LaunchError, torchrun
 from agent.run import background, lease
@@ -92,7 +92,7 @@ def measure(
     set_aside(work, run.directory / "logs")
     shutil.rmtree(work, ignore_errors=True)
     private_directory(work)
-    meeting = Gang.of(run.plan, run.host, f"{stage} {number}", members, port, closed=closed)
+    meeting = Gang.from_plan(run.plan, run.host, f"{stage} {number}", members, port, members_only=closed)
     try:
         command = torchrun(
             run.plan,
@@ -106,8 +106,8 @@ def measure(
             uuids={gpu.index: gpu.uuid for gpu in run.record().gpus},
             exported=exported or {},
         )
-        exchange = Exchange(meeting) if len(members) > 1 else None
-    except (LaunchError, ExchangeError) as error:
+        exchange = PeerChannel(meeting) if len(members) > 1 else None
+    except (LaunchError, GangError) as error:
         return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, str(error)))
     return supervise(
         run,

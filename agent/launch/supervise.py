@@ -17,10 +17,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.exporter.live import Live, Span
-from agent.gang.culprit import unable as rank_unable
-from agent.gang.heartbeat import ADDRESS, LAUNCHED, SUPERVISOR, Beats, identity
-from agent.gang.monitor import Vigil, dump_flights, flight_recorder
-from agent.gang.peer_channel import Exchange
+from agent.gang.culprit import rank_unable
+from agent.gang.flight_recorder import dump_flight_records, flight_recorder_env
+from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, LAUNCHED, SUPERVISOR
+from agent.gang.heartbeat_receiver import HeartbeatReceiver
+from agent.gang.monitor import GangMonitor
+from agent.gang.peer_channel import PeerChannel
+from agent.gang.processes import process_identity
 from agent.launch.process_tree import GRACE_S, ProcessTree
 from agent.run.record import HostRun
 from agent.run.work_directory import begun, cap_logs, end_of, last_line, results, tail, unable
@@ -62,7 +65,7 @@ def supervise(
     deadline_s: float,
     report: Callable[[str], None],
     meanwhile: Sequence[Collector] | None = None,
-    exchange: Exchange | None = None,
+    exchange: PeerChannel | None = None,
     patience_s: float = 60.0,
     number: int = 0,
     span: Span | None = None,
@@ -97,18 +100,18 @@ def supervise(
             ending.callback(telemetry.stop)
         sampler = Sampler(collectors if meanwhile is None else meanwhile, stage)
         ending.callback(sampler.end)
-        beats = Beats(work, {rank: run.host.scopes[local] for rank, local in command.ranks.items()})
-        ending.callback(beats.close)
+        receiver = HeartbeatReceiver(work, {rank: run.host.scopes[local] for rank, local in command.ranks.items()})
+        ending.callback(receiver.close)
         live = Live(
-            run, stage=stage, deadline_s=deadline_s, work=work, ranks=command.ranks, states=beats.states, span=span
+            run, stage=stage, deadline_s=deadline_s, work=work, ranks=command.ranks, states=receiver.states, span=span
         )
         ending.callback(live.end)
-        vigil = Vigil(run.host.name, beats, exchange, patience_s)
+        monitor = GangMonitor(run.host.name, receiver, exchange, patience_s)
         try:
-            exit_code, culprit = _run(command, vigil, stage, work, deadline_s, report)
-            states, killed = vigil.states(), vigil.want_of_memory()
+            exit_code, culprit = _run(command, monitor, stage, work, deadline_s, report)
+            states, killed = monitor.states(), monitor.out_of_memory_reason()
         finally:
-            vigil.part()
+            monitor.announce_exit()
         duration = time.monotonic() - start
         during = sampler.stop()
         if telemetry:
@@ -124,7 +127,7 @@ def supervise(
             culprit = rank_unable(run.host.name, states[rank], why[rank], len(why) - 1)
             outcome, reason = "failed", culprit.text
             report(f"stage {stage}: {reason}")
-        if culprit and culprit.kind == "rank_ended" and culprit.hosts == (run.host.name,) and not vigil.begun():
+        if culprit and culprit.kind == "rank_ended" and culprit.hosts == (run.host.name,) and not monitor.has_started():
             ranks = []  # it could not start any: no part of it is to blame
         if telemetry:
             observations += telemetry.observations(windows, observations, stage)
@@ -159,7 +162,7 @@ def supervise(
 
 
 def _run(
-    command: Command, vigil: Vigil, stage: str, work: Path, deadline_s: float, report: Callable[[str], None]
+    command: Command, monitor: GangMonitor, stage: str, work: Path, deadline_s: float, report: Callable[[str], None]
 ) -> tuple[int | None, Culprit | None]:
     """The launcher's exit code, None where we ended it, and for whom it was ended."""
     ends = time.monotonic() + deadline_s
@@ -167,10 +170,10 @@ def _run(
         process = subprocess.Popen(
             [sys.executable, "-m", "agent.launch.guard", "--leash", str(os.getpid()), *command.arguments],
             env={
-                **flight_recorder(work),
+                **flight_recorder_env(work),
                 **command.environment,
-                ADDRESS: str(work),
-                SUPERVISOR: identity(os.getpid()),
+                HEARTBEAT_DIRECTORY: str(work),
+                SUPERVISOR: process_identity(os.getpid()),
                 LAUNCHED: repr(time.monotonic()),
             },
             stdin=subprocess.DEVNULL,
@@ -180,7 +183,7 @@ def _run(
             start_new_session=True,
         )
         family = ProcessTree(process.pid)
-        vigil.pids = family.pids
+        monitor.pids = family.pids
         look_at, culprit = 0.0, None
         try:
             while process.poll() is None:
@@ -190,13 +193,13 @@ def _run(
                 if time.monotonic() > look_at:
                     family.look()
                     look_at = time.monotonic() + FAMILY_S
-                if culprit := vigil.look(LOOK_S):
+                if culprit := monitor.poll(LOOK_S):
                     return _give_up(culprit, stage, work, sorted(command.ranks), report)
-            culprit = vigil.settle(process.returncode, last_line(work / "launcher.log"))
+            culprit = monitor.await_verdict(process.returncode, last_line(work / "launcher.log"))
             return process.returncode, culprit
         finally:
             if process.poll() is None and not culprit:
-                vigil.leave()
+                monitor.announce_abort()
             family.end(CULPRIT_GRACE_S if culprit else None)
             with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel cannot be waited for
                 process.wait(timeout=GRACE_S)
@@ -207,7 +210,7 @@ def _give_up(
 ) -> tuple[None, Culprit]:
     report(f"stage {stage}: {culprit.text}; ending every process of it")
     if culprit.kind != "rank_ended":  # the others know nothing that its end does not tell
-        dump_flights(work, ranks)
+        dump_flight_records(work, ranks)
     return None, culprit
 
 

@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.gang.protocol import Gang, own_address, resolve
+from agent.gang.protocol import Gang
+from agent.gang.transport import own_address, resolve
 from agent.launch import guard
 from agent.launch.supervise import Command
 from agent.placement.rank_placement import without_placement
@@ -58,7 +59,7 @@ def torchrun(
 
     Raises:
         LaunchError: torch is not there, `host` is not a member, or the first member's name cannot be resolved.
-        ExchangeError: only members are to be admitted, and one's name cannot be resolved.
+        GangError: only members are to be admitted, and one's name cannot be resolved.
     """
     members = gang.members
     if importlib.util.find_spec("torch") is None:
@@ -120,14 +121,14 @@ def _meeting(gang: Gang, node_rank: int, port: int, work: Path, stage: Stage) ->
                 "give a number as rackproof_fabric_address"
             ) from None
         if node_rank == 0:
-            place["admitted"] = sorted(gang.admitted)
+            place["admitted"] = sorted(gang.allowed_addresses)
     path = work / "rendezvous.json"
     path.touch(mode=0o600)
     path.write_text(
         json.dumps(
             {
                 **place,
-                "name": gang.secret_name,
+                "name": gang.store_prefix,
                 "rank": node_rank,
                 "hosts": len(gang.members),
                 "trains": any(BENCHMARKS[name].trains for name in stage.benchmarks),

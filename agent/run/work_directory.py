@@ -12,8 +12,9 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.gang.culprit import BY_REQUEST, RankState
-from agent.gang.monitor import FLIGHT
+from agent.gang.culprit import TERMINATION_SIGNALS
+from agent.gang.flight_recorder import FILE_PREFIX
+from agent.gang.rank_state import RankState
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
 from schemas.records import Observation, Rank, observation_from_json
@@ -56,7 +57,7 @@ def end_of(work: Path, rank: int, local_rank: int, seen: RankState) -> Rank:
     except (OSError, documents.DocumentError, KeyError, TypeError):
         phase, exit_code = seen.phase, None
     if not isinstance(exit_code, int):
-        asked = seen.told or (seen.exit_code is not None and -seen.exit_code in BY_REQUEST)
+        asked = seen.terminated_by_launcher or (seen.exit_code is not None and -seen.exit_code in TERMINATION_SIGNALS)
         exit_code = None if asked else seen.exit_code
     return Rank(
         rank=rank,
@@ -117,7 +118,7 @@ def last_line(path: Path) -> str:
 
 def cap_logs(work: Path) -> None:
     """Cuts what the ranks wrote without measure, and removes what is of no more use."""
-    for path in [*work.glob("*.log"), *work.glob(f"{FLIGHT}*")]:
+    for path in [*work.glob("*.log"), *work.glob(f"{FILE_PREFIX}*")]:
         with contextlib.suppress(OSError):
             if path.is_fifo():
                 path.unlink()
@@ -136,5 +137,5 @@ def set_aside(work: Path, logs: Path) -> None:
         shutil.rmtree(old, ignore_errors=True)
     place = logs / f"{work.name}.{time.time_ns()}"
     place.mkdir(parents=True)
-    for path in [*work.glob("*.log"), *work.glob(f"{FLIGHT}*")]:
+    for path in [*work.glob("*.log"), *work.glob(f"{FILE_PREFIX}*")]:
         path.rename(place / path.name)

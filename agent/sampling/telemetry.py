@@ -16,6 +16,7 @@ from collectors.base import Absent
 from collectors.nvml import THROTTLE_REASONS, FastReader, GpuSample
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR, MEASURED, Observation
+from schemas.scopes import Scope
 from schemas.trace import UNREAD, Trace, traced
 
 PERIOD_S = 0.05
@@ -107,7 +108,7 @@ class Telemetry(Beating):
         self, window: Mapping[str, Any], samples: Sequence[Sample], measured: Sequence[Observation], stage: str
     ) -> Iterable[Observation]:
         benchmark, scope, params = window["benchmark"], window["scope"], window["params"]
-        index = int(scope.partition("=")[2])
+        index = int(Scope.parse(scope).get("gpu"))
         span = window["end"] - window["begin"]
         read = [(at, beats[index]) for at, beats in samples if window["begin"] <= at <= window["end"]]
         seen = [beat for _, beat in read if not isinstance(beat, Absent)]

@@ -16,6 +16,7 @@ from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
 from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED, VerdictKind
+from schemas.run_directory import PAGE, RunDirectory
 
 IN_USE = "busy"
 STATES = (ACCEPTED, REJECTED, INCOMPLETE, IN_USE)
@@ -62,8 +63,8 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
     """Report and plan of a run. Raises RunError where one of them is not there, or is none."""
     refuse_no_run(directory)
     try:
-        report = documents.parse((directory / "report.json").read_bytes(), source="report.json", max_bytes=BYTES)
-        plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=BYTES))
+        report = documents.parse(RunDirectory(directory).report.read_bytes(), source="report.json", max_bytes=BYTES)
+        plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=BYTES))
         documents.validate(report, "report", source="report.json")
     except (OSError, documents.DocumentError) as error:
         raise RunError(f"{directory} has no report that can be read ({error}): rackproof report {directory}") from None
@@ -91,7 +92,7 @@ def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
 def notice(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path) -> dict[str, Any]:
     """What is told. `text` alone is enough for a person; chat programs show it."""
     found, busy = state(report, plan)
-    where = f"{link.rstrip('/')}/{plan.run_id}/report.html" if link else str((directory / "report.html").absolute())
+    where = f"{link.rstrip('/')}/{plan.run_id}/{PAGE}" if link else str(RunDirectory(directory).page.absolute())
     names = [*busy][:MOST_HOSTS] + ([f"{len(busy) - MOST_HOSTS} more"] if len(busy) > MOST_HOSTS else [])
     mark = " ".join(filter(None, ("SIMULATED" if plan.simulated else "", "REHEARSAL" if plan.rehearsal else "")))
     head = f"{mark + ' ' if mark else ''}{report['decision']}: run {plan.run_id}, profile {plan.profile}, {len(plan.hosts)} hosts"

@@ -17,6 +17,7 @@ from fleet.judge.matching import concerns as concerns
 from fleet.quantities import SIGNS, apart, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 _HOLDS: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
@@ -88,7 +89,7 @@ def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[O
     if criterion.scope in ("host", "") and not seen:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
     if criterion.scope in ("gpu", "reason", "link") and view.host.device == "gpu":
-        below = {scope.split(",")[0] for scope in seen}
+        below = {Scope.parse(scope).device for scope in seen}
         for scope in view.host.scopes:
             if scope not in below:
                 yield view.inconclusive(criterion.name, scope, "not observed", criterion=criterion)

@@ -14,6 +14,7 @@ from schemas.plans import Plan
 from schemas.probes import GANG
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 Place = tuple[str, int]
 """Host and index of a GPU."""
@@ -104,7 +105,7 @@ def planned(view: HostView) -> Iterator[Verdict]:
             if stage.name == "gang" and members and not possible(item.name, ranks):
                 continue  # a gang that was formed again has another number of ranks
             for scope in view.plan.scopes_of(view.host, item):
-                partner = scope.partition("partner=")[2]
+                partner = Scope.parse(scope).get("partner")
                 if partner and members and partner not in members:
                     continue  # it is told of the host that did not take part, not of each that missed it
                 found = view.index.find(item, scope)

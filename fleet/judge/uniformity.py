@@ -18,6 +18,7 @@ from fleet.judge.evidence import HostView
 from fleet.quantities import digits_for, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 _NAMED_VALUES = 4
 _AS_MOST = "; give it what they have, and measure again"
@@ -137,10 +138,11 @@ def group_key(view: HostView, criterion: Criterion, seen: Observation | Verdict)
     GPUs of a model are alike wherever they sit. Anything else is compared with what has its name on the other hosts: an
     adapter for storage need not be like the one beside it.
     """
-    first, _, rest = seen.scope.partition(",")
+    scope = Scope.parse(seen.scope)
     models, gang = kin(view)
-    if first.startswith("gpu="):
-        return (criterion.id, seen.name, view.names.get(first, ""), gang, f"gpu,{rest}"), "GPU" if not rest else "place"
+    if scope.device_kind == "gpu":
+        key = (criterion.id, seen.name, view.names.get(scope.device, ""), gang, f"gpu,{scope.below}")
+        return key, "place" if scope.below else "GPU"
     return (criterion.id, seen.name, models, gang, seen.scope), "host"
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from schemas.reports import FAIL, INCONCLUSIVE, LineKind, SummaryLine, Verdict
+from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
 NEVER = frozenset({"record", "gpu", "host.events"})
@@ -59,8 +60,7 @@ def covers(waiver: Waiver, verdict: Verdict) -> bool:
         return False
     if waiver.name and waiver.name != verdict.name:
         return False
-    scopes = (f"{verdict.scope},", f"{verdict.part},")
-    if waiver.scope and not any(scope.startswith(f"{waiver.scope},") for scope in scopes):
+    if waiver.scope and not any(map(Scope.parse(waiver.scope).contains, (verdict.scope, verdict.part))):
         return False
     return not (waiver.absent and (verdict.name in NEVER or verdict.name.startswith(STAGE)))
 

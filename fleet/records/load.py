@@ -18,9 +18,9 @@ from schemas.plans import Plan, PlannedHost, Stage, plan_from_json
 from schemas.probes import GANG
 from schemas.records import Record, record_from_json
 from schemas.reports import Quarantined
+from schemas.run_directory import EVENTS, RunDirectory, is_run, record_name, record_names, runs_in
 
 PLAN_BYTES = 64_000_000
-JOURNAL = "events.jsonl"
 JOURNAL_BYTES = 64_000_000
 LARGE = 64
 """Hosts from which a fleet is looked at host by host, and the report holds the exceptions alone."""
@@ -75,7 +75,7 @@ class Records(Mapping[str, Evidence]):
         """What the host left behind, without `alone` its gang record only; and the files that are not believed."""
         records, problems, quarantined = [], [], []
         for gang in (*([""] if alone else []), *([host.gang] if host.gang else [])):
-            path = f"gangs/{gang}/{host.name}.json" if gang else f"hosts/{host.name}.json"
+            path = record_name(host.name, gang)
             try:
                 records.append(_record(self._directory, path, self._plan, host.name, gang, self._reader))
             except FileNotFoundError:
@@ -99,7 +99,7 @@ def without_plan(directory: Path, error: documents.DocumentError) -> str:
     """What to do where the plan of a run directory is not there, or cannot be read."""
     if isinstance(error.__cause__, PermissionError):
         return "look at the run as the user who made it, or have that user make it readable"
-    if (directory / "plan.json").exists():
+    if is_run(directory):
         return "it is damaged, or of another version of Rackproof: look at the run with the version that wrote it"
     if runs := sorted(_runs(directory)):
         return f"give one of the runs in it: {', '.join(runs[:5])}{' …' if len(runs) > 5 else ''}"
@@ -109,13 +109,13 @@ def without_plan(directory: Path, error: documents.DocumentError) -> str:
 
 def _runs(directory: Path) -> list[str]:
     """Those whose name is nothing but text: what else lies there may be another user's, and steer a terminal."""
-    return [name for plan in directory.glob("*/plan.json") if (name := plan.parent.name).isprintable()]
+    return [run.name for run in runs_in(directory) if run.name.isprintable()]
 
 
 def refuse_no_run(directory: Path) -> None:
     """Raises RunError where the directory is not there, or is none of a run: before anybody asks for a report in it."""
     try:
-        documents.read_bytes(directory / "plan.json", max_bytes=PLAN_BYTES)
+        documents.read_bytes(RunDirectory(directory).plan, max_bytes=PLAN_BYTES)
     except documents.DocumentError as error:
         raise RunError(f"{error}: {without_plan(directory, error)}") from None
 
@@ -129,11 +129,11 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
         RunError: there is no plan, so nothing can be said about what is missing; or it is a study.
     """
     try:
-        plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
+        plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
     except documents.DocumentError as error:
         raise RunError(f"{error}: {without_plan(directory, error)}") from None
     if why := _unfit(plan):
-        raise RunError(f"{directory / 'plan.json'}: {why}: make the plan anew")
+        raise RunError(f"{RunDirectory(directory).plan}: {why}: make the plan anew")
     if plan.study and not study:
         raise RunError(
             f"run {plan.run_id} is a scaling study, of which nothing is judged: rackproof scaling {directory}"
@@ -212,12 +212,10 @@ def _record(directory: Path, path: str, plan: Plan, host: str, gang: str, reader
 
 def _strays(directory: Path, plan: Plan) -> list[Quarantined]:
     """Files where records lie that the plan knows nothing of."""
-    known = {f"hosts/{host.name}.json" for host in plan.hosts}
-    known |= {f"gangs/{host.gang}/{host.name}.json" for host in plan.hosts if host.gang}
-    there = [*directory.glob("hosts/*"), *directory.glob("gangs/*/*")]
+    known, paths = record_names(plan), RunDirectory(directory)
     return [
         Quarantined(path=path, reason="the plan has no such host")
-        for path in sorted(str(found.relative_to(directory)) for found in there)
+        for path in sorted(map(paths.relative, paths.records()))
         if path not in known
     ]
 
@@ -227,12 +225,12 @@ def _events(directory: Path, quarantined: list[Quarantined]) -> tuple[dict[str, 
 
     An event is void once the host has completed the same play.
     """
-    path = directory / JOURNAL
+    path = RunDirectory(directory).events
     try:
         there = os.path.lexists(path)
         whole = documents.read_bytes(path, max_bytes=JOURNAL_BYTES) if there else b""
     except documents.DocumentError as error:
-        quarantined.append(Quarantined(path=JOURNAL, reason=str(error).replace(f"{directory}/", "")))
+        quarantined.append(Quarantined(path=EVENTS, reason=str(error).replace(f"{directory}/", "")))
         return {}, {}
     lines = whole.removesuffix(b"\n").split(b"\n") if whole else []
     befell: dict[str, dict[str, dict[str, str]]] = {}
@@ -241,7 +239,7 @@ def _events(directory: Path, quarantined: list[Quarantined]) -> tuple[dict[str, 
             event = documents.parse(line, source=f"events.jsonl line {number}")
             documents.validate(event, "event", source=f"events.jsonl line {number}")
         except documents.DocumentError as error:
-            quarantined.append(Quarantined(path=JOURNAL, reason=str(error)))
+            quarantined.append(Quarantined(path=EVENTS, reason=str(error)))
             continue
         if event["what"] == "passed":
             for host in event["hosts"]:

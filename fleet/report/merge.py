@@ -31,6 +31,7 @@ from schemas.reports import (
     Quarantined,
     Verdict,
 )
+from schemas.run_directory import record_name
 from schemas.timeline import Soak, thinned
 
 LINK = "gpu.peer.link"
@@ -151,7 +152,7 @@ def host_report(
         name=host.name,
         rack=host.rack,
         decision=decide(verdicts),
-        record=f"hosts/{host.name}.json",
+        record=record_name(host.name),
         coverage=_coverage(plan, host, left),
         gpus=left.gpus(),
         software=versions(left, {item.id: item for pack in applied for item in pack.criteria}.values()),

@@ -27,6 +27,7 @@ from schemas.reports import (
     FleetReport,
     Verdict,
 )
+from schemas.scopes import Scope
 
 MAX_FAILURES = 500
 """Series of failures, the most severe actions first; inconclusive verdicts are only counted."""
@@ -151,9 +152,9 @@ class _Report:
         yield from samples.items()
 
     def _failure(self, verdict: Verdict) -> tuple[str, ...]:
-        kind, _, number = verdict.place.partition("=")
+        gpu = Scope.parse(verdict.place).get("gpu")
         texts = (
-            verdict.host, self._racks.get(verdict.host, ""), number if kind == "gpu" else "", verdict.scope, verdict.serial,
+            verdict.host, self._racks.get(verdict.host, ""), gpu, verdict.scope, verdict.serial,
             verdict.criterion, verdict.action,
         )  # fmt: skip
         return tuple(clean(text, LABEL_LIMIT) for text in texts)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from schemas.scopes import Scope
+
 _MAX_SUFFIXES = 4
 _DEVICES = {"gpu": "GPU", "cpu": "process"}
 
@@ -17,18 +19,16 @@ def describe_scopes(scopes: Iterable[str]) -> str:
     """Return several scopes as one phrase: `GPU 0–7`."""
     indexes: dict[tuple[str, str], list[int]] = {}
     others: dict[str, None] = {}
-    for scope in scopes:
-        first, *rest = scope.split(",")
-        kind, _, index = first.partition("=")
-        suffix = "".join(map(_suffix, rest))
-        if kind in _DEVICES and index.isascii() and index.isdigit() and len(index) < 6:
-            indexes.setdefault((_DEVICES[kind], suffix), []).append(int(index))
+    only_pairs = True
+    for scope in map(Scope.parse, scopes):
+        suffix = "".join(map(_suffix, scope.below.split(","))) if scope.below else ""
+        only_pairs = only_pairs and scope.kind == "peer"
+        if scope.device_kind in _DEVICES and scope.index is not None:
+            indexes.setdefault((_DEVICES[scope.device_kind], suffix), []).append(scope.index)
         else:
-            others[f"{first.replace('=', ' ')}{suffix}"] = None
+            others[f"{scope.device.replace('=', ' ')}{suffix}"] = None
     if len(indexes) > _MAX_SUFFIXES and not others:
-        if all(suffix.startswith(" to GPU ") for _, suffix in indexes):
-            return f"{sum(map(len, indexes.values()))} pairs of GPUs"
-        return f"{len(indexes)} parts"
+        return f"{sum(map(len, indexes.values()))} pairs of GPUs" if only_pairs else f"{len(indexes)} parts"
     devices = (f"{kind} {_ranges(numbers)}{suffix}" for (kind, suffix), numbers in indexes.items())
     return "; ".join([*devices, *others])
 

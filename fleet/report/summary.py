@@ -33,6 +33,7 @@ from schemas.reports import (
     Verdict,
     mark,
 )
+from schemas.scopes import Scope
 from schemas.timeline import SOAK
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
@@ -263,7 +264,7 @@ def _line(group: Sequence[Verdict], places: Mapping[tuple[str, str], str]) -> Su
     first = group[0]
     scope = first.part or first.scope
     part = f" {scope}" if scope != "host" else ""
-    slot = places.get((first.host, scope.partition(",")[0]), "")
+    slot = places.get((first.host, Scope.parse(scope).device), "")
     known = ", ".join(f"{what} {value}" for what, value in (("serial", first.serial), ("PCI", slot)) if value)
     identity = f" ({known})" if known else ""
     more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""

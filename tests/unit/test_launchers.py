@@ -281,7 +281,7 @@ def test_the_ranks_get_the_settings_of_nccl_and_no_place_of_another_launcher(
         plan,
         plan.host("h1"),
         plan.stage("gang"),
-        gang=Gang.of(plan, plan.host("h1"), "gang 0", ["h1", "h2"], 29500),
+        gang=Gang.from_plan(plan, plan.host("h1"), "gang 0", ["h1", "h2"], 29500),
         work=tmp_path,
         data=tmp_path,
         port=29500,
@@ -312,7 +312,8 @@ def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: p
         plan.host(hosts[-1]),
         plan.stage("gang" if len(hosts) > 1 else "benchmark"),
         gang=replace(
-            Gang.of(plan, plan.host(hosts[-1]), "gang 0", hosts, 29500), addresses=dict.fromkeys(hosts, "10.0.0.1")
+            Gang.from_plan(plan, plan.host(hosts[-1]), "gang 0", hosts, 29500),
+            addresses=dict.fromkeys(hosts, "10.0.0.1"),
         ),
         work=tmp_path,
         data=tmp_path / "data",
@@ -539,7 +540,7 @@ def test_a_launch_whose_port_is_in_use_leaves_a_record_that_says_so(
     (launch,) = record["launches"]
     assert launch["outcome"] == "failed"
     assert (
-        f"cannot listen for the gang's heartbeats on 127.0.0.1 port {taken_port}: Address already in use"
+        f"cannot listen for the gang's statuses on 127.0.0.1 port {taken_port}: Address already in use"
         in launch["reason"]
     )
     assert "stage gang: failed" in said or "observations recorded" in said

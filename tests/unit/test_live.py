@@ -69,9 +69,9 @@ def state(found: Series, stage: str) -> list[str]:
 RANK = """
 import json, os, pathlib, sys, time
 sys.path.insert(0, os.environ["CHECKOUT"])
-from agent.gang.heartbeat import heart
+from agent.gang.heartbeat import rank_heartbeat
 work = pathlib.Path(os.environ["WORK"])
-heart().phase = "gemm bf16"
+rank_heartbeat().phase = "gemm bf16"
 seen = {"name": "gemm.throughput", "scope": "cpu=0", "stage": "benchmark", "unit": "FLOP/s", "status": "measured", "value": 2e9,
         "params": {"dtype": "bf16"}}
 (work / "rank0.json").write_text(json.dumps({"rank": 0, "observations": [seen], "software": {}}))

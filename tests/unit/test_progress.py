@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.records import run_lock
-from schemas import documents, locks
+from schemas import documents, locks, run_directory
 from schemas.records import to_json
 from tests import builders
 from tests.lab.lab import CONTROL_PYTHON
@@ -89,7 +88,7 @@ def test_events_tell_which_host_is_where_and_how_a_wait_ended(tmp_path: Path, ru
 
 def test_waiting_is_told_on_standard_error_and_standard_output_stays_as_it_is(tmp_path: Path, run_dir: Path) -> None:
     claim = locks.claim("r1", run_dir.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
-    with locks.exclusive(run_dir / run_lock.LOCK) as file:  # as the plan role takes it
+    with locks.exclusive(run_dir / run_directory.LOCK) as file:  # as the plan role takes it
         locks.write_line(file, {**vars(claim), "running": []})
     slow = {
         "name": "Wait",

@@ -640,6 +640,6 @@ def test_pinning_fails_without_enough_processors() -> None:
 def test_more_processors_than_a_host_gives_are_refused_before_anything_starts(tmp_path: Path) -> None:
     plan = study(tmp_path, "h1", matrix=[{"gpus": [2], "cpus": [10_000]}]).of_cell(1)
     host = plan.hosts[0]
-    gang = Gang.of(plan, host, "cell 1", ["h1"], 29500)
+    gang = Gang.from_plan(plan, host, "cell 1", ["h1"], 29500)
     with pytest.raises(LaunchError, match=r"host h1 gives \d+ CPUs, and 2 ranks with 10000 each need 20000"):
         torchrun(plan, host, plan.stages[0], gang=gang, work=tmp_path, data=tmp_path, port=0, interface="", uuids={})

@@ -25,7 +25,6 @@ from typing import Any
 
 import pytest
 
-from fleet.records import run_lock
 from fleet.watch import exporters, findings
 from fleet.watch.lines import Beats, changes
 from fleet.watch.progress import DONE, FAILED, LEFT, RUNNING, UNKNOWN, UNREACHABLE, WAITING
@@ -35,7 +34,7 @@ from fleet.watch.text import duration, width
 from fleet.watch.view import View
 from fleet.watch.watcher import Watcher
 from rackproof import main as rackproof
-from schemas import documents, locks
+from schemas import documents, locks, run_directory
 from schemas.plans import Plan
 from schemas.records import Record, to_json
 from tests import builders
@@ -105,7 +104,7 @@ class Run:
     def hold(self, pid: int | None = None) -> Run:
         claim = locks.claim("r1", self.directory.parent, pid or os.getpid(), "2026-11-21T04:00:00.000000Z")
         claim = replace(claim, user="alice", host="control1")
-        with locks.exclusive(self.directory / run_lock.LOCK) as file:
+        with locks.exclusive(self.directory / run_directory.LOCK) as file:
             locks.write_line(file, {**vars(claim), "running": []})
         return self
 
@@ -614,7 +613,7 @@ def test_log_ends_when_nobody_carries_out_the_run_any_more(run: Run) -> None:
     with watching(run, stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert b"run r1: 3 hosts" in process.stdout.readline()
-        (run.directory / run_lock.LOCK).unlink()
+        (run.directory / run_directory.LOCK).unlink()
         rest = process.stdout.read()
         assert process.wait(10) == 0
     assert b"nobody carries out this run at the moment" in rest

@@ -13,6 +13,7 @@ from fleet.report.tables.figure import detailed_hosts
 from fleet.report.titles import title
 from schemas.records import Launch
 from schemas.reports import FleetReport, HostReport
+from schemas.scopes import Scope
 from schemas.timeline import Series, Timeline
 from schemas.trace import Trace
 
@@ -103,7 +104,7 @@ def _axes(timeline: Timeline, ends_s: float, series: Sequence[Series]) -> Axes:
 
 def _gpu_trace(host: HostReport, trace: Trace, timeline: Timeline, index: str, axes: Mapping[str, Axes]) -> GpuTrace:
     scope = f"gpu={index}"
-    by_name = {series.name: series for series in timeline.series if series.scope.partition(",")[0] == scope}
+    by_name = {series.name: series for series in timeline.series if Scope.parse(series.scope).device == scope}
     throttled = by_name.get(THROTTLED)
     drawn = [(by_name.get(name), axis) for name, axis in axes.items()]
     return GpuTrace(

@@ -12,6 +12,7 @@ from fleet.report.formatting import clean
 from fleet.report.links import host_anchor
 from schemas.records import MEASURED, Observation
 from schemas.reports import FleetReport, HostReport
+from schemas.scopes import Scope
 
 NAME = "pairs.bandwidth"
 BANDS = (0.5, 0.75, 0.9, 0.97)
@@ -78,7 +79,7 @@ def _pairs_of(host: HostReport) -> Iterable[tuple[str, str, Observation]]:
     """Yield rail, partner and observation."""
     for observation in host.measurements:
         if observation.name == NAME:
-            labels = dict(part.split("=", 1) for part in observation.scope.split(",") if "=" in part)
+            labels = dict(Scope.parse(observation.scope).labels)
             partner = labels.pop("partner", "")
             if partner and partner != host.name and labels:
                 yield next(iter(labels.values())), partner, observation

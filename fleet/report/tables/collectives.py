@@ -14,6 +14,7 @@ from fleet.report.scope_text import describe_scope
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, Verdict
+from schemas.scopes import Scope
 
 FRAME = Frame(width=360.0, height=224.0, left=40.0, right=10.0, top=24.0, bottom=26.0)
 MANY_LINES = 12
@@ -140,7 +141,7 @@ def _series(report: FleetReport) -> dict[Operation, list[Series]]:
 
 
 def _rank_group(host: str, item: Observation | Verdict) -> RankGroup:
-    if item.scope.startswith("gang="):
+    if Scope.parse(item.scope).is_gang:
         return RankGroup("", item.stage, item.scope, str(item.params.get("world_size", "")))
     return RankGroup(host, item.stage, item.scope, "")
 

@@ -12,6 +12,7 @@ from fleet.report.tables.figure import Cell, Table, TableRow
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FleetReport
+from schemas.scopes import Scope
 
 _KINDS = ("transport", "nvls", "channels")
 _MAX_NAMES = 6
@@ -71,7 +72,7 @@ def _by_user(report: FleetReport) -> dict[str, list[Observation]]:
 
 
 def _is_gang(item: Observation) -> bool:
-    return item.scope.startswith("gang=")
+    return Scope.parse(item.scope).is_gang
 
 
 def _algorithms(observations: Sequence[Observation]) -> str:

@@ -8,11 +8,12 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import finite, quantity
-from fleet.report.tables.figure import FigureKey, figure_key, is_device
+from fleet.report.tables.figure import FigureKey, figure_key
 from fleet.report.tables.gpus import IN_OTHER_TABLES
 from fleet.report.titles import TITLES
 from schemas.records import MEASURED
 from schemas.reports import FAIL, PASS, FleetReport, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 _MAX_LIMITS = 3
 
@@ -59,13 +60,13 @@ def _values(report: FleetReport) -> tuple[dict[FigureKey, list[_Value]], Counter
     failing = {
         (verdict.host, verdict.scope, figure_key(verdict))
         for verdict in report.verdicts
-        if verdict.verdict == FAIL and is_device(verdict.scope)
+        if verdict.verdict == FAIL and Scope.parse(verdict.scope).is_one_device
     }
     values: dict[FigureKey, list[_Value]] = {}
     absent: Counter[FigureKey] = Counter()
     for host in report.hosts:
         for item in host.measurements:
-            if not is_device(item.scope) or item.name in IN_OTHER_TABLES or isinstance(item.value, str):
+            if not Scope.parse(item.scope).is_one_device or item.name in IN_OTHER_TABLES or isinstance(item.value, str):
                 continue
             key, value = figure_key(item), finite(item.value)
             if item.status != MEASURED:
@@ -74,7 +75,7 @@ def _values(report: FleetReport) -> tuple[dict[FigureKey, list[_Value]], Counter
                 failed = (host.name, item.scope, key) in failing
                 values.setdefault(key, []).append(_Value(value=value, unit=item.unit, failed=failed))
     for verdict in report.verdicts:
-        if verdict.kind == VerdictKind.MISSING and is_device(verdict.scope):
+        if verdict.kind == VerdictKind.MISSING and Scope.parse(verdict.scope).is_one_device:
             absent.update(key for key in values if _is_missing(key, verdict))
     return values, absent
 
@@ -90,7 +91,7 @@ def _limits(verdicts: Iterable[Verdict]) -> dict[FigureKey, dict[float, str]]:
     limits: dict[FigureKey, dict[float, str]] = {}
     for verdict in verdicts:
         limit = finite(verdict.limit)
-        if limit is not None and verdict.verdict in (PASS, FAIL) and is_device(verdict.scope):
+        if limit is not None and verdict.verdict in (PASS, FAIL) and Scope.parse(verdict.scope).is_one_device:
             limits.setdefault(figure_key(verdict), {})[limit] = verdict.operator
     return limits
 

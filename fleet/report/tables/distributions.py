@@ -9,10 +9,11 @@ from dataclasses import dataclass, field
 from fleet.quantities import finite
 from fleet.report.charts.strip import Bin
 from fleet.report.formatting import is_change
-from fleet.report.tables.figure import FigureKey, figure_key, is_device
+from fleet.report.tables.figure import FigureKey, figure_key
 from fleet.report.tables.gpus import IN_OTHER_TABLES
 from schemas.records import MEASURED
 from schemas.reports import ALL, FAIL, INCONCLUSIVE, PASS, FleetReport, Judged
+from schemas.scopes import Scope
 
 UNJUDGED = "unjudged"
 SEVERITY = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2, UNJUDGED: 3}
@@ -87,7 +88,12 @@ def _of_verdicts(report: FleetReport) -> list[Distribution]:
     for host in report.hosts:
         for observation in host.measurements:
             value, listed = finite(observation.value), observation.name in IN_OTHER_TABLES
-            if observation.status != MEASURED or value is None or listed or not is_device(observation.scope):
+            if (
+                observation.status != MEASURED
+                or value is None
+                or listed
+                or not Scope.parse(observation.scope).is_one_device
+            ):
                 continue
             key = figure_key(observation)
             figure = figures.setdefault(key, Distribution(key=key, unit=observation.unit))

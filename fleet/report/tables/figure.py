@@ -112,12 +112,6 @@ def precision_text(samples: Samples | None) -> str:
     return f"{precision}{samples.n}{TIMED_OUT if samples.stopped == 'time' else ''}"
 
 
-def is_device(scope: str) -> bool:
-    """Return whether the scope is a single GPU, or a single process of a rehearsal."""
-    kind, _, index = scope.partition("=")
-    return kind in ("gpu", "cpu") and index.isdigit()
-
-
 def detailed_hosts(report: FleetReport) -> list[HostReport]:
     """Return the hosts that tables list one by one: all of a small fleet, else the first with findings."""
     if len(report.hosts) <= MANY_HOSTS:

@@ -11,6 +11,7 @@ from fleet.quantities import finite, number, quantity
 from fleet.report.tables.figure import EMPTY, TIMED_OUT, Cell, detailed_hosts
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, HostReport
+from schemas.scopes import Scope
 
 HEAT_CLASSES = 5
 """CSS classes `heat1` … `heat5`, slowest to fastest."""
@@ -153,8 +154,7 @@ def _scope(pair: Pair) -> str:
 
 def _pair(scope: str) -> Pair | None:
     """Return `gpu=0,peer=1` as (0, 1)."""
-    labels = dict(part.split("=", 1) for part in scope.split(",") if "=" in part)
-    ends = (labels.get("gpu", ""), labels.get("peer", ""))
+    ends = (Scope.parse(scope).get("gpu"), Scope.parse(scope).get("peer"))
     valid = all(end.isascii() and end.isdigit() and len(end) < 6 for end in ends)
     return (int(ends[0]), int(ends[1])) if valid else None
 

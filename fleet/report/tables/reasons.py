@@ -11,6 +11,7 @@ from fleet.report.formatting import ACTIONS, action_name, margin, params_text, s
 from fleet.report.scope_text import describe_scopes
 from fleet.report.tables.verdict_rows import VerdictRow, fold
 from schemas.reports import CRITICAL, FAIL, Verdict
+from schemas.scopes import Scope
 
 _MANY_HOSTS = 4
 """From this many hosts on, findings of one criterion on whole hosts are shown as one."""
@@ -77,7 +78,9 @@ def _reason(group: Sequence[Verdict]) -> Reason:
     first = group[0]
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))
     attributed = any(verdict.part for verdict in group)
-    one_part = attributed or len(scopes) == 1 or all(scope.startswith(("gpu=", "cpu=")) for scope in scopes)
+    one_part = (
+        attributed or len(scopes) == 1 or all(Scope.parse(scope).device_kind in ("gpu", "cpu") for scope in scopes)
+    )
     compared = first.value is not None and first.limit is not None and first.operator != ""
     value, limit = value_and_limit(first) if compared else ("", "")
     same_figure = len({(verdict.name, params_text(verdict.params)) for verdict in group}) == 1

@@ -17,6 +17,7 @@ from fleet.report.tables.figure import detailed_hosts
 from fleet.report.titles import title
 from schemas.records import Value
 from schemas.reports import FleetReport, HostReport
+from schemas.scopes import Scope
 from schemas.timeline import Event, Series, Soak
 
 MAX_EVENTS = 12
@@ -129,8 +130,8 @@ def _axes(soak: Soak, series: Sequence[Series]) -> Axes:
 
 
 def _part_order(scope: str) -> tuple[str, int]:
-    kind, _, index = scope.partition("=")
-    return kind, int(index) if index.isdigit() else 0
+    parsed = Scope.parse(scope)
+    return parsed.device_kind, parsed.index or 0
 
 
 def _events_by_gpu(host: HostReport, events: Sequence[Event]) -> list[tuple[str, Event]]:
@@ -138,8 +139,8 @@ def _events_by_gpu(host: HostReport, events: Sequence[Event]) -> list[tuple[str,
     gpus = {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in host.gpus if gpu.pci_bus_id}
     scoped = []
     for event in events:
-        first, comma, rest = event.scope.partition(",")
-        scoped.append((f"{gpus.get(first, first)}{comma}{rest}", event))
+        scope = Scope.parse(event.scope)
+        scoped.append((scope.on(gpus.get(scope.device, scope.device)), event))
     return scoped
 
 
@@ -153,7 +154,7 @@ def _part_row(
 ) -> PartRow:
     serial = next((gpu.serial for gpu in host.gpus if f"gpu={gpu.index}" == part), "")
     throttled = next((item for item in by_name.get(THROTTLED, ()) if item.scope == f"{part},reason=other"), None)
-    marks = [event for scope, event in events if scope.split(",")[0] == part and event.name != THROTTLED]
+    marks = [event for scope, event in events if Scope.parse(scope).device == part and event.name != THROTTLED]
     sparks = []
     for name, head in columns:
         series = next((item for item in by_name[name] if item.scope == part), None)

@@ -11,6 +11,7 @@ from fleet.report.scope_text import describe_scope
 from fleet.report.tables.figure import MANY_HOSTS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
+from schemas.scopes import Scope
 
 SYNTHETIC = "synthetic"
 _PREFIX = "training."
@@ -87,7 +88,7 @@ def training_table(report: FleetReport) -> TrainingTable:
 
 
 def _key(host: str, scope: str, stage: str, params: Mapping[str, object]) -> TrainingKey:
-    gang = scope.startswith("gang=")
+    gang = Scope.parse(scope).is_gang
     ranks = str(params.get("world_size", "")) if gang else ""
     return TrainingKey("" if gang else host, scope, stage, str(params.get("network", "")), ranks)
 

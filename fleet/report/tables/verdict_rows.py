@@ -10,6 +10,7 @@ from fleet.report.formatting import is_change, limit_text, margin, params_text, 
 from fleet.report.scope_text import describe_scopes
 from schemas.records import Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.scopes import Scope
 
 _MAX_VALUES = 16
 _ALL_OPERATIONS = object()
@@ -76,8 +77,8 @@ def _family(name: str) -> str:
 
 def _scope_suffix(scope: str) -> str:
     """Return the labels after the device, such as a link or a reason; not the peer, because there are too many pairs."""
-    suffix = scope.partition(",")[2]
-    return "" if suffix.startswith("peer=") else suffix
+    parsed = Scope.parse(scope)
+    return "" if parsed.kind == "peer" else parsed.below
 
 
 def _rows(group: Sequence[Verdict], merge: bool) -> list[VerdictRow]:

@@ -22,6 +22,7 @@ from fleet.report.tables.figure import (
 from fleet.report.titles import title
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
+from schemas.scopes import Scope
 
 NAMES = ("fashion_mnist", "variants", "checkpoint", "model_parallel", "transformer", "overlap")
 _PREFIXES = tuple(f"{name}." for name in NAMES)
@@ -51,8 +52,8 @@ def workloads(report: FleetReport) -> Table | None:
     groups: dict[RankGroup, None] = {}
     for host in report.hosts:
         for item in host.measurements:
-            if item.name.startswith(_PREFIXES) and not item.scope.startswith(("gpu=", "cpu=")):
-                gang = item.scope.startswith("gang=")
+            if item.name.startswith(_PREFIXES) and Scope.parse(item.scope).device_kind not in ("gpu", "cpu"):
+                gang = Scope.parse(item.scope).is_gang
                 group = RankGroup("" if gang else host.name, item.stage, item.scope)
                 groups[group] = None
                 key = figure_key(item)._replace(stage="")
@@ -60,7 +61,7 @@ def workloads(report: FleetReport) -> Table | None:
     if not figures:
         return None
     failed = {
-        (RankGroup("" if scope.startswith("gang=") else host, key.stage, scope), key._replace(stage=""))
+        (RankGroup("" if Scope.parse(scope).is_gang else host, key.stage, scope), key._replace(stage=""))
         for (host, scope, key), state in verdict_states(report.verdicts).items()
         if state == FAIL
     }
