@@ -18,6 +18,7 @@ def run_options() -> argparse.ArgumentParser:
     parser.add_argument("--host", help="this host's name in the plan (default: found by the host's own names)")
     parser.add_argument("--interface", default="", help="network interface for NCCL and gloo (default: they choose)")
     parser.add_argument("--detach", action="store_true", help="return at once; `rackproof wait` waits for the end")
+    parser.add_argument("--wait", action="store_true", help="with --detach: wait for the end like `rackproof wait`")
     parser.add_argument("--json", action="store_true", help="print the outcome as JSON")
     return parser
 

@@ -9,6 +9,7 @@ import sys
 from collections.abc import Sequence
 
 from agent.cli.common import fail
+from agent.cli.wait import wait_for_stage
 from agent.launch import options as run_settings
 from agent.launch import stage as stages
 from agent.placement.membership import find_host
@@ -46,7 +47,8 @@ def run_stage(options: argparse.Namespace, stage: str, members: Sequence[str]) -
     try:
         if options.detach:
             lease.renew(options.run_dir, run.plan)
-            return _run_stage(options, stage, list(members))
+            code = _run_stage(options, stage, list(members))
+            return code if code or not options.wait else wait_for_stage(run, BENCHMARK if stage == BENCHMARK else GANG)
         with background.alone(options.run_dir, BENCHMARK if stage == BENCHMARK else GANG):
             lease.renew(options.run_dir, run.plan, stage)
             return _run_stage(options, stage, list(members))
@@ -70,7 +72,7 @@ def _run_stage(options: argparse.Namespace, stage: str, members: list[str]) -> i
         print(f"stage {stage} was {earlier[-1].outcome} at {earlier[-1].began}; it is not measured again")
         return 0
     if options.detach:
-        arguments = [argument for argument in sys.argv if argument != "--detach"]
+        arguments = [argument for argument in sys.argv if argument not in ("--detach", "--wait")]
         print(background.start(arguments, options.run_dir, GANG if gang else stage))
         return 0
     record = stages.measure(

@@ -30,18 +30,22 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 
 def _wait(options: argparse.Namespace) -> int:
-    run = HostRun(options.run_dir, options.host)
-    print(background.wait(options.run_dir, options.stage, run.plan.stage(options.stage).longest_s + AFTER_DEADLINE_S))
-    if options.stage == SOAK:
+    return wait_for_stage(HostRun(options.run_dir, options.host), options.stage)
+
+
+def wait_for_stage(run: HostRun, stage: str) -> int:
+    """Wait until a stage in the background ends, and print its outcome; return 0 if it finished, otherwise NOT_FINISHED."""
+    print(background.wait(run.directory, stage, run.plan.stage(stage).longest_s + AFTER_DEADLINE_S))
+    if stage == SOAK:
         soak = run.record().soak
         print(told(soak) if soak else "no soak was run")
         return 0 if soak and soak.ended and not soak.reason else NOT_FINISHED
-    gang = run.host.gang if options.stage == GANG else ""
-    launches = [launch for launch in run.record(gang).launches if gang or launch.stage == options.stage]
+    gang = run.host.gang if stage == GANG else ""
+    launches = [launch for launch in run.record(gang).launches if gang or launch.stage == stage]
     finished = bool(launches) and launches[-1].outcome == "finished"
-    state = lease.state_of(options.run_dir)
+    state = lease.state_of(run.directory)
     if taken := lease.another(state, run.plan.run_id):
         print(f"this host was taken by {taken.who()}", file=sys.stderr)
-    elif not finished and options.stage == "benchmark":  # the host leaves the run and is free for others
+    elif not finished and stage == "benchmark":  # the host leaves the run and is free for others
         lease.release(state, run.plan.run_id)
     return 0 if finished else NOT_FINISHED

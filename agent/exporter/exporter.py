@@ -11,14 +11,14 @@ from typing import Any, Protocol, cast
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from agent.exporter.dcgm_names import Renamed
-from agent.exporter.metric_names import EVERY, PREFIX, exported, label
+from agent.exporter.dcgm_names import DcgmRenamer
+from agent.exporter.metric_names import EVERY, PREFIX, info_label, prometheus_name
 from agent.exporter.web import FRESH_S, Server
 from agent.exporter.web_config import WebConfig
 from agent.sampling.snapshot import Stuck, collect
 from collectors.base import IDENTITY, Absent, Collector, Family, Labels
 
-NAMES = {"dcgm": Renamed}
+NAMES = {"dcgm": DcgmRenamer}
 """Exporters whose names are given beside our own where asked for."""
 SCRAPE_DEADLINE_S = 8.0
 """Under Prometheus' default scrape time-out of 10 s."""
@@ -97,7 +97,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
         numbers = []
         for labels, value in family.readings:
             if isinstance(value, str):
-                texts.setdefault(tuple(labels.items()), {})[label(family.name)] = value
+                texts.setdefault(tuple(labels.items()), {})[info_label(family.name)] = value
             elif not isinstance(value, Absent):
                 numbers.append((labels, float(value)))
         if numbers:
@@ -111,7 +111,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
 
 
 def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
-    name = exported(family.name, family.unit)
+    name = prometheus_name(family.name, family.unit)
     kind = CounterMetricFamily if family.counter else GaugeMetricFamily
     metric = kind(name, family.help)
     for labels, value in numbers:

@@ -30,7 +30,7 @@ SCHEMA = "rackproof.live/1"
 EVERY_S, SILENT_S = 2.0, 30.0
 """A stage of which nothing was written for SILENT_S has lost its supervisor."""
 GRACE_S = 5.0
-PHASES = ("start", "join", "roll call", "leave", "end", "failed")
+PHASES = ("start", "join", "readiness check", "leave", "end", "failed")
 """What a rank may be at beside the benchmarks."""
 
 

@@ -81,7 +81,7 @@ def call(options: argparse.Namespace) -> int:
     if _stamp(directory) == before:
         return _without_report(directory, code)
     if not _told_since(directory, scheduler.still_drained(directory) if left else []):
-        _play(ROOT / "playbooks" / "notify.yml", [*arguments, *given, "-e", f"_rackproof_told_of={directory}"])
+        _play(ROOT / "playbooks" / "notify.yml", [*arguments, *given, "-e", f"_rackproof_notify_run={directory}"])
     report, plan = read(directory)
     found, _ = state(report, plan)
     print(f"rackproof: run {run_id}: {found}: {RunDirectory(directory).page}", file=sys.stderr)

@@ -157,11 +157,11 @@ def _software(report: FleetReport) -> str:
     ]
     alike = [
         code(f"{component.name} {component.versions[0].text}")
-        + (f" (not reported by {component.unknown})" if component.unknown else "")
+        + (f" (missing on {component.unknown})" if component.unknown else "")
         for component in software
         if not component.differs
     ]
-    parts = [table(("Component", "Version", "Hosts", "Which", "Not reported by"), rows)] if rows else []
+    parts = [table(("Component", "Version", "Hosts", "Which", "Missing on"), rows)] if rows else []
     parts += [f"The same on every host that reported it: {', '.join(alike)}."] if alike else []
     return "\n\n".join(parts) or "No host reported its versions."
 

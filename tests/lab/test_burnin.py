@@ -108,10 +108,10 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
         settle(lab, agent_archive)
         site = Site(lab=lab, runs=directory / "runs")
         attempt = site.start("burn", "burnin", **chosen)
-        assert attempt.reached("inspect : Begin the record with a snapshot"), attempt.lines[-30:]
+        assert attempt.reached("inspect : Take a snapshot and start the record"), attempt.lines[-30:]
         for host in HOSTS:
             put_beneath(site.lab, host, FAULT if host == FAULTY else IDLE)
-        assert attempt.reached("soak : Soak until the next look", random.uniform(1, 4)), attempt.lines[-30:]  # noqa: S311
+        assert attempt.reached("soak : Soak until the next poll", random.uniform(1, 4)), attempt.lines[-30:]  # noqa: S311
         attempt.kill()
         before = wait_for_round(site, KILLED, 1)
         run = f"{STATE}/runs/burn"

@@ -143,7 +143,7 @@ def test_a_host_whose_link_is_cut_mid_gang_costs_itself_alone(lab: Lab, tmp_path
     again = [("failed", 3), ("finished", 2)]
     assert {host["name"]: launches(host) for host in report["hosts"]} == {**dict.fromkeys(others, again), LOST: []}
     lost = next(host for host in report["hosts"] if host["name"] == LOST)
-    assert any(event.startswith("unreachable at Gang: gang : Wait for the gang") for event in lost["events"])
+    assert any(event.startswith("unreachable at Gang: gang : Run the launch") for event in lost["events"])
     assert f"Gang rack1: 2 of 3 hosts were measured together ({', '.join(others)}), without {LOST}" in str(report)
     assert left == dict.fromkeys(HOSTS[:3], "")
     (itself,) = alone

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.exporter import live, run_metrics
 from agent.exporter.exporter import Exporter
 from agent.exporter.figures import MOST_FIGURES, Results, fold
-from agent.exporter.metric_names import EVERY, bare
+from agent.exporter.metric_names import EVERY, label_name
 from agent.exporter.run_metrics import RunSource
 from agent.launch import supervise
 from agent.launch.supervise import Command
@@ -287,8 +287,8 @@ def test_everything_that_a_healthy_host_measures_fits_and_is_in_the_list_of_name
         assert left_out == 0
         assert len(figures) > 20
         for figure in figures:
-            known = {bare(label) for label in EVERY[figure["metric"]].labels} - {"stage"}
-            needed = {label for label in EVERY[figure["metric"]].labels if label == bare(label)} - {"stage"}
+            known = {label_name(label) for label in EVERY[figure["metric"]].labels} - {"stage"}
+            needed = {label for label in EVERY[figure["metric"]].labels if label == label_name(label)} - {"stage"}
             assert needed <= set(figure["labels"]) <= known, figure
 
 
@@ -310,7 +310,7 @@ def test_what_a_rank_leaves_half_done_tells_nothing(tmp_path: Path, left: str) -
         ("", "start"),
         ("stress bf16", "stress"),
         ("model_parallel, 2 replicas", "model_parallel"),
-        ("roll call", "roll call"),
+        ("readiness check", "readiness check"),
         ("failed: RuntimeError: x", "failed"),
         ("training resnet18 epoch 1 of 2", "training"),
     ],

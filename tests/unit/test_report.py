@@ -171,14 +171,14 @@ def test_events_of_the_control_node_make_a_host_inconclusive_until_the_play_ran_
         "play": "Gang",
         "what": "unreachable",
         "host": "h3",
-        "task": "Wait for the gang",
+        "task": "Run the launch",
         "message": "ssh: timed out",
     }
     (run / "events.jsonl").write_text(f"{json.dumps(gone)}\n")
     report = report_of(run)
     bad = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
     assert [(verdict.host, verdict.reason) for verdict in bad] == [
-        ("h3", "unreachable at Gang: Wait for the gang: ssh: timed out")
+        ("h3", "unreachable at Gang: Run the launch: ssh: timed out")
     ]
     passed = {"at": builders.WHEN, "play": "Gang", "what": "passed"}
     for hosts, decision in ((["h1"], "incomplete"), (["h1", "h3"], "accepted")):

@@ -629,7 +629,7 @@ run = pathlib.Path(values["rackproof_runs_directory"]) / values["rackproof_run_i
 if sys.argv[-1].endswith("revalidate.yml"):
     shutil.copytree(here / "made", run, dirs_exist_ok=True)
     os.utime(run / "report.json")
-(run / "notified.json").write_text('{"told": true, "drained": []}')
+(run / "notified.json").write_text('{"sent": true, "drained": []}')
 """
 """Stands for ansible-playbook: what is to be made stands beside it."""
 

@@ -208,7 +208,7 @@ rank = f'''
 import json, sys, time
 from pathlib import Path
 from tests.fakes import nvml
-begun = {{"gemm": time.monotonic(), "roll call": time.monotonic()}}
+begun = {{"gemm": time.monotonic(), "readiness check": time.monotonic()}}
 time.sleep(3)
 nvml.write(Path({scenario!r}), "healthy-h200x4", "gpu.1.*=!15")
 begun["stress"] = time.monotonic()
@@ -251,19 +251,19 @@ def test_supervisor_keeps_what_the_driver_told_it_while_the_ranks_ran(tmp_path: 
     assert 2.9 <= trace["began_s"]["stress"] - trace["began_s"]["gemm"] < 10
 
 
-def test_ranks_tell_when_each_benchmark_began(tmp_path: Path) -> None:
+def test_start_times_of_benchmarks_are_read(tmp_path: Path) -> None:
     before = time.monotonic()
     for number in (1, 0):
         rank = context(tmp_path, rank=number)
-        for name in ("gemm", "roll call", "collective"):
+        for name in ("gemm", "readiness check", "collective"):
             rank.begin(name)
             time.sleep(0.01)
-        rank.phase("end", 0)
+        rank.set_phase("end", 0)
     (tmp_path / "rank2.state.json").write_text('{"begun": {"stress": "soon", "gemm": 1e300}}')
     (tmp_path / "rank3.state.json").write_text('{"begun": ["stress"]}')
-    found = begun(tmp_path, range(5))
-    assert list(found) == ["gemm", "collective"]
-    assert before <= found["gemm"] < found["collective"] < before + 5
+    starts = begun(tmp_path, range(5))
+    assert list(starts) == ["gemm", "collective"]
+    assert before <= starts["gemm"] < starts["collective"] < before + 5
 
 
 def test_benchmark_that_begins_after_all_is_over_began_nowhere() -> None:

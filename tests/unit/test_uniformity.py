@@ -323,8 +323,8 @@ def test_matrix_of_a_fleet_in_which_nothing_is_alike_stays_short() -> None:
 def test_matrix_counts_hosts_without_a_version() -> None:
     found, html, markdown = matrix({"torch": "2.11.0"}, {}, {"torch": "2.11.0"})
     assert [(version.name, version.differs, version.unknown) for version in found] == [("torch", False, 1)]
-    assert "not reported by 1 host" in html
-    assert "`torch 2.11.0` (not reported by 1)" in markdown
+    assert "missing on 1 host" in html
+    assert "`torch 2.11.0` (missing on 1)" in markdown
 
 
 def test_report_has_collected_and_compared_versions() -> None:
