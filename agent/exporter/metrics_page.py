@@ -111,7 +111,7 @@ def _text_row(family: Family) -> Row | None:
 
 
 def _label_names(family: Family) -> list[str]:
-    return list(dict.fromkeys(key for labels, _ in family.readings for key in labels))
+    return family.label_names()
 
 
 def _labels(family: Family) -> str:
