@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from fleet.integrations.notification import notice
+from fleet.integrations.notification import payload
 from fleet.report.html.page import render_html
 from fleet.report.junit import render_junit
 from fleet.report.markdown import render_markdown
@@ -102,7 +102,7 @@ def shown(report: FleetReport) -> dict[str, Any]:
         "manifest": bool(headline.manifest(report)),
         "unjudged": headline.unjudged(report),
         "reasons": [replace(item, text="", detail="", more=()) for item in reasons(report.verdicts)],
-        "devices": devices.table(report),
+        "devices": devices.device_figures(report),
         "parts": [(part.host, part.place, part.returned, len(part.findings)) for part in parts(report.verdicts)],
         "html": structure(render_html(report)),
         "junit": tags("".join(render_junit(report))),
@@ -140,10 +140,10 @@ def test_notification_has_the_same_state_in_other_words(tmp_path: Path, seed: in
 
     made, plan = judged(tmp_path, change, rackproof_gang="none")
     words = Words(seed)
-    sent = notice(made, plan, link="", directory=tmp_path)
+    sent = payload(made, plan, link="", directory=tmp_path)
     for verdict in made["verdicts"]:
         verdict["reason"] = words(verdict["reason"])
-    again = notice(made, plan, link="", directory=tmp_path)
+    again = payload(made, plan, link="", directory=tmp_path)
     assert sent == again
     assert sent["state"] == ("busy" if in_use else "accepted")
 
