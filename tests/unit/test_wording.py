@@ -17,7 +17,7 @@ from fleet.report.html.page import render_html
 from fleet.report.junit import render_junit
 from fleet.report.markdown import render_markdown
 from fleet.report.prometheus import render_prometheus
-from fleet.report.rejudge import rejudged
+from fleet.report.rejudge import changed_verdicts
 from fleet.report.tables import devices, headline
 from fleet.report.tables.reasons import reasons
 from fleet.rma.parts import parts
@@ -123,7 +123,7 @@ def test_report_shows_the_same_in_other_words(report: FleetReport, seed: int) ->
 @pytest.mark.parametrize("seed", SEEDS)
 def test_judging_again_with_a_version_of_other_words_changes_nothing(report: FleetReport, seed: int) -> None:
     old = document(replace(reworded(report, Words(seed)), rackproof="0.9.0"))
-    assert rejudged(old, report) == ()
+    assert changed_verdicts(old, report) == ()
 
 
 def document(report: FleetReport) -> dict[str, Any]:
