@@ -1,4 +1,4 @@
-"""How to measure a finding reproduce_commands: with Rackproof, and with the tools that a vendor knows."""
+"""List commands that reproduce a finding, with Rackproof and with vendor tools."""
 
 from __future__ import annotations
 
