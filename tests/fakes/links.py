@@ -192,11 +192,11 @@ _RESOURCE = "\n".join(
 
 
 def _device(root: Path, above: tuple[str, ...], address: str, numa: int, ids: tuple[str, str, str]) -> Path:
-    place = "/".join((f"sys/devices/pci{(*above, address)[0][:7]}", *above, address))
-    folder, known = root / place, root / "sys/bus/pci/devices"
+    location = "/".join((f"sys/devices/pci{(*above, address)[0][:7]}", *above, address))
+    folder, known = root / location, root / "sys/bus/pci/devices"
     folder.mkdir(parents=True)
     known.mkdir(parents=True, exist_ok=True)
-    (known / address).symlink_to(f"../../../{place.removeprefix('sys/')}")
+    (known / address).symlink_to(f"../../../{location.removeprefix('sys/')}")
     for name, text in zip(("vendor", "device", "class", "numa_node", "power_state"), (*ids, numa, "D0"), strict=True):
         (folder / name).write_text(f"{text}\n")
     (folder / "subsystem").symlink_to(Path("../" * (len(above) + 3)) / "bus/pci")
@@ -284,6 +284,6 @@ def _network(root: Path, name: str, address: str, driver: str, megabits: int) ->
 
 
 def _virtual_interface(root: Path, name: str, kind: str = "1") -> None:
-    place = f"devices/virtual/net/{name}"
-    write(root, f"sys/{place}/type", f"{kind}\n")
-    (root / "sys/class/net" / name).symlink_to(f"../../{place}")
+    location = f"devices/virtual/net/{name}"
+    write(root, f"sys/{location}/type", f"{kind}\n")
+    (root / "sys/class/net" / name).symlink_to(f"../../{location}")

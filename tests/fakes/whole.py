@@ -66,8 +66,12 @@ def everything(root: Path, *, full_snapshot: bool = True, keep_nvml_open: bool =
     """The collectors, with an NVMe disk and a kernel's clock that answer from the root."""
 
     def ask() -> ClockState:
-        told = root / CLOCK
-        return ClockState(offset=0.0, error_max=float(told.read_text()), error_estimated=0.0) if told.exists() else KEPT
+        expected = root / CLOCK
+        return (
+            ClockState(offset=0.0, error_max=float(expected.read_text()), error_estimated=0.0)
+            if expected.exists()
+            else KEPT
+        )
 
     for collector in collectors.build_collectors(full_snapshot=full_snapshot, root=root, keep_nvml_open=keep_nvml_open):
         if collector.name == "storage":
@@ -80,13 +84,13 @@ def everything(root: Path, *, full_snapshot: bool = True, keep_nvml_open: bool =
 
 def readings(root: Path) -> dict[str, dict[str, Any]]:
     """Name -> unit, help, whether it is a counter, and the labels of its scopes."""
-    found: dict[str, dict[str, Any]] = {}
+    result: dict[str, dict[str, Any]] = {}
     for family in (family for collector in everything(root) for family in collector.collect()):
         labels = [key for key in family.label_names() if key not in IDENTITY]
-        found[family.name] = {"unit": family.unit, "help": family.help}
-        found[family.name] |= {"labels": labels} if labels else {}
-        found[family.name] |= {"counter": True} if family.counter else {}
-    return dict(sorted(found.items()))
+        result[family.name] = {"unit": family.unit, "help": family.help}
+        result[family.name] |= {"labels": labels} if labels else {}
+        result[family.name] |= {"counter": True} if family.counter else {}
+    return dict(sorted(result.items()))
 
 
 def main(root: Path) -> None:

@@ -59,8 +59,8 @@ def test_switches_under_a_manager_are_in_order(tmp_path: Path) -> None:
 
 
 def test_switches_without_a_manager_are_told(tmp_path: Path) -> None:
-    found = read(host(tmp_path, processes=("nvidia-persiste",)))
-    assert (found["manager.running"], found["manager.missing"]) == (False, True)
+    result = read(host(tmp_path, processes=("nvidia-persiste",)))
+    assert (result["manager.running"], result["manager.missing"]) == (False, True)
 
 
 def test_gpus_passed_to_a_machine_without_switches_lack_nothing(tmp_path: Path) -> None:
@@ -76,8 +76,8 @@ def test_the_manager_is_known_by_its_pid_file_without_a_look_at_every_process(tm
     """As on HGX B200, where the switches are not on the bus."""
     root = host(tmp_path, switches=0, processes=("nv-fabricmanage",))
     write(root / "run/nvidia-fabricmanager/nv-fabricmanager.pid", "2\n")
-    found = read(root)
-    assert (found["manager.running"], found["manager.missing"]) == (True, NO_SWITCH)
+    result = read(root)
+    assert (result["manager.running"], result["manager.missing"]) == (True, NO_SWITCH)
 
 
 @pytest.mark.parametrize("pid", ["1\n", "4711\n", "nonsense\n"])
@@ -163,12 +163,13 @@ def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
     if isinstance(value, Absent):
         metric = replace(metric, values={}, absent={"host": f"{value.status}: {value.reason}"})
 
-    def told(snapshot: Snapshot) -> Snapshot:
+    def expected(snapshot: Snapshot) -> Snapshot:
         others = (item for item in snapshot.metrics if item.name != metric.name)
         return replace(snapshot, metrics=(*others, *([] if value is None else [metric])))
 
     records = tuple(
-        replace(record, snapshots=tuple(told(each) for each in record.snapshots)) for record in evidence["h1"].records
+        replace(record, snapshots=tuple(expected(each) for each in record.snapshots))
+        for record in evidence["h1"].records
     )
     verdicts = judge(plan, evidence | {"h1": Evidence(records=records)}, PACKS)
     return [
@@ -194,8 +195,8 @@ def test_a_device_that_cannot_be_read_is_no_device_that_is_not_there(tmp_path: P
     assert read(tmp_path)["nvswitch.count"] == 1
     vendor.unlink()
     vendor.mkdir()
-    found = read(tmp_path)
+    result = read(tmp_path)
     for name in ("nvswitch.count", "manager.missing"):
-        seen = found[name]
-        assert isinstance(seen, Absent)
-        assert seen.status == "error"
+        observed = result[name]
+        assert isinstance(observed, Absent)
+        assert observed.status == "error"

@@ -61,10 +61,10 @@ def view(
     statuses = {
         host: PeerStatus(
             at=NOW - heard[host],
-            ranks=tuple(ranks.get(f"r{number}", rank(number)) for number in (2 * place, 2 * place + 1)),
+            ranks=tuple(ranks.get(f"r{number}", rank(number)) for number in (2 * location, 2 * location + 1)),
             finished=host in finished,
         )
-        for place, host in enumerate(members)
+        for location, host in enumerate(members)
         if heard[host] >= 0
     }
     awaited = tuple(host for host in (members if me in members[:2] else members[:2]) if host != me)
@@ -78,7 +78,7 @@ SILENT = RANK_SILENT_S + 0.1
 SETTLED = SETTLE_S + 0.1
 TIMED_OUT = {"failure": "timeout", "failure_age_s": SETTLED, "sequence": 7, "waiting_s": TIMEOUT_S}
 
-NOBODY: dict[str, GangSnapshot] = {
+NO_CULPRIT: dict[str, GangSnapshot] = {
     "all at work": view(),
     "a host is late, and not yet silent": view(ages={"h2": LATE}),
     "one is lost, but another may be": view(ages={"h2": LOST, "h3": LATE}),
@@ -105,7 +105,7 @@ NOBODY: dict[str, GangSnapshot] = {
 }
 
 
-@pytest.mark.parametrize("known", NOBODY.values(), ids=NOBODY.keys())
+@pytest.mark.parametrize("known", NO_CULPRIT.values(), ids=NO_CULPRIT.keys())
 def test_nobody_is_named_too_soon(known: GangSnapshot) -> None:
     assert find_culprit(known) is None
 
@@ -270,12 +270,12 @@ NAMED: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
 
 @pytest.mark.parametrize(("known", "kind", "hosts", "text"), NAMED.values(), ids=NAMED.keys())
 def test_the_one_at_fault_is_named(known: GangSnapshot, kind: str, hosts: tuple[str, ...], text: str) -> None:
-    found = find_culprit(known)
-    assert found is not None
-    assert (found.kind, found.hosts) == (kind, hosts)
-    assert found.text.startswith(text)
+    result = find_culprit(known)
+    assert result is not None
+    assert (result.kind, result.hosts) == (kind, hosts)
+    assert result.text.startswith(text)
     if kind.startswith("rank"):
-        assert (found.rank, found.scope) == (3, "gpu=1")
+        assert (result.rank, result.scope) == (3, "gpu=1")
 
 
 @pytest.mark.parametrize(
@@ -304,11 +304,11 @@ def test_state_that_is_none_is_refused(spoil: dict[str, Any]) -> None:
 def port() -> int:
     """Free, with the one after it; the kernel gives none of these to whoever asks for any."""
     while True:
-        found = 15_000 + 2 * secrets.randbelow(7_500)
+        result = 15_000 + 2 * secrets.randbelow(7_500)
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as next_one:
-            one.bind(("127.0.0.1", found))
-            next_one.bind(("127.0.0.1", found + 1))
-            return found
+            one.bind(("127.0.0.1", result))
+            next_one.bind(("127.0.0.1", result + 1))
+            return result
 
 
 MEMBERS = ("h1", "h2", "h3")
@@ -323,9 +323,9 @@ def gang(me: str, port: int, **over: Any) -> Gang:
 
 @pytest.fixture
 def three(port: int) -> Iterator[dict[str, PeerChannel]]:
-    found = {host: PeerChannel(gang(host, port)) for host in MEMBERS}
-    yield found
-    for each in found.values():
+    result = {host: PeerChannel(gang(host, port)) for host in MEMBERS}
+    yield result
+    for each in result.values():
         each.close()
 
 
@@ -590,7 +590,7 @@ class Guarded:
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "seen"),
+    ("what", "code", "observed"),
     [
         ("time.sleep(0.6)", 0, 0),
         ("time.sleep(0.6); sys.exit(7)", 7, 7),
@@ -599,12 +599,12 @@ class Guarded:
     ],
     ids=["well", "badly", "SIGSEGV", "SIGKILL"],
 )
-def test_launcher_and_supervisor_see_a_ranks_own_end(tmp_path: Path, what: str, code: int, seen: int) -> None:
+def test_launcher_and_supervisor_see_a_ranks_own_end(tmp_path: Path, what: str, code: int, observed: int) -> None:
     guarded = Guarded(tmp_path, what)
     assert guarded.guard.wait(timeout=10) == code
     state = guarded.state
     guarded.end()
-    assert (state.exit_code, state.terminated_by_launcher) == (seen, False)
+    assert (state.exit_code, state.terminated_by_launcher) == (observed, False)
     assert state.ended_s is not None
 
 

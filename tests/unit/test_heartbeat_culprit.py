@@ -15,8 +15,8 @@ WAITED = "the others waited for it until their time-out of 60 s"
 
 
 def text(known: GangSnapshot) -> str:
-    found = find_culprit(known)
-    return found.text if found else ""
+    result = find_culprit(known)
+    return result.text if result else ""
 
 
 def test_the_end_of_one_is_told_although_another_ended_a_moment_ago() -> None:
@@ -77,12 +77,12 @@ def test_a_rank_that_stays_silent_in_its_start_is_absent() -> None:
 
 
 def test_a_rank_that_has_said_nothing_is_in_its_start() -> None:
-    found = find_culprit(view(r3=rank(3, alive_s=None, phase=""), r0=rank(0, alive_s=START_S + 1)))
-    assert found is not None
-    assert (found.kind, found.phase) == ("rank_absent", "start")
-    found = find_culprit(view(r3=rank(3, ended_s=SETTLED)))
-    assert found is not None
-    assert found.phase == "collective all_reduce 8 B"
+    result = find_culprit(view(r3=rank(3, alive_s=None, phase=""), r0=rank(0, alive_s=START_S + 1)))
+    assert result is not None
+    assert (result.kind, result.phase) == ("rank_absent", "start")
+    result = find_culprit(view(r3=rank(3, ended_s=SETTLED)))
+    assert result is not None
+    assert result.phase == "collective all_reduce 8 B"
 
 
 def test_a_rank_that_never_began_is_absent_only_once_another_has_long_begun() -> None:
@@ -172,8 +172,8 @@ def test_what_a_host_said_before_it_fell_silent_is_no_news() -> None:
 
 
 def test_a_lost_host_is_told_with_the_ranks_that_it_still_had() -> None:
-    found = text(view(ages={"h3": LOST}, r4=rank(4, ended_s=60.0, exit_code=0)))
-    assert found.endswith('supervisor; last seen gpu=1 rank 5 in phase "collective all_reduce 8 B"')
+    result = text(view(ages={"h3": LOST}, r4=rank(4, ended_s=60.0, exit_code=0)))
+    assert result.endswith('supervisor; last seen gpu=1 rank 5 in phase "collective all_reduce 8 B"')
     both = {f"r{number}": rank(number, ended_s=60.0, exit_code=0) for number in (4, 5)}
     assert text(view(ages={"h3": LOST}, **both)).endswith("its link, host or supervisor")
 
@@ -186,16 +186,16 @@ def test_hosts_that_did_not_come_are_named_with_those_that_did() -> None:
 
 
 def test_many_hosts_are_counted() -> None:
-    found = text(view(hosts=23, ages={f"h{number}": LOST for number in range(4, 24)}))
-    assert "h22, h23: no messages" in found, "twenty are told"
-    found = text(view(hosts=24, ages={f"h{number}": LOST for number in range(4, 25)}))
-    assert "h23 and 1 more: no messages" in found
+    result = text(view(hosts=23, ages={f"h{number}": LOST for number in range(4, 24)}))
+    assert "h22, h23: no messages" in result, "twenty are told"
+    result = text(view(hosts=24, ages={f"h{number}": LOST for number in range(4, 25)}))
+    assert "h23 and 1 more: no messages" in result
     hosts = {f"h{number}": LOST for number in range(4, 29)}
-    found = text(view(hosts=28, ages=hosts))
-    assert found.startswith("hosts h4, h5,")
-    assert "h23 and 5 more: no messages" in found
-    assert "h24" not in found
-    assert len(found) <= 2000
+    result = text(view(hosts=28, ages=hosts))
+    assert result.startswith("hosts h4, h5,")
+    assert "h23 and 5 more: no messages" in result
+    assert "h24" not in result
+    assert len(result) <= 2000
 
 
 def test_a_late_host_that_finished_holds_nothing_up() -> None:
@@ -204,15 +204,15 @@ def test_a_late_host_that_finished_holds_nothing_up() -> None:
 
 
 @pytest.mark.parametrize(
-    ("patience_s", "found"), [(1.0, 20.0), (10.0, 20.0), (25.0, 50.0), (60.0, 120.0), (600.0, 120.0)]
+    ("patience_s", "result"), [(1.0, 20.0), (10.0, 20.0), (25.0, 50.0), (60.0, 120.0), (600.0, 120.0)]
 )
-def test_a_gang_comes_together_within_twice_its_time_out(patience_s: float, found: float) -> None:
-    assert join_timeout_s(patience_s) == found
-    assert found > HOST_SILENT_S
+def test_a_gang_comes_together_within_twice_its_time_out(patience_s: float, result: float) -> None:
+    assert join_timeout_s(patience_s) == result
+    assert result > HOST_SILENT_S
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "expected"),
     [
         (None, "gone without an exit code, as is its guard process"),
         (0, "ended with exit code 0"),
@@ -222,8 +222,8 @@ def test_a_gang_comes_together_within_twice_its_time_out(patience_s: float, foun
         (-63, "killed by signal 63"),
     ],
 )
-def test_an_end_in_words(code: int | None, told: str) -> None:
-    assert describe_exit(code) == told
+def test_an_end_in_words(code: int | None, expected: str) -> None:
+    assert describe_exit(code) == expected
 
 
 def test_a_state_is_taken_up_to_its_longest_text() -> None:

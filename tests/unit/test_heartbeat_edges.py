@@ -56,9 +56,9 @@ class Proc:
     def put(self, pid: int, state: str = "S", *, seconds: float = 0.0, parent: int = 1, born: int = 7) -> None:
         used = int(seconds * TICKS)
         rest = f"{state} {parent} 0 0 0 0 0 0 0 0 0 {used - used // 2} {used // 2} 0 0 20 0 1 0 {born} 0"
-        place = self._root / str(pid)
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "stat").write_text(f"{pid} (a ) b (c) {rest}\n")
+        location = self._root / str(pid)
+        location.mkdir(parents=True, exist_ok=True)
+        (location / "stat").write_text(f"{pid} (a ) b (c) {rest}\n")
 
     def path(self, name: str) -> Path:
         return self._root / name.removeprefix("/proc/") if name.startswith("/proc/") else Path(name)
@@ -76,11 +76,11 @@ def say(directory: Path, kind: str = "heartbeat", *, rank: int = 0, **over: Any)
     beat = (
         {"pid": 4711, "phase": "gemm", "sequence": 3, "progress_at": 0.0, "failure": ""} if kind == "heartbeat" else {}
     )
-    place = os.open(directory, os.O_RDONLY)
+    location = os.open(directory, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.connect(f"/proc/self/fd/{place}/heartbeats")
+        channel.connect(f"/proc/self/fd/{location}/heartbeats")
         channel.send(json.dumps({"kind": kind, "rank": rank, "at": time.monotonic(), **beat, **over}).encode())
-    os.close(place)
+    os.close(location)
 
 
 def begun(directory: Path, receiver: HeartbeatReceiver) -> RankHeartbeat:
@@ -155,22 +155,22 @@ def test_how_long_a_rank_did_nothing_and_how_long_it_waits(
 ) -> None:
     rank = begun(tmp_path, receiver)
 
-    def seen(after_s: float) -> tuple[float, float | None, int]:
+    def values(after_s: float) -> tuple[float, float | None, int]:
         clock.now += after_s
         rank.send()
         receiver.read()
         state = receiver.states()[0]
         return state.progress_s, state.waiting_s, state.sequence
 
-    assert seen(5.0) == (5.0, None, 0)
+    assert values(5.0) == (5.0, None, 0)
     rank.record_progress()
-    assert seen(3.0) == (3.0, None, 0)
+    assert values(3.0) == (3.0, None, 0)
     with rank.in_collective():
-        assert seen(2.0) == (2.0, 2.0, 1)
-    assert seen(4.0) == (4.0, None, 1), "its progress is the end of what all did together"
+        assert values(2.0) == (2.0, 2.0, 1)
+    assert values(4.0) == (4.0, None, 1), "its progress is the end of what all did together"
     with rank.in_collective():
         pass
-    assert seen(1.0) == (1.0, None, 2)
+    assert values(1.0) == (1.0, None, 2)
 
 
 def test_the_first_failure_of_a_rank_is_the_one_that_is_told(
@@ -211,15 +211,15 @@ def test_a_rank_goes_on_where_its_supervisor_does_not_listen(receiver: Heartbeat
 def test_a_supervisor_that_begins_again_is_heard_and_leaves_nothing_open(
     receiver: HeartbeatReceiver, tmp_path: Path
 ) -> None:
-    def held() -> int:
+    def kept_open() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    before = held()
+    before = kept_open()
     again = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     say(tmp_path)
     assert (again.read(), receiver.read()) == (True, False)
     again.close()
-    assert held() == before
+    assert kept_open() == before
 
 
 def test_ranks_are_told_in_order_with_their_devices_and_as_they_were_before_their_first_beat(
@@ -348,8 +348,8 @@ def test_a_silent_rank_is_stopped_or_in_the_kernel_or_gone(
     proc.put(4711, state)
     silent(receiver, tmp_path, clock)
     for _ in range(2):
-        found = receiver.states()[0]
-        assert (found.stopped, found.busy) == (stopped, busy)
+        result = receiver.states()[0]
+        assert (result.stopped, result.busy) == (stopped, busy)
         clock.now += 1.0
 
 
@@ -398,9 +398,9 @@ def test_use_of_the_processor_is_counted_anew_after_a_beat(
 
 def test_a_process_is_read_whatever_its_name(proc: Proc) -> None:
     proc.put(12, "R", seconds=2.5, parent=5, born=99)
-    found = read_process(12)
-    assert found is not None
-    assert (found.state, found.parent, found.start_time, found.cpu_s) == ("R", 5, "99", 2.5)
+    result = read_process(12)
+    assert result is not None
+    assert (result.state, result.parent, result.start_time, result.cpu_s) == ("R", 5, "99", 2.5)
     for state in ("Z", "X"):
         proc.put(12, state)
         assert read_process(12) is None

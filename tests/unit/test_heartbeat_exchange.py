@@ -173,10 +173,10 @@ def test_a_caller_that_has_said_who_it_is_may_be_silent_for_longer(
 
 @pytest.fixture
 def three(port: int) -> Iterator[list[PeerChannel]]:
-    found = [PeerChannel(here(host, port)) for host in MEMBERS]
-    until(lambda: all(set(MEMBERS) <= set(each.statuses) for each in found), *found)
-    yield found
-    for each in found:
+    result = [PeerChannel(here(host, port)) for host in MEMBERS]
+    until(lambda: all(set(MEMBERS) <= set(each.statuses) for each in result), *result)
+    yield result
+    for each in result:
         each.close()
 
 

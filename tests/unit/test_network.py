@@ -11,11 +11,11 @@ from collectors.base import Absent, Value, scope
 from collectors.network import NetworkCollector, parse_speed
 from tests.fakes import links
 
-Seen = dict[tuple[str, str], Value | Absent]
-NIC, PLACE = links.PLAIN_INTERFACE, f"nic={links.PLAIN_INTERFACE}"
+Readings = dict[tuple[str, str], Value | Absent]
+NIC, SCOPE = links.PLAIN_INTERFACE, f"nic={links.PLAIN_INTERFACE}"
 
 
-def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
+def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
     """Every reading by its name, without `network.`, and scope."""
     return {
         (family.name.removeprefix("network."), scope(labels)): value
@@ -24,7 +24,7 @@ def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
     }
 
 
-def changed(root: Path, fault: Callable[[Path], None]) -> Seen:
+def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
     """What a fault changes."""
     before = readings(root)
     fault(root)
@@ -46,7 +46,7 @@ def root() -> Iterator[Path]:
 
 
 def test_a_healthy_nic_reads_in_full(root: Path) -> None:
-    assert {name: value for (name, place), value in readings(root).items() if place == PLACE} == {
+    assert {name: value for (name, location), value in readings(root).items() if location == SCOPE} == {
         "operstate": "up",
         "carrier": True,
         "carrier_changes": 2,
@@ -67,9 +67,9 @@ def test_a_healthy_nic_reads_in_full(root: Path) -> None:
 
 
 def test_only_nics_count(root: Path) -> None:
-    seen = readings(root)
-    assert seen["nic_count", "host"] == 2
-    assert {place for _, place in seen} == {"host", PLACE, f"nic={links.ROCE_INTERFACE}"}
+    observed = readings(root)
+    assert observed["nic_count", "host"] == 2
+    assert {location for _, location in observed} == {"host", SCOPE, f"nic={links.ROCE_INTERFACE}"}
 
 
 def test_a_scrape_leaves_out_what_does_not_change(root: Path) -> None:
@@ -82,22 +82,22 @@ def test_a_scrape_leaves_out_what_does_not_change(root: Path) -> None:
 )
 def test_errors(root: Path, name: str) -> None:
     fault = changed(root, lambda root: (links.interface(root, NIC) / "statistics" / name).write_text("4\n"))
-    assert fault == {(name, PLACE): 4}
+    assert fault == {(name, SCOPE): 4}
 
 
 def test_a_link_that_came_and_went(root: Path) -> None:
-    assert changed(root, lambda root: write(root, carrier_changes=4)) == {("carrier_changes", PLACE): 4}
+    assert changed(root, lambda root: write(root, carrier_changes=4)) == {("carrier_changes", SCOPE): 4}
 
 
 def test_half_duplex(root: Path) -> None:
     fault = changed(root, lambda root: write(root, duplex="half"))
-    assert fault == {("duplex", PLACE): "half", ("half_duplex", PLACE): True}
+    assert fault == {("duplex", SCOPE): "half", ("half_duplex", SCOPE): True}
 
 
 def test_a_nic_without_a_cable_has_no_speed(root: Path) -> None:
     fault = changed(root, lambda root: write(root, operstate="down", carrier=0, speed=-1, duplex="unknown"))
-    told = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
-    assert told == {"operstate": "down", "carrier": False}
+    expected = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
+    assert expected == {"operstate": "down", "carrier": False}
     absent = {name: value.status for (name, _), value in fault.items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(("speed", "duplex", "half_duplex"), "unsupported")
 
@@ -115,7 +115,7 @@ def test_a_nic_that_is_switched_off_refuses_to_tell(root: Path) -> None:
 
 def test_a_statistic_that_is_missing_is_an_error(root: Path) -> None:
     fault = changed(root, lambda root: (links.interface(root, NIC) / "statistics/rx_errors").unlink())
-    assert {key: getattr(value, "status", "") for key, value in fault.items()} == {("rx_errors", PLACE): "error"}
+    assert {key: getattr(value, "status", "") for key, value in fault.items()} == {("rx_errors", SCOPE): "error"}
 
 
 @pytest.mark.parametrize(("text", "rate"), [("400000", 50e9), ("1000", 125e6), ("10", 1.25e6)])
@@ -143,9 +143,9 @@ def test_left_out(root: Path, name: str) -> None:
         write(root, type="32")
     else:
         write(root, phys_port_name="pf0vf3")
-    seen = readings(root)
-    assert seen["nic_count", "host"] == 1
-    assert [key for key in seen if key[1] == PLACE] == []
+    observed = readings(root)
+    assert observed["nic_count", "host"] == 1
+    assert [key for key in observed if key[1] == SCOPE] == []
 
 
 # ---- bonds and other machines ----
@@ -154,8 +154,8 @@ def test_left_out(root: Path, name: str) -> None:
 @pytest.mark.parametrize(("state", "up"), [("up", 2), ("down", 1)])
 def test_a_bond_tells_how_many_of_its_interfaces_are_up(root: Path, state: str, up: int) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: state})
-    seen = readings(root)
-    assert {name: value for (name, place), value in seen.items() if place == "nic=bond0"} == {
+    observed = readings(root)
+    assert {name: value for (name, location), value in observed.items() if location == "nic=bond0"} == {
         "bond.slave_count": 2,
         "bond.slaves_up": up,
     }
@@ -171,9 +171,9 @@ def test_a_virtual_machine_has_a_nic_on_virtio(root: Path) -> None:
     (below / "subsystem").symlink_to("../../../bus/virtio")
     (below / "driver").symlink_to("../../../bus/virtio/drivers/virtio_net")
     write(root, duplex="unknown", speed=-1)
-    seen = readings(root)
-    assert (seen["driver", PLACE], seen["pci_address", PLACE]) == ("virtio_net", links.PLAIN_NIC)
-    assert {name for (name, _), value in seen.items() if isinstance(value, Absent)} == {
+    observed = readings(root)
+    assert (observed["driver", SCOPE], observed["pci_address", SCOPE]) == ("virtio_net", links.PLAIN_NIC)
+    assert {name for (name, _), value in observed.items() if isinstance(value, Absent)} == {
         "speed",
         "duplex",
         "half_duplex",
@@ -185,5 +185,5 @@ def test_a_host_without_interfaces(tmp_path: Path) -> None:
 
 
 def test_this_machine_reads_without_errors() -> None:
-    seen = readings(Path("/"))
-    assert [value for value in seen.values() if isinstance(value, Absent) and value.status == "error"] == []
+    observed = readings(Path("/"))
+    assert [value for value in observed.values() if isinstance(value, Absent) and value.status == "error"] == []

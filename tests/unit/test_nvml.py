@@ -28,7 +28,7 @@ Readings = dict[str, object]
 
 LOST = "error: NVML: GPU is lost"
 NOT_SUPPORTED = "unsupported: NVML: Not Supported"
-NOT_FOUND = "unsupported: NVML: Function Not Found"
+NO_FUNCTION = "unsupported: NVML: Function Not Found"
 
 
 @pytest.fixture(scope="module")
@@ -203,10 +203,10 @@ LACKS = {"healthy-h100x8": HOPPER_LACKS, "healthy-h200x4": HOPPER_LACKS | HEALTH
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_machine_reads_in_full(reader: nvml.Reader, name: str) -> None:
-    seen = readings(reader, name)
-    assert {key: seen[key] for key in HEALTHY[name]} == HEALTHY[name]
-    assert "gpu.nvlink.active gpu=0,link=18" not in seen
-    absent = {key: value for key, value in seen.items() if re.match(r"(error|unsupported): ", str(value))}
+    observed = readings(reader, name)
+    assert {key: observed[key] for key in HEALTHY[name]} == HEALTHY[name]
+    assert "gpu.nvlink.active gpu=0,link=18" not in observed
+    absent = {key: value for key, value in observed.items() if re.match(r"(error|unsupported): ", str(value))}
     assert {key.split()[0] for key in absent} == LACKS[name], (
         "another needs its line in nvml_stub.c and in the scenario"
     )
@@ -227,9 +227,9 @@ def test_every_gpu_has_an_identity_of_its_own(reader: nvml.Reader) -> None:
 # ---- faults: scenario -> all that it changes ----
 
 ECC_COUNTS = [
-    f"{kind}_{place}{counter}"
+    f"{kind}_{location}{counter}"
     for kind in ("corrected", "uncorrectable")
-    for place in ("", "sram_", "dram_")
+    for location in ("", "sram_", "dram_")
     for counter in ("volatile", "aggregate")
 ]
 
@@ -286,9 +286,9 @@ FAULTS: dict[str, Readings] = {
     "older-driver": {
         "driver.version host": "525.147.05",
         "driver.cuda_version host": "12.0",
-        "driver.confidential_compute host": NOT_FOUND,
+        "driver.confidential_compute host": NO_FUNCTION,
         **{
-            f"{name} gpu={index}": NOT_FOUND
+            f"{name} gpu={index}": NO_FUNCTION
             for index in range(8)
             for name in (
                 "gpu.temperature_margin",
@@ -480,18 +480,18 @@ def test_one_answer_changes_its_own_reading_only(reader: nvml.Reader, healthy: R
 
 
 def test_a_text_that_is_not_utf8_costs_its_own_reading(reader: nvml.Reader, healthy: Readings) -> None:
-    seen = changes(healthy, readings(reader, "healthy-h100x8", b"gpu.5.BoardPartNumber=692-\xff\xfe"))
-    assert list(seen) == ["gpu.part_number gpu=5"]
-    assert str(seen["gpu.part_number gpu=5"]).startswith("error: NVML: 'utf-8' codec can't decode")
+    observed = changes(healthy, readings(reader, "healthy-h100x8", b"gpu.5.BoardPartNumber=692-\xff\xfe"))
+    assert list(observed) == ["gpu.part_number gpu=5"]
+    assert str(observed["gpu.part_number gpu=5"]).startswith("error: NVML: 'utf-8' codec can't decode")
 
 
 # ---- what lies between two GPUs ----
 
 
-def peers(seen: Readings) -> dict[tuple[int, int], object]:
+def peers(observed: Readings) -> dict[tuple[int, int], object]:
     """GPU and peer -> what lies between."""
-    found = ((re.fullmatch(r"gpu\.peer\.link gpu=(\d+),peer=(\d+)", key), value) for key, value in seen.items())
-    return {(int(pair[1]), int(pair[2])): value for pair, value in found if pair}
+    result = ((re.fullmatch(r"gpu\.peer\.link gpu=(\d+),peer=(\d+)", key), value) for key, value in observed.items())
+    return {(int(pair[1]), int(pair[2])): value for pair, value in result if pair}
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("healthy-h100x8", 8), ("healthy-h200x4", 4)])
@@ -501,9 +501,9 @@ def test_through_a_switch_every_pair_has_all_links(reader: nvml.Reader, name: st
 
 
 def test_direct_links_count_for_the_peer_that_they_end_at(reader: nvml.Reader) -> None:
-    seen = readings(reader, "direct-a100x4")
-    assert seen["gpu.nvlink.active_links gpu=0"] == 12
-    assert peers(seen) == {(gpu, peer): "NV4" for gpu in range(4) for peer in range(4) if gpu != peer}
+    observed = readings(reader, "direct-a100x4")
+    assert observed["gpu.nvlink.active_links gpu=0"] == 12
+    assert peers(observed) == {(gpu, peer): "NV4" for gpu in range(4) for peer in range(4) if gpu != peer}
 
 
 def test_a_direct_link_that_is_down_costs_its_own_pair(reader: nvml.Reader) -> None:
@@ -531,9 +531,9 @@ def test_a_direct_link_with_an_unknown_end_is_not_counted_for_anybody(
 
 
 def test_without_nvlink_the_path_over_pcie_is_told(reader: nvml.Reader) -> None:
-    seen = readings(reader, "pcie-only")
-    assert seen["gpu.nvlink.active_links gpu=0"] == NO_NVLINK
-    assert peers(seen) == {
+    observed = readings(reader, "pcie-only")
+    assert observed["gpu.nvlink.active_links gpu=0"] == NO_NVLINK
+    assert peers(observed) == {
         (gpu, peer): "PIX" if gpu // 2 == peer // 2 else "NODE" if gpu // 4 == peer // 4 else "SYS"
         for gpu in range(8)
         for peer in range(8)
@@ -545,8 +545,8 @@ def test_without_nvlink_the_path_over_pcie_is_told(reader: nvml.Reader) -> None:
     ("answer", "path"), [("20", "PXB"), ("30", "PHB"), ("0", "X"), ("7", "unknown"), ("!3", NOT_SUPPORTED)]
 )
 def test_other_paths_over_pcie(reader: nvml.Reader, answer: str, path: str) -> None:
-    seen = peers(readings(reader, "pcie-only", f"gpu.0.TopologyCommonAncestor.1={answer}"))
-    assert (seen[0, 1], seen[1, 0]) == (path, "PIX")
+    observed = peers(readings(reader, "pcie-only", f"gpu.0.TopologyCommonAncestor.1={answer}"))
+    assert (observed[0, 1], observed[1, 0]) == (path, "PIX")
 
 
 def test_a_lost_gpu_is_in_no_pair(reader: nvml.Reader) -> None:
@@ -576,9 +576,9 @@ def test_a_lost_gpu_costs_its_own_readings_only(reader: nvml.Reader, healthy: Re
 
 
 def test_a_lost_gpu_that_still_has_a_handle_gives_no_value(reader: nvml.Reader, healthy: Readings) -> None:
-    seen = changes(healthy, readings(reader, "gpu-lost", "gpu.3.HandleByIndex=0"))
+    observed = changes(healthy, readings(reader, "gpu-lost", "gpu.3.HandleByIndex=0"))
     pairs = {key: LOST for key in healthy if "peer=" in key and (of(key, [3]) or key.endswith("peer=3"))}
-    assert seen == {**lost(healthy, 3), **pairs}
+    assert observed == {**lost(healthy, 3), **pairs}
 
 
 def test_a_gpu_lost_and_back_while_the_collector_runs(reader: nvml.Reader, healthy: Readings) -> None:
@@ -593,9 +593,9 @@ def test_a_gpu_lost_and_back_while_the_collector_runs(reader: nvml.Reader, healt
 
 def test_what_is_not_supported_says_so(reader: nvml.Reader, healthy: Readings) -> None:
     taken = reader.take("not-supported")
-    seen = flat(taken["snapshot"])
-    assert seen.pop("gpu.count host") == 8
-    of_gpus = {key: value for key, value in seen.items() if of(key, range(8))}
+    observed = flat(taken["snapshot"])
+    assert observed.pop("gpu.count host") == 8
+    of_gpus = {key: value for key, value in observed.items() if of(key, range(8))}
     expected = {key for key in healthy if of(key, range(8)) and "link=" not in key}
     assert set(of_gpus) == expected | {f"{name} gpu={index}" for name in OF_LINKS for index in range(8)}
     assert set(of_gpus.values()) == {NOT_SUPPORTED, NO_NVLINK}
@@ -607,8 +607,8 @@ def test_functions_that_an_older_library_does_not_have(healthy: Readings, tmp_pa
     with nvml.Reader(older, tmp_path / "now") as reader:
         fields = [f"FieldValues.{number}=!3" for number in (193, 194, 230, 269, 270, 271)]
         versions = ("DriverVersion=525.147.05", "CudaDriverVersion=12000")
-        seen = readings(reader, "healthy-h100x8", *versions, *fields)
-    assert changes(healthy, seen) == FAULTS["older-driver"]
+        observed = readings(reader, "healthy-h100x8", *versions, *fields)
+    assert changes(healthy, observed) == FAULTS["older-driver"]
 
 
 @pytest.mark.parametrize(
@@ -643,17 +643,17 @@ def test_a_count_that_fails_is_told_as_such(reader: nvml.Reader) -> None:
     }
 
 
-@pytest.mark.parametrize("there", ["no library", "not a library"])
-def test_a_host_without_a_driver_has_no_gpu(tmp_path: Path, there: str) -> None:
-    if there == "not a library":
+@pytest.mark.parametrize("present", ["no library", "not a library"])
+def test_a_host_without_a_driver_has_no_gpu(tmp_path: Path, present: str) -> None:
+    if present == "not a library":
         (tmp_path / nvml.LIBRARY).write_text("")
     elif has_driver():
         pytest.skip("this machine has an NVIDIA driver")
     with nvml.Reader(tmp_path, tmp_path / "now") as reader:
-        seen = readings(reader, "healthy-h100x8")
+        observed = readings(reader, "healthy-h100x8")
     not_found = "unsupported: NVML: NVML Shared Library Not Found"
-    assert seen.pop("gpu.count host") == 0
-    assert seen == dict.fromkeys(
+    assert observed.pop("gpu.count host") == 0
+    assert observed == dict.fromkeys(
         ("driver.version host", "driver.cuda_version host", "driver.confidential_compute host"), not_found
     )
 
@@ -699,15 +699,15 @@ print(json.dumps([taken, held()]))
 NO_ANSWER = "error: no answer within 0.5 s"
 
 
-def taken_again(library: Path, scenario: Path, *later: str, held: bool = True) -> list[tuple[float, Readings]]:
+def taken_again(library: Path, scenario: Path, *later: str, kept_open: bool = True) -> list[tuple[float, Readings]]:
     """Seconds and readings: at once, and after each further line of the scenario, by the same collector.
 
     `held`: whether the library is expected to be held on to in the end, as one that waits in it still needs it. If not, it is
     looked at until it is let go: on a busy machine whoever is late is later.
     """
-    asked = ["-c", BLOCKED, "0.5", scenario, "held" if held else "let go", *later]
+    asked = ["-c", BLOCKED, "0.5", scenario, "kept_open" if kept_open else "let go", *later]
     taken, still = json.loads(nvml.python(asked, library, scenario))
-    assert still == held
+    assert still == kept_open
     return [(seconds, flat(snapshot)) for seconds, snapshot in taken]
 
 
@@ -715,22 +715,22 @@ def test_a_gpu_that_blocks_costs_itself_and_half_a_second_once(
     library: Path, healthy: Readings, tmp_path: Path
 ) -> None:
     scenario = nvml.write(tmp_path / "now", "blocked")
-    (first, seen), (second, again) = taken_again(library, scenario, "# nothing new")
-    assert changes(healthy, seen) == changes(healthy, again) == lost(healthy, 2, NO_ANSWER)
+    (first, observed), (second, again) = taken_again(library, scenario, "# nothing new")
+    assert changes(healthy, observed) == changes(healthy, again) == lost(healthy, 2, NO_ANSWER)
     assert 0.5 <= first < 3
     assert second < 0.5, "who has not answered yet is not waited for again"
 
 
 def test_a_handle_that_blocks_costs_its_gpu_only(library: Path, healthy: Readings, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.2.HandleByIndex=~600s")
-    ((_, seen),) = taken_again(library, scenario)
-    assert changes(healthy, seen) == lost(healthy, 2, NO_ANSWER)
+    ((_, observed),) = taken_again(library, scenario)
+    assert changes(healthy, observed) == lost(healthy, 2, NO_ANSWER)
 
 
 def test_a_gpu_that_answers_late_is_read_again_afterwards(library: Path, healthy: Readings, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.2.Serial=~1.2s")
     at_once, time_goes_by = "gpu.2.Serial=1654922006102", "gpu.5.Serial=~0.2s"
-    (_, first), (_, second), *_, (_, last) = taken_again(library, scenario, at_once, time_goes_by, held=False)
+    (_, first), (_, second), *_, (_, last) = taken_again(library, scenario, at_once, time_goes_by, kept_open=False)
     assert changes(healthy, first) == changes(healthy, second) == lost(healthy, 2, NO_ANSWER)
     assert last == healthy
 
@@ -739,8 +739,8 @@ def test_a_question_about_a_pair_that_blocks_costs_the_pairs_of_who_was_asked(
     library: Path, healthy: Readings, tmp_path: Path
 ) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.1.P2PStatus.6.2=~600s")
-    ((seconds, seen),) = taken_again(library, scenario)
-    assert changes(healthy, seen) == {
+    ((seconds, observed),) = taken_again(library, scenario)
+    assert changes(healthy, observed) == {
         f"gpu.peer.link gpu=1,peer={peer}": "error: no answer within 2 s" for peer in OTHERS
     }
     assert 2 <= seconds < 5
@@ -812,7 +812,7 @@ def test_a_grace_part_tells_its_chip_to_chip_links(reader: nvml.Reader) -> None:
 
 
 def test_links_of_the_fifth_generation_have_other_counters(reader: nvml.Reader) -> None:
-    seen = readings(
+    observed = readings(
         reader,
         "healthy-h100x8",
         "NvLinkErrorCounter.*.*=!3",
@@ -822,7 +822,7 @@ def test_links_of_the_fifth_generation_have_other_counters(reader: nvml.Reader) 
         "FieldValues.22[1]=5 3",
         "FieldValues.220=0x50c",
     )
-    of_link = {key.split()[0]: value for key, value in seen.items() if key.endswith(" gpu=3,link=17")}
+    of_link = {key.split()[0]: value for key, value in observed.items() if key.endswith(" gpu=3,link=17")}
     assert of_link == {
         "gpu.nvlink.active": True,
         "gpu.nvlink.speed": 26_562_000_000,
@@ -833,7 +833,7 @@ def test_links_of_the_fifth_generation_have_other_counters(reader: nvml.Reader) 
         "gpu.nvlink.symbol_errors": 5,
         "gpu.nvlink.effective_error_ratio": pytest.approx(5e-12),
     }
-    assert seen["gpu.nvlink.replays gpu=3"] == seen["gpu.nvlink.crc_errors gpu=3"] == NOT_SUPPORTED
+    assert observed["gpu.nvlink.replays gpu=3"] == observed["gpu.nvlink.crc_errors gpu=3"] == NOT_SUPPORTED
 
 
 def test_fields_that_spoil_the_library_are_never_read(library: Path) -> None:
@@ -844,15 +844,15 @@ def test_fields_that_spoil_the_library_are_never_read(library: Path) -> None:
 
 
 def test_links_before_hopper_tell_their_speed_elsewhere(reader: nvml.Reader) -> None:
-    seen = readings(reader, "direct-a100x4", "FieldValues.16?=!3", "FieldValues.90=25000")
-    assert seen["gpu.nvlink.speed gpu=1,link=3"] == 25e9
+    observed = readings(reader, "direct-a100x4", "FieldValues.16?=!3", "FieldValues.90=25000")
+    assert observed["gpu.nvlink.speed gpu=1,link=3"] == 25e9
 
 
 def test_a_first_link_that_is_down_hides_no_other_ones_errors(reader: nvml.Reader) -> None:
     down = ("gpu.1.NvLinkState.0=0", "gpu.1.NvLinkErrorCounter.0.*=!3", "gpu.1.NvLinkErrorCounter.5.0=4")
-    seen = readings(reader, "healthy-h200x4", *down)
-    assert seen["gpu.nvlink.replays gpu=1,link=0"] == NOT_SUPPORTED
-    assert seen["gpu.nvlink.replays gpu=1,link=5"] == 4
+    observed = readings(reader, "healthy-h200x4", *down)
+    assert observed["gpu.nvlink.replays gpu=1,link=0"] == NOT_SUPPORTED
+    assert observed["gpu.nvlink.replays gpu=1,link=5"] == 4
 
 
 @pytest.mark.parametrize(
@@ -876,8 +876,8 @@ def test_links_are_missed_only_where_they_must_be(
 
 def test_throttle_times_under_the_numbers_of_the_first_r575_drivers(reader: nvml.Reader) -> None:
     moved = ("FieldValues.269=!2", "FieldValues.27?=7", "FieldValues.25[123]=1500000000 3")
-    seen = readings(reader, "healthy-h100x8", *moved)
-    assert {key: seen[key] for key in seen if key.startswith("gpu.throttle.time gpu=0,")} == {
+    observed = readings(reader, "healthy-h100x8", *moved)
+    assert {key: observed[key] for key in observed if key.startswith("gpu.throttle.time gpu=0,")} == {
         **{f"gpu.throttle.time gpu=0,reason={reason}": 0.0 for reason in ("sync_boost", "board_limit", "reliability")},
         **{
             f"gpu.throttle.time gpu=0,reason={reason}": 1.5 for reason in ("sw_thermal", "hw_thermal", "hw_power_brake")
@@ -973,20 +973,20 @@ def test_what_could_not_be_read_once_is_asked_for_again(reader: nvml.Reader) -> 
 
 
 @pytest.mark.parametrize(
-    ("devices", "found"), [([], [0, 1, 2, 3, 4, 5, 6, 7]), ([2, 5], [2, 5]), ([7], [7]), ([6, 9], [6])]
+    ("devices", "result"), [([], [0, 1, 2, 3, 4, 5, 6, 7]), ([2, 5], [2, 5]), ([7], [7]), ([6, 9], [6])]
 )
 def test_chosen_devices_are_the_only_ones_read(
-    reader: nvml.Reader, healthy: Readings, devices: list[int], found: list[int]
+    reader: nvml.Reader, healthy: Readings, devices: list[int], result: list[int]
 ) -> None:
     taken = reader.take("healthy-h100x8", devices=devices)
-    left_out = tuple(f"peer={index}" for index in range(8) if index not in found)
+    left_out = tuple(f"peer={index}" for index in range(8) if index not in result)
     expected = {
         key: value
         for key, value in healthy.items()
-        if key.endswith(" host") or (of(key, found) and not key.endswith(left_out))
+        if key.endswith(" host") or (of(key, result) and not key.endswith(left_out))
     }
-    assert flat(taken["snapshot"]) == {**expected, "gpu.count host": len(found)}
-    assert [gpu["index"] for gpu in taken["gpus"]] == found
+    assert flat(taken["snapshot"]) == {**expected, "gpu.count host": len(result)}
+    assert [gpu["index"] for gpu in taken["gpus"]] == result
 
 
 # ---- many times a second ----
@@ -1059,8 +1059,8 @@ def gpu_conflicts(
 ) -> list[str]:
     """Return the result of `gpu_conflicts` in a process of its own."""
     arguments = ["-c", GPU_CONFLICTS, json.dumps(list(devices)), "share" if share else ""]
-    found: list[str] = json.loads(nvml.python(arguments, library, scenario))
-    return found
+    result: list[str] = json.loads(nvml.python(arguments, library, scenario))
+    return result
 
 
 MIG = "gpu=2 is in MIG mode: switch it off with `nvidia-smi -i 2 -mig 0`"
@@ -1090,10 +1090,10 @@ def test_a_busy_gpu_names_its_processes(library: Path, tmp_path: Path) -> None:
 
 
 def test_a_gpu_full_of_processes_leaves_a_reason_that_a_record_takes(library: Path, tmp_path: Path) -> None:
-    crowd = ("ComputeRunningProcesses=1 2 3 4 5 6 7 8", "ProcessName.?=" + "x" * 300)
-    found = gpu_conflicts(library, nvml.write(tmp_path / "now", "healthy-h100x8", *crowd))
-    assert (len(found), found[-1]) == (17, "48 more")
-    assert len("; ".join(found)) < 2000
+    processes = ("ComputeRunningProcesses=1 2 3 4 5 6 7 8", "ProcessName.?=" + "x" * 300)
+    result = gpu_conflicts(library, nvml.write(tmp_path / "now", "healthy-h100x8", *processes))
+    assert (len(result), result[-1]) == (17, "48 more")
+    assert len("; ".join(result)) < 2000
 
 
 def test_a_lost_gpu_hides_no_obstacle_on_the_next(library: Path, tmp_path: Path) -> None:
@@ -1204,22 +1204,22 @@ def test_gpm_is_told_in_shares_and_bytes_at_every_collection(library: Path, tmp_
 def test_gpm_that_cannot_be_had_says_why_and_goes_on(
     library: Path, tmp_path: Path, base: str, line: str, why: str
 ) -> None:
-    seen, again = gpm(library, nvml.write(tmp_path / "now", base), line, "")
-    assert all(str(told).startswith(why) for told in seen[0].values())
-    assert seen == again
+    observed, again = gpm(library, nvml.write(tmp_path / "now", base), line, "")
+    assert all(str(reported).startswith(why) for reported in observed[0].values())
+    assert observed == again
 
 
 def test_a_gpu_that_is_lost_does_not_keep_nvml_open(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4", "gpu.1.GpmSupport=0")
-    (before, held), (after, open_) = gpm(library, scenario, "", "gpu.0.*=!15\n")
-    assert (before["gpu.gpm.sm_active 0"], held) == (0.0, 1)
+    (before, kept_open), (after, open_) = gpm(library, scenario, "", "gpu.0.*=!15\n")
+    assert (before["gpu.gpm.sm_active 0"], kept_open) == (0.0, 1)
     assert (after["gpu.gpm.sm_active 0"], open_) == (LOST, 0)
 
 
 def test_a_library_without_gpm_has_none(tmp_path: Path) -> None:
     older = nvml.build(tmp_path / "nvml", without=["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet"])
-    ((told, _),) = gpm(older, nvml.write(tmp_path / "now", "healthy-h200x4"), "")
-    assert set(told.values()) == {NOT_FOUND}
+    ((reported, _),) = gpm(older, nvml.write(tmp_path / "now", "healthy-h200x4"), "")
+    assert set(reported.values()) == {NO_FUNCTION}
 
 
 IN_BACKGROUND = """
@@ -1246,8 +1246,8 @@ print(json.dumps([before, young, old, replays()]))
 
 def test_an_exporter_has_the_links_counters_read_in_the_background(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
-    told = nvml.python(["-c", IN_BACKGROUND, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
-    *counted, last = json.loads(told)
+    reported = nvml.python(["-c", IN_BACKGROUND, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
+    *counted, last = json.loads(reported)
     assert (counted[0], last) == ("0", "7"), "asked for when a collection found it old, and told by the next"
     assert counted in (["0", "0", "0"], ["0", "0", "7"]), "the third found it old, or the second on a busy machine"
 
@@ -1258,11 +1258,11 @@ def test_what_nobody_asked_for_in_a_long_time_is_read_at_once_and_no_failure(mon
     monkeypatch.setattr(slow_readings, "_read_all", lambda gpu: (asked.append(now[0]), [("gpu.energy", {}, now[0])])[1])
     kept = slow_readings.SlowReadings(clock=lambda: now[0])
     gpu = Gpu(object())
-    told = []
+    reported = []
     for _ in range(3):  # scraped every half an hour
-        told += [value for _, _, value in kept.read(gpu, wait=False)]
+        reported += [value for _, _, value in kept.read(gpu, wait=False)]
         now[0] += 1800
-    assert told == asked == [1000.0, 2800.0, 4600.0]
+    assert reported == asked == [1000.0, 2800.0, 4600.0]
 
 
 def test_what_the_driver_does_not_answer_goes_stale_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1275,15 +1275,15 @@ def test_what_the_driver_does_not_answer_goes_stale_and_is_not_asked_again(monke
         return [("gpu.energy", {}, now[0])]
 
     monkeypatch.setattr(slow_readings, "_read_all", ask)
-    kept, told = slow_readings.SlowReadings(clock=lambda: now[0]), []
+    kept, reported = slow_readings.SlowReadings(clock=lambda: now[0]), []
     for _ in range(4):
-        told.append(kept.read(Gpu(object()), wait=False)[0][2])
+        reported.append(kept.read(Gpu(object()), wait=False)[0][2])
         now[0] += 400
     gate.set()
-    assert told[:3] == [1000.0] * 3
+    assert reported[:3] == [1000.0] * 3
     assert asked == [1000.0, 1400.0]
-    assert isinstance(told[3], Absent)
-    assert told[3].reason == "no answer for 1200 s"
+    assert isinstance(reported[3], Absent)
+    assert reported[3].reason == "no answer for 1200 s"
 
 
 def test_of_many_gpus_the_last_is_asked_while_there_is_time_to_answer() -> None:
@@ -1294,7 +1294,7 @@ def test_of_many_gpus_the_last_is_asked_while_there_is_time_to_answer() -> None:
             gate.wait()
         return gpu if not gate.wait(0.1) else -1
 
-    found = call_with_deadline({gpu: partial(ask, gpu) for gpu in range(21)}, 0.8, stuck)
+    result = call_with_deadline({gpu: partial(ask, gpu) for gpu in range(21)}, 0.8, stuck)
     gate.set()
-    assert found[20] == 20
+    assert result[20] == 20
     assert set(stuck) == set(range(20))
