@@ -63,7 +63,7 @@ def test_a_machine_without_a_choice_of_sources(tmp_path: Path) -> None:
     assert absent.status == "unsupported"
 
 
-def test_this_machine_tells() -> None:
+def test_real_clock_is_read() -> None:
     expected = read_clock()
     assert 0 <= expected.error_max <= 17
     assert expected.offset == pytest.approx(0, abs=1)

@@ -58,7 +58,7 @@ def test_switches_under_a_manager_are_in_order(tmp_path: Path) -> None:
     }
 
 
-def test_switches_without_a_manager_are_told(tmp_path: Path) -> None:
+def test_missing_manager_is_reported(tmp_path: Path) -> None:
     result = read(host(tmp_path, processes=("nvidia-persiste",)))
     assert (result["manager.running"], result["manager.missing"]) == (False, True)
 
@@ -72,7 +72,7 @@ def test_gpus_passed_to_a_machine_without_switches_lack_nothing(tmp_path: Path) 
     }
 
 
-def test_the_manager_is_known_by_its_pid_file_without_a_look_at_every_process(tmp_path: Path) -> None:
+def test_manager_is_recognized_by_its_pid_file(tmp_path: Path) -> None:
     """As on HGX B200, where the switches are not on the bus."""
     root = host(tmp_path, switches=0, processes=("nv-fabricmanage",))
     write(root / "run/nvidia-fabricmanager/nv-fabricmanager.pid", "2\n")
@@ -87,7 +87,7 @@ def test_a_pid_file_that_was_left_behind_is_not_believed(tmp_path: Path, pid: st
     assert read(root)["manager.missing"] is True
 
 
-def test_where_other_processes_are_hidden_nobody_is_called_missing(tmp_path: Path) -> None:
+def test_hidden_processes_are_an_error_not_a_missing_manager(tmp_path: Path) -> None:
     hidden = host(tmp_path / "hidden", processes=("python3",))
     (hidden / "proc/1/comm").unlink()
     (hidden / "proc/1").rmdir()
@@ -101,7 +101,7 @@ def test_where_other_processes_are_hidden_nobody_is_called_missing(tmp_path: Pat
         assert "run as root on the host" in missing.reason
 
 
-def test_in_the_first_pid_namespace_all_processes_are_seen(tmp_path: Path) -> None:
+def test_all_processes_are_visible_in_the_first_pid_namespace(tmp_path: Path) -> None:
     root = host(tmp_path)
     (root / "proc/self/ns").mkdir(parents=True)
     (root / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
@@ -139,7 +139,7 @@ def test_firmware_of_each_switch(tmp_path: Path) -> None:
     ]
 
 
-def test_imex_is_told_in_a_snapshot_only(tmp_path: Path) -> None:
+def test_imex_is_read_in_full_snapshots_only(tmp_path: Path) -> None:
     root = host(tmp_path, processes=("nv-fabricmanage",))
     absent = Absent(status="unsupported", reason="/usr/bin/nvidia-imex is not installed")
     assert "imex.running" not in read(root)
@@ -179,18 +179,18 @@ def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
     ]
 
 
-def test_only_switches_that_nobody_manages_fail() -> None:
+def test_only_unmanaged_switches_fail() -> None:
     assert judged(True) == [(FAIL, "inspect_hardware")]
     assert judged(False) == [(PASS, "none")]
     assert judged(NO_SWITCH) == []
 
 
-def test_what_could_not_be_seen_is_no_pass() -> None:
+def test_invisible_processes_are_never_a_pass() -> None:
     assert judged(Absent(status="error", reason="hidden")) == [(INCONCLUSIVE, "none")]
     assert judged(None) == [(INCONCLUSIVE, "none")]
 
 
-def test_a_device_that_cannot_be_read_is_no_device_that_is_not_there(tmp_path: Path) -> None:
+def test_unreadable_device_is_an_error_not_a_missing_one(tmp_path: Path) -> None:
     vendor = host(tmp_path, switches=1) / "sys/bus/pci/devices/0000:0a:00.0/vendor"
     assert read(tmp_path)["nvswitch.count"] == 1
     vendor.unlink()

@@ -385,16 +385,14 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
             program.communicate(timeout=30)
 
 
-def test_nothing_is_found_on_a_healthy_host(machine: Machine, packs: tuple[Pack, ...]) -> None:
+def test_healthy_host_passes(machine: Machine, packs: tuple[Pack, ...]) -> None:
     result = machine.judged(Fault(name="none", found_by=frozenset()), packs)
     assert [(one.criterion, one.scope, one.reason) for one in result if one.verdict != PASS] == []
     assert len(result) > 1000
 
 
 @pytest.mark.parametrize("of", FAULTS)
-def test_a_fault_is_found_by_the_criteria_meant_for_it_and_by_no_other(
-    machine: Machine, packs: tuple[Pack, ...], of: Fault
-) -> None:
+def test_fault_fails_exactly_its_criteria(machine: Machine, packs: tuple[Pack, ...], of: Fault) -> None:
     result = machine.judged(of, packs)
     failed = [one for one in result if one.verdict == FAIL]
     assert {one.criterion for one in failed} == of.found_by, [(one.criterion, one.scope, one.reason) for one in failed]
@@ -414,7 +412,7 @@ ELSEWHERE = {
 """Criteria on what collectors read that this host cannot show: why not."""
 
 
-def test_no_criterion_on_what_collectors_read_is_without_its_fault() -> None:
+def test_every_criterion_on_readings_has_a_fault() -> None:
     shown = {criterion for of in FAULTS for criterion in of.values[0].found_by}
     common = ("gpu-health", "host-health", "link-health", "xid")
     asked = {item.id for item in read_pack("h100-sxm").criteria if item.origin in common}

@@ -106,7 +106,7 @@ NO_CULPRIT: dict[str, GangSnapshot] = {
 
 
 @pytest.mark.parametrize("known", NO_CULPRIT.values(), ids=NO_CULPRIT.keys())
-def test_nobody_is_named_too_soon(known: GangSnapshot) -> None:
+def test_no_culprit_while_uncertain(known: GangSnapshot) -> None:
     assert find_culprit(known) is None
 
 
@@ -269,7 +269,7 @@ NAMED: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize(("known", "kind", "hosts", "text"), NAMED.values(), ids=NAMED.keys())
-def test_the_one_at_fault_is_named(known: GangSnapshot, kind: str, hosts: tuple[str, ...], text: str) -> None:
+def test_culprit_is_named(known: GangSnapshot, kind: str, hosts: tuple[str, ...], text: str) -> None:
     result = find_culprit(known)
     assert result is not None
     assert (result.kind, result.hosts) == (kind, hosts)
@@ -290,7 +290,7 @@ def test_the_one_at_fault_is_named(known: GangSnapshot, kind: str, hosts: tuple[
     ],
     ids=str,
 )
-def test_state_that_is_none_is_refused(spoil: dict[str, Any]) -> None:
+def test_invalid_rank_state_is_refused(spoil: dict[str, Any]) -> None:
     good = asdict(rank(3))
     assert parse_rank_state(good) == rank(3)
     with pytest.raises(ValueError, match="not a rank state"):
@@ -339,7 +339,7 @@ def until(true: Callable[[], bool], *them: PeerChannel, patience_s: float = 5.0)
             each.publish_status([rank(0)])
 
 
-def test_everyone_is_heard_and_learns_the_verdict(three: dict[str, PeerChannel]) -> None:
+def test_all_members_exchange_statuses_and_the_verdict(three: dict[str, PeerChannel]) -> None:
     one, two, last = three.values()
     until(lambda: set(one.statuses) == set(two.statuses) == set(MEMBERS) and len(last.statuses) == 3, *three.values())
     assert one.statuses["h3"].ranks == (rank(0),)
@@ -350,7 +350,7 @@ def test_everyone_is_heard_and_learns_the_verdict(three: dict[str, PeerChannel])
     until(lambda: two.verdict == last.verdict == verdict, two, last)
 
 
-def test_the_second_decides_when_the_first_has_finished_or_is_silent(three: dict[str, PeerChannel]) -> None:
+def test_second_watcher_decides_if_the_first_is_finished_or_silent(three: dict[str, PeerChannel]) -> None:
     one, two, last = three.values()
     until(lambda: "h1" in two.statuses and "h2" in last.statuses and "h1" in last.statuses, *three.values())
     silent = time.monotonic() + HOST_SILENT_S + 1
@@ -361,7 +361,7 @@ def test_the_second_decides_when_the_first_has_finished_or_is_silent(three: dict
     assert [each.is_decider(time.monotonic()) for each in (two, last)] == [True, False]
 
 
-def test_answer_under_way_does_not_call_a_finished_host_back(three: dict[str, PeerChannel]) -> None:
+def test_late_answer_does_not_revive_a_finished_host(three: dict[str, PeerChannel]) -> None:
     one, two, _ = three.values()
     until(lambda: "h2" in one.statuses and "h1" in two.statuses, *three.values())
     two.finished = True
@@ -413,7 +413,7 @@ STRANGERS: dict[str, Callable[[int, str], bytes]] = {
 
 
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS.keys())
-def test_strangers_are_turned_away_and_the_gang_goes_on(
+def test_strangers_are_dropped_and_the_gang_continues(
     three: dict[str, PeerChannel], port: int, stranger: Callable[[int, str], bytes]
 ) -> None:
     one, two, _ = three.values()
@@ -445,7 +445,7 @@ def test_strangers_are_turned_away_and_the_gang_goes_on(
     assert "h9" not in one.statuses
 
 
-def test_connections_that_say_nothing_are_few_and_short(
+def test_silent_connections_are_limited_in_number_and_time(
     three: dict[str, PeerChannel], port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, _ = three.values()
@@ -465,7 +465,7 @@ def test_connections_that_say_nothing_are_few_and_short(
     until(lambda: "h3" in one.statuses, *three.values())
 
 
-def test_lost_connection_is_made_anew(port: int) -> None:
+def test_lost_connection_is_reestablished(port: int) -> None:
     head, member = PeerChannel(gang("h1", port)), PeerChannel(gang("h3", port))
     until(lambda: "h3" in head.statuses and "h1" in member.statuses, head, member)
     head.close()
@@ -475,7 +475,7 @@ def test_lost_connection_is_made_anew(port: int) -> None:
     member.close()
 
 
-def test_taken_port_is_told_with_the_remedy(port: int) -> None:
+def test_port_in_use_is_reported_with_the_remedy(port: int) -> None:
     with listen("127.0.0.1", port), pytest.raises(GangError, match=f"127.0.0.1 port {port}.*rendezvous_port"):
         PeerChannel(gang("h1", port))
 
@@ -488,7 +488,7 @@ def test_listener_is_not_open_on_other_addresses(three: dict[str, PeerChannel], 
 # ---- ranks ----
 
 
-def test_rank_tells_how_far_it_is(tmp_path: Path) -> None:
+def test_rank_reports_its_progress(tmp_path: Path) -> None:
     work = tmp_path / ("d" * 120)  # longer than the address of a socket may be
     work.mkdir()
     receiver = HeartbeatReceiver(work, {0: "gpu=0", 1: "gpu=1"})
@@ -520,7 +520,7 @@ def test_rank_tells_how_far_it_is(tmp_path: Path) -> None:
         ("OutOfMemoryError: CUDA out of memory", "error"),
     ],
 )
-def test_own_failures_are_told_from_waiting_in_vain(tmp_path: Path, problem: str, kind: str) -> None:
+def test_own_failures_differ_from_timeouts(tmp_path: Path, problem: str, kind: str) -> None:
     receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     RankHeartbeat(0, tmp_path).record_failure(problem)
     receiver.read()
@@ -528,7 +528,7 @@ def test_own_failures_are_told_from_waiting_in_vain(tmp_path: Path, problem: str
     receiver.close()
 
 
-def test_garbage_on_the_socket_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_on_the_socket_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         monkeypatch.chdir(tmp_path)
@@ -599,7 +599,7 @@ class Guarded:
     ],
     ids=["well", "badly", "SIGSEGV", "SIGKILL"],
 )
-def test_launcher_and_supervisor_see_a_ranks_own_end(tmp_path: Path, what: str, code: int, observed: int) -> None:
+def test_launcher_and_supervisor_get_the_exit_of_the_rank(tmp_path: Path, what: str, code: int, observed: int) -> None:
     guarded = Guarded(tmp_path, what)
     assert guarded.guard.wait(timeout=10) == code
     state = guarded.state
@@ -608,7 +608,7 @@ def test_launcher_and_supervisor_see_a_ranks_own_end(tmp_path: Path, what: str, 
     assert state.ended_s is not None
 
 
-def test_end_that_was_asked_for_is_told_as_such(tmp_path: Path) -> None:
+def test_requested_end_is_marked(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
     os.killpg(guarded.guard.pid, signal.SIGTERM)  # as torchrun does
     assert guarded.guard.wait(timeout=10) == -15
@@ -617,7 +617,7 @@ def test_end_that_was_asked_for_is_told_as_such(tmp_path: Path) -> None:
     assert (state.exit_code, state.terminated_by_launcher) == (-15, True)
 
 
-def test_stopped_rank_is_ended_all_the_same(tmp_path: Path) -> None:
+def test_stopped_rank_can_be_terminated(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
     os.kill(guarded.pid, signal.SIGSTOP)
     guarded.until(lambda: guarded.state.stopped)
@@ -636,7 +636,7 @@ def test_rank_that_holds_pythons_lock_is_busy_and_not_stopped(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("whose", ["guard", "supervisor", "launcher"])
-def test_no_rank_outlives_its_guard_its_supervisor_or_its_launcher(tmp_path: Path, whose: str) -> None:
+def test_no_rank_outlives_guard_supervisor_or_launcher(tmp_path: Path, whose: str) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as supervisor:
         if whose == "launcher":
             pids = launched(tmp_path)
@@ -678,9 +678,7 @@ def launched(tmp_path: Path) -> list[int]:
     return [int((tmp_path / name).read_text()) for name in ("launcher", "pid")]
 
 
-def test_time_in_which_the_supervisor_did_not_run_counts_for_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pause_of_the_supervisor_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
     monitor = GangMonitor("h1", guarded.receiver, None, 60.0)
     assert monitor.poll(0.1) is None

@@ -93,7 +93,7 @@ def begun(directory: Path, receiver: HeartbeatReceiver) -> RankHeartbeat:
 # ---- the rank's side ----
 
 
-def test_a_process_beats_by_itself_as_the_rank_that_it_is(
+def test_process_sends_heartbeats_with_its_rank(
     receiver: HeartbeatReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HEARTBEAT_DIRECTORY, str(tmp_path))
@@ -110,7 +110,7 @@ def test_a_process_beats_by_itself_as_the_rank_that_it_is(
     assert (said["grouped"], said["sequence"], said["waiting_since"], said["failure"]) == (False, 0, None, "")
 
 
-def test_a_process_that_was_started_by_hand_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_manually_started_process_sends_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in (HEARTBEAT_DIRECTORY, "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -127,7 +127,7 @@ def test_a_process_that_was_started_by_hand_says_nothing(monkeypatch: pytest.Mon
     sender._socket.close()
 
 
-def test_a_heart_stops_when_nobody_listens_any_more(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_heartbeat_thread_ends_with_its_receiver(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     before = set(threading.enumerate())
     begun(tmp_path, receiver)
     (thread,) = (each for each in threading.enumerate() if each.name == "heartbeat" and each not in before)
@@ -136,9 +136,7 @@ def test_a_heart_stops_when_nobody_listens_any_more(receiver: HeartbeatReceiver,
     assert not thread.is_alive()
 
 
-def test_a_rank_without_its_number_is_the_first(
-    receiver: HeartbeatReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_defaults_to_zero(receiver: HeartbeatReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HEARTBEAT_DIRECTORY, str(tmp_path))
     monkeypatch.delenv("RANK", raising=False)
     rank_heartbeat.cache_clear()
@@ -150,9 +148,7 @@ def test_a_rank_without_its_number_is_the_first(
     assert [state.alive_s is not None for state in receiver.states()] == [True, False]
 
 
-def test_how_long_a_rank_did_nothing_and_how_long_it_waits(
-    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock
-) -> None:
+def test_ages_of_progress_and_waiting(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock) -> None:
     rank = begun(tmp_path, receiver)
 
     def values(after_s: float) -> tuple[float, float | None, int]:
@@ -173,9 +169,7 @@ def test_how_long_a_rank_did_nothing_and_how_long_it_waits(
     assert values(1.0) == (1.0, None, 2)
 
 
-def test_the_first_failure_of_a_rank_is_the_one_that_is_told(
-    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock
-) -> None:
+def test_first_failure_of_a_rank_is_kept(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock) -> None:
     rank = begun(tmp_path, receiver)
     rank.send()
     assert receiver.read()
@@ -188,7 +182,7 @@ def test_the_first_failure_of_a_rank_is_the_one_that_is_told(
     assert (receiver.states()[0].failure, receiver.states()[0].failure_age_s) == ("timeout", 6.0)
 
 
-def test_a_phase_without_end_is_cut(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_long_phase_is_shortened(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     rank = begun(tmp_path, receiver)
     rank.phase = "x" * 10_000
     rank.send()
@@ -196,7 +190,7 @@ def test_a_phase_without_end_is_cut(receiver: HeartbeatReceiver, tmp_path: Path)
     assert len(receiver.states()[0].phase) == 300
 
 
-def test_a_rank_goes_on_where_its_supervisor_does_not_listen(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_rank_continues_without_a_receiver(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     rank = begun(tmp_path, receiver)
     for _ in range(2000):  # more than the kernel keeps
         rank.send()
@@ -208,9 +202,7 @@ def test_a_rank_goes_on_where_its_supervisor_does_not_listen(receiver: Heartbeat
 # ---- the supervisor's side ----
 
 
-def test_a_supervisor_that_begins_again_is_heard_and_leaves_nothing_open(
-    receiver: HeartbeatReceiver, tmp_path: Path
-) -> None:
+def test_new_receiver_takes_over_and_leaks_nothing(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     def kept_open() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
@@ -222,7 +214,7 @@ def test_a_supervisor_that_begins_again_is_heard_and_leaves_nothing_open(
     assert kept_open() == before
 
 
-def test_ranks_are_told_in_order_with_their_devices_and_as_they_were_before_their_first_beat(
+def test_states_are_in_rank_order_with_defaults_before_the_first_heartbeat(
     receiver: HeartbeatReceiver,
 ) -> None:
     first, second = receiver.states()
@@ -233,7 +225,7 @@ def test_ranks_are_told_in_order_with_their_devices_and_as_they_were_before_thei
     assert (first.ended_s, first.exit_code, first.terminated_by_launcher) == (None, None, False)
 
 
-def test_everything_in_a_beat_is_in_the_state(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock) -> None:
+def test_heartbeat_content_is_in_the_state(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock) -> None:
     say(tmp_path, grouped=True, waiting_since=990.0, progress_at=980.1234, failure="error", failed_at=970.0)
     assert receiver.read()
     clock.now += 1.0
@@ -243,7 +235,7 @@ def test_everything_in_a_beat_is_in_the_state(receiver: HeartbeatReceiver, tmp_p
     assert (state.alive_s, state.silent_s) == (1.0, 1.0)
 
 
-def test_age_counts_from_the_first_beat_and_silence_from_the_last(
+def test_age_counts_from_the_first_heartbeat_and_silence_from_the_last(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock
 ) -> None:
     for after_s in (0.0, 4.0):
@@ -257,15 +249,13 @@ def test_age_counts_from_the_first_beat_and_silence_from_the_last(
     assert receiver.states()[0].silent_s == 0.5
 
 
-def test_a_clock_that_was_read_a_moment_apart_makes_no_age_below_nothing(
-    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock
-) -> None:
+def test_ages_are_never_negative(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock) -> None:
     say(tmp_path, progress_at=clock.now + 1.0)
     receiver.read()
     assert receiver.states()[0].progress_s == 0.0
 
 
-def test_news_is_a_first_beat_a_failure_or_an_end_and_nothing_else(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_only_first_heartbeat_failure_and_end_are_news(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     def news(*arguments: Any, **over: Any) -> bool:
         say(tmp_path, *arguments, **over)
         return receiver.read()
@@ -284,14 +274,14 @@ def test_news_is_a_first_beat_a_failure_or_an_end_and_nothing_else(receiver: Hea
     assert receiver.states()[1].ended_s is None
 
 
-def test_a_failure_with_the_first_word_is_news_among_others(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_failure_in_the_first_heartbeat_is_news(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     say(tmp_path, "guard", pid=os.getpid())
     say(tmp_path, failure="error")
     say(tmp_path, failure="error")
     assert receiver.read()
 
 
-def test_an_end_is_as_old_as_the_guard_says_and_never_of_tomorrow(
+def test_end_has_the_age_from_the_guard_and_is_never_in_the_future(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock
 ) -> None:
     clock.now = 997.0
@@ -305,7 +295,7 @@ def test_an_end_is_as_old_as_the_guard_says_and_never_of_tomorrow(
     assert (two.ended_s, two.exit_code, two.terminated_by_launcher) == (0.0, 0, True)
 
 
-def test_a_rank_whose_guard_is_gone_has_ended_and_its_own_word_counts_for_more(
+def test_lost_guard_means_an_end_until_its_message_arrives(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, proc: Proc
 ) -> None:
     proc.put(50)
@@ -342,7 +332,7 @@ def silent(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, seconds: f
 @pytest.mark.parametrize(
     ("state", "stopped", "busy"), [("T", True, False), ("t", True, False), ("D", False, True), ("Z", False, False)]
 )
-def test_a_silent_rank_is_stopped_or_in_the_kernel_or_gone(
+def test_silent_rank_is_stopped_busy_in_the_kernel_or_gone(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, proc: Proc, state: str, stopped: bool, busy: bool
 ) -> None:
     proc.put(4711, state)
@@ -353,7 +343,7 @@ def test_a_silent_rank_is_stopped_or_in_the_kernel_or_gone(
         clock.now += 1.0
 
 
-def test_a_rank_that_beats_or_has_ended_is_not_looked_at(
+def test_process_is_checked_only_while_its_rank_is_silent(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, proc: Proc
 ) -> None:
     proc.put(4711, "T")
@@ -367,7 +357,7 @@ def test_a_rank_that_beats_or_has_ended_is_not_looked_at(
 
 
 @pytest.mark.parametrize(("share", "busy"), [(1.0, True), (0.06, True), (0.04, False), (0.0, False)])
-def test_a_silent_rank_is_busy_where_it_uses_its_processor(
+def test_silent_rank_is_busy_if_it_uses_cpu_time(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, proc: Proc, share: float, busy: bool
 ) -> None:
     proc.put(4711, "R", seconds=1000.0)
@@ -380,7 +370,7 @@ def test_a_silent_rank_is_busy_where_it_uses_its_processor(
         assert (receiver.states()[0].busy, receiver.states()[0].stopped) == (busy, False)
 
 
-def test_use_of_the_processor_is_counted_anew_after_a_beat(
+def test_cpu_reference_is_reset_by_a_heartbeat(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, proc: Proc
 ) -> None:
     proc.put(4711, "R", seconds=1.0)
@@ -396,7 +386,7 @@ def test_use_of_the_processor_is_counted_anew_after_a_beat(
 # ---- processes ----
 
 
-def test_a_process_is_read_whatever_its_name(proc: Proc) -> None:
+def test_process_is_read_with_any_name(proc: Proc) -> None:
     proc.put(12, "R", seconds=2.5, parent=5, born=99)
     result = read_process(12)
     assert result is not None
@@ -409,7 +399,7 @@ def test_a_process_is_read_whatever_its_name(proc: Proc) -> None:
     assert read_process(12), "a name may be any bytes"
 
 
-def test_a_process_is_named_by_its_number_and_its_birth(proc: Proc) -> None:
+def test_identity_is_number_and_start_time(proc: Proc) -> None:
     proc.put(12, born=99)
     named = process_identity(12)
     assert (named, process_identity(13)) == ("12 99", "")
@@ -432,7 +422,7 @@ def test_a_process_is_named_by_its_number_and_its_birth(proc: Proc) -> None:
         (None, None),
     ],
 )
-def test_the_exit_code_that_a_rank_wrote_down(tmp_path: Path, text: str | None, code: int | None) -> None:
+def test_recorded_exit_code(tmp_path: Path, text: str | None, code: int | None) -> None:
     if text is not None:
         (tmp_path / "rank7.state.json").write_text(text)
     assert recorded_exit_code(tmp_path, 7) == code

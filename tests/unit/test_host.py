@@ -103,7 +103,7 @@ def test_a_host_reads_in_full(tmp_path: Path) -> None:
     }
 
 
-def test_a_snapshot_reads_what_a_scrape_has_no_time_for(tmp_path: Path, healthy: Readings) -> None:
+def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> None:
     values = changed(readings(host.tree(tmp_path)), healthy)
     assert {name: value for name, value in values.items() if "dimm" not in name} == {
         "host.cpu.sockets": 2,
@@ -199,7 +199,7 @@ def test_a_count_that_is_no_number_is_an_error(tmp_path: Path, healthy: Readings
     assert absent.status == "error"
 
 
-def test_what_a_small_machine_does_not_have_is_no_error(tmp_path: Path) -> None:
+def test_missing_hardware_of_a_small_machine_is_not_an_error(tmp_path: Path) -> None:
     values = readings(host.bare(tmp_path), full_snapshot=True)
     assert [name for name, value in values.items() if isinstance(value, Absent) and value.status == "error"] == []
     for name in (
@@ -312,7 +312,7 @@ def test_fields_with_and_without_a_unit_and_a_node() -> None:
         ("quiet -- --listen 10.0.0.1", "quiet"),
     ],
 )
-def test_options_of_one_host_and_secrets_stay_there(text: str, shared: str) -> None:
+def test_host_specific_options_and_secrets_are_removed(text: str, shared: str) -> None:
     assert shared_options(text) == shared
 
 
@@ -365,7 +365,7 @@ def test_firmware_that_was_never_filled_in(text: str) -> None:
         firmware_text(f"{text}\n")
 
 
-def test_a_processor_without_flags_does_not_tell() -> None:
+def test_virtual_machine_is_unknown_without_processor_flags() -> None:
     assert has_hypervisor_flag("flags\t: vme hypervisor lm\n")
     assert not has_hypervisor_flag("flags\t: vme no_hypervisor_guard lm\n")
     with pytest.raises(MissingError):

@@ -88,7 +88,7 @@ def test_a_roce_port_names_its_interface(root: Path) -> None:
     }
 
 
-def test_every_port_is_there_and_nothing_is_absent() -> None:
+def test_every_port_is_read_in_full() -> None:
     with links.host() as root:
         observed = readings(root)
     assert observed["port_count", "host"] == 9
@@ -98,7 +98,7 @@ def test_every_port_is_there_and_nothing_is_absent() -> None:
     assert [key for key, value in observed.items() if isinstance(value, Absent)] == []
 
 
-def test_a_scrape_leaves_out_what_the_network_gave(root: Path) -> None:
+def test_scrape_leaves_out_network_addresses(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"lid", "sm_lid", "interface", "roce_v2"}
 
@@ -146,7 +146,7 @@ def test_a_splitter_cable_has_two_lanes_by_design(root: Path) -> None:
     assert fault == {("rate", SCOPE): 25e9, ("width", SCOPE): 2}
 
 
-def test_lanes_of_ethernet_say_nothing(root: Path) -> None:
+def test_ethernet_lanes_are_not_judged(root: Path) -> None:
     (links.port(root, links.ROCE) / "rate").write_text("25 Gb/sec (1X EDR)\n")
     observed = readings(root)
     assert (observed["width", ROCE], observed["narrowed", ROCE]) == (1, False)
@@ -179,7 +179,7 @@ def test_a_counter_that_rose(root: Path, name: str) -> None:
     assert changed(root, lambda root: links.set_counter(root, HCA, name, 3)) == {(name.lower(), SCOPE): 3}
 
 
-def test_data_are_counted_in_words(root: Path) -> None:
+def test_data_counters_are_converted_to_bytes(root: Path) -> None:
     fault = changed(root, lambda root: links.set_counter(root, HCA, "port_rcv_data", 1 << 40))
     assert fault == {("port_rcv_data", SCOPE): 4 << 40}
 
@@ -188,7 +188,7 @@ def test_data_are_counted_in_words(root: Path) -> None:
     ("name", "end"),
     [("symbol_error", 65535), ("link_downed", 255), ("local_link_integrity_errors", 15), ("port_xmit_wait", 2**32 - 1)],
 )
-def test_a_counter_at_its_end_hides_what_comes_after(root: Path, name: str, end: int) -> None:
+def test_saturated_counter_is_an_error(root: Path, name: str, end: int) -> None:
     assert changed(root, lambda root: links.set_counter(root, HCA, name, end - 1)) == {(name, SCOPE): end - 1}
     fault = changed(root, lambda root: links.set_counter(root, HCA, name, end))
     assert getattr(fault.pop((name, SCOPE)), "status", "") == "error"
@@ -208,7 +208,7 @@ def test_a_counter_that_the_adapter_lacks(root: Path, text: str | None) -> None:
     }
 
 
-def test_counters_are_told_as_counters(root: Path) -> None:
+def test_counters_are_marked_as_counters(root: Path) -> None:
     families = list(InfinibandCollector(root, full_snapshot=True).collect())
     counting = {family.name.removeprefix("infiniband.") for family in families if family.counter}
     expected = {name.lower() for name in (*links.ERRORS, *links.HARDWARE)} - {"port_rcv_switch_relay_errors"}

@@ -72,7 +72,7 @@ def test_only_nics_count(root: Path) -> None:
     assert {location for _, location in observed} == {"host", SCOPE, f"nic={links.ROCE_INTERFACE}"}
 
 
-def test_a_scrape_leaves_out_what_does_not_change(root: Path) -> None:
+def test_scrape_leaves_out_constants(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"mtu", "driver", "address", "pci_address"}
 
@@ -102,7 +102,7 @@ def test_a_nic_without_a_cable_has_no_speed(root: Path) -> None:
     assert absent == dict.fromkeys(("speed", "duplex", "half_duplex"), "unsupported")
 
 
-def test_a_nic_that_is_switched_off_refuses_to_tell(root: Path) -> None:
+def test_disabled_nic_has_no_readings(root: Path) -> None:
     for name in ("carrier", "speed", "duplex"):
         (links.interface(root, NIC) / name).unlink()
         # Root may open it, and reading it gives EINVAL, as these three do of an interface that is down.
@@ -152,7 +152,7 @@ def test_left_out(root: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize(("state", "up"), [("up", 2), ("down", 1)])
-def test_a_bond_tells_how_many_of_its_interfaces_are_up(root: Path, state: str, up: int) -> None:
+def test_bond_counts_its_interfaces_that_are_up(root: Path, state: str, up: int) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: state})
     observed = readings(root)
     assert {name: value for (name, location), value in observed.items() if location == "nic=bond0"} == {

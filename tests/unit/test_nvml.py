@@ -530,7 +530,7 @@ def test_a_direct_link_with_an_unknown_end_is_not_counted_for_anybody(
     }
 
 
-def test_without_nvlink_the_path_over_pcie_is_told(reader: nvml.Reader) -> None:
+def test_pcie_path_is_reported_without_nvlink(reader: nvml.Reader) -> None:
     observed = readings(reader, "pcie-only")
     assert observed["gpu.nvlink.active_links gpu=0"] == NO_NVLINK
     assert peers(observed) == {
@@ -591,7 +591,7 @@ def test_a_gpu_lost_and_back_while_the_collector_runs(reader: nvml.Reader, healt
 # ---- what is not there ----
 
 
-def test_what_is_not_supported_says_so(reader: nvml.Reader, healthy: Readings) -> None:
+def test_unsupported_readings_have_a_reason(reader: nvml.Reader, healthy: Readings) -> None:
     taken = reader.take("not-supported")
     observed = flat(taken["snapshot"])
     assert observed.pop("gpu.count host") == 8
@@ -621,7 +621,7 @@ def test_functions_that_an_older_library_does_not_have(healthy: Readings, tmp_pa
         ("healthy-h100x8", ["Init=!999"], None, UNKNOWN),
     ],
 )
-def test_only_a_driver_that_is_not_there_proves_that_no_gpu_is(
+def test_only_a_missing_driver_counts_zero_gpus(
     reader: nvml.Reader, base: str, lines: list[str], count: int | None, why: str
 ) -> None:
     taken = reader.take(base, *lines)
@@ -634,7 +634,7 @@ def test_only_a_driver_that_is_not_there_proves_that_no_gpu_is(
     assert taken["gpus"] == []
 
 
-def test_a_count_that_fails_is_told_as_such(reader: nvml.Reader) -> None:
+def test_failed_count_is_an_error(reader: nvml.Reader) -> None:
     assert readings(reader, "healthy-h100x8", "Count=!999") == {
         "gpu.count host": UNKNOWN,
         "driver.version host": "580.95.05",
@@ -735,9 +735,7 @@ def test_a_gpu_that_answers_late_is_read_again_afterwards(library: Path, healthy
     assert last == healthy
 
 
-def test_a_question_about_a_pair_that_blocks_costs_the_pairs_of_who_was_asked(
-    library: Path, healthy: Readings, tmp_path: Path
-) -> None:
+def test_blocked_pair_query_costs_one_gpus_pairs(library: Path, healthy: Readings, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.1.P2PStatus.6.2=~600s")
     ((seconds, observed),) = taken_again(library, scenario)
     assert changes(healthy, observed) == {
@@ -787,7 +785,7 @@ print(json.dumps(to_json(snapshot)))
         ),
     ],
 )
-def test_what_the_installed_binding_lacks_is_unsupported(
+def test_function_missing_in_pynvml_is_unsupported(
     library: Path, healthy: Readings, gone: tuple[str, ...], lacks: dict[str, str]
 ) -> None:
     printed = nvml.python(["-c", WITHOUT, *gone], library, nvml.scenario("healthy-h100x8"))
@@ -801,7 +799,7 @@ def test_what_the_installed_binding_lacks_is_unsupported(
 # ---- parts of other kinds ----
 
 
-def test_a_grace_part_tells_its_chip_to_chip_links(reader: nvml.Reader) -> None:
+def test_grace_part_has_chip_to_chip_links(reader: nvml.Reader) -> None:
     grace = ("C2cModeInfoV=1", "FieldValues.170=10", "FieldValues.171=1", "NumaNodeId=8", "AddressingMode=2")
     whole, broken = (readings(reader, "healthy-h100x8", *grace, *line) for line in ([], ["gpu.0.FieldValues.171.4=0"]))
     assert whole["gpu.c2c.enabled gpu=0"] is True
@@ -843,7 +841,7 @@ def test_fields_that_spoil_the_library_are_never_read(library: Path) -> None:
     assert not fields & {161, 162, 163}
 
 
-def test_links_before_hopper_tell_their_speed_elsewhere(reader: nvml.Reader) -> None:
+def test_link_speed_before_hopper_uses_the_old_field(reader: nvml.Reader) -> None:
     observed = readings(reader, "direct-a100x4", "FieldValues.16?=!3", "FieldValues.90=25000")
     assert observed["gpu.nvlink.speed gpu=1,link=3"] == 25e9
 
@@ -868,7 +866,7 @@ def test_a_first_link_that_is_down_hides_no_other_ones_errors(reader: nvml.Reade
         ("pcie-only", [], NO_NVLINK),
     ],
 )
-def test_links_are_missed_only_where_they_must_be(
+def test_links_are_missing_only_behind_a_switch(
     reader: nvml.Reader, base: str, lines: list[str], missing: object
 ) -> None:
     assert readings(reader, base, *lines)["gpu.nvlink.missing_links gpu=0"] == missing
@@ -923,7 +921,7 @@ def recorded(library: Path, *full_snapshot: str) -> list[list[tuple[object, ...]
 
 
 @pytest.mark.parametrize("full_snapshot", [(), ("full_snapshot",)])
-def test_nothing_is_asked_twice(library: Path, full_snapshot: tuple[str, ...]) -> None:
+def test_each_getter_is_called_once(library: Path, full_snapshot: tuple[str, ...]) -> None:
     for calls in recorded(library, *full_snapshot):
         assert [call for call in set(calls) if calls.count(call) > 1] == []
 
@@ -943,14 +941,14 @@ def test_a_scrape_asks_each_gpu_little(library: Path) -> None:
     assert len(later) / 4 < 85, "a call costs tens of microseconds on a real GPU: ask for fields together"
 
 
-def test_a_scrape_tells_what_a_snapshot_tells_but_for_what_is_slow(reader: nvml.Reader, healthy: Readings) -> None:
+def test_scrape_matches_snapshot_except_slow_readings(reader: nvml.Reader, healthy: Readings) -> None:
     first, second = (flat(reader.take("healthy-h100x8", full_snapshot=False)["snapshot"]) for _ in range(2))
     assert first == second
     full_snapshot = {row.name for row in collector.GPU_READINGS if row.pace == "snapshot_only"}
     assert changes(healthy, first) == {key: None for key in healthy if key.split()[0] in full_snapshot}
 
 
-def test_what_an_exporter_keeps_belongs_to_the_part(reader: nvml.Reader) -> None:
+def test_cache_belongs_to_the_gpu_not_its_index(reader: nvml.Reader) -> None:
     swapped = ("gpu.2.UUID=GPU-00000000-1111-2222-3333-444444444444", "gpu.2.Serial=1650000000099")
     before, after = (
         flat(reader.take("healthy-h200x4", *lines, full_snapshot=False)["snapshot"]) for lines in ((), swapped)
@@ -961,7 +959,7 @@ def test_what_an_exporter_keeps_belongs_to_the_part(reader: nvml.Reader) -> None
     }
 
 
-def test_what_could_not_be_read_once_is_asked_for_again(reader: nvml.Reader) -> None:
+def test_failed_constant_is_read_again(reader: nvml.Reader) -> None:
     broken, whole = (
         flat(reader.take("healthy-h200x4", *lines, devices=[1], full_snapshot=False)["snapshot"])
         for lines in (["gpu.1.VbiosVersion=!999"], [])
@@ -1020,20 +1018,18 @@ def fast_readings(library: Path, scenario: Path, devices: list[int], *later: str
     ],
     ids=["now", "not supported", "without a value", "no such function"],
 )
-def test_power_is_that_of_the_moment_where_the_part_tells_it(
-    library: Path, tmp_path: Path, line: str, power: float
-) -> None:
+def test_instant_power_is_used_if_available(library: Path, tmp_path: Path, line: str, power: float) -> None:
     hot = ("gpu.1.ClockInfo.1=1980", "gpu.1.CurrentClocksEventReasons=0x4", "gpu.1.Temperature.0=66")
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", line, *hot)
     assert fast_readings(library, scenario, [1]) == [[1, [power, 1980e6, 66.0, 4, 2619e6]]]
 
 
-def test_the_pulse_is_of_the_chosen_gpus(library: Path) -> None:
+def test_fast_reader_reads_the_chosen_gpus(library: Path) -> None:
     read = fast_readings(library, nvml.scenario("healthy-h200x4"), [3, 0])
     assert read == [[3, [76.291, 345e6, 28.0, 1, 3201e6]], [0, [79.064, 345e6, 29.0, 1, 3201e6]]]
 
 
-def test_a_pulse_names_a_lost_gpu_and_its_siblings_beat_on(library: Path, tmp_path: Path) -> None:
+def test_fast_reader_reports_a_lost_gpu_and_reads_the_others(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8")
     for lost in (
         fast_readings(library, scenario, [2, 3], "gpu.3.*=!15\n"),
@@ -1066,12 +1062,12 @@ def gpu_conflicts(
 MIG = "gpu=2 is in MIG mode: switch it off with `nvidia-smi -i 2 -mig 0`"
 
 
-def test_an_idle_whole_gpu_is_no_obstacle(library: Path) -> None:
+def test_idle_gpu_has_no_conflicts(library: Path) -> None:
     assert gpu_conflicts(library, nvml.scenario("healthy-h100x8")) == []
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_mig_is_an_obstacle_even_where_gpus_are_shared(library: Path, share: bool) -> None:
+def test_mig_is_a_conflict_even_if_gpus_are_shared(library: Path, share: bool) -> None:
     assert gpu_conflicts(library, nvml.scenario("mig-on"), share=share) == [MIG]
     assert gpu_conflicts(library, nvml.scenario("mig-on"), [0, 1, 3], share=share) == []
 
@@ -1096,18 +1092,18 @@ def test_a_gpu_full_of_processes_leaves_a_reason_that_a_record_takes(library: Pa
     assert len("; ".join(result)) < 2000
 
 
-def test_a_lost_gpu_hides_no_obstacle_on_the_next(library: Path, tmp_path: Path) -> None:
+def test_lost_gpu_hides_no_conflict_of_the_next(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "gpu-lost", "gpu.4.ComputeRunningProcesses=4711")
     assert gpu_conflicts(library, scenario) == ["gpu=4 is in use by process 4711"]
     assert gpu_conflicts(library, scenario, [3]) == []
 
 
 @pytest.mark.parametrize("name", ["driver-not-loaded", "version-mismatch", "not-supported"])
-def test_where_nvml_does_not_answer_there_is_no_obstacle(library: Path, name: str) -> None:
+def test_no_conflicts_if_nvml_does_not_answer(library: Path, name: str) -> None:
     assert gpu_conflicts(library, nvml.scenario(name)) == []
 
 
-def test_without_a_library_there_is_no_obstacle(tmp_path: Path) -> None:
+def test_no_conflicts_without_a_library(tmp_path: Path) -> None:
     (tmp_path / nvml.LIBRARY).write_text("")
     assert gpu_conflicts(tmp_path, nvml.scenario("healthy-h100x8")) == []
 
@@ -1126,7 +1122,7 @@ def test_a_reading_has_a_valid_name_a_known_unit_and_a_help(name: str, unit: str
     assert help
 
 
-def test_no_reading_stands_twice() -> None:
+def test_reading_names_are_unique() -> None:
     names = [kind.name for kind in collector.reading_kinds(True)]
     assert len(names) == len(set(names))
 
@@ -1173,7 +1169,7 @@ def gpm(library: Path, scenario: Path, *later: str) -> list[tuple[Readings, int]
     return [json.loads(line) for line in nvml.python(["-c", GPM, scenario, *later], library, scenario).splitlines()]
 
 
-def test_gpm_is_told_in_shares_and_bytes_at_every_collection(library: Path, tmp_path: Path) -> None:
+def test_gpm_values_are_shares_and_bytes(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
     busy = "gpu.1.GpmMetric.5=62.5\ngpu.1.GpmMetric.10=40\ngpu.1.GpmMetric.60=1024\ngpu.1.GpmMetric.13=!3\n"
     (idle, _), (loaded, opened) = gpm(library, scenario, "", busy)
@@ -1201,9 +1197,7 @@ def test_gpm_is_told_in_shares_and_bytes_at_every_collection(library: Path, tmp_
         ("healthy-h200x4", "GpmMetric.*=nan\n", "error: NVML: not a number: nan"),
     ],
 )
-def test_gpm_that_cannot_be_had_says_why_and_goes_on(
-    library: Path, tmp_path: Path, base: str, line: str, why: str
-) -> None:
+def test_absent_gpm_has_a_reason(library: Path, tmp_path: Path, base: str, line: str, why: str) -> None:
     observed, again = gpm(library, nvml.write(tmp_path / "now", base), line, "")
     assert all(str(reported).startswith(why) for reported in observed[0].values())
     assert observed == again
@@ -1244,7 +1238,7 @@ print(json.dumps([before, young, old, replays()]))
 """
 
 
-def test_an_exporter_has_the_links_counters_read_in_the_background(library: Path, tmp_path: Path) -> None:
+def test_exporter_reads_link_counters_in_the_background(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
     reported = nvml.python(["-c", IN_BACKGROUND, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
     *counted, last = json.loads(reported)
@@ -1252,7 +1246,7 @@ def test_an_exporter_has_the_links_counters_read_in_the_background(library: Path
     assert counted in (["0", "0", "0"], ["0", "0", "7"]), "the third found it old, or the second on a busy machine"
 
 
-def test_what_nobody_asked_for_in_a_long_time_is_read_at_once_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_slow_readings_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     now = [1000.0]
     monkeypatch.setattr(slow_readings, "_read_all", lambda gpu: (asked.append(now[0]), [("gpu.energy", {}, now[0])])[1])
@@ -1265,7 +1259,7 @@ def test_what_nobody_asked_for_in_a_long_time_is_read_at_once_and_no_failure(mon
     assert reported == asked == [1000.0, 2800.0, 4600.0]
 
 
-def test_what_the_driver_does_not_answer_goes_stale_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unanswered_slow_readings_expire_without_a_second_call(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, asked, now = threading.Event(), [], [1000.0]
 
     def ask(gpu: Gpu) -> list[tuple[str, dict[str, str], float]]:
@@ -1286,7 +1280,7 @@ def test_what_the_driver_does_not_answer_goes_stale_and_is_not_asked_again(monke
     assert reported[3].reason == "no answer for 1200 s"
 
 
-def test_of_many_gpus_the_last_is_asked_while_there_is_time_to_answer() -> None:
+def test_last_of_many_calls_starts_before_the_deadline() -> None:
     gate, stuck = threading.Event(), dict[int, PendingCall[int]]()
 
     def ask(gpu: int) -> int:

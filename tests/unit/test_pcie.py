@@ -77,7 +77,7 @@ def test_a_healthy_gpu_reads_in_full(root: Path) -> None:
     ) | {("pcie.iommu.group", f"pci={GPU}"): none, ("pcie.iommu.type", f"pci={GPU}"): none}
 
 
-def test_which_devices_are_looked_at() -> None:
+def test_relevant_devices_are_identified() -> None:
     with links.host() as root:
         observed = readings(root)
     kinds = {
@@ -93,7 +93,7 @@ def test_which_devices_are_looked_at() -> None:
     assert [key for key, value in observed.items() if isinstance(value, Absent) and ".iommu." not in key[0]] == []
 
 
-def test_a_scrape_reads_what_may_change_and_a_snapshot_the_rest_too(root: Path) -> None:
+def test_scrape_reads_what_changes_and_snapshot_everything(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert scrape.items() <= snapshot.items()
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {
@@ -124,7 +124,7 @@ def test_a_port_that_can_do_less_is_no_fault_of_the_link(root: Path) -> None:
     assert changed(root, riser) == of(GPU, generation=4, width=8, port__generation_max=4, port__width_max=8)
 
 
-def test_a_drive_behind_a_slow_backplane_is_told_and_not_judged(root: Path) -> None:
+def test_drive_behind_a_slow_backplane_is_not_judged(root: Path) -> None:
     fault = changed(root, lambda root: links.set_link(root, DRIVE, "current", speed="8.0", width=2))
     assert fault == of(DRIVE, generation=3, width=2)
 
@@ -169,7 +169,7 @@ def test_no_speed(speed: str, status: str) -> None:
     assert value.status == status
 
 
-def test_limits_are_read_until_they_have_been_had(root: Path) -> None:
+def test_limits_are_read_until_successful(root: Path) -> None:
     collector = PcieCollector(root)
     links.set_link(root, GPU, "max", width=63)
     [*collector.collect()]
@@ -178,7 +178,7 @@ def test_limits_are_read_until_they_have_been_had(root: Path) -> None:
     assert ({"pci": GPU}, 16) in width.readings
 
 
-def test_a_device_that_leaves_the_bus_is_not_told_any_more(root: Path) -> None:
+def test_removed_device_is_no_longer_reported(root: Path) -> None:
     collector = PcieCollector(root)
     [*collector.collect()]
     (root / "sys/bus/pci/devices" / GPU).unlink()
@@ -257,7 +257,7 @@ def test_an_iommu_and_its_groups(root: Path) -> None:
     assert observed == of(GPU, iommu__group=47, iommu__type="identity") | {("pcie.iommu.enabled", "host"): True}
 
 
-def test_who_is_not_root_is_told_what_is_missing(root: Path) -> None:
+def test_reason_without_root_permission(root: Path) -> None:
     hidden = {(name, getattr(value, "status", "")) for (name, _), value in changed(root, links.as_unprivileged).items()}
     assert hidden == {
         (f"pcie.{name}", "unsupported")

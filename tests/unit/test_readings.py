@@ -44,13 +44,13 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ).stdout
 
 
-def test_the_list_of_readings_is_what_the_collectors_read(expected: str) -> None:
+def test_catalogue_of_readings_is_current(expected: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
         readings.PATH.write_text(expected)
     assert expected == readings.PATH.read_text()
 
 
-def test_the_page_of_checks_is_what_the_packs_hold() -> None:
+def test_page_of_checks_is_current() -> None:
     page = checks([read_pack("common")])
     if os.environ.get("UPDATE_GOLDEN"):
         DOCS.write_text(page)

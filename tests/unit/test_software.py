@@ -139,7 +139,7 @@ def test_this_machine_reads_without_an_error() -> None:
         ("exec sleep 10", "tool --version: no answer within 0.3 s"),
     ],
 )
-def test_a_program_that_does_not_tell(tmp_path: Path, does: str, reason: str) -> None:
+def test_program_without_a_version_is_an_error(tmp_path: Path, does: str, reason: str) -> None:
     host.program(tmp_path / "usr/bin/tool", does)
     assert programs.program_version(tmp_path, "tool", r"version (\S+)", 0.3) == Absent(status="error", reason=reason)
 

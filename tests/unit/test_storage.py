@@ -204,7 +204,7 @@ def test_one_field_of_the_log(fields: dict[str, int], name: str, value: Value) -
 
 
 @pytest.mark.parametrize("page", [b"", log()[:511], bytes(512)])
-def test_a_log_that_is_none(page: bytes) -> None:
+def test_invalid_log_is_refused(page: bytes) -> None:
     with pytest.raises(ValueError, match="no health log"):
         parse_log(page)
 
@@ -245,7 +245,7 @@ def test_a_disk_that_does_not_answer_costs_its_own_log_only(tmp_path: Path) -> N
     assert [value for _, value in reported[0].readings] == [late, late, 0]
 
 
-def test_what_is_no_nvme_disk_refuses_the_command(tmp_path: Path) -> None:
+def test_file_that_is_not_an_nvme_disk_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "nvme0n1").write_bytes(log())
     with pytest.raises(OSError, match="Inappropriate ioctl"):
         read_smart_log(tmp_path / "nvme0n1")
@@ -254,7 +254,7 @@ def test_what_is_no_nvme_disk_refuses_the_command(tmp_path: Path) -> None:
 # ---- mounts ----
 
 
-def test_every_local_file_system_stands_once() -> None:
+def test_each_local_file_system_is_listed_once() -> None:
     result = local_mounts(parse_mounts(host.FILES["proc/self/mountinfo"]))
     assert [(mount.target, mount.kind, mount.source) for mount in result] == [
         ("/", "ext4", "/dev/md0"),
@@ -282,11 +282,11 @@ def test_single_files_of_a_container_are_no_file_systems(tmp_path: Path) -> None
         ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:1 / / rw - ext4 /dev/sda1 ro\n", True),
     ],
 )
-def test_where_a_host_keeps_its_state(lines: str, read_only: bool) -> None:
+def test_read_only_state_directory(lines: str, read_only: bool) -> None:
     assert is_read_only(parse_mounts(lines), "/var") is read_only
 
 
 @pytest.mark.parametrize("text", ["nonsense\n", "1 0 8:1 / / rw ext4 /dev/sda1 rw\n"])
-def test_what_is_no_mount(text: str) -> None:
+def test_invalid_mountinfo_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a line of mountinfo"):
         parse_mounts(text)

@@ -97,7 +97,7 @@ def test_the_lines_that_are_an_xid(line: str, result: tuple[str, str] | None) ->
         ("xyz, Fatal error", None),
     ],
 )
-def test_an_sxid_counts_once_with_what_the_driver_calls_it(said: str, result: tuple[str, str] | None) -> None:
+def test_sxid_counts_once_with_its_severity(said: str, result: tuple[str, str] | None) -> None:
     line = f"[131453.740743] nvidia-nvswitch0: SXid (PCI:0000:C1:00.0): {said}"
     assert parse_sxid(message(line)) == (result and ("0000:c1:00.0", *result))
 
@@ -145,7 +145,7 @@ def test_three_lines_of_a_switch_are_one_error() -> None:
     assert result["xid.log_complete"] == {"host": True}
 
 
-def test_of_nvlink_5_the_fatal_ones_are_counted_apart(tmp_path: Path) -> None:
+def test_fatal_nvlink_5_xids_are_counted_separately(tmp_path: Path) -> None:
     log = tmp_path / "kern.log"
     log.write_text(
         f"{BOOT}4,9,1,-;NVRM: Xid (PCI:0000:1b:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00000013 0x0)\n"
@@ -170,7 +170,7 @@ def test_a_log_that_is_not_utf8_is_still_read(tmp_path: Path) -> None:
     assert read(log)["xid.last_seen"] == {"host": 91827.364554}
 
 
-def test_a_scrape_reads_on_and_what_was_counted_stays_counted(tmp_path: Path) -> None:
+def test_scrapes_accumulate_counts(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     os.mkfifo(log)
     writer = os.open(log, os.O_RDWR)
@@ -204,9 +204,7 @@ def kernel(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | OSError]) -> l
 
 
 @pytest.mark.parametrize("full_snapshot", [False, True])
-def test_records_overwritten_before_they_were_read_are_passed_over_and_told(
-    monkeypatch: pytest.MonkeyPatch, full_snapshot: bool
-) -> None:
+def test_overwritten_records_make_the_log_incomplete(monkeypatch: pytest.MonkeyPatch, full_snapshot: bool) -> None:
     answers = [BOOT.encode(), FALLEN.encode(), BrokenPipeError(), FALLEN.encode(), BlockingIOError()]
     closed = kernel(monkeypatch, answers)
     result = read(Path("/dev/kmsg"), full_snapshot=full_snapshot)
@@ -260,7 +258,7 @@ JOURNAL = (
 )
 
 
-def test_a_snapshot_asks_the_journal_for_what_the_buffer_lost_and_counts_nothing_twice(tmp_path: Path) -> None:
+def test_snapshot_adds_lost_records_of_the_journal_once(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text(LATE + "4,7002,93000500000,-;NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")
     result = read(log, reported(tmp_path, *JOURNAL), full_snapshot=True)
@@ -282,7 +280,7 @@ def test_a_buffer_that_reaches_back_to_the_boot_is_enough(tmp_path: Path) -> Non
     assert not trace.exists()
 
 
-def test_where_the_buffer_is_refused_the_first_command_that_tells_anything_is_believed(tmp_path: Path) -> None:
+def test_first_command_with_output_replaces_a_refused_buffer(tmp_path: Path) -> None:
     none, fails = (sys.executable, "-c", ""), (sys.executable, "-c", "raise SystemExit('not permitted')")
     commands = (("no-such-program",), none, fails, reported(tmp_path, *JOURNAL[1:]))
     result = read(tmp_path / "kmsg", *commands, full_snapshot=True)
@@ -291,7 +289,7 @@ def test_where_the_buffer_is_refused_the_first_command_that_tells_anything_is_be
     assert result["xid.log_complete"] == {"host": False}
 
 
-def test_where_nothing_tells_the_log_the_error_says_what_was_tried(tmp_path: Path) -> None:
+def test_error_names_the_commands_that_were_tried(tmp_path: Path) -> None:
     (why,) = read(tmp_path / "kmsg", ("no-such-program",), ("true",), full_snapshot=True)["xid.last_seen"].values()
     assert isinstance(why, Absent)
     assert why.reason.endswith(
@@ -386,7 +384,7 @@ def test_fatal_errors_of_nvlink_5_fail_and_others_do_not() -> None:
         ("unsaid", "99999", ""),
     ],
 )
-def test_of_a_switch_what_is_fatal_fails(fatal: str, code: str, criterion: str) -> None:
+def test_fatal_switch_errors_fail(fatal: str, code: str, criterion: str) -> None:
     location = f"pci=0000:c1:00.0,fatal={fatal},sxid={code}"
     expected = [(criterion, FAIL, location, "")] if criterion else []
     assert bad(judged({location: 2}, name="sxid.count")) == expected
