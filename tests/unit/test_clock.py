@@ -1,4 +1,4 @@
-"""Whether the system clock is kept, by what the kernel says of it."""
+"""Whether the system clock is synchronized, by the state of the kernel's clock."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Of a pair that fails the broken end is named, and the sound one is neither printed as the culprit nor returned."""
+"""For a failed pair of GPUs the faulty end is named; the healthy end is never the culprit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Pairs = set[tuple[int, int]]
 
 
 def view(gpus: int, *logs: Mapping[str, float]) -> HostView:
-    """A host with so many GPUs, and what its kernel log has of XIDs and SXids in its snapshots: scope -> count."""
+    """Return a host with that many GPUs, and the XIDs and SXids of its snapshots: scope -> count."""
     plan = builders.plan("h1", gpu_count=gpus, rackproof_gang="none")
     left = builders.evidence(plan)["h1"]
     first = left.records[0].snapshots[0]
@@ -43,7 +43,7 @@ def view(gpus: int, *logs: Mapping[str, float]) -> HostView:
 
 
 def of_pairs(gpus: int, failing: Pairs, *, unknown: Pairs | None = None, criterion: str = "peers") -> list[Verdict]:
-    """A verdict on every ordered pair."""
+    """Return a verdict on every ordered pair."""
     return [
         Verdict(
             host="h1",
@@ -60,12 +60,12 @@ def of_pairs(gpus: int, failing: Pairs, *, unknown: Pairs | None = None, criteri
 
 
 def around(*bad: int, gpus: int = 8) -> Pairs:
-    """Every pair that has one of them for an end."""
+    """Return every pair with one of these GPUs as an end."""
     return {(a, b) for a, b in permutations(range(gpus), 2) if a in bad or b in bad}
 
 
 def laid(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Scope of a pair -> the part that it is laid to, where that is not its own."""
+    """Return scope of a pair -> the part to which its failure is attributed, if that is another one."""
     return {verdict.scope: verdict.part for verdict in with_culprits(view(gpus), verdicts) if verdict.part}
 
 
@@ -104,7 +104,7 @@ def test_where_no_gpu_stands_out_each_pair_stays_where_it_is(gpus: int, failing:
 
 
 def test_what_is_not_known_speaks_neither_for_nor_against_a_gpu() -> None:
-    """It fails with three others: of five with which it was measured that is more than half, of six it is not."""
+    """Three failed pairs are more than half of five, but not of six."""
     for lost, blamed in (({3, 4}, {"gpu=6"}), ({3}, set())):
         unmeasured = {(a, b) for a, b in around(6) if {a, b} & lost}
         verdicts = of_pairs(8, {(0, 6), (1, 6), (2, 6)}, unknown=unmeasured)
@@ -194,7 +194,7 @@ def test_the_judge_lays_slow_pairs_to_their_gpu() -> None:
 
 @pytest.mark.parametrize(("scope", "serial", "covered"), [("gpu=6", "", 14), ("gpu=0", "", 1), ("", "h1-6", 7)])
 def test_a_waiver_for_the_part_is_for_what_is_laid_to_it(scope: str, serial: str, covered: int) -> None:
-    """Of 14 pairs of gpu=6 seven are its own figures, and seven its neighbours' that are laid to it."""
+    """Of the 14 pairs of gpu=6, seven are its own and seven are its neighbours', attributed to it."""
     waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
     failed = [item for item in of_pairs(8, around(6)) if item.verdict == FAIL]
     found = [Waived([waiver], "2026-11-21").verdict(item) for item in with_culprits(view(8), [*failed])]
@@ -202,7 +202,7 @@ def test_a_waiver_for_the_part_is_for_what_is_laid_to_it(scope: str, serial: str
 
 
 def test_the_vendors_papers_have_the_pairs_that_were_laid_to_the_part(tmp_path: Path) -> None:
-    """The figures beside them are those of pairs that the part is no end of."""
+    """The figures next to them are those of pairs without this part."""
     assert (
         main(
             ["simulate", str(tmp_path / "r1"), "--hosts", "2", "--profile", "smoke", "--fault", "nvlink_down:r01-h01:6"]

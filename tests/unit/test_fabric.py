@@ -1,4 +1,4 @@
-"""NVSwitches on the bus, the daemons that manage the fabric, and what the judge makes of switches that nobody manages."""
+"""NVSwitches on the bus, the daemons of the fabric, and the verdict on switches without a fabric manager."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INFORMATION = "BIOS Version: 96.10.57.00.01\nUUID: SWX-5D21\nPhysical location I
 
 
 def host(root: Path, *, switches: int = 4, probed: int | None = None, processes: tuple[str, ...] = ()) -> Path:
-    """A host with eight GPUs, a NIC, so many NVSwitches, and these processes beside the first."""
+    """Return a host with eight GPUs, a NIC, that many NVSwitches, and these processes beside process 1."""
     bus = [(NVIDIA, GPU)] * 8 + [(MELLANOX, INFINIBAND), (MELLANOX, BRIDGE)] + [(NVIDIA, BRIDGE)] * switches
     for number, (vendor, kind) in enumerate(bus):
         pci(root, f"0000:{number:02x}:00.0", vendor, kind)
@@ -40,7 +40,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(root: Path, *, full_snapshot: bool = False) -> dict[str, Value | Absent]:
-    """The readings of the host as a whole, without `fabric.` in front."""
+    """Return the host readings, without the leading `fabric.`."""
     return {
         family.name.removeprefix("fabric."): value
         for family in FabricCollector(root, full_snapshot).collect()
@@ -73,7 +73,7 @@ def test_gpus_passed_to_a_machine_without_switches_lack_nothing(tmp_path: Path) 
 
 
 def test_manager_is_recognized_by_its_pid_file(tmp_path: Path) -> None:
-    """As on HGX B200, where the switches are not on the bus."""
+    """On HGX B200 the switches are not on the bus."""
     root = host(tmp_path, switches=0, processes=("nv-fabricmanage",))
     write(root / "run/nvidia-fabricmanager/nv-fabricmanager.pid", "2\n")
     result = read(root)
@@ -156,7 +156,7 @@ PACKS = read_packs(())
 
 
 def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
-    """Verdict and action on h1, every snapshot of which says so of the manager; None: they do not speak of it."""
+    """Return verdict and action for h1, whose snapshots have this value for the manager; None: no reading."""
     plan = builders.plan(profile="smoke")
     evidence = builders.evidence(plan)
     metric = Metric(name="fabric.manager.missing", unit="1", values={"host": value})

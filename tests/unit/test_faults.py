@@ -1,4 +1,4 @@
-"""Every fault is found by the criteria meant for it and by no other, on a whole eight-GPU host, through the real collectors.
+"""Every fault fails exactly its own criteria, on a complete eight-GPU host, through the real collectors.
 
 NVML answers through nvidia-ml-py from a stub library; /proc, /sys and /dev are a tree of files. Two snapshots are judged as those
 of a run are. The last test says that no criterion on what collectors read is left without its fault.
@@ -28,11 +28,11 @@ from tests.fakes import host, links, nvml, whole
 
 Change = Callable[[Path], object]
 THIRD = links.GPUS[3].removesuffix(".0")
-"""GPU 3 as the kernel's log spells it."""
+"""GPU 3 as the kernel log spells it."""
 
 
 def nothing(root: Path) -> None:
-    """Leaves the files as they are."""
+    """Change no file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -48,7 +48,7 @@ class Fault:
     before: Change = nothing
     later: Change = nothing
     inconclusive: frozenset[str] = frozenset()
-    """Criteria that cannot be told any more, since the fault took what they read with it."""
+    """Criteria that become inconclusive, because the fault removes their readings."""
     scope: str = ""
     """Where every finding must be."""
     scopes: Mapping[str, str] = field(default_factory=dict)
@@ -66,7 +66,7 @@ def text(path: str, content: str) -> Change:
 
 @dataclass(frozen=True)
 class Logged:
-    """The kernel says something."""
+    """The kernel logs these messages."""
 
     messages: tuple[str, ...]
 
@@ -75,7 +75,7 @@ class Logged:
 
 
 def every(name: str, cases: dict[str, tuple[Logged, str]]) -> Any:
-    """Criterion -> what the kernel says, all at once, and the scope in which that criterion alone finds it."""
+    """Return one fault from criterion -> logged messages, and the scope in which only that criterion fails."""
     messages = tuple(message for logged, _ in cases.values() for message in logged.messages)
     scopes = {criterion: scope for criterion, (_, scope) in cases.items()}
     return fault(name, " ".join(cases), before=Logged(messages), scopes=scopes)
@@ -155,10 +155,10 @@ CODES: dict[str, list[int]] = {
     kind: [int(result[1]) for item in read_pack("xid").criteria if (result := re.fullmatch(pattern, item.id))]
     for kind, pattern in (("xid", r"xid-(\d+)"), ("fatal", r"xid-(\d+)-fatal"), ("sxid", r"sxid-(\d+)"))
 }
-"""The codes that the catalogue has as criteria."""
+"""Codes with criteria."""
 MC = "sys/devices/system/edac/mc/mc0"
 FAULTS = [
-    # the driver's view of a GPU
+    # NVML
     fault("fell off the bus before the run", "gpu-count", nvml=("gpu.3.*=!15", "P2PStatus.3.*=!15"), inconclusive="*"),
     fault("missing in the driver", "gpu-count", nvml=("Count=7",), inconclusive="*"),
     fault("ecc switched off", "ecc-enabled", nvml=(f"{NEXT}EccMode=0 0",), scope="gpu=3"),
@@ -242,7 +242,7 @@ FAULTS = [
         nvml=("FieldValues.214=0 3",),
         nvml_later=(f"{NEXT}FieldValues.214=1 3",),
     ),
-    # the kernel's log
+    # the kernel log
     every("each xid", {f"xid-{code}": (xid(code), f"gpu=3,xid={code}") for code in CODES["xid"]}),
     every("each fatal xid", {f"xid-{code}-fatal": (xid(code, FATAL), f"gpu=3,xid={code}") for code in CODES["fatal"]}),
     every(
@@ -317,18 +317,18 @@ FAULTS = [
 
 @dataclass(kw_only=True)
 class Machine:
-    """The host, and the program that looks at it."""
+    """The host, and the program that takes its snapshots."""
 
     root: Path
     scenario: Path
     program: subprocess.Popen[str]
     spoiled: bool = True
-    """More than the kernel's log is not as it was."""
+    """More than the kernel log has changed."""
     well: tuple[Snapshot, list[Gpu]] | None = None
-    """The first look at the host while nothing is wrong, which is one for all faults that come later."""
+    """Snapshot of the healthy host, shared by all faults that come later."""
 
     def judged(self, of: Fault, packs: tuple[Pack, ...]) -> list[Verdict]:
-        """Builds the host with the fault, looks twice where anything changes in between, and judges."""
+        """Build the host with the fault, take two snapshots if anything changes in between, and judge them."""
         if self.spoiled:
             shutil.rmtree(self.root, ignore_errors=True)
             self.root.mkdir()
@@ -409,7 +409,7 @@ ELSEWHERE = {
     "retired-pages": "parts before Ampere alone have such pages",
     "c2c-links": "Grace alone has such links",
 }
-"""Criteria on what collectors read that this host cannot show: why not."""
+"""Criteria on readings that this host cannot have -> why."""
 
 
 def test_every_criterion_on_readings_has_a_fault() -> None:

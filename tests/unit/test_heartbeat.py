@@ -1,4 +1,4 @@
-"""Who is named, and when; who is heard; and that no rank outlives its supervisor."""
+"""Which culprit is named and when, which messages are accepted, and that no rank outlives its supervisor."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def view(
     finished: tuple[str, ...] = (),
     **ranks: RankState,
 ) -> GangSnapshot:
-    """Hosts h1 … of two ranks each, all at work. `ranks`: r3=… replaces rank 3; `ages`: of statuses, in seconds."""
+    """Return hosts h1 … of two running ranks each. `ranks`: r3=… replaces rank 3; `ages`: of statuses, in seconds."""
     members = tuple(f"h{number}" for number in range(1, hosts + 1))
     heard = dict.fromkeys(members, 0.3) | (ages or {})
     statuses = {
@@ -111,7 +111,7 @@ def test_no_culprit_while_uncertain(known: GangSnapshot) -> None:
 
 
 def timed_out(*culprits: RankState) -> dict[str, RankState]:
-    """All ranks but these waited in vain."""
+    """Return ranks that have all timed out, except these."""
     return {f"r{n}": rank(n, **TIMED_OUT) for n in range(6)} | {f"r{item.rank}": item for item in culprits}
 
 
@@ -302,7 +302,7 @@ def test_invalid_rank_state_is_refused(spoil: dict[str, Any]) -> None:
 
 @pytest.fixture
 def port() -> int:
-    """Free, with the one after it; the kernel gives none of these to whoever asks for any."""
+    """Return a free port whose next port is free too, outside the range that the kernel assigns by itself."""
     while True:
         result = 15_000 + 2 * secrets.randbelow(7_500)
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as next_one:
@@ -313,7 +313,7 @@ def port() -> int:
 
 MEMBERS = ("h1", "h2", "h3")
 ADDRESSES = {"h1": "127.0.0.1", "h2": "127.0.0.1", "h3": "127.0.0.3"}
-"""The first two as on one machine."""
+"""The first two members share a machine."""
 
 
 def gang(me: str, port: int, **over: Any) -> Gang:
@@ -330,7 +330,7 @@ def three(port: int) -> Iterator[dict[str, PeerChannel]]:
 
 
 def until(true: Callable[[], bool], *them: PeerChannel, patience_s: float = 5.0) -> None:
-    """Steps everybody until it is so."""
+    """Poll all channels until the condition holds."""
     ends = time.monotonic() + patience_s
     while not true():
         assert time.monotonic() < ends
@@ -367,7 +367,7 @@ def test_late_answer_does_not_revive_a_finished_host(three: dict[str, PeerChanne
     two.finished = True
     two.publish_status([], at_once=True)
     until(lambda: one.statuses["h2"].finished, one, two)
-    two.finished = False  # what was sent before comes later, on the other connection
+    two.finished = False  # an older message arrives later, on the other connection
     for _ in range(20):
         one.publish_status([rank(0)], at_once=True)
         one.poll(0.01)
@@ -389,7 +389,7 @@ def hung_up(channel: socket.socket, head: PeerChannel) -> bool:
 
 
 def word(port: int, greeting: str, **over: Any) -> bytes:
-    """A line as h3 would say it."""
+    """Return a status line of h3."""
     said = {"host": "h3", "token": "t", "number": 1, "finished": False, "greeting": greeting, "ranks": [], **over}
     about = {key: said.pop(key) for key in ("nonce", "context", "members") if key in said}
     return gang("h3", port, **about).sign(said)
@@ -489,7 +489,7 @@ def test_listener_is_not_open_on_other_addresses(three: dict[str, PeerChannel], 
 
 
 def test_rank_reports_its_progress(tmp_path: Path) -> None:
-    work = tmp_path / ("d" * 120)  # longer than the address of a socket may be
+    work = tmp_path / ("d" * 120)  # longer than the path of a socket may be
     work.mkdir()
     receiver = HeartbeatReceiver(work, {0: "gpu=0", 1: "gpu=1"})
     heartbeat = RankHeartbeat(1, work)
@@ -508,7 +508,7 @@ def test_rank_reports_its_progress(tmp_path: Path) -> None:
     assert inside.waiting_s is not None
     assert inside.waiting_s < 1
     assert second.failure == "timeout"
-    assert second.waiting_s is not None, "it failed while it waited"
+    assert second.waiting_s is not None, "it failed while waiting"
 
 
 @pytest.mark.parametrize(
@@ -655,7 +655,7 @@ def test_no_rank_outlives_guard_supervisor_or_launcher(tmp_path: Path, whose: st
 
 
 def launched(tmp_path: Path) -> list[int]:
-    """Starts supervisor → leashed launcher → guard → rank, and kills the supervisor; returns the launcher and the rank."""
+    """Start supervisor → launcher → guard → rank, and kill the supervisor; return launcher and rank."""
     (tmp_path / "program.py").write_text(RANK.format(what="time.sleep(60)"))
     launcher = (
         "import os, pathlib, subprocess, sys\n"

@@ -1,4 +1,4 @@
-"""Who is named where several could be: one thing is changed from a case in which somebody is, or nobody."""
+"""Which culprit is named among several: each test changes one fact of a case with or without a culprit."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def test_rank_that_fails_with_a_lost_launcher_is_not_named() -> None:
 
 
 def test_killed_launcher_is_named_before_its_victims() -> None:
-    """In one moment, as far as clocks tell, before any rank started."""
+    """All at the same moment, before any rank started."""
     began: dict[str, Any] = {"alive_s": None, "phase": ""}
     killed = rank(3, ended_s=SETTLED, why="its launcher was killed by SIGKILL before any rank started", **began)
     known = view(r3=killed, r5=rank(5, ended_s=SETTLED + 0.3, exit_code=1, why="its launcher ended", **began))
@@ -165,7 +165,7 @@ def test_recent_timeout_is_not_settled() -> None:
 
 
 def test_stale_status_of_a_silent_host_is_ignored() -> None:
-    """Three hosts have lost one another; the head decides by what it sees itself."""
+    """Three hosts have lost one another; the first decides by its own ranks."""
     gone = rank(5, ended_s=0.5, exit_code=-9)
     assert text(view(ages={"h3": LOST}, r5=gone)).startswith("host h3: no messages for 10 s")
     assert text(view(ages={"h3": 30.0}, finished=("h3",), r5=gone)).startswith("host h3 gpu=1 rank 5")
@@ -187,7 +187,7 @@ def test_absent_hosts_are_named_with_those_that_joined() -> None:
 
 def test_long_host_lists_are_shortened() -> None:
     result = text(view(hosts=23, ages={f"h{number}": LOST for number in range(4, 24)}))
-    assert "h22, h23: no messages" in result, "twenty are told"
+    assert "h22, h23: no messages" in result, "twenty are listed"
     result = text(view(hosts=24, ages={f"h{number}": LOST for number in range(4, 25)}))
     assert "h23 and 1 more: no messages" in result
     hosts = {f"h{number}": LOST for number in range(4, 29)}

@@ -1,4 +1,4 @@
-"""What a rank's receiver, its guard's words and /proc make of it, one at a time, by a clock that is set."""
+"""The state of a rank from its heartbeats, its guard's messages and /proc, with a controlled clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Clock:
-    """`time.monotonic()`, as it is set."""
+    """A controlled `time.monotonic()`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -48,7 +48,7 @@ def receiver(tmp_path: Path) -> Iterator[HeartbeatReceiver]:
 
 
 class Proc:
-    """A /proc of our own."""
+    """A fake /proc."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -72,7 +72,7 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
 
 
 def say(directory: Path, kind: str = "heartbeat", *, rank: int = 0, **over: Any) -> None:
-    """As a rank, or its guard, would."""
+    """Send a message as a rank or its guard."""
     beat = (
         {"pid": 4711, "phase": "gemm", "sequence": 3, "progress_at": 0.0, "failure": ""} if kind == "heartbeat" else {}
     )
@@ -84,7 +84,7 @@ def say(directory: Path, kind: str = "heartbeat", *, rank: int = 0, **over: Any)
 
 
 def begun(directory: Path, receiver: HeartbeatReceiver) -> RankHeartbeat:
-    """A rank that has beaten once by itself, and does so again after the test."""
+    """Return a rank that has sent its first heartbeat."""
     made = RankHeartbeat(0, directory)
     assert select.select([receiver.socket], [], [], 5)[0]
     return made
@@ -123,7 +123,7 @@ def test_manually_started_process_sends_nothing(monkeypatch: pytest.MonkeyPatch,
         alone.record_progress()
     alone.record_failure("an error")
     sender = DatagramSender(0, tmp_path)
-    assert not sender.connected, "nobody listens there"
+    assert not sender.connected, "no receiver"
     sender._socket.close()
 
 
@@ -163,7 +163,7 @@ def test_ages_of_progress_and_waiting(receiver: HeartbeatReceiver, tmp_path: Pat
     assert values(3.0) == (3.0, None, 0)
     with rank.in_collective():
         assert values(2.0) == (2.0, 2.0, 1)
-    assert values(4.0) == (4.0, None, 1), "its progress is the end of what all did together"
+    assert values(4.0) == (4.0, None, 1), "the end of a collective is progress"
     with rank.in_collective():
         pass
     assert values(1.0) == (1.0, None, 2)
@@ -174,7 +174,7 @@ def test_first_failure_of_a_rank_is_kept(receiver: HeartbeatReceiver, tmp_path: 
     rank.send()
     assert receiver.read()
     rank.record_failure("watchdog: timed-out")
-    assert receiver.read(), "at once, and not with the next beat"
+    assert receiver.read(), "at once, not with the next heartbeat"
     clock.now += 6.0
     rank.record_failure("OutOfMemoryError")
     rank.send()
@@ -307,7 +307,7 @@ def test_lost_guard_means_an_end_until_its_message_arrives(
     (tmp_path / "rank0.state.json").write_text('{"phase": "end", "exit_code": 3}')
     assert (receiver.states()[0].ended_s, receiver.states()[0].exit_code) == (0.0, 3)
     clock.now += 2.0
-    assert receiver.states()[0].ended_s == 2.0, "seen once"
+    assert receiver.states()[0].ended_s == 2.0, "noted once"
     say(tmp_path, "end", code=-9, terminated_by_launcher=True)
     assert receiver.read()
     assert (
@@ -320,7 +320,7 @@ def test_lost_guard_means_an_end_until_its_message_arrives(
     assert receiver.states()[0].exit_code == -9
 
 
-# ---- a rank that does not beat ----
+# ---- silent ranks ----
 
 
 def silent(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, seconds: float = UNSURE_S + 0.1) -> None:
@@ -362,8 +362,8 @@ def test_silent_rank_is_busy_if_it_uses_cpu_time(
 ) -> None:
     proc.put(4711, "R", seconds=1000.0)
     silent(receiver, tmp_path, clock)
-    assert receiver.states()[0].busy, "nothing is known yet"
-    assert receiver.states()[0].busy, "in the same moment neither"
+    assert receiver.states()[0].busy, "no CPU time to compare with yet"
+    assert receiver.states()[0].busy, "nor at the same moment"
     for seconds in (0.5, 10.0, 50.0):
         clock.now += seconds
         proc.put(4711, "R", seconds=1000.0 + share * (clock.now - 1000.0 - UNSURE_S - 0.1))
@@ -380,7 +380,7 @@ def test_cpu_reference_is_reset_by_a_heartbeat(
     silent(receiver, tmp_path, clock)
     assert receiver.states()[0].busy
     clock.now += 5.0
-    assert not receiver.states()[0].busy, "what it used before it beat again is no sign of life"
+    assert not receiver.states()[0].busy, "CPU time before the last heartbeat does not count"
 
 
 # ---- processes ----
@@ -405,7 +405,7 @@ def test_identity_is_number_and_start_time(proc: Proc) -> None:
     assert (named, process_identity(13)) == ("12 99", "")
     assert is_alive(named)
     proc.put(12, born=100)
-    assert not is_alive(named), "another one has its number now"
+    assert not is_alive(named), "another process has its number now"
     assert not is_alive("13 99")
     assert is_alive(""), "none was given"
 

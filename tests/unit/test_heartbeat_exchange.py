@@ -1,4 +1,4 @@
-"""What the head of a gang makes of each line that comes, one at a time, and when a supervisor may go."""
+"""How the first host of a gang handles each message, and when a supervisor may leave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERDICT = Culprit(kind="rank_silent", hosts=("h3",), text="host h3 …", scope="
 
 @cache
 def address_of(port: int) -> str:
-    """A loopback address of this test's own: whoever else runs on this machine has none of its ports."""
+    """Return a loopback address of this test only, so that other processes use none of its ports."""
     return "127." + ".".join(str(1 + byte % 254) for byte in secrets.token_bytes(3))
 
 
@@ -37,7 +37,7 @@ def here(me: str, port: int) -> Gang:
 
 
 class Caller:
-    """A member that speaks line by line."""
+    """A member that sends line by line."""
 
     def __init__(self, head: PeerChannel, port: int) -> None:
         self._head, self._port = head, port
@@ -147,7 +147,7 @@ def test_all_members_and_some_strangers_can_connect_at_once(head: PeerChannel, p
     callers.append(Caller(head, port))
     assert callers[0].gone(), "the oldest makes room"
     assert not any(hung_up(caller.channel, head) for caller in callers[1:])
-    assert callers[-1].say()["number"] == 1, "who takes it is heard"
+    assert callers[-1].say()["number"] == 1, "the new connection is accepted"
     for caller in callers:
         caller.channel.close()
 
@@ -194,7 +194,7 @@ def test_status_is_sent_once_a_second_or_at_once(three: list[PeerChannel], monke
     monkeypatch.setattr(time, "monotonic", lambda: now)
     last.publish_status([rank(4)])
     assert last._number == before
-    assert last.statuses["h3"].ranks == (rank(4),), "what it knows itself is never old"
+    assert last.statuses["h3"].ranks == (rank(4),), "its own status is always current"
     last.publish_status([], at_once=True)
     assert last._number == before + 1
     monkeypatch.setattr(time, "monotonic", lambda: now + peer_channel.STATUS_INTERVAL_S + 0.1)
@@ -265,7 +265,7 @@ def test_finished_watcher_is_not_reconnected(three: list[PeerChannel], monkeypat
     one, _, last = three
     one.finished = True
     one.close()
-    gone = peer_channel.RECONNECT_S - 0.5  # at once, and not for want of answers
+    gone = peer_channel.RECONNECT_S - 0.5  # at once, not because answers are missing
     until(lambda: last.statuses["h1"].finished and last._watchers["h1"].socket is None, last, patience_s=gone)
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 10.0)
@@ -304,7 +304,7 @@ def test_watcher_decides_if_all_before_it_are_silent_or_finished(port: int) -> N
     two = PeerChannel(here("h2", port))
     last = PeerChannel(here("h3", port))
     now = time.monotonic()
-    assert two.is_decider(now), "nobody has been heard of"
+    assert two.is_decider(now), "no statuses yet"
     for each, statuses, so in (
         (two, {"h1": PeerStatus(at=now - HOST_SILENT_S + 1)}, False),
         (two, {"h1": PeerStatus(at=now - HOST_SILENT_S - 1)}, True),

@@ -43,7 +43,7 @@ def readings(root: Path, *, full_snapshot: bool = False) -> Readings:
 
 
 def changed(before: Readings, after: Readings) -> Readings:
-    """What reads otherwise than before."""
+    """Return the changed readings."""
     return {name: value for name, value in after.items() if before.get(name) != value}
 
 

@@ -18,7 +18,7 @@ ROCE = f"hca={links.ROCE},port=1"
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Every reading by its name, without `infiniband.`, and scope."""
+    """Return every reading by name, without `infiniband.`, and scope."""
     return {
         (family.name.removeprefix("infiniband."), scope(labels)): value
         for family in InfinibandCollector(root, full_snapshot=full_snapshot).collect()
@@ -27,7 +27,7 @@ def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
 
 
 def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
-    """What a fault changes."""
+    """Return the readings that a fault changes."""
     before = readings(root)
     fault(root)
     after = readings(root)

@@ -1,4 +1,4 @@
-"""The network collector over the /sys of a host with two NICs, among interfaces that are none."""
+"""The network collector over the /sys of a host with two NICs, among interfaces that are not NICs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ NIC, SCOPE = links.PLAIN_INTERFACE, f"nic={links.PLAIN_INTERFACE}"
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Every reading by its name, without `network.`, and scope."""
+    """Return every reading by name, without `network.`, and scope."""
     return {
         (family.name.removeprefix("network."), scope(labels)): value
         for family in NetworkCollector(root, full_snapshot=full_snapshot).collect()
@@ -25,7 +25,7 @@ def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
 
 
 def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
-    """What a fault changes."""
+    """Return the readings that a fault changes."""
     before = readings(root)
     fault(root)
     after = readings(root)
@@ -105,7 +105,7 @@ def test_a_nic_without_a_cable_has_no_speed(root: Path) -> None:
 def test_disabled_nic_has_no_readings(root: Path) -> None:
     for name in ("carrier", "speed", "duplex"):
         (links.interface(root, NIC) / name).unlink()
-        # Root may open it, and reading it gives EINVAL, as these three do of an interface that is down.
+        # Root can open the file, and reading it gives EINVAL, as for these three files of a disabled interface.
         (links.interface(root, NIC) / name).symlink_to("/proc/self/clear_refs")
     absent = {name: value for (name, _), value in readings(root).items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(
@@ -128,7 +128,7 @@ def test_no_speed(text: str) -> None:
     assert getattr(parse_speed(text), "status", "") == "unsupported"
 
 
-# ---- what is no NIC of the rack ----
+# ---- interfaces that are left out ----
 
 
 @pytest.mark.parametrize("name", ["on USB", "a virtual function", "a port of the switch in the NIC", "InfiniBand"])

@@ -1,4 +1,4 @@
-"""The NVML collector against a real library that answers from scenario files: what each fault changes, and nothing else."""
+"""The NVML collector with a stub library that answers from scenario files: each fault changes only its own readings."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def readings(reader: nvml.Reader, base: str, *lines: str | bytes) -> Readings:
 
 
 def flat(snapshot: dict[str, list[dict[str, object]]]) -> Readings:
-    """The readings of a snapshot, without how long the collector took."""
+    """Return the readings of a snapshot, without the duration of the collector."""
     return {
         f"{metric['name']} {scope}": value
         for metric in snapshot["metrics"]
@@ -63,7 +63,7 @@ def flat(snapshot: dict[str, list[dict[str, object]]]) -> Readings:
 
 
 def changes(before: Readings, after: Readings) -> Readings:
-    """What is new or other in `after`; None for what is no longer there."""
+    """Return the new and changed readings in `after`; None for a removed reading."""
     names = [*before, *(name for name in after if name not in before)]
     return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
 
@@ -190,13 +190,13 @@ HEALTH = {
 HOPPER_LACKS = NVLINK5 | {
     "gpu.numa_node",
     "gpu.fan.speed",
-    "gpu.temperature_slowdown",  # told as margins instead
+    "gpu.temperature_slowdown",  # reported as margins instead
     "gpu.temperature_shutdown",
     "gpu.retired_pages.count",  # rows are remapped instead
     "gpu.retired_pages.pending",
     "gpu.c2c.link_count",
     "gpu.c2c.missing_links",
-    "gpu.throttle.time",  # of any thermal reason: told apart instead
+    "gpu.throttle.time",  # of any thermal reason: reported separately instead
 }
 LACKS = {"healthy-h100x8": HOPPER_LACKS, "healthy-h200x4": HOPPER_LACKS | HEALTH}
 
@@ -315,7 +315,7 @@ FAULTS: dict[str, Readings] = {
             for reason in ("sw_thermal", "hw_thermal", "hw_power_brake")
         },
         **{f"gpu.throttle.time gpu={index},reason=thermal": 0.0 for index in range(8)},
-        # the throttle reasons are read under the name that they had then
+        # these drivers have the old name of the function
     },
     "power-limit-lowered": {
         "gpu.power_limit gpu=3": 500.0,
@@ -368,7 +368,7 @@ OF_LINKS = (
     "gpu.nvlink.recoveries",
     "gpu.nvlink.crc_errors",
 )
-"""What a Hopper tells of each link."""
+"""Readings of each NVLink of a Hopper GPU."""
 OTHERS = (0, 2, 3, 4, 5, 6, 7)
 """The peers of GPU 1."""
 
@@ -485,11 +485,11 @@ def test_a_text_that_is_not_utf8_costs_its_own_reading(reader: nvml.Reader, heal
     assert str(observed["gpu.part_number gpu=5"]).startswith("error: NVML: 'utf-8' codec can't decode")
 
 
-# ---- what lies between two GPUs ----
+# ---- paths between GPUs ----
 
 
 def peers(observed: Readings) -> dict[tuple[int, int], object]:
-    """GPU and peer -> what lies between."""
+    """Return the path of each pair of GPU and peer."""
     result = ((re.fullmatch(r"gpu\.peer\.link gpu=(\d+),peer=(\d+)", key), value) for key, value in observed.items())
     return {(int(pair[1]), int(pair[2])): value for pair, value in result if pair}
 
@@ -554,18 +554,18 @@ def test_a_lost_gpu_is_in_no_pair(reader: nvml.Reader) -> None:
     assert peers(readings(reader, "gpu-lost")) == {(gpu, peer): "NV18" for gpu in rest for peer in rest if gpu != peer}
 
 
-# ---- a GPU that is lost ----
+# ---- lost GPUs ----
 
 
 def lost(healthy: Readings, gpu: int, why: str = LOST) -> Readings:
-    """What changes when nothing is heard of this GPU: all of its readings and its pairs."""
+    """Return the changes if this GPU does not answer: all of its readings and its pairs."""
     own: Readings = {key: None if "link=" in key or "peer=" in key else why for key in healthy if of(key, [gpu])}
     pairs: Readings = {key: None for key in healthy if key.endswith(f"peer={gpu}")}
     return {**own, **pairs, **{f"{name} gpu={gpu}": why for name in OF_LINKS}}
 
 
 def of(key: str, gpus: Iterable[int]) -> bool:
-    """Is this a reading of one of these GPUs?"""
+    """Return whether this is a reading of one of these GPUs."""
     return key.split()[1].split(",")[0] in {f"gpu={gpu}" for gpu in gpus}
 
 
@@ -588,7 +588,7 @@ def test_a_gpu_lost_and_back_while_the_collector_runs(reader: nvml.Reader, healt
     assert after == healthy
 
 
-# ---- what is not there ----
+# ---- absent readings ----
 
 
 def test_unsupported_readings_have_a_reason(reader: nvml.Reader, healthy: Readings) -> None:
@@ -666,7 +666,7 @@ def has_driver() -> bool:
     return True
 
 
-# ---- a GPU that does not answer ----
+# ---- blocked GPUs ----
 
 BLOCKED = """
 import json, sys, time
@@ -718,7 +718,7 @@ def test_a_gpu_that_blocks_costs_itself_and_half_a_second_once(
     (first, observed), (second, again) = taken_again(library, scenario, "# nothing new")
     assert changes(healthy, observed) == changes(healthy, again) == lost(healthy, 2, NO_ANSWER)
     assert 0.5 <= first < 3
-    assert second < 0.5, "who has not answered yet is not waited for again"
+    assert second < 0.5, "a blocked GPU is not waited for again"
 
 
 def test_a_handle_that_blocks_costs_its_gpu_only(library: Path, healthy: Readings, tmp_path: Path) -> None:
@@ -796,7 +796,7 @@ def test_function_missing_in_pynvml_is_unsupported(
     }
 
 
-# ---- parts of other kinds ----
+# ---- other GPU models ----
 
 
 def test_grace_part_has_chip_to_chip_links(reader: nvml.Reader) -> None:
@@ -885,7 +885,7 @@ def test_throttle_times_under_the_numbers_of_the_first_r575_drivers(reader: nvml
     }
 
 
-# ---- what a scrape costs ----
+# ---- cost of a scrape ----
 
 RECORDED = """
 import ctypes, functools, json, sys
@@ -915,7 +915,7 @@ CONSTANT = {"nvmlDeviceGetName", "nvmlDeviceGetSerial", "nvmlDeviceGetMaxPcieLin
 
 
 def recorded(library: Path, *full_snapshot: str) -> list[list[tuple[object, ...]]]:
-    """The calls of two collections."""
+    """Return the calls of two collections."""
     printed = nvml.python(["-c", RECORDED, *full_snapshot], library, nvml.scenario("healthy-h200x4"))
     return [[tuple(map(str, call)) for call in calls] for calls in json.loads(printed)]
 
@@ -938,7 +938,7 @@ def test_a_scrape_asks_for_nothing_slow_and_for_constants_once(library: Path) ->
 
 def test_a_scrape_asks_each_gpu_little(library: Path) -> None:
     _, later = recorded(library)
-    assert len(later) / 4 < 85, "a call costs tens of microseconds on a real GPU: ask for fields together"
+    assert len(later) / 4 < 85, "a call costs tens of microseconds on a real GPU: read fields together"
 
 
 def test_scrape_matches_snapshot_except_slow_readings(reader: nvml.Reader, healthy: Readings) -> None:
@@ -967,7 +967,7 @@ def test_failed_constant_is_read_again(reader: nvml.Reader) -> None:
     assert changes(broken, whole) == {"gpu.vbios_version gpu=1": "96.00.A5.00.1A"}
 
 
-# ---- which GPUs ----
+# ---- selected GPUs ----
 
 
 @pytest.mark.parametrize(
@@ -987,14 +987,14 @@ def test_chosen_devices_are_the_only_ones_read(
     assert [gpu["index"] for gpu in taken["gpus"]] == result
 
 
-# ---- many times a second ----
+# ---- fast reader ----
 
 FAST_READER = """
 import json, sys
 from collectors.nvml import FastReader
 try:
     reader = FastReader(json.loads(sys.argv[1]))
-    if len(sys.argv) > 3:  # what happens between start and reading
+    if len(sys.argv) > 3:  # changes between start and reading
         with open(sys.argv[2], "a") as scenario:
             scenario.write(sys.argv[3])
     print(json.dumps(list(reader.read().items()), default=lambda absent: absent.reason))
@@ -1041,7 +1041,7 @@ def test_fast_reader_reports_a_lost_gpu_and_reads_the_others(library: Path, tmp_
     assert fast_readings(library, nvml.scenario("driver-not-loaded"), [0]) == "NVML: Driver Not Loaded"
 
 
-# ---- what spoils figures ----
+# ---- conflicts ----
 
 GPU_CONFLICTS = """
 import json, sys
@@ -1108,7 +1108,7 @@ def test_no_conflicts_without_a_library(tmp_path: Path) -> None:
     assert gpu_conflicts(tmp_path, nvml.scenario("healthy-h100x8")) == []
 
 
-# ---- what holds of every reading ----
+# ---- all readings ----
 
 
 @pytest.mark.parametrize(
@@ -1143,7 +1143,7 @@ def test_an_nvml_error_becomes_a_reason(code: int, expected: Absent) -> None:
     assert translate(pynvml.NVMLError(code)) == expected
 
 
-# ---- counters of what keeps a GPU busy ----
+# ---- GPM counters ----
 
 GPM = """
 import json, sys, time
@@ -1165,7 +1165,7 @@ for later in sys.argv[2:]:
 
 
 def gpm(library: Path, scenario: Path, *later: str) -> list[tuple[Readings, int]]:
-    """What two GPUs tell at each collection before which these lines were added, and how often NVML is open after it."""
+    """Add each of these lines and collect; return the readings of two GPUs and how often NVML is open after it."""
     return [json.loads(line) for line in nvml.python(["-c", GPM, scenario, *later], library, scenario).splitlines()]
 
 
@@ -1180,7 +1180,7 @@ def test_gpm_values_are_shares_and_bytes(library: Path, tmp_path: Path) -> None:
         "gpu.gpm.nvlink_received 1": 1024 * 1024**2,
         "gpu.gpm.fp16_active 1": NOT_SUPPORTED,
     }
-    assert opened == 1, "a sample lies in the library's memory"
+    assert opened == 1, "the library owns the memory of a sample"
 
 
 @pytest.mark.parametrize(
@@ -1242,8 +1242,10 @@ def test_exporter_reads_link_counters_in_the_background(library: Path, tmp_path:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
     reported = nvml.python(["-c", IN_BACKGROUND, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
     *counted, last = json.loads(reported)
-    assert (counted[0], last) == ("0", "7"), "asked for when a collection found it old, and told by the next"
-    assert counted in (["0", "0", "0"], ["0", "0", "7"]), "the third found it old, or the second on a busy machine"
+    assert (counted[0], last) == ("0", "7"), "an old reading is refreshed for the next collection"
+    assert counted in (["0", "0", "0"], ["0", "0", "7"]), (
+        "refreshed by the third collection, or by the second on a busy machine"
+    )
 
 
 def test_idle_slow_readings_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -1253,7 +1255,7 @@ def test_idle_slow_readings_are_read_at_once(monkeypatch: pytest.MonkeyPatch) ->
     kept = slow_readings.SlowReadings(clock=lambda: now[0])
     gpu = Gpu(object())
     reported = []
-    for _ in range(3):  # scraped every half an hour
+    for _ in range(3):  # a scrape every half hour
         reported += [value for _, _, value in kept.read(gpu, wait=False)]
         now[0] += 1800
     assert reported == asked == [1000.0, 2800.0, 4600.0]

@@ -20,7 +20,7 @@ PORT = links.GPU_PORTS[1]
 
 
 def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
-    """Every reading by its name and scope."""
+    """Return every reading by name and scope."""
     collector = PcieCollector(root, full_snapshot=full_snapshot)
     return {(family.name, scope(labels)): value for family in collector.collect() for labels, value in family.readings}
 
@@ -32,7 +32,7 @@ def root() -> Iterator[Path]:
 
 
 def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
-    """What a fault changes."""
+    """Return the readings that a fault changes."""
     before = readings(root)
     fault(root)
     after = readings(root)
@@ -41,7 +41,7 @@ def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
 
 
 def of(address: str, **values: Value) -> Readings:
-    """Readings of one device, by name with `__` for `.`."""
+    """Return readings of one device, by name with `__` for `.`."""
     return {(f"pcie.{name.replace('__', '.')}", f"pci={address}"): value for name, value in values.items()}
 
 

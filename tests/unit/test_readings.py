@@ -1,6 +1,6 @@
-"""schemas/readings.json is what the collectors read on a whole GPU host, and docs/checks.md what the shipped criteria ask of it.
+"""schemas/readings.json lists the readings of a complete GPU host, and docs/checks.md the shipped criteria on them.
 
-UPDATE_GOLDEN=1 writes both anew.
+UPDATE_GOLDEN=1 updates both.
 """
 
 from __future__ import annotations

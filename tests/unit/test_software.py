@@ -1,4 +1,4 @@
-"""Versions out of files and programs, and whether they belong together."""
+"""Versions from files and programs, and whether they match."""
 
 from __future__ import annotations
 

@@ -23,7 +23,7 @@ NVME = "storage.nvme."
 
 
 def log(**fields: int) -> bytes:
-    """A health log as a Samsung PM9A3 gives it after a year: 35 °C, 3 % used, 12 unsafe shutdowns."""
+    """Return the health log of a Samsung PM9A3 after a year: 35 °C, 3 % used, 12 unsafe shutdowns."""
     page = bytearray(512)
     values = {"warning": (0, 1, 0), "temperature": (1, 2, 308), "spare": (3, 1, 100), "threshold": (4, 1, 10),
               "used": (5, 1, 3), "read": (32, 16, 81_203_441), "written": (48, 16, 63_000_000), "cycles": (112, 16, 40),
@@ -55,7 +55,7 @@ def readings(
 
 
 def changed(before: Readings, after: Readings) -> Readings:
-    """What reads otherwise than before."""
+    """Return the changed readings."""
     return {name: value for name, value in after.items() if before.get(name) != value}
 
 

@@ -1,4 +1,4 @@
-"""XIDs and SXids out of kernel logs: which lines count, how the log is read, and what the judge makes of a code."""
+"""XIDs and SXids in kernel logs: which lines count, how the log is read, and the verdict on each code."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def read(log: Path, *commands: Sequence[str], full_snapshot: bool = False) -> di
 
 
 def reported(tmp_path: Path, *lines: str) -> Sequence[str]:
-    """A command that prints what a journal would."""
+    """Return a command that prints these lines, as the journal does."""
     kept = tmp_path / "kept.txt"
     kept.write_text("\n".join(lines))
     return (sys.executable, "-c", f"print(open({str(kept)!r}).read())")
@@ -74,7 +74,7 @@ def test_the_time_of_a_line_is_read_in_every_form() -> None:
         ("systemd[1]: Started Xid 79 watcher.", None),
         ("NVRM: Xid (PCI:0000:5d:00): , pid=1", None),
         ("NVRM: Xid (PCI:../../etc): 79, pid=1", None),
-        # A process may call itself what it likes.
+        # A process can choose any name.
         ("4,12,9,-;NVRM: Xid (PCI:0000:5d:00): 13, name=NVRM: Xid (PCI:0000:4c:00): 79, x", ("0000:5d:00.0", "13")),
         ("4,12,9,-;traps: NVRM: Xid (PCI:0000:4c:00): 79[8123] general protection fault", None),
         ("", None),
@@ -188,7 +188,7 @@ def test_scrapes_accumulate_counts(tmp_path: Path) -> None:
 
 
 def kernel(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | OSError]) -> list[int]:
-    """A /dev/kmsg that answers so to each read; what is closed comes back."""
+    """Replace /dev/kmsg: each read gives the next of these answers. Return the closed descriptors."""
 
     def read(descriptor: int, size: int) -> bytes:
         assert (descriptor, size) == (99, 8192)
@@ -248,7 +248,7 @@ def test_a_refused_log_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPat
     )
 
 
-# ---- what the journal kept ----
+# ---- the journal ----
 
 JOURNAL = (
     "[    0.000000] kernel: Linux version 6.8.0-45-generic",
@@ -306,7 +306,7 @@ OURS = ("xid-", "sxid-")
 def judged(
     counts: Mapping[str, object], *, observed: Sequence[float | str] = (0.0, 0.0), name: str = "xid.count"
 ) -> list[Verdict]:
-    """What is said of XIDs and SXids where both snapshots of h1 have these counts, and these times of the newest XID."""
+    """Return the verdicts on XIDs and SXids if both snapshots of h1 have these counts and times of the newest XID."""
     plan = builders.plan(profile="smoke")
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
@@ -327,7 +327,7 @@ def judged(
 
 
 def bad(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
-    """Of what is no pass: criterion, verdict, scope and serial."""
+    """Return criterion, verdict, scope and serial of every verdict that is not a pass."""
     return [(item.criterion, item.verdict, item.scope, item.serial) for item in verdicts if item.verdict != PASS]
 
 
