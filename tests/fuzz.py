@@ -650,7 +650,7 @@ def furnish(directory: Path) -> None:
             accepted.run_directory(Path(name), change=slow)
             done("report", name, code=int(name == POOR))
         done(*ACCEPT)
-        copied = baseline_store.freeze(Path(STORE), "gpu", ("h1", "h2"), Path(COMPARED))
+        copied = baseline_store.snapshot_baseline(Path(STORE), "gpu", ("h1", "h2"), Path(COMPARED))
         accepted.run_directory(Path(COMPARED), baseline=copied)
         done("report", COMPARED)
         Path("keys").mkdir()

@@ -25,7 +25,7 @@ from schemas.waivers import Waiver
 REPORT_BYTES = 2_000_000_000
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add rma to the command."""
     verb = verbs.add_parser(
         "rma",
@@ -41,10 +41,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     verb.add_argument("--host", help="the parts of that host alone, whatever action their failures ask for")
     verb.add_argument("--zip", action="store_true", help="rma/<serial>.zip too")
     verb.add_argument("--json", action="store_true", help="print serial, host, place, action and path of each as JSON")
-    return verb
+    verb.set_defaults(call=call)
 
 
-def rma(options: argparse.Namespace) -> int:
+def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     refuse_no_run(options.run_dir)
     report = _report(options.run_dir)

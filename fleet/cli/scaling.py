@@ -26,7 +26,7 @@ MEASURED, TROUBLE = 0, 2
 MOST_PRICE = 1e12
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add scaling to the command."""
     scaling = verbs.add_parser(
         "scaling",
@@ -44,7 +44,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     )
     scaling.add_argument("--currency", help="of the price, such as USD (default: the study's)")
     scaling.add_argument("--json", action="store_true", help="print scaling.json")
-    return scaling
+    scaling.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:

@@ -23,7 +23,7 @@ BEAT_S = 30.0
 PLAIN_COLUMNS = 160
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add watch to the command."""
     watch = verbs.add_parser(
         "watch",
@@ -44,10 +44,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     )
     watch.add_argument("--no-ask", action="store_true", help="do not ask the hosts' exporters how far they are")
     watch.add_argument("--beats", type=float, help=argparse.SUPPRESS)  # for the playbook's own terminal
-    return watch
+    watch.set_defaults(call=call)
 
 
-def watch(options: argparse.Namespace) -> int:
+def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if not 0.1 <= options.every <= 3600:
         raise UsageError(f"--every {options.every:g}: give 0.1 to 3600 seconds")

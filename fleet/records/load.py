@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fleet.judge.judge import Evidence
-from fleet.records.baseline_store import Copy
+from fleet.records.baseline_store import Snapshot
 from fleet.records.remedies import with_remedy
 from schemas import documents, quick
 from schemas.catalogue import BENCHMARKS, settings
@@ -59,7 +59,7 @@ class Records(Mapping[str, Evidence]):
         """Open the records of a run; `events`, `journal` and `users` are those of `Run`."""
         self._directory, self._plan, self._events, self._journal = directory, plan, events, journal
         self._users = users or {}
-        self._baseline = Copy(directory, plan) if plan.baseline else None
+        self._baseline = Snapshot(directory, plan) if plan.baseline else None
         self._reader = quick.Reader()
 
     def __getitem__(self, host: str) -> Evidence:

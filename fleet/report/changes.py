@@ -18,7 +18,7 @@ QUIET = (CHANGED, IMPROVED, FIGURES_GONE, FIGURES_NEW)
 TITLE = "Since it was accepted"
 
 
-def since_accepted(report: FleetReport) -> list[str]:
+def changes_section(report: FleetReport) -> list[str]:
     """The section on what changed against the accepted records; nothing where the run was compared with none."""
     if not report.baseline:
         return []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fleet.quantities import NONE
-from fleet.report.changes import since_accepted
+from fleet.report.changes import changes_section
 from fleet.report.format import (
     ACTIONS,
     DECISIONS,
@@ -40,7 +40,7 @@ def render_markdown(report: FleetReport, grafana_url: str = "") -> str:
     parts = [
         _head(report, grafana_url),
         section("Reasons", _reasons(report)),
-        *since_accepted(report),
+        *changes_section(report),
         section("Coverage", _coverage(report)),
         section("Hosts", _hosts(report)),
         *(section(title, body) for title, body in measurements(report)),

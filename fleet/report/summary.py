@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from fleet.diff.against_baseline import Since
+from fleet.diff.against_baseline import BaselineDiff
 from fleet.diff.against_baseline import summary as changes_summary
 from fleet.judge.drift import DRIFT, FIRST_S, span, untold
 from fleet.judge.evidence import pci_address
@@ -56,7 +56,7 @@ _TOLD_PARAMS = (
 
 
 def acceptance(
-    plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport], since: Since
+    plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport], since: BaselineDiff
 ) -> Acceptance:
     """The decision in a word, and the lines that are printed under it."""
     accepted = sum(host.decision == ACCEPTED for host in hosts)

@@ -468,15 +468,15 @@ def test_a_copy_of_a_baseline_cut_anywhere_is_not_believed(tmp_path: Path) -> No
     run = tmp_path / fuzz.COMPARED
     plan = load(run).plan
     gpus = load(run).evidence["h1"].gpus()
-    assert baseline_store.Copy(run, plan).of_host("h1", gpus).problem == ""
+    assert baseline_store.Snapshot(run, plan).of_host("h1", gpus).problem == ""
     for name in ("index.json", "hosts/h1.json", "gpus/h1-0.json"):
         path = run / "baseline" / name
         whole = path.read_bytes()
         for length in range(0, len(whole), max(1, len(whole) // 200)):
             path.write_bytes(whole[:length])
-            assert "cannot be believed" in baseline_store.Copy(run, plan).of_host("h1", gpus).problem
+            assert "is invalid" in baseline_store.Snapshot(run, plan).of_host("h1", gpus).problem
         path.unlink()
-        assert "cannot be believed" in baseline_store.Copy(run, plan).of_host("h1", gpus).problem
+        assert "is invalid" in baseline_store.Snapshot(run, plan).of_host("h1", gpus).problem
         path.write_bytes(whole)
 
 
