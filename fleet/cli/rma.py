@@ -10,8 +10,8 @@ from typing import Any
 
 from fleet.judge.evidence import Evidence
 from fleet.records.load import Run, load, refuse_no_run
-from fleet.report.format import clean
-from fleet.report.observations import COLUMNS, Head, piece, rows
+from fleet.report.formatting import clean
+from fleet.report.observations import COLUMNS, SharedFields, rows, rows_as_csv
 from fleet.rma.dossier import Told, dossier
 from fleet.rma.files import as_json, names, write_package
 from fleet.rma.parts import HOST, Part, parts, within
@@ -120,12 +120,12 @@ def _unknown(
 
 
 def _observations(report: Mapping[str, Any], run: Run, part: Part) -> str:
-    head = Head(mark=_told(report).mark, run_id=run.plan.run_id)
+    head = SharedFields(mark=_told(report).mark, run_id=run.plan.run_id)
     rack = _told(report).racks.get(part.host, "")
     told = rows(part.host, rack, _left(run, part), [*part.findings, *part.open])
     laid = {(verdict.scope, verdict.name) for verdict in part.findings if verdict.part and verdict.scope != HOST}
     own = [row for row in told if within(row.scope, part.place) or (row.scope, row.name) in laid]
-    return ",".join(COLUMNS) + "\r\n" + piece(head, own)
+    return ",".join(COLUMNS) + "\r\n" + rows_as_csv(head, own)
 
 
 def _line(document: Mapping[str, Any]) -> dict[str, str]:

@@ -11,7 +11,7 @@ from typing import Any
 
 from fleet.records import run_lock
 from fleet.records.load import load
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 from fleet.scaling.outcome import Outcome, outcome
 from fleet.scaling.page import render_html, render_lines, render_markdown, sentence
 from fleet.scaling.published import RUNS

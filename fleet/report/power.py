@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from fleet.judge.power import ALARM, FEW, FOUND, Gate, Power, Repeat
 from fleet.quantities import number, quantity
-from fleet.report.format import clean, params_text
+from fleet.report.formatting import clean, params_text
 
 NONE = "nothing"
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from fleet.judge.evidence import Evidence, Planned
 from fleet.quantities import finite
-from fleet.report.format import clean, clean_log, is_change
+from fleet.report.formatting import clean, clean_log, is_change
 from fleet.rma.parts import GPU, HOST, Part, identity, within
 from fleet.rma.reproduce import again
 from schemas.plans import Plan, PlannedHost

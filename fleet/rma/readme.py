@@ -6,10 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fleet.quantities import NONE, SIGNS, finite, quantity
-from fleet.report.format import action_name, clean_log, params_text
+from fleet.report.formatting import action_name, clean_log, params_text
 from fleet.report.markup import FENCED, code, section, table
+from fleet.report.scope_text import describe_scope
 from fleet.report.tables.headline import REHEARSAL_NOTICE, SIMULATED_NOTICE
-from fleet.report.tables.places import scope_name
 
 _NOTICES = {"REHEARSAL": REHEARSAL_NOTICE, "SIMULATED": SIMULATED_NOTICE}
 _NAMES = {
@@ -85,7 +85,7 @@ def _finding(item: Mapping[str, Any]) -> tuple[str, ...]:
     unit, value, limit = item.get("unit", ""), item.get("value"), item.get("limit")
     params = params_text(item.get("params", {}))
     stage = f", stage {code(item['stage'])}" if item.get("stage") else ""
-    name = f"{code(item['name'] + ' ' + params)} on {code(scope_name(item['scope']))}{stage}"
+    name = f"{code(item['name'] + ' ' + params)} on {code(describe_scope(item['scope']))}{stage}"
     sign = SIGNS.get(item.get("operator", ""), "")
     wanted = f"{sign} {quantity(limit, unit)}".strip() if limit is not None else NONE
     waived = f" ({code(item['waiver'])})" if item.get("waiver") else ""
@@ -112,7 +112,7 @@ def _open(findings: Sequence[Mapping[str, Any]]) -> str:
     """What says the same of several observations is said once."""
     alike: dict[str, dict[str, None]] = {}
     for item in findings:
-        alike.setdefault(item["reason"], {})[f"{item['name']} on {scope_name(item['scope'])}"] = None
+        alike.setdefault(item["reason"], {})[f"{item['name']} on {describe_scope(item['scope'])}"] = None
     return "\n".join(f"- {code(why)}: {', '.join(map(code, names))}" for why, names in alike.items())
 
 
@@ -127,7 +127,7 @@ def _counters(counters: Sequence[Mapping[str, Any]]) -> str:
     rest = len(counters) - len(shown)
     rows = [
         (
-            code(f"{item['name']} {scope_name(item['scope'])}"),
+            code(f"{item['name']} {describe_scope(item['scope'])}"),
             code(quantity(item.get("before"), item["unit"])),
             code(quantity(item.get("after"), item["unit"])),
             code(quantity(item.get("rose_by"), item["unit"])),

@@ -6,7 +6,7 @@ import unicodedata
 from collections.abc import Sequence
 from datetime import UTC, datetime
 
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 
 __all__ = ["clean", "clock", "duration", "fit", "names", "pad", "percent", "width"]
 

@@ -313,4 +313,4 @@ def test_a_rehearsal_says_so_first(run: Path) -> None:
     assert package(run)["mark"] == "REHEARSAL"
     text = (run / "rma/h2-1/README.md").read_text()
     assert text.startswith("# REHEARSAL: Failed part")
-    assert "No GPU was looked at" in text
+    assert "No GPU was tested" in text
