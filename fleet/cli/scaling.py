@@ -11,18 +11,18 @@ from typing import Any
 
 from fleet.records import run_lock
 from fleet.records.load import load
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 from fleet.scaling.outcome import Outcome, outcome
 from fleet.scaling.page import render_html, render_lines, render_markdown, sentence
 from fleet.scaling.published import RUNS
 from schemas import documents
-from schemas.errors import UsageError, writing
+from schemas.errors import TROUBLE, UsageError, writing
 from schemas.plans import Plan
 from schemas.records import to_json
 from schemas.studies import Study
 
 SCHEMA = "rackproof.scaling/1"
-MEASURED, TROUBLE = 0, 2
+MEASURED = 0
 MOST_PRICE = 1e12
 
 
