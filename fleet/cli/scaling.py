@@ -16,13 +16,13 @@ from fleet.scaling.outcome import Outcome, outcome
 from fleet.scaling.page import render_html, render_lines, render_markdown, sentence
 from fleet.scaling.published import RUNS
 from schemas import documents
-from schemas.errors import UsageError, writing
+from schemas.errors import TROUBLE, UsageError, writing
 from schemas.plans import Plan
 from schemas.records import to_json
 from schemas.studies import Study
 
 SCHEMA = "rackproof.scaling/1"
-MEASURED, INCOMPLETE = 0, 2
+MEASURED = 0
 MOST_PRICE = 1e12
 
 
@@ -78,7 +78,7 @@ def call(options: argparse.Namespace) -> int:
         for line in refused:
             print(f"rejected: {line}")
         print(f"page: {options.run_dir / 'scaling.html'}")
-    return MEASURED if found.complete else INCOMPLETE
+    return MEASURED if found.complete else TROUBLE
 
 
 def _document(plan: Plan, study: Study, found: Outcome, currency: str) -> dict[str, Any]:

@@ -16,9 +16,8 @@ from fleet.watch.screen import render
 from fleet.watch.terminal import Screen, has_colour, is_screen
 from fleet.watch.view import View
 from fleet.watch.watcher import Watcher
-from schemas.errors import UsageError
+from schemas.errors import INTERRUPTED, UsageError
 
-INTERRUPTED = 130
 BEAT_S = 30.0
 PLAIN_COLUMNS = 160
 

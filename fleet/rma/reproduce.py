@@ -9,7 +9,7 @@ from fleet.rma.parts import GPU, Part
 from schemas.catalogue import BENCHMARKS
 from schemas.plans import Plan, PlannedHost
 from schemas.scopes import Scope
-from schemas.timeline import SOAK
+from schemas.stages import SOAK
 
 ALONE = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
 """Benchmarks that run on a single GPU."""

@@ -15,11 +15,12 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence, judge
 from fleet.report.summary import reasons, slots
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.records import Record, record_from_json
+from schemas.records import Record
 from schemas.reports import FAIL, Verdict
 from schemas.run_directory import RunDirectory, record_names
-from schemas.timeline import SOAK
+from schemas.stages import SOAK
 
 EVERY_S = 3.0
 REST = 9

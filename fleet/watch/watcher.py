@@ -32,10 +32,10 @@ from schemas import documents
 from schemas.errors import RunError
 from schemas.plans import Plan, PlannedHost, plan_from_json
 from schemas.run_directory import PROGRESS, RunDirectory
+from schemas.stages import GANG
 
 STALE_S = 60.0
 """Age at which a report of an exporter is no longer shown."""
-GANG = "gang"
 
 
 class Watcher:

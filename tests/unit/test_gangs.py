@@ -17,8 +17,9 @@ from fleet.judge.judge import Evidence
 from fleet.planning.next_launch import Decision, LaunchPlan, decide
 from fleet.report.merge import merge
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.records import Culprit, Launch, Observation, Rank, Record, record_from_json, to_json
+from schemas.records import Culprit, Launch, Observation, Rank, Record, to_json
 from schemas.reports import FleetReport
 from tests import accepted, builders
 

@@ -22,8 +22,9 @@ from fleet.report.html.page import render_html
 from fleet.report.merge import merge
 from fleet.report.scale_full import reduced
 from schemas import documents, quick
+from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.records import Launch, Record, record_from_json, to_json
+from schemas.records import Launch, Record, to_json
 from schemas.reports import FleetReport
 from schemas.trace import FIGURES, MOST_BUCKETS, Trace
 from tests import builders
