@@ -369,7 +369,7 @@ def test_hosts_that_a_scheduler_picked_are_planned_as_one_gang(capsys: pytest.Ca
         (["--hosts", "a,b", "-i", "inventory/example"], "either -i with an inventory, or --hosts with their names"),
         (["--hosts", "a,a", "--gpus", "8"], "--hosts names a twice"),
         (["--hosts", "a=10.0.0.1,b=10.0.0.1", "--gpus", "8"], "hosts a and b have the same address 10.0.0.1"),
-        (["--hosts", "a,", "--gpus", "8"], "host '': a host name has letters"),
+        (["--hosts", "a,", "--gpus", "8"], "host '': a host name may have only letters"),
         (["--hosts", "a,b"], "host a: rackproof_gpu_count is missing"),
     ],
 )
