@@ -34,16 +34,13 @@ from fleet.records.load import load
 from fleet.scaling.outcome import GANG as STUDIED
 from fleet.scaling.outcome import next_cell
 from schemas import documents
-from schemas.errors import RunError, UsageError
+from schemas.errors import INTERRUPTED, TROUBLE, RunError, UsageError
 from schemas.plans import Plan, plan_from_json
-from schemas.probes import GANG
 from schemas.records import to_json
 from schemas.run_directory import RunDirectory
-from schemas.studies import CELL
+from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT
 
-FAILURE, INTERRUPTED = 2, 130
 MOST_GPUS = 128
-BENCHMARK = "benchmark"
 OF_SEVERAL_HOSTS = ("pairs",)
 """Benchmarks that need several hosts."""
 HOST_DIRECTORY = "host"
@@ -106,7 +103,7 @@ def _run(options: argparse.Namespace) -> int:
     _check(options, cpu=cpu)
     machine = inspect_machine()
     if not cpu and (reason := readiness.no_gpus(machine.gpus)):
-        return _complain(reason, FAILURE)
+        return _complain(reason, TROUBLE)
     plan = single_host_plan(options, profile, machine, now)
     host = plan.hosts[0]
     problems = readiness.problems(
@@ -114,8 +111,8 @@ def _run(options: argparse.Namespace) -> int:
     )
     if problems:
         for problem in problems:
-            _complain(problem, FAILURE)
-        return FAILURE
+            _complain(problem, TROUBLE)
+        return TROUBLE
     if not cpu and (note := machine.gpus.disagreement()):
         _say(f"note: {note}")
     if other := _other_lease(plan.run_id):
@@ -225,7 +222,7 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
     plan = plan_from_json(document)
     host, planned = plan.hosts[0].name, plan.stage(BENCHMARK)
     run = stages.take_up(directory / HOST_DIRECTORY, host, json.dumps(document))
-    record = stages.look(run, "preflight", once=True)
+    record = stages.look(run, PREFLIGHT, once=True)
     try:
         if any(stages.made(launch, BENCHMARK, [host], 0) for launch in record.launches):
             _say("the benchmarks already ran: nothing is measured twice")
@@ -244,12 +241,12 @@ def _study(directory: Path, document: Mapping[str, Any]) -> None:
     plan = plan_from_json(document)
     host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()
     run = stages.take_up(directory / HOST_DIRECTORY, host, json.dumps(document))
-    stages.look(run, "preflight", once=True)
-    records = {"hosts": run.path(), f"gangs/{STUDIED}": run.path(STUDIED)}
+    stages.look(run, PREFLIGHT, once=True)
+    records = {gang: run.path(gang) for gang in ("", STUDIED)}
     while True:
-        for folder, path in records.items():
+        for gang, path in records.items():
             if path.exists():
-                documents.write_text(directory / folder / f"{host}.json", path.read_text(encoding="utf-8"))
+                documents.write_text(RunDirectory(directory).record(host, gang), path.read_text(encoding="utf-8"))
         launches = next_cell(plan, load(directory, alone=False, study=True).evidence, {host}).launches
         if not launches:
             return

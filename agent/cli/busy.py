@@ -20,6 +20,7 @@ from collectors.nvml import gpu_conflicts
 from schemas.catalogue import BENCHMARKS
 from schemas.records import SKIPPED, Observation
 from schemas.skips import skipped_for
+from schemas.stages import PREFLIGHT
 
 FREE, IN_USE = 0, 1
 MAX_REASONS = 3
@@ -37,7 +38,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--plan", required=True, help="plan of the run; - reads it from standard input")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
     parser.add_argument("--host", required=True, help="this host's name in the plan")
-    parser.add_argument("--claim", help="lock.json of the run on the control node: who runs it")
+    parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
     parser.add_argument(
         "--because", action="append", default=[], help="a reason from elsewhere, such as a scheduler's job"
     )
@@ -74,12 +75,12 @@ def record_skipped(run: HostRun, reason: str) -> None:
     measured = {observation.stage for observation in record.observations}
     if run.host.gang:
         measured |= {observation.stage for observation in run.record(run.host.gang).observations}
-    has_snapshot = any((item.stage, item.phase) == ("preflight", "before") for item in record.snapshots)
+    has_snapshot = any((item.stage, item.phase) == (PREFLIGHT, "before") for item in record.snapshots)
     devices = run.host.devices if run.host.device == "gpu" else None
     taken = []
     if not has_snapshot:
         sources = collectors.build_collectors(devices, full_snapshot=True)
-        taken = [take(sources, stage="preflight", phase="before")]
+        taken = [take(sources, stage=PREFLIGHT, phase="before")]
     run.add(
         snapshots=[snapshot for snapshot, _ in taken],
         gpus=[gpu for _, gpus in taken for gpu in gpus],

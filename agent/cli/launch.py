@@ -13,7 +13,7 @@ from agent.placement.membership import check_gpu_allocation, select_members, use
 from agent.placement.rank_placement import LAUNCHERS, MPI, TORCHRUN, PlacementError, RankPlacement
 from agent.run import lease
 from schemas.errors import HeldError
-from schemas.probes import GANG, PROBE
+from schemas.stages import GANG, PROBE
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -19,7 +19,7 @@ from agent.soak.soak_run import SoakRun, told
 from schemas.errors import HeldError
 from schemas.plans import Stage
 from schemas.records import Record, to_json
-from schemas.timeline import SOAK
+from schemas.stages import SOAK
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -17,11 +17,9 @@ from agent.placement.rank_placement import RankPlacement
 from agent.run import background, lease
 from agent.run.record import HostRun
 from schemas.errors import HeldError
-from schemas.probes import GANG, PROBE, probe
+from schemas.probes import probe
 from schemas.records import Record
-from schemas.studies import CELL
-
-BENCHMARK = "benchmark"
+from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT, PROBE
 
 
 def start_run(options: argparse.Namespace, placement: RankPlacement | None = None) -> HostRun:
@@ -36,7 +34,7 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
     run_settings.check(options)
     if options.plan:
         run = stages.take_up(options.run_dir, options.host, run_settings.text_of(options))
-        stages.look(run, "preflight", once=True)
+        stages.look(run, PREFLIGHT, once=True)
         return run
     return HostRun(options.run_dir, options.host)
 

@@ -22,9 +22,8 @@ from collectors.base import Absent
 from collectors.nvml import gpu_conflicts, gpu_indices
 from schemas import documents
 from schemas.plans import Stage
-from schemas.probes import GANG, PROBE
 from schemas.records import Launch, Record
-from schemas.studies import CELL
+from schemas.stages import CELL, GANG, PROBE
 
 TRIES, MOST_TRIES = "tries.json", 3
 """How often each cell of a study was begun, in the run's directory. One that came to an end is in the record, however it ended;

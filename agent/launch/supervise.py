@@ -31,10 +31,8 @@ from agent.sampling.snapshot import now, take
 from agent.sampling.snapshot_sampler import Sampler
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Collector
-from schemas.probes import PROBE
 from schemas.records import Culprit, Launch, Rank, Record
-from schemas.studies import CELL
-from schemas.timeline import SOAK
+from schemas.stages import CELL, PROBE, SOAK
 
 CULPRIT_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL where somebody was named: torchrun may wait for a lost host where no SIGTERM reaches it."""

@@ -22,8 +22,7 @@ from agent.run.work_directory import write_request
 from schemas.catalogue import BENCHMARKS, settings
 from schemas.errors import RackproofError
 from schemas.plans import Plan, PlannedHost, Stage
-from schemas.probes import GANG
-from schemas.studies import CELL
+from schemas.stages import CELL, GANG
 
 LOOPBACK = "lo", "127.0.0.1"
 """Where the ranks of one host meet."""
@@ -82,7 +81,7 @@ def torchrun(
             "stage": stage.name,
             "world_scope": f"gang={host.gang}" if stage.name in (GANG, CELL) else "host",
             "members": list(members),
-            "gang": list(plan.gangs().get(host.gang, ())) if stage.name == "gang" else [],
+            "gang": list(plan.gangs().get(host.gang, ())) if stage.name == GANG else [],
             "device": host.device,
             "devices": list(host.devices),
             "uuids": {str(index): uuid for index, uuid in uuids.items()},

@@ -24,7 +24,7 @@ from schemas.plans import Plan
 LEASE, RUNS = "lease.json", "runs"
 MODE = 0o600
 """The nonce of the run is in it."""
-HELD = 75
+HELD = HeldError.exit_code
 """Exit code where another run has the host."""
 IDLE_S = 900.0
 """For which a lease lasts past the time that the run's longest stage may take: the others may be slower than this host."""

@@ -21,7 +21,7 @@ from agent.soak.stop_on import ending, known_packs
 from collectors.base import Absent, Collector
 from collectors.nvml import FastReader, GpuSample
 from schemas.records import Record
-from schemas.timeline import SOAK
+from schemas.stages import SOAK
 
 CHECKPOINT_S = 30.0
 LOOK_S = 10.0

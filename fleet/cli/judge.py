@@ -12,7 +12,7 @@ from pathlib import Path
 from fleet.baseline.accept import REPORT_BYTES
 from fleet.cli import report as report_verb
 from fleet.records.load import refuse_no_run
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 from fleet.report.of_run import EXIT_CODES, judge_report
 from fleet.report.rejudge import changed_verdicts, lines, without_left_out
 from schemas import documents

@@ -7,7 +7,7 @@ import json
 from pathlib import Path
 
 from fleet.records.load import refuse_no_run
-from fleet.report.format import clean, status
+from fleet.report.formatting import clean, status
 from fleet.report.of_run import judge_report
 from fleet.signature import signing
 from fleet.signature.rejudged import Rules

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from fleet.cli.sign import add_rules, rules_of
 from fleet.records.load import refuse_no_run
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 from fleet.report.of_run import judge_report
 from fleet.signature import signing
 

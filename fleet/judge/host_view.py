@@ -12,10 +12,10 @@ from fleet.judge.observation_index import ObservationIndex, ObservationLookup
 from fleet.judge.pack_selection import criteria_by_id, select_packs
 from schemas.catalogue import Expectation
 from schemas.plans import Plan, PlannedHost
-from schemas.probes import GANG
 from schemas.records import Value
 from schemas.reports import INCONCLUSIVE, Verdict, VerdictKind
 from schemas.scopes import Scope
+from schemas.stages import GANG
 
 
 class HostView:

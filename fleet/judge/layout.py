@@ -13,8 +13,8 @@ from itertools import chain
 from fleet.judge.evidence import LAUNCH, from_benchmark
 from fleet.judge.host_view import HostView
 from schemas import quick
-from schemas.probes import GANG
 from schemas.records import ERROR, MEASURED, Observation, Value
+from schemas.stages import GANG
 
 GANG_SCOPE = "gang="
 """Scope of a gang in a layout, whatever its name."""

@@ -12,9 +12,9 @@ from fleet.judge.fleet_stats import FleetStats
 from fleet.judge.host_view import HostView
 from fleet.judge.passes import Remaining, measured_figures
 from fleet.judge.paths import is_bandwidth
-from schemas.probes import GANG
 from schemas.records import Launch
 from schemas.reports import Verdict
+from schemas.stages import GANG
 
 Figure = tuple[str, str]
 """Stage and name."""

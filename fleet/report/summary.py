@@ -37,7 +37,7 @@ from schemas.reports import (
     mark,
 )
 from schemas.scopes import Scope
-from schemas.timeline import SOAK
+from schemas.stages import SOAK
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 UNJUDGED = "NOT JUDGED (no criterion applies)"

@@ -9,6 +9,7 @@ from fleet.judge.paths import is_bandwidth_name
 from fleet.report.facts import HostFacts, fleet_figures
 from schemas.plans import Plan
 from schemas.reports import HostReport, Judged, LineKind, NotJudged, SummaryLine
+from schemas.stages import BENCHMARK, GANG
 
 _MAX_OPERATIONS = 3
 _RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
@@ -22,7 +23,7 @@ Facts = Mapping[str, HostFacts]
 def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
     """Return a line for each stage with the bandwidth of operations that no criterion judged on some host."""
     lines = []
-    for stage, what in (("benchmark", "within hosts"), ("gang", "between hosts")):
+    for stage, what in ((BENCHMARK, "within hosts"), (GANG, "between hosts")):
         measured = {
             (name.split(".")[1], host): None
             for host, of_host in facts.items()
@@ -37,7 +38,7 @@ def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
         }
         unjudged = [key for key in measured if key not in judged]
         if unjudged and not plan.rehearsal:
-            unset = stage == "gang" and not any(host.fabric_gbps for host in plan.hosts)
+            unset = stage == GANG and not any(host.fabric_gbps for host in plan.hosts)
             why = "rackproof_fabric_gbps is not set" if unset else "no criterion for this GPU, count and size"
             text = f"NOT JUDGED{_which(unjudged, list(measured))} ({why})"
             lines.append(SummaryLine(kind=LineKind.NOT_JUDGED, title=f"Bandwidth {what}", text=text))

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet.records import run_lock
-from fleet.report.format import clean, status
 from fleet.report.formats import PARQUET
+from fleet.report.formatting import clean, status
 from fleet.signature import ssh, views
 from fleet.signature.rejudged import Judge, Rules, digests, judge_again
 from fleet.signature.sums import (

@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 from fleet.judge.evidence import Planned
 from fleet.judge.tally import Tally
 from schemas import documents, quick
+from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.records import Record, record_from_json, to_json
+from schemas.records import Record, to_json
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders, fleets
 

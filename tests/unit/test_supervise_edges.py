@@ -40,10 +40,8 @@ from agent.sampling import snapshot_sampler
 from agent.sampling.oom import Memory
 from agent.sampling.snapshot_sampler import Watch
 from collectors.base import Family
-from schemas.probes import PROBE
 from schemas.records import Culprit, Metric, Rank, Record, Snapshot, to_json
-from schemas.studies import CELL
-from schemas.timeline import SOAK
+from schemas.stages import CELL, PROBE, SOAK
 from tests import builders
 from tests.unit.test_heartbeat import port
 from tests.unit.test_heartbeat_edges import Clock, Proc, say
