@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rackproof.logs import configure_logging
 from schemas import VERSION, documents
 from schemas.errors import RackproofError
 
@@ -133,6 +134,7 @@ def _main(arguments: list[str] | None) -> int:
     if "call" not in options:
         parser.print_help()
         return USAGE
+    configure_logging()
     try:
         return int(options.call(options))
     except Exception as error:  # noqa: BLE001 - Python's own exit code for a traceback, 1, would read as `rejected`

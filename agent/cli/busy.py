@@ -9,10 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import collectors
-from agent.exporter.live import publish
+from agent.exporter.live import publish_idle
 from agent.run import lease
 from agent.run.record import HostRun
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import gpu_conflicts
 from schemas.catalogue import BENCHMARKS, Expectation
 from schemas.records import SKIPPED, Observation
@@ -45,9 +45,11 @@ def _busy(options: argparse.Namespace) -> int:
     text = sys.stdin.read() if options.plan == "-" else Path(options.plan).read_text(encoding="utf-8")
     run = HostRun.begin(options.run_dir, options.host, text)
     found = [*filter(None, options.because), *_users(run)]
-    by = lease.given(options.claim, run.plan.run_id, options.run_dir)
-    if not options.take_over and (other := lease.another(lease.state_of(options.run_dir), run.plan.run_id, by)):
-        found.append(f"held by {other.who()}")
+    by = lease.load_claim(options.claim, run.plan.run_id, options.run_dir)
+    if not options.take_over and (
+        other := lease.held_by_other(lease.state_directory(options.run_dir), run.plan.run_id, by)
+    ):
+        found.append(f"held by {other.describe()}")
     if found:
         skip(run, "; ".join(found[:MOST]) + (f"; {len(found) - MOST} more" if len(found) > MOST else ""))
     print(json.dumps({"busy": found}) if options.json else "; ".join(found) or "free")
@@ -86,14 +88,16 @@ def skip(run: HostRun, why: str) -> None:
     taken = (
         []
         if begun
-        else [take(collectors.build_collectors(devices, full_snapshot=True), stage="preflight", phase="before")]
+        else [
+            take_snapshot(collectors.build_collectors(devices, full_snapshot=True), stage="preflight", phase="before")
+        ]
     )
-    run.add(
+    run.append(
         snapshots=[snapshot for snapshot, _ in taken],
         gpus=[gpu for _, gpus in taken for gpu in gpus],
         observations=skipped,
     )
-    publish(run)
+    publish_idle(run)
 
 
 def _planned(run: HostRun) -> Iterable[tuple[Expectation, str]]:

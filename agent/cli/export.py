@@ -15,9 +15,9 @@ from pathlib import Path
 from prometheus_client import CollectorRegistry, write_to_textfile
 
 import collectors
-from agent.exporter.exporter import NAMES, Source, registry, serve
+from agent.exporter.exporter import COMPATIBLE_NAMES, Source, registry, serve
 from agent.exporter.run_metrics import RunSource
-from agent.exporter.sampler import LONGEST_WINDOW_S, MOST_HZ, SAMPLE_HZ, WINDOW_S, Sampler
+from agent.exporter.sampler import MAX_HZ, MAX_WINDOW_S, SAMPLE_HZ, WINDOW_S, GpuSampler
 from agent.exporter.web import FRESH_S
 from agent.exporter.web_config import WebConfig, WebConfigError, read_web_config
 from agent.run import background, lease
@@ -42,7 +42,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     export.add_argument("--web-config", type=Path, metavar="FILE", help="TLS and users, as Prometheus' web.config.yml")
     export.add_argument("--gpus", default="", help="NVML indices to look at, comma between them (default: all)")
     export.add_argument(
-        "--compat", choices=sorted(NAMES), help="add the names of another exporter: dcgm, for dashboards made for it"
+        "--compat",
+        choices=sorted(COMPATIBLE_NAMES),
+        help="add the names of another exporter: dcgm, for dashboards made for it",
     )
     export.add_argument(
         "--state",
@@ -103,7 +105,7 @@ def _export(options: argparse.Namespace) -> int:
     sampling = bool(options.sample_hz)
     watched = collectors.build_collectors(gpus, keep_nvml_open=sampling)
     sources: list[Source] = [RunSource(options.state)]
-    sources += [Sampler(gpus, options.sample_hz, options.window)] if sampling else []
+    sources += [GpuSampler(gpus, options.sample_hz, options.window)] if sampling else []
     if options.textfile:
         return _write(registry(watched, options.compat, sources), options.textfile, options.every or WRITE_S, ended)
     try:
@@ -115,7 +117,7 @@ def _export(options: argparse.Namespace) -> int:
         background.notify_systemd()
         deserted = Deserted(options.state)
         while not ended.wait(FRESH_S):  # a signal that comes just before a wait without end would not end that
-            if options.for_run and deserted.now(time.monotonic() - server.asked):
+            if options.for_run and deserted.now(time.monotonic() - server.last_request):
                 print("ended: the run is over, and nobody asks", file=sys.stderr, flush=True)
                 break
     return 0
@@ -130,7 +132,7 @@ class Deserted:
     def now(self, unasked_s: float) -> bool:
         """Whether a run had the host and none has it any more (docs/resume.md), and nobody has asked for so long."""
         try:
-            has = lease.another(self._state, "") is not None
+            has = lease.held_by_other(self._state, "") is not None
         except (OSError, documents.DocumentError):
             return False  # it cannot be told
         self._had |= has
@@ -166,10 +168,10 @@ def _wrong(options: argparse.Namespace) -> str:
         return f"--textfile {options.textfile}: its directory does not exist; make it, or name node_exporter's own"
     if options.every is not None and not 1 <= options.every <= MOST_S:
         return f"--every {options.every:g}: give 1 second or more, {MOST_S:g} at most"
-    if options.sample_hz and not 1 <= options.sample_hz <= MOST_HZ:
-        return f"--sample-hz {options.sample_hz:g}: give 1 to {MOST_HZ:g}, or 0 for none"
-    if not 1 <= options.window <= LONGEST_WINDOW_S:
-        return f"--window {options.window:g}: give 1 to {LONGEST_WINDOW_S:g} seconds"
+    if options.sample_hz and not 1 <= options.sample_hz <= MAX_HZ:
+        return f"--sample-hz {options.sample_hz:g}: give 1 to {MAX_HZ:g}, or 0 for none"
+    if not 1 <= options.window <= MAX_WINDOW_S:
+        return f"--window {options.window:g}: give 1 to {MAX_WINDOW_S:g} seconds"
     return ""
 
 

@@ -18,8 +18,9 @@ from types import FrameType
 from agent.cli.emit_record import told
 from agent.gang.discovery import meet
 from agent.gang.protocol import ExchangeError, Gang
-from agent.launch import options as given
-from agent.launch.stage import left_out, not_started
+from agent.launch import options as launch_options
+from agent.launch.request import LaunchRequest
+from agent.launch.stage import record_not_started
 from agent.placement.membership import find_host, use_all_processors
 from agent.placement.rank_placement import PlacementError, without_placement
 from agent.run import lease
@@ -47,7 +48,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Adds attend to the command."""
     attend = verbs.add_parser(
         "attend",
-        parents=[given.without_ansible()],
+        parents=[launch_options.standalone_options()],
         help="carry out this host's part of a planned run, where no control node reaches it, and tell the record in the log",
         epilog="example: rackproof attend --plan /etc/rackproof/plan.json. Exit codes: 0 a record was told, whatever it says; "
         "2 not possible here; 64 wrong usage; 75 another run has this host; 143 it was asked to end, and told what it had.",
@@ -84,16 +85,15 @@ def _attend(options: argparse.Namespace) -> int:
     if not 0 < options.port <= 65532:
         return _complain(f"--port {options.port}: give 1 to 65532; the three ports after it are used as well")
     try:
-        given.check(options)
-        plan = given.plan_of(options)
-        options.host = options.host or os.environ.get(HOST) or find_host(plan, os.environ)
-        text = given.text_of(options)
+        launch_options.check_options(options)
+        given = launch_options.read_plan(options)
+        options.host = options.host or os.environ.get(HOST) or find_host(given.plan, os.environ)
     except PlacementError as error:
         return _complain(str(error))
-    options.run_dir = (options.run_dir or STATE / lease.RUNS / plan.run_id).absolute()
+    options.run_dir = (options.run_dir or STATE / lease.RUNS / given.plan.run_id).absolute()
     if note := use_all_processors() if _environment().keys() < os.environ.keys() else "":
         _say(note)
-    return _Part(options, plan, text).carry_out()
+    return _Part(options, given.plan, given.text).carry_out()
 
 
 class _Part:
@@ -120,7 +120,7 @@ class _Part:
         except Asked:
             run = run or self._begun()
             if not run or self._tell(run):
-                lease.release(lease.state_of(self._options.run_dir), self._plan.run_id)
+                lease.release(lease.state_directory(self._options.run_dir), self._plan.run_id)
                 _say("asked to end before this host was looked at: there is no record to tell")
             return 128 + signal.SIGTERM
 
@@ -150,7 +150,8 @@ class _Part:
             )
         else:
             _say(why)
-            left_out(run, run.host.gang, not_started(GANG, list(expected), 1, stage.deadline_s, why))
+            request = LaunchRequest(stage=stage, members=tuple(expected), number=1)
+            record_not_started(run, run.host.gang, request, why)
 
     def _settings(self) -> list[str]:
         """What the verbs are told of this one's own command line."""
@@ -191,9 +192,9 @@ class _Part:
     def _tell(self, run: HostRun) -> int:
         """The records, to wherever they are asked for."""
         _on_request(signal.SIG_IGN)  # what is told in part is refused
-        given.delivered(self._options, 0)
+        launch_options.publish_results(self._options, run)
         count = 1 if self._options.quiet else told(run)
-        lease.release(lease.state_of(run.directory), self._plan.run_id)
+        lease.release(lease.state_directory(run.directory), self._plan.run_id)
         return 0 if count else TROUBLE
 
 

@@ -4,22 +4,26 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import os
 import sys
+from functools import partial
 
-from agent.cli.common import complain, progress, run_options
+from agent.cli.common import complain, run_options
 from agent.exporter.live import Span
-from agent.launch import options as given
+from agent.launch import options as launch_options
 from agent.launch import stage as stages
+from agent.launch.request import LaunchRequest
 from agent.placement.membership import find_host
 from agent.placement.rank_placement import PlacementError
 from agent.run import background, lease
-from agent.soak.soak import FAILURE, NOT_WELL, carry_out, look
-from agent.soak.soak_run import SoakRun, told
+from agent.soak.soak import ENDED_EARLY, FAILURE, run_soak, wait_for_soak
+from agent.soak.soak_run import SoakRun, format_progress
 from schemas.errors import HeldError
-from schemas.plans import Stage
 from schemas.records import Record, to_json
 from schemas.timeline import SOAK
+
+log = logging.getLogger(__name__)
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -43,62 +47,65 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _soak(options: argparse.Namespace) -> int:
     try:
-        options.host = options.host or find_host(given.plan_of(options), os.environ)
-        run = SoakRun(options.run_dir, options.host)
+        host = options.host or find_host(launch_options.read_plan(options).plan, os.environ)
+        run = SoakRun(options.run_dir, host)
     except PlacementError as error:
         return complain(str(error))
     except KeyError:
-        return complain("the plan of this run has no soak: choose a profile that has, such as soak")
+        return complain("the plan of this run has no soak: choose a profile that has one, such as soak")
     if run.state.ended_by == FAILURE:
         run.reopen()
     if run.state.ended:
-        print(told(run.state) + ("" if run.state.reason else "; nothing is measured twice"))
+        print(format_progress(run.state) + ("" if run.state.reason else "; nothing is measured twice"))
         if run.state.reason and options.looks:
-            lease.release(lease.state_of(options.run_dir), run.plan.run_id)
-            return NOT_WELL
+            lease.release(lease.state_directory(options.run_dir), run.plan.run_id)
+            return ENDED_EARLY
         return 0
-    planned = run.plan.stage(SOAK)
     try:
         if options.detach or options.looks:
-            return _begin_soak(options, run, planned)
-        with background.alone(options.run_dir, SOAK):
-            run = SoakRun(options.run_dir, options.host)  # as whoever was at it has left it
+            return _start_in_background(options, run)
+        with background.exclusive_task(options.run_dir, SOAK):
+            run = SoakRun(options.run_dir, host)  # as the process that ran it before has left it
             if not run.state.ended:
-                carry_out(
+                run_soak(
                     run,
-                    lambda number, span: _round(options, run, planned, number, span),
-                    stages.readers(run, full_snapshot=False),
-                    progress,
+                    partial(_run_round, run, options.interface),
+                    stages.host_collectors(run, full_snapshot=False),
+                    partial(log.info, "%s"),
                 )
     except HeldError as held:
         return complain(str(held), lease.HELD)
-    print(json.dumps(to_json(run.state)) if options.json else told(run.state))
+    print(json.dumps(to_json(run.state)) if options.json else format_progress(run.state))
     return 0
 
 
-def _round(options: argparse.Namespace, run: SoakRun, planned: Stage, number: int, span: Span) -> Record:
-    lease.renew(options.run_dir, run.plan, SOAK)
-    return stages.measure(run, planned, [options.host], number, interface=options.interface, span=span)
+def _run_round(run: SoakRun, interface: str, number: int, span: Span) -> Record:
+    lease.renew(run.directory, run.plan, SOAK)
+    request = LaunchRequest(
+        stage=run.plan.stage(SOAK), members=(run.host.name,), number=number, interface=interface, span=span
+    )
+    return stages.run_launch(run, request)
 
 
-def _begin_soak(options: argparse.Namespace, run: SoakRun, planned: Stage) -> int:
-    """Begins the soak in the background, or goes on with it; with --looks, stays and looks for a while."""
-    arguments = [sys.argv[0], SOAK, f"--run-dir={options.run_dir}", f"--host={options.host}"]
+def _start_in_background(options: argparse.Namespace, run: SoakRun) -> int:
+    """Start the soak in the background, or continue it; with --looks, wait for a share of the planned time."""
+    arguments = [sys.argv[0], SOAK, f"--run-dir={options.run_dir}", f"--host={run.host.name}"]
     arguments += [f"--interface={options.interface}"] if options.interface else []
 
-    def begin() -> None:
-        # A look outlives the playbook that asked for it, and must not begin anew what was stopped since.
+    def start() -> None:
+        # This process may outlive the playbook that started it, and must not restart a soak that was stopped since.
         lease.renew(options.run_dir, run.plan, taken=bool(options.looks))
         print(background.start(arguments, options.run_dir, SOAK))
 
     if not options.looks:
-        begin()
+        start()
         return 0
-    line, code = look(options.run_dir, options.host, planned.longest_s / options.looks, begin)
+    longest_s = run.plan.stage(SOAK).longest_s
+    line, code = wait_for_soak(options.run_dir, run.host.name, longest_s / options.looks, start)
     print(line)
-    state = lease.state_of(options.run_dir)
-    if taken := lease.another(state, run.plan.run_id):
-        print(f"this host was taken by {taken.who()}", file=sys.stderr)
-    elif code == NOT_WELL:  # the host leaves the run, and others may have it
+    state = lease.state_directory(options.run_dir)
+    if other := lease.held_by_other(state, run.plan.run_id):
+        log.warning("this host was taken by %s", other.describe())
+    elif code == ENDED_EARLY:  # the host leaves the run, and others may have it
         lease.release(state, run.plan.run_id)
     return code

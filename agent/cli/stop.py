@@ -29,18 +29,18 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _stop(options: argparse.Namespace) -> int:
     state, run_id = options.directory.absolute().parent, options.run_dir.name if options.run_dir else ""
-    by = lease.given(options.claim, run_id, options.directory) if options.claim else None
-    other = lease.another(state, run_id, by)
+    by = lease.load_claim(options.claim, run_id, options.directory) if options.claim else None
+    other = lease.held_by_other(state, run_id, by)
     if other and not options.take_over:
         print(
-            f"rackproof: this host is held by {other.who()}: wait for its end, or set rackproof_take_over",
+            f"rackproof: this host is held by {other.describe()}: wait for its end, or set rackproof_take_over",
             file=sys.stderr,
         )
         return lease.HELD
     if run_id or options.take_over:
         end = options.end or options.take_over
-        if said := lease.release(state, run_id, anyones=options.take_over, end=end):
-            print(said)
+        if note := lease.release(state, run_id, any_run=options.take_over, end=end):
+            print(note)
         began = [*([options.run_dir] if run_id else []), *([state / lease.RUNS / other.run_id] if other else [])]
         _end_what_began(began if end else [])
     print(background.stop(options.directory, "exporter"))
@@ -50,5 +50,5 @@ def _stop(options: argparse.Namespace) -> int:
 def _end_what_began(run_dirs: list[Path]) -> None:
     """What was started in the background and has not come to write itself into the lease."""
     for path in sorted(path for directory in run_dirs for path in directory.glob("*.pid")):
-        if background.runs(path.parent, path.stem):
+        if background.is_running(path.parent, path.stem):
             print(background.stop(path.parent, path.stem))

@@ -5,27 +5,32 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import logging
 import os
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 import collectors
-from agent.cli.common import complain, progress, run_options
-from agent.launch import options as given
+from agent.cli.common import complain, run_options
+from agent.launch import options as launch_options
 from agent.launch import stage as stages
+from agent.launch.request import LaunchRequest
 from agent.placement.detect import detect_placement
 from agent.placement.membership import check_gpu_allocation, find_host, select_members, use_all_processors
 from agent.placement.rank_placement import LAUNCHERS, MPI, TORCHRUN, PlacementError, RankPlacement
 from agent.run import background, lease
 from agent.run.record import HostRun, run_directory
 from agent.sampling.snapshot import collect
-from agent.soak.soak_run import told
+from agent.soak.soak_run import format_progress
 from collectors.base import Absent, scope
 from schemas.errors import HeldError
 from schemas.probes import GANG, PROBE, probe
 from schemas.records import Record
 from schemas.studies import CELL
 from schemas.timeline import SOAK
+
+log = logging.getLogger(__name__)
 
 NOT_FINISHED = 3
 AFTER_DEADLINE_S = 90.0
@@ -48,14 +53,14 @@ def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], asked:
     _inspect_options(verbs)
     bench = verbs.add_parser(
         "bench",
-        parents=[run_options(), given.without_ansible()],
+        parents=[run_options(), launch_options.standalone_options()],
         help="run the plan's benchmarks on this host alone",
         epilog="example: rackproof bench --run-dir /var/lib/rackproof/runs/r1 --host r12-h01",
     )
     bench.set_defaults(call=_bench)
     launch = verbs.add_parser(
         "launch",
-        parents=[run_options(), given.without_ansible()],
+        parents=[run_options(), launch_options.standalone_options()],
         help="run this host's part of a gang",
         epilog="examples: rackproof launch --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --members r12-h01,r12-h02; "
         "mpirun --map-by ppr:1:node rackproof launch --launcher mpi --plan plan.json --run-dir /var/tmp/rackproof/runs/r1. "
@@ -142,13 +147,15 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.plan:
         text = sys.stdin.read() if options.plan == "-" else Path(options.plan).read_text(encoding="utf-8")
         try:
-            run = stages.take_up(options.run_dir, options.host, text, claim=options.claim, take_over=options.take_over)
+            run = stages.start_run(
+                options.run_dir, options.host, text, claim=options.claim, take_over=options.take_over
+            )
         except HeldError as held:
             return complain(str(held), lease.HELD)
     else:
         run = HostRun(options.run_dir, options.host)
-    record = stages.look(run, options.stage, once=bool(options.plan))
-    _told(record, options.json)
+    record = stages.record_snapshot(run, options.stage, once=bool(options.plan))
+    _print_record(record, options.json)
     return 0
 
 
@@ -169,18 +176,18 @@ def _show(as_json: bool) -> int:
         print(f"{item['scope']:<22} {item['name']:<36} {value}{unit}")
     for name, result in outcome.items():
         if isinstance(result, str):
-            print(f"collector {name}: {result}", file=sys.stderr)
+            log.warning("collector %s: %s", name, result)
     return 0
 
 
 def _bench(options: argparse.Namespace) -> int:
     try:
-        _begin(options)
+        run = _start_run(options)
     except PlacementError as error:
         return complain(str(error))
     except HeldError as held:
         return complain(str(held), lease.HELD)
-    return given.delivered(options, _alone(options, "benchmark", [options.host]))
+    return _run_stage(options, run, "benchmark", [run.host.name])
 
 
 def _launch(options: argparse.Namespace) -> int:
@@ -195,88 +202,77 @@ def _launch(options: argparse.Namespace) -> int:
                 f"--host {options.host}: {placement.nodes} hosts were started with this command; leave --host out"
             )
         if placement and not placement.supervises:
-            progress(f"rank {placement.rank}: nothing to do; local rank 0 supervises the ranks of this host")
+            log.info("rank %d: nothing to do; local rank 0 supervises the ranks of this host", placement.rank)
             return 0
-        members = _take_part(options, placement)
+        run = _start_run(options, placement)
+        members = select_members(run.plan, run.host, options.members, placement)
+        if placement:
+            check_gpu_allocation(run.host, os.environ)
+            if note := use_all_processors() if placement.launcher == MPI else "":
+                log.info("%s", note)
     except PlacementError as error:
         return complain(str(error))
     except HeldError as held:
         return complain(str(held), lease.HELD)
-    return given.delivered(options, _alone(options, PROBE if options.probe else GANG, members))
+    return _run_stage(options, run, PROBE if options.probe else GANG, members)
 
 
-def _take_part(options: argparse.Namespace, placement: RankPlacement | None) -> list[str]:
-    """Begins the run where it was not begun; who starts together. Raises PlacementError, HeldError."""
-    plan = _begin(options, placement).plan
-    members = select_members(plan, plan.host(options.host), options.members, placement)
-    if placement:
-        check_gpu_allocation(plan.host(options.host), os.environ)
-        note = use_all_processors() if placement.launcher == MPI else ""
-        if note:
-            progress(note)
-    return members
-
-
-def _begin(options: argparse.Namespace, placement: RankPlacement | None = None) -> HostRun:
-    """Return the run, started here if there is a --plan; set `options.host` if it is not given.
-
-    Raises:
-        PlacementError, HeldError.
-    """
-    plan = given.plan_of(options)
-    options.host = options.host or find_host(plan, os.environ, placement)
-    given.check(options)
-    if options.plan:
-        run = stages.take_up(options.run_dir, options.host, given.text_of(options))
-        stages.look(run, "preflight", once=True)
+def _start_run(options: argparse.Namespace, placement: RankPlacement | None = None) -> HostRun:
+    """Return the run, started here if there is a `--plan`. Raises PlacementError, HeldError."""
+    given = launch_options.read_plan(options)
+    host = options.host or find_host(given.plan, os.environ, placement)
+    launch_options.check_options(options)
+    if given.text:
+        run = stages.start_run(options.run_dir, host, given.text)
+        stages.record_snapshot(run, "preflight", once=True)
         return run
-    return HostRun(options.run_dir, options.host)
+    return HostRun(options.run_dir, host)
 
 
-def _alone(options: argparse.Namespace, stage: str, members: list[str]) -> int:
-    """Carries out a stage while no other process of this host does, and while no other run has the host."""
-    run = HostRun(options.run_dir, options.host)
+def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
+    """Run a stage while no other process of this host does and no other run has the host, and publish the record."""
     try:
         if options.detach:
-            lease.renew(options.run_dir, run.plan)
-            return _stage(options, stage, members)
-        with background.alone(options.run_dir, "benchmark" if stage == "benchmark" else GANG):
-            lease.renew(options.run_dir, run.plan, stage)
-            return _stage(options, stage, members)
+            lease.renew(run.directory, run.plan)
+            return _run_locked(options, run, stage, members)
+        with background.exclusive_task(run.directory, "benchmark" if stage == "benchmark" else GANG):
+            lease.renew(run.directory, run.plan, stage)
+            code = _run_locked(options, run, stage, members)
     except HeldError as held:
         return complain(str(held), lease.HELD)
+    if code == 0:
+        launch_options.publish_results(options, run)
+    return code
 
 
-def _stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
-    run, number = HostRun(options.run_dir, options.host), getattr(options, "number", 0)
+def _run_locked(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
+    number = getattr(options, "number", 0)
     try:
         if run.plan.study:
-            run, stage = run.of_cell(number), CELL
+            run, stage = run.for_cell(number), CELL
         planned = probe(run.plan.stage(GANG)) if stage == PROBE else run.plan.stage(stage)
         for member in members:
             run.plan.host(member)
     except KeyError as unknown:
         return complain(f"{unknown.args[0]!r} is not in the plan of run {run.plan.run_id}")
     gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
-    done = [launch for launch in run.record(gang).launches if stages.made(launch, stage, members, number)]
-    if done:
-        print(f"stage {stage} was {done[-1].outcome} at {done[-1].began}; nothing is measured twice")
+    if done := stages.already_ran(run.record(gang).launches, stage, members, number):
+        print(f"stage {stage} was {done.outcome} at {done.began}; nothing is measured twice")
         return 0
     if options.detach:
         arguments = [argument for argument in sys.argv if argument != "--detach"]
-        print(background.start(arguments, options.run_dir, GANG if gang else stage))
+        print(background.start(arguments, run.directory, GANG if gang else stage))
         return 0
-    record = stages.measure(
-        run,
-        planned,
-        members,
-        number,
+    request = LaunchRequest(
+        stage=planned,
+        members=tuple(members),
+        number=number,
         port=getattr(options, "port", 0),
-        closed=getattr(options, "admit", "") == "members",
+        members_only=getattr(options, "admit", "") == "members",
         interface=options.interface,
-        exported=given.exported(options),
+        environment=launch_options.rank_environment(options),
     )
-    _told(record, options.json)
+    _print_record(stages.run_launch(run, request), options.json)
     return 0
 
 
@@ -285,20 +281,20 @@ def _wait(options: argparse.Namespace) -> int:
     print(background.wait(options.run_dir, options.stage, run.plan.stage(options.stage).longest_s + AFTER_DEADLINE_S))
     if options.stage == SOAK:
         soak = run.record().soak
-        print(told(soak) if soak else "nothing was soaked")
+        print(format_progress(soak) if soak else "nothing was soaked")
         return 0 if soak and soak.ended and not soak.reason else NOT_FINISHED
     gang = run.host.gang if options.stage == GANG else ""
     launches = [launch for launch in run.record(gang).launches if gang or launch.stage == options.stage]
     finished = bool(launches) and launches[-1].outcome == "finished"
-    state = lease.state_of(options.run_dir)
-    if taken := lease.another(state, run.plan.run_id):
-        print(f"this host was taken by {taken.who()}", file=sys.stderr)
+    state = lease.state_directory(options.run_dir)
+    if other := lease.held_by_other(state, run.plan.run_id):
+        log.warning("this host was taken by %s", other.describe())
     elif not finished and options.stage == "benchmark":  # the host leaves the run, and others may have it
         lease.release(state, run.plan.run_id)
     return 0 if finished else NOT_FINISHED
 
 
-def _told(record: Record, as_json: bool) -> None:
+def _print_record(record: Record, as_json: bool) -> None:
     launches = [
         {"stage": launch.stage, "outcome": launch.outcome, "reason": launch.reason} for launch in record.launches
     ]

@@ -1,7 +1,7 @@
-"""The collectors' families under the names of NVIDIA's dcgm-exporter, so that dashboards made for it work unchanged.
+"""Export the families of the collectors under the names of NVIDIA's dcgm-exporter: dashboards made for it work unchanged.
 
-Names, units and labels are those of dcgm-exporter's default-counters.csv, and of fields that it has there for choice. `DCGM_FI_*`
-counters have no `_total`, which the text format would add to a counter, so all are untyped.
+Names, units and labels are those of dcgm-exporter's default-counters.csv, and of optional fields there. `DCGM_FI_*`
+counters have no `_total`, which the text format would add to a counter; therefore all are untyped.
 """
 
 from __future__ import annotations
@@ -56,10 +56,10 @@ FIELDS: tuple[tuple[str, str, float, str], ...] = (
     ("DCGM_FI_PROF_NVLINK_RX_BYTES", "gpu.gpm.nvlink_received", 1.0,
      "Rate of data received over NVLink, in bytes per second."),
 )  # fmt: skip
-"""dcgm-exporter's name, our family, the factor from our SI unit to its own, its help text."""
+"""Name in dcgm-exporter, our family, factor from our SI unit to its unit, help text."""
 FREE, XID = "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_XID_ERRORS"
 HELP: Mapping[str, str] = {
-    **{name: about for name, _, _, about in FIELDS},
+    **{name: text for name, _, _, text in FIELDS},
     FREE: "Framebuffer memory free (in MiB).",
     XID: "Value of the last XID error encountered.",
 }
@@ -68,8 +68,8 @@ Readings = Mapping[str, Mapping[str, Value]]
 """Family -> GPU index -> value."""
 
 
-class Renamed:
-    """The same readings as dcgm-exporter gives them; what was not read is left out."""
+class DcgmNames:
+    """Converts readings to the families of dcgm-exporter; missing readings are left out."""
 
     def __init__(self) -> None:
         self._counted: dict[tuple[str, str], float] = {}
@@ -86,21 +86,23 @@ class Renamed:
             for name, family in every.items()
         }
         host = socket.gethostname()
-        for name, ours, factor, about in FIELDS:
-            values = {gpu: float(value) * factor for gpu, value in readings.get(ours, {}).items() if _number(value)}
-            yield from _family(name, about, values, readings, host)
+        for name, family_name, factor, text in FIELDS:
+            values = {
+                gpu: float(value) * factor for gpu, value in readings.get(family_name, {}).items() if _is_number(value)
+            }
+            yield from _family(name, text, values, readings, host)
         total, used = readings.get("gpu.memory.total", {}), readings.get("gpu.memory.used", {})
         free = {gpu: (float(total[gpu]) - float(used[gpu])) / MIB for gpu in total if gpu in used}
         yield from _family(FREE, HELP[FREE], free, readings, host)
         yield from _family(XID, HELP[XID], self._xid(every, readings), readings, host)
 
     def _xid(self, every: Mapping[str, Family], readings: Readings) -> dict[str, float]:
-        """The last XID of each GPU, 0 where there was none; of several that were there before us, the highest."""
+        """Return the last XID of each GPU, 0 if there was none; of several that occurred before our start, the highest."""
         log = every.get("xid.last_seen")
         if log is None or any(isinstance(value, Absent) for _, value in log.readings):
             return {}
-        seen = every["xid.count"].readings if "xid.count" in every else []
-        for labels, count in sorted(seen, key=lambda reading: int(reading[0]["xid"])):
+        counts = every["xid.count"].readings if "xid.count" in every else []
+        for labels, count in sorted(counts, key=lambda reading: int(reading[0]["xid"])):
             key, times = (labels["pci"], labels["xid"]), 0.0 if isinstance(count, Absent) else float(count)
             if times > self._counted.get(key, 0.0):
                 self._last[labels["pci"]] = float(labels["xid"])
@@ -109,14 +111,14 @@ class Renamed:
         return {gpu: self._last.get(str(address).lower()[-12:], 0.0) for gpu, address in addresses.items()}
 
 
-def _number(value: Value) -> bool:
+def _is_number(value: Value) -> bool:
     return isinstance(value, int | float)
 
 
-def _family(name: str, about: str, values: Mapping[str, float], readings: Readings, host: str) -> Iterator[Metric]:
+def _family(name: str, text: str, values: Mapping[str, float], readings: Readings, host: str) -> Iterator[Metric]:
     if not values:
         return
-    metric = UnknownMetricFamily(name, about)
+    metric = UnknownMetricFamily(name, text)
     for gpu, value in values.items():
         identity = {
             label: str(readings.get(family, {}).get(gpu, ""))

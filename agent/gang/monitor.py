@@ -25,7 +25,7 @@ from agent.gang.culprit import (
 )
 from agent.gang.heartbeat import Beats
 from agent.gang.peer_channel import Exchange
-from agent.sampling.oom import Memory
+from agent.sampling.oom import OomWatch
 from schemas.records import Culprit
 
 PAUSE_S = 2.0
@@ -52,7 +52,7 @@ class Vigil:
         self._began = self._looked = time.monotonic()
         self._think_at = 0.0
         self._decided: Culprit | None = None
-        self._memory, self._why = Memory(), dict[int, str]()
+        self._memory, self._why = OomWatch(), dict[int, str]()
         self._launcher, self._said, self._launcher_at = "", "", 0.0
         """How it ended, with which last words, and when, where it ended by itself and not well."""
         self._launcher_code: int | None = None
@@ -160,7 +160,7 @@ class Vigil:
 
     def want_of_memory(self) -> str:
         """That the kernel killed a process of this launch for it, in words; empty where nothing says so."""
-        return self._memory.killed(self.pids())
+        return self._memory.describe_kill(self.pids())
 
     def settle(self, exit_code: int | None, said: str = "") -> Culprit | None:
         """After the launcher's own end: waits for the verdict where something went wrong, and takes leave of the others.

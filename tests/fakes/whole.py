@@ -14,7 +14,7 @@ from typing import Any
 
 import collectors
 from agent.exporter.metrics_page import page
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.base import IDENTITY, Collector
 from collectors.clock import ClockCollector, ClockState
 from collectors.storage import StorageCollector

@@ -153,7 +153,7 @@ def export(directory: Path, library: Path, port: int) -> subprocess.Popen[str]:
 def running(directory: Path, plan: Any, host: str) -> tuple[HostRun, Live]:
     """A run of which the gang's stage has ended, and the benchmarks go on."""
     run = HostRun.begin(directory / "state" / "runs" / plan.run_id, host, json.dumps(to_json(plan)))
-    run.add(launches=[builders.launch("preflight", (host,)), builders.launch("gang", HOSTS)])
+    run.append(launches=[builders.launch("preflight", (host,)), builders.launch("gang", HOSTS)])
     work = run.directory / "work"
     work.mkdir()
     observations = builders.results(plan, host, "benchmark")

@@ -35,7 +35,7 @@ from agent.gang.heartbeat import ADDRESS, SUPERVISOR, Beats, Heart, identity, pr
 from agent.gang.monitor import Vigil
 from agent.gang.peer_channel import Exchange
 from agent.gang.protocol import ExchangeError, Gang, listen
-from agent.run.work_directory import MOST_ATTEMPTS, MOST_LOG_BYTES, cap_logs, set_aside
+from agent.run.work_directory import MOST_ATTEMPTS, MOST_LOG_BYTES, truncate_logs, archive_logs
 from schemas.records import Culprit
 
 NOW = 1000.0

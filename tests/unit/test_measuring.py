@@ -18,7 +18,7 @@ from agent.benchmarks.memory import integrity
 from agent.benchmarks.runner import _check_readiness, run_all
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.context import Context
-from agent.run.work_directory import unable
+from agent.run.work_directory import read_excluded_ranks
 from agent.sampling.statistics import interval, summarize
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Absent
@@ -236,7 +236,7 @@ def test_lost_device_costs_its_own_and_the_group_figures(tmp_path: Path, monkeyp
     assert reasons[("integrity.wrong_words", "error")] == "the device was lost: ECC"
     assert "rank 0 cannot take part: the device was lost: ECC" in reasons[("collective.all_reduce.busbw", "skipped")]
     rank.set_phase("end", 0)
-    assert unable(tmp_path, [0, 1]) == {0: "the device was lost: ECC"}
+    assert read_excluded_ranks(tmp_path, [0, 1]) == {0: "the device was lost: ECC"}
 
 
 PATTERNS = settings("integrity", {})["patterns"]

@@ -11,7 +11,7 @@ from agent.gang.culprit import RankState, rank_from_json
 from agent.launch import supervise
 from agent.run import background
 from agent.sampling import oom
-from agent.sampling.oom import Memory
+from agent.sampling.oom import OomWatch
 from schemas.records import to_json
 
 MB = 1_000_000
@@ -54,7 +54,7 @@ def tree(tmp_path: Path, request: pytest.FixtureRequest) -> Tree:
 
 
 def test_kill_at_the_limit_of_a_group_above_is_told_with_that_limit(tree: Tree) -> None:
-    memory = Memory(tree.root)
+    memory = OomWatch(tree.root)
     assert memory.killed() == ""
     tree.group("slice/session", kills=1)
     tree.group("slice", kills=1, hits=3, limit=500 * MB)
@@ -62,14 +62,14 @@ def test_kill_at_the_limit_of_a_group_above_is_told_with_that_limit(tree: Tree) 
 
 
 def test_kill_below_every_limit_is_the_hosts_own_want(tree: Tree) -> None:
-    memory = Memory(tree.root)
+    memory = OomWatch(tree.root)
     tree.group("slice/session", kills=2)
     assert memory.killed() == "killed by the kernel for want of memory (oom_kill 2, the host had none left)"
 
 
 def test_kill_before_or_of_somebody_else_is_not_ours(tree: Tree) -> None:
     tree.group("slice/session", kills=5)
-    memory = Memory(tree.root)
+    memory = OomWatch(tree.root)
     tree.machine(7)
     tree.group("slice", kills=6, hits=1, limit=500 * MB)
     assert memory.killed([4711]) == ""
@@ -95,7 +95,7 @@ def test_where_no_group_counts_the_kernels_log_tells_whose_it_was(
     tmp_path: Path, log: tuple[int, int] | None, said: str
 ) -> None:
     tree = Tree(tmp_path, version=0)
-    memory = Memory(tmp_path)
+    memory = OomWatch(tmp_path)
     tree.machine(1)
     if log:
         write(tmp_path / "dev/kmsg", LOG.format(number=0, at=log[0], pid=log[1]))
@@ -104,7 +104,7 @@ def test_where_no_group_counts_the_kernels_log_tells_whose_it_was(
 
 def test_nothing_is_said_where_nothing_can_be_read(tmp_path: Path) -> None:
     assert oom.groups(tmp_path) == []
-    assert Memory(tmp_path).killed([1]) == ""
+    assert OomWatch(tmp_path).killed([1]) == ""
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"path": 1}]'])

@@ -15,7 +15,7 @@ import yaml
 
 from agent.benchmarks.runtime.host_cpu import parse_cpu_list, pin_to_cpus, select_cpus
 from agent.gang.protocol import Gang
-from agent.launch.stage import measure, worn_out
+from agent.launch.stage import measure, count_attempt
 from agent.launch.torchrun import LaunchError, torchrun
 from agent.run.record import HostRun
 from fleet.judge.evidence import Evidence
@@ -604,15 +604,15 @@ def test_a_cell_whose_supervisor_is_killed_each_time_is_given_up(tmp_path: Path)
     """Without a record of it, it would be the next one for ever; and what it costs would count for no limit."""
     plan = study(tmp_path, "h1", matrix=[{"gpus": [1]}], profile=REHEARSAL)
     run = HostRun.begin(tmp_path / "host", "h1", json.dumps(to_json(plan)))
-    cell = run.of_cell(1)
+    cell = run.for_cell(1)
     for _ in range(3):  # each begun, and none lived to tell of it
         assert next_cell(plan, {}, ["h1"]).launches[0].number == 1
-        assert not worn_out(cell, 1)
+        assert not count_attempt(cell, 1)
     record = measure(cell, cell.plan.stage(CELL), ["h1"], 1)
     (row,) = outcome(plan, {"h1": Evidence(records=(record,))}).rows
     assert row.state == FAILED
     assert row.reason.startswith("it was begun 3 times on host h1, and each time its supervisor ended without a word")
-    assert not worn_out(cell, 2), "another cell has tries of its own"
+    assert not count_attempt(cell, 2), "another cell has tries of its own"
 
 
 # --- processors

@@ -199,7 +199,7 @@ def test_rank_that_holds_up_the_others_is_named_and_all_are_ended(
 
 def test_driver_that_blocks_does_not_hold_up_the_watch(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot may take its whole deadline; the ranks' end is seen at once."""
-    monkeypatch.setattr(snapshot_sampler, "SAMPLE_S", 0.1)
+    monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.1)
     monkeypatch.setattr(snapshot_sampler, "GRACE_S", 0.2)
     ended = threading.Event()
 

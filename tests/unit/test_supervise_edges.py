@@ -31,10 +31,10 @@ from agent.launch.process_tree import ProcessTree
 from agent.launch.supervise import Command
 from agent.run import work_directory
 from agent.run.record import HostRun
-from agent.run.work_directory import begun, cap_logs, end_of, results, set_aside, tail, write_request
+from agent.run.work_directory import benchmark_start_times, truncate_logs, read_rank_end, read_results, archive_logs, read_tail, write_request
 from agent.sampling import snapshot_sampler
-from agent.sampling.oom import Memory
-from agent.sampling.snapshot_sampler import Watch
+from agent.sampling.oom import OomWatch
+from agent.sampling.snapshot_sampler import SnapshotSelector
 from collectors.base import Family
 from schemas.probes import PROBE
 from schemas.records import Culprit, Metric, Rank, Record, Snapshot, to_json
@@ -72,10 +72,10 @@ def snapshot(at: int, watts: Any = 0.0, alarm: str = "", absent: str = "") -> Sn
 
 
 def kept(*seen: Snapshot) -> list[int]:
-    watch = Watch()
+    selector = SnapshotSelector()
     for each in seen:
-        watch.see(each)
-    return [int(each.at[-3:-1]) for each in watch.kept()]
+        selector.add(each)
+    return [int(each.at[-3:-1]) for each in selector.selected()]
 
 
 def test_the_snapshot_under_the_highest_load_is_kept() -> None:
@@ -287,7 +287,7 @@ def test_a_ranks_end_is_what_it_wrote_itself_or_else_what_its_guard_saw(
     if state is not None:
         (tmp_path / "rank5.state.json").write_text(json.dumps(state))
     (tmp_path / "rank5.log").write_text("bye")
-    found = end_of(tmp_path, 5, 1, seen)
+    found = read_rank_end(tmp_path, 5, 1, seen)
     assert found == Rank(rank=5, local_rank=1, phase=phase, exit_code=exit_code, log_tail="bye")
 
 
@@ -305,7 +305,7 @@ def test_a_benchmark_began_when_the_first_rank_came_to_it(tmp_path: Path) -> Non
         ]
     ):
         (tmp_path / f"rank{number}.state.json").write_text(json.dumps(said))
-    assert list(begun(tmp_path, range(7)).items()) == [("digest", 8.0), ("gemm", 11.0), ("stress", 30.0)]
+    assert list(benchmark_start_times(tmp_path, range(7)).items()) == [("digest", 8.0), ("gemm", 11.0), ("stress", 30.0)]
 
 
 def result(number: int, **over: Any) -> dict[str, Any]:
@@ -322,7 +322,7 @@ def result(number: int, **over: Any) -> dict[str, Any]:
 def test_what_the_ranks_measured_is_taken_in_their_order(tmp_path: Path) -> None:
     for number in (10, 2):
         (tmp_path / f"rank{number}.json").write_text(json.dumps(result(number)))
-    observations, windows, software, problems = results(tmp_path, (10, 3, 2))
+    observations, windows, software, problems = read_results(tmp_path, (10, 3, 2))
     assert [seen.scope for seen in observations] == ["cpu=2", "cpu=10"]
     assert (windows, software) == ([], {"lib2": "2", "lib10": "2"})
     assert len(problems) == 1
@@ -331,11 +331,11 @@ def test_what_the_ranks_measured_is_taken_in_their_order(tmp_path: Path) -> None
 
 def test_the_end_of_a_log_is_its_last_bytes(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert tail(log) == ""
+    assert read_tail(log) == ""
     log.write_bytes(b"a\xffbc")
-    assert (tail(log), tail(log, 2), tail(log, 3)) == ("a\ufffdbc", "bc", "\ufffdbc")
+    assert (read_tail(log), read_tail(log, 2), read_tail(log, 3)) == ("a\ufffdbc", "bc", "\ufffdbc")
     log.write_bytes(b"x" * 10_000)
-    assert len(tail(log)) == 4000
+    assert len(read_tail(log)) == 4000
 
 
 def test_a_request_lies_where_the_ranks_read_it(tmp_path: Path) -> None:
@@ -344,14 +344,14 @@ def test_a_request_lies_where_the_ranks_read_it(tmp_path: Path) -> None:
 
 
 def test_only_what_the_ranks_wrote_themselves_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_directory, "MOST_LOG_BYTES", 8)
+    monkeypatch.setattr(work_directory, "MAX_LOG_BYTES", 8)
     (tmp_path / "else").mkdir()
     for name in ("rank0.log", "flight.rank0", "rank0.json", "else/victim"):
         (tmp_path / name).write_text("123456789")
     (tmp_path / "rank1.log").write_text("12345678")
     (tmp_path / "rank2.log").symlink_to(tmp_path / "else" / "victim")
     os.mkfifo(tmp_path / "flight.rank0.pipe")
-    cap_logs(tmp_path)
+    truncate_logs(tmp_path)
     sizes = {path.name: path.lstat().st_size for path in tmp_path.iterdir() if stat.S_ISREG(path.lstat().st_mode)}
     assert sizes == {"rank0.log": 8, "flight.rank0": 8, "rank0.json": 9, "rank1.log": 8}
     assert (tmp_path / "else" / "victim").stat().st_size == 9
@@ -420,7 +420,7 @@ def test_a_rank_that_the_kernel_killed_is_told_with_its_reason(
     beats: Beats, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = Tree(tmp_path / "root", 2)
-    monkeypatch.setattr(monitor, "Memory", functools.partial(Memory, tree.root))
+    monkeypatch.setattr(monitor, "Memory", functools.partial(OomWatch, tree.root))
     watch = Vigil("h1", beats, None, 60.0)
     say(tmp_path, "end", rank=0, code=1, told=False)
     say(tmp_path, "end", rank=1, code=-9, told=True)
@@ -689,7 +689,7 @@ def test_what_was_asked_for_stands_in_the_launch(run: HostRun) -> None:
 
 
 def test_a_log_without_measure_is_cut(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_directory, "MOST_LOG_BYTES", 8)
+    monkeypatch.setattr(work_directory, "MAX_LOG_BYTES", 8)
     assert launch(run, "echo 0123456789").launches[0].log_tail == "01234567"
     assert (run.directory / "work" / "launcher.log").stat().st_size == 8
 
@@ -716,7 +716,7 @@ class Asked:
 def test_while_the_ranks_run_the_quick_collectors_are_asked(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, meanwhile: list[Asked] | None, asked: str
 ) -> None:
-    monkeypatch.setattr(snapshot_sampler, "SAMPLE_S", 0.02)
+    monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.02)
     record = launch(run, "sleep 0.3", [Asked("thorough")], meanwhile=meanwhile)
     seen = [
         (taken.stage, taken.phase, metric.name)
@@ -807,7 +807,7 @@ def test_a_host_that_is_to_blame_for_something_else_keeps_its_ranks(
 )  # fmt: skip
 def test_the_last_words_of_a_log_are_its_error(tmp_path: Path, log: str, line: str) -> None:
     (tmp_path / "launcher.log").write_text(log)
-    assert work_directory.last_line(tmp_path / "launcher.log") == line
+    assert work_directory.last_error_line(tmp_path / "launcher.log") == line
 
 
 def test_a_gang_hears_of_a_rank_that_could_not_take_part(run: HostRun) -> None:

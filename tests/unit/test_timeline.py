@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from agent.run.work_directory import begun
+from agent.run.work_directory import benchmark_start_times
 from agent.sampling.telemetry import PERIOD_S, Telemetry
 from collectors.base import Absent
 from collectors.nvml import GpuSample
@@ -261,7 +261,7 @@ def test_ranks_tell_when_each_benchmark_began(tmp_path: Path) -> None:
         rank.phase("end", 0)
     (tmp_path / "rank2.state.json").write_text('{"begun": {"stress": "soon", "gemm": 1e300}}')
     (tmp_path / "rank3.state.json").write_text('{"begun": ["stress"]}')
-    found = begun(tmp_path, range(5))
+    found = benchmark_start_times(tmp_path, range(5))
     assert list(found) == ["gemm", "collective"]
     assert before <= found["gemm"] < found["collective"] < before + 5
 
