@@ -62,22 +62,22 @@ class LivePublisher(threading.Thread):
     def __init__(
         self,
         run: HostRun,
+        states: Callable[[], Sequence[RankState]],
         *,
         stage: str,
         deadline_s: float,
         work: Path,
         ranks: Iterable[int],
-        states: Callable[[], Sequence[RankState]],
         span: Span | None = None,
     ) -> None:
         """Prepare the publisher.
 
         Args:
             run: the host's run.
+            states: returns the current state of each rank.
             stage, deadline_s: of the launch.
             work: where the ranks with these numbers leave their results.
             ranks: numbers of the ranks of this host.
-            states: returns the current state of each rank.
             span: of the soak that the launch is a round of.
         """
         super().__init__(name="live", daemon=True)

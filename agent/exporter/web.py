@@ -32,7 +32,7 @@ log = logging.getLogger(__name__)
 
 FRESH_S = 14.0
 """A page is cached for this long: Prometheus servers in pairs scrape at the same moment, and reading the hardware takes 10 ms of
-CPU time per GPU (measured, H200), which once a second would be 8 % of a CPU with eight GPUs. Just below 15 s, a usual interval."""
+CPU time per GPU (measured, H200): with eight GPUs and one reading a second, 8 % of a CPU. Just below 15 s, a usual interval."""
 HEAD_BYTES, HEAD_S, WRITE_S = 16_384, 5.0, 10.0
 MAX_CONNECTIONS = 2048
 BACKLOG = 1024

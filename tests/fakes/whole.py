@@ -92,7 +92,7 @@ def readings(root: Path) -> dict[str, dict[str, Any]]:
 def main(root: Path) -> None:
     """Answers each line with the snapshot of that moment, and the GPUs that it names."""
     for line in sys.stdin:
-        snapshot, gpus = take(everything(root), stage="doctor", phase=line.strip())
+        snapshot, gpus = take_snapshot(everything(root), stage="doctor", phase=line.strip())
         print(json.dumps({"snapshot": to_json(snapshot), "gpus": [to_json(gpu) for gpu in gpus]}), flush=True)
 
 

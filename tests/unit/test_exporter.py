@@ -435,10 +435,10 @@ def test_nothing_is_read_before_the_first_scrape_and_everything_once_a_moment(se
 
 def test_the_server_knows_when_it_was_last_asked() -> None:
     with serve([Fake("good", load)], "127.0.0.1", 0) as server:
-        began = server.asked
+        began = server.last_request
         time.sleep(0.01)
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5):
-            assert server.asked > began
+            assert server.last_request > began
 
 
 def test_a_taken_port_is_an_error(serving: Callable[..., str]) -> None:

@@ -335,10 +335,9 @@ def test_telemetry_gives_what_the_catalogue_wants_of_the_time_that_was_asked_for
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("agent.sampling.telemetry.FastReader", Pulse)
-    telemetry = Telemetry([2, 3])
-    begin = time.monotonic()
-    time.sleep(0.5)
-    telemetry.stop()
+    with Telemetry([2, 3]) as telemetry:
+        begin = time.monotonic()
+        time.sleep(0.5)
     rate = Observation(
         name="stress.throughput",
         scope="gpu=3",
@@ -371,8 +370,8 @@ def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError("NVML: GPU is lost")
 
     monkeypatch.setattr("agent.sampling.telemetry.FastReader", dead)
-    telemetry = Telemetry([0])
-    telemetry.join()
+    with Telemetry([0]) as telemetry:
+        telemetry.join()
     window = {"benchmark": "stress", "scope": "gpu=0", "begin": 0.0, "end": 9e9, "params": {"dtype": "bf16"}}
     found = telemetry.observations([window], [], "benchmark")
     assert found
@@ -383,7 +382,7 @@ def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     ("pause", "lose", "why"),
     [
         (0.3, False, "fewer than 10 a second"),
-        (0.05, True, "samples could not be had: NVML: GPU is lost"),
+        (0.05, True, "samples failed: NVML: GPU is lost"),
     ],
 )
 def test_telemetry_that_saw_too_little_proves_nothing(

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sampling.snapshot import Stuck, collect, identities, utc_now, take_snapshot
+from agent.sampling.snapshot import Stuck, collect, identities, take_snapshot, utc_now
 from collectors.base import HOST, Absent, Family
 from schemas import documents
 from schemas.records import Record, Snapshot, record_from_json, to_json
@@ -155,7 +155,7 @@ def test_a_driver_that_blocks_costs_the_readings_of_the_driver_only(tmp_path: Pa
 
 
 def test_a_snapshot_says_how_each_collector_fared() -> None:
-    snapshot, gpus = take(
+    snapshot, gpus = take_snapshot(
         [Fake("bad", broken), Fake("good", load)], stage="preflight", phase="before", clock=lambda: WHEN
     )
     assert (snapshot.stage, snapshot.phase, snapshot.at, gpus) == ("preflight", "before", WHEN, ())
@@ -201,7 +201,7 @@ def test_what_is_too_long_for_a_record_is_cut() -> None:
 
 
 def test_now_is_a_time_that_a_record_takes() -> None:
-    snapshot, _ = take_snapshot([], stage="preflight", phase="before", clock=now)
+    snapshot, _ = take_snapshot([], stage="preflight", phase="before", clock=utc_now)
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 

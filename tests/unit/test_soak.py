@@ -20,7 +20,7 @@ from agent.exporter.live import Span, build_document, publish_record
 from agent.run.record import HostRun
 from agent.sampling.timeline import MAX_BUCKETS, MAX_EVENTS, Recorder
 from agent.soak import soak
-from agent.soak.aggregate import select_launches, select_snapshots, aggregate_rounds
+from agent.soak.aggregate import aggregate_rounds, select_launches, select_snapshots
 from agent.soak.soak import run_soak
 from agent.soak.soak_run import CHECKPOINT, SoakRun
 from collectors.base import Absent
@@ -327,7 +327,7 @@ def test_checkpoint_beside_the_record_is_what_a_killed_host_goes_on_from(tmp_pat
     run.append(launches=[builders.launch(SOAK, ("h1",))])
     run._base_s = 160.0
     run.recorder.add_value(160, "gpu.power", "gpu=0", "W", 690.0)
-    run.checkpoint()
+    run.write_checkpoint()
     again = SoakRun(run.directory, "h1")
     assert again.state.soaked_s >= 160.0
     assert [one.name for one in again.state.timeline.series] == ["gpu.power"]
@@ -362,14 +362,14 @@ def test_rounds_that_come_to_no_end_end_the_soak_and_a_resumed_run_tries_again(t
     run = begin(tmp_path, "1h")
     record = go(run, lambda run, number: [], outcome="failed")
     assert record.soak
-    assert (record.soak.ended_by, record.soak.failed) == ("failure", soak.MOST_FAILED)
-    assert record.soak.reason == "3 rounds in a row did not come to their end: why"
+    assert (record.soak.ended_by, record.soak.failed) == ("failure", soak.MAX_FAILED)
+    assert record.soak.reason == "3 rounds in a row failed: why"
     again = SoakRun(run.directory, "h1")
     again.reopen()
     assert not SoakRun(run.directory, "h1").state.ended
     record = go(again, good, step_s=1800.0)
     assert record.soak
-    assert (record.soak.ended_by, record.soak.failed) == ("time", soak.MOST_FAILED)  # not forgotten
+    assert (record.soak.ended_by, record.soak.failed) == ("time", soak.MAX_FAILED)  # not forgotten
     assert [launch.number for launch in record.launches] == [1, 2, 3, 4, 5]
 
 
@@ -396,7 +396,7 @@ def test_error_of_a_round_that_was_cut_off_counts_and_our_own_doing_does_not(tmp
     ended = replace(rate(0.0, "memory.bandwidth"), status=ERROR, value=None, reason="RuntimeError: got SIGTERM")
     run.start()
     run.begin_round()
-    assert run.salvage(leave(run, lost, ended))
+    assert run.salvage_round(leave(run, lost, ended))
     assert [(seen.name, seen.status, seen.reason) for seen in run.record().observations] == [
         ("stress.throughput", ERROR, "in round 1: CUDA error: an illegal memory access")
     ]
@@ -410,12 +410,12 @@ def test_round_that_is_in_the_record_is_not_counted_again_after_a_kill(tmp_path:
     work = leave(run, wrong_words)
     run.append(observations=[wrong_words], launches=[replace(builders.launch(SOAK, ("h1",)), number=number)])
     again = SoakRun(run.directory, "h1")  # killed before the work was cleared
-    assert again.salvage(work) == ""
+    assert again.salvage_round(work) == ""
     assert not work.exists()
     assert (again.state.finished, again.state.cut) == (1, 0)
     assert [seen.value for seen in again.record().observations] == [3]
     again.begin_round()
-    assert again.salvage(leave(again, wrong_words))
+    assert again.salvage_round(leave(again, wrong_words))
     assert (again.state.finished, again.state.cut) == (1, 1)
     assert [seen.value for seen in again.record().observations] == [6]
 
@@ -443,7 +443,7 @@ def test_exporter_is_told_of_progress_against_the_end_of_the_soak(tmp_path: Path
     assert (stage["state"], stage["progress"]) == ("running", pytest.approx(0.25, abs=0.01))
     assert stage["deadline"] == pytest.approx(time.time() + 450 + 120, abs=5)  # a round that has begun comes to its end
     span = run.span()
-    halfway = span.told(time.time() + span.ends / 2 - time.time() / 2, time.time())
+    halfway = span.fields(time.time() + span.ends / 2 - time.time() / 2, time.time())
     assert halfway["progress"] == pytest.approx(0.625, abs=0.01)
     run.finish("finding", "gpu=1: bad")
     publish_record(run)
@@ -671,7 +671,7 @@ def test_drift_of_a_soak_of_minutes_is_told_as_not_judged(plan: Plan) -> None:
     for name, found in left.items():
         alone, *rest = found.records
         few = Recorder()
-        few.add(200, "stress.throughput", "gpu=0", "FLOP/s", 6.5e14, {"dtype": "bf16"})
+        few.add_value(200, "stress.throughput", "gpu=0", "FLOP/s", 6.5e14, {"dtype": "bf16"})
         soak = replace(alone.soak, planned_s=300.0, soaked_s=310.0, finished=2, timeline=few.timeline())
         left[name] = replace(found, records=(replace(alone, soak=soak), *rest))
     report = merge(short, left, read_packs([]))

@@ -17,8 +17,7 @@ import pytest
 
 from agent.gang import culprit
 from agent.gang.monitor import Vigil
-from agent.launch import process_tree, supervise
-from agent.launch.supervise import Command
+from agent.launch import process_tree
 from agent.run.record import HostRun
 from agent.sampling import snapshot_sampler
 from collectors.base import Collector, Family
@@ -26,6 +25,7 @@ from schemas import documents
 from schemas.records import Record, to_json
 from tests import builders
 from tests.fakes import nvml
+from tests.launches import launch_program
 
 
 @pytest.fixture
@@ -44,21 +44,14 @@ def launch(
     """Supervises a Python program in place of torchrun, with two ranks on this host."""
     work = run.directory / "work"
     work.mkdir()
-    return supervise.supervise(
+    return launch_program(
         run,
-        collectors,
-        Command(
-            arguments=[sys.executable, "-c", textwrap.dedent(program)],
-            environment={**os.environ, "WORK": str(work)},
-            ranks={0: 0, 1: 1},
-        ),
-        stage="benchmark",
-        gang="",
-        members=["h1"],
-        work=work,
+        [sys.executable, "-c", textwrap.dedent(program)],
+        environment={**os.environ, "WORK": str(work)},
+        ranks={0: 0, 1: 1},
         deadline_s=deadline_s,
-        report=lambda line: None,
-        meanwhile=meanwhile,
+        collectors=collectors,
+        fast_collectors=collectors if meanwhile is None else meanwhile,
     )
 
 
@@ -93,7 +86,7 @@ def test_failed_launch_names_the_rank_its_phase_and_its_exit_code(run: HostRun, 
     program = "ranks, phase, code = (0,), 'end', 0" + RESULT + "ranks, phase, code = (1,), 'gemm bf16', 1" + RESULT
     record = launch(run, program + "\nprint('the last words')\nraise SystemExit(3)")
     assert record.launches[0].outcome == "failed"
-    assert record.launches[0].reason == "the launcher ended with 3: rank 1 in gemm bf16 (exit code 1)"
+    assert record.launches[0].reason == "the launcher exited with 3: rank 1 in gemm bf16 (exit code 1)"
     assert record.launches[0].log_tail == "the last words\n"
     assert len(record.observations) == 2
     assert not left

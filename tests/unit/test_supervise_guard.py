@@ -76,7 +76,7 @@ class Rank:
         monkeypatch.setenv(ADDRESS, str(directory))
         monkeypatch.setenv("RANK", "3")
         monkeypatch.delenv(SUPERVISOR, raising=False)
-        monkeypatch.setattr(guard, "LOOK_S", 0.02)
+        monkeypatch.setattr(guard, "POLL_S", 0.02)
         monkeypatch.syspath_prepend(str(directory))
         monkeypatch.setattr(sys, "argv", ["guard", f"program_{directory.name}", str(self._told), "--more"])
 
@@ -266,7 +266,7 @@ def test_a_rank_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(SUPERVISOR, identity(supervisor))
     rank.start(child_of("signal.pause()"))
     until(lambda: Path(f"{rank._told}.child").exists() and Path(f"{rank._told}.child").read_text())
-    select.select([], [], [], 3 * guard.LOOK_S)
+    select.select([], [], [], 3 * guard.POLL_S)
     assert process(rank.pid), "it goes on as long as the supervisor does"
     os.kill(supervisor, signal.SIGKILL)
     os.waitpid(supervisor, 0)
@@ -286,7 +286,7 @@ def test_a_rank_in_a_group_of_its_own_ends_with_its_supervisor_too(rank: Rank, m
 
 def test_a_rank_ends_with_its_launcher_and_at_once(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is a process between this one and the guard."""
-    monkeypatch.setattr(guard, "LOOK_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(guard, "POLL_S", 10 * PATIENCE_S)
 
     def launcher() -> int:
         if os.fork():
