@@ -20,7 +20,7 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help screenshots acceptance demo test test-gpu test-image fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
+.PHONY: help screenshots acceptance demo test test-gpu test-image fuzz mutate lint lint-code lint-ansible collect-tests collection role-readmes dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -118,6 +118,9 @@ screenshots: $(STAMP) ## Make the pictures of docs/images again
 
 collection: $(TOOLS) ## Build the Ansible collection, dist/rackproof-rackproof-VERSION.tar.gz
 	$(BIN)/ansible-galaxy collection build --force --output-path dist
+
+role-readmes: $(TOOLS) ## Generate roles/*/README.md from their metadata
+	$(BIN)/python -m deploy.galaxy.role_readmes
 
 clean: ## Remove what was built here
 	rm -rf $(VENV) build dist runs .lab

@@ -39,6 +39,7 @@ from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
 from schemas.probes import GANG
 from schemas.records import to_json
+from schemas.run_directory import RunDirectory
 from schemas.studies import CELL
 
 USAGE, TROUBLE, INTERRUPTED = 64, 2, 130
@@ -241,7 +242,7 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
         for launch in record.launches[-1:]:
             _say(f"stage {launch.stage}: {launch.outcome} {launch.reason}".rstrip())
     finally:
-        documents.write_text(directory / "hosts" / f"{host}.json", run.path().read_text(encoding="utf-8"))
+        documents.write_text(RunDirectory(directory).record(host), run.path().read_text(encoding="utf-8"))
 
 
 def _study(directory: Path, document: Mapping[str, Any]) -> None:
@@ -250,11 +251,11 @@ def _study(directory: Path, document: Mapping[str, Any]) -> None:
     host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()
     run = stages.start_run(directory / HOST_DIRECTORY, host, json.dumps(document))
     stages.record_snapshot(run, "preflight", once=True)
-    own = {"hosts": run.path(), f"gangs/{STUDIED}": run.path(STUDIED)}
+    own = {gang: run.path(gang) for gang in ("", STUDIED)}
     while True:
-        for place, path in own.items():
+        for gang, path in own.items():
             if path.exists():
-                documents.write_text(directory / place / f"{host}.json", path.read_text(encoding="utf-8"))
+                documents.write_text(RunDirectory(directory).record(host, gang), path.read_text(encoding="utf-8"))
         starts = next_cell(plan, load(directory, alone=False, study=True).evidence, {host}).launches
         if not starts:
             return

@@ -12,11 +12,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from agent.cli.verbs import VERBS as HOST_VERBS
 from rackproof.logs import configure_logging
 from schemas import VERSION, documents
 from schemas.errors import RackproofError
 
-HOST_VERBS = ("inspect", "doctor", "bench", "launch", "soak", "wait", "export", "stop", "busy", "attend", "tell")
 FLEET_VERBS = (
     "plan",
     "gangs",
@@ -113,8 +113,8 @@ def _main(arguments: list[str] | None) -> int:
     parser.add_argument("--version", action="version", version=f"rackproof {VERSION}")
     verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=_Parser)
     verb = next((word for word in arguments if not word.startswith("-")), "")
-    if verb and verb not in HOST_VERBS + FLEET_VERBS + BOTH_VERBS:
-        parser.error(f"unknown verb {verb!r}{documents.nearest(verb, HOST_VERBS + FLEET_VERBS + BOTH_VERBS)}")
+    if verb and verb not in (*HOST_VERBS, *FLEET_VERBS, *BOTH_VERBS):
+        parser.error(f"unknown verb {verb!r}{documents.nearest(verb, (*HOST_VERBS, *FLEET_VERBS, *BOTH_VERBS))}")
     # Each side has needs of its own (NVML here, Ansible there), so only the one that is asked for is imported.
     for module, mine in (
         ("agent.cli.verbs", HOST_VERBS),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Iterator, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
+from schemas.scopes import Scope
 from schemas.timeline import Series, Soak
 
 if TYPE_CHECKING:
@@ -61,18 +61,12 @@ def _of_figures(figures: Iterable[Value]) -> str:
 
 def _of_scopes(where: str, scopes: Iterable[str]) -> Iterator[str]:
     for scope in scopes:
-        if "," in scope and _names_twice(scope):
+        if "," in scope and Scope.parse(scope).is_repeated:
             yield _twice(where, scope)
 
 
 def _twice(where: str, scope: str) -> str:
     return f"{where}: scope {scope} says the same twice"
-
-
-@lru_cache(100_000)
-def _names_twice(scope: str) -> bool:
-    kinds = [part.partition("=")[0] for part in scope.split(",")]
-    return len(set(kinds)) < len(kinds)
 
 
 def _of_soak(soak: Soak | None) -> Iterator[str]:

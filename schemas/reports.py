@@ -6,7 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from schemas.baselines import Change
-from schemas.records import Gpu, Launch, Observation, Value
+from schemas.records import ERROR, SKIPPED, UNSUPPORTED, Gpu, Launch, Observation, Value
+from schemas.scopes import Scope
 from schemas.timeline import Soak
 from schemas.waivers import Waiver
 
@@ -23,10 +24,60 @@ SEVERITY = {action: WARNING if action in ("monitor", "none") else CRITICAL for a
 """How grave a failure is where no pack says: by what it asks for. The alerts use the same words."""
 
 
-def place_of(scope: str) -> str:
-    """The part that a scope lies in: `gpu=3` of `gpu=3,link=2`; a DIMM is a part of its own."""
-    first, _, rest = scope.partition(",")
-    return scope if first.startswith("mc=") and rest.startswith("dimm=") else first
+class VerdictKind:
+    """What a verdict is about."""
+
+    LIMIT = "limit"
+    """A value was compared with a limit."""
+    CHANGE = "change"
+    """What a counter rose by over the run was compared with a limit."""
+    PEERS = "peers"
+    """A value was compared with the value that most of its peers have."""
+    IDENTITY = "identity"
+    """Whether a part is what and where the inventory, the manifest or another reading of it says."""
+    SUSPECT = "suspect"
+    """Which part is suspected when several hosts or GPUs work together."""
+    MISSING = "missing"
+    """Not observed."""
+    ERROR, SKIPPED, UNSUPPORTED = ERROR, SKIPPED, UNSUPPORTED
+    """Observed with this status, which gives the reason."""
+    IN_USE = "in_use"
+    """Not measured because others use the host."""
+    UNFINISHED = "unfinished"
+    """A launch, a stage or a soak did not finish."""
+    TOO_FEW_PEERS = "too_few_peers"
+    """Measured, and too few others have the figure."""
+    NO_BASELINE = "no_baseline"
+    """Measured, and the accepted record has no figure to compare with, or a noisy one."""
+    CONTRADICTORY = "contradictory"
+    """Readings that exclude each other: a counter or an uptime that fell."""
+
+
+KINDS = tuple(value for name, value in vars(VerdictKind).items() if not name.startswith("_"))
+
+
+class LineKind:
+    """What a line of the summary is about."""
+
+    COUNT = "count"
+    """How many hosts have which decision."""
+    CHECK = "check"
+    """The state of one kind of test."""
+    CAVEAT = "caveat"
+    """What qualifies the decision."""
+    MANIFEST = "manifest"
+    SOAK = "soak"
+    NOT_JUDGED = "not_judged"
+    WAIVER = "waiver"
+    BASELINE = "baseline"
+    REASON = "reason"
+    """Why a host is not accepted."""
+    MORE = "more"
+    """What other lines leave out."""
+    CRITERIA = "criteria"
+
+
+LINES = tuple(value for name, value in vars(LineKind).items() if not name.startswith("_"))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,6 +90,8 @@ class Verdict:
     verdict: str
     criterion: str
     """Id of the criterion; `plan` where the plan alone demands the observation."""
+    kind: str = VerdictKind.LIMIT
+    """What it is about: one of KINDS. Renderers go by this and by the values, never by the reason."""
     reason: str
     """One sentence for people: what was found, and what was wanted."""
     detail: str = ""
@@ -58,6 +111,8 @@ class Verdict:
     basis: str = ""
     severity: str = ""
     """Of a failure: `critical`, not fit for work; or `warning`, somebody should look. Empty where nothing failed."""
+    user: str = ""
+    """Who uses the host: the other run, job or process, if the kind is `in_use`."""
     waiver: Waiver | None = None
     """By whom and until when it is waived: the verdict stays what it is, and does not stand against acceptance."""
 
@@ -68,7 +123,7 @@ class Verdict:
     @property
     def place(self) -> str:
         """Scope of the part that it is laid to: `gpu=3` of `gpu=3,link=2`, `gang=r1` where it is of no part."""
-        return self.part or place_of(self.scope)
+        return self.part or Scope.parse(self.scope).part
 
     @property
     def stands(self) -> bool:
@@ -175,11 +230,53 @@ class Quarantined:
 
 
 @dataclass(frozen=True, kw_only=True)
+class SummaryLine:
+    """One line of the summary on top of a report."""
+
+    kind: str
+    """One of LINES."""
+    text: str
+    """For people, after the title."""
+    title: str = ""
+    verdict: str = ""
+    """Of a check or a reason: pass, fail or inconclusive; empty where nothing was judged."""
+    host: str = ""
+    part: str = ""
+    """Scope of the part that a reason is about."""
+    values: Mapping[str, int] = field(default_factory=dict)
+    """The numbers in the text, by what they count."""
+
+    def __str__(self) -> str:
+        return f"{self.title}: {self.text}" if self.title else self.text
+
+
+@dataclass(frozen=True, kw_only=True)
 class Acceptance:
     """The summary on top: `status` is PASS, FAIL or INCOMPLETE; before it the `mark`."""
 
     status: str
-    summary: tuple[str, ...]
+    lines: tuple[SummaryLine, ...]
+    summary: tuple[str, ...] = field(init=False)
+    """The lines as text."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "summary", tuple(map(str, self.lines)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class NotJudged:
+    """A figure that was measured and that no criterion judged."""
+
+    name: str
+    stage: str
+    host: str = ""
+    """Where it has no verdict on one part alone: of which host,"""
+    scope: str = ""
+    """and of which part."""
+
+    def __str__(self) -> str:
+        where = f" of {self.host} {self.scope}" if self.host else ""
+        return f"{self.name}{where} in stage {self.stage}"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -198,8 +295,10 @@ class FleetReport:
     hosts: tuple[HostReport, ...]
     verdicts: tuple[Verdict, ...]
     quarantined: tuple[Quarantined, ...] = ()
-    unjudged: tuple[str, ...] = ()
-    """What was measured and no criterion speaks of: `NAME in stage STAGE`."""
+    not_judged: tuple[NotJudged, ...] = ()
+    """What was measured and no criterion judged."""
+    unjudged: tuple[str, ...] = field(init=False, default=())
+    """The same as text."""
     unknown: Mapping[str, str] = field(default_factory=dict)
     """Name of what was measured -> why the packs of these GPUs hold no figure for it."""
     judged: tuple[Judged, ...] = ()
@@ -218,6 +317,9 @@ class FleetReport:
     changes: tuple[Change, ...] = ()
     """What is not as it was when the hosts were accepted: regressions and parts that differ first."""
     schema: str = REPORT_SCHEMA
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "unjudged", tuple(map(str, self.not_judged)))
 
     @property
     def mark(self) -> str:

@@ -1,4 +1,16 @@
-"""How a record says that a host was left out of a run since others use it: both sides know the words."""
+"""Why an observation was skipped: what the host writes and the control node reads."""
 
-BUSY = "busy: "
-"""The reason of each observation that was skipped for that begins so."""
+from __future__ import annotations
+
+IN_USE = "busy: "
+"""The reason of an observation that was skipped because others use the host starts with this; who uses it follows."""
+
+
+def skipped_for(user: str) -> str:
+    """Return the reason of an observation that is skipped because `user` uses the host."""
+    return f"{IN_USE}{user}"
+
+
+def user_of(reason: str) -> str:
+    """Return who uses the host, or an empty string if the observation was skipped for another reason."""
+    return reason.removeprefix(IN_USE) if reason.startswith(IN_USE) else ""

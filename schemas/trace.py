@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
+from schemas.scopes import Scope
 from schemas.timeline import Series, Timeline, thinned
 
 MOST_BUCKETS = 48
@@ -22,9 +23,9 @@ FIGURES = {
     "power_w": ("gpu.power", "", "W", 1.0),
     "temperature_cel": ("gpu.temperature", "", "Cel", 1.0),
     "clock_mhz": ("gpu.clock.sm", "", "Hz", 1e6),
-    "held_percent": ("gpu.throttle.active", ",reason=other", "1", 0.01),
+    "held_percent": ("gpu.throttle.active", "reason=other", "1", 0.01),
 }
-"""Name in the record -> name, rest of the scope and unit of the series, and what of that unit a one in a word stands for."""
+"""Name in the record -> name of the series, its scope below the GPU, its unit, and how much of the unit 1 in a word is."""
 HELD = "held_percent"
 """Share of the samples in which clocks were held down for another reason than the power limit; left out where none was."""
 
@@ -53,7 +54,7 @@ class Trace:
                     at, mean, low, high = zip(*rows, strict=True)
                     yield Series(
                         name=name,
-                        scope=f"gpu={index}{rest}",
+                        scope=f"gpu={index},{rest}" if rest else f"gpu={index}",
                         unit=unit,
                         at=at,
                         n=(1,) * len(at),
@@ -72,11 +73,11 @@ def traced(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[str, 
     of = {(one.name, one.scope): one for one in timeline.series}
     gpus: dict[str, dict[str, str]] = {}
     for told, (name, rest, _, one) in FIGURES.items():
-        for scope in (scope.removesuffix(rest) for kind, scope in of if kind == name and scope.endswith(rest)):
-            series, unread = of[name, f"{scope}{rest}"], of.get((UNREAD, scope))
+        for scope in [scope for kind, text in of if kind == name and (scope := Scope.parse(text)).below == rest]:
+            series, unread = of[name, scope.text], of.get((UNREAD, scope.device))
             words = _words(series, set(unread.at if unread else ()), one)
             if words and (told != HELD or any(series.mean)):
-                gpus.setdefault(scope.removeprefix("gpu="), {})[told] = words
+                gpus.setdefault(scope.get("gpu"), {})[told] = words
     if not gpus and not lost:
         return None
     began_s = {name: round(seconds, 1) for name, seconds in began_s.items()}

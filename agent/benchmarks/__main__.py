@@ -34,7 +34,7 @@ from torch.distributed.rendezvous import rendezvous
 from agent.benchmarks.runner import STORE_ERRORS, device_error, run_all
 from agent.benchmarks.runtime import host_cpu
 from agent.benchmarks.runtime.context import Context, describe_error
-from agent.gang.heartbeat import LAUNCHED, heart
+from agent.gang.heartbeat import LAUNCHED, rank_heartbeat
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR
 
@@ -60,7 +60,7 @@ def main() -> int:
         context.begin("end")
         context.host_barrier()  # torchrun ends all ranks of the host as soon as one has failed
     except Exception as error:  # recorded, then raised again
-        context.heartbeat.fail(str(error))
+        context.heartbeat.record_failure(str(error))
         context.set_phase(f"failed: {describe_error(error)}"[:500], 1)
         context.save()
         raise
@@ -190,7 +190,7 @@ def create_context(request: Mapping[str, Any], work: Path, store: Store, rank: i
         store=store,
         node=int(os.environ.get("GROUP_RANK", "0")),
         timeout_s=float(request["collective_timeout_s"]),
-        heartbeat=heart(),
+        heartbeat=rank_heartbeat(),
         launched=float(os.environ.get(LAUNCHED, STARTED)),
     )
 

@@ -31,7 +31,8 @@ from torch.distributed.elastic.rendezvous import (
 )
 
 import agent.benchmarks.links.pairs  # noqa: F401 - imports most of what a rank needs, before the ranks are forked from here
-from agent.gang.protocol import ExchangeError, listen
+from agent.gang.protocol import GangError
+from agent.gang.transport import listen
 
 BACKEND = "rackproof"
 VISIBLE, WITHOUT_CUDA = "CUDA_VISIBLE_DEVICES", "PYTORCH_NVML_BASED_CUDA_CHECK"
@@ -60,12 +61,12 @@ class StaticRendezvous(RendezvousHandler):
         """Open the store, or connect to it; torchrun's agents then wait there for each other.
 
         Raises:
-            ExchangeError: it cannot listen.
+            GangError: it cannot listen.
         """
         config, descriptor = self._config, None
         address, port = str(config["address"]), int(config["port"])
         if config["rank"] == 0:
-            listener = listen(address, port, config["admitted"], what="the ranks' rendezvous")
+            listener = listen(address, port, config["admitted"], purpose="the ranks' rendezvous")
             port, descriptor = listener.getsockname()[1], listener.detach()
         store = TCPStore(
             address,
@@ -116,7 +117,7 @@ def main() -> None:
     rendezvous_handler_registry.register(BACKEND, create)
     try:
         run.main([f"--rdzv-backend={BACKEND}", "--rdzv-endpoint=none", f"--rdzv-id={config['name']}", *arguments])
-    except ExchangeError as error:
+    except GangError as error:
         sys.exit(f"rackproof: {error}")
 
 

@@ -71,7 +71,7 @@ def run_benchmark(context: Context, name: str, chosen: Mapping[str, Any]) -> str
         problem = describe_error(error)
         log(f"{name}: {problem}")
         if BENCHMARKS[name].needs_group:
-            context.heartbeat.fail(problem)
+            context.heartbeat.record_failure(problem)
         _report_missing(context, name, chosen, ERROR, problem)
     finally:
         context.leave()

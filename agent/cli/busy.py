@@ -1,112 +1,108 @@
-"""The verb `busy`: who uses this host now. Such a host is looked at and not measured: its record says so, by each observation."""
+"""The verb `busy`: check whether this host is in use.
+
+A host in use is inspected but not measured: its record then has the reason for each planned observation.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import collectors
+from agent.cli.common import read_text_argument
 from agent.exporter.live import publish_idle
 from agent.run import lease
 from agent.run.record import HostRun
 from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import gpu_conflicts
-from schemas.catalogue import BENCHMARKS, Expectation
+from schemas.catalogue import BENCHMARKS
 from schemas.records import SKIPPED, Observation
-from schemas.skips import BUSY
+from schemas.skips import skipped_for
 
-FREE, IN_USE, USAGE = 0, 1, 64
-MOST = 3
-"""Reasons that are told."""
+FREE, IN_USE = 0, 1
+MAX_REASONS = 3
+"""Reasons in the record; of the others only the number is given."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
-    """Adds busy to the command."""
-    busy = verbs.add_parser(
+    """Add busy to the command."""
+    parser = verbs.add_parser(
         "busy",
-        help="tell who uses this host now; with a plan, record that it is skipped for that. Exits 0 free, 1 in use",
-        epilog="example: rackproof busy --plan plan.json --run-dir /var/lib/rackproof/runs/r1 --host r12-h01. In use: a "
-        "process on a planned GPU, another run, or what --because says. What cannot be told counts as in use.",
+        help="check whether this host is in use; if so, record that it is skipped. Exits 0 free, 1 in use",
+        epilog="example: rackproof busy --plan plan.json --run-dir /var/lib/rackproof/runs/r1 --host r12-h01. In use means: a "
+        "process on a planned GPU, another run, or a --because. A GPU that cannot be checked counts as in use.",
     )
-    busy.add_argument("--plan", required=True, help="plan of the run; - reads it from standard input")
-    busy.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
-    busy.add_argument("--host", required=True, help="this host's name in the plan")
-    busy.add_argument("--claim", help="lock.json of the run on the control node: who carries it out")
-    busy.add_argument("--because", action="append", default=[], help="what others know: a job of the scheduler's")
-    busy.add_argument("--take-over", action="store_true", help="another run that has this host is no reason")
-    busy.add_argument("--json", action="store_true", help="print the reasons as JSON")
-    busy.set_defaults(call=_busy)
+    parser.add_argument("--plan", required=True, help="plan of the run; - reads it from standard input")
+    parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
+    parser.add_argument("--host", required=True, help="this host's name in the plan")
+    parser.add_argument("--claim", help="lock.json of the run on the control node: who runs it")
+    parser.add_argument(
+        "--because", action="append", default=[], help="a reason from elsewhere, such as a scheduler's job"
+    )
+    parser.add_argument("--take-over", action="store_true", help="ignore another run that has this host")
+    parser.add_argument("--json", action="store_true", help="print the reasons as JSON")
+    parser.set_defaults(call=_busy)
 
 
 def _busy(options: argparse.Namespace) -> int:
-    text = sys.stdin.read() if options.plan == "-" else Path(options.plan).read_text(encoding="utf-8")
-    run = HostRun.begin(options.run_dir, options.host, text)
-    found = [*filter(None, options.because), *_users(run)]
-    by = lease.load_claim(options.claim, run.plan.run_id, options.run_dir)
-    if not options.take_over and (
-        other := lease.held_by_other(lease.state_directory(options.run_dir), run.plan.run_id, by)
-    ):
-        found.append(f"held by {other.describe()}")
-    if found:
-        skip(run, "; ".join(found[:MOST]) + (f"; {len(found) - MOST} more" if len(found) > MOST else ""))
-    print(json.dumps({"busy": found}) if options.json else "; ".join(found) or "free")
-    return IN_USE if found else FREE
+    run = HostRun.begin(options.run_dir, options.host, read_text_argument(options.plan))
+    reasons = [*filter(None, options.because), *_gpu_users(run)]
+    claim = lease.load_claim(options.claim, run.plan.run_id, options.run_dir)
+    other = lease.held_by_other(lease.state_directory(options.run_dir), run.plan.run_id, claim)
+    if other and not options.take_over:
+        reasons.append(f"held by {other.describe()}")
+    if reasons:
+        hidden = len(reasons) - MAX_REASONS
+        record_skipped(run, "; ".join([*reasons[:MAX_REASONS], *([f"{hidden} more"] if hidden > 0 else [])]))
+    print(json.dumps({"busy": reasons}) if options.json else "; ".join(reasons) or "free")
+    return IN_USE if reasons else FREE
 
 
-def _users(run: HostRun) -> list[str]:
-    """Processes of others on the planned GPUs; MIG is nobody's use, and the benchmarks tell of it."""
+def _gpu_users(run: HostRun) -> list[str]:
+    """Return the processes on the planned GPUs. MIG mode does not count: the benchmarks report it."""
     if run.host.device != "gpu" or run.host.share_gpus:
         return []
-    divided = gpu_conflicts(run.host.devices, share=True)
-    return [text for text in gpu_conflicts(run.host.devices) if text not in divided]
+    other_conflicts = gpu_conflicts(run.host.devices, share=True)
+    return [reason for reason in gpu_conflicts(run.host.devices) if reason not in other_conflicts]
 
 
-def skip(run: HostRun, why: str) -> None:
-    """Records a snapshot, which disturbs nobody, and for each planned observation that was not made that the host was in use."""
+def record_skipped(run: HostRun, reason: str) -> None:
+    """Record a snapshot, which disturbs nothing, and the reason for each planned observation of a stage that did not run."""
     record = run.record()
-    made = {seen.stage for seen in record.observations}
+    measured = {observation.stage for observation in record.observations}
     if run.host.gang:
-        made |= {seen.stage for seen in run.record(run.host.gang).observations}
-    skipped = [
-        Observation(
-            name=item.name,
-            scope=scope,
-            stage=item.stage,
-            unit=_unit(item.name),
-            status=SKIPPED,
-            reason=f"{BUSY}{why}"[:1000],
-            params=item.params,
-        )
-        for item, scope in _planned(run)
-        if item.stage not in made
-    ]
-    begun = any((seen.stage, seen.phase) == ("preflight", "before") for seen in record.snapshots)
+        measured |= {observation.stage for observation in run.record(run.host.gang).observations}
+    has_snapshot = any((item.stage, item.phase) == ("preflight", "before") for item in record.snapshots)
     devices = run.host.devices if run.host.device == "gpu" else None
-    taken = (
-        []
-        if begun
-        else [
-            take_snapshot(collectors.build_collectors(devices, full_snapshot=True), stage="preflight", phase="before")
-        ]
-    )
+    taken = []
+    if not has_snapshot:
+        sources = collectors.build_collectors(devices, full_snapshot=True)
+        taken = [take_snapshot(sources, stage="preflight", phase="before")]
     run.append(
         snapshots=[snapshot for snapshot, _ in taken],
         gpus=[gpu for _, gpus in taken for gpu in gpus],
-        observations=skipped,
+        observations=[item for item in _skipped_observations(run, reason) if item.stage not in measured],
     )
     publish_idle(run)
 
 
-def _planned(run: HostRun) -> Iterable[tuple[Expectation, str]]:
-    for item in run.plan.expected_of(run.host):
-        for scope in run.plan.scopes_of(run.host, item):
-            yield item, scope
+def _skipped_observations(run: HostRun, reason: str) -> Iterator[Observation]:
+    for expected in run.plan.expected_of(run.host):
+        for scope in run.plan.scopes_of(run.host, expected):
+            yield Observation(
+                name=expected.name,
+                scope=scope,
+                stage=expected.stage,
+                unit=_unit(expected.name),
+                status=SKIPPED,
+                reason=skipped_for(reason)[:1000],
+                params=expected.params,
+            )
 
 
 def _unit(name: str) -> str:
-    entry = BENCHMARKS.get(name.split(".")[0])
-    made: Iterator[str] = (output.unit for output in entry.outputs if output.makes(name)) if entry else iter(())
-    return next(made, "s")
+    benchmark = BENCHMARKS.get(name.split(".")[0])
+    outputs = benchmark.outputs if benchmark else ()
+    return next((output.unit for output in outputs if output.makes(name)), "s")

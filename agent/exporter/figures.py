@@ -12,6 +12,7 @@ from typing import Any
 from agent.exporter.metric_names import BENCHMARK, bare
 from schemas import documents
 from schemas.records import MEASURED
+from schemas.scopes import Scope
 
 MAX_FIGURES = 512
 """Per stage."""
@@ -153,5 +154,5 @@ def _metric(quantity: str, unit: str) -> str:
 
 
 def _device(scope: str) -> dict[str, str]:
-    kind, _, index = scope.partition(",")[0].partition("=")
-    return {kind: index} if kind in ("gpu", "cpu") else {}
+    parsed = Scope.parse(scope)
+    return {parsed.device_kind: parsed.get(parsed.device_kind)} if parsed.device_kind in ("gpu", "cpu") else {}

@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from agent.exporter.figures import Json, RankFiles, newest_figures
-from agent.gang.culprit import RankState
+from agent.gang.rank_state import RankState
 from agent.run.record import HostRun
 from schemas import VERSION, documents
 from schemas.catalogue import BENCHMARKS
@@ -31,7 +31,7 @@ SCHEMA = "rackproof.live/1"
 PERIOD_S, SILENT_S = 2.0, 30.0
 """A running stage whose file was not written for SILENT_S has lost its supervisor."""
 GRACE_S = 5.0
-PHASES = ("start", "join", "roll call", "leave", "end", "failed")
+PHASES = ("start", "join", "readiness check", "leave", "end", "failed")
 """Phases of a rank other than the benchmarks."""
 
 

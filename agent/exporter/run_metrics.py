@@ -14,6 +14,7 @@ from prometheus_client.core import InfoMetricFamily
 from agent.exporter.live import FILE, RUNS, SILENT_S
 from agent.exporter.metric_names import BENCHMARK, EVERY, GAUGE, RUN, STATES
 from schemas import documents
+from schemas.scopes import Scope
 
 LINGER_S = 300.0
 """Figures of a stage are told for so long after its end, so that the last ones are scraped too."""
@@ -103,8 +104,7 @@ def _stage(stage: Mapping[str, Any], state: str) -> Iterator[Sample]:
 
 def _ranks(stage: Mapping[str, Any], age: float) -> Iterator[Sample]:
     for rank in stage.get("ranks", ()):
-        kind, _, index = rank["scope"].partition("=")
-        labels = {"rank": str(rank["rank"]), kind: index}
+        labels = {"rank": str(rank["rank"]), **Scope.parse(rank["scope"]).labels}
         yield "rackproof_rank_silent_seconds", labels, rank["silent_s"] + age
         waiting = rank["waiting_s"]
         yield "rackproof_rank_waiting_seconds", labels, waiting + age if waiting else 0.0

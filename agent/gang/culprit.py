@@ -1,204 +1,194 @@
-"""Who is it that the others wait for? A pure function of what every supervisor said and when.
+"""Find the host or rank that the others wait for: a pure function of the statuses of all supervisors.
 
-torch itself does not say: where a peer is stopped, or its link is cut, every rank fails at the process group's time-out and
-names nobody. So each rank tells its supervisor how far it is, outside the process group, and each supervisor the head.
+torch does not report it: if a peer is stopped or its link is cut, every rank fails at the time-out of the process group and
+none names the cause. Therefore each rank reports its progress to its supervisor, outside the process group, and each supervisor
+to the first host of the gang.
 """
 
 from __future__ import annotations
 
 import signal
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
+from agent.gang.rank_state import RankState
 from schemas.records import Culprit
 
 RANK_SILENT_S = 8.0
-"""Without a beat for so long, a rank is stopped, frozen, or gets no processor."""
+"""A rank without a heartbeat for this long is stopped, frozen, or gets no CPU time."""
 HOST_SILENT_S = 10.0
 UNSURE_S = 1.6
-"""Two beats or words missed: nobody else is blamed until it is settled whether this one is silent."""
+"""Two heartbeats or statuses missed: no one else is named until it is clear whether this one is silent."""
 SETTLE_S = 2.0
-"""One rank's end takes others with it; by then all of them have told when they ended, and the first is known."""
+"""A rank that ends takes others with it. After this time all of them have reported their end, and the first is known."""
 START_S = 60.0
-"""A rank may go without a beat for so long while it starts: importing torch and waking a driver stops every thread of it."""
-BY_REQUEST = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
-"""A launcher ends the siblings of a failed rank so: no fault of theirs."""
+"""A rank may send no heartbeat for this long while it starts: the import of torch and the driver's start stop all threads."""
+TERMINATION_SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+"""A launcher ends the siblings of a failed rank with these signals."""
 SAME_MOMENT_S = 0.5
-NO_LIVES = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
-"""Signals that another rank's end does not bring about, as it may an abort."""
+FATAL_SIGNALS = (signal.SIGKILL, signal.SIGSEGV, signal.SIGBUS, signal.SIGILL, signal.SIGFPE)
+"""Signals that the end of another rank does not cause, unlike SIGABRT."""
+MAX_TEXT, MAX_HOSTS = 2000, 20
 
 
 @dataclass(frozen=True, kw_only=True)
-class RankState:
-    """A rank as its supervisor sees it. Times are ages, in seconds, so that no clock is compared between hosts."""
-
-    rank: int
-    scope: str
-    """Its device: `gpu=3`, or `cpu=0` in a rehearsal; empty where its launcher's end took it along."""
-    phase: str = ""
-    sequence: int = 0
-    """How many operations of all ranks it has begun; every rank counts the same ones."""
-    grouped: bool = False
-    """It has come to where the ranks depend on one another."""
-    waiting_s: float | None = None
-    """For how long it has been inside such an operation."""
-    progress_s: float = 0.0
-    """Since it did anything."""
-    alive_s: float | None = None
-    """Since its first beat; None: there was none."""
-    silent_s: float = 0.0
-    """Since its last beat."""
-    stopped: bool = False
-    """Its process is stopped, as by SIGSTOP."""
-    busy: bool = False
-    """It uses a processor although it does not beat: one that holds Python's lock is no silent one."""
-    broken: str = ""
-    """`timeout` or `error`: how a benchmark of all ranks failed on it."""
-    broken_s: float | None = None
-    ended_s: float | None = None
-    """Since its process is gone."""
-    exit_code: int | None = None
-    """Negative for a signal; None where it is not known, or the rank has not ended."""
-    told: bool = False
-    """Its end was asked for."""
-    why: str = ""
-    """How it ended, where its supervisor knows more than the exit code."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Word:
-    """What one supervisor said last."""
+class PeerStatus:
+    """The newest status of one supervisor."""
 
     at: float
-    """When it was heard, by the hearer's monotonic clock."""
+    """Time of arrival, by the receiver's monotonic clock."""
     ranks: tuple[RankState, ...] = ()
     finished: bool = False
-    """This host has come to its end, and says nothing more."""
-    left: bool = False
-    """It ended its ranks itself: its deadline had passed, or it was interrupted."""
+    """The host has finished its launch and sends no more statuses."""
+    aborted: bool = False
+    """The host has ended its ranks itself, after its deadline or an interrupt."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class View:
-    """What one supervisor knows."""
+class GangSnapshot:
+    """What one supervisor knows of the gang."""
 
     me: str
     members: tuple[str, ...]
-    words: Mapping[str, Word]
-    """Of every host that has said anything; my own too."""
+    statuses: Mapping[str, PeerStatus]
+    """Of every host that has sent one, and of this host."""
     awaited: tuple[str, ...]
-    """The other hosts whose words should come here: all of them, where I watch; else the watchers."""
+    """The hosts that send their statuses here: all others if this host watches, else the watchers."""
     began: float
     now: float
-    patience_s: float
-    """The process group's time-out."""
+    timeout_s: float
+    """Time-out of the process group."""
+
+    def age_s(self, host: str) -> float:
+        """Return the age of a host's status, in seconds."""
+        return self.now - self.statuses[host].at
+
+    def unfinished(self) -> list[str]:
+        """Return the awaited hosts that have not finished."""
+        return [host for host in self.awaited if host not in self.statuses or not self.statuses[host].finished]
 
 
-def decide(view: View) -> Culprit | None:
-    """Names who stopped the gang, or nobody yet.
+@dataclass(frozen=True, kw_only=True)
+class _Report:
+    """A rank in the status of its host, and the age of that status in seconds."""
 
-    A lost host comes first, since ranks elsewhere die or time out because of it; then a rank that is gone, a silent one,
-    and last the one that the others waited for in vain. Slowness alone is no fault before the time-out: compiling takes long.
-    Where a host has ended its ranks itself, whoever fails has lost a peer, and nobody is named any more.
+    host: str
+    rank: RankState
+    age_s: float
+
+    @property
+    def ended_ago_s(self) -> float:
+        return (self.rank.ended_s or 0.0) + self.age_s
+
+    @property
+    def failed_ago_s(self) -> float:
+        since = self.rank.ended_s if self.rank.failure_age_s is None else self.rank.failure_age_s
+        return (since or 0.0) + self.age_s
+
+
+def find_culprit(gang: GangSnapshot) -> Culprit | None:
+    """Return who stops the gang, or None while that is not certain.
+
+    A lost host comes first, because ranks elsewhere die or time out because of it; then a rank that ended, then a silent one,
+    and last a rank that the others waited for until their time-out. A slow rank is no culprit before the time-out, because
+    compilation takes long. After a host has ended its own ranks, ranks elsewhere fail for that reason, and none is named.
     """
-    if _unsettled(view) or any(word.left for word in view.words.values()):
+    if _is_unsettled(gang) or any(status.aborted for status in gang.statuses.values()):
         return None
-    return _lost_host(view) or _rank_at_fault(view)
+    return _lost_host(gang) or _rank_at_fault(gang)
 
 
-def _awaited(view: View) -> list[str]:
-    return [host for host in view.awaited if host not in view.words or not view.words[host].finished]
+def _is_unsettled(gang: GangSnapshot) -> bool:
+    """Return whether a status is late, but not late enough to call the host silent."""
+    return any(UNSURE_S < gang.age_s(host) <= HOST_SILENT_S for host in gang.unfinished() if host in gang.statuses)
 
 
-def _unsettled(view: View) -> bool:
-    """Whether a host is late, and not yet silent: who it is shows when that is settled."""
-    ages = [view.now - view.words[host].at for host in _awaited(view) if host in view.words]
-    return any(UNSURE_S < age <= HOST_SILENT_S for age in ages)
-
-
-def _lost_host(view: View) -> Culprit | None:
-    awaited = _awaited(view)
-    silent = [host for host in awaited if host in view.words and view.now - view.words[host].at > HOST_SILENT_S]
+def _lost_host(gang: GangSnapshot) -> Culprit | None:
+    unfinished = gang.unfinished()
+    silent = [host for host in unfinished if host in gang.statuses and gang.age_s(host) > HOST_SILENT_S]
     if not silent:
-        return _absent_host(view, awaited)
-    if len(view.members) == 2:
-        text = (
-            f"hosts {' and '.join(view.members)}: no word between them for {HOST_SILENT_S:g} s: the link, either host"
-        )
-        return Culprit(kind="host_silent", hosts=view.members, text=f"{text}, or its supervisor")
-    if len(silent) == len(awaited) > 1:
-        text = f"host {view.me}: no word from any other host for {HOST_SILENT_S:g} s: its own link, or all of theirs"
-        return Culprit(kind="cut_off", hosts=(view.me,), text=text)
-    one = len(silent) == 1
-    text = f"{_hosts(silent)}: no word for {HOST_SILENT_S:g} s: {'its' if one else 'their'} link, host or supervisor"
-    at = "; ".join(_place(rank) for host in silent for rank in view.words[host].ranks if rank.ended_s is None)
-    return Culprit(kind="host_silent", hosts=tuple(silent), text=_cut(f"{text}; last seen {at}" if at else text))
+        return _absent_host(gang, unfinished)
+    silence = f"for {HOST_SILENT_S:g} s"
+    if len(gang.members) == 2:
+        text = f"hosts {' and '.join(gang.members)}: no messages between them {silence}: the link, either host"
+        return Culprit(kind="host_silent", hosts=gang.members, text=f"{text}, or its supervisor")
+    if len(silent) == len(unfinished) > 1:
+        text = f"host {gang.me}: no messages from any other host {silence}: its own link, or the links of all others"
+        return Culprit(kind="cut_off", hosts=(gang.me,), text=text)
+    owner = "its" if len(silent) == 1 else "their"
+    text = f"{_host_list(silent)}: no messages {silence}: {owner} link, host or supervisor"
+    running = [rank for host in silent for rank in gang.statuses[host].ranks if rank.ended_s is None]
+    if running:
+        text += f"; last seen {'; '.join(_describe(rank) for rank in running)}"
+    return Culprit(kind="host_silent", hosts=tuple(silent), text=_shorten(text))
 
 
-def _absent_host(view: View, awaited: Sequence[str]) -> Culprit | None:
-    absent = [host for host in awaited if host not in view.words]
-    patience = join_patience(view.patience_s)
-    if not absent or view.now - view.began <= patience:
+def _absent_host(gang: GangSnapshot, unfinished: Sequence[str]) -> Culprit | None:
+    absent = [host for host in unfinished if host not in gang.statuses]
+    timeout = join_timeout_s(gang.timeout_s)
+    if not absent or gang.now - gang.began <= timeout:
         return None
-    there = [host for host in view.members if host not in absent]
-    text = f"{_hosts(absent)}: did not join the gang within {patience:g} s; {_hosts(there)} did"
-    return Culprit(kind="host_absent", hosts=tuple(absent), text=_cut(text))
+    joined = [host for host in gang.members if host not in absent]
+    text = f"{_host_list(absent)}: did not join the gang within {timeout:g} s; {_host_list(joined)} did"
+    return Culprit(kind="host_absent", hosts=tuple(absent), text=_shorten(text))
 
 
-def join_patience(patience_s: float) -> float:
-    """Seconds within which every host of a gang must have joined it."""
-    return min(120.0, max(20.0, 2 * patience_s))
+def join_timeout_s(timeout_s: float) -> float:
+    """Return the seconds within which every host must join the gang, given the time-out of the process group."""
+    return min(120.0, max(20.0, 2 * timeout_s))
 
 
-def _rank_at_fault(view: View) -> Culprit | None:
-    """Of the hosts whose word is fresh: what a host said before it fell silent or finished is no news."""
-    ranks = [
-        (host, rank, view.now - word.at)
-        for host, word in view.words.items()
-        if host == view.me or view.now - word.at <= HOST_SILENT_S or word.finished
-        for rank in word.ranks
+def _rank_at_fault(gang: GangSnapshot) -> Culprit | None:
+    """Judge the ranks of hosts with a fresh or final status."""
+    reports = [
+        _Report(host=host, rank=rank, age_s=gang.now - status.at)
+        for host, status in gang.statuses.items()
+        if host == gang.me or gang.age_s(host) <= HOST_SILENT_S or status.finished
+        for rank in status.ranks
     ]
-    return _gone(ranks, view.patience_s) or _silent(ranks) or _behind(ranks, view.patience_s)
+    return _ended_rank(reports, gang.timeout_s) or _silent_rank(reports) or _late_rank(reports, gang.timeout_s)
 
 
-Seen = tuple[str, RankState, float]
-"""Host, rank, and how old that word is."""
-
-
-def _gone(ranks: Iterable[Seen], patience_s: float) -> Culprit | None:
-    """The rank that ended first by itself, or by a signal of somebody else's."""
-    ranks = list(ranks)
-    if any(rank.silent_s > UNSURE_S and _may_be_silent(rank) for _, rank, _ in ranks):
+def _ended_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
+    """Return the rank that ended first on its own, or by a signal from outside the gang."""
+    if any(report.rank.silent_s > UNSURE_S and _can_be_silent(report.rank) for report in reports):
+        return None  # a silent rank may be the cause of the end
+    ended = [report for report in reports if _ended_unasked(report.rank, timeout_s)]
+    # A rank that ended by a termination signal is the culprit only if there is no other.
+    ended = [report for report in ended if not _was_signalled(report.rank, TERMINATION_SIGNALS)] or ended
+    oldest_s = max((report.ended_ago_s for report in ended), default=0.0)
+    if not ended or oldest_s < SETTLE_S:
         return None
-    ended = [
-        (rank.ended_s + age, host, rank)
-        for host, rank, age in ranks
-        if rank.ended_s is not None and rank.exit_code != 0 and not rank.told and not _timed_out(rank, patience_s)
+    same_moment = [report for report in ended if oldest_s - report.ended_ago_s <= SAME_MOMENT_S]
+    # Among ranks that ended together, one with a fatal signal is the cause of the others' ends.
+    fatal = [
+        report for report in same_moment if report.rank.exit_code is None or _was_signalled(report.rank, FATAL_SIGNALS)
     ]
-    asked = [item for item in ended if item[2].exit_code is not None and -item[2].exit_code in BY_REQUEST]
-    ended = [item for item in ended if item not in asked] or asked
-    if not ended:
-        return None
-    first = max(age for age, _, _ in ended)
-    if first < SETTLE_S:
-        return None
-    moment = [item for item in ended if first - item[0] <= SAME_MOMENT_S]
-    plain = [item for item in moment if item[2].exit_code is None or -item[2].exit_code in NO_LIVES]
-    _, host, rank = max(plain or moment, key=lambda item: item[0])
-    return _rank("rank_ended", host, rank, rank.why or how_it_ended(rank.exit_code))
+    first = max(fatal or same_moment, key=lambda report: report.ended_ago_s)
+    return _culprit("rank_ended", first, first.rank.why or describe_exit(first.rank.exit_code))
 
 
-def unable(host: str, rank: RankState, why: str, more: int) -> Culprit:
-    """Of a host that has come to its end: its rank, and `more` others, could not take part, and so none of the gang could."""
+def _ended_unasked(rank: RankState, timeout_s: float) -> bool:
+    """Return whether a rank ended badly for a reason of its own."""
+    ended_badly = rank.ended_s is not None and rank.exit_code != 0
+    return ended_badly and not rank.terminated_by_launcher and not _timed_out(rank, timeout_s)
+
+
+def _was_signalled(rank: RankState, signals: Sequence[signal.Signals]) -> bool:
+    return rank.exit_code is not None and -rank.exit_code in signals
+
+
+def rank_unable(host: str, rank: RankState, why: str, more: int) -> Culprit:
+    """Return the culprit for a rank, and `more` others of its host, that could not take part in the process group."""
     others = f"; and {more} more of its ranks" if more else ""
-    return _rank("rank_unable", host, replace(rank, phase="roll call"), f"cannot take part: {why}{others}")
+    report = _Report(host=host, rank=replace(rank, phase="roll call"), age_s=0.0)
+    return _culprit("rank_unable", report, f"cannot take part: {why}{others}")
 
 
-def how_it_ended(exit_code: int | None) -> str:
-    """An exit code in words."""
+def describe_exit(exit_code: int | None) -> str:
+    """Return an exit code in words."""
     if exit_code is None:
-        return "gone, with all that watched it"
+        return "gone without an exit code, as is its guard process"
     if exit_code < 0:
         try:
             return f"killed by {signal.Signals(-exit_code).name}"
@@ -207,128 +197,102 @@ def how_it_ended(exit_code: int | None) -> str:
     return f"ended with exit code {exit_code}"
 
 
-def _timed_out(rank: RankState, patience_s: float) -> bool:
-    """Whether it ended because others did not come: by its own error, or by NCCL's watchdog, which aborts the process."""
-    aborted = rank.exit_code == -signal.SIGABRT and (rank.waiting_s or rank.progress_s) >= 0.8 * patience_s
-    return rank.broken == "timeout" or aborted
+def _timed_out(rank: RankState, timeout_s: float) -> bool:
+    """Return whether a rank ended because others did not come: by its own error, or by an abort of NCCL's watchdog."""
+    waited_s = rank.waiting_s or rank.progress_s
+    return rank.failure == "timeout" or (rank.exit_code == -signal.SIGABRT and waited_s >= 0.8 * timeout_s)
 
 
-def _may_be_silent(rank: RankState) -> bool:
-    starts = rank.phase in ("", "start") and not rank.stopped
-    return rank.ended_s is None and rank.alive_s is not None and not rank.busy and not starts
+def _is_starting(rank: RankState) -> bool:
+    return rank.phase in ("", "start")
 
 
-def _silent(ranks: Iterable[Seen]) -> Culprit | None:
-    """The rank that stopped beating first."""
-    living = [(host, rank) for host, rank, _ in ranks if rank.ended_s is None]
-    silent = [item for item in living if _may_be_silent(item[1]) and item[1].silent_s > RANK_SILENT_S]
-    late = [item for item in living if _late_start(item[1], living)]
-    if not silent and late:
-        host, rank = late[0]
-        never = (
-            f"did not start within {START_S:g} s" if rank.alive_s is None else f"silent for {START_S:g} s in its start"
-        )
-        return _rank("rank_absent", host, rank, never)
-    working = [rank for host, rank in living if (host, rank) not in silent]
-    # Ranks that do not depend on one another go on without the silent one, which costs its own figures only.
-    if not silent or (working and not any(rank.grouped for rank in working)):
+def _can_be_silent(rank: RankState) -> bool:
+    """Return whether missing heartbeats mean anything: the rank runs, has started, and is not busy."""
+    is_running = rank.ended_s is None and rank.alive_s is not None
+    return is_running and not rank.busy and (rank.stopped or not _is_starting(rank))
+
+
+def _silent_rank(reports: Sequence[_Report]) -> Culprit | None:
+    """Return the rank whose heartbeats stopped first."""
+    running = [report for report in reports if report.rank.ended_s is None]
+    silent = [report for report in running if _can_be_silent(report.rank) and report.rank.silent_s > RANK_SILENT_S]
+    if not silent:
+        return _late_start(running)
+    others = [report for report in running if report not in silent]
+    # Ranks that do not depend on one another continue without the silent one, which costs only its own figures.
+    if others and not any(report.rank.grouped for report in others):
         return None
-    host, rank = max(silent, key=lambda item: item[1].silent_s)
-    why = "its process is stopped" if rank.stopped else "its process is frozen, or gets no processor"
-    return _rank("rank_silent", host, rank, f"silent for {RANK_SILENT_S:g} s: {why}")
+    first = max(silent, key=lambda report: report.rank.silent_s)
+    why = "its process is stopped" if first.rank.stopped else "its process is frozen, or gets no CPU time"
+    return _culprit("rank_silent", first, f"silent for {RANK_SILENT_S:g} s: {why}")
 
 
-def _late_start(rank: RankState, living: Sequence[tuple[str, RankState]]) -> bool:
-    if rank.alive_s is None:
-        return any((other.alive_s or 0.0) > START_S for _, other in living)
-    return rank.phase in ("", "start") and not rank.busy and rank.silent_s > START_S
+def _late_start(running: Sequence[_Report]) -> Culprit | None:
+    """Return the first rank that does not start."""
+    others_started = any((report.rank.alive_s or 0.0) > START_S for report in running)
+    for report in running:
+        rank = report.rank
+        if rank.alive_s is None and others_started:
+            return _culprit("rank_absent", report, f"did not start within {START_S:g} s")
+        is_stuck = _is_starting(rank) and not rank.busy and rank.silent_s > START_S
+        if rank.alive_s is not None and is_stuck:
+            return _culprit("rank_absent", report, f"silent for {START_S:g} s during its start")
+    return None
 
 
-def _behind(ranks: Iterable[Seen], patience_s: float) -> Culprit | None:
-    """The rank for which the others waited until their time-out."""
-    ranks = list(ranks)
-    expired = [
-        ((rank.ended_s or 0.0) if rank.broken_s is None else rank.broken_s) + age
-        for _, rank, age in ranks
-        if _timed_out(rank, patience_s)
-    ]
-    if not expired or max(expired) < SETTLE_S:
+def _late_rank(reports: Sequence[_Report], timeout_s: float) -> Culprit | None:
+    """Return the rank for which the others waited until their time-out."""
+    timed_out = [report for report in reports if _timed_out(report.rank, timeout_s)]
+    first_timeout_s = max((report.failed_ago_s for report in timed_out), default=0.0)
+    if not timed_out or first_timeout_s < SETTLE_S:
         return None
-    waited = f"the others waited for it until their time-out of {patience_s:g} s"
+    waited = f"the others waited for it until their time-out of {timeout_s:g} s"
     failed = [
-        (rank.broken_s + age, host, rank)
-        for host, rank, age in ranks
-        if rank.broken == "error" and rank.broken_s is not None and rank.broken_s + age > max(expired) + SETTLE_S
+        report
+        for report in reports
+        if report.rank.failure == "error"
+        and report.rank.failure_age_s is not None
+        and report.failed_ago_s > first_timeout_s + SETTLE_S
     ]
     if failed:
-        _, host, rank = max(failed, key=lambda item: item[0])
-        return _rank("rank_behind", host, rank, f"failed by itself, and {waited}")
-    reached = min((rank.sequence for _, rank, _ in ranks if _timed_out(rank, patience_s)), default=0)
-    rest = [(host, rank) for host, rank, _ in ranks if not _timed_out(rank, patience_s) and rank.ended_s is None]
-    lagging = [item for item in rest if item[1].waiting_s is None and item[1].sequence < reached]
-    if not lagging and len(rest) == 1 and rest[0][1].waiting_s is None:
-        lagging = rest
-    if not lagging:
-        return None
-    host, rank = min(lagging, key=lambda item: (item[1].sequence, -item[1].progress_s))
-    return _rank("rank_behind", host, rank, f"alive, but {waited}")
+        first = max(failed, key=lambda report: report.failed_ago_s)
+        return _culprit("rank_behind", first, f"failed on its own, and {waited}")
+    others = [report for report in reports if not _timed_out(report.rank, timeout_s)]
+    late = _furthest_behind(others, timed_out)
+    return _culprit("rank_behind", late, f"alive, but {waited}") if late else None
 
 
-def _rank(kind: str, host: str, rank: RankState, why: str) -> Culprit:
-    text = f"host {host} {_place(rank)}: {why}"
+def _furthest_behind(others: Sequence[_Report], timed_out: Sequence[_Report]) -> _Report | None:
+    """Return the running rank that has started the fewest collective operations, if it is behind those that timed out."""
+    reached = min(report.rank.sequence for report in timed_out)
+    running = [report for report in others if report.rank.ended_s is None]
+    behind = [report for report in running if report.rank.waiting_s is None and report.rank.sequence < reached]
+    if not behind and len(running) == 1 and running[0].rank.waiting_s is None:
+        behind = running
+    return min(behind, key=lambda report: (report.rank.sequence, -report.rank.progress_s), default=None)
+
+
+def _culprit(kind: str, report: _Report, why: str) -> Culprit:
+    rank = report.rank
     return Culprit(
-        kind=kind, hosts=(host,), text=_cut(text), scope=rank.scope, rank=rank.rank, phase=rank.phase or "start"
+        kind=kind,
+        hosts=(report.host,),
+        text=_shorten(f"host {report.host} {_describe(rank)}: {why}"),
+        scope=rank.scope,
+        rank=rank.rank,
+        phase=rank.phase or "start",
     )
 
 
-def _place(rank: RankState) -> str:
+def _describe(rank: RankState) -> str:
     return f'{rank.scope} rank {rank.rank} in phase "{rank.phase or "start"}"'.lstrip()
 
 
-def _hosts(names: Sequence[str]) -> str:
-    shown = ", ".join(names[:20]) + (f" and {len(names) - 20} more" if len(names) > 20 else "")
-    return f"host{'s' if len(names) > 1 else ''} {shown}"
+def _host_list(names: Sequence[str]) -> str:
+    more = f" and {len(names) - MAX_HOSTS} more" if len(names) > MAX_HOSTS else ""
+    return f"host{'s' if len(names) > 1 else ''} {', '.join(names[:MAX_HOSTS])}{more}"
 
 
-def _cut(text: str) -> str:
-    return text if len(text) <= 2000 else f"{text[:1999]}…"
-
-
-def rank_from_json(document: Mapping[str, Any]) -> RankState:
-    """A rank's state as another supervisor sent it.
-
-    Raises:
-        ValueError: it is none.
-    """
-    wrong = [str(name) for name, value in document.items() if not _is(value, _TYPES.get(name, ()))]
-    if wrong or not {"rank", "scope"} <= set(document):
-        raise ValueError(f"no state of a rank: {', '.join(wrong) or 'rank or scope is missing'}")
-    return RankState(**document)
-
-
-_NUMBER = (int, float)
-_TYPES: Mapping[str, tuple[type, ...]] = {
-    "rank": (int,),
-    "scope": (str,),
-    "phase": (str,),
-    "sequence": (int,),
-    "grouped": (bool,),
-    "waiting_s": (*_NUMBER, type(None)),
-    "progress_s": _NUMBER,
-    "alive_s": (*_NUMBER, type(None)),
-    "silent_s": _NUMBER,
-    "stopped": (bool,),
-    "busy": (bool,),
-    "broken": (str,),
-    "broken_s": (*_NUMBER, type(None)),
-    "ended_s": (*_NUMBER, type(None)),
-    "exit_code": (int, type(None)),
-    "told": (bool,),
-    "why": (str,),
-}
-
-
-def _is(value: Any, kinds: tuple[type, ...]) -> bool:
-    if isinstance(value, bool) and bool not in kinds:
-        return False
-    return isinstance(value, kinds) and len(value if isinstance(value, str) else "") <= 512
+def _shorten(text: str) -> str:
+    return text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"

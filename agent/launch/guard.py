@@ -23,13 +23,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import NoReturn
 
-from agent.gang.culprit import BY_REQUEST
-from agent.gang.heartbeat import ADDRESS, SUPERVISOR, Voice, heart, lives
+from agent.gang.culprit import TERMINATION_SIGNALS
+from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, SUPERVISOR, DatagramSender, rank_heartbeat
+from agent.gang.processes import is_alive
 
 POLL_S = 0.5
 SEND_TIMEOUT_S = 2.0
 PR_SET_PDEATHSIG, PR_SET_NAME = 1, 15
-WATCHED = (signal.SIGCHLD, *BY_REQUEST)
+WATCHED = (signal.SIGCHLD, *TERMINATION_SIGNALS)
 ORPHANED = 143
 
 
@@ -39,12 +40,12 @@ def main() -> int:
         _exec_with_pdeathsig(int(sys.argv[2]), sys.argv[3:])
     parent, guard = os.getppid(), os.getpid()
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)  # no signal is lost between the fork and the wait
-    for number in (*BY_REQUEST, signal.SIGQUIT):
+    for number in (*TERMINATION_SIGNALS, signal.SIGQUIT):
         signal.signal(number, signal.SIG_DFL)  # the launcher's own handlers are not for its forks
     _close_fds(stat.S_ISSOCK)
-    directory = os.environ.get(ADDRESS, "")
-    voice = Voice(int(os.environ.get("RANK", "0")), Path(directory) if directory else None)
-    voice.say(
+    directory = os.environ.get(HEARTBEAT_DIRECTORY, "")
+    sender = DatagramSender(int(os.environ.get("RANK", "0")), Path(directory) if directory else None)
+    sender.send(
         "guard", SEND_TIMEOUT_S, pid=guard
     )  # before the rank exists: even a rank that is killed at once is missed
     child = os.fork()
@@ -53,7 +54,7 @@ def main() -> int:
     _set_process_name(f"{_rank()}'s guard")
     # React at once to the end of the launcher: ranks of other hosts may depend on what ends with it.
     _prctl(PR_SET_PDEATHSIG, signal.SIGCHLD)
-    return _wait_for_rank(child, parent, voice)
+    return _wait_for_rank(child, parent, sender)
 
 
 def _exec_with_pdeathsig(supervisor: int, command: list[str]) -> NoReturn:
@@ -80,7 +81,7 @@ def _become_rank(guard: int) -> NoReturn:
         _close_fds(lambda mode: True)
         _set_process_name(_rank())
         signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
-        heart()  # before anything slow is imported
+        rank_heartbeat()  # before anything slow is imported
         module, sys.argv = sys.argv[1], sys.argv[1:]
         runpy.run_module(module, run_name="__main__", alter_sys=True)
         code = 0
@@ -113,23 +114,23 @@ def _close_fds(which: Callable[[int], bool]) -> None:
                 os.close(number)
 
 
-def _wait_for_rank(child: int, parent: int, voice: Voice) -> int:
+def _wait_for_rank(child: int, parent: int, sender: DatagramSender) -> int:
     """Wait for the end of the rank, report it, and end in the same way."""
     supervisor, by_launcher = os.environ.get(SUPERVISOR, ""), False
     while True:
         received = signal.sigtimedwait(WATCHED, POLL_S)
-        if received is not None and received.si_signo in BY_REQUEST:
+        if received is not None and received.si_signo in TERMINATION_SIGNALS:
             by_launcher = True
             for number in (received.si_signo, signal.SIGCONT):  # a stopped process does not handle SIGTERM
                 os.kill(child, number)
         ended, status = os.waitpid(child, os.WNOHANG)
         if ended:
             break
-        if os.getppid() != parent or not lives(supervisor):
+        if os.getppid() != parent or not is_alive(supervisor):
             by_launcher = True
             _kill(child)
     code = os.waitstatus_to_exitcode(status)
-    voice.say("end", SEND_TIMEOUT_S, code=code, told=by_launcher)
+    sender.send("end", SEND_TIMEOUT_S, code=code, terminated_by_launcher=by_launcher)
     _kill(child, whole_group_only=True)
     signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)  # the launcher lets its forks wait for each other
     return _end_like(code)

@@ -13,6 +13,7 @@ from agent.placement.rank_placement import PlacementError
 from agent.run.record import PLAN_BYTES, HostRun
 from schemas import documents
 from schemas.plans import Plan, plan_from_json
+from schemas.run_directory import RunDirectory, record_name
 
 LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
 STANDARD_INPUT = "-"
@@ -74,7 +75,7 @@ def read_plan(options: argparse.Namespace) -> GivenPlan:
     """
     path = getattr(options, "plan", None)
     if not path:
-        document = documents.read(options.run_dir / "plan.json", "plan", max_bytes=PLAN_BYTES)
+        document = documents.read(RunDirectory(options.run_dir).plan, "plan", max_bytes=PLAN_BYTES)
         return GivenPlan(plan=plan_from_json(document), text="")
     if path == STANDARD_INPUT and options.detach:
         raise PlacementError("--plan - with --detach: standard input is closed by then; give the plan as a file")
@@ -98,11 +99,10 @@ def publish_results(options: argparse.Namespace, run: HostRun) -> None:
     """Copy the plan and the records of this host to `--results`, if it is given."""
     if not options.results:
         return
-    name, gang = run.host.name, run.host.gang
-    copies = {"plan.json": run.directory / "plan.json", f"hosts/{name}.json": run.path()}
-    if gang:
-        copies[f"gangs/{gang}/{name}.json"] = run.path(gang)
-    for target, source in copies.items():
-        path = options.results / target
-        if source.exists() and not (target == "plan.json" and path.exists()):
-            documents.write_text(path, source.read_text(encoding="utf-8"))
+    plan = RunDirectory(options.results).plan
+    if not plan.exists():
+        documents.write_text(plan, RunDirectory(run.directory).plan.read_text(encoding="utf-8"))
+    for gang in dict.fromkeys(("", run.host.gang)):
+        if (record := run.path(gang)).exists():
+            target = options.results / record_name(run.host.name, gang)
+            documents.write_text(target, record.read_text(encoding="utf-8"))

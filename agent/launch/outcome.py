@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from agent.gang.culprit import RankState
-from agent.gang.culprit import unable as culprit_of_excluded_rank
+from agent.gang.culprit import rank_unable
+from agent.gang.rank_state import RankState
 from schemas.records import Culprit, Gpu, Launch, Observation, Rank, Snapshot
 
 MAX_REASON = 4096
@@ -72,7 +72,7 @@ def conclude(
     culprit = None
     if outcome == "finished" and excluded:
         rank, why = next(iter(excluded.items()))
-        culprit = culprit_of_excluded_rank(host, end.states[rank], why, len(excluded) - 1)
+        culprit = rank_unable(host, end.states[rank], why, len(excluded) - 1)
         outcome, reason = "failed", culprit.text
     text = "; ".join([reason, *problems] if reason else problems)
     return Conclusion(outcome=outcome, reason=text[:MAX_REASON], culprit=culprit)

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import collectors
 from agent.exporter.live import LivePublisher, publish_idle, publish_record
-from agent.gang.peer_channel import Exchange
-from agent.gang.protocol import ExchangeError, Gang
+from agent.gang.peer_channel import PeerChannel
+from agent.gang.protocol import Gang, GangError
 from agent.launch.outcome import MAX_REASON, LaunchOutcome
 from agent.launch.request import LaunchRequest
 from agent.launch.supervise import LaunchSpec, supervise
@@ -70,19 +70,21 @@ def run_launch(run: HostRun, request: LaunchRequest) -> Record:
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the supervisor, which ends the ranks
     work = _empty_work_directory(run, stage)
     about = f"{stage} {request.number}"
-    meeting = Gang.of(run.plan, run.host, about, request.members, request.port, closed=request.members_only)
+    gang_members = Gang.from_plan(
+        run.plan, run.host, about, request.members, request.port, members_only=request.members_only
+    )
     try:
         command = torchrun_command(
             run.plan,
             run.host,
             request,
-            gang=meeting,
+            gang=gang_members,
             work=work,
             data=lease.state_directory(run.directory) / "data",
             uuids={gpu.index: gpu.uuid for gpu in run.record().gpus},
         )
-        channel = Exchange(meeting) if len(request.members) > 1 else None
-    except (LaunchError, ExchangeError) as error:
+        channel = PeerChannel(gang_members) if len(request.members) > 1 else None
+    except (LaunchError, GangError) as error:
         return record_not_started(run, gang, request, str(error))
     spec = LaunchSpec(
         stage=stage,

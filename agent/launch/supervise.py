@@ -17,10 +17,13 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.gang.culprit import RankState
-from agent.gang.heartbeat import ADDRESS, LAUNCHED, SUPERVISOR, Beats, identity
-from agent.gang.monitor import Vigil, dump_flights, flight_recorder
-from agent.gang.peer_channel import Exchange
+from agent.gang.flight_recorder import dump_flight_records, flight_recorder_env
+from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, LAUNCHED, SUPERVISOR
+from agent.gang.heartbeat_receiver import HeartbeatReceiver
+from agent.gang.monitor import GangMonitor
+from agent.gang.peer_channel import PeerChannel
+from agent.gang.processes import process_identity
+from agent.gang.rank_state import RankState
 from agent.launch.outcome import LaunchOutcome, RanksEnd, conclude
 from agent.launch.process_tree import GRACE_S, ProcessTree
 from agent.run import work_directory
@@ -86,7 +89,7 @@ def supervise(
     spec: LaunchSpec,
     *,
     report: Callable[[str], None],
-    channel: Exchange | None = None,
+    channel: PeerChannel | None = None,
     live: Callable[[StatesReader], contextlib.AbstractContextManager[object]] | None = None,
 ) -> LaunchOutcome:
     """Run the launch and return its outcome.
@@ -103,11 +106,11 @@ def supervise(
         before, gpus = take_snapshot(spec.collectors, stage=spec.stage, phase="before")
         began, start = utc_now(), time.monotonic()
         scopes = {rank: spec.host.scopes[local_rank] for rank, local_rank in spec.command.ranks.items()}
-        heartbeats = cleanup.enter_context(contextlib.closing(Beats(spec.work, scopes)))
+        receiver = cleanup.enter_context(contextlib.closing(HeartbeatReceiver(spec.work, scopes)))
         if live:
-            cleanup.enter_context(live(heartbeats.states))
+            cleanup.enter_context(live(receiver.states))
         with _telemetry(spec.host) as telemetry, SnapshotSampler(spec.fast_collectors, spec.stage) as sampler:
-            end = _monitor_ranks(spec, heartbeats, channel, report)
+            end = _monitor_ranks(spec, receiver, channel, report)
             duration_s = time.monotonic() - start
         after, gpus_after = take_snapshot(spec.collectors, stage=spec.stage, phase="after")
         launch = Launch(
@@ -182,24 +185,24 @@ def _collect_results(
 
 
 def _monitor_ranks(
-    spec: LaunchSpec, heartbeats: Beats, channel: Exchange | None, report: Callable[[str], None]
+    spec: LaunchSpec, receiver: HeartbeatReceiver, channel: PeerChannel | None, report: Callable[[str], None]
 ) -> RanksEnd:
     """Run the command while the gang is monitored, and announce the end to the other hosts."""
-    monitor = Vigil(spec.host.name, heartbeats, channel, spec.collective_timeout_s)
+    monitor = GangMonitor(spec.host.name, receiver, channel, spec.collective_timeout_s)
     try:
         exit_code, culprit = _run(spec, monitor, report)
         return RanksEnd(
             exit_code=exit_code,
             culprit=culprit,
             states=monitor.states(),
-            oom_kill=monitor.want_of_memory(),
-            any_rank_started=monitor.begun(),
+            oom_kill=monitor.out_of_memory_reason(),
+            any_rank_started=monitor.has_started(),
         )
     finally:
-        monitor.part()
+        monitor.announce_exit()
 
 
-def _run(spec: LaunchSpec, monitor: Vigil, report: Callable[[str], None]) -> tuple[int | None, Culprit | None]:
+def _run(spec: LaunchSpec, monitor: GangMonitor, report: Callable[[str], None]) -> tuple[int | None, Culprit | None]:
     """Return the exit code of the launcher, None if we ended it, and the culprit for whom it was ended."""
     end = time.monotonic() + spec.deadline_s
     log_path = spec.work / work_directory.LAUNCHER_LOG
@@ -215,16 +218,16 @@ def _run(spec: LaunchSpec, monitor: Vigil, report: Callable[[str], None]) -> tup
             if time.monotonic() > next_scan:
                 tree.scan()
                 next_scan = time.monotonic() + PROCESS_SCAN_S
-            if culprit := monitor.look(POLL_S):
+            if culprit := monitor.poll(POLL_S):
                 report(f"stage {spec.stage}: {culprit.text}; ending all of its processes")
                 if culprit.kind != "rank_ended":  # after the end of a rank, the dumps of the others add nothing
-                    dump_flights(spec.work, sorted(spec.command.ranks))
+                    dump_flight_records(spec.work, sorted(spec.command.ranks))
                 return None, culprit
-        culprit = monitor.settle(process.returncode, work_directory.last_error_line(log_path))
+        culprit = monitor.await_verdict(process.returncode, work_directory.last_error_line(log_path))
         return process.returncode, culprit
     finally:
         if process.poll() is None and not culprit:
-            monitor.leave()
+            monitor.announce_abort()
         tree.end(CULPRIT_GRACE_S if culprit else None)
         with contextlib.suppress(subprocess.TimeoutExpired):  # a process that hangs in the kernel cannot be waited for
             process.wait(timeout=GRACE_S)
@@ -236,10 +239,10 @@ def _start(spec: LaunchSpec, log_path: Path) -> subprocess.Popen[bytes]:
         return subprocess.Popen(
             [sys.executable, "-m", "agent.launch.guard", "--supervisor", str(os.getpid()), *spec.command.arguments],
             env={
-                **flight_recorder(spec.work),
+                **flight_recorder_env(spec.work),
                 **spec.command.environment,
-                ADDRESS: str(spec.work),
-                SUPERVISOR: identity(os.getpid()),
+                HEARTBEAT_DIRECTORY: str(spec.work),
+                SUPERVISOR: process_identity(os.getpid()),
                 LAUNCHED: repr(time.monotonic()),
             },
             stdin=subprocess.DEVNULL,

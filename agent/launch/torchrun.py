@@ -13,7 +13,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.gang.protocol import Gang, own_address, resolve
+from agent.gang.protocol import Gang
+from agent.gang.transport import own_address, resolve
 from agent.launch import guard
 from agent.launch.request import LaunchRequest
 from agent.launch.supervise import Command
@@ -55,7 +56,7 @@ def torchrun_command(
 
     Raises:
         LaunchError: torch is not installed, `host` is not a member, or the name of the first member cannot be resolved.
-        ExchangeError: only members may connect, and the name of one cannot be resolved.
+        GangError: only members may connect, and the name of one cannot be resolved.
     """
     stage, members = request.stage, gang.members
     if importlib.util.find_spec("torch") is None:
@@ -118,8 +119,8 @@ def _write_rendezvous(gang: Gang, node_rank: int, request: LaunchRequest, work: 
     document = {
         "address": address,
         "port": port,
-        "admitted": sorted(gang.admitted) if node_rank == 0 and len(gang.members) > 1 else [],
-        "name": gang.secret_name,
+        "admitted": sorted(gang.allowed_addresses) if node_rank == 0 and len(gang.members) > 1 else [],
+        "name": gang.store_prefix,
         "rank": node_rank,
         "hosts": len(gang.members),
         "trains": any(BENCHMARKS[name].trains for name in request.stage.benchmarks),

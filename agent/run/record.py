@@ -16,6 +16,7 @@ from schemas import VERSION, documents
 from schemas.locks import exclusive
 from schemas.plans import Plan, PlannedHost, plan_from_json
 from schemas.records import Gpu, Launch, Observation, Record, Snapshot, record_from_json, to_json
+from schemas.run_directory import RunDirectory, own_record
 
 PLAN_BYTES = 64_000_000
 _P = ParamSpec("_P")
@@ -48,7 +49,7 @@ class HostRun:
 
     def __init__(self, directory: Path, host: str) -> None:
         self.directory = directory
-        self.plan: Plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
+        self.plan: Plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
         try:
             self.host: PlannedHost = self.plan.host(host)
         except KeyError:
@@ -67,7 +68,7 @@ class HostRun:
         document = documents.parse(plan, source="the plan", max_bytes=PLAN_BYTES)
         documents.validate(document, "plan", source="the plan")
         private_directory(directory)
-        path = directory / "plan.json"
+        path = RunDirectory(directory).plan
         if path.exists():
             existing = documents.read(path, "plan", max_bytes=PLAN_BYTES)
             if (existing["run_id"], existing["nonce"]) != (document["run_id"], document["nonce"]):
@@ -88,7 +89,7 @@ class HostRun:
 
     def path(self, gang: str = "") -> Path:
         """Return the path of the host's record, or of the record of its part in `gang`."""
-        return self.directory / "gangs" / f"{gang}.json" if gang else self.directory / "record.json"
+        return own_record(self.directory, gang)
 
     def record(self, gang: str = "") -> Record:
         """Read the record; return an empty one if there is none yet."""

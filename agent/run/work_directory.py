@@ -13,8 +13,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.gang.culprit import BY_REQUEST, RankState
-from agent.gang.monitor import FLIGHT
+from agent.gang.culprit import TERMINATION_SIGNALS
+from agent.gang.flight_recorder import FILE_PREFIX
+from agent.gang.rank_state import RankState
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
 from schemas.records import Observation, Rank, observation_from_json
@@ -64,8 +65,8 @@ def read_rank_end(work: Path, rank: int, local_rank: int, last_state: RankState)
     except (OSError, documents.DocumentError, KeyError, TypeError):
         phase, exit_code = last_state.phase, None
     if not isinstance(exit_code, int):
-        killed = last_state.exit_code is not None and -last_state.exit_code in BY_REQUEST
-        exit_code = None if last_state.told or killed else last_state.exit_code
+        killed = last_state.exit_code is not None and -last_state.exit_code in TERMINATION_SIGNALS
+        exit_code = None if last_state.terminated_by_launcher or killed else last_state.exit_code
     return Rank(
         rank=rank,
         local_rank=local_rank,
@@ -146,7 +147,7 @@ def archive_logs(work: Path, archive: Path) -> None:
 
 
 def _logs(work: Path) -> Iterator[Path]:
-    yield from [*work.glob("*.log"), *work.glob(f"{FLIGHT}*")]
+    yield from [*work.glob("*.log"), *work.glob(f"{FILE_PREFIX}*")]
 
 
 def _read_state(work: Path, rank: int) -> documents.Json:

@@ -16,6 +16,7 @@ from collectors.base import Absent
 from collectors.nvml import THROTTLE_REASONS, FastReader, GpuSample
 from schemas.catalogue import BENCHMARKS
 from schemas.records import ERROR, MEASURED, Observation
+from schemas.scopes import Scope
 from schemas.trace import UNREAD, Trace, traced
 
 PERIOD_S = 0.05
@@ -122,7 +123,7 @@ class Telemetry(NvmlPoller):
         measured: Sequence[Observation],
         stage: str,
     ) -> Iterator[Observation]:
-        index = int(window["scope"].partition("=")[2])
+        index = int(Scope.parse(window["scope"]).get("gpu"))
         in_window = [(at, by_gpu[index]) for at, by_gpu in samples if window["begin"] <= at <= window["end"]]
         reason = self._error or _why_unusable(window, in_window)
         if reason:

@@ -15,10 +15,10 @@ from schemas import documents
 from schemas.baselines import GPU, HOST, Accepted, Kept, Level
 from schemas.errors import RunError, UsageError
 from schemas.reports import ACCEPTED, FleetReport, Verdict
+from schemas.run_directory import RunDirectory
 
 MOST_RUNS = 20
 """Runs of a part that a baseline keeps; of more the oldest go."""
-REPORT = "report.json"
 REPORT_BYTES = 4_000_000_000
 
 
@@ -37,7 +37,7 @@ def refuse_unaccepted(run: Run, report: FleetReport) -> str:
     Raises:
         RunError: there is no report, it does not say that the fleet is accepted, or judged again the run is not, or not so.
     """
-    path = run.directory / REPORT
+    path = RunDirectory(run.directory).report
     try:
         content = documents.read_bytes(path, max_bytes=REPORT_BYTES)
         said = documents.checked(content, "report", source=str(path), max_bytes=REPORT_BYTES)

@@ -18,6 +18,7 @@ from fleet.report.markup import code
 from schemas.baselines import REAL
 from schemas.errors import RunError, UsageError
 from schemas.records import to_json
+from schemas.run_directory import is_run
 
 SAME, DIFFERS, TROUBLE = 0, 1, 2
 
@@ -104,7 +105,7 @@ def diff(options: argparse.Namespace) -> int:
 def _earlier(places: Sequence[Path], run: Run) -> tuple[dict[str, Sight], str]:
     """What the hosts showed before, and how that is called."""
     kind = baseline_store.kind_of(run.plan)
-    if not (places[0] / "plan.json").exists() and baseline_store.room(places[0], kind).is_dir() and len(places) == 1:
+    if not is_run(places[0]) and baseline_store.room(places[0], kind).is_dir() and len(places) == 1:
         left = {
             host.name: baseline_store.of_host(places[0], kind, host.name, run.evidence[host.name].gpus())
             for host in run.plan.hosts

@@ -13,6 +13,7 @@ from fleet.records.load import load
 from fleet.scaling.outcome import next_cell
 from schemas import documents
 from schemas.errors import UsageError
+from schemas.run_directory import RunDirectory
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -63,7 +64,7 @@ def call(options: argparse.Namespace) -> int:
             run.plan, run.evidence, checked_packs(run.plan.criteria), present=present, minimum=options.minimum
         )
     for launch in decision.launches:  # a resumed playbook fetches records first if this directory exists
-        (options.run_dir / "gangs" / launch.gang).mkdir(parents=True, exist_ok=True)
+        RunDirectory(options.run_dir).record("", launch.gang).parent.mkdir(parents=True, exist_ok=True)
     if options.json:
         print(json.dumps(decision.document()))
         return 0

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from fleet.baseline.accept import REPORT, REPORT_BYTES
+from fleet.baseline.accept import REPORT_BYTES
 from fleet.records.load import Run, refuse_no_run
 from fleet.report.format import clean
 from fleet.report.rejudge import compared as without_left_out
@@ -18,6 +18,7 @@ from fleet.report.rejudge import lines, rejudged
 from schemas import documents
 from schemas.errors import RunError
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
+from schemas.run_directory import RunDirectory
 
 EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 
@@ -45,7 +46,7 @@ def add_judge(verbs: Verbs[Parser]) -> Parser:
 def judge(options: argparse.Namespace, merged: Merged, report: Callable[[argparse.Namespace], int]) -> int:
     """Runs the verb; `report` writes the report, where that is asked for."""
     refuse_no_run(options.run_dir)
-    path = options.run_dir / REPORT
+    path = RunDirectory(options.run_dir).report
     if not path.exists():
         raise RunError(
             f"{path}: no such file: there is nothing to compare with; run `rackproof report {options.run_dir}`"
@@ -55,7 +56,7 @@ def judge(options: argparse.Namespace, merged: Merged, report: Callable[[argpars
     except documents.DocumentError as error:
         raise RunError(f"{error}: run `rackproof report {options.run_dir}`") from None
     _, now = merged(options.run_dir, options.criteria, options.waivers)
-    found = without_left_out(rejudged(old["verdicts"], now), old)
+    found = without_left_out(rejudged(old, now), old)
     if options.json:
         document = {
             "run_id": now.run_id,

@@ -19,6 +19,7 @@ from fleet.rma.readme import render_readme
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict, mark
+from schemas.run_directory import RunDirectory
 from schemas.waivers import Waiver
 
 REPORT_BYTES = 2_000_000_000
@@ -79,7 +80,7 @@ def rma(options: argparse.Namespace) -> int:
 
 def _report(run_dir: Path) -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = documents.read(run_dir / "report.json", "report", max_bytes=REPORT_BYTES)
+        found: Mapping[str, Any] = documents.read(RunDirectory(run_dir).report, "report", max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
         raise RunError(f"{error}: make it with rackproof report {run_dir}") from None
     return found

@@ -25,6 +25,7 @@ from schemas import documents, quick
 from schemas.errors import writing
 from schemas.records import to_json
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
+from schemas.run_directory import RunDirectory
 
 EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 ELSEWHERE = {
@@ -96,11 +97,12 @@ def _report(options: argparse.Namespace) -> int:
     document = to_json(report)
     documents.validate(document, "report", source="our own report")
     text = quick.text(document) if run.large else documents.text(document)
+    paths = RunDirectory(options.run_dir)
     with writing(options.run_dir):
-        documents.write_text(options.run_dir / "report.json", text)
-        documents.write_text(options.run_dir / "report.md", render_markdown(report, run.plan.grafana_url))
-        documents.write_text(options.run_dir / "report.html", render_html(report, run.plan.grafana_url))
-        documents.write_text(options.run_dir / "verdicts.prom", render_prometheus(report))
+        documents.write_text(paths.report, text)
+        documents.write_text(paths.markdown, render_markdown(report, run.plan.grafana_url))
+        documents.write_text(paths.page, render_html(report, run.plan.grafana_url))
+        documents.write_text(paths.metrics, render_prometheus(report))
         formats.write_views(options.run_dir, report, run.evidence, options)
         run_lock.release(options.run_dir, report.decision)
     if options.json:
@@ -116,7 +118,7 @@ def _report(options: argparse.Namespace) -> int:
         )
     else:
         print(render_summary(report))
-        print(f"report: {options.run_dir / 'report.html'}")
+        print(f"report: {paths.page}")
     if note := outdated(options.run_dir):
         print(f"rackproof: {note}", file=sys.stderr)
     return EXIT[report.decision]

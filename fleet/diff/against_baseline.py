@@ -13,6 +13,7 @@ from fleet.judge.pack_selection import packs_for
 from fleet.records.host_state import accepted, sight
 from schemas.baselines import FIGURES_GONE, PARTS, REGRESSED, UNCLEAR, Change
 from schemas.plans import Plan, PlannedHost
+from schemas.reports import LineKind, SummaryLine
 
 MOST_LINES = 12
 
@@ -49,7 +50,7 @@ def criteria_of(plan: Plan, host: PlannedHost, left: Evidence, packs: Sequence[P
     return [item for item in chosen.values() if item.baseline is not None]
 
 
-def summary(plan: Plan, since: Since) -> Iterator[str]:
+def summary(plan: Plan, since: Since) -> Iterator[SummaryLine]:
     """What of the changes stands on top of the report: how much, and each regression and part that differs."""
     if plan.baseline is None:
         return
@@ -65,11 +66,16 @@ def summary(plan: Plan, since: Since) -> Iterator[str]:
     found = f"{since.compared} of {since.figures} figures compared, {found}"
     unclear = f", {kinds[UNCLEAR]} cannot be told" if kinds[UNCLEAR] else ""
     lost = f", {_count(gone, 'accepted figure')} not measured" if gone else ""
-    yield f"Against the accepted records (baseline {plan.baseline.digest[:12]}): {found}{unclear}{lost}"
+    values = {"compared": since.compared, "figures": since.figures, "regressed": kinds[REGRESSED], "parts": parts}
+    title = f"Against the accepted records (baseline {plan.baseline.digest[:12]})"
+    yield SummaryLine(kind=LineKind.BASELINE, title=title, text=f"{found}{unclear}{lost}", values=values)
     shown = [change for change in since.changes if change.counts]
-    yield from (f"{change.kind.upper()}: {change.text}" for change in shown[:MOST_LINES])
-    if len(shown) > MOST_LINES:
-        yield f"… and {len(shown) - MOST_LINES} more changes in the report"
+    for change in shown[:MOST_LINES]:
+        yield SummaryLine(
+            kind=LineKind.BASELINE, title=change.kind.upper(), text=change.text, host=change.host, part=change.scope
+        )
+    if more := len(shown[MOST_LINES:]):
+        yield SummaryLine(kind=LineKind.MORE, text=f"… and {more} more changes in the report", values={"changes": more})
 
 
 def _count(number: int, one: str) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fleet.judge.baseline import READINGS, WIDEST, direction, noise
 from fleet.judge.criteria import Criterion
@@ -84,13 +84,7 @@ def _figure(host: str, serial: str, key: Key, was: Level, now: Figure, asked: Se
     if allowed.judged:
         better = (after - before) * direction(was.name, was.unit) > 0
         kind = (IMPROVED if better else REGRESSED) if allowed.told else UNCLEAR
-    by = f"{share * 100:+.3g} %" if share is not None else f"from {before:g}"
-    beyond = f"beyond {allowed.share * 100:.3g} % of noise" if allowed.told else "and no change can be told from noise"
-    told = apart(before, after, was.unit)
-    at = f"{host} {now.scope}" if now.scope != "host" else host
-    settled = ", ".join(f"{name}={value}" for name, value in was.params.items())
-    named = f"{was.name}[{settled}]" if settled else was.name
-    return Change(
+    change = Change(
         kind=kind,
         host=host,
         scope=now.scope,
@@ -104,8 +98,21 @@ def _figure(host: str, serial: str, key: Key, was: Level, now: Figure, asked: Se
         share=share,
         noise=allowed.share,
         basis=allowed.basis,
-        text=f"{at}: {named} {told[0]} → {told[1]} ({by}), {beyond}: {allowed.basis}",
+        text="",
     )
+    return replace(change, text=figure_text(change, f"{host} {now.scope}" if now.scope != "host" else host))
+
+
+def figure_text(change: Change, part: str) -> str:
+    """Return the sentence on the change of a figure of `part`."""
+    by = f"{change.share * 100:+.3g} %" if change.share is not None else f"from {change.old:g}"
+    beyond = f"beyond {(change.noise or 0) * 100:.3g} % of noise"
+    if change.kind == UNCLEAR:
+        beyond = "and no change can be told from noise"
+    before, after = apart(change.old, change.new, change.unit)
+    settings = ", ".join(f"{name}={value}" for name, value in change.params.items())
+    figure = f"{change.what}[{settings}]" if settings else change.what
+    return f"{part}: {figure} {before} → {after} ({by}), {beyond}: {change.basis}"
 
 
 def _noise(was: Level, now: Figure, asked: Sequence[Criterion]) -> _Noise:

@@ -15,16 +15,13 @@ from fleet.records.load import refuse_no_run
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
-from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED
-from schemas.skips import BUSY
+from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED, VerdictKind
+from schemas.run_directory import PAGE, RunDirectory
 
 IN_USE = "busy"
 STATES = (ACCEPTED, REJECTED, INCOMPLETE, IN_USE)
 MOST_LINES, MOST_HOSTS = 12, 10
 BYTES = 400_000_000
-_SKIPPED = f"skipped: {BUSY}"
-_HELD = "this host is held by "
-"""As the agent says where another run has the host (exit code 75)."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
@@ -66,8 +63,8 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
     """Report and plan of a run. Raises RunError where one of them is not there, or is none."""
     refuse_no_run(directory)
     try:
-        report = documents.parse((directory / "report.json").read_bytes(), source="report.json", max_bytes=BYTES)
-        plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=BYTES))
+        report = documents.parse(RunDirectory(directory).report.read_bytes(), source="report.json", max_bytes=BYTES)
+        plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=BYTES))
         documents.validate(report, "report", source="report.json")
     except (OSError, documents.DocumentError) as error:
         raise RunError(f"{directory} has no report that can be read ({error}): rackproof report {directory}") from None
@@ -77,9 +74,9 @@ def read(directory: Path) -> tuple[dict[str, Any], Plan]:
 def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
     """The decision, but `busy` where it is incomplete only since hosts were in use; and those hosts with the reasons."""
     lost = [item for item in report["verdicts"] if item["verdict"] != PASS and not item.get("waiver")]
-    busy = {item["host"]: why for item in lost if (why := _in_use(item["reason"]))}
+    busy = {item["host"]: item["user"] for item in lost if item.get("kind") == VerdictKind.IN_USE}
     for item in lost:  # a host of which something else stands as well is not just in use
-        if not _in_use(item["reason"]):
+        if item.get("kind") != VerdictKind.IN_USE:
             busy.pop(item["host"], None)
     short = {host.gang for host in plan.hosts if host.gang and host.name in busy}
     partners = {host.name for host in plan.hosts if host.gang in short}
@@ -92,17 +89,10 @@ def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
     return (IN_USE if only else str(report["decision"])), busy
 
 
-def _in_use(reason: str) -> str:
-    """By whom, where that is why nothing was measured: the record says so, or another run had the host before we looked."""
-    if reason.startswith(_SKIPPED):
-        return reason.removeprefix(_SKIPPED)
-    return f"held by {reason.partition(_HELD)[2]}" if _HELD in reason else ""
-
-
 def notice(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path) -> dict[str, Any]:
     """What is told. `text` alone is enough for a person; chat programs show it."""
     found, busy = state(report, plan)
-    where = f"{link.rstrip('/')}/{plan.run_id}/report.html" if link else str((directory / "report.html").absolute())
+    where = f"{link.rstrip('/')}/{plan.run_id}/{PAGE}" if link else str(RunDirectory(directory).page.absolute())
     names = [*busy][:MOST_HOSTS] + ([f"{len(busy) - MOST_HOSTS} more"] if len(busy) > MOST_HOSTS else [])
     mark = " ".join(filter(None, ("SIMULATED" if plan.simulated else "", "REHEARSAL" if plan.rehearsal else "")))
     head = f"{mark + ' ' if mark else ''}{report['decision']}: run {plan.run_id}, profile {plan.profile}, {len(plan.hosts)} hosts"

@@ -18,6 +18,7 @@ from fleet.records import run_lock
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED
+from schemas.run_directory import RunDirectory
 
 ROOT = Path(__file__).parents[2]
 EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
@@ -80,10 +81,10 @@ def call(options: argparse.Namespace) -> int:
     if _stamp(directory) == before:
         return _without_report(directory, code)
     if not _told_since(directory, scheduler.still_drained(directory) if left else []):
-        _play(ROOT / "playbooks" / "notify.yml", [*arguments, *given, "-e", f"_rackproof_told_of={directory}"])
+        _play(ROOT / "playbooks" / "notify.yml", [*arguments, *given, "-e", f"_rackproof_notify_run={directory}"])
     report, plan = read(directory)
     found, _ = state(report, plan)
-    print(f"rackproof: run {run_id}: {found}: {directory / 'report.html'}", file=sys.stderr)
+    print(f"rackproof: run {run_id}: {found}: {RunDirectory(directory).page}", file=sys.stderr)
     if left:
         print(
             f"rackproof: NOT GIVEN BACK to the scheduler: rackproof scheduler resume --run-dir {directory}",
@@ -149,7 +150,7 @@ def _held(directory: Path) -> str:
 def _stamp(directory: Path) -> int:
     """When the report was written; 0 for none."""
     try:
-        return (directory / "report.json").stat().st_mtime_ns
+        return RunDirectory(directory).report.stat().st_mtime_ns
     except OSError:
         return 0
 

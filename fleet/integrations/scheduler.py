@@ -24,6 +24,7 @@ from fleet.records import run_lock
 from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.locks import born, exclusive
+from schemas.run_directory import PLAN
 
 DRAINED, GUARD, NOTES = "drained.json", "drained.lock", "scheduler.json"
 NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}")
@@ -284,7 +285,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
-    known = any((options.run_dir / name).exists() for name in ("plan.json", DRAINED))
+    known = any((options.run_dir / name).exists() for name in (PLAN, DRAINED))
     if not options.run_dir.is_dir() or (options.what == "resume" and not known):
         why = "no plan.json there" if options.run_dir.is_dir() else "no such directory"
         raise RunError(f"{options.run_dir}: {why}: give the directory of a run, which has a plan.json")

@@ -23,7 +23,8 @@ from fleet.judge.matching import concerns
 from fleet.quantities import quantity
 from schemas.baselines import HostBaseline, Kept, Key, Level
 from schemas.records import MEASURED, Gpu, Observation, Samples, Value
-from schemas.reports import Verdict
+from schemas.reports import Verdict, VerdictKind
+from schemas.scopes import HOST, Scope
 
 if TYPE_CHECKING:
     from fleet.judge.evidence import HostView
@@ -174,13 +175,12 @@ def is_kept(seen: Observation) -> bool:
 
 def owner(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
     """The serial of the GPU that a scope begins with, empty where it is the host's, and the place within the part."""
-    first, _, rest = scope.partition(",")
-    gpu = gpus.get(first)
+    parsed = Scope.parse(scope)
+    gpu = gpus.get(parsed.device)
     if gpu is None or not identity(gpu):
-        return "", scope if scope != "host" else ""
-    kind, _, other = rest.partition("=")
-    peer = gpus.get(f"gpu={other}") if kind == "peer" else None
-    return identity(gpu), f"peer={identity(peer)}" if peer else rest
+        return "", scope if scope != HOST else ""
+    peer = gpus.get(f"gpu={parsed.get('peer')}")
+    return identity(gpu), f"peer={identity(peer)}" if peer and parsed.kind == "peer" else parsed.below
 
 
 def identity(gpu: Gpu) -> str:
@@ -309,4 +309,4 @@ def _unknown_gpu(gpu: Gpu, host: Kept | None) -> str:
 def _absent(view: HostView, scope: str, why: str) -> Verdict:
     remedy = "accept a full run of it without rackproof_baseline, then `rackproof baseline accept`"
     verdict = view.inconclusive(CRITERION, scope, f"{why}; {remedy}")
-    return replace(verdict, criterion=CRITERION, source=SOURCE)
+    return replace(verdict, kind=VerdictKind.NO_BASELINE, criterion=CRITERION, source=SOURCE)

@@ -13,7 +13,8 @@ from dataclasses import replace
 
 from fleet.judge.evidence import HostView
 from schemas.records import MEASURED
-from schemas.reports import FAIL, PASS, Verdict, place_of
+from schemas.reports import FAIL, PASS, Verdict
+from schemas.scopes import Scope
 
 XID, XIDS, SXIDS = "xid.last_seen", "xid.count", "sxid.count"
 LEAST_PARTNERS = 3
@@ -92,7 +93,7 @@ def _risen(view: HostView, name: str) -> set[str]:
             last[seen.scope] = seen.value
             if (seen.stage, seen.params.get("phase")) == view.first_snapshot:
                 first[seen.scope] = seen.value
-    return {place_of(scope) for scope, count in last.items() if count > first.get(scope, 0)}
+    return {Scope.parse(scope).part for scope, count in last.items() if count > first.get(scope, 0)}
 
 
 def _laid(verdict: Verdict, part: str, why: str, serial: str) -> Verdict:

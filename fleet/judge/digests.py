@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 from fleet.judge.evidence import HostView, Planned
 from schemas.records import MEASURED, Observation, Value
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 
 NAME = "digest.value"
 CRITERION = "digest-majority"
@@ -154,6 +154,7 @@ def digest_verdict(told: Told, verdict: str, reason: str, limit: Value = None, d
         params=told.seen.params,
         verdict=verdict,
         criterion=CRITERION,
+        kind=VerdictKind.PEERS,
         value=told.digest,
         limit=limit,
         operator="eq" if limit is not None else "",

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from fleet.judge.evidence import Evidence, HostView
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Record
-from schemas.reports import FAIL, Verdict
+from schemas.reports import FAIL, Verdict, VerdictKind
 from schemas.timeline import RATES, SOAK, Series, Soak
 
 DRIFT = "drift"
@@ -157,10 +157,10 @@ def soaked(view: HostView) -> Iterator[Verdict]:
         yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK)
     for soak in found:
         for why in _shortcomings(view, soak):
-            yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK)
+            yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK, kind=VerdictKind.UNFINISHED)
         for scope, reasons in stopped(soak).items():
             more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
-            yield view.inconclusive(f"stage.{SOAK}", scope, reasons[0] + more, SOAK)
+            yield view.inconclusive(f"stage.{SOAK}", scope, reasons[0] + more, SOAK, kind=VerdictKind.UNFINISHED)
 
 
 def _shortcomings(view: HostView, soak: Soak) -> Iterator[str]:

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge import baseline, outliers
+from fleet.judge.absence import with_absence
 from fleet.judge.change import change, net
 from fleet.judge.criteria import Criterion
 from fleet.judge.evidence import HostView, from_benchmark
@@ -15,7 +16,8 @@ from fleet.judge.finding import FLOORS
 from fleet.judge.matching import concerns as concerns
 from fleet.quantities import SIGNS, apart, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
-from schemas.reports import FAIL, PASS, Verdict
+from schemas.reports import FAIL, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 _HOLDS: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
@@ -71,12 +73,14 @@ def _on_series(
     found = _on_measured(view, criterion, measured, fleet) if measured else None
     if found and lost and found.verdict == PASS and not benchmark and not criterion.best_of_run:
         reason = f"{lost[-1].status} {lost[-1].params.get('phase', '')} {lost[-1].stage}: {lost[-1].reason}"
-        return view.inconclusive(lost[-1].name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
+        verdict = view.inconclusive(lost[-1].name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
+        return with_absence(verdict, lost[-1])
     # What was measured and has no verdict has nothing to be compared with.
     if found or benchmark or measured or (criterion.optional and group[-1].status == UNSUPPORTED):
         return found
     last = group[-1]
-    return view.inconclusive(last.name, last.scope, f"{last.status}: {last.reason}", last.stage, criterion=criterion)
+    reason = f"{last.status}: {last.reason}"
+    return with_absence(view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion), last)
 
 
 def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]) -> Iterator[Verdict]:
@@ -85,7 +89,7 @@ def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[O
     if criterion.scope in ("host", "") and not seen:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
     if criterion.scope in ("gpu", "reason", "link") and view.host.device == "gpu":
-        below = {scope.split(",")[0] for scope in seen}
+        below = {Scope.parse(scope).device for scope in seen}
         for scope in view.host.scopes:
             if scope not in below:
                 yield view.inconclusive(criterion.name, scope, "not observed", criterion=criterion)
@@ -109,7 +113,7 @@ def _on_measured(
         if not enough:
             last, reason = seen[-1], outliers.too_few(crowd, criterion)
             verdict = view.inconclusive(last.name, last.scope, reason, last.stage, last.params, criterion)
-            return replace(verdict, value=last.value, unit=criterion.unit)
+            return replace(verdict, kind=VerdictKind.TOO_FEW_PEERS, value=last.value, unit=criterion.unit)
         limit = outliers.limit(criterion, crowd)
         detail = outliers.explained(criterion, crowd, quantity(crowd.median, criterion.unit))
     if criterion.delta:
@@ -131,7 +135,7 @@ def _against_accepted(view: HostView, criterion: Criterion, seen: Sequence[Obser
     if found is None:
         why = baseline.too_noisy(level) if level else "its accepted record does not have this figure"
         verdict = view.inconclusive(last.name, last.scope, why, last.stage, last.params, criterion)
-        return replace(verdict, value=last.value, unit=criterion.unit)
+        return replace(verdict, kind=VerdictKind.NO_BASELINE, value=last.value, unit=criterion.unit)
     chosen = _chosen(criterion, seen, found[0])
     return _verdict(view, criterion, chosen, chosen.value, *found)
 
@@ -151,8 +155,9 @@ def _on_change(view: HostView, criterion: Criterion, seen: Sequence[Observation]
         detail = "; ".join(text for text in (found.where, found.fell) if text)
         return _verdict(view, criterion, chosen, found.total, limit, detail)
     if found.fell:
-        reason = f"{found.fell}: the counter began anew, and what it counted just before is lost"
-        return view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
+        reason = f"{found.fell}: the counter was reset, and increments just before the reset are lost"
+        verdict = view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
+        return replace(verdict, kind=VerdictKind.CONTRADICTORY)
     return _verdict(view, criterion, chosen, found.total, limit, "")
 
 
@@ -176,6 +181,7 @@ def _verdict(
         params=chosen.params,
         verdict=PASS if passed else FAIL,
         criterion=criterion.id,
+        kind=VerdictKind.CHANGE if criterion.delta else VerdictKind.LIMIT,
         value=value,
         limit=limit,
         operator=criterion.operator,

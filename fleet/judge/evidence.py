@@ -17,7 +17,8 @@ from schemas.catalogue import BENCHMARKS, DURATION, Expectation
 from schemas.plans import Plan, PlannedHost
 from schemas.probes import GANG
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot, Value
-from schemas.reports import INCONCLUSIVE, Verdict
+from schemas.reports import INCONCLUSIVE, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 _PREFIXES = frozenset(
     {output.name.split(".")[0] for entry in BENCHMARKS.values() for output in entry.outputs}
@@ -37,6 +38,8 @@ class Evidence:
     """Its host record and its gang record, as far as they can be believed."""
     problem: str = ""
     """Why there is no host record, or what the control node saw go wrong."""
+    user: str = ""
+    """Who uses the host, as the control node saw it, if that is why there is no record."""
     baseline: HostBaseline | None = None
     """What it showed when it was accepted; None where the plan compares with nothing."""
 
@@ -96,8 +99,8 @@ def pci_address(bus_id: str) -> str:
 
 
 def _placed(seen: Observation, places: Mapping[str, str]) -> Observation:
-    first, comma, rest = seen.scope.partition(",")
-    return replace(seen, scope=f"{places[first]}{comma}{rest}") if first in places else seen
+    scope = Scope.parse(seen.scope)
+    return replace(seen, scope=scope.on(places[scope.device])) if scope.device in places else seen
 
 
 class Named(Mapping[str, list[Observation]]):
@@ -131,7 +134,7 @@ class Named(Mapping[str, list[Observation]]):
     def _make(self, name: str) -> list[Observation]:
         taken = [seen for snapshot, metric in self.metrics.get(name, ()) for seen in snapshot.told(metric)]
         others = self._others.get(name, ())
-        return [_placed(seen, self._places) if seen.scope.startswith("pci=") else seen for seen in (*taken, *others)]
+        return [_placed(seen, self._places) for seen in (*taken, *others)]
 
     def __contains__(self, name: object) -> bool:
         return name in self.metrics or name in self._others
@@ -230,19 +233,19 @@ class HostView:
 
     def serial(self, scope: str) -> str:
         """Serial of the GPU that a scope begins with, or empty."""
-        return self.serials.get(scope.split(",")[0], "")
+        return self.serials.get(Scope.parse(scope).device, "")
 
     def beyond(self, scope: str) -> bool:
         """Whether a GPU's number is beyond those that the driver has, which it numbers from 0: another one may be missing.
 
         Of one that is lost, or hangs, the driver tells at least that.
         """
-        gpu, named = scope.partition(",")[0], self.serials.keys()
+        gpu, named = Scope.parse(scope).device, self.serials.keys()
         from_0 = bool(named) and named == {f"gpu={index}" for index in range(len(named))}
         told = (metric for metrics in self.observations.metrics.values() for _, metric in metrics)
         return (
             from_0
-            and gpu.startswith("gpu=")
+            and Scope.parse(gpu).device_kind == "gpu"
             and gpu not in named
             and not any(gpu in metric.values or gpu in metric.absent for metric in told)
         )
@@ -307,8 +310,9 @@ class HostView:
         stage: str = "",
         params: Mapping[str, Value] | None = None,
         criterion: Criterion | None = None,
+        kind: str = VerdictKind.MISSING,
     ) -> Verdict:
-        """A verdict that could not be reached, and why."""
+        """Return an inconclusive verdict."""
         return Verdict(
             host=self.host.name,
             scope=scope,
@@ -318,6 +322,7 @@ class HostView:
             params=params or {},
             verdict=INCONCLUSIVE,
             criterion=criterion.id if criterion else "plan",
+            kind=kind,
             reason=reason,
             action="none",
             source=criterion.source if criterion else "plan",

@@ -6,13 +6,15 @@ import itertools
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
+from fleet.judge.absence import with_absence
 from fleet.judge.evidence import Evidence, HostView
 from fleet.judge.localization.launches import attempts
 from schemas.catalogue import Expectation, possible
 from schemas.plans import Plan
 from schemas.probes import GANG
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Observation, Value
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 Place = tuple[str, int]
 """Host and index of a GPU."""
@@ -21,9 +23,8 @@ Place = tuple[str, int]
 def model(view: HostView) -> Iterator[Verdict]:
     """Whether a pack is for the host's GPUs, and whether they are what the inventory says."""
     if view.no_pack:
-        yield view.inconclusive(
-            "gpu.name", "host", f"{view.no_pack}: name one by rackproof_gpu_model, or write one (CONTRIBUTING.md)"
-        )
+        reason = f"{view.no_pack}: name one by rackproof_gpu_model, or write one (CONTRIBUTING.md)"
+        yield view.inconclusive("gpu.name", "host", reason, kind=VerdictKind.IDENTITY)
     expected = next((pack for pack in view.packs if pack.name == view.host.gpu_model), None)
     for scope in view.host.scopes if view.host.device == "gpu" else ():
         if scope not in view.names and view.measured_at(scope):
@@ -55,7 +56,8 @@ def constancy(view: HostView) -> Iterator[Verdict]:
                     yield _fact(view, name, scope, "identity-constant", values[-1], reason, False, source)
     uptimes = [_number(item.value) for item in view.observations["host.uptime"] if item.status == MEASURED]
     if any(later < earlier for earlier, later in itertools.pairwise(uptimes)):
-        yield view.inconclusive("host.uptime", "host", "the host rebooted during the run: its counters began anew")
+        reason = "the host rebooted during the run: its counters were reset"
+        yield view.inconclusive("host.uptime", "host", reason, kind=VerdictKind.CONTRADICTORY)
 
 
 def _number(value: Value) -> float:
@@ -72,6 +74,7 @@ def _fact(
         name=name,
         verdict=PASS if right else FAIL,
         criterion=criterion,
+        kind=VerdictKind.IDENTITY,
         value=value,
         unit="1",
         reason=reason,
@@ -87,7 +90,8 @@ def collectors(view: HostView) -> Iterator[Verdict]:
         for item in view.observations[name] if name.startswith("collector.") else ():
             if item.status != MEASURED:
                 when = f"{item.params['phase']} {item.stage}"
-                yield view.inconclusive(name, item.scope, f"{item.status} {when}: {item.reason}", item.stage)
+                reason = f"{item.status} {when}: {item.reason}"
+                yield with_absence(view.inconclusive(name, item.scope, reason, item.stage), item)
 
 
 def planned(view: HostView) -> Iterator[Verdict]:
@@ -101,7 +105,7 @@ def planned(view: HostView) -> Iterator[Verdict]:
             if stage.name == "gang" and members and not possible(item.name, ranks):
                 continue  # a gang that was formed again has another number of ranks
             for scope in view.plan.scopes_of(view.host, item):
-                partner = scope.partition("partner=")[2]
+                partner = Scope.parse(scope).get("partner")
                 if partner and members and partner not in members:
                     continue  # it is told of the host that did not take part, not of each that missed it
                 found = view.index.find(item, scope)
@@ -110,19 +114,19 @@ def planned(view: HostView) -> Iterator[Verdict]:
                 elif found.status == MEASURED:
                     measured = True
                 elif not (found.status == UNSUPPORTED and view.lacks(item)):
-                    yield view.inconclusive(
-                        item.name, scope, f"{found.status}: {found.reason}", stage.name, item.params
-                    )
+                    reason = f"{found.status}: {found.reason}"
+                    yield with_absence(view.inconclusive(item.name, scope, reason, stage.name, item.params), found)
         if missing and stage.name not in view.stages_seen:
             yield view.inconclusive(f"stage.{stage.name}", "host", f"nothing was observed; {why}", stage.name)
             continue
         yield from missing
         last = [launch for launch in view.evidence.launches() if launch.stage == stage.name][-1:]
         if wanted and last and last[0].outcome != "finished":
-            yield view.inconclusive(f"stage.{stage.name}", "host", f"{last[0].outcome}: {last[0].reason}", stage.name)
+            yield _unfinished(view, stage.name, f"{last[0].outcome}: {last[0].reason}")
         if measured and not last and not missing:
-            reason = "it was measured, and its record tells of no launch: how that ended is not known"
-            yield view.inconclusive(f"stage.{stage.name}", "host", reason, stage.name)
+            yield _unfinished(
+                view, stage.name, "figures were measured and the record has no launch: its outcome is unknown"
+            )
     yield from _unwatched(view)
 
 
@@ -132,8 +136,12 @@ def _unwatched(view: HostView) -> Iterator[Verdict]:
     finished = {launch.stage for launch in view.evidence.launches() if launch.outcome == "finished"}
     last = next((stage for stage in reversed(planned) if stage in finished), "")
     if last and not any((taken.stage, taken.phase) == (last, "after") for taken in view.evidence.snapshots()):
-        reason = "its record has no readings of after the launch, which every launch ends with"
+        reason = "the record has no snapshot after the launch, which every finished launch takes"
         yield view.inconclusive(f"stage.{last}", "host", reason, last)
+
+
+def _unfinished(view: HostView, stage: str, reason: str) -> Verdict:
+    return view.inconclusive(f"stage.{stage}", "host", reason, stage, kind=VerdictKind.UNFINISHED)
 
 
 def reported(view: HostView) -> Iterator[Verdict]:
@@ -151,7 +159,8 @@ def reported(view: HostView) -> Iterator[Verdict]:
                 del lost[key]
     for seen in lost.values():
         if not any(_speaks_of(view, item, seen) for item in asked[(seen.stage, seen.name)]):
-            yield view.inconclusive(seen.name, seen.scope, f"error: {seen.reason}", seen.stage, seen.params)
+            reason = f"error: {seen.reason}"
+            yield with_absence(view.inconclusive(seen.name, seen.scope, reason, seen.stage, seen.params), seen)
 
 
 def _speaks_of(view: HostView, item: Expectation, seen: Observation) -> bool:
@@ -237,6 +246,7 @@ def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: Sequence[P
         name=kind,
         verdict=FAIL,
         criterion="identity-unique",
+        kind=VerdictKind.IDENTITY,
         value=identity,
         reason=f"{identity} is also {' and '.join(f'{other} gpu={index}' for other, index in others)}",
         action="inspect_hardware",
@@ -264,6 +274,7 @@ def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
                         stage="gang",
                         verdict=INCONCLUSIVE,
                         criterion="plan",
+                        kind=VerdictKind.UNFINISHED,
                         reason=f"launched with {', '.join(members[host])}, and not with {', '.join(apart)}",
                         source="plan",
                     )

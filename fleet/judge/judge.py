@@ -8,6 +8,7 @@ of it (`held`), where need be against the fleet's other parts (`outliers`, `unif
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 
 from fleet.judge import expectations
 from fleet.judge.baseline import judge_presence
@@ -27,7 +28,7 @@ from fleet.judge.stragglers import with_causes
 from fleet.judge.uniformity import Groups, observed, uniform
 from fleet.judge.waivers import Waived
 from schemas.plans import Plan
-from schemas.reports import Verdict
+from schemas.reports import Verdict, VerdictKind
 
 __all__ = ["Evidence", "judge"]
 
@@ -80,10 +81,12 @@ def judge(
 def _of_host(view: HostView, fleet: Fleet, groups: Groups) -> Iterator[Verdict]:
     """The verdicts on one host; `fleet` and `groups` are what its figures and its versions may be compared with."""
     if not view.has_record:
-        yield view.inconclusive("record", "host", view.evidence.problem or "the host left no record")
+        reason = view.evidence.problem or "the host left no record"
+        yield _with_user(view, view.inconclusive("record", "host", reason))
         return
     if view.evidence.problem:
-        yield view.inconclusive("host.events", "host", view.evidence.problem)
+        verdict = view.inconclusive("host.events", "host", view.evidence.problem, kind=VerdictKind.UNFINISHED)
+        yield _with_user(view, verdict)
     yield from without_criteria(view)
     for criterion in view.criteria().values():
         if criterion.same_as_fleet is None:
@@ -96,6 +99,12 @@ def _of_host(view: HostView, fleet: Fleet, groups: Groups) -> Iterator[Verdict]:
         if silent and view.must_speak(criterion):
             reason = "nothing was observed that this criterion speaks of"
             yield view.inconclusive(criterion.name, "host", reason, criterion.stage, criterion=criterion)
+
+
+def _with_user(view: HostView, verdict: Verdict) -> Verdict:
+    """Return the verdict on a host of which something is missing; if that is because others use it, with who does."""
+    user = view.evidence.user
+    return replace(verdict, kind=VerdictKind.IN_USE, user=user) if user else verdict
 
 
 def without_criteria(view: HostView) -> Iterator[Verdict]:

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from fleet.judge.evidence import HostView, pci_address
 from schemas.plans import GPU, NIC, Part, Plan
 from schemas.records import MEASURED, Observation
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 CRITERION, EXTRA = "manifest", "manifest-extra"
 SERIAL, GUID, MAC = "gpu.serial", "infiniband.hca.node_guid", "network.address"
@@ -112,7 +113,7 @@ def _found(view: HostView) -> Iterator[Found]:
         addresses = _latest(view, f"{name.rpartition('.')[0]}.pci_address")
         for scope, seen in _latest(view, name).items():
             if seen.status == MEASURED and identity(NIC, str(seen.value)).strip("0"):
-                slots = frozenset({label.partition("=")[2] for label in scope.split(",")})
+                slots = frozenset(Scope.parse(scope).labels.values())
                 where = addresses.get(scope)
                 known = frozenset({pci_address(str(where.value))} if where and where.status == MEASURED else ())
                 yield Found(
@@ -219,7 +220,7 @@ def _is_ethernet(view: HostView, scope: str) -> bool:
     layers = [
         str(seen.value)
         for its_scope, seen in _latest(view, LAYER).items()
-        if its_scope.startswith(f"{scope},") and seen.status == MEASURED
+        if its_scope != scope and Scope.parse(scope).contains(its_scope) and seen.status == MEASURED
     ]
     return bool(layers) and "InfiniBand" not in layers
 
@@ -245,6 +246,7 @@ def _verdict(
         name=name or _name(part),
         verdict=verdict,
         criterion=criterion,
+        kind=VerdictKind.IDENTITY,
         value=part.serial,
         unit="1",
         reason=reason,

@@ -15,6 +15,7 @@ from fleet.judge.baseline import identity
 from fleet.judge.evidence import HostView, pci_address
 from schemas.records import Value
 from schemas.reports import FAIL, Verdict
+from schemas.scopes import Scope
 
 DRIVER, BUS = "gpu.count", "gpu.pci_count"
 LEAST_HOSTS = 2
@@ -120,7 +121,7 @@ def _gone(view: HostView, missing: int, but: Collection[str]) -> list[tuple[str,
 def _on_bus(view: HostView) -> set[str]:
     """Addresses of the GPUs that the bus showed last."""
     told = _last(view, "pcie.kind")
-    return {scope.removeprefix("pci=") for scope, kind in told.items() if scope.startswith("pci=") and kind == "gpu"}
+    return {address for scope, kind in told.items() if kind == "gpu" and (address := Scope.parse(scope).get("pci"))}
 
 
 def _layout(view: HostView) -> Layout:

@@ -18,6 +18,7 @@ from fleet.judge.evidence import HostView, Planned
 from fleet.judge.finding import FLOORS
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import Verdict
+from schemas.scopes import Scope
 
 LEAST = 3
 """With two values the median lies between them: neither can be told from the other."""
@@ -117,13 +118,13 @@ class Fleet:
     def feed(self, key: Key, scope: str, number: float) -> None:
         """Takes one number of one part."""
         # What a gang did together every member tells: it is one figure.
-        if scope.startswith("gang="):
+        if Scope.parse(scope).is_gang:
             self._together.setdefault(key, {})[scope] = number
             return
         places = self._values.get(key)
         if places is None:
             places = self._values[key] = {}
-        place = scope.partition(",")[0]
+        place = Scope.parse(scope).device
         if place in places:
             places[place].append(number)
         else:
@@ -149,7 +150,7 @@ class Fleet:
     def at(self, key: Key, scope: str, criterion: Criterion | None = None) -> Crowd:
         """The same by its key and scope."""
         if criterion and criterion.by_position:
-            alike = self._crowd(key, scope.partition(",")[0])
+            alike = self._crowd(key, Scope.parse(scope).device)
             if len(alike.values) >= LEAST_SPREAD:
                 return alike
         return self._crowd(key, "")
@@ -163,7 +164,7 @@ class Fleet:
             values += [
                 value
                 for scope, value in self._together.get(key, {}).items()
-                if not place or scope.partition(",")[0] == place
+                if not place or Scope.parse(scope).device == place
             ]
             self._crowds[(key, place)] = Crowd(
                 model=key[0] or "this kind", kind=key[3], values=tuple(sorted(values)), place=place
@@ -172,10 +173,10 @@ class Fleet:
 
     def key(self, view: HostView, seen: Observation | Verdict) -> Key:
         """What a figure of this host must share with those that it is compared with."""
-        kind = seen.scope.rsplit(",", 1)[-1].split("=")[0]
-        name = view.names.get(seen.scope.split(",")[0])
+        scope = Scope.parse(seen.scope)
+        name = view.names.get(scope.device)
         model = name if name is not None else " and ".join(sorted(set(view.names.values())))
-        return model, seen.name, seen.stage, kind, tuple(self._planned.params(seen).items())
+        return model, seen.name, seen.stage, scope.kind, tuple(self._planned.params(seen).items())
 
 
 def compared(view: HostView) -> list[str]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from fleet.judge.evidence import HostView
 from schemas.records import MEASURED, Value
 from schemas.reports import FAIL, PASS, Verdict
+from schemas.scopes import Scope
 
 CHECK_WITHIN = (
     "check NCCL_P2P_* and NCCL_SHM_* in the environment, and peer access between the GPUs (nvidia-smi topo -p2p r)"
@@ -78,7 +79,7 @@ def _transport(view: HostView, verdict: Verdict) -> str:
     """What is slow about the transports that NCCL chose for this figure's ranks, or empty."""
     told = _told(view, verdict, "transport")
     names = re.split(r"[,;|+\s]+", told) if isinstance(told, str) else []
-    if verdict.scope.startswith("gang="):
+    if Scope.parse(verdict.scope).is_gang:
         slow = next((name for name in names if _slow_between(name)), "")
         if slow.upper().startswith("NET/SOCKET"):
             return f"the ranks talk over {slow}, not InfiniBand: NCCL's fast path is lost; {CHECK_BETWEEN}"

@@ -22,6 +22,7 @@ from schemas.errors import UsageError
 from schemas.plans import Plan
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict
+from schemas.scopes import Scope
 
 LEAST_RUNS = 3
 FOUND = 0.99
@@ -162,9 +163,9 @@ def _figures(host: str, left: Evidence, planned: Planned) -> dict[tuple[Figure, 
         if value is not None and value > 0:
             figure = (seen.name, seen.stage, tuple(planned.params(seen).items()))
             # A part that was replaced between two runs is another part, wherever it sits.
-            serial = names.get(seen.scope.split(",")[0], "")
+            serial = names.get(Scope.parse(seen.scope).device, "")
             place = f"{seen.scope} {serial}".strip()
-            found[(figure, ("" if seen.scope.startswith("gang=") else host, place))] = value
+            found[(figure, ("" if Scope.parse(seen.scope).is_gang else host, place))] = value
     return found
 
 

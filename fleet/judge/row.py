@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 
 from schemas.records import Value
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Far, Judged, Spread, Verdict
+from schemas.scopes import Scope
 
 MOST_FAR, MOST_VALUES, MOST_BINS = 10, 8, 24
 MOST_EXACT = 1000
@@ -211,7 +212,7 @@ class Row:
                     host=host,
                     scope=scope,
                     value=value,
-                    serial=serial or serials.get((host, scope.partition(",")[0]), ""),
+                    serial=serial or serials.get((host, Scope.parse(scope).device), ""),
                     verdict=verdict,
                 )
                 for _, _, _, scope, value, host, serial, verdict in self.far

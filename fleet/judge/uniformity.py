@@ -11,12 +11,14 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
+from fleet.judge.absence import with_absence
 from fleet.judge.criteria import Criterion
 from fleet.judge.evaluate import concerns, spoken_of
 from fleet.judge.evidence import HostView
 from fleet.quantities import digits_for, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
-from schemas.reports import FAIL, PASS, Verdict
+from schemas.reports import FAIL, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 _NAMED_VALUES = 4
 _AS_MOST = "; give it what they have, and measure again"
@@ -136,10 +138,11 @@ def group_key(view: HostView, criterion: Criterion, seen: Observation | Verdict)
     GPUs of a model are alike wherever they sit. Anything else is compared with what has its name on the other hosts: an
     adapter for storage need not be like the one beside it.
     """
-    first, _, rest = seen.scope.partition(",")
+    scope = Scope.parse(seen.scope)
     models, gang = kin(view)
-    if first.startswith("gpu="):
-        return (criterion.id, seen.name, view.names.get(first, ""), gang, f"gpu,{rest}"), "GPU" if not rest else "place"
+    if scope.device_kind == "gpu":
+        key = (criterion.id, seen.name, view.names.get(scope.device, ""), gang, f"gpu,{scope.below}")
+        return key, "place" if scope.below else "GPU"
     return (criterion.id, seen.name, models, gang, seen.scope), "host"
 
 
@@ -176,7 +179,8 @@ def _on_series(view: HostView, criterion: Criterion, items: Sequence[Observation
     if measured and last.status != ERROR:
         yield _compared(view, criterion, measured, group)
     elif not (criterion.optional and last.status == UNSUPPORTED):
-        yield view.inconclusive(last.name, last.scope, f"{last.status}: {last.reason}", last.stage, criterion=criterion)
+        reason = f"{last.status}: {last.reason}"
+        yield with_absence(view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion), last)
 
 
 def _compared(view: HostView, criterion: Criterion, measured: Sequence[Observation], group: Group) -> Verdict:
@@ -231,6 +235,7 @@ def _verdict(
         params=seen.params,
         verdict=PASS if passed else FAIL,
         criterion=criterion.id,
+        kind=VerdictKind.PEERS,
         value=seen.value,
         limit=limit,
         operator="eq" if limit is not None else "",

@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from schemas.reports import FAIL, INCONCLUSIVE, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, LineKind, SummaryLine, Verdict
+from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
 NEVER = frozenset({"record", "gpu", "host.events"})
@@ -59,14 +60,13 @@ def covers(waiver: Waiver, verdict: Verdict) -> bool:
         return False
     if waiver.name and waiver.name != verdict.name:
         return False
-    scopes = (f"{verdict.scope},", f"{verdict.part},")
-    if waiver.scope and not any(scope.startswith(f"{waiver.scope},") for scope in scopes):
+    if waiver.scope and not any(map(Scope.parse(waiver.scope).contains, (verdict.scope, verdict.part))):
         return False
     return not (waiver.absent and (verdict.name in NEVER or verdict.name.startswith(STAGE)))
 
 
-def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) -> Iterator[str]:
-    """A line for each waiver: how often it was used, by whom and until when it is given, or why it was not."""
+def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) -> Iterator[SummaryLine]:
+    """Yield a line for each waiver: how often it was used, by whom and until when it is given, or why it was not used."""
     counts: dict[Waiver, int] = {}
     for verdict in verdicts:
         if verdict.waiver:
@@ -74,8 +74,12 @@ def summary(waivers: Sequence[Waiver], verdicts: Sequence[Verdict], day: str) ->
     for waiver in waivers:
         if count := counts.get(waiver, 0):
             kind = "inconclusive" if waiver.absent else "failed"
-            yield f"WAIVED: {waiver.target}: {count} {kind}; by {waiver.who} until {waiver.until}: {waiver.why}"
+            title, text = (
+                "WAIVED",
+                f"{waiver.target}: {count} {kind}; by {waiver.who} until {waiver.until}: {waiver.why}",
+            )
         elif waiver.until < day[:10]:
-            yield f"Waiver EXPIRED on {waiver.until}: {waiver.target} (by {waiver.who})"
+            title, text = f"Waiver EXPIRED on {waiver.until}", f"{waiver.target} (by {waiver.who})"
         else:
-            yield f"Waiver not used: {waiver.target} (by {waiver.who} until {waiver.until})"
+            title, text = "Waiver not used", f"{waiver.target} (by {waiver.who} until {waiver.until})"
+        yield SummaryLine(kind=LineKind.WAIVER, title=title, text=text, values={"verdicts": count})

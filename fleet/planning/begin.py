@@ -13,11 +13,12 @@ from fleet.records import run_lock
 from fleet.records.load import PLAN_BYTES
 from schemas import documents
 from schemas.errors import RunError, UsageError
+from schemas.run_directory import RunDirectory
 
 
 def begin(directory: Path, document: dict[str, object], take_over: bool = False) -> dict[str, object]:
     """Write the plan of a new run and return it; for an interrupted run, return the plan that it began with."""
-    path = directory / "plan.json"
+    path = RunDirectory(directory).plan
     try:
         documents.validate(document, "plan", source="the plan")
     except documents.DocumentError as error:

@@ -15,6 +15,7 @@ from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.errors import UsageError
 from schemas.plans import Choice, choice_from_json
 from schemas.reports import FAIL, INCONCLUSIVE
+from schemas.run_directory import RECORDS, RunDirectory, is_run, runs_in
 from schemas.timeline import SOAK
 
 MOST_RUNS, TIMED_RUNS, TIMED_RECORDS = 20, 5, 4
@@ -93,10 +94,10 @@ def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> d
 
 def _planned_choice(run_dir: Path | None, budget_s: float) -> Choice | None:
     """Return the selection of a resumed run: newer history must not change what it measures."""
-    if run_dir is None or not (run_dir / "plan.json").exists():
+    if run_dir is None or not is_run(run_dir):
         return None
     try:
-        plan = documents.read(run_dir / "plan.json", "plan", max_bytes=REPORT_BYTES)
+        plan = documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=REPORT_BYTES)
     except documents.DocumentError:
         return None  # `begin` reports the damaged plan
     choice = choice_from_json(plan["choice"]) if "choice" in plan else None
@@ -105,11 +106,12 @@ def _planned_choice(run_dir: Path | None, budget_s: float) -> Choice | None:
 
 def history(runs: Path, hosts: set[str], *, rehearsal: bool, but: Path | None = None) -> Iterator[PastRun]:
     """Yield the latest reported runs of any of these hosts, newest first; unreadable runs are ignored."""
-    reports = [path for path in runs.glob("*/report.json") if but is None or path.parent.resolve() != but.resolve()]
+    reports = [RunDirectory(path).report for path in runs_in(runs) if but is None or path.resolve() != but.resolve()]
+    reports = [path for path in reports if path.exists()]
     reports.sort(key=lambda path: (path.stat().st_mtime, path.parent.name), reverse=True)
     for number, path in enumerate(reports[:MOST_RUNS]):
         try:
-            report, plan = (_read(path.with_name(name)) for name in ("report.json", "plan.json"))
+            report, plan = map(_read, (path, RunDirectory(path.parent).plan))
             comparable = (
                 plan.get("rehearsal") is rehearsal and not plan.get("simulated") and not report.get("simulated")
             )
@@ -165,8 +167,8 @@ def _hosts_with(report: Json, verdict: str, hosts: set[str]) -> dict[Key, set[st
 def _costs(directory: Path) -> dict[Key, float]:
     """Return how long each benchmark took on the slowest of a few hosts."""
     longest: Counter[Key] = Counter()
-    for pattern in ("hosts/*.json", "gangs/*/*.json"):
-        for record in _records(islice(sorted(directory.glob(pattern)), TIMED_RECORDS)):
+    for pattern in RECORDS:
+        for record in _records(islice(sorted(directory.glob(f"{pattern}.json")), TIMED_RECORDS)):
             for observation in record.get("observations", ()):
                 if (
                     observation["name"] == DURATION.name

@@ -16,6 +16,7 @@ from typing import Any
 from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError
 from schemas.plans import Choice, Chosen, Plan
+from schemas.reports import LineKind, SummaryLine
 
 Key = tuple[str, str]
 """Stage and benchmark."""
@@ -187,17 +188,18 @@ def status_suffix(plan: Plan) -> str:
     return f" ({len(plan.choice.items) - len(names)} of {len(plan.choice.items)} benchmarks chosen)"
 
 
-def selection_summary(plan: Plan) -> list[str]:
-    """Return summary lines: the reason of the run, and which tests of the profile were not selected."""
-    lines = [f"Reason: {plan.reason}"] if plan.reason else []
+def selection_summary(plan: Plan) -> list[SummaryLine]:
+    """Return lines for the summary of a report: why the run was made, and what of the profile was left out."""
+    lines = [SummaryLine(kind=LineKind.CAVEAT, title="Reason", text=plan.reason)] if plan.reason else []
     if plan.choice:
         names = skipped_tests(plan)
         kept = len(plan.choice.items) - len(names)
-        lines.append(
-            f"Chosen: {kept} of {len(plan.choice.items)} benchmarks of {plan.profile}, for {plan.choice.budget_s:.0f} s"
-        )
+        total = len(plan.choice.items)
+        text = f"{kept} of {total} benchmarks of {plan.profile}, for {plan.choice.budget_s:.0f} s"
+        values = {"chosen": kept, "total": total}
+        lines.append(SummaryLine(kind=LineKind.CAVEAT, title="Chosen", text=text, values=values))
         if names:
-            lines.append(f"NOT CHOSEN, so not judged: {', '.join(names)}")
+            lines.append(SummaryLine(kind=LineKind.CAVEAT, title="NOT CHOSEN, so not judged", text=", ".join(names)))
     return lines
 
 

@@ -20,6 +20,7 @@ from schemas.baselines import GPU, HOST, REAL, REHEARSAL, SIMULATED, HostBaselin
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan
 from schemas.records import Gpu, to_json
+from schemas.run_directory import is_run
 
 DEFAULT = Path("baselines")
 HOSTS, GPUS = "hosts", "gpus"
@@ -137,7 +138,7 @@ def planned(name: object, rehearsal: bool, hosts: Iterable[str], run_dir: Path |
         return None
     directory = Path(str(name))
     copied = run_dir / COPY / INDEX if run_dir else None
-    if run_dir and copied and copied.exists() and (run_dir / "plan.json").exists():
+    if run_dir and copied and copied.exists() and is_run(run_dir):
         return PlannedBaseline(directory=str(directory), digest=_digest(_content(copied) or b""))
     return freeze(directory, REHEARSAL if rehearsal else REAL, hosts, run_dir)
 

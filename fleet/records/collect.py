@@ -24,6 +24,7 @@ from schemas.frames import Told
 from schemas.plans import Plan, plan_from_json
 from schemas.probes import GANG
 from schemas.records import Record, record_from_json
+from schemas.run_directory import GANGS, RunDirectory, record_name
 
 TROUBLE = 2
 QUARANTINE, COLLECTED = "quarantine", "collected.jsonl"
@@ -49,7 +50,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     collect = verbs.add_parser(
         "collect",
         help="take records out of logs and volumes into a run's directory, for `rackproof report`",
-        description="Takes the records that `rackproof attend` or `tell` wrote into a log, or left on a volume.",
+        description="Takes the records that `rackproof run-host` or `emit-record` wrote into a log, or left on a volume.",
         epilog="examples: kubectl logs -l app.kubernetes.io/component=host --tail=-1 | rackproof collect runs/r1 -; "
         "rackproof collect runs/r1 logs/*.log /mnt/results. "
         "Exit codes: 0 everything that was found was taken, or was there; 2 nothing was found, or something was refused or set "
@@ -82,7 +83,7 @@ def call(options: argparse.Namespace) -> int:
     if not told and not problems:
         problems.append(
             f"{', '.join(options.sources)}: no record was found: collect the whole log (kubectl logs --tail=-1), "
-            "of a pod whose `rackproof attend` has ended"
+            "of a pod whose `rackproof run-host` has ended"
         )
     run_lock.acquire(options.run_dir)
     outcome = Collection(options.run_dir, plan, options.attempt).take(told)
@@ -93,7 +94,7 @@ def call(options: argparse.Namespace) -> int:
 
 def _plan(directory: Path) -> Plan:
     try:
-        return plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
+        return plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
     except documents.DocumentError as error:
         raise RunError(f"{error}: give the directory that `rackproof plan --run-dir` has made") from None
 
@@ -121,7 +122,7 @@ class Collection:
             if why := self._foreign(record, item):
                 self._set_aside(item, why)
                 continue
-            chosen.setdefault(_path(record.host, record.gang), []).append((record, item))
+            chosen.setdefault(record_name(record.host, record.gang), []).append((record, item))
         for path, records in chosen.items():
             self._put(path, records)
         self._outcome.missing = [path for path in self._expected() if not (self._directory / path).exists()]
@@ -193,7 +194,7 @@ class Collection:
             text = documents.read_bytes(self._directory / path)
         except documents.DocumentError:
             return  # nothing, or a link: what that leads to stays
-        gang, host = Path(path).parent.name if path.startswith("gangs/") else "", Path(path).stem
+        gang, host = Path(path).parent.name if path.startswith(f"{GANGS}/") else "", Path(path).stem
         item = Told(run_id=self._plan.run_id, host=host, gang=gang, node="", text=text, source=path)
         self._journal("replaced", item, f"kept as {self._kept(item)}")
 
@@ -243,9 +244,9 @@ class Collection:
     def _expected(self) -> Iterator[str]:
         together = any(stage.name == GANG for stage in self._plan.stages)
         for host in self._plan.hosts:
-            yield _path(host.name, "")
+            yield record_name(host.name)
             if host.gang and together:
-                yield _path(host.name, host.gang)
+                yield record_name(host.name, host.gang)
 
 
 def _attempts(found: Iterable[tuple[Record, Told]]) -> list[list[tuple[Record, Told]]]:
@@ -280,10 +281,6 @@ def _why_several(attempts: Sequence[Sequence[tuple[Record, Told]]]) -> str:
         f"{len(attempts)} records that began at {begun[0]}, and the later lacks or changes what the earlier holds: "
         "no host that goes on measuring tells that; another may have told it in its name"
     )
-
-
-def _path(host: str, gang: str) -> str:
-    return f"gangs/{gang}/{host}.json" if gang else f"hosts/{host}.json"
 
 
 def _show(outcome: Outcome, as_json: bool) -> None:

@@ -11,9 +11,10 @@ from pathlib import Path
 from schemas import documents, frames
 from schemas.errors import UsageError
 from schemas.frames import Told
+from schemas.run_directory import GANGS, HOSTS
 
 STANDARD_INPUT = "-"
-RECORDS = ("record.json", "hosts/*.json", "gangs/*.json", "gangs/*/*.json")
+RECORDS = ("record.json", f"{HOSTS}/*.json", f"{GANGS}/*.json", f"{GANGS}/*/*.json")
 """Where a host, and where the run's directory, keeps records."""
 MOST_FILES = 200_000
 LINE_BYTES = 1 << 20

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fleet.judge.judge import Evidence
@@ -18,9 +18,9 @@ from schemas.plans import Plan, PlannedHost, Stage, plan_from_json
 from schemas.probes import GANG
 from schemas.records import Record, record_from_json
 from schemas.reports import Quarantined
+from schemas.run_directory import EVENTS, RunDirectory, is_run, record_name, record_names, runs_in
 
 PLAN_BYTES = 64_000_000
-JOURNAL = "events.jsonl"
 JOURNAL_BYTES = 64_000_000
 LARGE = 64
 """Hosts from which a fleet is looked at host by host, and the report holds the exceptions alone."""
@@ -41,16 +41,24 @@ class Run:
     """The evidence is read from disk whenever it is asked for, and `quarantined` lacks the records that are not believed."""
     journal: tuple[str, ...] = ()
     """Why the journal cannot be believed."""
+    users: Mapping[str, str] = field(default_factory=dict)
+    """Host -> who uses it, if a task failed because another run has it."""
 
 
 class Records(Mapping[str, Evidence]):
     """The evidence of each host of a run, read when it is asked for and not kept: a large fleet's does not fit into memory."""
 
     def __init__(
-        self, directory: Path, plan: Plan, events: Mapping[str, list[str]], journal: Sequence[str] = ()
+        self,
+        directory: Path,
+        plan: Plan,
+        events: Mapping[str, list[str]],
+        journal: Sequence[str] = (),
+        users: Mapping[str, str] | None = None,
     ) -> None:
-        """`journal`: why it cannot be believed, of which every host is told."""
+        """Open the records of a run; `events`, `journal` and `users` are those of `Run`."""
         self._directory, self._plan, self._events, self._journal = directory, plan, events, journal
+        self._users = users or {}
         self._baseline = Copy(directory, plan) if plan.baseline else None
         self._reader = quick.Reader()
 
@@ -67,7 +75,7 @@ class Records(Mapping[str, Evidence]):
         """What the host left behind, without `alone` its gang record only; and the files that are not believed."""
         records, problems, quarantined = [], [], []
         for gang in (*([""] if alone else []), *([host.gang] if host.gang else [])):
-            path = f"gangs/{gang}/{host.name}.json" if gang else f"hosts/{host.name}.json"
+            path = record_name(host.name, gang)
             try:
                 records.append(_record(self._directory, path, self._plan, host.name, gang, self._reader))
             except FileNotFoundError:
@@ -80,7 +88,8 @@ class Records(Mapping[str, Evidence]):
             problems[-1] += f"; {AGAIN}"
         problems += self._events.get(host.name, [])
         problems += [f"the journal cannot be believed: {why}" for why in self._journal]
-        left = Evidence(records=tuple(records), problem="; ".join(problems))
+        user = self._users.get(host.name, "")
+        left = Evidence(records=tuple(records), problem="; ".join(problems), user=user)
         # What the host is compared with is a part of what the judge is told of it.
         known = self._baseline.of_host(host.name, left.gpus()) if self._baseline else None
         return replace(left, baseline=known) if known else left, quarantined
@@ -90,7 +99,7 @@ def without_plan(directory: Path, error: documents.DocumentError) -> str:
     """What to do where the plan of a run directory is not there, or cannot be read."""
     if isinstance(error.__cause__, PermissionError):
         return "look at the run as the user who made it, or have that user make it readable"
-    if (directory / "plan.json").exists():
+    if is_run(directory):
         return "it is damaged, or of another version of Rackproof: look at the run with the version that wrote it"
     if runs := sorted(_runs(directory)):
         return f"give one of the runs in it: {', '.join(runs[:5])}{' …' if len(runs) > 5 else ''}"
@@ -100,13 +109,13 @@ def without_plan(directory: Path, error: documents.DocumentError) -> str:
 
 def _runs(directory: Path) -> list[str]:
     """Those whose name is nothing but text: what else lies there may be another user's, and steer a terminal."""
-    return [name for plan in directory.glob("*/plan.json") if (name := plan.parent.name).isprintable()]
+    return [run.name for run in runs_in(directory) if run.name.isprintable()]
 
 
 def refuse_no_run(directory: Path) -> None:
     """Raises RunError where the directory is not there, or is none of a run: before anybody asks for a report in it."""
     try:
-        documents.read_bytes(directory / "plan.json", max_bytes=PLAN_BYTES)
+        documents.read_bytes(RunDirectory(directory).plan, max_bytes=PLAN_BYTES)
     except documents.DocumentError as error:
         raise RunError(f"{error}: {without_plan(directory, error)}") from None
 
@@ -120,19 +129,19 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
         RunError: there is no plan, so nothing can be said about what is missing; or it is a study.
     """
     try:
-        plan = plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
+        plan = plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
     except documents.DocumentError as error:
         raise RunError(f"{error}: {without_plan(directory, error)}") from None
     if why := _unfit(plan):
-        raise RunError(f"{directory / 'plan.json'}: {why}: make the plan anew")
+        raise RunError(f"{RunDirectory(directory).plan}: {why}: make the plan anew")
     if plan.study and not study:
         raise RunError(
             f"run {plan.run_id} is a scaling study, of which nothing is judged: rackproof scaling {directory}"
         )
     quarantined: list[Quarantined] = []
-    events = _events(directory, quarantined)
+    events, users = _events(directory, quarantined)
     journal = tuple(item.reason for item in quarantined)
-    records = Records(directory, plan, events, journal)
+    records = Records(directory, plan, events, journal, users)
     evidence: Mapping[str, Evidence] = records
     strays = _strays(directory, plan)
     if not (large := alone and len(plan.hosts) > LARGE):
@@ -148,6 +157,7 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
         quarantined=(*quarantined, *strays),
         large=large,
         journal=journal,
+        users=users,
     )
 
 
@@ -202,44 +212,49 @@ def _record(directory: Path, path: str, plan: Plan, host: str, gang: str, reader
 
 def _strays(directory: Path, plan: Plan) -> list[Quarantined]:
     """Files where records lie that the plan knows nothing of."""
-    known = {f"hosts/{host.name}.json" for host in plan.hosts}
-    known |= {f"gangs/{host.gang}/{host.name}.json" for host in plan.hosts if host.gang}
-    there = [*directory.glob("hosts/*"), *directory.glob("gangs/*/*")]
+    known, paths = record_names(plan), RunDirectory(directory)
     return [
         Quarantined(path=path, reason="the plan has no such host")
-        for path in sorted(str(found.relative_to(directory)) for found in there)
+        for path in sorted(map(paths.relative, paths.records()))
         if path not in known
     ]
 
 
-def _events(directory: Path, quarantined: list[Quarantined]) -> dict[str, list[str]]:
-    """Host -> what befell it, as the playbooks' journal tells; void once the host came through the same play."""
-    path = directory / JOURNAL
+def _events(directory: Path, quarantined: list[Quarantined]) -> tuple[dict[str, list[str]], dict[str, str]]:
+    """Return what happened to each host according to the playbooks' journal, and who uses the hosts that are in use.
+
+    An event is void once the host has completed the same play.
+    """
+    path = RunDirectory(directory).events
     try:
         there = os.path.lexists(path)
         whole = documents.read_bytes(path, max_bytes=JOURNAL_BYTES) if there else b""
     except documents.DocumentError as error:
-        quarantined.append(Quarantined(path=JOURNAL, reason=str(error).replace(f"{directory}/", "")))
-        return {}
+        quarantined.append(Quarantined(path=EVENTS, reason=str(error).replace(f"{directory}/", "")))
+        return {}, {}
     lines = whole.removesuffix(b"\n").split(b"\n") if whole else []
-    befell: dict[str, dict[str, list[str]]] = {}
+    befell: dict[str, dict[str, dict[str, str]]] = {}
     for number, line in enumerate(lines, 1):
         try:
             event = documents.parse(line, source=f"events.jsonl line {number}")
             documents.validate(event, "event", source=f"events.jsonl line {number}")
         except documents.DocumentError as error:
-            quarantined.append(Quarantined(path=JOURNAL, reason=str(error)))
+            quarantined.append(Quarantined(path=EVENTS, reason=str(error)))
             continue
         if event["what"] == "passed":
             for host in event["hosts"]:
                 befell.get(event["play"], {}).pop(host, None)
         else:
             text = f"{event['what']} at {event['play']}: {event['task']}: {with_remedy(event['message'])}"
-            texts = befell.setdefault(event["play"], {}).setdefault(event["host"], [])
-            if text not in texts:  # a resumed run may meet the same again
-                texts.append(text)
+            texts = befell.setdefault(event["play"], {}).setdefault(event["host"], {})
+            texts[text] = (
+                event["message"] if event.get("in_use") else ""
+            )  # a resumed run may fail in the same way again
     found: dict[str, list[str]] = defaultdict(list)
+    users: dict[str, str] = {}
     for hosts in befell.values():
         for host, texts in hosts.items():
             found[host] += texts
-    return dict(found)
+            if user := next(filter(None, texts.values()), ""):
+                users[host] = user
+    return dict(found), users

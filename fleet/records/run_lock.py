@@ -18,8 +18,8 @@ from pathlib import Path
 from schemas import documents
 from schemas.errors import HeldError
 from schemas.locks import Claim, born, claim, claim_from_json, exclusive, read_line, write_line
+from schemas.run_directory import EVENTS, JOURNAL, LOCK, RECORDS, RunDirectory
 
-LOCK, JOURNAL, EVENTS, PLAN = "lock.json", "journal.jsonl", "events.jsonl", "plan.json"
 _TEMPORARY = re.compile(r"\.[\w.-]+\.[a-z0-9_]{8}")
 """How documents.write_text names a file that is still being written."""
 _MOST_RUNNING = 200
@@ -41,7 +41,7 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
     directory.mkdir(parents=True, exist_ok=True)
     pid, note = playbook() or os.getpid(), ""
     try:
-        with exclusive(directory / LOCK) as file:
+        with exclusive(RunDirectory(directory).lock) as file:
             old = _claim(read_line(file, "lock"))
             mine = claim(directory.name, directory.parent, pid, _now())
             if old and old.process != mine.process:
@@ -51,7 +51,7 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
             # Other runs are listed only after our lock is written: earlier ones are visible here, later ones see ours.
             mine = claim(directory.name, directory.parent, pid, _now(), _running(directory))
             write_line(file, _json(mine))
-            resumed = (directory / PLAN).exists()
+            resumed = RunDirectory(directory).plan.exists()
             if resumed:
                 tidy(directory)
             _journal(directory, "resumed" if resumed else "begun", mine, note)
@@ -67,21 +67,21 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
 def release(directory: Path, outcome: str) -> None:
     """Unlock the run if this process's playbook or an exited one holds it, and record the decision in the journal."""
     with contextlib.suppress(PermissionError):
-        if not (directory / LOCK).exists():
+        if not RunDirectory(directory).lock.exists():
             return
-        with exclusive(directory / LOCK) as file:
+        with exclusive(RunDirectory(directory).lock) as file:
             owner = _claim(read_line(file, "lock"))
             is_ours = owner is None or (owner.pid in (playbook(), os.getpid()) and owner.lives())
             if is_ours or (owner and owner.lives() is False):
                 if owner:
                     _journal(directory, "reported", owner, outcome)
-                (directory / LOCK).unlink()
+                RunDirectory(directory).lock.unlink()
 
 
 def holder(directory: Path) -> Claim | None:
     """Return the process that holds the lock, or held it when it was interrupted; None if there is no lock."""
     try:
-        descriptor = os.open(directory / LOCK, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        descriptor = os.open(RunDirectory(directory).lock, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
         return None
     try:
@@ -117,7 +117,7 @@ def _refuse(directory: Path, owner: Claim, take_over: bool) -> None:
         )
     raise HeldError(
         f"{what}; it is on another machine or in another container, so its state is unknown: check there; if it has exited, "
-        f"set rackproof_take_over (-e rackproof_take_over=true) or remove {directory / LOCK}"
+        f"set rackproof_take_over (-e rackproof_take_over=true) or remove {RunDirectory(directory).lock}"
     )
 
 
@@ -176,7 +176,7 @@ def tidy(directory: Path) -> None:
 
 
 def _files(directory: Path) -> Iterator[Path]:
-    for pattern in ("*", "hosts/*", "gangs/*/*", "agent/*"):
+    for pattern in ("*", *RECORDS, "agent/*"):
         yield from (path for path in directory.glob(pattern) if path.is_file() and not path.is_symlink())
 
 
@@ -196,8 +196,8 @@ def _journal(directory: Path, what: str, by: Claim, note: str) -> None:
     if note:
         event["note"] = note
     documents.validate(event, "journal", source=JOURNAL)
-    _drop_torn_line(directory / JOURNAL)
-    with (directory / JOURNAL).open("a", encoding="utf-8") as file:
+    _drop_torn_line(RunDirectory(directory).journal)
+    with RunDirectory(directory).journal.open("a", encoding="utf-8") as file:
         file.write(json.dumps(event) + "\n")
 
 

@@ -6,9 +6,7 @@ from collections.abc import Iterable
 
 from fleet.judge.evidence import from_benchmark
 from fleet.judge.localization.faults import CRITERION as LOCALISED
-from schemas.records import SKIPPED
-from schemas.reports import ACTIONS, FAIL, PASS, Verdict
-from schemas.skips import BUSY
+from schemas.reports import ACTIONS, FAIL, PASS, Verdict, VerdictKind
 
 
 def causes(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
@@ -21,8 +19,7 @@ def causes(verdicts: Iterable[Verdict]) -> list[list[Verdict]]:
     laid = set()
     for verdict in verdicts:
         if verdict.verdict != PASS:
-            busy = verdict.reason.startswith(f"{SKIPPED}: {BUSY}")
-            family = "" if busy else verdict.name.partition(".")[0]
+            family = "" if verdict.kind == VerdictKind.IN_USE else verdict.name.partition(".")[0]
             criterion = verdict.criterion if verdict.verdict == FAIL else ""
             told = (family, criterion, verdict.severity, verdict.reason, verdict.waiver)
             equal.setdefault((verdict.verdict, verdict.host, *told), []).append(verdict)

@@ -10,7 +10,7 @@ from datetime import datetime
 
 from fleet.quantities import NONE, SIGNS, apart, finite, number, quantity, size
 from schemas.records import Value
-from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport, Verdict
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport, Verdict, VerdictKind
 
 TEXT_LIMIT = 400
 LOG_LIMIT = 6000
@@ -85,8 +85,8 @@ def _wanted(verdict: Verdict, limit: str) -> str:
 
 
 def is_change(verdict: Verdict) -> bool:
-    """The value is a change over the run, not a reading."""
-    return verdict.reason.startswith("changed by ")
+    """Return whether the value is a change over the run, not a reading."""
+    return verdict.kind == VerdictKind.CHANGE
 
 
 def margin(verdict: Verdict) -> float | None:

@@ -14,7 +14,7 @@ from fleet.judge.pack_selection import packs_for
 from fleet.judge.tally import Tally
 from fleet.records.versions import versions
 from fleet.report.summary import acceptance
-from fleet.report.unjudged import unjudged
+from fleet.report.unjudged import not_judged
 from schemas import VERSION
 from schemas.plans import Plan, PlannedHost
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED
@@ -31,6 +31,7 @@ from schemas.reports import (
     Quarantined,
     Verdict,
 )
+from schemas.run_directory import record_name
 from schemas.timeline import Soak, thinned
 
 LINK = "gpu.peer.link"
@@ -114,7 +115,7 @@ def put_together(
         hosts=tuple(hosts),
         verdicts=tuple(verdicts),
         quarantined=strays,
-        unjudged=unjudged(hosts, verdicts),
+        not_judged=not_judged(hosts, verdicts),
         unknown=_unknown(hosts, packs),
         waivers=plan.waivers,
         baseline=plan.baseline.digest if plan.baseline else "",
@@ -151,7 +152,7 @@ def host_report(
         name=host.name,
         rack=host.rack,
         decision=decide(verdicts),
-        record=f"hosts/{host.name}.json",
+        record=record_name(host.name),
         coverage=_coverage(plan, host, left),
         gpus=left.gpus(),
         software=versions(left, {item.id: item for pack in applied for item in pack.criteria}.values()),

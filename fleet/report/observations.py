@@ -17,6 +17,7 @@ from fleet.judge.evidence import Evidence
 from fleet.report.format import clean
 from schemas.records import SKIPPED, Observation, Value
 from schemas.reports import ACCEPTED, EXCEPTIONS, FAIL, INCONCLUSIVE, PASS, FleetReport, HostReport, Verdict
+from schemas.scopes import Scope
 
 COLUMNS = (
     *("mark", "run_id", "host", "rack", "serial", "scope", "stage", "phase", "launch", "name", "params", "unit"),
@@ -115,7 +116,7 @@ def rows(host: str, rack: str, left: Evidence, verdicts: Sequence[Verdict]) -> l
         Row(
             host=host,
             rack=rack,
-            serial=serials.get(item.scope.partition(",")[0], ""),
+            serial=serials.get(Scope.parse(item.scope).device, ""),
             scope=item.scope,
             name=item.name,
             seen=item,

@@ -12,9 +12,8 @@ from fleet.report.scale import report_on_host
 from schemas import documents
 from schemas.errors import UsageError, writing
 from schemas.records import to_json
-
-PAGES = "pages"
-"""Folder of the run directory."""
+from schemas.reports import LineKind
+from schemas.run_directory import RunDirectory
 
 
 def add_option(report: argparse.ArgumentParser) -> None:
@@ -44,11 +43,12 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
     if options.json:
         print(json.dumps(document, indent=1))  # noqa: T201  # what --json is for
         return report.decision
-    page = options.run_dir / PAGES / f"{options.host}.html"
+    paths = RunDirectory(options.run_dir)
+    page = paths.page_of(options.host)
     with writing(page.parent):
         documents.write_text(page, render_html(report, run.plan.grafana_url))
-        documents.write_text(page.parent / f"{options.host}.md", render_markdown(report, run.plan.grafana_url))
-    _, *lines = report.acceptance.summary
+        documents.write_text(paths.page_of(options.host, "md"), render_markdown(report, run.plan.grafana_url))
+    lines = [str(line) for line in report.acceptance.lines if line.kind != LineKind.COUNT]
     told = [
         f"{options.host}: {decision_name(report, report.decision)}",
         *(f"- {clean(line, LINE_LIMIT)}" for line in lines),

@@ -27,6 +27,7 @@ from schemas.reports import (
     FleetReport,
     Verdict,
 )
+from schemas.scopes import Scope
 
 MOST_FAILURES = 500
 """A fleet that is all wrong must not be a flood of series; the gravest actions are kept. What is inconclusive is only counted."""
@@ -149,9 +150,9 @@ class _Report:
         yield from found.items()
 
     def _failure(self, verdict: Verdict) -> tuple[str, ...]:
-        kind, _, number = verdict.place.partition("=")
+        gpu = Scope.parse(verdict.place).get("gpu")
         texts = (
-            verdict.host, self._racks.get(verdict.host, ""), number if kind == "gpu" else "", verdict.scope, verdict.serial,
+            verdict.host, self._racks.get(verdict.host, ""), gpu, verdict.scope, verdict.serial,
             verdict.criterion, verdict.action,
         )  # fmt: skip
         return tuple(clean(text, LABEL_LIMIT) for text in texts)

@@ -45,16 +45,20 @@ def _state(document: Document) -> str:
     return f"{document['verdict']} (waived)" if "waiver" in document else str(document["verdict"])
 
 
-def rejudged(old: Iterable[Document], report: FleetReport) -> tuple[Rejudged, ...]:
-    """What of the verdicts of a report.json is another in `report`: other verdicts first, other limits and reasons last."""
-    before = _by_place(old)
+def rejudged(old: Document, report: FleetReport) -> tuple[Rejudged, ...]:
+    """Return the verdicts of a report.json that differ in `report`: other verdicts first, other limits and reasons last.
+
+    Reasons are compared only if one version made both: another version may word them in another way.
+    """
+    before = _by_place(old["verdicts"])
+    compared_fields = ("limit", "operator", "value", *(("reason",) if old["rackproof"] == report.rackproof else ()))
     after = _by_place(json.loads(json.dumps(to_json(verdict))) for verdict in report.verdicts)
     found = []
     for place, documents in after.items():
         was = before.pop(place, [])
         for number, now in enumerate(documents):
             then = was[number] if number < len(was) else None
-            if kind := _kind(then, now):
+            if kind := _kind(then, now, compared_fields):
                 found.append(Rejudged(kind=kind, old=then, new=now))
         found += [Rejudged(kind="gone", old=then, new=None) for then in was[len(documents) :]]
     found += [Rejudged(kind="gone", old=then, new=None) for documents in before.values() for then in documents]
@@ -62,7 +66,7 @@ def rejudged(old: Iterable[Document], report: FleetReport) -> tuple[Rejudged, ..
     return tuple(sorted(found, key=lambda item: order.index(item.kind)))
 
 
-def _kind(old: Document | None, new: Document) -> str:
+def _kind(old: Document | None, new: Document, compared_fields: Sequence[str]) -> str:
     """What is another; empty where nothing is. What only an older report leaves unsaid is no change."""
     if old is None:
         return "new"
@@ -70,9 +74,8 @@ def _kind(old: Document | None, new: Document) -> str:
         return "verdict"
     if old.get("waiver") != new.get("waiver"):
         return "waiver"
-    shown = ("limit", "operator", "reason", "value")
-    told = [key for key in ("part", "serial", "action") if key in old]
-    return "limit" if any(old.get(key) != new.get(key) for key in (*shown, *told)) else ""
+    known = [key for key in ("kind", "user", "part", "serial", "action") if key in old]
+    return "limit" if any(old.get(key) != new.get(key) for key in (*compared_fields, *known)) else ""
 
 
 def _by_place(verdicts: Iterable[Document]) -> dict[tuple[object, ...], list[Document]]:

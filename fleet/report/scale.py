@@ -38,6 +38,8 @@ from schemas.reports import (
     Acceptance,
     FleetReport,
     HostReport,
+    LineKind,
+    SummaryLine,
     Verdict,
 )
 
@@ -98,8 +100,8 @@ def _only(plan: Plan, whole: FleetReport, verdicts: Iterable[Verdict], report: H
         decision=report.decision,
         acceptance=Acceptance(
             status=status_of(plan, report.decision, own),
-            summary=(
-                f"Host {report.name} alone: {report.decision}",
+            lines=(
+                SummaryLine(kind=LineKind.COUNT, title=f"Host {report.name} alone", text=report.decision),
                 *selection_summary(plan),
                 *allowances([plan.host(report.name)]),
                 *reasons(own, slots((report.name, gpu) for gpu in report.gpus)),

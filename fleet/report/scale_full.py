@@ -77,7 +77,7 @@ def judged_in_full(job: Job, survey: Survey, units: list[Unit], count: int) -> F
 def _in_full(known: _Known, share: Share) -> Full:
     job, survey = known.job, known.survey
     run, packs = job.run, job.packs
-    records = Records(run.directory, run.plan, run.events, run.journal)
+    records = Records(run.directory, run.plan, run.events, run.journal, run.users)
     found = Full(tally=Tally(job.planned, job.places))
     kept: Counter[str] = Counter()
     normal = survey.known.normal

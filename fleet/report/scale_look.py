@@ -20,6 +20,7 @@ from schemas.plans import Plan
 from schemas.probes import GANG
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED, Launch, Observation
 from schemas.reports import ACCEPTED, PASS, Coverage, HostReport, Quarantined, Verdict
+from schemas.run_directory import record_name
 
 Figure = tuple[str, str]
 """Stage and name."""
@@ -69,7 +70,7 @@ def first_look(job: Job, count: int) -> First:
 
 def _look(job: Job, share: Share) -> First:
     run, packs = job.run, job.packs
-    records = Records(run.directory, run.plan, run.events, run.journal)
+    records = Records(run.directory, run.plan, run.events, run.journal, run.users)
     found = First(survey=Survey(job.planned, job.places))
     interned: dict[Any, Any] = {}
     for unit in share:
@@ -125,7 +126,7 @@ def _plain_report(view: HostView, looked: Looked, events: Sequence[str], interne
         name=view.host.name,
         rack=view.host.rack,
         decision=ACCEPTED,
-        record=f"hosts/{view.host.name}.json",
+        record=record_name(view.host.name),
         coverage=interned.setdefault(coverage := _coverage(looked), coverage),
         gpus=view.evidence.gpus(),
         software=_software(view, interned),

@@ -13,7 +13,7 @@ from fleet.judge.manifest import as_ordered
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
 from fleet.report.causes import causes
-from fleet.report.titles import MANIFEST, TITLES, VALUES_ONLY
+from fleet.report.titles import TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, unjudged_bandwidth, unjudged_digests
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
@@ -28,16 +28,18 @@ from schemas.reports import (
     REJECTED,
     Acceptance,
     HostReport,
+    LineKind,
+    SummaryLine,
     Verdict,
     mark,
 )
+from schemas.scopes import Scope
 from schemas.timeline import SOAK
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
-WAIVED = " waived"
 UNJUDGED = "NOT JUDGED (no criterion applies)"
 _SUMMARY_LINES = 20
-MOST_NAMES, MOST_LEFT = 10, 30
+MOST_NAMES, MOST_LEFT, MOST_OF_NAME = 10, 30, 40
 _MOST_SUSPECTS = 5
 _TOLD_PARAMS = (
     "op",
@@ -65,23 +67,24 @@ def acceptance(
     passed = "passed" if plan.rehearsal or plan.simulated else "accepted"
     words = ((REJECTED, "failed"), (INCOMPLETE, "incomplete"))
     others = ((sum(host.decision == decided for host in hosts), word) for decided, word in words)
-    lines = [
-        f"Hosts: {accepted} of {len(hosts)} {passed}{''.join(f', {n} {word}' for n, word in others if n)} ({what})"
-    ]
+    counted = f"{accepted} of {len(hosts)} {passed}{''.join(f', {n} {word}' for n, word in others if n)} ({what})"
+    values = {"total": len(hosts), "accepted": accepted, "gpus": gpus}
+    lines = [SummaryLine(kind=LineKind.COUNT, title="Hosts", text=counted, values=values)]
     lines += _smaller_gangs(plan, hosts)
     lines += _soaked(plan, hosts)
     lines += selection_summary(plan)
-    lines += [f"{name}: {state}" for name, state in _stages(plan, hosts, verdicts)]
+    lines += _stages(plan, hosts, verdicts)
     if ordered := as_ordered(plan, verdicts):
-        lines.append(f"{MANIFEST}{ordered}")
+        lines.append(SummaryLine(kind=LineKind.MANIFEST, title="Manifest", text=ordered))
     lines += unjudged_bandwidth(plan, hosts, verdicts)
     lines += unjudged_digests(plan, hosts, verdicts)
     lines += allowances(plan.hosts)
     lines += waivers_summary(plan.waivers, verdicts, plan.created)
     lines += changes_summary(plan, since)
     lines += reasons(verdicts, slots((host.name, gpu) for host in hosts for gpu in host.gpus))
-    lines.append(f"Criteria: {', '.join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or 'none'}")
-    return Acceptance(status=status_of(plan, decision, verdicts), summary=tuple(lines))
+    packs = ", ".join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or "none"
+    lines.append(SummaryLine(kind=LineKind.CRITERIA, title="Criteria", text=packs))
+    return Acceptance(status=status_of(plan, decision, verdicts), lines=tuple(lines))
 
 
 def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
@@ -91,16 +94,26 @@ def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
     return f"{mark(simulated=plan.simulated, rehearsal=plan.rehearsal)} {status}{status_suffix(plan)}".strip()
 
 
-def allowances(hosts: Sequence[PlannedHost]) -> Iterator[str]:
-    """What the inventory allows some hosts that makes their figures, or their GPUs, worth less."""
+def allowances(hosts: Sequence[PlannedHost]) -> Iterator[SummaryLine]:
+    """Yield what the inventory permits on some hosts and what qualifies their figures, or their number of GPUs."""
     if shared := [host.name for host in hosts if host.share_gpus]:
-        yield f"GPUs were measured beside other processes, if there were any, on {', '.join(shared[:5])}"[:200]
+        text = (
+            f"other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on {_names(shared, 5)}"
+        )
+        yield SummaryLine(kind=LineKind.CAVEAT, title="GPUs shared", text=text, values={"hosts": len(shared)})
     if counted := [host.name for host in hosts if host.count_found]:
-        yield f"GPU count: as found on {', '.join(counted[:5])}: nobody said how many there should be"[:200]
+        text = f"the inventory gives no number, so the detected one is expected, on {_names(counted, 5)}"
+        yield SummaryLine(kind=LineKind.CAVEAT, title="GPU count", text=text, values={"hosts": len(counted)})
 
 
-def _soaked(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
-    """How long the hosts soaked, where the plan asks for it."""
+def _names(names: Sequence[str], most: int) -> str:
+    """`h1, h2 and 3 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"{', '.join(name[:MOST_OF_NAME] for name in names[:most])}{more}"
+
+
+def _soaked(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[SummaryLine]:
+    """Yield how long the hosts soaked, if the plan has a soak."""
     planned = next((stage.duration_s for stage in plan.stages if stage.name == SOAK), 0.0)
     soaks = [host.soak for host in hosts if host.soak]
     if planned:
@@ -108,12 +121,15 @@ def _soaked(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
         least = f", the shortest {span(min(soak.soaked_s for soak in soaks))}" if 0 < len(soaks) != len(whole) else ""
         rounds = sum(soak.rounds for soak in soaks)
         short = sorted({name for soak in soaks if soak.planned_s < FIRST_S for name in untold(soak)})
-        yield f"Soak: {len(whole)} of {len(hosts)} hosts soaked {span(planned)}{least} ({rounds} rounds in all)"
+        text = f"{len(whole)} of {len(hosts)} hosts soaked {span(planned)}{least} ({rounds} rounds in all)"
+        values = {"total": len(hosts), "finished": len(whole), "rounds": rounds}
+        yield SummaryLine(kind=LineKind.SOAK, title="Soak", text=text, values=values)
         if short and not plan.rehearsal:
-            yield f"Drift: NOT JUDGED for {', '.join(short)} (too short a soak: an hour and more tells)"
+            text = f"NOT JUDGED for {', '.join(short)} (the soak is too short: drift needs an hour or more)"
+            yield SummaryLine(kind=LineKind.NOT_JUDGED, title="Drift", text=text)
 
 
-def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
+def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[SummaryLine]:
     """With whom each gang was measured, where some of its hosts were left out: figures of fewer hosts are not the gang's."""
     # Where a rank had no device, the other hosts came to a good end, with nothing measured.
     spoilt = {(launch.number, launch.members) for host in hosts for launch in host.launches if launch.culprit}
@@ -129,11 +145,15 @@ def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[str]:
             names = ", ".join(members[:MOST_NAMES]) + (" …" if len(members) > MOST_NAMES else "")
             without = [host for host in planned if host not in members]
             but = f", without {', '.join(without[:MOST_NAMES])}{' …' if len(without) > MOST_NAMES else ''}"
-            yield f"Gang {gang}: {len(members)} of {len(planned)} hosts were measured together ({names}){but if without else ''}"
+            text = f"{len(members)} of {len(planned)} hosts were measured together ({names}){but if without else ''}"
+            values = {"total": len(planned), "measured": len(members)}
+            yield SummaryLine(kind=LineKind.CAVEAT, title=f"Gang {gang}", text=text, values=values)
         if not groups and any(
             launch.stage == "gang" for host in hosts if host.name in planned for launch in host.launches
         ):
-            yield f"Gang {gang}: no launch of its {len(planned)} hosts came to its end"
+            text = f"no launch of its {len(planned)} hosts finished"
+            values = {"total": len(planned), "measured": 0}
+            yield SummaryLine(kind=LineKind.CAVEAT, title=f"Gang {gang}", text=text, values=values)
 
 
 def _kind(verdict: Verdict) -> str:
@@ -144,38 +164,38 @@ def _kind(verdict: Verdict) -> str:
     return first if first in TITLES else ""
 
 
-def _stages(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> list[tuple[str, str]]:
-    """The state of each kind of measurement over the fleet, the health snapshots among them."""
+def _stages(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> Iterator[SummaryLine]:
+    """Yield the state of each kind of measurement over the fleet, the health snapshots among them."""
     planned = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
     planned &= {item.name.split(".")[0] for host in plan.hosts for item in plan.expected_of(host)}
-    seen: dict[str, set[str]] = {}
+    seen: dict[str, set[tuple[str, bool]]] = {}
     for verdict in verdicts:
-        told = f"{verdict.verdict}{WAIVED}" if verdict.waiver else verdict.verdict
-        seen.setdefault(_kind(verdict), set()).add(told)
+        state = verdict.verdict, verdict.waiver is not None
+        seen.setdefault(_kind(verdict), set()).add(state)
         # What a stage or a host left out as a whole is missing from each kind that it should have measured.
         for stage in plan.stages:
             if verdict.name in ("record", f"stage.{stage.name}"):
                 for benchmark in stage.benchmarks:
-                    seen.setdefault(benchmark, set()).add(told)
+                    seen.setdefault(benchmark, set()).add(state)
     health = "Host health" if plan.rehearsal else "Host and GPU health"
     titles = {"": health, **{name: title for name, title in TITLES.items() if name in planned}}
     slow = speed_unjudged(hosts, verdicts)
-    states = {kind: _state(seen.get(kind, set())) for kind in titles}
-    return [
-        (title, VALUES_ONLY if states[kind] == "PASS" and kind in slow else states[kind])
-        for kind, title in titles.items()
-    ]
+    for kind, title in titles.items():
+        gravest, word = _state(seen.get(kind, set()))
+        word = VALUES_ONLY if gravest == PASS and kind in slow else word
+        yield SummaryLine(kind=LineKind.CHECK, title=title, text=word, verdict=gravest)
 
 
-def _state(verdicts: set[str]) -> str:
+def _state(verdicts: set[tuple[str, bool]]) -> tuple[str, str]:
+    """Return the gravest of the verdicts, each with whether it is waived, and the word for it."""
     words = {
-        FAIL: "FAIL",
-        INCONCLUSIVE: "INCOMPLETE",
-        f"{FAIL}{WAIVED}": "FAIL (waived)",
-        f"{INCONCLUSIVE}{WAIVED}": "INCOMPLETE (waived)",
-        PASS: "PASS",
+        (FAIL, False): "FAIL",
+        (INCONCLUSIVE, False): "INCOMPLETE",
+        (FAIL, True): "FAIL (waived)",
+        (INCONCLUSIVE, True): "INCOMPLETE (waived)",
+        (PASS, False): "PASS",
     }
-    return next((word for kind, word in words.items() if kind in verdicts), UNJUDGED)
+    return next(((state[0], word) for state, word in words.items() if state in verdicts), ("", UNJUDGED))
 
 
 def slots(gpus: Iterable[tuple[str, Gpu]]) -> dict[tuple[str, str], str]:
@@ -183,7 +203,7 @@ def slots(gpus: Iterable[tuple[str, Gpu]]) -> dict[tuple[str, str], str]:
     return {(host, f"gpu={gpu.index}"): pci_address(gpu.pci_bus_id) for host, gpu in gpus if gpu.pci_bus_id}
 
 
-def reasons(verdicts: Iterable[Verdict], places: Mapping[tuple[str, str], str]) -> list[str]:
+def reasons(verdicts: Iterable[Verdict], places: Mapping[tuple[str, str], str]) -> list[SummaryLine]:
     """One line a reason, failures first: who stopped or slowed a gang, the critical ones, the others. Host, part, what was found.
 
     A GPU is told with its place on the PCI bus (`slots`). Equal reasons of one host are told once, and what one criterion lays
@@ -195,8 +215,11 @@ def reasons(verdicts: Iterable[Verdict], places: Mapping[tuple[str, str], str]) 
     tiers = _tiers(found) | dict.fromkeys(suspects[:_MOST_SUSPECTS], -1)
     kept = sorted(sorted(tiers, key=tiers.__getitem__)[:_SUMMARY_LINES])
     kept.sort(key=lambda at: not _explains(found[at]))
-    more = [f"… and {len(found) - len(kept)} more reasons in the report"] if len(found) > len(kept) else []
-    return [*(_line(found[at], places) for at in kept), *more, *_unnamed(found, {found[at][0].host for at in kept})]
+    lines = [_line(found[at], places) for at in kept]
+    if more := len(found) - len(kept):
+        text = f"… and {more} more reasons in the report"
+        lines.append(SummaryLine(kind=LineKind.MORE, text=text, values={"reasons": more}))
+    return [*lines, *_unnamed(found, {found[at][0].host for at in kept})]
 
 
 def _tiers(found: Sequence[Sequence[Verdict]]) -> dict[int, int]:
@@ -215,8 +238,8 @@ def _tiers(found: Sequence[Sequence[Verdict]]) -> dict[int, int]:
     return tiers
 
 
-def _unnamed(found: Iterable[Sequence[Verdict]], named: Collection[str]) -> Iterator[str]:
-    """The hosts that no line names."""
+def _unnamed(found: Iterable[Sequence[Verdict]], named: Collection[str]) -> Iterator[SummaryLine]:
+    """Yield the hosts that no line names."""
     left: dict[str, str] = {}
     for group in found:
         if group[0].host not in named:
@@ -225,7 +248,8 @@ def _unnamed(found: Iterable[Sequence[Verdict]], named: Collection[str]) -> Iter
         hosts = [host for host, gravest in left.items() if gravest == verdict]
         more = f" and {len(hosts) - MOST_LEFT} more hosts" if len(hosts) > MOST_LEFT else ""
         if hosts:
-            yield f"{word}: {', '.join(hosts[:MOST_LEFT])}{more}"
+            text = f"{', '.join(hosts[:MOST_LEFT])}{more}"
+            yield SummaryLine(kind=LineKind.MORE, title=word, text=text, verdict=verdict, values={"hosts": len(hosts)})
 
 
 def _rank(group: Sequence[Verdict]) -> int:
@@ -236,11 +260,11 @@ def _explains(group: Sequence[Verdict]) -> bool:
     return group[0].verdict == FAIL and group[0].criterion == LOCALISED
 
 
-def _line(group: Sequence[Verdict], places: Mapping[tuple[str, str], str]) -> str:
+def _line(group: Sequence[Verdict], places: Mapping[tuple[str, str], str]) -> SummaryLine:
     first = group[0]
     scope = first.part or first.scope
     part = f" {scope}" if scope != "host" else ""
-    slot = places.get((first.host, scope.partition(",")[0]), "")
+    slot = places.get((first.host, Scope.parse(scope).device), "")
     known = ", ".join(f"{what} {value}" for what, value in (("serial", first.serial), ("PCI", slot)) if value)
     identity = f" ({known})" if known else ""
     more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""
@@ -248,5 +272,12 @@ def _line(group: Sequence[Verdict], places: Mapping[tuple[str, str], str]) -> st
     action = f"; {first.action.replace('_', ' ')}" if first.verdict == FAIL and first.action != "none" else ""
     params = ", ".join(f"{key}={value}" for key, value in first.params.items() if key in _TOLD_PARAMS)
     named = f"{first.name}[{params}]" if params else first.name
-    verdict = "FAIL" if first.verdict == FAIL else "INCOMPLETE"
-    return f"{verdict}: {first.host}{part}{identity}: {named}{stage}: {first.reason}{action}{more}"
+    return SummaryLine(
+        kind=LineKind.REASON,
+        title="FAIL" if first.verdict == FAIL else "INCOMPLETE",
+        text=f"{first.host}{part}{identity}: {named}{stage}: {first.reason}{action}{more}",
+        verdict=first.verdict,
+        host=first.host,
+        part=scope,
+        values={"verdicts": len(group)},
+    )

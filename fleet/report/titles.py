@@ -10,9 +10,6 @@ TITLES = {name: benchmark.title for name, benchmark in BENCHMARKS.items()}
 VALUES_ONLY = "PASS (values; speed not judged)"
 """The state of a benchmark whose values are right and whose rates no criterion speaks of."""
 
-MANIFEST = "Manifest: "
-"""Begins the line of the summary that tells how many of the ordered parts are where they were ordered for."""
-
 
 def title(benchmark: str) -> str:
     """The benchmark's title, or its own name where it is none of ours."""

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from fleet.judge.digests import NAME as DIGEST
 from schemas.plans import Plan
 from schemas.records import MEASURED
-from schemas.reports import HostReport, Verdict
+from schemas.reports import HostReport, LineKind, NotJudged, SummaryLine, Verdict
 
 _NAMED_OPS = 3
 _RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
@@ -15,7 +15,7 @@ _SPEEDS = frozenset({"dataloader.sufficiency", "overlap.hidden_share", "overlap.
 """Ratios that tell how fast a thing is."""
 
 
-def unjudged_bandwidth(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> list[str]:
+def unjudged_bandwidth(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> list[SummaryLine]:
     """A line for each stage that measured the bandwidth of operations which no criterion spoke of on some host."""
     lines = []
     for stage, what in (("benchmark", "within hosts"), ("gang", "between hosts")):
@@ -34,7 +34,8 @@ def unjudged_bandwidth(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequen
         if left and not plan.rehearsal:
             unset = stage == "gang" and not any(host.fabric_gbps for host in plan.hosts)
             why = "rackproof_fabric_gbps is not set" if unset else "no criterion for this GPU, count and size"
-            lines.append(f"Bandwidth {what}: NOT JUDGED{_which(left, list(measured))} ({why})")
+            text = f"NOT JUDGED{_which(left, list(measured))} ({why})"
+            lines.append(SummaryLine(kind=LineKind.NOT_JUDGED, title=f"Bandwidth {what}", text=text))
     return lines
 
 
@@ -66,13 +67,15 @@ def _uncompared_digests(hosts: Sequence[HostReport], verdicts: Iterable[Verdict]
     return [place for place in found if place not in compared]
 
 
-def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], verdicts: Iterable[Verdict]) -> list[str]:
+def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], verdicts: Iterable[Verdict]) -> list[SummaryLine]:
     """A line where GPUs had no other to be compared with."""
     left = len({place[1:] for place in _uncompared_digests(hosts, verdicts)})
     if not left or plan.rehearsal:
         return []
     total = sum(len(host.gpus) for host in hosts)
-    return [f"Digests of {left} of {total} GPUs: NOT JUDGED (no GPU of the same model and software to compare with)"]
+    text = "NOT JUDGED (no GPU of the same model and software to compare with)"
+    values = {"not_judged": left, "total": total}
+    return [SummaryLine(kind=LineKind.NOT_JUDGED, title=f"Digests of {left} of {total} GPUs", text=text, values=values)]
 
 
 def speed_unjudged(hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> set[str]:
@@ -82,13 +85,16 @@ def speed_unjudged(hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> 
     return {name.split(".")[0] for name in rates} - {name.split(".")[0] for name in judged}
 
 
-def unjudged(hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> tuple[str, ...]:
-    """Everything that was measured and that no criterion judged: `NAME in stage STAGE`."""
+def not_judged(hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> tuple[NotJudged, ...]:
+    """Return everything that was measured and that no criterion judged."""
     judged = {(verdict.stage, verdict.name) for verdict in verdicts if verdict.criterion != "plan"}
     measured = {(seen.stage, seen.name) for host in hosts for seen in host.measurements if seen.status == MEASURED}
     lonely = {
-        (stage, f"{DIGEST} of {host} {scope}")
+        (stage, DIGEST, host, scope)
         for stage, host, scope in _uncompared_digests(hosts, verdicts)
         if (stage, DIGEST) in judged
     }
-    return tuple(f"{name} in stage {stage}" for stage, name in sorted(measured - judged | lonely))
+    figures = {(stage, name, "", "") for stage, name in measured - judged} | lonely
+    return tuple(
+        NotJudged(name=name, stage=stage, host=host, scope=scope) for stage, name, host, scope in sorted(figures)
+    )

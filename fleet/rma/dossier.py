@@ -14,7 +14,8 @@ from fleet.rma.reproduce import again
 from schemas.plans import Plan, PlannedHost
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Observation, Value
-from schemas.reports import Verdict, place_of
+from schemas.reports import Verdict
+from schemas.scopes import Scope
 
 PART_SCHEMA = "rackproof.part/1"
 MOST_SIBLINGS, MOST_LOGS = 64, 20
@@ -100,7 +101,7 @@ def _slot(part: Part, told: Told, own: Mapping[str, str], planned: PlannedHost |
         "address": planned.address if planned else "",
         "place": part.place,
         "pci_address": own.get("pci_address", ""),
-        "nvml_index": part.place.partition("=")[2] if part.kind == GPU else "",
+        "nvml_index": Scope.parse(part.place).get(GPU),
         "module_id": own.get("module_id", ""),
     }
     return {key: text for key, text in found.items() if text}
@@ -143,20 +144,20 @@ class _Siblings:
         self._part, self._planned = part, planned
         self._serials = {f"gpu={gpu.index}": gpu.serial for gpu in left.gpus()}
         self._seen: dict[str, list[Observation]] = {}
-        with_part = f",peer={part.place.partition('=')[2]}"
+        index = Scope.parse(part.place).index
         for item in left.observations():
-            other = place_of(item.scope)
-            alone = other != part.place and not item.scope.endswith(with_part)
-            if item.status == MEASURED and alone and other.partition("=")[0] == part.kind != HOST:
+            scope = Scope.parse(item.scope)
+            alone = scope.part != part.place and scope.get("peer") != str(index)
+            if item.status == MEASURED and alone and scope.device_kind == part.kind != HOST:
                 self._seen.setdefault(item.name, []).append(item)
 
     def values(self, verdict: Verdict) -> list[dict[str, Value]]:
         """Of each sibling its value; of a counter what it rose by."""
-        tail = verdict.scope.removeprefix(place_of(verdict.scope))
+        judged = Scope.parse(verdict.scope)
         like = [
             item
             for item in self._seen.get(verdict.name, ())
-            if item.scope == f"{place_of(item.scope)}{tail}" or tail.startswith(",peer=")
+            if Scope.parse(item.scope).below_part == judged.below_part or judged.kind == "peer"
         ]
         found: dict[str, Value]
         if is_change(verdict):
@@ -170,7 +171,7 @@ class _Siblings:
                 if item.stage == verdict.stage and self._planned.params(item) == wanted
             }
         return [
-            {"scope": scope, "serial": self._serials.get(place_of(scope), ""), "value": value}
+            {"scope": scope, "serial": self._serials.get(Scope.parse(scope).part, ""), "value": value}
             for scope, value in found.items()
         ]
 
@@ -244,6 +245,6 @@ def _versions(software: Mapping[str, str], place: str) -> dict[str, str]:
     found = {}
     for key, text in software.items():
         name, bracket, scope = key.removesuffix("]").partition("[")
-        if not bracket or place_of(scope) == place or place == HOST:
+        if not bracket or Scope.parse(scope).part == place or place == HOST:
             found[name if bracket and scope == place else key] = text
     return found

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from schemas.records import MEASURED, Observation
 from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Verdict
+from schemas.scopes import Scope
 
 RETURNED = ("rma", "inspect_hardware", "reseat")
 """Actions for which somebody has to touch the part."""
@@ -62,7 +63,7 @@ class Part:
     @property
     def kind(self) -> str:
         """`gpu`, `hca`, `disk` … or `host`."""
-        return self.place.partition("=")[0]
+        return Scope.parse(self.place).device_kind
 
     @property
     def serial(self) -> str:
@@ -86,7 +87,7 @@ def parts(verdicts: Iterable[Verdict]) -> list[Part]:
     unknown: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
         found = {FAIL: failed, INCONCLUSIVE: unknown}.get(verdict.verdict)
-        if found is not None and not verdict.place.startswith("gang="):
+        if found is not None and not Scope.parse(verdict.place).is_gang:
             found.setdefault((verdict.host, verdict.place), []).append(verdict)
     return [
         Part(
@@ -101,7 +102,7 @@ def parts(verdicts: Iterable[Verdict]) -> list[Part]:
 
 def within(scope: str, place: str) -> bool:
     """Whether a scope is the part's own, or below it."""
-    return scope == place or scope.startswith(f"{place},")
+    return Scope.parse(place).contains(scope)
 
 
 def identity(part: Part, seen: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from fleet.rma.parts import GPU, Part
 from schemas.catalogue import BENCHMARKS
 from schemas.plans import Plan, PlannedHost
+from schemas.scopes import Scope
 from schemas.timeline import SOAK
 
 ALONE = frozenset({"gemm", "memory", "host_copy", "integrity", "stress", "digest"})
@@ -31,8 +32,8 @@ def again(part: Part, own: Mapping[str, str], planned: PlannedHost | None, plan:
               f"sudo {BIN}/rackproof doctor{count}"),
     ]  # fmt: skip
     # A uuid that nobody told is no argument of a command.
-    uuid = own.get("uuid", "")
-    gpu = uuid if uuid.startswith("GPU-") else part.place.partition("=")[2]
+    uuid, index = own.get("uuid", ""), Scope.parse(part.place).get(GPU)
+    gpu = uuid if uuid.startswith("GPU-") else index
     benchmarks = _benchmarks(part)
     if part.kind == GPU:
         alone, together = (
@@ -50,7 +51,7 @@ def again(part: Part, own: Mapping[str, str], planned: PlannedHost | None, plan:
         found += [
             _told("state by NVIDIA's own tool", part.host, f"nvidia-smi -q -i {shlex.quote(gpu)}"),
             _told("NVIDIA's own diagnosis (stop the workload first)", part.host,
-                  f"dcgmi diag -r 3 -i {shlex.quote(part.place.partition('=')[2])}"),
+                  f"dcgmi diag -r 3 -i {shlex.quote(index)}"),
             _told("the log that NVIDIA asks for; it is not part of this package", part.host, "sudo nvidia-bug-report.sh"),
         ]  # fmt: skip
     return found

@@ -16,6 +16,7 @@ from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from schemas.reports import FleetReport
+from schemas.run_directory import RunDirectory
 
 REPORT_BYTES = 2_000_000_000
 
@@ -44,7 +45,7 @@ class Rules:
 def rejudged(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
     """The run judged again, beside its report.json. Raises RunError where there is none, or no plan."""
     try:
-        there: Mapping[str, Any] = documents.read(run_dir / "report.json", "report", max_bytes=REPORT_BYTES)
+        there: Mapping[str, Any] = documents.read(RunDirectory(run_dir).report, "report", max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
         raise RunError(f"{error}: make it with rackproof report {run_dir}") from None
     report = judge(run_dir, rules.criteria, rules.waivers)
@@ -66,7 +67,7 @@ def verdicts_differ(there: Mapping[str, Any], report: FleetReport) -> list[str]:
     before = {host["name"]: host["decision"] for host in there["hosts"]}
     after = {host.name: host.decision for host in report.hosts}
     found += [_differs(host, before.get(host), after.get(host)) for host in {**before, **after}]
-    found += map(str, compared(there["verdicts"], report))
+    found += map(str, compared(there, report))
     return [text for text in found if text]
 
 
@@ -81,7 +82,7 @@ def digests(run_dir: Path, rules: Rules) -> dict[str, str]:
     Raises:
         UsageError: a file of theirs is not there.
     """
-    plan = documents.read(run_dir / "plan.json", "plan", max_bytes=PLAN_BYTES)
+    plan = documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=PLAN_BYTES)
     found = {name: digest(PACKS / f"{name}.yml") for name in shipped_packs()}
     for name in (*plan["criteria"], *rules.criteria, *rules.waivers):
         if name not in found:

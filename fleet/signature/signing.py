@@ -166,20 +166,25 @@ def verify(
 
 
 def _changed(run_dir: Path, listed: Mapping[str, str]) -> list[str]:
+    """Return a line for each file that is not as it was signed."""
+    return [f"{what}: {path}" for what, path in _changes(run_dir, listed)]
+
+
+def _changes(run_dir: Path, listed: Mapping[str, str]) -> list[tuple[str, str]]:
     """What is not as it was signed, by its path."""
     found = []
     there = set(files(run_dir))
     for path in sorted(listed.keys() | there):
         if path not in there:
-            found.append(f"missing: {clean(path)}")
+            found.append(("missing", clean(path)))
         elif path not in listed:
-            found.append(f"not signed: {clean(path)}")
+            found.append(("not signed", clean(path)))
         else:
             try:
                 if digest(run_dir / path) != listed[path]:
-                    found.append(f"changed: {clean(path)}")
+                    found.append(("changed", clean(path)))
             except RunError as error:
-                found.append(f"changed: {clean(str(error))}")
+                found.append(("changed", clean(str(error))))
     return found
 
 
@@ -233,7 +238,7 @@ def outdated(run_dir: Path) -> str:
     with contextlib.suppress(RunError, OSError):
         if (run_dir / SIGNATURE).exists() and (run_dir / SUMS).exists():
             listed = from_text(read(run_dir / SUMS).decode("utf-8", errors="replace"))
-            changed = [text.partition(": ")[2] for text in _changed(run_dir, listed)]
+            changed = [path for _, path in _changes(run_dir, listed)]
             if changed:
                 which = f"{', '.join(changed[:_SHOWN])}{_more(changed, _SHOWN)}"
                 return (

@@ -17,6 +17,7 @@ from typing import Any
 
 from fleet.simulate.assumed import ASSUMED
 from schemas.catalogue import BENCHMARKS, DURATION
+from schemas.scopes import Scope
 
 SCHEMA = "rackproof.simulate/1"
 MODEL = "h200-sxm"
@@ -238,11 +239,10 @@ def _family(metric: Doc, pci: Mapping[str, int]) -> Doc:
 
 
 def _general(scope: str, pci: Mapping[str, int]) -> str:
-    first, comma, rest = scope.partition(",")
-    if first.startswith("gpu="):
-        rest = "peer=*" if rest.startswith("peer=") else "link=*" if rest.startswith("link=") else rest
-        return f"gpu=*{comma}{rest}"
-    return f"pci=*{comma}{rest}" if first.removeprefix("pci=") in pci else scope
+    parsed = Scope.parse(scope)
+    if parsed.device_kind == "gpu":
+        return f"gpu=*,{parsed.kind}=*" if parsed.kind in ("peer", "link") else parsed.on("gpu=*")
+    return parsed.on("pci=*") if parsed.get("pci") in pci else scope
 
 
 def _one(values: Sequence[Any], scope: str) -> Any:

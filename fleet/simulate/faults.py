@@ -13,10 +13,11 @@ from fleet.simulate.traces import held_back, lose
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan, PlannedHost
 from schemas.records import ERROR, SKIPPED
+from schemas.scopes import Scope
 
 Doc = dict[str, Any]
 PREFLIGHT = "preflight"
-LOST, MISSING = "error: NVML: GPU is lost", "NVML: no such device"
+LOST, MISSING = "NVML: GPU is lost", "NVML: no such device"
 NVLINK = 11
 """The link that goes down."""
 
@@ -71,8 +72,8 @@ class Case:
 
     def concerns(self, scope: str) -> bool:
         """Whether the GPU, as one of two or alone, is what the scope names."""
-        parts = scope.split(",")
-        return self.scope in parts or f"peer={self.gpu}" in parts
+        labels = Scope.parse(scope).labels
+        return str(self.gpu) in (labels.get("gpu"), labels.get("peer"))
 
     def slow(self, factor: float, *names: str, **params: Any) -> None:
         """Multiplies figures."""
@@ -135,7 +136,7 @@ def _xid79(case: Case) -> None:
             if not case.is_early(document, taken):
                 _unread(taken, case)
         for timeline in _timelines(document):
-            lose(timeline, str(case.gpu), LOST.partition(": ")[2], until=0.0 if "gang" in document else 0.5)
+            lose(timeline, str(case.gpu), LOST, until=0.0 if "gang" in document else 0.5)
 
 
 def _timelines(document: Doc) -> list[Doc]:
@@ -177,7 +178,7 @@ def _with_none_left(case: Case, item: Doc) -> Doc | None:
         return None if BENCHMARKS[item["params"]["benchmark"]].needs_group else item
     if entry is None or entry.needs_group:
         return _error(item, f"rank {case.gpu} cannot take part: {why}", SKIPPED)
-    if item["scope"].startswith(case.scope):
+    if Scope.parse(item["scope"]).device == case.scope:
         return _error(item, why)
     return _error(item, "the other GPU was lost", SKIPPED) if case.concerns(item["scope"]) else item
 
@@ -201,7 +202,7 @@ def _has(case: Case, stage: str) -> bool:
 
 
 def _of(case: Case, scope: str) -> bool:
-    return case.concerns(scope) or scope.split(",")[0] == f"pci={pci(case.gpu)}"
+    return case.concerns(scope) or Scope.parse(scope).get("pci") == pci(case.gpu)
 
 
 def _without(case: Case, benchmarks: set[str] | None, why: str, how: str, *, phase: str) -> None:
@@ -235,9 +236,9 @@ def _unread(taken: Doc, case: Case) -> None:
     """What a driver that has lost the GPU tells of it."""
     for metric in taken["metrics"]:
         values = metric.get("values", {})
-        for scope in [scope for scope in values if scope.split(",")[0] == case.scope]:
+        for scope in [scope for scope in values if Scope.parse(scope).device == case.scope]:
             del values[scope]
-            metric.setdefault("absent", {})[scope] = LOST
+            metric.setdefault("absent", {})[scope] = f"{ERROR}: {LOST}"
 
 
 def _log_xid(case: Case, code: int) -> None:

@@ -25,6 +25,7 @@ from schemas.errors import UsageError
 from schemas.plans import Plan, PlannedHost
 from schemas.probes import GANG as GANG_STAGE
 from schemas.records import to_json
+from schemas.run_directory import RunDirectory, record_name
 from schemas.tournament import partners
 
 Doc = dict[str, Any]
@@ -176,8 +177,8 @@ class Writer:
             if wrong:
                 texts, told = self._spoilt(host, wrong, texts)
                 events += told
-            self._put(f"hosts/{host.name}.json", texts["alone"])
-            self._put(f"gangs/{gang}/{host.name}.json", texts["gang"])
+            self._put(record_name(host.name), texts["alone"])
+            self._put(record_name(host.name, gang), texts["gang"])
         return events
 
     def _put(self, path: str, text: str | None) -> None:
@@ -279,15 +280,14 @@ def simulate(directory: Path, fleet: Fleet, faults: Sequence[Placed], plan: Plan
     for place in faults:
         of_host.setdefault(place.host, []).append(place)
     writer = Writer(directory=directory, fleet=fleet, plan=plan, faults=of_host)
-    (directory / "hosts").mkdir(parents=True, exist_ok=True)
+    paths = RunDirectory(directory)
+    paths.make(plan)
     batches = writer.batches()
-    for gang, _ in batches:
-        (directory / "gangs" / gang).mkdir(parents=True, exist_ok=True) if gang else None
     events = [event for found in _written(writer, batches, jobs) for event in found]
     if events:
         lines = "".join(json.dumps(event) + "\n" for event in events)
-        documents.write_text(directory / "events.jsonl", lines)
-    documents.write(directory / "plan.json", document)
+        documents.write_text(paths.events, lines)
+    documents.write(paths.plan, document)
 
 
 _writer: Writer | None = None

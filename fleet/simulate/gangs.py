@@ -19,6 +19,7 @@ from fleet.simulate.traces import cut
 from schemas.plans import Plan
 from schemas.probes import GANG
 from schemas.records import record_from_json
+from schemas.scopes import Scope
 
 Doc = dict[str, Any]
 Fill = Callable[[Sequence[str], int], dict[str, Doc]]
@@ -28,7 +29,7 @@ STOPPED_S = 31.0
 """What a launch takes that a rank ends."""
 _HOW = {
     "rank_ended": "killed by SIGABRT",
-    "rank_silent": "silent for 8 s: its process is frozen, or gets no processor",
+    "rank_silent": "silent for 8 s: its process is frozen, or gets no CPU time",
 }
 
 
@@ -109,9 +110,13 @@ def _slowed(records: Mapping[str, Doc], host: str, effect: Effect) -> None:
     slow = {f"gpu={rail}" for rail in effect.rails}
     for name, record in records.items():
         for item in record["observations"]:
-            scope, _, partner = item["scope"].partition(",partner=")
+            scope = Scope.parse(item["scope"])
             first, _, kind = item["name"].rpartition(".")
-            if item["name"] == "pairs.bandwidth" and host in (name, partner) and (not slow or scope in slow):
+            if (
+                item["name"] == "pairs.bandwidth"
+                and host in (name, scope.get("partner"))
+                and (not slow or scope.device in slow)
+            ):
                 scale(item, effect.speed)
                 continue
             large = first.startswith("collective.") and item["params"].get("size_bytes", 0) >= LARGE

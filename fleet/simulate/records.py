@@ -20,6 +20,7 @@ from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
 from schemas.probes import GANG
 from schemas.records import RECORD_SCHEMA
+from schemas.scopes import Scope
 
 Doc = dict[str, Any]
 ALL, JUDGED = "all", "judged"
@@ -263,12 +264,13 @@ def _places(scope: str, devices: int) -> Iterator[tuple[int, str]]:
     if "*" not in scope:
         yield -1, scope
         return
+    general = Scope.parse(scope)
     for index in range(devices):
-        if scope.startswith("pci="):
+        if general.device_kind == "pci":
             yield index, scope.replace("pci=*", f"pci={pci(index)}")
-        elif scope.endswith("link=*"):
+        elif general.get("link") == "*":
             yield from ((index, f"gpu={index},link={link}") for link in range(LINKS))
-        elif scope.endswith("peer=*"):
+        elif general.get("peer") == "*":
             yield from ((index, f"gpu={index},peer={peer}") for peer in range(devices) if peer != index)
         else:
             yield index, scope.replace("gpu=*", f"gpu={index}")

@@ -18,6 +18,7 @@ from schemas import documents
 from schemas.plans import Plan
 from schemas.records import Record, record_from_json
 from schemas.reports import FAIL, Verdict
+from schemas.run_directory import RunDirectory, record_names
 from schemas.timeline import SOAK
 
 EVERY_S = 3.0
@@ -81,10 +82,7 @@ class Judge:
 
     def _paths(self) -> dict[str, tuple[str, str]]:
         """Path -> host and gang of each record that there will be."""
-        alone = {f"hosts/{host.name}.json": (host.name, "") for host in self._plan.hosts}
-        return alone | {
-            f"gangs/{host.gang}/{host.name}.json": (host.name, host.gang) for host in self._plan.hosts if host.gang
-        }
+        return record_names(self._plan)
 
     def _reread(self) -> bool:
         changed = False
@@ -124,7 +122,7 @@ class Judge:
             at=time.time(),
             records=sum(map(len, records.values())),
             expected=len(self._paths()),
-            failed={host: tuple(reasons(verdicts, places)) for host, verdicts in failed.items()},
+            failed={host: tuple(map(str, reasons(verdicts, places))) for host, verdicts in failed.items()},
             outcomes={host: _outcomes(found) for host, found in records.items()},
             problems=tuple(record for _, record in self._read.values() if isinstance(record, str)),
         )
@@ -155,7 +153,7 @@ class Reported:
 def reported(run_dir: Path) -> Reported | None:
     """The report, where there is one of a size that can be read at once."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        text = documents.read_bytes(run_dir / "report.json", max_bytes=REPORT_BYTES)
+        text = documents.read_bytes(RunDirectory(run_dir).report, max_bytes=REPORT_BYTES)
         if len(text) <= REPORT_BYTES:
             found = json.loads(text)
             return Reported(

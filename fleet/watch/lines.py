@@ -82,19 +82,21 @@ def begins(view: View) -> str:
     return f"{stage}: {names(view.pending, NAMED)} measure now{most}"
 
 
-def beat(view: View) -> str:
-    """`benchmark: 3 of 4 hosts done, r12-h07 61 %, at most 2 min 10 s left`; nothing where nobody is waited for."""
+def beat(view: View) -> tuple[str, str]:
+    """Return `benchmark: 3 of 4 hosts done, r12-h07 61 %` and `, at most 2 min 10 s left`; two empty texts if no host is
+    waited for.
+    """
     if not view.pending:
-        return ""
+        return "", ""
     through = f"{view.answered} of {view.answered + len(view.pending)} hosts done"
     hosts = {host.name: host for host in view.hosts}
     pending = [hosts[name] for name in view.pending if name in hosts]
     if not view.waiting_for:
         since = f" for {duration(view.at - view.task_since)}" if view.task_since else ""
-        return f"{view.task}: {through}, {names(view.pending)} still at it{since}"
+        return f"{view.task}: {through}, {names(view.pending)} still at it", since
     left = [host.left_s for host in pending if host.left_s is not None]
     until = f", at most {duration(max(left))} left" if left else ""
-    return f"{view.waiting_for}: {through}, {_progress(pending, view.waiting_for)}{until}"
+    return f"{view.waiting_for}: {through}, {_progress(pending, view.waiting_for)}", until
 
 
 def _progress(pending: list[HostView], stage: str) -> str:
@@ -135,13 +137,8 @@ class Beats:
         if task != self._task and (line := begins(view)) and begun >= min(SETTLE_S, self._every_s):
             self._task, self._said, self._said_at = task, "", view.at
             return [fit(f"{clock(view.at)} {line}", LONGEST)]
-        line, since = beat(view), view.at - max(self._said_at, view.task_since or 0.0)
-        same = _timeless(line) == _timeless(self._said)
-        if not line or since < (SILENT_S if same else self._every_s):
+        (line, remaining), since = beat(view), view.at - max(self._said_at, view.task_since or 0.0)
+        if not line or since < (SILENT_S if line == self._said else self._every_s):
             return []
         self._said, self._said_at = line, view.at
-        return [fit(f"{clock(view.at)} {line}", LONGEST)]
-
-
-def _timeless(line: str) -> str:
-    return line.partition(", at most ")[0].partition(" still at it for ")[0]
+        return [fit(f"{clock(view.at)} {line}{remaining}", LONGEST)]

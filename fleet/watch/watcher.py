@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.records import run_lock
-from fleet.records.load import JOURNAL, PLAN_BYTES, without_plan
+from fleet.records.load import PLAN_BYTES, without_plan
 from fleet.watch.exporters import Exporters, Told
 from fleet.watch.findings import Judge, Judged, Reported, reported
 from fleet.watch.progress import (
@@ -31,8 +31,8 @@ from fleet.watch.view import Cell, HostView, View
 from schemas import documents
 from schemas.errors import RunError
 from schemas.plans import Plan, PlannedHost, plan_from_json
+from schemas.run_directory import PROGRESS, RunDirectory
 
-PROGRESS = "progress.jsonl"
 STALE_S = 60.0
 """What an exporter told longer ago is not shown any more."""
 GANG = "gang"
@@ -53,13 +53,13 @@ class Watcher:
             RunError: there is no plan, so there is nothing to see.
         """
         try:
-            self._plan: Plan = plan_from_json(documents.read(run_dir / run_lock.PLAN, "plan", max_bytes=PLAN_BYTES))
+            self._plan: Plan = plan_from_json(documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=PLAN_BYTES))
         except documents.DocumentError as error:
             raise RunError(f"{error}: {without_plan(run_dir, error)}") from None
         self._run_dir = run_dir.absolute()
         self._story = Story([stage.name for stage in self._plan.stages], (host.name for host in self._plan.hosts))
-        self._progress, self._events = Tail(run_dir / PROGRESS), Tail(run_dir / JOURNAL)
-        self._journal = Tail(run_dir / run_lock.JOURNAL)
+        self._progress, self._events = Tail(RunDirectory(run_dir).progress), Tail(RunDirectory(run_dir).events)
+        self._journal = Tail(RunDirectory(run_dir).journal)
         self._befell: dict[str, str] = {}
         self._last: dict[str, Any] = {}
         self._judge = Judge(self._run_dir, self._plan) if judging and not self._plan.study else None
@@ -140,7 +140,7 @@ class Watcher:
 
     def _report(self) -> Reported | None:
         with contextlib.suppress(OSError):
-            there = (self._run_dir / "report.json").stat()
+            there = RunDirectory(self._run_dir).report.stat()
             mark = (there.st_mtime_ns, there.st_size, there.st_ino)
             if self._reported[0] != mark:
                 self._reported = (mark, reported(self._run_dir))
@@ -222,7 +222,7 @@ class Watcher:
             return RUNNING
         if stage in outcomes:
             return DONE if outcomes[stage] == "finished" else FAILED
-        if stage in (PREPARE, INSPECT) and (self._run_dir / "hosts" / f"{host.name}.json").exists():
+        if stage in (PREPARE, INSPECT) and RunDirectory(self._run_dir).record(host.name).exists():
             return DONE
         return state if self._story.known else UNKNOWN
 

@@ -26,7 +26,9 @@ from schemas.reports import (
     FleetReport,
     HostReport,
     Judged,
+    LineKind,
     Spread,
+    SummaryLine,
     Verdict,
 )
 from schemas.trace import Trace
@@ -160,7 +162,11 @@ def large(hosts: int = 10_000, bad: int = 300, word: str = "") -> FleetReport:
         rehearsal=False,
         decision=REJECTED,
         acceptance=Acceptance(
-            status="FAIL", summary=(f"Hosts: {hosts - len(verdicts)} of {hosts} accepted", "GEMM: FAIL")
+            status="FAIL",
+            lines=(
+                SummaryLine(kind=LineKind.COUNT, title="Hosts", text=f"{hosts - len(verdicts)} of {hosts} accepted"),
+                SummaryLine(kind=LineKind.CHECK, title="GEMM", text="FAIL", verdict=FAIL),
+            ),
         ),
         began=builders.WHEN,
         ended="2026-11-21T04:21:07Z",

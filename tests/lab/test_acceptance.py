@@ -131,7 +131,7 @@ def accepted(site: Site, prometheus: Prometheus) -> Watched:
             nvidia_driver_state=None,
         )
     watchers = watch(attempt, site.lab, site.runs / "first")
-    assert attempt.reached("inspect : Begin the record with a snapshot"), attempt.lines[-20:]
+    assert attempt.reached("inspect : Take a snapshot and start the record"), attempt.lines[-20:]
     for host in HOSTS:
         put_beneath(site.lab, host, IDLE)
     output = attempt.end()
@@ -315,10 +315,7 @@ def test_watch_shows_running_stages_then_the_decision(accepted: Watched) -> None
 
 def test_exporter_reports_progress_and_time_left_of_a_stage(accepted: Watched) -> None:
     measured = [
-        host
-        for view in accepted.views
-        if view["task"] == "benchmark : Wait for the benchmarks"
-        for host in view["hosts"]
+        host for view in accepted.views if view["task"] == "benchmark : Run the benchmarks" for host in view["hosts"]
     ]
     assert BENCHMARKS.keys() & {host["doing"] for host in measured}
     left = [host["left_s"] for host in measured if host["left_s"] is not None]

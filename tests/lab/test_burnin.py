@@ -108,10 +108,10 @@ def burnin(tmp_path_factory: pytest.TempPathFactory, agent_archive: Path) -> Ite
         settle(lab, agent_archive)
         site = Site(lab=lab, runs=directory / "runs")
         attempt = site.start("burn", "burnin", **chosen)
-        assert attempt.reached("inspect : Begin the record with a snapshot"), attempt.lines[-30:]
+        assert attempt.reached("inspect : Take a snapshot and start the record"), attempt.lines[-30:]
         for host in HOSTS:
             put_beneath(site.lab, host, FAULT if host == FAULTY else IDLE)
-        assert attempt.reached("soak : Soak until the next look", random.uniform(1, 4)), attempt.lines[-30:]  # noqa: S311
+        assert attempt.reached("soak : Soak until the next poll", random.uniform(1, 4)), attempt.lines[-30:]  # noqa: S311
         attempt.kill()
         before = wait_for_round(site, KILLED, 1)
         run = f"{STATE}/runs/burn"
@@ -171,7 +171,7 @@ def test_nothing_is_soaked_twice_and_nothing_is_left_behind(burnin: Burnin) -> N
     run = f"{STATE}/runs/burn"
     again = burnin.site.lab.on("node1", "/opt/rackproof/bin/rackproof", "soak", f"--run-dir={run}", "--host=node1")
     assert again.stdout.startswith(f"soak: ended after {round(burnin.soak('node1')['soaked_s'])} s of {SOAK_S} s, ")
-    assert again.stdout.strip().endswith("nothing is measured twice")
+    assert again.stdout.strip().endswith("it is not measured again")
     for host in HOSTS:
         left = burnin.site.lab.on(host, "pgrep", "-af", "agent.benchmarks|rackproof soak", check=False).stdout
         assert left == "", host

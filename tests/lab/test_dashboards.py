@@ -23,7 +23,7 @@ from typing import Any
 import pytest
 
 from agent.exporter.live import LivePublisher
-from agent.gang.culprit import RankState
+from agent.gang.rank_state import RankState
 from agent.run.record import HostRun
 from fleet.judge.criteria import read_packs
 from fleet.report.merge import merge

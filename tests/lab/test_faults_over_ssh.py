@@ -260,11 +260,11 @@ def strike(fleet: Fleet, attempt: Attempt, agent: Limit, rank: Limit) -> None:
         blow()
 
     def supervisor() -> str:
-        return lab.on(AGENT_OOM, "pgrep", "-of", "rackproof bench --run-dir").stdout.strip()
+        return lab.on(AGENT_OOM, "pgrep", "-of", "rackproof bench --run-dir.*--host=[^ ]+$").stdout.strip()
 
     assert attempt.reached("inspect : Fetch the record")
     strike_one(READ_ONLY, lambda: lab.on(READ_ONLY, "mount", "-o", "remount,ro", STATE))
-    assert attempt.reached("benchmark : Wait for the benchmarks")
+    assert attempt.reached("benchmark : Run the benchmarks")
     blows: dict[str, Callable[[], object]] = {
         AGENT_OOM: lambda: agent.exhaust(lab, AGENT_OOM, supervisor()),
         HUNG: lambda: lab.on(HUNG, "pkill", "-STOP", "-f", "^sshd: root"),
@@ -290,14 +290,14 @@ WANT = r"killed by the kernel for want of memory \(oom_kill \d, limit \d+ MB\)"
 @pytest.mark.parametrize(
     ("host", "reason"),
     [
-        (PORT, r"port 29500 is taken by process \d+ \(python3 -m http.server 29500\)"),
+        (PORT, r"port 29500 is in use by process \d+ \(python3 -m http.server 29500\)"),
         (CLOCK, r"the clock is \+36\d\d\.\d s off the control node's"),
         (OPEN, f"rackproof: {STATE}/runs/fire is writable by others: chmod go-w"),
         (LINKED, f"rackproof: {STATE}/runs/fire is not a directory"),
         (EARLIER, f"rackproof: {STATE}/runs/fire belongs to run fire of .*: give this run another run_id"),
-        (READ_ONLY, r"benchmark : Start the benchmarks: rackproof: .*: Read-only file system"),
-        (HUNG, r"unreachable at Benchmark: benchmark : Wait for the benchmarks"),
-        (FULL, r"Leave the run unless the stage finished: .*No space left on device"),
+        (READ_ONLY, r"benchmark : Run the benchmarks: rackproof: .*: Read-only file system"),
+        (HUNG, r"unreachable at Benchmark: benchmark : Run the benchmarks"),
+        (FULL, r"Check that the stage finished: .*No space left on device"),
         (AGENT_OOM, rf"a process of it was {WANT}"),
     ],
     ids=["port", "clock", "open", "linked", "earlier", "read-only", "hung", "full", "agent-out-of-memory"],

@@ -139,15 +139,15 @@ def test_a_host_whose_link_is_cut_mid_gang_costs_itself_alone(lab: Lab, tmp_path
     }
     (fault,) = (item for item in report["verdicts"] if item["verdict"] == "fail")
     assert (fault["host"], fault["name"]) == (LOST, "gang.fault")
-    assert fault["reason"].startswith(f"host {LOST}: no word for 10 s: its link, host or supervisor")
+    assert fault["reason"].startswith(f"host {LOST}: no messages for 10 s: its link, host or supervisor")
     again = [("failed", 3), ("finished", 2)]
     assert {host["name"]: launches(host) for host in report["hosts"]} == {**dict.fromkeys(others, again), LOST: []}
     lost = next(host for host in report["hosts"] if host["name"] == LOST)
-    assert any(event.startswith("unreachable at Gang: gang : Wait for the gang") for event in lost["events"])
+    assert any(event.startswith("unreachable at Gang: gang : Run the launch") for event in lost["events"])
     assert f"Gang rack1: 2 of 3 hosts were measured together ({', '.join(others)}), without {LOST}" in str(report)
     assert left == dict.fromkeys(HOSTS[:3], "")
     (itself,) = alone
-    assert itself["reason"].startswith(f"host {LOST}: no word from any other host for 10 s: its own link")
+    assert itself["reason"].startswith(f"host {LOST}: no messages from any other host for 10 s: its own link")
     more = lab.run([sys.executable, ROOT / "rackproof", "gangs", "--run-dir", tmp_path / "runs" / run_id]).stdout
     assert more.startswith("nothing left to launch"), "a run that goes on launches nothing twice"
     assert named <= 30  # where nothing else keeps the processors busy: half of it

@@ -75,6 +75,7 @@ class Control:
         for name in names:
             part, variables = self.parts()[name]
             role = {"ansible.builtin.import_role": {"name": "monitoring", "tasks_from": part}, "name": "Play"}
+            role |= {"delegate_to": "localhost", "run_once": True}  # as the role's main.yml includes it
             play = {"hosts": "gpu_hosts", "gather_facts": False, "vars": variables, "tasks": [role]}
             plays.append({"name": name, **play})
         (self.directory / "playbooks").mkdir(exist_ok=True)
@@ -150,7 +151,7 @@ def test_a_prometheus_is_run_for_the_run(played: Played) -> None:
     ended = subprocess.run(
         [sys.executable, SCRIPT, "stop", control.metrics], capture_output=True, text=True, check=True
     )
-    assert ended.stdout == "ended\n"
+    assert ended.stdout == "stopped\n"
     assert (control.metrics / "data" / "wal").is_dir()
 
 
@@ -160,4 +161,4 @@ def test_a_prometheus_that_does_not_start_says_why(tmp_path: Path) -> None:
     assert done.returncode == 1
     assert "/nowhere/prometheus.yml" in done.stderr
     stopped = subprocess.run([sys.executable, SCRIPT, "stop", tmp_path], capture_output=True, text=True, check=True)
-    assert stopped.stdout == "does not run\n"
+    assert stopped.stdout == "not running\n"

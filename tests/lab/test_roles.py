@@ -216,7 +216,7 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
     "no driver": (
         {f"{BIN}/nvidia-smi": None},
         (),
-        r"a driver that answers; found: nvidia-smi is not installed; set nvidia",
+        r"a driver that responds; found: nvidia-smi is not installed; set nvidia",
     ),
     "another branch": ({}, ("--version=570",), r"driver 570; found: 580.126.20; correct nvidia_driver_version"),
     "only the digits": (
@@ -228,14 +228,14 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
     "libraries upgraded": (
         {f"{BIN}/nvidia-smi": FAILING.format("Driver/library version mismatch"), **SWITCHLESS},
         (),
-        r"nvidia-smi ends with 18: .* mismatch; the loaded kernel module is older or newer .*: reboot the host",
+        r"nvidia-smi exits with 18: .* mismatch; the loaded kernel module is older or newer .*: reboot the host",
     ),
     "module not loaded": (
         {f"{BIN}/nvidia-smi": FAILING.format("Unknown Error"), "/tmp/module/nvidia/refcnt": None, **SWITCHLESS},
         (),
-        r"the kernel module nvidia is not loaded: reboot, then see `modprobe nvidia`",
+        r"the kernel module nvidia is not loaded: reboot, then check `modprobe nvidia`",
     ),
-    "no GPU in the answer": ({f"{BIN}/nvidia-smi": "#!/bin/sh\n", **SWITCHLESS}, (), r"nvidia-smi answers ''"),
+    "no GPU in the answer": ({f"{BIN}/nvidia-smi": "#!/bin/sh\n", **SWITCHLESS}, (), r"nvidia-smi prints ''"),
     "nouveau loaded": (
         {"/tmp/module/nouveau/refcnt": "1\n"},
         (),
@@ -249,17 +249,17 @@ DRIVER_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
     "no fabric manager": (
         {f"{BIN}/nv-fabricmanager": None},
         (),
-        r"fabric manager 580.126.20 running, since 1 NVSwitches are .*; found: nv-fabricmanager is not installed",
+        r"fabric manager 580.126.20 running, because 1 NVSwitches are .*; found: nv-fabricmanager is not installed",
     ),
     "fabric manager of another release": (
         {f"{BIN}/nv-fabricmanager": FM.format("580.105.08")},
         (),
-        r"found: fabric manager 580.105.08, which refuses another driver; set nvidia_driver_state: installed",
+        r"found: fabric manager 580.105.08, which needs the same driver version; set nvidia_driver_state: installed",
     ),
     "fabric manager asked for": (
         {**SWITCHLESS, f"{BIN}/nv-fabricmanager": None},
         ("--fabric-manager=required",),
-        r"since nvidia_driver_fabric_manager asks for it; found: nv-fabricmanager is not installed",
+        r"because nvidia_driver_fabric_manager requires it; found: nv-fabricmanager is not installed",
     ),
 }
 
@@ -273,7 +273,7 @@ def test_driver_fault_is_reported_once_with_its_remedy(bench: Bench, fault: str)
 
 def test_fabric_manager_must_run(bench: Bench) -> None:
     (problem,) = bench.probe("nvidia_driver", {}, running=()).problems
-    assert re.search(r"found: it does not run; start it with `systemctl enable --now nvidia-fabricmanager`", problem)
+    assert re.search(r"found: it is not running; start it with `systemctl enable --now nvidia-fabricmanager`", problem)
 
 
 def test_what_a_host_does_not_need_is_not_asked_for(bench: Bench) -> None:
@@ -334,7 +334,7 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
     "docker does not run": (
         {f"{BIN}/docker": FAILING.format("no daemon")},
         (),
-        r"found: docker ends with 18: .*; start docker",
+        r"found: docker exits with 18: .*; start docker",
     ),
     "containerd without the runtime": (
         {**CONTAINERD, f"{BIN}/containerd": "#!/bin/sh\necho '[plugins]'\n"},
@@ -349,12 +349,12 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
     "CDI specification of the driver before": (
         {**PODMAN, "/etc/cdi/nvidia.yaml": CDI.format("570.195.03")},
         (),
-        r"/etc/cdi/nvidia.yaml of driver 570.195.03 beside driver 580.126.20; run `nvidia-ctk cdi generate",
+        r"/etc/cdi/nvidia.yaml for driver 570.195.03, but the driver is 580.126.20; run `nvidia-ctk cdi generate",
     ),
     "CDI specification in /run wins": (
         {**PODMAN, "/var/run/cdi/nvidia.yaml": CDI.format("570.195.03")},
         (),
-        r"/var/run/cdi/nvidia.yaml of driver 570.195.03",
+        r"/var/run/cdi/nvidia.yaml for driver 570.195.03",
     ),
     "CDI specification lacks a GPU": (
         {**PODMAN, "/dev/nvidia2": ""},
@@ -365,22 +365,22 @@ TOOLKIT_FAULTS: dict[str, tuple[Files, tuple[str, ...], str]] = {
     "GPU missing in the container": (
         {f"{BIN}/docker": docker(uuids=UUIDS[:1])},
         (SMOKE,),
-        r"a container of registry/cuda:13 has the host's 2 GPUs; found: 1, missing: GPU-1, not the host's: none;",
+        r"a container of registry/cuda:13 has the host's 2 GPUs; found: 1, missing: GPU-1, not on the host: none;",
     ),
     "another GPU in the container": (
         {f"{BIN}/docker": docker(uuids=("GPU-0", "GPU-9"))},
         (SMOKE,),
-        r"found: 2, missing: GPU-1, not the host's: GPU-9; look for",
+        r"found: 2, missing: GPU-1, not on the host: GPU-9; check for",
     ),
     "container does not start": (
         {f"{BIN}/docker": docker().replace("printf '%s", "exit 125; printf '%s")},
         (SMOKE,),
-        r"found: docker ends with 125: ; run the command by hand: docker run .*--gpus=all registry/cuda:13 nvidia-smi -L",
+        r"found: docker exits with 125: ; run this manually: docker run .*--gpus=all registry/cuda:13 nvidia-smi -L",
     ),
     "nothing to start it": (
         {},
         ("--runtime=none", SMOKE),
-        r"found: container_toolkit_runtime is none; name the runtime",
+        r"found: container_toolkit_runtime is none; set it to the runtime",
     ),
 }
 
@@ -494,8 +494,8 @@ def test_second_run_changes_nothing_on_as_many_hosts_at_a_time_as_the_inventory_
     assert again.returncode == 0
     assert outcome(again, "changed") == NONE
     assert set(tasks(again)) == {
-        "nvidia_driver : Look at the driver",
-        "container_toolkit : Look at the container toolkit",
+        "nvidia_driver : Check the driver",
+        "container_toolkit : Check the container toolkit",
     }
     assert again.stdout.count("PLAY [Install drivers]") == again.stdout.count("PLAY [Install container toolkits]") == 2
     assert installed.stdout.count("PLAY [Install drivers]") == 1
@@ -518,7 +518,7 @@ def test_settled_host_is_checked_in_one_task_a_role(
         )
     finally:
         site.lab.on("node2", "mv", "/root/nvidia-smi", "/usr/bin")
-    assert tasks(played) == ["nvidia_driver : Look at the driver", "container_toolkit : Look at the container toolkit"]
+    assert tasks(played) == ["nvidia_driver : Check the driver", "container_toolkit : Check the container toolkit"]
     assert outcome(played, "failed") == {"node1": 0, "node2": 1, "node3": 0}
     assert "wanted: driver 580; found: nvidia-smi is not installed; set nvidia_driver_state" in played.stdout
 
@@ -543,7 +543,7 @@ def test_driver_is_not_changed_under_who_uses_it_and_takes_its_fabric_manager_al
         site.lab.on("node2", "rm", "/dev/nvidia-uvm")
     assert outcome(played, "failed") == {"node1": 0, "node2": 1, "node3": 0}
     assert re.search(
-        r"the driver is not changed while processes use the GPUs: end trainer \(process \d+\)", played.stdout
+        r"the driver cannot be changed while processes use the GPUs: stop trainer \(process \d+\)", played.stdout
     )
     assert site.versions("node2") == before
     for host in ("node1", "node3"):

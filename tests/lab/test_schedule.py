@@ -58,7 +58,7 @@ CRONTAB = "/etc/cron.d/rackproof-revalidate-rack1"
 def test_timer_waits_starts_its_service_and_goes(host: SystemdHost) -> None:
     assert schedule(host, "--check") > [0]
     assert written(host) == []
-    assert schedule(host, times=2) == [3, 0]  # two files, and the timer is started
+    assert schedule(host, times=2) == [3, 0]  # two files, and the timer is started and enabled
     assert show(host, TIMER, "ActiveState", "UnitFileState") == ["ActiveState=active", "UnitFileState=enabled"]
     assert SERVICE in ask(host, "systemctl", "list-timers", "--all", "rackproof*").stdout
     assert show(host, SERVICE, "SuccessExitStatus") == ["SuccessExitStatus=75"]  # under way already: no failure

@@ -220,7 +220,7 @@ def test_torch_that_cannot_be_imported(lab: Lab) -> None:
     since = time.monotonic()
     gang.start(node3="PYTHONPATH=/opt/broken")
     text = same_text(gang.verdicts(gang.members, since, BUSY_S))
-    ended = "its launcher ended with exit code 1 before any rank began"
+    ended = "its launcher ended with exit code 1 before any rank started"
     assert text == f'host node3 rank 1 in phase "start": {ended}: ImportError: {why}'
     assert gang.ended("node3")["ranks"] == []  # type: ignore[index]
     gang.gone(gang.members)
@@ -236,7 +236,7 @@ def test_launcher_that_is_killed_before_its_ranks_begin(lab: Lab) -> None:
     since = time.monotonic()
     lab.on("node1", "pkill", "-KILL", "-f", "^[^ ]*python[^ ]* -m agent.benchmarks.rendezvous")
     text = same_text(gang.verdicts(present, since, BUSY_S))
-    assert text == 'host node1 rank 0 in phase "start": its launcher was killed by SIGKILL before any rank began'
+    assert text == 'host node1 rank 0 in phase "start": its launcher was killed by SIGKILL before any rank started'
     gang.gone(present)
 
 

@@ -198,7 +198,7 @@ def test_only_members_are_admitted_and_nothing_is_left_where_a_supervisor_is_kil
     lab.on("node2", "kill", "-KILL", supervisor)
     wait(lambda: gang.processes("node2") == "", 5)
     text = same_text(gang.verdicts(("node1", "node3"), since, 15))
-    assert text.startswith("host node2: no word for 10 s: its link, host or supervisor")
+    assert text.startswith("host node2: no messages for 10 s: its link, host or supervisor")
     gang.gone(HOSTS)
     assert {host: gang.listening(host) for host in HOSTS} == {host: set() for host in HOSTS}
     assert {endpoint: strangers.knock(strangers.fabric, *endpoint) for endpoint in ours} == dict.fromkeys(ours, REFUSED)

@@ -203,7 +203,7 @@ def test_plan_holds_selection_and_reason(earlier: Path) -> None:
     assert {item.benchmark for item in plan.choice.items} == {
         *read_profile("revalidate")["stages"][ALONE]["benchmarks"]
     }
-    lines = selection_summary(plan)
+    lines = [str(line) for line in selection_summary(plan)]
     assert lines[0] == "Reason: replaced GPU 3"
     assert lines[1] == f"Chosen: {len(kept)} of {len(plan.choice.items)} benchmarks of revalidate, for 60 s"
     assert lines[2].startswith("NOT CHOSEN, so not judged: ")
@@ -303,7 +303,7 @@ def test_every_view_shows_the_selection() -> None:
         "Reason: PASS",
         "Chosen: 2 of 3 benchmarks of smoke, for 60 s",
         "NOT CHOSEN, so not judged: gemm (benchmark)",
-        "GPUs were measured beside other processes, if there were any, on h1, h2, h3",
+        "GPUs shared: other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3",
     ]
     for number, line in enumerate(headline.caveats(report), 1):
         assert f'<p class="lede">{line}</p>' in caveats

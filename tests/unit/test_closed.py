@@ -15,7 +15,8 @@ from typing import Any
 import pytest
 
 from agent.gang.allow_list import admit_only
-from agent.gang.protocol import ExchangeError, Gang, listen
+from agent.gang.protocol import Gang, GangError
+from agent.gang.transport import listen
 from agent.launch.request import LaunchRequest
 from agent.launch.torchrun import LaunchError, torchrun_command
 from tests import builders
@@ -145,13 +146,13 @@ def test_hundreds_are_admitted() -> None:
 
 
 def meeting(
-    work: Path, me: str, members: Sequence[str], *, closed: bool = False, stage: str = "gang 1"
+    work: Path, me: str, members: Sequence[str], *, members_only: bool = False, stage: str = "gang 1"
 ) -> dict[str, Any]:
     """What the launcher writes for this host, after a look at what it shows to everybody."""
     plan = builders.plan("node1", "node2", profile="rehearsal")
     host = plan.host(me)
     addresses = dict.fromkeys(members, "127.0.0.1")
-    gang = Gang.of(plan, host, stage, members, 29500, closed=closed)
+    gang = Gang.from_plan(plan, host, stage, members, 29500, members_only=members_only)
     gang = Gang(**{**vars(gang), "addresses": addresses})
     request = LaunchRequest(stage=plan.stage("gang"), members=gang.members, port=29500, interface="eth7")
     command = torchrun_command(plan, host, request, gang=gang, work=work, data=work, uuids={})
@@ -186,7 +187,7 @@ def test_host_alone_meets_on_the_loopback(tmp_path: Path) -> None:
 
 
 def test_first_host_admits_the_members(tmp_path: Path) -> None:
-    both = [meeting(tmp_path, me, ["node1", "node2"], closed=True) for me in ("node1", "node2")]
+    both = [meeting(tmp_path, me, ["node1", "node2"], members_only=True) for me in ("node1", "node2")]
     assert [rendezvous["admitted"] for rendezvous in both] == [["127.0.0.1"], []]
 
 
@@ -202,10 +203,10 @@ def test_every_launch_meets_under_a_name_of_its_own(tmp_path: Path) -> None:
 
 def test_member_without_an_address_is_named(tmp_path: Path) -> None:
     plan = builders.plan("node1", "node2", profile="rehearsal")
-    gang = Gang.of(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500, closed=True)
+    gang = Gang.from_plan(plan, plan.host("node2"), "gang", ["node1", "node2"], 29500, members_only=True)
     gang = Gang(**{**vars(gang), "addresses": {"node1": "nowhere.invalid", "node2": "127.0.0.1"}})
-    with pytest.raises(ExchangeError, match=r"nowhere\.invalid has no address here"):
-        _ = gang.admitted
+    with pytest.raises(GangError, match=r"nowhere\.invalid has no address here"):
+        _ = gang.allowed_addresses
     request = LaunchRequest(stage=plan.stage("gang"), members=gang.members, port=29500)
     with pytest.raises(LaunchError, match=r"host node1: its address nowhere\.invalid cannot be resolved here"):
         torchrun_command(plan, plan.host("node2"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})

@@ -16,6 +16,7 @@ import pytest
 import tomllib
 import yaml
 
+from deploy.galaxy.role_readmes import role_readmes
 from schemas import VERSION
 from tests.lab.kill_points import tiny
 from tests.lab.lab import CONTROL_PYTHON
@@ -87,6 +88,27 @@ def test_it_has_what_a_control_node_needs_and_nothing_else(archive: Path) -> Non
     assert tops == wanted
     assert not [name for name in names if "__pycache__" in name or name.endswith((".pyc", ".png"))]
     assert archive.stat().st_size < 2_000_000
+
+
+def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -> None:
+    """Ansible Galaxy runs it at an upload, with ansible-lint, which `make lint-ansible` runs here."""
+    settings = "[galaxy-importer]\nRUN_ANSIBLE_DOC = False\nRUN_ANSIBLE_LINT = False\nRUN_FLAKE8 = False\n"
+    (tmp_path / "importer.cfg").write_text(settings)
+    done = run(
+        *("python", "-m", "galaxy_importer.main", archive),
+        cwd=tmp_path,
+        environment={"GALAXY_IMPORTER_CONFIG": str(tmp_path / "importer.cfg"), "ANSIBLE_HOME": str(tmp_path / "home")},
+    )
+    assert done.returncode == 0, done.stderr
+    assert "Importer processing completed successfully" in done.stdout
+
+
+def test_role_readmes_are_current() -> None:
+    """UPDATE_GOLDEN=1 or `make role-readmes` writes them."""
+    for path, text in role_readmes().items():
+        if os.environ.get("UPDATE_GOLDEN"):
+            path.write_text(text, encoding="utf-8")
+        assert path.read_text(encoding="utf-8") == text, path
 
 
 def test_the_version_is_said_alike_everywhere() -> None:

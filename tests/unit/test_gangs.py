@@ -258,7 +258,7 @@ def test_fewer_hosts_than_the_minimum_are_not_launched() -> None:
     assert site.full() == [("h1", "h2", "h3")]
     report = site.report()
     assert decisions(report) == {"h1": "incomplete", "h2": "incomplete", "h3": "rejected"}
-    assert "Gang r1: no launch of its 3 hosts came to its end" in report.acceptance.summary
+    assert "Gang r1: no launch of its 3 hosts finished" in report.acceptance.summary
 
 
 def lean(of: Plan) -> Plan:
@@ -407,7 +407,7 @@ def test_hosts_of_which_nothing_was_measured_were_not_measured_together() -> Non
         site = Site(plan(*names), unable=unable)
         site.play()
         (line,) = [line for line in site.report().acceptance.summary if line.startswith("Gang ")]
-        assert line == f"Gang r1: no launch of its {len(names)} hosts came to its end"
+        assert line == f"Gang r1: no launch of its {len(names)} hosts finished"
 
 
 def test_the_last_number_is_not_accused_where_the_driver_numbered_the_gpus_anew() -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import signal
@@ -18,28 +17,30 @@ from typing import Any
 
 import pytest
 
-from agent.gang import peer_channel as exchanges
+from agent.gang import transport
 from agent.gang.culprit import (
     HOST_SILENT_S,
     RANK_SILENT_S,
     SETTLE_S,
     START_S,
-    RankState,
-    View,
-    Word,
-    decide,
-    join_patience,
-    rank_from_json,
+    GangSnapshot,
+    PeerStatus,
+    find_culprit,
+    join_timeout_s,
 )
-from agent.gang.heartbeat import ADDRESS, SUPERVISOR, Beats, Heart, identity, process
-from agent.gang.monitor import Vigil
-from agent.gang.peer_channel import Exchange
-from agent.gang.protocol import ExchangeError, Gang, listen
+from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, SUPERVISOR, RankHeartbeat
+from agent.gang.heartbeat_receiver import HeartbeatReceiver
+from agent.gang.monitor import GangMonitor
+from agent.gang.peer_channel import PeerChannel
+from agent.gang.processes import process_identity, read_process
+from agent.gang.protocol import Gang, GangError
+from agent.gang.rank_state import RankState, parse_rank_state
+from agent.gang.transport import listen
 from agent.run.work_directory import MAX_ARCHIVED_ATTEMPTS, MAX_LOG_BYTES, archive_logs, truncate_logs
 from schemas.records import Culprit
 
 NOW = 1000.0
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 AT_WORK = {"alive_s": 30.0, "grouped": True, "phase": "collective all_reduce 8 B", "sequence": 7, "waiting_s": 0.1}
 
 
@@ -53,12 +54,12 @@ def view(
     ages: dict[str, float] | None = None,
     finished: tuple[str, ...] = (),
     **ranks: RankState,
-) -> View:
-    """Hosts h1 … of two ranks each, all at work. `ranks`: r3=… replaces rank 3; `ages`: of words, in seconds."""
+) -> GangSnapshot:
+    """Hosts h1 … of two ranks each, all at work. `ranks`: r3=… replaces rank 3; `ages`: of statuses, in seconds."""
     members = tuple(f"h{number}" for number in range(1, hosts + 1))
     heard = dict.fromkeys(members, 0.3) | (ages or {})
-    words = {
-        host: Word(
+    statuses = {
+        host: PeerStatus(
             at=NOW - heard[host],
             ranks=tuple(ranks.get(f"r{number}", rank(number)) for number in (2 * place, 2 * place + 1)),
             finished=host in finished,
@@ -67,20 +68,22 @@ def view(
         if heard[host] >= 0
     }
     awaited = tuple(host for host in (members if me in members[:2] else members[:2]) if host != me)
-    return View(me=me, members=members, words=words, awaited=awaited, began=NOW - 500, now=NOW, patience_s=PATIENCE_S)
+    return GangSnapshot(
+        me=me, members=members, statuses=statuses, awaited=awaited, began=NOW - 500, now=NOW, timeout_s=TIMEOUT_S
+    )
 
 
 LATE, LOST = HOST_SILENT_S - 1, HOST_SILENT_S + 0.1
 SILENT = RANK_SILENT_S + 0.1
 SETTLED = SETTLE_S + 0.1
-TIMED_OUT = {"broken": "timeout", "broken_s": SETTLED, "sequence": 7, "waiting_s": PATIENCE_S}
+TIMED_OUT = {"failure": "timeout", "failure_age_s": SETTLED, "sequence": 7, "waiting_s": TIMEOUT_S}
 
-NOBODY: dict[str, View] = {
+NOBODY: dict[str, GangSnapshot] = {
     "all at work": view(),
     "a host is late, and not yet silent": view(ages={"h2": LATE}),
     "one is lost, but another may be": view(ages={"h2": LOST, "h3": LATE}),
     "a host that has finished says nothing more": view(ages={"h2": LOST}, finished=("h2",)),
-    "a host has not joined yet": replace(view(ages={"h2": -1}), began=NOW - join_patience(PATIENCE_S) + 1),
+    "a host has not joined yet": replace(view(ages={"h2": -1}), began=NOW - join_timeout_s(TIMEOUT_S) + 1),
     "a rank is late": view(r3=rank(3, silent_s=RANK_SILENT_S - 1)),
     "a rank holds Python's lock": view(r3=rank(3, silent_s=30.0, busy=True)),
     "a rank imports torch": view(r3=rank(3, phase="start", silent_s=SILENT, grouped=False)),
@@ -95,16 +98,16 @@ NOBODY: dict[str, View] = {
     "ended while a host is late": view(ages={"h2": LATE}, r5=rank(5, ended_s=SETTLED, exit_code=1)),
     "ended while a rank is late": view(r3=rank(3, silent_s=3.0), r5=rank(5, ended_s=SETTLED, exit_code=1)),
     "ended well": view(r3=rank(3, ended_s=60.0, exit_code=0)),
-    "ended by its launcher": view(r3=rank(3, ended_s=SETTLED, exit_code=-15, told=True)),
+    "ended by its launcher": view(r3=rank(3, ended_s=SETTLED, exit_code=-15, terminated_by_launcher=True)),
     "all timed out alike": view(**{f"r{n}": rank(n, **TIMED_OUT) for n in range(6)}),
-    "all failed alike": view(**{f"r{n}": rank(n, broken="error", broken_s=5.0) for n in range(6)}),
-    "one failed by itself and the others still wait": view(r3=rank(3, broken="error", broken_s=5.0)),
+    "all failed alike": view(**{f"r{n}": rank(n, failure="error", failure_age_s=5.0) for n in range(6)}),
+    "one failed by itself and the others still wait": view(r3=rank(3, failure="error", failure_age_s=5.0)),
 }
 
 
 @pytest.mark.parametrize("known", NOBODY.values(), ids=NOBODY.keys())
-def test_nobody_is_named_too_soon(known: View) -> None:
-    assert decide(known) is None
+def test_nobody_is_named_too_soon(known: GangSnapshot) -> None:
+    assert find_culprit(known) is None
 
 
 def timed_out(*culprits: RankState) -> dict[str, RankState]:
@@ -113,34 +116,44 @@ def timed_out(*culprits: RankState) -> dict[str, RankState]:
 
 
 AT = 'gpu=1 rank 3 in phase "collective all_reduce 8 B"'
-NAMED: dict[str, tuple[View, str, tuple[str, ...], str]] = {
+NAMED: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
     "link, host or supervisor": (
         view(ages={"h3": LOST}),
         "host_silent",
         ("h3",),
-        "host h3: no word for 10 s: its link, host or supervisor; last seen gpu=0 rank 4 in phase "
+        "host h3: no messages for 10 s: its link, host or supervisor; last seen gpu=0 rank 4 in phase "
         '"collective all_reduce 8 B"; gpu=1 rank 5 in phase "collective all_reduce 8 B"',
     ),
-    "two of them": (view(hosts=4, ages={"h3": LOST, "h4": LOST}), "host_silent", ("h3", "h4"), "hosts h3, h4: no word"),
+    "two of them": (
+        view(hosts=4, ages={"h3": LOST, "h4": LOST}),
+        "host_silent",
+        ("h3", "h4"),
+        "hosts h3, h4: no messages",
+    ),
     "two that lost each other": (
         view(hosts=2, ages={"h2": LOST}),
         "host_silent",
         ("h1", "h2"),
-        "hosts h1 and h2: no word between them for 10 s: the link, either host, or its supervisor",
+        "hosts h1 and h2: no messages between them for 10 s: the link, either host, or its supervisor",
     ),
     "the head, that lost all": (
         view(ages={"h2": LOST, "h3": LOST}),
         "cut_off",
         ("h1",),
-        "host h1: no word from any other host for 10 s: its own link, or all of theirs",
+        "host h1: no messages from any other host for 10 s: its own link, or the links of all others",
     ),
     "a host that lost both watchers": (
         view(me="h3", ages={"h1": LOST, "h2": LOST}),
         "cut_off",
         ("h3",),
-        "host h3: no word",
+        "host h3: no messages",
     ),
-    "the head, by the second": (view(me="h2", ages={"h1": LOST}), "host_silent", ("h1",), "host h1: no word for 10 s"),
+    "the head, by the second": (
+        view(me="h2", ages={"h1": LOST}),
+        "host_silent",
+        ("h1",),
+        "host h1: no messages for 10 s",
+    ),
     "never came": (
         view(ages={"h2": -1}),
         "host_absent",
@@ -163,7 +176,7 @@ NAMED: dict[str, tuple[View, str, tuple[str, ...], str]] = {
         view(r3=rank(3, silent_s=SILENT)),
         "rank_silent",
         ("h2",),
-        f"host h2 {AT}: silent for 8 s: its process is frozen, or gets no processor",
+        f"host h2 {AT}: silent for 8 s: its process is frozen, or gets no CPU time",
     ),
     "silent, when all who worked alone have ended": (
         view(
@@ -193,7 +206,7 @@ NAMED: dict[str, tuple[View, str, tuple[str, ...], str]] = {
     "killed, and others aborted or failed in the same moment": (
         view(
             r3=rank(3, ended_s=SETTLED, exit_code=-9),
-            r2=rank(2, ended_s=SETTLED, exit_code=-15, told=True),
+            r2=rank(2, ended_s=SETTLED, exit_code=-15, terminated_by_launcher=True),
             r0=rank(0, ended_s=SETTLED + 0.2, exit_code=-6),
             r5=rank(5, ended_s=SETTLED + 0.1, exit_code=1),
         ),
@@ -217,7 +230,7 @@ NAMED: dict[str, tuple[View, str, tuple[str, ...], str]] = {
         view(r3=rank(3, ended_s=SETTLED)),
         "rank_ended",
         ("h2",),
-        f"host h2 {AT}: gone, with all that watched it",
+        f"host h2 {AT}: gone without an exit code, as is its guard process",
     ),
     "a stranger's SIGTERM, where nothing else explains it": (
         view(r3=rank(3, ended_s=SETTLED, exit_code=-15)),
@@ -226,38 +239,38 @@ NAMED: dict[str, tuple[View, str, tuple[str, ...], str]] = {
         f"host h2 {AT}: killed by SIGTERM",
     ),
     "behind at the time-out": (
-        view(**timed_out(rank(3, sequence=6, waiting_s=None, progress_s=PATIENCE_S))),
+        view(**timed_out(rank(3, sequence=6, waiting_s=None, progress_s=TIMEOUT_S))),
         "rank_behind",
         ("h2",),
         f"host h2 {AT}: alive, but the others waited for it until their time-out of 60 s",
     ),
     "the only one not to time out": (
-        view(**timed_out(rank(3, waiting_s=None, progress_s=PATIENCE_S))),
+        view(**timed_out(rank(3, waiting_s=None, progress_s=TIMEOUT_S))),
         "rank_behind",
         ("h2",),
         f"host h2 {AT}: alive, but",
     ),
     "behind when NCCL's watchdog aborted the others": (
         view(
-            r3=rank(3, sequence=6, waiting_s=None, progress_s=PATIENCE_S),
-            **{f"r{n}": rank(n, waiting_s=PATIENCE_S, ended_s=SETTLED, exit_code=-6) for n in (0, 1, 2, 4, 5)},
+            r3=rank(3, sequence=6, waiting_s=None, progress_s=TIMEOUT_S),
+            **{f"r{n}": rank(n, waiting_s=TIMEOUT_S, ended_s=SETTLED, exit_code=-6) for n in (0, 1, 2, 4, 5)},
         ),
         "rank_behind",
         ("h2",),
         f"host h2 {AT}: alive, but",
     ),
     "failed by itself long before": (
-        view(**timed_out(rank(3, broken="error", broken_s=PATIENCE_S))),
+        view(**timed_out(rank(3, failure="error", failure_age_s=TIMEOUT_S))),
         "rank_behind",
         ("h2",),
-        f"host h2 {AT}: failed by itself, and the others waited",
+        f"host h2 {AT}: failed on its own, and the others waited",
     ),
 }
 
 
 @pytest.mark.parametrize(("known", "kind", "hosts", "text"), NAMED.values(), ids=NAMED.keys())
-def test_the_one_at_fault_is_named(known: View, kind: str, hosts: tuple[str, ...], text: str) -> None:
-    found = decide(known)
+def test_the_one_at_fault_is_named(known: GangSnapshot, kind: str, hosts: tuple[str, ...], text: str) -> None:
+    found = find_culprit(known)
     assert found is not None
     assert (found.kind, found.hosts) == (kind, hosts)
     assert found.text.startswith(text)
@@ -267,14 +280,21 @@ def test_the_one_at_fault_is_named(known: View, kind: str, hosts: tuple[str, ...
 
 @pytest.mark.parametrize(
     "spoil",
-    [{"rank": True}, {"rank": "3"}, {"phase": "x" * 513}, {"silent_s": None}, {"other": 1}, {"told": 1}],
+    [
+        {"rank": True},
+        {"rank": "3"},
+        {"phase": "x" * 513},
+        {"silent_s": None},
+        {"other": 1},
+        {"terminated_by_launcher": 1},
+    ],
     ids=str,
 )
 def test_state_that_is_none_is_refused(spoil: dict[str, Any]) -> None:
     good = asdict(rank(3))
-    assert rank_from_json(good) == rank(3)
-    with pytest.raises(ValueError, match="no state of a rank"):
-        rank_from_json({**good, **spoil})
+    assert parse_rank_state(good) == rank(3)
+    with pytest.raises(ValueError, match="not a rank state"):
+        parse_rank_state({**good, **spoil})
 
 
 # ---- over TCP ----
@@ -297,66 +317,66 @@ ADDRESSES = {"h1": "127.0.0.1", "h2": "127.0.0.1", "h3": "127.0.0.3"}
 
 
 def gang(me: str, port: int, **over: Any) -> Gang:
-    common = {"members": MEMBERS, "addresses": ADDRESSES, "nonce": "0123456789abcdef" * 2, "about": "r1 gang rack1"}
+    common = {"members": MEMBERS, "addresses": ADDRESSES, "nonce": "0123456789abcdef" * 2, "context": "r1 gang rack1"}
     return Gang(**{"me": me, "port": port, **common, **over})
 
 
 @pytest.fixture
-def three(port: int) -> Iterator[dict[str, Exchange]]:
-    found = {host: Exchange(gang(host, port)) for host in MEMBERS}
+def three(port: int) -> Iterator[dict[str, PeerChannel]]:
+    found = {host: PeerChannel(gang(host, port)) for host in MEMBERS}
     yield found
     for each in found.values():
         each.close()
 
 
-def until(true: Callable[[], bool], *them: Exchange, patience_s: float = 5.0) -> None:
+def until(true: Callable[[], bool], *them: PeerChannel, patience_s: float = 5.0) -> None:
     """Steps everybody until it is so."""
     ends = time.monotonic() + patience_s
     while not true():
         assert time.monotonic() < ends
         for each in them:
-            each.step(0.005)
-            each.say([rank(0)])
+            each.poll(0.005)
+            each.publish_status([rank(0)])
 
 
-def test_everyone_is_heard_and_learns_the_verdict(three: dict[str, Exchange]) -> None:
+def test_everyone_is_heard_and_learns_the_verdict(three: dict[str, PeerChannel]) -> None:
     one, two, last = three.values()
-    until(lambda: set(one.words) == set(two.words) == set(MEMBERS) and len(last.words) == 3, *three.values())
-    assert one.words["h3"].ranks == (rank(0),)
+    until(lambda: set(one.statuses) == set(two.statuses) == set(MEMBERS) and len(last.statuses) == 3, *three.values())
+    assert one.statuses["h3"].ranks == (rank(0),)
     now = time.monotonic()
-    assert [each.decides(now) for each in (one, two, last)] == [True, False, False]
+    assert [each.is_decider(now) for each in (one, two, last)] == [True, False, False]
     verdict = Culprit(kind="rank_silent", hosts=("h3",), text="host h3 …", scope="gpu=0", rank=4, phase="training")
-    one.end(verdict)
+    one.announce_verdict(verdict)
     until(lambda: two.verdict == last.verdict == verdict, two, last)
 
 
-def test_the_second_decides_when_the_first_has_finished_or_is_silent(three: dict[str, Exchange]) -> None:
+def test_the_second_decides_when_the_first_has_finished_or_is_silent(three: dict[str, PeerChannel]) -> None:
     one, two, last = three.values()
-    until(lambda: "h1" in two.words and "h2" in last.words and "h1" in last.words, *three.values())
+    until(lambda: "h1" in two.statuses and "h2" in last.statuses and "h1" in last.statuses, *three.values())
     silent = time.monotonic() + HOST_SILENT_S + 1
-    assert two.decides(silent)
+    assert two.is_decider(silent)
     one.finished = True
-    one.say([], at_once=True)
-    until(lambda: two.words["h1"].finished and last.words["h1"].finished, *three.values())
-    assert [each.decides(time.monotonic()) for each in (two, last)] == [True, False]
+    one.publish_status([], at_once=True)
+    until(lambda: two.statuses["h1"].finished and last.statuses["h1"].finished, *three.values())
+    assert [each.is_decider(time.monotonic()) for each in (two, last)] == [True, False]
 
 
-def test_answer_under_way_does_not_call_a_finished_host_back(three: dict[str, Exchange]) -> None:
+def test_answer_under_way_does_not_call_a_finished_host_back(three: dict[str, PeerChannel]) -> None:
     one, two, _ = three.values()
-    until(lambda: "h2" in one.words and "h1" in two.words, *three.values())
+    until(lambda: "h2" in one.statuses and "h1" in two.statuses, *three.values())
     two.finished = True
-    two.say([], at_once=True)
-    until(lambda: one.words["h2"].finished, one, two)
+    two.publish_status([], at_once=True)
+    until(lambda: one.statuses["h2"].finished, one, two)
     two.finished = False  # what was sent before comes later, on the other connection
     for _ in range(20):
-        one.say([rank(0)], at_once=True)
-        one.step(0.01)
-        two.step(0.01)
-    assert one.words["h2"].finished
+        one.publish_status([rank(0)], at_once=True)
+        one.poll(0.01)
+        two.poll(0.01)
+    assert one.statuses["h2"].finished
 
 
-def hung_up(channel: socket.socket, head: Exchange) -> bool:
-    head.step(0.01)
+def hung_up(channel: socket.socket, head: PeerChannel) -> bool:
+    head.poll(0.01)
     channel.setblocking(False)
     try:
         while channel.recv(1 << 16):
@@ -371,13 +391,13 @@ def hung_up(channel: socket.socket, head: Exchange) -> bool:
 def word(port: int, greeting: str, **over: Any) -> bytes:
     """A line as h3 would say it."""
     said = {"host": "h3", "token": "t", "number": 1, "finished": False, "greeting": greeting, "ranks": [], **over}
-    about = {key: said.pop(key) for key in ("nonce", "about", "members") if key in said}
-    return gang("h3", port, **about).seal(json.dumps(said).encode())
+    about = {key: said.pop(key) for key in ("nonce", "context", "members") if key in said}
+    return gang("h3", port, **about).sign(said)
 
 
 STRANGERS: dict[str, Callable[[int, str], bytes]] = {
     "another nonce": lambda port, greeting: word(port, greeting, nonce="f" * 32),
-    "another run": lambda port, greeting: word(port, greeting, about="r2 gang rack1"),
+    "another run": lambda port, greeting: word(port, greeting, context="r2 gang rack1"),
     "another gang": lambda port, greeting: word(port, greeting, members=("h1", "h3")),
     "no code": lambda port, greeting: word(port, greeting).partition(b" ")[2],
     "HTTP": lambda port, greeting: b"GET / HTTP/1.1\r\n\r\n",
@@ -394,19 +414,19 @@ STRANGERS: dict[str, Callable[[int, str], bytes]] = {
 
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS.keys())
 def test_strangers_are_turned_away_and_the_gang_goes_on(
-    three: dict[str, Exchange], port: int, stranger: Callable[[int, str], bytes]
+    three: dict[str, PeerChannel], port: int, stranger: Callable[[int, str], bytes]
 ) -> None:
     one, two, _ = three.values()
     with socket.create_connection(("127.0.0.1", port)) as channel:
         channel.settimeout(0.01)
         greeting = b""
         while not greeting:
-            one.step(0.01)
+            one.poll(0.01)
             try:
                 greeting = channel.recv(4096)
             except TimeoutError:
                 continue
-        opened = gang("h3", port).open(greeting.strip())
+        opened = gang("h3", port).verify(greeting.strip())
         assert opened is not None
         line = stranger(port, opened["greeting"])
         channel.setblocking(False)
@@ -416,51 +436,51 @@ def test_strangers_are_turned_away_and_the_gang_goes_on(
             try:
                 sent += channel.send(line[sent:])
             except BlockingIOError:
-                one.step(0.01)
+                one.poll(0.01)
             except ConnectionError:
                 break
         while not hung_up(channel, one):
             assert time.monotonic() < ends
-    until(lambda: "h2" in one.words and "h1" in two.words, one, two)
-    assert "h9" not in one.words
+    until(lambda: "h2" in one.statuses and "h1" in two.statuses, one, two)
+    assert "h9" not in one.statuses
 
 
 def test_connections_that_say_nothing_are_few_and_short(
-    three: dict[str, Exchange], port: int, monkeypatch: pytest.MonkeyPatch
+    three: dict[str, PeerChannel], port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, _ = three.values()
-    until(lambda: "h2" in one.words, one, two)
+    until(lambda: "h2" in one.statuses, one, two)
     silent = [socket.create_connection(("127.0.0.1", port)) for _ in range(60)]
     for _ in range(100):
-        one.step(0.0)
-    most = exchanges.MOST_STRANGERS + len(MEMBERS)
+        one.poll(0.0)
+    most = transport.MAX_UNPROVEN + len(MEMBERS)
     assert sum(not hung_up(channel, one) for channel in silent) <= most
-    assert time.monotonic() - one.words["h2"].at < 5
-    monkeypatch.setattr(exchanges, "PROOF_S", 0.1)
+    assert time.monotonic() - one.statuses["h2"].at < 5
+    monkeypatch.setattr(transport, "PROOF_S", 0.1)
     time.sleep(0.3)
-    one.step(0.0)
+    one.poll(0.0)
     assert all(hung_up(channel, one) for channel in silent[-most:])
     for channel in silent:
         channel.close()
-    until(lambda: "h3" in one.words, *three.values())
+    until(lambda: "h3" in one.statuses, *three.values())
 
 
 def test_lost_connection_is_made_anew(port: int) -> None:
-    head, member = Exchange(gang("h1", port)), Exchange(gang("h3", port))
-    until(lambda: "h3" in head.words and "h1" in member.words, head, member)
+    head, member = PeerChannel(gang("h1", port)), PeerChannel(gang("h3", port))
+    until(lambda: "h3" in head.statuses and "h1" in member.statuses, head, member)
     head.close()
-    head = Exchange(gang("h1", port))
-    until(lambda: "h3" in head.words, head, member)
+    head = PeerChannel(gang("h1", port))
+    until(lambda: "h3" in head.statuses, head, member)
     head.close()
     member.close()
 
 
 def test_taken_port_is_told_with_the_remedy(port: int) -> None:
-    with listen("127.0.0.1", port), pytest.raises(ExchangeError, match=f"127.0.0.1 port {port}.*rendezvous_port"):
-        Exchange(gang("h1", port))
+    with listen("127.0.0.1", port), pytest.raises(GangError, match=f"127.0.0.1 port {port}.*rendezvous_port"):
+        PeerChannel(gang("h1", port))
 
 
-def test_listener_is_not_open_on_other_addresses(three: dict[str, Exchange], port: int) -> None:
+def test_listener_is_not_open_on_other_addresses(three: dict[str, PeerChannel], port: int) -> None:
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.9", port), timeout=1)
 
@@ -471,23 +491,23 @@ def test_listener_is_not_open_on_other_addresses(three: dict[str, Exchange], por
 def test_rank_tells_how_far_it_is(tmp_path: Path) -> None:
     work = tmp_path / ("d" * 120)  # longer than the address of a socket may be
     work.mkdir()
-    beats = Beats(work, {0: "gpu=0", 1: "gpu=1"})
-    heart = Heart(1, work)
-    heart.phase, heart.grouped = "training", True
-    with contextlib.suppress(RuntimeError), heart.together():
-        heart.beat()
-        beats.read()
-        inside = beats.states()[1]
+    receiver = HeartbeatReceiver(work, {0: "gpu=0", 1: "gpu=1"})
+    heartbeat = RankHeartbeat(1, work)
+    heartbeat.phase, heartbeat.grouped = "training", True
+    with contextlib.suppress(RuntimeError), heartbeat.in_collective():
+        heartbeat.send()
+        receiver.read()
+        inside = receiver.states()[1]
         raise RuntimeError
-    heart.fail("RuntimeError: Timed out waiting 1000ms for recv operation to complete")
-    beats.read()
-    first, second = beats.states()
-    beats.close()
+    heartbeat.record_failure("RuntimeError: Timed out waiting 1000ms for recv operation to complete")
+    receiver.read()
+    first, second = receiver.states()
+    receiver.close()
     assert first.alive_s is None
-    assert (inside.phase, inside.sequence, inside.grouped, inside.broken) == ("training", 1, True, "")
+    assert (inside.phase, inside.sequence, inside.grouped, inside.failure) == ("training", 1, True, "")
     assert inside.waiting_s is not None
     assert inside.waiting_s < 1
-    assert second.broken == "timeout"
+    assert second.failure == "timeout"
     assert second.waiting_s is not None, "it failed while it waited"
 
 
@@ -501,23 +521,23 @@ def test_rank_tells_how_far_it_is(tmp_path: Path) -> None:
     ],
 )
 def test_own_failures_are_told_from_waiting_in_vain(tmp_path: Path, problem: str, kind: str) -> None:
-    beats = Beats(tmp_path, {0: "gpu=0"})
-    Heart(0, tmp_path).fail(problem)
-    beats.read()
-    assert beats.states()[0].broken == kind
-    beats.close()
+    receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
+    RankHeartbeat(0, tmp_path).record_failure(problem)
+    receiver.read()
+    assert receiver.states()[0].failure == kind
+    receiver.close()
 
 
 def test_garbage_on_the_socket_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    beats = Beats(tmp_path, {0: "gpu=0"})
+    receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         monkeypatch.chdir(tmp_path)
-        channel.connect("beats")
-        for line in (b"", b"\xff", b"[]", b"3", b'{"kind":"beat","rank":7}', b'{"kind":"beat","rank":[]}'):
+        channel.connect("heartbeats")
+        for line in (b"", b"\xff", b"[]", b"3", b'{"kind":"heartbeat","rank":7}', b'{"kind":"heartbeat","rank":[]}'):
             channel.send(line)
-    assert beats.read() is False
-    assert beats.states()[0].alive_s is None
-    beats.close()
+    assert receiver.read() is False
+    assert receiver.states()[0].alive_s is None
+    receiver.close()
 
 
 RANK = """
@@ -532,7 +552,7 @@ class Guarded:
 
     def __init__(self, tmp_path: Path, what: str, supervisor: str = "") -> None:
         (tmp_path / "program.py").write_text(RANK.format(what=what))
-        self.beats = Beats(tmp_path, {0: "cpu=0"})
+        self.receiver = HeartbeatReceiver(tmp_path, {0: "cpu=0"})
         self._pid = tmp_path / "pid"
         self.guard = subprocess.Popen(
             [sys.executable, "-m", "agent.launch.guard", "program", str(self._pid)],
@@ -540,7 +560,7 @@ class Guarded:
                 **os.environ,
                 "PYTHONPATH": str(tmp_path),
                 "RANK": "0",
-                ADDRESS: str(tmp_path),
+                HEARTBEAT_DIRECTORY: str(tmp_path),
                 SUPERVISOR: supervisor,
             },
             start_new_session=True,
@@ -554,8 +574,8 @@ class Guarded:
 
     @property
     def state(self) -> RankState:
-        self.beats.read()
-        return self.beats.states()[0]
+        self.receiver.read()
+        return self.receiver.states()[0]
 
     def until(self, true: Callable[[], bool], patience_s: float = 10.0) -> None:
         ends = time.monotonic() + patience_s
@@ -566,7 +586,7 @@ class Guarded:
     def end(self) -> None:
         self.guard.kill()
         self.guard.wait()
-        self.beats.close()
+        self.receiver.close()
 
 
 @pytest.mark.parametrize(
@@ -584,7 +604,7 @@ def test_launcher_and_supervisor_see_a_ranks_own_end(tmp_path: Path, what: str, 
     assert guarded.guard.wait(timeout=10) == code
     state = guarded.state
     guarded.end()
-    assert (state.exit_code, state.told) == (seen, False)
+    assert (state.exit_code, state.terminated_by_launcher) == (seen, False)
     assert state.ended_s is not None
 
 
@@ -594,7 +614,7 @@ def test_end_that_was_asked_for_is_told_as_such(tmp_path: Path) -> None:
     assert guarded.guard.wait(timeout=10) == -15
     state = guarded.state
     guarded.end()
-    assert (state.exit_code, state.told) == (-15, True)
+    assert (state.exit_code, state.terminated_by_launcher) == (-15, True)
 
 
 def test_stopped_rank_is_ended_all_the_same(tmp_path: Path) -> None:
@@ -621,11 +641,11 @@ def test_no_rank_outlives_its_guard_its_supervisor_or_its_launcher(tmp_path: Pat
         if whose == "launcher":
             pids = launched(tmp_path)
         else:
-            guarded = Guarded(tmp_path, "time.sleep(60)", identity(supervisor.pid))
+            guarded = Guarded(tmp_path, "time.sleep(60)", process_identity(supervisor.pid))
             pids = [guarded.pid]
             (guarded.guard if whose == "guard" else supervisor).kill()
         ends = time.monotonic() + 5
-        while any(process(pid) for pid in pids):
+        while any(read_process(pid) for pid in pids):
             assert time.monotonic() < ends
             time.sleep(0.02)
         if whose != "launcher":
@@ -662,13 +682,13 @@ def test_time_in_which_the_supervisor_did_not_run_counts_for_nobody(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
-    vigil = Vigil("h1", guarded.beats, None, 60.0)
-    assert vigil.look(0.1) is None
+    monitor = GangMonitor("h1", guarded.receiver, None, 60.0)
+    assert monitor.poll(0.1) is None
     os.kill(guarded.pid, signal.SIGSTOP)
     time.sleep(0.5)
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 60)  # the machine slept
-    assert vigil.look(0.1) is None
+    assert monitor.poll(0.1) is None
     assert guarded.state.silent_s < 5
     monkeypatch.setattr(time, "monotonic", real)
     guarded.end()

@@ -14,10 +14,11 @@ from typing import Any
 
 import pytest
 
-from agent.gang import peer_channel as exchanges
-from agent.gang.culprit import HOST_SILENT_S, Word
-from agent.gang.peer_channel import Exchange
-from agent.gang.protocol import Gang, listen
+from agent.gang import peer_channel, transport
+from agent.gang.culprit import HOST_SILENT_S, PeerStatus
+from agent.gang.peer_channel import PeerChannel
+from agent.gang.protocol import Gang
+from agent.gang.transport import listen
 from schemas.records import Culprit, to_json
 from tests.unit.test_heartbeat import MEMBERS, gang, hung_up, port, rank, until, word
 
@@ -38,7 +39,7 @@ def here(me: str, port: int) -> Gang:
 class Caller:
     """A member that speaks line by line."""
 
-    def __init__(self, head: Exchange, port: int) -> None:
+    def __init__(self, head: PeerChannel, port: int) -> None:
         self._head, self._port = head, port
         self.channel = socket.create_connection((address_of(port), port))
         self.channel.setblocking(False)
@@ -49,13 +50,13 @@ class Caller:
         ends = time.monotonic() + 5
         while b"\n" not in self._came:
             assert time.monotonic() < ends, "no answer"
-            self._head.step(0.005)
+            self._head.poll(0.005)
             try:
                 self._came += self.channel.recv(1 << 16)
             except BlockingIOError:
                 continue
         line, _, self._came = self._came.partition(b"\n")
-        said = gang("h3", self._port).open(line)
+        said = gang("h3", self._port).verify(line)
         assert said is not None
         return said
 
@@ -72,34 +73,34 @@ class Caller:
 
 
 @pytest.fixture
-def head(port: int) -> Iterator[Exchange]:
-    made = Exchange(here("h1", port))
+def head(port: int) -> Iterator[PeerChannel]:
+    made = PeerChannel(here("h1", port))
     yield made
     made.close()
 
 
-def test_a_word_is_taken_with_its_ranks_and_answered_with_its_number(head: Exchange, port: int) -> None:
+def test_a_word_is_taken_with_its_ranks_and_answered_with_its_number(head: PeerChannel, port: int) -> None:
     caller = Caller(head, port)
     answer = caller.say(ranks=[asdict(rank(4))], token="mine")
-    assert answer == {"host": "h1", "token": "mine", "number": 1, "finished": False, "left": False, "verdict": None}
-    assert head.words["h3"].ranks == (rank(4),)
-    assert not head.words["h3"].finished
-    assert time.monotonic() - head.words["h3"].at < 5
+    assert answer == {"host": "h1", "token": "mine", "number": 1, "finished": False, "aborted": False, "verdict": None}
+    assert head.statuses["h3"].ranks == (rank(4),)
+    assert not head.statuses["h3"].finished
+    assert time.monotonic() - head.statuses["h3"].at < 5
     assert caller.say(number=2, token="mine")["number"] == 2
     caller.channel.close()
 
 
-def test_who_has_said_that_it_is_finished_is_so_for_good(head: Exchange, port: int) -> None:
+def test_who_has_said_that_it_is_finished_is_so_for_good(head: PeerChannel, port: int) -> None:
     caller = Caller(head, port)
     caller.say(finished=True)
-    assert head.words["h3"].finished
+    assert head.statuses["h3"].finished
     caller.say(number=2, finished=False)
-    assert head.words["h3"].finished
+    assert head.statuses["h3"].finished
     caller.channel.close()
 
 
 @pytest.mark.parametrize("number", [1, 2, 0, -1])
-def test_a_word_that_is_not_newer_is_none(head: Exchange, port: int, number: int) -> None:
+def test_a_word_that_is_not_newer_is_none(head: PeerChannel, port: int, number: int) -> None:
     caller = Caller(head, port)
     caller.say(number=2)
     caller.channel.send(word(port, caller.greeting, number=number))
@@ -107,7 +108,7 @@ def test_a_word_that_is_not_newer_is_none(head: Exchange, port: int, number: int
     caller.channel.close()
 
 
-def test_words_of_another_launch_of_the_host_are_counted_anew(head: Exchange, port: int) -> None:
+def test_words_of_another_launch_of_the_host_are_counted_anew(head: PeerChannel, port: int) -> None:
     first = Caller(head, port)
     first.say(number=7)
     second = Caller(head, port)
@@ -117,10 +118,10 @@ def test_words_of_another_launch_of_the_host_are_counted_anew(head: Exchange, po
         caller.channel.close()
 
 
-def test_every_caller_that_is_known_hears_the_verdict_and_nobody_else(head: Exchange, port: int) -> None:
+def test_every_caller_that_is_known_hears_the_verdict_and_nobody_else(head: PeerChannel, port: int) -> None:
     known, stranger = Caller(head, port), Caller(head, port)
     known.say(number=4)
-    head.end(VERDICT)
+    head.announce_verdict(VERDICT)
     answer = known.answer()
     assert (answer["number"], answer["verdict"]["text"]) == (4, VERDICT.text)
     assert not hung_up(stranger.channel, head)
@@ -129,7 +130,7 @@ def test_every_caller_that_is_known_hears_the_verdict_and_nobody_else(head: Exch
         caller.channel.close()
 
 
-def test_who_hangs_up_says_so_in_its_last_word(head: Exchange, port: int) -> None:
+def test_who_hangs_up_says_so_in_its_last_word(head: PeerChannel, port: int) -> None:
     caller = Caller(head, port)
     caller.say()
     head.finished = True
@@ -139,8 +140,8 @@ def test_who_hangs_up_says_so_in_its_last_word(head: Exchange, port: int) -> Non
     caller.channel.close()
 
 
-def test_all_members_of_a_gang_may_call_at_once_and_strangers_beside(head: Exchange, port: int) -> None:
-    most = exchanges.MOST_STRANGERS + len(MEMBERS)
+def test_all_members_of_a_gang_may_call_at_once_and_strangers_beside(head: PeerChannel, port: int) -> None:
+    most = transport.MAX_UNPROVEN + len(MEMBERS)
     callers = [Caller(head, port) for _ in range(most)]
     assert not any(hung_up(caller.channel, head) for caller in callers)
     callers.append(Caller(head, port))
@@ -152,16 +153,16 @@ def test_all_members_of_a_gang_may_call_at_once_and_strangers_beside(head: Excha
 
 
 def test_a_caller_that_has_said_who_it_is_may_be_silent_for_longer(
-    head: Exchange, port: int, monkeypatch: pytest.MonkeyPatch
+    head: PeerChannel, port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     known, stranger = Caller(head, port), Caller(head, port)
     known.say()
     real = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real() + exchanges.PROOF_S + 1)
-    head.step(0.0)
+    monkeypatch.setattr(time, "monotonic", lambda: real() + transport.PROOF_S + 1)
+    head.poll(0.0)
     assert (hung_up(known.channel, head), hung_up(stranger.channel, head)) == (False, True)
     monkeypatch.setattr(time, "monotonic", lambda: real() + 2 * HOST_SILENT_S + 1)
-    head.step(0.0)
+    head.poll(0.0)
     assert hung_up(known.channel, head)
     for caller in (known, stranger):
         caller.channel.close()
@@ -171,115 +172,115 @@ def test_a_caller_that_has_said_who_it_is_may_be_silent_for_longer(
 
 
 @pytest.fixture
-def three(port: int) -> Iterator[list[Exchange]]:
-    found = [Exchange(here(host, port)) for host in MEMBERS]
-    until(lambda: all(set(MEMBERS) <= set(each.words) for each in found), *found)
+def three(port: int) -> Iterator[list[PeerChannel]]:
+    found = [PeerChannel(here(host, port)) for host in MEMBERS]
+    until(lambda: all(set(MEMBERS) <= set(each.statuses) for each in found), *found)
     yield found
     for each in found:
         each.close()
 
 
-def test_a_member_that_finishes_is_known_to_both_watchers(three: list[Exchange]) -> None:
+def test_a_member_that_finishes_is_known_to_both_watchers(three: list[PeerChannel]) -> None:
     one, two, last = three
     last.finished = True
-    last.say([rank(4), rank(5)], at_once=True)
-    until(lambda: one.words["h3"].finished and two.words["h3"].finished, one, two)
-    assert (one.words["h3"].ranks, last.words["h3"].finished) == ((rank(4), rank(5)), True)
-    assert not one.words["h2"].finished
+    last.publish_status([rank(4), rank(5)], at_once=True)
+    until(lambda: one.statuses["h3"].finished and two.statuses["h3"].finished, one, two)
+    assert (one.statuses["h3"].ranks, last.statuses["h3"].finished) == ((rank(4), rank(5)), True)
+    assert not one.statuses["h2"].finished
 
 
 def test_words_are_said_once_a_second_and_at_once_where_there_is_news(
-    three: list[Exchange], monkeypatch: pytest.MonkeyPatch
+    three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     last = three[2]
-    last.say([], at_once=True)
+    last.publish_status([], at_once=True)
     before, now = last._number, time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    last.say([rank(4)])
+    last.publish_status([rank(4)])
     assert last._number == before
-    assert last.words["h3"].ranks == (rank(4),), "what it knows itself is never old"
-    last.say([], at_once=True)
+    assert last.statuses["h3"].ranks == (rank(4),), "what it knows itself is never old"
+    last.publish_status([], at_once=True)
     assert last._number == before + 1
-    monkeypatch.setattr(time, "monotonic", lambda: now + exchanges.WORD_S + 0.1)
-    last.say([])
+    monkeypatch.setattr(time, "monotonic", lambda: now + peer_channel.STATUS_INTERVAL_S + 0.1)
+    last.publish_status([])
     assert last._number == before + 2
 
 
-def test_a_member_is_heard_out_once_every_watcher_answered_its_last_word(three: list[Exchange]) -> None:
+def test_a_member_is_heard_out_once_every_watcher_answered_its_last_word(three: list[PeerChannel]) -> None:
     one, two, last = three
-    last.say([], at_once=True)
-    assert not last.heard_out()
+    last.publish_status([], at_once=True)
+    assert not last.is_delivered()
     until_answered(last, one)
-    assert not last.heard_out(), "the other one has not answered"
+    assert not last.is_delivered(), "the other one has not answered"
     until_answered(last, two)
-    assert last.heard_out()
+    assert last.is_delivered()
 
 
-def until_answered(member: Exchange, watcher: Exchange) -> None:
+def until_answered(member: PeerChannel, watcher: PeerChannel) -> None:
     ends = time.monotonic() + 5
     while member._answered[watcher.gang.me] < member._number:
         assert time.monotonic() < ends
-        watcher.step(0.005)
-        member.step(0.005)
+        watcher.poll(0.005)
+        member.poll(0.005)
 
 
-def test_nobody_waits_for_the_answer_of_one_that_is_finished_or_lost(three: list[Exchange]) -> None:
+def test_nobody_waits_for_the_answer_of_one_that_is_finished_or_lost(three: list[PeerChannel]) -> None:
     one, two, last = three
-    last.say([], at_once=True)
+    last.publish_status([], at_once=True)
     until_answered(last, one)
-    known = last.words["h2"]
-    last.words["h2"] = Word(at=known.at, finished=True)
-    assert last.heard_out()
-    last.words["h2"] = Word(at=time.monotonic() - exchanges.LOST_S - 1)
-    assert last.heard_out()
-    last.words["h2"] = Word(at=time.monotonic())
-    assert not last.heard_out()
+    known = last.statuses["h2"]
+    last.statuses["h2"] = PeerStatus(at=known.at, finished=True)
+    assert last.is_delivered()
+    last.statuses["h2"] = PeerStatus(at=time.monotonic() - peer_channel.LOST_S - 1)
+    assert last.is_delivered()
+    last.statuses["h2"] = PeerStatus(at=time.monotonic())
+    assert not last.is_delivered()
     assert two.gang.me == "h2"
 
 
-def test_the_first_verdict_stays(three: list[Exchange]) -> None:
+def test_the_first_verdict_stays(three: list[PeerChannel]) -> None:
     one, two, last = three
     other = Culprit(kind="cut_off", hosts=("h2",), text="host h2 …")
-    one.end(VERDICT)
+    one.announce_verdict(VERDICT)
     until(lambda: last.verdict == VERDICT, last)
-    two.end(other)
+    two.announce_verdict(other)
     until_answered(last, two)
-    last.say([], at_once=True)
+    last.publish_status([], at_once=True)
     until_answered(last, two)
     assert last.verdict == VERDICT
-    assert last.words["h1"].ranks == ()
+    assert last.statuses["h1"].ranks == ()
 
 
-def test_a_watcher_that_falls_silent_is_called_again(three: list[Exchange], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_watcher_that_falls_silent_is_called_again(three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
     one, _, last = three
-    line = last._dialled["h1"]
+    line = last._watchers["h1"]
     real = time.monotonic
-    monkeypatch.setattr(time, "monotonic", lambda: real() + exchanges.DEAF_S - 0.5)
-    last.step(0.0)
-    assert last._dialled["h1"] is line, "not yet"
-    monkeypatch.setattr(time, "monotonic", lambda: real() + exchanges.DEAF_S + 1)
-    last.step(0.0)
-    assert last._dialled["h1"].socket is None
-    before = one.words["h3"].at
-    until(lambda: one.words["h3"].at > before, one, last)
+    monkeypatch.setattr(time, "monotonic", lambda: real() + peer_channel.RECONNECT_S - 0.5)
+    last.poll(0.0)
+    assert last._watchers["h1"] is line, "not yet"
+    monkeypatch.setattr(time, "monotonic", lambda: real() + peer_channel.RECONNECT_S + 1)
+    last.poll(0.0)
+    assert last._watchers["h1"].socket is None
+    before = one.statuses["h3"].at
+    until(lambda: one.statuses["h3"].at > before, one, last)
 
 
 def test_a_watcher_that_has_finished_is_not_called_again(
-    three: list[Exchange], monkeypatch: pytest.MonkeyPatch
+    three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, _, last = three
     one.finished = True
     one.close()
-    gone = exchanges.DEAF_S - 0.5  # at once, and not for want of answers
-    until(lambda: last.words["h1"].finished and last._dialled["h1"].socket is None, last, patience_s=gone)
+    gone = peer_channel.RECONNECT_S - 0.5  # at once, and not for want of answers
+    until(lambda: last.statuses["h1"].finished and last._watchers["h1"].socket is None, last, patience_s=gone)
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 10.0)
-    last.step(0.0)
-    assert last._dialled["h1"].socket is None
+    last.poll(0.0)
+    assert last._watchers["h1"].socket is None
 
 
 def test_whoever_stands_on_a_watchers_port_is_not_heard(port: int) -> None:
-    member = Exchange(here("h3", port))
+    member = PeerChannel(here("h3", port))
     with listen(address_of(port), port) as listener:
         until(lambda: bool(select.select([listener], [], [], 0)[0]), member)
         channel, _ = listener.accept()
@@ -287,51 +288,51 @@ def test_whoever_stands_on_a_watchers_port_is_not_heard(port: int) -> None:
         channel.send(b"HTTP/1.1 400 Bad Request\r\n\r\n")
         channel.send(json.dumps(verdict).encode() + b"\n")
         for over in ({"host": "h2"}, {"token": "of another launch"}, {"number": "one"}):
-            channel.send(gang("h1", port).seal(json.dumps({**verdict, **over}).encode()))
+            channel.send(gang("h1", port).sign({**verdict, **over}))
         for _ in range(5):
-            member.step(0.01)
-        assert (member.verdict, member.words.keys() - {"h3"}) == (None, set())
-        channel.send(gang("h1", port).seal(json.dumps(verdict).encode()))
+            member.poll(0.01)
+        assert (member.verdict, member.statuses.keys() - {"h3"}) == (None, set())
+        channel.send(gang("h1", port).sign(verdict))
         until(lambda: member.verdict == VERDICT, member)
         channel.close()
     member.close()
 
 
-def test_time_in_which_a_supervisor_did_not_run_makes_nobody_older(three: list[Exchange]) -> None:
+def test_time_in_which_a_supervisor_did_not_run_makes_nobody_older(three: list[PeerChannel]) -> None:
     one = three[0]
-    one.words["h2"] = Word(at=10.0, ranks=(rank(2),), finished=True)
-    one.forgive(5.0)
-    assert one.words["h2"] == Word(at=15.0, ranks=(rank(2),), finished=True)
+    one.statuses["h2"] = PeerStatus(at=10.0, ranks=(rank(2),), finished=True)
+    one.compensate_pause(5.0)
+    assert one.statuses["h2"] == PeerStatus(at=15.0, ranks=(rank(2),), finished=True)
 
 
 def test_a_watcher_decides_where_all_before_it_are_silent_or_have_finished(port: int) -> None:
     members = ("h1", "h2", "h3")
-    two = Exchange(here("h2", port))
-    last = Exchange(here("h3", port))
+    two = PeerChannel(here("h2", port))
+    last = PeerChannel(here("h3", port))
     now = time.monotonic()
-    assert two.decides(now), "nobody has been heard of"
-    for each, words, so in (
-        (two, {"h1": Word(at=now - HOST_SILENT_S + 1)}, False),
-        (two, {"h1": Word(at=now - HOST_SILENT_S - 1)}, True),
-        (two, {"h1": Word(at=now, finished=True)}, True),
-        (last, {"h1": Word(at=now, finished=True), "h2": Word(at=now)}, False),
-        (last, {"h1": Word(at=now, finished=True), "h2": Word(at=now - HOST_SILENT_S - 1)}, True),
+    assert two.is_decider(now), "nobody has been heard of"
+    for each, statuses, so in (
+        (two, {"h1": PeerStatus(at=now - HOST_SILENT_S + 1)}, False),
+        (two, {"h1": PeerStatus(at=now - HOST_SILENT_S - 1)}, True),
+        (two, {"h1": PeerStatus(at=now, finished=True)}, True),
+        (last, {"h1": PeerStatus(at=now, finished=True), "h2": PeerStatus(at=now)}, False),
+        (last, {"h1": PeerStatus(at=now, finished=True), "h2": PeerStatus(at=now - HOST_SILENT_S - 1)}, True),
     ):
-        each.words = dict(words)
-        assert each.decides(now) is so, (each.gang.me, words, members)
+        each.statuses = dict(statuses)
+        assert each.is_decider(now) is so, (each.gang.me, statuses, members)
     two.close()
     last.close()
 
 
-def test_another_socket_ends_the_waiting(head: Exchange) -> None:
+def test_another_socket_ends_the_waiting(head: PeerChannel) -> None:
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,
     ):
         channel.bind(("127.0.0.1", 0))
-        head.also(channel)
+        head.watch_socket(channel)
         other.sendto(b"x", channel.getsockname())
         began = time.monotonic()
-        head.step(10.0)
+        head.poll(10.0)
         assert time.monotonic() - began < 5
         head._selector.unregister(channel)

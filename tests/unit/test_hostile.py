@@ -16,7 +16,7 @@ import pytest
 from fleet.inventory.waivers_file import read_waivers
 from fleet.records import baseline_store, run_lock
 from fleet.records.load import Records, load
-from schemas import documents, quick
+from schemas import documents, quick, run_directory
 from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from tests import accepted, builders, fuzz
@@ -406,7 +406,7 @@ def test_a_journal_cut_at_any_byte_is_no_pass(run: Path) -> None:
 def test_who_resumes_a_run_keeps_every_whole_line_of_its_journal(tmp_path: Path) -> None:
     """Wherever it was cut: what was torn is dropped, and nothing else."""
     run_lock.acquire(tmp_path / "r1")
-    path = tmp_path / "r1" / run_lock.JOURNAL
+    path = tmp_path / "r1" / run_directory.JOURNAL
     whole = path.read_bytes() * 2
     for length in range(len(whole) + 1):
         path.write_bytes(whole[:length])

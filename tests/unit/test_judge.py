@@ -448,7 +448,7 @@ def test_counter_that_fell_to_nothing_may_have_counted_before() -> None:
     found = counted(5, 5, 5, 0, 0, 0)
     assert (found.verdict, found.reason) == (
         INCONCLUSIVE,
-        "fell from 5 to 0 in stage benchmark: the counter began anew, and what it counted just before is lost",
+        "fell from 5 to 0 in stage benchmark: the counter was reset, and increments just before the reset are lost",
     )
     assert counted(5, 5, 5, 5, 5, 5).verdict == PASS
 

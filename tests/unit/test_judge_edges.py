@@ -21,8 +21,9 @@ from fleet.judge.judge import judge
 from fleet.judge.outliers import Fleet
 from fleet.judge.waivers import Waived, covers, summary
 from fleet.quantities import apart
+from fleet.report import summary as report_summary
 from fleet.report.merge import decide, merge
-from fleet.report.summary import reasons, slots
+from fleet.report.summary import slots
 from schemas.baselines import Accepted, HostBaseline, Kept, Level, PlannedBaseline
 from schemas.plans import Plan
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot, Value
@@ -887,7 +888,7 @@ def test_a_waiver_holds_on_its_last_day_and_no_longer() -> None:
 def test_report_states_the_result_of_each_waiver() -> None:
     used, idle, old, absent = waiver(), waiver(host="h2"), waiver(host="h3", until="2026-11-20"), waiver(absent=True)
     verdicts = [replace(BAD, waiver=used), replace(BAD, waiver=used), BAD, replace(BAD, waiver=absent)]
-    assert [*summary((used, idle, old, absent), verdicts, "2026-11-21T00:00:00Z")] == [
+    assert [str(line) for line in summary((used, idle, old, absent), verdicts, "2026-11-21T00:00:00Z")] == [
         "WAIVED: c on h1: 2 failed; by me until 2026-11-21: known",
         "Waiver not used: c on h2 (by me until 2026-11-21)",
         "Waiver EXPIRED on 2026-11-20: c on h3 (by me)",
@@ -896,6 +897,10 @@ def test_report_states_the_result_of_each_waiver() -> None:
 
 
 # decide and the reasons
+
+
+def reasons(verdicts: list[Verdict], places: dict[tuple[str, str], str]) -> list[str]:
+    return [str(line) for line in report_summary.reasons(verdicts, places)]
 
 
 GOOD, UNKNOWN = replace(BAD, verdict=PASS, severity=""), replace(BAD, verdict=INCONCLUSIVE, severity="")
@@ -1316,7 +1321,7 @@ def test_what_was_measured_without_any_launch_is_inconclusive() -> None:
     plan = small()
     (told,) = judged(plan, left(plan, launches=()))
     assert (told.name, told.verdict, told.stage) == ("stage.benchmark", INCONCLUSIVE, "benchmark")
-    assert told.reason.startswith("it was measured, and its record tells of no launch")
+    assert told.reason.startswith("figures were measured and the record has no launch")
     assert judged(replace(plan, expected=()), left(plan, launches=())) == []
 
 

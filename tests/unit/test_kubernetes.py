@@ -24,7 +24,7 @@ import yaml
 from agent.cli.run_host import MEET_S
 from agent.gang import discovery
 from agent.gang.protocol import Gang
-from agent.placement.membership import named
+from agent.placement.membership import match_host
 from deploy.kubernetes import check_nodes
 from fleet.inventory.ansible import read_inventory
 from fleet.planning.plan import make_plan, read_profile
@@ -273,7 +273,7 @@ def test_the_plan_of_the_inventory_has_exactly_the_pods(overlay: str) -> None:
     (job,) = of_kind(overlay, "Job", "PyTorchJob", "MPIJob")
     pods = PODS[overlay](job)
     assert [host.name for host in plan.hosts] == [host.address for host in plan.hosts] == pods
-    assert [named(plan, pod.split(".")[0]) for pod in pods] == pods
+    assert [match_host(plan, pod.split(".")[0]) for pod in pods] == pods
 
 
 @pytest.mark.parametrize("overlay", [*PODS, "nodes"])
@@ -320,8 +320,8 @@ def test_pods_find_each_other_before_they_are_ready_and_open_the_gangs_ports() -
     assert (service["metadata"]["name"], service["spec"]["clusterIP"]) == (template["spec"]["subdomain"], "None")
     assert service["spec"]["selector"].items() <= template["metadata"]["labels"].items()
     plan = plan_of("many-hosts")
-    gang = Gang.of(plan, plan.hosts[0], "gang", plan.gangs()["all"], 29500)
-    used = [29500, *(gang.port_of(host) for host in gang.watchers), gang.port + discovery.PORT_AFTER]
+    gang = Gang.from_plan(plan, plan.hosts[0], "gang", plan.gangs()["all"], 29500)
+    used = [29500, *(gang.port_of(host) for host in gang.watchers), gang.port + discovery.PORT_OFFSET]
     assert [port["containerPort"] for port in template["spec"]["containers"][0]["ports"]] == used
 
 

@@ -285,7 +285,7 @@ def test_the_ranks_get_the_settings_of_nccl_and_no_place_of_another_launcher(
         interface="eth0",
         environment=rank_environment(given),
     )
-    gang = Gang.of(plan, plan.host("h1"), "gang 0", request.members, 29500)
+    gang = Gang.from_plan(plan, plan.host("h1"), "gang 0", request.members, 29500)
     command = torchrun_command(plan, plan.host("h1"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
     told = {key: value for key, value in command.environment.items() if key.startswith(("NCCL_", "OMPI", "PET_", "A"))}
     assert {key: told.get(key) for key in ("A", "NCCL_NET", "NCCL_ALGO")} == {
@@ -312,7 +312,7 @@ def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: p
         port=29500,
         interface=interface,
     )
-    gang = replace(Gang.of(plan, host, "gang 0", hosts, 29500), addresses=dict.fromkeys(hosts, "10.0.0.1"))
+    gang = replace(Gang.from_plan(plan, host, "gang 0", hosts, 29500), addresses=dict.fromkeys(hosts, "10.0.0.1"))
     uuids = {0: "GPU-a", 1: "GPU-b"}
     command = torchrun_command(plan, host, launch, gang=gang, work=tmp_path, data=tmp_path / "data", uuids=uuids)
     meeting = json.loads((tmp_path / "rendezvous.json").read_text())
@@ -534,7 +534,7 @@ def test_a_launch_whose_port_is_in_use_leaves_a_record_that_says_so(
     (launch,) = record["launches"]
     assert launch["outcome"] == "failed"
     assert (
-        f"cannot listen for the gang's heartbeats on 127.0.0.1 port {taken_port}: Address already in use"
+        f"cannot listen for the gang's statuses on 127.0.0.1 port {taken_port}: Address already in use"
         in launch["reason"]
     )
     assert "stage gang: failed" in said or "observations recorded" in said

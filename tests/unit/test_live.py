@@ -68,9 +68,9 @@ def state(found: Series, stage: str) -> list[str]:
 RANK = """
 import json, os, pathlib, sys, time
 sys.path.insert(0, os.environ["CHECKOUT"])
-from agent.gang.heartbeat import heart
+from agent.gang.heartbeat import rank_heartbeat
 work = pathlib.Path(os.environ["WORK"])
-heart().phase = "gemm bf16"
+rank_heartbeat().phase = "gemm bf16"
 seen = {"name": "gemm.throughput", "scope": "cpu=0", "stage": "benchmark", "unit": "FLOP/s", "status": "measured", "value": 2e9,
         "params": {"dtype": "bf16"}}
 (work / "rank0.json").write_text(json.dumps({"rank": 0, "observations": [seen], "software": {}}))
@@ -299,7 +299,7 @@ def test_what_a_rank_leaves_half_done_tells_nothing(tmp_path: Path, left: str) -
         ("", "start"),
         ("stress bf16", "stress"),
         ("model_parallel, 2 replicas", "model_parallel"),
-        ("roll call", "roll call"),
+        ("readiness check", "readiness check"),
         ("failed: RuntimeError: x", "failed"),
         ("training resnet18 epoch 1 of 2", "training"),
     ],

@@ -13,7 +13,7 @@ import pytest
 
 from fleet.records import run_lock
 from rackproof.main import main
-from schemas import locks
+from schemas import locks, run_directory
 from tests import builders
 from tests.unit.test_plan import ROOT
 from tests.unit.test_report import write_run
@@ -114,7 +114,7 @@ def test_runs_that_are_near_are_named(said: Said, run: str) -> None:
     assert said("report", ".")[1].endswith(f"give one of the runs in it: {run.name}\n")
 
 
-@pytest.mark.parametrize("verb", ["bench", "launch", "soak", "wait --host h1 --stage gang", "tell"])
+@pytest.mark.parametrize("verb", ["bench", "launch", "soak", "wait --host h1 --stage gang", "emit-record"])
 def test_a_host_is_told_the_same(said: Said, verb: str) -> None:
     name, *options = verb.split()
     code, told = said(name, "--run-dir", "empty", *options)
@@ -124,14 +124,14 @@ def test_a_host_is_told_the_same(said: Said, verb: str) -> None:
 @pytest.mark.parametrize(
     ("words", "code", "line"),
     [
-        ("attend --plan nosuch", 2, f"nosuch: {NO_FILE}"),
-        ("attend --plan empty.json", 2, "--plan empty.json: empty, which is not JSON"),
+        ("run-host --plan nosuch", 2, f"nosuch: {NO_FILE}"),
+        ("run-host --plan empty.json", 2, "--plan empty.json: empty, which is not JSON"),
         ("busy --plan nosuch --run-dir x --host h1", 2, f"nosuch: {NO_FILE}"),
         ("busy --plan empty --run-dir x --host h1", 2, "empty: Is a directory: give a file, and not a directory"),
         ("inspect --run-dir x --host h1 --plan nosuch", 2, f"nosuch: {NO_FILE}"),
-        ("inspect --plan nosuch", 64, "--plan nosuch without --run-dir: give the directory of the run as well, or "),
-        ("inspect --host h1", 64, "--host h1 without --run-dir: give "),
-        ("inspect --take-over", 64, "--take-over without --run-dir: give "),
+        ("inspect --plan nosuch", 64, "--plan nosuch without --run-dir: add --run-dir, or omit --plan"),
+        ("inspect --host h1", 64, "--host h1 without --run-dir: add "),
+        ("inspect --take-over", 64, "--take-over without --run-dir: add "),
         ("criteria lint nosuch.yml", 64, f"nosuch.yml: {NO_FILE}"),
         ("doctor --criteria nosuch.yml", 64, f"nosuch.yml: {NO_FILE}"),
         ("scheduler resume --run-dir empty", 2, "empty: no plan.json there: give the directory of a run"),
@@ -207,7 +207,7 @@ def bystander() -> Iterator[subprocess.Popen[bytes]]:
 @pytest.fixture
 def going_on(reported: Path, bystander: subprocess.Popen[bytes]) -> Path:
     by = locks.claim("r1", reported.parent, bystander.pid, "2026-11-21T04:00:00.000000Z")
-    (reported / run_lock.LOCK).write_text(json.dumps({**asdict(by), "running": []}) + "\n")
+    (reported / run_directory.LOCK).write_text(json.dumps({**asdict(by), "running": []}) + "\n")
     return reported
 
 
@@ -219,7 +219,7 @@ def test_a_report_on_a_run_that_goes_on_says_so(
     told = capsys.readouterr().err
     assert told.startswith("rackproof: note: the run is still in progress, locked by ")
     assert f"(process {bystander.pid}) since 2026-11-21T04:00:00.000000Z" in told
-    assert (going_on / run_lock.LOCK).exists()
+    assert (going_on / run_directory.LOCK).exists()
 
 
 def test_a_report_on_a_run_that_is_over_or_ones_own_says_nothing(

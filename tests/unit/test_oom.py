@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.gang.culprit import RankState, rank_from_json
+from agent.gang.rank_state import RankState, parse_rank_state
 from agent.launch.outcome import RanksEnd, conclude
 from agent.run import background
 from agent.sampling import oom
@@ -131,7 +131,7 @@ read_groups = oom.read_groups
 
 def test_the_reason_is_told_to_the_other_hosts() -> None:
     state = RankState(rank=1, scope="gpu=1", why="killed by the kernel")
-    assert rank_from_json(json.loads(json.dumps(to_json(state)))) == state
+    assert parse_rank_state(json.loads(json.dumps(to_json(state)))) == state
 
 
 def test_launcher_that_was_killed_for_it_is_told_although_no_rank_is_to_blame() -> None:

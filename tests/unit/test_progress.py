@@ -12,15 +12,14 @@ from typing import Any
 import pytest
 import yaml
 
-from fleet.records import run_lock
-from schemas import documents, locks
+from schemas import documents, locks, run_directory
 from schemas.records import to_json
 from tests import builders
 from tests.lab.lab import CONTROL_PYTHON
 
 ROOT = Path(__file__).parents[2]
 PLUGINS = ROOT / "playbooks" / "callback_plugins"
-WAIT = ["sh", "-c", "sleep 0.2", "wait", "--stage=benchmark"]
+WAIT = {"ansible.builtin.command": {"argv": ["sleep", "0.2"]}, "vars": {"_rackproof_waits_for": "benchmark"}}
 
 
 def site(directory: Path, run_dir: Path, *tasks: dict[str, Any]) -> list[str]:
@@ -67,7 +66,7 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
 
 
 def test_events_tell_which_host_is_where_and_how_a_wait_ended(tmp_path: Path, run_dir: Path) -> None:
-    wait = {"name": "Wait", "ansible.builtin.command": {"argv": WAIT}, "changed_when": False}
+    wait = {"name": "Wait", **WAIT, "changed_when": False}
     skip = {"name": "Skip", "ansible.builtin.command": {"argv": ["false"]}, "when": "inventory_hostname == 'h3'"}
     fail = {"name": "Fail", "ansible.builtin.command": {"argv": ["false"]}, "when": "inventory_hostname == 'h2'"}
     excuse = {"name": "Excuse", "ansible.builtin.command": {"argv": ["false"]}, "ignore_errors": True}
@@ -89,19 +88,15 @@ def test_events_tell_which_host_is_where_and_how_a_wait_ended(tmp_path: Path, ru
 
 def test_waiting_is_told_on_standard_error_and_standard_output_stays_as_it_is(tmp_path: Path, run_dir: Path) -> None:
     claim = locks.claim("r1", run_dir.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
-    with locks.exclusive(run_dir / run_lock.LOCK) as file:  # as the plan role takes it
+    with locks.exclusive(run_dir / run_directory.LOCK) as file:  # as the plan role takes it
         locks.write_line(file, {**vars(claim), "running": []})
-    slow = {
-        "name": "Wait",
-        "ansible.builtin.command": {"argv": ["sh", "-c", "sleep 4", *WAIT[3:]]},
-        "changed_when": False,
-    }
+    slow = {"name": "Wait", **WAIT, "ansible.builtin.command": {"argv": ["sleep", "4"]}, "changed_when": False}
     done = play(site(tmp_path, run_dir, slow), tmp_path, RACKPROOF_HEARTBEAT="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "benchmark: h1, h2 measure now, for at most 15 min each" in done.stderr
     assert "benchmark: 0 of 2 hosts done, h1 unknown, h2 unknown, at most 14 min 5" in done.stderr
     assert "measure" not in done.stdout
-    assert "no progress is told any more" not in done.stderr
+    assert "progress is not recorded any more" not in done.stderr
 
 
 def test_an_attempt_that_was_killed_while_it_wrote_costs_its_last_line_alone(tmp_path: Path, run_dir: Path) -> None:
@@ -128,13 +123,11 @@ def test_nothing_that_goes_wrong_breaks_the_playbook(broken: str, tmp_path: Path
     if broken == "heartbeat":  # the watcher that it starts is not there
         environment["ANSIBLE_CALLBACK_PLUGINS"] = str(tmp_path / "plugins")
         (tmp_path / "plugins").mkdir()
-        (tmp_path / "plugins" / "rackproof_progress.py").write_text((PLUGINS / "rackproof_progress.py").read_text())
-    done = play(
-        site(tmp_path, where, {"name": "Go on", "ansible.builtin.command": {"argv": WAIT}}), tmp_path, **environment
-    )
+        (tmp_path / "plugins" / "rackproof_events.py").write_text((PLUGINS / "rackproof_events.py").read_text())
+    done = play(site(tmp_path, where, {"name": "Continue", **WAIT}), tmp_path, **environment)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "changed=1" in done.stdout
-    warnings = done.stderr.count("no progress is told any more")
+    warnings = done.stderr.count("progress is not recorded any more")
     assert warnings == (0 if broken == "heartbeat" else 1)
     if broken == "link":
         assert (tmp_path / "elsewhere").read_text() == ""

@@ -34,7 +34,7 @@ def test_what_has_no_remedy_gets_one(said: str, remedy: str) -> None:
     [
         "NCCL WARN Connection refused",
         "open: Permission denied (13)",
-        "port 29501 is taken by process 114 (python3 -m http.server): end it",
+        "port 29501 is in use by process 114 (python3 -m http.server): stop it",
         "No space left on device",
     ],
 )

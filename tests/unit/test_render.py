@@ -29,7 +29,21 @@ from schemas.baselines import Change
 from schemas.catalogue import Expectation
 from schemas.plans import Part, Plan, PlannedHost, Stage
 from schemas.records import ERROR, MEASURED, Gpu, Launch, Metric, Observation, Rank, Record, Samples, Snapshot
-from schemas.reports import EXCEPTIONS, FAIL, PASS, Acceptance, Far, FleetReport, Judged, Quarantined, Spread, Verdict
+from schemas.reports import (
+    EXCEPTIONS,
+    FAIL,
+    PASS,
+    Acceptance,
+    Far,
+    FleetReport,
+    Judged,
+    LineKind,
+    NotJudged,
+    Quarantined,
+    Spread,
+    SummaryLine,
+    Verdict,
+)
 from schemas.waivers import Waiver
 from tests import builders
 
@@ -312,7 +326,14 @@ def test_every_format_says_the_status(made: FleetReport, status: str) -> None:
 
 def test_the_summary_is_exactly_that() -> None:
     report = replace(
-        accepted(), acceptance=Acceptance(status="PASS", summary=("Hosts: 2 of 2 accepted (4 GPUs)", "GEMM: PASS"))
+        accepted(),
+        acceptance=Acceptance(
+            status="PASS",
+            lines=(
+                SummaryLine(kind=LineKind.COUNT, title="Hosts", text="2 of 2 accepted (4 GPUs)"),
+                SummaryLine(kind=LineKind.CHECK, title="GEMM", text="PASS", verdict=PASS),
+            ),
+        ),
     )
     assert render_summary(report).splitlines() == [
         "=" * 50,
@@ -361,7 +382,7 @@ def test_a_missing_host_is_named_and_draws_no_chart() -> None:
     for said in (
         "no record: it is missing",
         "No bandwidth of any collective operation was measured.",
-        "Nothing was measured of any single device",
+        "No values of single devices were measured",
         "No training was reported.",
         "This host named no GPU.",
         "hosts/x.json",
@@ -496,10 +517,17 @@ def invaded(word: str) -> FleetReport:
         began=word,
         ended=word,
         rackproof=word,
-        acceptance=Acceptance(status="FAIL", summary=(word, f"FAIL: {word}: PASS")),
+        acceptance=Acceptance(
+            status="FAIL",
+            lines=(
+                SummaryLine(kind=LineKind.MORE, text=word),
+                SummaryLine(kind=LineKind.CHECK, title=word, text=word, verdict=PASS),
+                SummaryLine(kind=LineKind.CAVEAT, title=word, text=word),
+            ),
+        ),
         hosts=(replace(report.hosts[0], name=word, rack=word, record=word, packs=(word,)), report.hosts[1]),
         verdicts=(*report.verdicts, verdict, text),
-        unjudged=(word, f"{word} in stage {word}"),
+        not_judged=(NotJudged(name=word, stage=word), NotJudged(name=word, stage=word, host=word, scope=word)),
         unknown={word: word},
     )
 
@@ -549,7 +577,7 @@ def outside_code(markdown: str) -> str:
 def test_what_hosts_say_cannot_steer_a_terminal(word: str) -> None:
     first, status, *lines, last = render_summary(invaded(word)).split("\n")
     assert (first, status, last) == (RULE, "FINAL ACCEPTANCE: FAIL", RULE)
-    assert len(lines) == 3
+    assert len(lines) == 4
     assert all(line.startswith("- ") and line.isprintable() for line in lines)
 
 
@@ -682,7 +710,7 @@ def test_many_hosts_are_drawn_as_a_span_and_bars() -> None:
     assert html.count('<path class="spread"') == 1
     assert "lowest of 20" in html
     assert '<path class="heap"' in html
-    assert "Each host by itself" in html
+    assert "Per host" in html
 
 
 def test_a_large_fleet_stays_readable_by_a_browser() -> None:
@@ -783,7 +811,7 @@ def test_of_many_hosts_the_slowest_have_a_bar() -> None:
 
 def test_hosts_that_told_no_times_have_no_bars() -> None:
     assert timing.times(accepted()) == timing.Times(total="")
-    assert "No host told how long" in render_html(accepted())
+    assert "No host reported the duration" in render_html(accepted())
     assert "Time:" not in render_summary(accepted())
 
 
@@ -1013,7 +1041,7 @@ def test_every_pair_of_hosts_is_one_square_of_the_gangs_picture() -> None:
     assert (picture.slowest[0].rail, picture.slowest[0].text, picture.slowest[0].share) == (
         "1",
         "24 GB/s",
-        "50 % of the median",
+        "50 %",
     )
     own = pairs.of_host(hosts[0])
     assert (own["partners"], own["rails"]) == (names[1:], ["0", "1"])

@@ -171,14 +171,14 @@ def test_events_of_the_control_node_make_a_host_inconclusive_until_the_play_ran_
         "play": "Gang",
         "what": "unreachable",
         "host": "h3",
-        "task": "Wait for the gang",
+        "task": "Run the launch",
         "message": "ssh: timed out",
     }
     (run / "events.jsonl").write_text(f"{json.dumps(gone)}\n")
     report = report_of(run)
     bad = [verdict for verdict in report.verdicts if verdict.verdict != "pass"]
     assert [(verdict.host, verdict.reason) for verdict in bad] == [
-        ("h3", "unreachable at Gang: Wait for the gang: ssh: timed out")
+        ("h3", "unreachable at Gang: Run the launch: ssh: timed out")
     ]
     passed = {"at": builders.WHEN, "play": "Gang", "what": "passed"}
     for hosts, decision in ((["h1"], "incomplete"), (["h1", "h3"], "accepted")):
@@ -372,8 +372,9 @@ def test_criterion_of_the_operator_that_speaks_of_nothing_is_no_pass(run: Path, 
 
 def test_gpus_that_may_be_shared_are_told(tmp_path: Path) -> None:
     write_run(tmp_path / "shared", builders.plan("h1", "h2", "h3", rackproof_share_gpus=True))
-    assert "- GPUs were measured beside other processes, if there were any, on h1, h2, h3" in (
-        rackproof("report", tmp_path / "shared").stdout
+    assert (
+        "- GPUs shared: other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3"
+        in (rackproof("report", tmp_path / "shared").stdout)
     )
 
 

@@ -17,12 +17,12 @@ from typing import Any
 
 import pytest
 
-from agent.cli.export import Deserted
+from agent.cli.export import EndOfRun
 from agent.run import background, lease
 from agent.run.record import HostRun
 from fleet.records import run_lock
 from rackproof import main as rackproof
-from schemas import documents, locks
+from schemas import documents, locks, run_directory
 from schemas.errors import HeldError
 from schemas.locks import Claim
 from schemas.plans import Plan
@@ -48,12 +48,12 @@ def of(pid: int, directory: Path, **changes: object) -> Claim:
 
 def held(directory: Path, by: Claim) -> None:
     directory.mkdir(parents=True, exist_ok=True)
-    with locks.exclusive(directory / run_lock.LOCK) as file:
+    with locks.exclusive(directory / run_directory.LOCK) as file:
         locks.write_line(file, {**vars(by), "running": list(by.running)})
 
 
 def journal(directory: Path) -> list[dict[str, object]]:
-    lines = (directory / run_lock.JOURNAL).read_text().splitlines()
+    lines = (directory / run_directory.JOURNAL).read_text().splitlines()
     events = [json.loads(line) for line in lines]
     for event in events:
         documents.validate(event, "journal", source="journal")
@@ -76,7 +76,7 @@ def test_second_operator_is_told_who_since_when_and_what_to_do(
     )
     with pytest.raises(HeldError):  # one that can be asked is not passed over
         run_lock.acquire(tmp_path / "r1", take_over=True)
-    assert not (tmp_path / "r1" / run_lock.JOURNAL).exists()
+    assert not (tmp_path / "r1" / run_directory.JOURNAL).exists()
 
 
 def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
@@ -114,7 +114,7 @@ def test_holder_that_cannot_be_asked_is_passed_over_only_on_demand(tmp_path: Pat
 @pytest.mark.parametrize("text", ["", '{"run_id": "r1", "user"', "\0" * 100, "null\n", '{"run_id": "r1"}\n'])
 def test_lock_that_was_not_written_to_its_end_holds_nobody_back(text: str, tmp_path: Path) -> None:
     (tmp_path / "r1").mkdir()
-    (tmp_path / "r1" / run_lock.LOCK).write_text(text)
+    (tmp_path / "r1" / run_directory.LOCK).write_text(text)
     assert run_lock.acquire(tmp_path / "r1") == ""
     assert run_lock.holder(tmp_path / "r1")
 
@@ -123,11 +123,11 @@ def test_run_is_begun_resumed_and_given_back(tmp_path: Path) -> None:
     run_lock.acquire(tmp_path / "r1")
     (tmp_path / "r1" / "plan.json").write_text("{}")
     run_lock.acquire(tmp_path / "r1")
-    with (tmp_path / "r1" / run_lock.JOURNAL).open("a") as file:
+    with (tmp_path / "r1" / run_directory.JOURNAL).open("a") as file:
         file.write('{"at": "2026-')  # killed while it wrote
     run_lock.acquire(tmp_path / "r1")
     run_lock.release(tmp_path / "r1", "accepted")
-    assert not (tmp_path / "r1" / run_lock.LOCK).exists()
+    assert not (tmp_path / "r1" / run_directory.LOCK).exists()
     assert [event["what"] for event in journal(tmp_path / "r1")] == ["begun", "resumed", "resumed", "reported"]
 
 
@@ -233,7 +233,7 @@ def test_what_a_killed_attempt_left_is_removed_and_nothing_else(tmp_path: Path) 
     (run / "events.jsonl").write_text('{"at": 1}\n{"at": 2}\n{"at"')
     run_lock.acquire(run)
     there = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
-    assert there == {*kept, "events.jsonl", run_lock.LOCK, run_lock.JOURNAL}
+    assert there == {*kept, "events.jsonl", run_directory.LOCK, run_directory.JOURNAL}
     assert (run / "events.jsonl").read_text() == '{"at": 1}\n{"at": 2}\n'
 
 
@@ -340,21 +340,21 @@ sys.exit(rackproof.main(["export", "--for-run", "--port=0", "--sample-hz=0", "--
 """
 
 
-def test_exporter_of_a_run_outlives_neither_its_lease_nor_who_asks_it(tmp_path: Path) -> None:
-    """A host that left the run is asked by nobody to end it."""
-    deserted = Deserted(tmp_path)
-    asked, unasked = lease.IDLE_S - 1, lease.IDLE_S + 1
-    assert not deserted.now(unasked)  # of no run yet: the host is only watched
+def test_exporter_detects_the_end_of_its_run(tmp_path: Path) -> None:
+    """A host that left the run is not told to stop its exporter."""
+    end_of_run = EndOfRun(tmp_path)
+    scraped, idle = lease.IDLE_S - 1, lease.IDLE_S + 1
+    assert not end_of_run.is_reached(idle)  # no run yet: the host is only monitored
     acquire(tmp_path, "r1")
-    assert not deserted.now(unasked)
+    assert not end_of_run.is_reached(idle)
     aged(tmp_path, float(str(lying(tmp_path)["lasts_s"])) + 1)
-    assert not deserted.now(asked)
-    assert deserted.now(unasked)
+    assert not end_of_run.is_reached(scraped)
+    assert end_of_run.is_reached(idle)
     acquire(tmp_path, "r2", **ELSEWHERE)
-    assert not deserted.now(unasked)
+    assert not end_of_run.is_reached(idle)
 
 
-def test_exporter_of_a_run_ends_itself(tmp_path: Path) -> None:
+def test_exporter_exits_after_its_run(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
     command = [sys.executable, "-c", EXPORT, tmp_path]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as exporter:
@@ -364,7 +364,7 @@ def test_exporter_of_a_run_ends_itself(tmp_path: Path) -> None:
         assert exporter.poll() is None
         assert lease.release(tmp_path, "r1") == ""
         assert exporter.wait(timeout=10) == 0
-        assert "the run is over" in exporter.stderr.read()
+        assert "run finished" in exporter.stderr.read()
 
 
 def test_control_node_that_knows_the_other_run_is_over_takes_the_host(tmp_path: Path) -> None:
@@ -486,7 +486,7 @@ def test_a_look_does_not_begin_again_what_was_stopped(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
     lease.renew(tmp_path / "runs" / "r1", plan("r1"), taken=True)
     lease.release(tmp_path, "r1")
-    with pytest.raises(HeldError, match="run r1 was stopped on this host: resume it to go on"):
+    with pytest.raises(HeldError, match="run r1 was stopped on this host: resume it to continue"):
         lease.renew(tmp_path / "runs" / "r1", plan("r1"), taken=True)
     assert not (tmp_path / "lease.json").exists()
 

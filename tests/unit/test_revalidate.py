@@ -28,7 +28,7 @@ from schemas.errors import RunError, UsageError
 from schemas.locks import claim
 from schemas.plans import Plan
 from schemas.records import SKIPPED, to_json
-from schemas.skips import BUSY
+from schemas.skips import skipped_for
 from tests import builders
 from tests.fakes import nvml
 
@@ -383,7 +383,7 @@ def test_host_with_a_process_on_its_gpus_is_looked_at_and_skipped(tmp_path: Path
     expected = [scope for item in host.plan.expected_of(planned) for scope in host.plan.scopes_of(planned, item)]
     assert len(record["observations"]) == len(expected)
     assert {(seen["status"], seen["reason"]) for seen in record["observations"]} == {
-        (SKIPPED, f"{BUSY}{done.stdout.strip()}")
+        (SKIPPED, skipped_for(done.stdout.strip()))
     }
     units = {seen["name"]: seen["unit"] for seen in record["observations"]}
     assert (units["gemm.throughput"], units["benchmark.duration"], units["collective.all_reduce.busbw"]) == (
@@ -466,7 +466,7 @@ def skipped(plan: Plan, directory: Path) -> None:
             "stage": item.stage,
             "unit": "1",
             "status": SKIPPED,
-            "reason": f"{BUSY}job 4711",
+            "reason": skipped_for("job 4711"),
             "params": item.params,
         }
         for item in plan.expected_of(planned)
@@ -534,12 +534,13 @@ def test_host_that_another_run_has_is_in_use_too(tmp_path: Path) -> None:
             "play": "Install the agent",
             "host": "h3",
             "task": "agent : Install",
+            "in_use": True,
         }
         message = "rackproof: this host is held by run r0 of alice on control1"
         (directory / "events.jsonl").write_text(json.dumps({**event, "message": message}) + "\n")
 
     report, plan = judged(tmp_path, held, rackproof_gang="none")
-    assert state(report, plan) == ("busy", {"h3": "held by run r0 of alice on control1"})
+    assert state(report, plan) == ("busy", {"h3": "rackproof: this host is held by run r0 of alice on control1"})
 
 
 def test_only_what_is_asked_for_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -628,7 +629,7 @@ run = pathlib.Path(values["rackproof_runs_directory"]) / values["rackproof_run_i
 if sys.argv[-1].endswith("revalidate.yml"):
     shutil.copytree(here / "made", run, dirs_exist_ok=True)
     os.utime(run / "report.json")
-(run / "notified.json").write_text('{"told": true, "drained": []}')
+(run / "notified.json").write_text('{"sent": true, "drained": []}')
 """
 """Stands for ansible-playbook: what is to be made stands beside it."""
 

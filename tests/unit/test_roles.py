@@ -126,6 +126,25 @@ def test_example_inventory_is_a_valid_one() -> None:
     assert plan.gangs() == {"rack12": ("r12-h01", "r12-h02", "r12-h03", "r12-h04")}
 
 
+@pytest.mark.parametrize("playbook", sorted(path.name for path in (ROOT / "playbooks").glob("*.yml")))
+def test_every_play_has_a_tag_that_operators_can_select(playbook: str) -> None:
+    plays = yaml.safe_load((ROOT / "playbooks" / playbook).read_text())
+    tags = [tag for play in plays if "hosts" in play for tag in play["tags"]]
+    assert set(tags) <= {"install", "configure", "run", "report", "always"}
+
+
+def test_tag_report_only_judges() -> None:
+    """Also the plan, without which nothing is known of the run."""
+    command = [Path(sys.executable).parent / "ansible-playbook", "-i", "inventory/example", "playbooks/acceptance.yml"]
+    listed = subprocess.run(
+        [*command, "--list-tasks", "--tags=report"], cwd=ROOT, capture_output=True, text=True, check=True
+    ).stdout
+    tasks = {line.partition("TAGS")[0].strip() for line in listed.splitlines() if re.match(r" +\w+ : ", line)}
+    roles = {task.partition(" : ")[0] for task in tasks if "Validating arguments" not in task}
+    assert roles == {"plan", "monitoring", "report"}
+    assert "report : Judge the run" in tasks
+
+
 DRIVERS = role_vars("nvidia_driver")["_nvidia_driver_table"]
 
 
@@ -253,7 +272,7 @@ def test_what_is_not_the_agents_is_not_removed_for_its_environment(tmp_path: Pat
     done = made(tmp_path)
     assert done.returncode == 1
     assert done.stderr.strip() == (
-        f"{tmp_path} has a {name} of something else: give rackproof_prefix a directory of its own"
+        f"{tmp_path} has a {name} that is not the agent's: set rackproof_prefix to a separate directory"
     )
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [name]
 
@@ -263,11 +282,11 @@ def test_a_host_out_of_reach_is_asked_again_for_as_long_as_it_was_to_soak(tmp_pa
     (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
     hosts = {"h1": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}}
     (tmp_path / "hosts.yml").write_text(yaml.safe_dump({"gpu_hosts": {"hosts": hosts}}))
-    looks = {"_soak_looks": 2, "_soak_spare_looks": 0}
+    looks = {"_soak_polls": 2, "_soak_spare_polls": 0}
     given = {"_rackproof_run_dir": str(tmp_path), "_rackproof_run_id": "r", "rackproof_fabric_interface": "", **looks}
     task = {"ansible.builtin.include_role": {"name": "soak"}, "vars": {**defaults("common"), **given}}
     done = played(tmp_path, {"hosts": "gpu_hosts", "gather_facts": False, "tasks": [task]})
-    waits = done.stdout.split("TASK [soak : Wait for as long as a look takes]")[1:]
+    waits = done.stdout.split("TASK [soak : Wait for the duration of a poll]")[1:]
     assert [wait.split("\n")[1].split(":")[0] for wait in waits] == ["ok", "ok"], done.stdout + done.stderr
     assert done.returncode == 2, "it left the run"
 
@@ -311,7 +330,7 @@ def test_what_a_state_directory_holds_goes_only_where_it_is_the_agents(scratches
 def test_a_state_directory_that_holds_something_else_is_not_taken(scratches: tuple[Path, str]) -> None:
     directory, printed = scratches
     taken = directory / "taken"
-    said = f"rackproof_state_directory {taken} holds something else already (somebodys): name a directory of its own"
+    said = f"rackproof_state_directory {taken} contains other files (somebodys): use a separate directory"
     assert said in " ".join(printed.split())
     assert (taken.stat().st_mode & 0o7777, [path.name for path in taken.iterdir()]) == (0o1777, ["somebodys"])
 

@@ -199,7 +199,7 @@ def test_page_of_one_host_has_the_status_with_what_must_be_read_with_it(tmp_path
     for name, status in ((slow, "PASS WITH WAIVERS"), (well, "PASS")):
         page = scale.report_on_host(run, PACKS, name, workers=1).acceptance
         assert page.status == f"{status} (1 of 2 benchmarks chosen)"
-        assert "NOT CHOSEN, so nothing is said of it: gemm (benchmark)" in page.summary
+        assert "NOT CHOSEN, so not judged: gemm (benchmark)" in page.summary
 
 
 @pytest.mark.usefixtures("large")

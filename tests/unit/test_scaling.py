@@ -641,7 +641,7 @@ def test_pinning_fails_without_enough_processors() -> None:
 def test_more_processors_than_a_host_gives_are_refused_before_anything_starts(tmp_path: Path) -> None:
     plan = study(tmp_path, "h1", matrix=[{"gpus": [2], "cpus": [10_000]}]).of_cell(1)
     host = plan.hosts[0]
-    gang = Gang.of(plan, host, "cell 1", ["h1"], 29500)
+    gang = Gang.from_plan(plan, host, "cell 1", ["h1"], 29500)
     request = LaunchRequest(stage=plan.stages[0], members=("h1",))
     with pytest.raises(LaunchError, match=r"host h1 has \d+ CPUs, and 2 ranks with 10000 each need 20000"):
         torchrun_command(plan, host, request, gang=gang, work=tmp_path, data=tmp_path, uuids={})

@@ -63,5 +63,5 @@ def test_reports_tell_what_is_critical_first() -> None:
         failed("rma", "gpu.noise", severity=WARNING),
         failed("reboot", "gpu.dead"),
     ]
-    assert [line.split(": ")[2] for line in reasons(verdicts, {})] == ["gpu.dead", "gpu.noise", "gpu.open"]
+    assert [str(line).split(": ")[2] for line in reasons(verdicts, {})] == ["gpu.dead", "gpu.noise", "gpu.open"]
     assert [item.name for item in rendered(verdicts)] == ["gpu.dead", "gpu.noise", "gpu.open"]

@@ -677,7 +677,7 @@ def test_drift_of_a_soak_of_minutes_is_told_as_not_judged(plan: Plan) -> None:
     report = merge(short, left, read_packs([]))
     assert report.decision == "accepted"
     assert (
-        "Drift: NOT JUDGED for stress.throughput (too short a soak: an hour and more tells)"
+        "Drift: NOT JUDGED for stress.throughput (the soak is too short: drift needs an hour or more)"
         in report.acceptance.summary
     )
 

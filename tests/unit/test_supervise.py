@@ -16,7 +16,7 @@ from pathlib import Path
 import pytest
 
 from agent.gang import culprit
-from agent.gang.monitor import Vigil
+from agent.gang.monitor import GangMonitor
 from agent.launch import process_tree
 from agent.run.record import HostRun
 from agent.sampling import snapshot_sampler
@@ -75,14 +75,14 @@ def test_finished_launch_brings_every_ranks_results(run: HostRun) -> None:
 
 
 @pytest.fixture
-def left(monkeypatch: pytest.MonkeyPatch) -> list[Vigil]:
+def left(monkeypatch: pytest.MonkeyPatch) -> list[GangMonitor]:
     """Those of this host's watches that are to tell the others that it ended its ranks itself."""
-    found: list[Vigil] = []
-    monkeypatch.setattr(Vigil, "leave", lambda vigil: found.append(vigil))
+    found: list[GangMonitor] = []
+    monkeypatch.setattr(GangMonitor, "announce_abort", lambda monitor: found.append(monitor))
     return found
 
 
-def test_failed_launch_names_the_rank_its_phase_and_its_exit_code(run: HostRun, left: list[Vigil]) -> None:
+def test_failed_launch_names_the_rank_its_phase_and_its_exit_code(run: HostRun, left: list[GangMonitor]) -> None:
     program = "ranks, phase, code = (0,), 'end', 0" + RESULT + "ranks, phase, code = (1,), 'gemm bf16', 1" + RESULT
     record = launch(run, program + "\nprint('the last words')\nraise SystemExit(3)")
     assert record.launches[0].outcome == "failed"
@@ -115,7 +115,7 @@ time.sleep(600)
 
 
 def test_deadline_ends_the_whole_tree_and_keeps_what_was_measured(
-    run: HostRun, monkeypatch: pytest.MonkeyPatch, left: list[Vigil]
+    run: HostRun, monkeypatch: pytest.MonkeyPatch, left: list[GangMonitor]
 ) -> None:
     """A child in a session of its own that ignores SIGTERM, and one that is stopped, are ended like the rest."""
     monkeypatch.setattr(process_tree, "GRACE_S", 0.5)
@@ -154,8 +154,8 @@ sys.exit(max(abs(rank.wait()) for rank in ranks))
 """
 RANK_PROGRAM = """
 import os, pathlib, signal, time
-from agent.gang.heartbeat import heart
-heart().phase, heart().grouped = "collective all_reduce 8 B", True
+from agent.gang.heartbeat import rank_heartbeat
+rank_heartbeat().phase, rank_heartbeat().grouped = "collective all_reduce 8 B", True
 pathlib.Path(os.environ["WORK"], f"pid{os.environ['RANK']}").write_text(str(os.getpid()))
 time.sleep(1)
 if os.environ["RANK"] == "1":
@@ -172,7 +172,7 @@ time.sleep(60)
     ],
 )
 def test_rank_that_holds_up_the_others_is_named_and_all_are_ended(
-    run: HostRun, monkeypatch: pytest.MonkeyPatch, left: list[Vigil], number: str, kind: str, why: str
+    run: HostRun, monkeypatch: pytest.MonkeyPatch, left: list[GangMonitor], number: str, kind: str, why: str
 ) -> None:
     monkeypatch.setattr(culprit, "RANK_SILENT_S", 3.0)
     work = run.directory / "work"

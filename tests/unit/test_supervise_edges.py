@@ -20,12 +20,16 @@ from typing import Any
 
 import pytest
 
-from agent.gang import culprit, monitor
-from agent.gang.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, RankState, Word
-from agent.gang.heartbeat import ADDRESS, LAUNCHED, SUPERVISOR, Beats, identity
-from agent.gang.monitor import Vigil, dump_flights, flight_recorder
-from agent.gang.peer_channel import Exchange
+from agent.gang import culprit, flight_recorder, monitor
+from agent.gang.culprit import HOST_SILENT_S, SETTLE_S, UNSURE_S, PeerStatus
+from agent.gang.flight_recorder import dump_flight_records, flight_recorder_env
+from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, LAUNCHED, SUPERVISOR
+from agent.gang.heartbeat_receiver import HeartbeatReceiver
+from agent.gang.monitor import GangMonitor
+from agent.gang.peer_channel import PeerChannel
+from agent.gang.processes import process_identity
 from agent.gang.protocol import Gang
+from agent.gang.rank_state import RankState
 from agent.launch import process_tree, supervise
 from agent.launch.outcome import RanksEnd, conclude
 from agent.launch.process_tree import ProcessTree
@@ -286,7 +290,7 @@ SEEN = RankState(rank=0, scope="gpu=0", phase="stress", exit_code=-9)
         ([], SEEN, "stress", -9),
         (None, SEEN, "stress", -9),
         (None, RankState(rank=0, scope="gpu=0", exit_code=-15), "", None),
-        (None, RankState(rank=0, scope="gpu=0", exit_code=-9, told=True), "", None),
+        (None, RankState(rank=0, scope="gpu=0", exit_code=-9, terminated_by_launcher=True), "", None),
         (None, RankState(rank=0, scope="gpu=0"), "", None),
         (None, RankState(rank=0, scope="gpu=0", exit_code=0), "", 0),
         ({"phase": "x" * 600, "exit_code": 0}, SEEN, "x" * 512, 0),
@@ -397,56 +401,56 @@ def test_the_oldest_attempts_of_the_same_stage_make_room(tmp_path: Path) -> None
 
 
 @pytest.fixture
-def beats(tmp_path: Path) -> Iterator[Beats]:
-    made = Beats(tmp_path, {0: "gpu=0", 1: "gpu=1"})
+def receiver(tmp_path: Path) -> Iterator[HeartbeatReceiver]:
+    made = HeartbeatReceiver(tmp_path, {0: "gpu=0", 1: "gpu=1"})
     yield made
     made.socket.close()
 
 
 @pytest.fixture
-def watch(beats: Beats, clock: Clock) -> Vigil:
-    return Vigil("h1", beats, None, 60.0)
+def watch(receiver: HeartbeatReceiver, clock: Clock) -> GangMonitor:
+    return GangMonitor("h1", receiver, None, 60.0)
 
 
 def test_a_rank_that_was_killed_is_named_once_others_would_have_told(
-    watch: Vigil, tmp_path: Path, clock: Clock
+    watch: GangMonitor, tmp_path: Path, clock: Clock
 ) -> None:
     say(tmp_path)
-    say(tmp_path, "end", rank=1, code=-9, told=False)
-    assert watch.look(0.0) is None
+    say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False)
+    assert watch.poll(0.0) is None
     clock.now += SETTLE_S + 0.1
-    found = watch.look(0.0)
+    found = watch.poll(0.0)
     assert found is not None
     assert (found.kind, found.rank, found.hosts) == ("rank_ended", 1, ("h1",))
-    assert watch.look(0.0) is found, "the first verdict stays"
+    assert watch.poll(0.0) is found, "the first verdict stays"
     clock.now += 1.0
-    assert watch.look(0.0) is found
+    assert watch.poll(0.0) is found
 
 
-def test_news_are_thought_about_at_once(watch: Vigil, tmp_path: Path, clock: Clock) -> None:
+def test_news_are_thought_about_at_once(watch: GangMonitor, tmp_path: Path, clock: Clock) -> None:
     clock.now += 50.0
-    assert watch.look(0.0) is None
+    assert watch.poll(0.0) is None
     clock.now += 0.05
-    say(tmp_path, "end", rank=1, code=-9, told=False, at=900.0)
-    assert watch.look(0.0) is not None
+    say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False, at=900.0)
+    assert watch.poll(0.0) is not None
 
 
 def test_a_rank_that_the_kernel_killed_is_told_with_its_reason(
-    beats: Beats, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = Tree(tmp_path / "root", 2)
-    monkeypatch.setattr(monitor, "Memory", functools.partial(OomWatch, tree.root))
-    watch = Vigil("h1", beats, None, 60.0)
-    say(tmp_path, "end", rank=0, code=1, told=False)
-    say(tmp_path, "end", rank=1, code=-9, told=True)
-    assert watch.want_of_memory() == ""
+    monkeypatch.setattr(monitor, "OomWatch", functools.partial(OomWatch, tree.root))
+    watch = GangMonitor("h1", receiver, None, 60.0)
+    say(tmp_path, "end", rank=0, code=1, terminated_by_launcher=False)
+    say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=True)
+    assert watch.out_of_memory_reason() == ""
     tree.group("slice/session", kills=1)
     assert [state.why for state in watch.states().values()] == ["", ""], "neither ended by a stranger's SIGKILL"
-    beats.close()
-    other = Beats(tmp_path, {0: "gpu=0", 1: "gpu=1"})
-    watch = Vigil("h1", other, None, 60.0)
+    receiver.close()
+    other = HeartbeatReceiver(tmp_path, {0: "gpu=0", 1: "gpu=1"})
+    watch = GangMonitor("h1", other, None, 60.0)
     say(tmp_path)
-    say(tmp_path, "end", rank=1, code=-9, told=False)
+    say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False)
     tree.group("slice/session", kills=2)
     why = [state.why for state in watch.states().values()]
     tree.group("slice/session", kills=9)
@@ -472,35 +476,37 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
     return made
 
 
-def test_after_a_good_end_nobody_is_waited_for(beats: Beats, tmp_path: Path, running: Running) -> None:
-    watch = Vigil("h1", beats, None, 60.0)
-    say(tmp_path, "end", code=0, told=False)
+def test_after_a_good_end_nobody_is_waited_for(receiver: HeartbeatReceiver, tmp_path: Path, running: Running) -> None:
+    watch = GangMonitor("h1", receiver, None, 60.0)
+    say(tmp_path, "end", code=0, terminated_by_launcher=False)
     before = running.now
-    assert watch.settle(0) is None
+    assert watch.await_verdict(0) is None
     assert running.now - before < 2.0
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [{"code": 1}, {"broken": "error", "broken_at": 1000.0}, {"exit_code": 1}],
+    [{"code": 1}, {"failure": "error", "failed_at": 1000.0}, {"exit_code": 1}],
     ids=["launcher", "broken", "rank"],
 )
 def test_after_a_bad_end_the_verdict_is_waited_for_a_while(
-    beats: Beats, tmp_path: Path, running: Running, wrong: dict[str, Any]
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running, wrong: dict[str, Any]
 ) -> None:
-    watch = Vigil("h1", beats, None, 60.0)
-    if "broken" in wrong:
+    watch = GangMonitor("h1", receiver, None, 60.0)
+    if "failure" in wrong:
         say(tmp_path, **wrong)
-    say(tmp_path, "end", code=wrong.get("exit_code", 0), told="exit_code" in wrong)
+    say(tmp_path, "end", code=wrong.get("exit_code", 0), terminated_by_launcher="exit_code" in wrong)
     before = running.now
-    assert watch.settle(wrong.get("code", 0)) is None
+    assert watch.await_verdict(wrong.get("code", 0)) is None
     assert 2 * SETTLE_S <= running.now - before < 3 * SETTLE_S
 
 
-def test_after_a_bad_end_whoever_is_at_fault_is_named(beats: Beats, tmp_path: Path, running: Running) -> None:
-    watch = Vigil("h1", beats, None, 60.0)
-    say(tmp_path, "end", code=-11, told=False)
-    found = watch.settle(1)
+def test_after_a_bad_end_whoever_is_at_fault_is_named(
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running
+) -> None:
+    watch = GangMonitor("h1", receiver, None, 60.0)
+    say(tmp_path, "end", code=-11, terminated_by_launcher=False)
+    found = watch.await_verdict(1)
     assert found is not None
     assert found.text.endswith("killed by SIGSEGV")
 
@@ -509,12 +515,12 @@ def test_after_a_bad_end_whoever_is_at_fault_is_named(beats: Beats, tmp_path: Pa
     ("exit_code", "told"), [(-9, "its launcher was killed by SIGKILL"), (1, "its launcher ended with exit code 1")]
 )
 def test_a_rank_that_was_ended_by_a_launcher_which_nobody_ended_is_named(
-    beats: Beats, tmp_path: Path, running: Running, exit_code: int, told: str
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running, exit_code: int, told: str
 ) -> None:
-    watch = Vigil("h1", beats, None, 60.0)
-    say(tmp_path, "end", rank=0, code=-15, told=True)
-    say(tmp_path, "end", rank=1, code=0, told=False)
-    found = watch.settle(exit_code)
+    watch = GangMonitor("h1", receiver, None, 60.0)
+    say(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
+    say(tmp_path, "end", rank=1, code=0, terminated_by_launcher=False)
+    found = watch.await_verdict(exit_code)
     assert found is not None
     assert (found.kind, found.scope, found.rank) == ("rank_ended", "", 0)
     assert found.text == f'host h1 rank 0 in phase "start": {told}'
@@ -523,80 +529,84 @@ def test_a_rank_that_was_ended_by_a_launcher_which_nobody_ended_is_named(
 @pytest.mark.parametrize(
     ("exit_code", "told"),
     [
-        (-9, "was killed by SIGKILL before any rank began"),
-        (1, "ended with exit code 1 before any rank began: no libcudart"),
+        (-9, "was killed by SIGKILL before any rank started"),
+        (1, "ended with exit code 1 before any rank started: no libcudart"),
     ],
 )
 def test_a_launcher_that_ends_before_its_ranks_begin_is_named_to_a_gang(
-    beats: Beats, tmp_path: Path, running: Running, gang: Callable[..., Gang], exit_code: int, told: str
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running, gang: Callable[..., Gang], exit_code: int, told: str
 ) -> None:
     """The others would wait for its ranks until the deadline. A host that is alone has nobody to tell."""
-    assert Vigil("h1", beats, None, 60.0).settle(exit_code, "no libcudart") is None
-    watch = Vigil("h2", beats, Exchange(gang("h2", 3)), 60.0)
-    assert watch._exchange
-    watch._exchange.words = {host: Word(at=running.now, finished=True) for host in ("h1", "h3")}
-    found = watch.settle(exit_code, "no libcudart")
+    assert GangMonitor("h1", receiver, None, 60.0).await_verdict(exit_code, "no libcudart") is None
+    watch = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
+    assert watch._channel
+    watch._channel.statuses = {host: PeerStatus(at=running.now, finished=True) for host in ("h1", "h3")}
+    found = watch.await_verdict(exit_code, "no libcudart")
     assert found is not None
-    assert (found.kind, found.hosts, found.scope, watch.begun()) == ("rank_ended", ("h2",), "", False)
+    assert (found.kind, found.hosts, found.scope, watch.has_started()) == ("rank_ended", ("h2",), "", False)
     assert found.text == f'host h2 rank 0 in phase "start": its launcher {told}'
     assert watch.states()[0].exit_code == (1 if exit_code == 1 else None)
-    say(tmp_path, "end", rank=1, code=0, told=False)
-    assert (watch.states()[0].why, watch.begun()) == ("", True)
-    watch._exchange.close()
+    say(tmp_path, "end", rank=1, code=0, terminated_by_launcher=False)
+    assert (watch.states()[0].why, watch.has_started()) == ("", True)
+    watch._channel.close()
 
 
 @pytest.mark.parametrize(("exit_code", "named"), [(1, False), (-9, True), (-15, True), (-6, False)])
 def test_a_launcher_that_ends_late_may_have_waited_for_another(
-    beats: Beats, running: Running, gang: Callable[..., Gang], exit_code: int, named: bool
+    receiver: HeartbeatReceiver, running: Running, gang: Callable[..., Gang], exit_code: int, named: bool
 ) -> None:
     """For the store of the first host, which never came: nobody is named, and short launches find out."""
-    watch = Vigil("h2", beats, Exchange(gang("h2", 3)), 60.0)
+    watch = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     running.now += 301.0
-    assert watch._exchange
-    watch._exchange.words = {host: Word(at=running.now, finished=True) for host in ("h1", "h3")}
-    assert (watch.settle(exit_code) is not None) == named
-    watch._exchange.close()
+    assert watch._channel
+    watch._channel.statuses = {host: PeerStatus(at=running.now, finished=True) for host in ("h1", "h3")}
+    assert (watch.await_verdict(exit_code) is not None) == named
+    watch._channel.close()
 
 
-def test_a_launcher_ends_after_the_rank_that_failed(beats: Beats, tmp_path: Path, running: Running) -> None:
-    watch = Vigil("h1", beats, None, 60.0)
-    say(tmp_path, "end", rank=0, code=-15, told=True)
-    say(tmp_path, "end", rank=1, code=3, told=False)
-    found = watch.settle(1)
+def test_a_launcher_ends_after_the_rank_that_failed(
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running
+) -> None:
+    watch = GangMonitor("h1", receiver, None, 60.0)
+    say(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
+    say(tmp_path, "end", rank=1, code=3, terminated_by_launcher=False)
+    found = watch.await_verdict(1)
     assert found is not None
     assert (found.rank, found.text.rpartition(": ")[2]) == (1, "ended with exit code 3")
 
 
-def test_ranks_that_the_supervisor_ended_are_nobodys_fault(beats: Beats, tmp_path: Path, running: Running) -> None:
-    watch = Vigil("h1", beats, None, 60.0)
+def test_ranks_that_the_supervisor_ended_are_nobodys_fault(
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running
+) -> None:
+    watch = GangMonitor("h1", receiver, None, 60.0)
     for rank in (0, 1):
-        say(tmp_path, "end", rank=rank, code=-15, told=True)
-    assert watch.settle(None) is None
-    assert all(state.told for state in watch.states().values())
+        say(tmp_path, "end", rank=rank, code=-15, terminated_by_launcher=True)
+    assert watch.await_verdict(None) is None
+    assert all(state.terminated_by_launcher for state in watch.states().values())
 
 
-def test_a_look_waits_as_long_as_it_may_or_until_a_rank_speaks(beats: Beats, tmp_path: Path) -> None:
-    watch = Vigil("h1", beats, None, 60.0)
+def test_a_look_waits_as_long_as_it_may_or_until_a_rank_speaks(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+    watch = GangMonitor("h1", receiver, None, 60.0)
     began = time.monotonic()
-    watch.look(0.05)
+    watch.poll(0.05)
     assert time.monotonic() - began >= 0.05
     say(tmp_path)
-    watch.look(20.0)
+    watch.poll(20.0)
     assert time.monotonic() - began < 10
 
 
 def test_a_look_that_took_as_long_as_it_may_is_no_sleep_of_the_supervisor(
-    beats: Beats, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
+    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
-    watch = Vigil("h1", beats, None, 60.0)
+    watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path)
-    watch.look(0.0)
+    watch.poll(0.0)
     clock.now += 2.5
-    watch.look(1.0)
+    watch.poll(1.0)
     assert watch.states()[0].silent_s == 2.5
     clock.now += 3.5
-    watch.look(1.0)
+    watch.poll(1.0)
     assert watch.states()[0].silent_s == 2.5, "that was one"
 
 
@@ -625,17 +635,17 @@ def test_each_rank_that_listens_is_asked_for_its_dump_and_waited_for(
     reader = os.open(tmp_path / "flight.rank0.pipe", os.O_RDONLY | os.O_NONBLOCK)
     before = len(list(Path("/proc/self/fd").iterdir()))
     try:
-        dump_flights(tmp_path, [0, 1, 2, 3])
+        dump_flight_records(tmp_path, [0, 1, 2, 3])
         assert os.read(reader, 10) == b"1"
         assert len(waits) == 3
         assert len(list(Path("/proc/self/fd").iterdir())) == before
         (tmp_path / "flight.rank0").unlink()
-        dump_flights(tmp_path, [0])
-        assert sum(waits[3:]) == pytest.approx(monitor.DUMP_S, abs=0.1), "not for ever"
+        dump_flight_records(tmp_path, [0])
+        assert sum(waits[3:]) == pytest.approx(flight_recorder.DUMP_S, abs=0.1), "not for ever"
     finally:
         os.close(reader)
     waits.clear()
-    dump_flights(tmp_path, [0, 1])
+    dump_flight_records(tmp_path, [0, 1])
     assert waits == [], "nobody listens"
 
 
@@ -663,7 +673,7 @@ def launch(run: HostRun, program: str, collectors: Sequence[Asked] = (), **over:
     return launch_program(
         run,
         ["sh", "-c", textwrap.dedent(program)],
-        environment={**os.environ, "TORCH_NCCL_TRACE_BUFFER_SIZE": "7", ADDRESS: "/nowhere"},
+        environment={**os.environ, "TORCH_NCCL_TRACE_BUFFER_SIZE": "7", HEARTBEAT_DIRECTORY: "/nowhere"},
         ranks={0: 0, 1: 1},
         **{"collectors": collectors, "fast_collectors": collectors, **over},
     )
@@ -674,13 +684,13 @@ def test_the_ranks_find_their_supervisor_and_a_place_for_their_dumps(run: HostRu
     launch(run, 'env > env; pwd > place; cat > stdin; cut -d" " -f5,6 /proc/$$/stat > ids; echo $$ >> ids')
     work = run.directory / "work"
     told = dict(line.partition("=")[::2] for line in (work / "env").read_text().splitlines())
-    assert (told[ADDRESS], told[SUPERVISOR]) == (str(work), identity(os.getpid()))
+    assert (told[HEARTBEAT_DIRECTORY], told[SUPERVISOR]) == (str(work), process_identity(os.getpid()))
     assert before <= float(told[LAUNCHED]) <= time.monotonic()
     assert (work / "place").read_text().strip() == str(work)
     assert (work / "stdin").read_text() == ""
     assert len(set((work / "ids").read_text().split())) == 1, "a session of its own"
     assert told["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "7", "the site's word counts"
-    assert flight_recorder(work)["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "1000"
+    assert flight_recorder_env(work)["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "1000"
     assert (told["TORCH_FR_BUFFER_SIZE"], told["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("1000", "1")
     for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
         assert told[name] == str(work / "flight.rank")
@@ -759,9 +769,9 @@ def test_of_a_launch_on_gpus_it_is_told_how_it_went(tmp_path: Path, stage: str, 
     "broken",
     [
         "agent.launch.supervise.take_snapshot",
-        "agent.launch.supervise.Beats",
+        "agent.launch.supervise.HeartbeatReceiver",
         "tests.launches.LivePublisher",
-        "agent.launch.supervise.Vigil",
+        "agent.launch.supervise.GangMonitor",
         "agent.launch.supervise._run",
         "agent.run.work_directory.truncate_logs",
     ],
@@ -770,26 +780,26 @@ def test_failed_supervisor_leaves_no_thread_and_no_socket(
     tmp_path: Path, gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
     run = HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
-    receivers: list[Beats] = []
+    receivers: list[HeartbeatReceiver] = []
     before = set(threading.enumerate())
 
-    def open_receiver(directory: Path, ranks: Mapping[int, str]) -> Beats:
-        receivers.append(Beats(directory, ranks))
+    def open_receiver(directory: Path, ranks: Mapping[int, str]) -> HeartbeatReceiver:
+        receivers.append(HeartbeatReceiver(directory, ranks))
         return receivers[-1]
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("no space left on device")
 
     monkeypatch.setattr("agent.sampling.telemetry.FastReader", lambda _: SimpleNamespace(read=dict))
-    monkeypatch.setattr(supervise, "Beats", open_receiver)
+    monkeypatch.setattr(supervise, "HeartbeatReceiver", open_receiver)
     monkeypatch.setattr(broken, refuse)
     with pytest.raises(OSError, match="no space left"):
-        launch(run, "true", channel=Exchange(gang("h1")))
+        launch(run, "true", channel=PeerChannel(gang("h1")))
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
     assert set(threading.enumerate()) <= before
     assert all(receiver.socket.fileno() == -1 for receiver in receivers)
-    Exchange(gang("h1")).close()  # its port is free
+    PeerChannel(gang("h1")).close()  # its port is free
 
 
 def test_what_cannot_be_read_stands_beside_the_outcome(run: HostRun) -> None:
@@ -803,10 +813,10 @@ def test_a_host_whose_launcher_ended_early_has_started_no_rank(
     """So that no part of it is to blame. One that lost the others, or a rank that never beat, is another matter."""
     for module in (culprit, monitor):
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
-    exchange = Exchange(gang("h1", 2))
-    exchange.words = {"h2": Word(at=time.monotonic(), finished=True)}
+    exchange = PeerChannel(gang("h1", 2))
+    exchange.statuses = {"h2": PeerStatus(at=time.monotonic(), finished=True)}
     done = launch(run, "echo 'ImportError: no torch'; exit 1", channel=exchange, members=("h1", "h2")).launches[0]
-    assert done.reason.endswith("its launcher ended with exit code 1 before any rank began: ImportError: no torch")
+    assert done.reason.endswith("its launcher ended with exit code 1 before any rank started: ImportError: no torch")
     assert (done.outcome, done.ranks) == ("failed", ())
 
 
@@ -815,7 +825,7 @@ def test_a_host_that_is_to_blame_for_something_else_keeps_its_ranks(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     named = Culprit(kind=kind, hosts=("h1",), text="somebody")
-    monkeypatch.setattr(Vigil, "look", lambda *_: named)
+    monkeypatch.setattr(GangMonitor, "poll", lambda *_: named)
     done = launch(run, "sleep 60").launches[0]
     assert (done.culprit, len(done.ranks)) == (named, 2)
 
@@ -892,7 +902,7 @@ TELL = """
 {python} - <<'END'
 import json, socket
 with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-    channel.connect("beats")
+    channel.connect("heartbeats")
     channel.send(json.dumps({said}).encode())
 END
 sleep 60
@@ -907,7 +917,7 @@ def test_for_somebody_who_is_named_a_launch_is_ended_at_once(run: HostRun, monke
     monkeypatch.setattr(process_tree, "GRACE_S", 60.0)
     monkeypatch.setattr(supervise, "CULPRIT_GRACE_S", 0.1)
     lines: list[str] = []
-    said = {"kind": "end", "rank": 1, "at": 0.0, "code": -11, "told": False}
+    said = {"kind": "end", "rank": 1, "at": 0.0, "code": -11, "terminated_by_launcher": False}
     program = "trap '' TERM; mv ../prepared/* .;" + TELL.format(python=sys.executable, said=said)
     done = launch(run, program, report=lines.append).launches[0]
     assert done.culprit is not None
@@ -929,160 +939,162 @@ def gang(port: int) -> Callable[..., Gang]:
     def made(me: str, hosts: int = 2) -> Gang:
         members = tuple(f"h{number}" for number in range(1, hosts + 1))
         addresses = dict.fromkeys(members, address_of(port))
-        return Gang(me=me, members=members, addresses=addresses, port=port, nonce=builders.NONCE, about="r1 gang r1")
+        return Gang(me=me, members=members, addresses=addresses, port=port, nonce=builders.NONCE, context="r1 gang r1")
 
     return made
 
 
 @pytest.fixture
-def two(tmp_path: Path, gang: Callable[..., Gang]) -> Iterator[list[Vigil]]:
+def two(tmp_path: Path, gang: Callable[..., Gang]) -> Iterator[list[GangMonitor]]:
     """The watches of two hosts of a gang."""
     found = []
     for number in (1, 2):
         place = tmp_path / f"h{number}"
         place.mkdir()
-        beats = Beats(place, {number - 1: "gpu=0"})
-        found.append(Vigil(f"h{number}", beats, Exchange(gang(f"h{number}")), 60.0))
+        receiver = HeartbeatReceiver(place, {number - 1: "gpu=0"})
+        found.append(GangMonitor(f"h{number}", receiver, PeerChannel(gang(f"h{number}")), 60.0))
     yield found
     for each in found:
-        each._beats.close()
-        assert each._exchange
-        each._exchange.close()
+        each._receiver.close()
+        assert each._channel
+        each._channel.close()
 
 
-def met(one: Vigil, two: Vigil) -> tuple[Exchange, Exchange]:
+def met(one: GangMonitor, two: GangMonitor) -> tuple[PeerChannel, PeerChannel]:
     """Both, once they have heard of each other's rank."""
-    here, there = one._exchange, two._exchange
+    here, there = one._channel, two._channel
     assert here
     assert there
     ends = time.monotonic() + 5
-    while "h1" not in there.words or not here.words.get("h2") or here.words["h2"].ranks == ():
+    while "h1" not in there.statuses or not here.statuses.get("h2") or here.statuses["h2"].ranks == ():
         assert time.monotonic() < ends
         for each in (one, two):
-            each.look(0.005)
+            each.poll(0.005)
     return here, there
 
 
 def test_the_head_names_a_rank_of_another_host_and_that_one_hears_of_it(
-    two: list[Vigil], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two: list[GangMonitor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(culprit, "SETTLE_S", 0.1)
     met(*two)
-    say(tmp_path / "h2", "end", rank=1, code=-9, told=False)
+    say(tmp_path / "h2", "end", rank=1, code=-9, terminated_by_launcher=False)
     ends = time.monotonic() + 5
-    while not (two[0].look(0.01) and two[1].look(0.01)):
-        two[1].look(0.01)
+    while not (two[0].poll(0.01) and two[1].poll(0.01)):
+        two[1].poll(0.01)
         assert time.monotonic() < ends
-    first, second = two[0].look(0.0), two[1].look(0.0)
+    first, second = two[0].poll(0.0), two[1].poll(0.0)
     assert first == second
     assert first is not None
     assert first.text == 'host h2 gpu=0 rank 1 in phase "start": killed by SIGKILL'
 
 
 def test_a_host_that_ends_its_ranks_itself_says_so_and_nobody_who_fails_then_is_named(
-    two: list[Vigil], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two: list[GangMonitor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As at its deadline, which passes before that of a host that began later."""
     monkeypatch.setattr(culprit, "SETTLE_S", 0.1)
     monkeypatch.setattr(monitor, "SETTLE_S", 0.1)
     _, there = met(*two)
-    two[0].leave()
-    parting = threading.Thread(target=two[0].part, daemon=True)
+    two[0].announce_abort()
+    parting = threading.Thread(target=two[0].announce_exit, daemon=True)
     parting.start()
-    say(tmp_path / "h2", "end", rank=1, code=1, told=False)
+    say(tmp_path / "h2", "end", rank=1, code=1, terminated_by_launcher=False)
     ends = time.monotonic() + 5
-    while not there.words["h1"].finished:
-        assert two[1].look(0.01) is None
+    while not there.statuses["h1"].finished:
+        assert two[1].poll(0.01) is None
         assert time.monotonic() < ends
-    assert there.words["h1"].left
-    assert two[1].settle(1) is None
+    assert there.statuses["h1"].aborted
+    assert two[1].await_verdict(1) is None
     parting.join(5)
 
 
-def test_a_rank_that_speaks_is_heard_at_once_whoever_else_is_listened_to(two: list[Vigil], tmp_path: Path) -> None:
+def test_a_rank_that_speaks_is_heard_at_once_whoever_else_is_listened_to(
+    two: list[GangMonitor], tmp_path: Path
+) -> None:
     met(*two)
     for _ in range(5):
-        two[0].look(0.01)
-    say(tmp_path / "h1", "end", rank=0, code=0, told=False)
+        two[0].poll(0.01)
+    say(tmp_path / "h1", "end", rank=0, code=0, terminated_by_launcher=False)
     began = time.monotonic()
-    two[0].look(20.0)
+    two[0].poll(20.0)
     assert time.monotonic() - began < 10
 
 
 def test_who_parts_is_heard_and_does_not_wait_any_longer(
-    two: list[Vigil], tmp_path: Path, gang: Callable[..., Gang]
+    two: list[GangMonitor], tmp_path: Path, gang: Callable[..., Gang]
 ) -> None:
     _, there = met(*two)
-    say(tmp_path / "h1", "end", code=0, told=False)
-    two[0].look(0.0)
+    say(tmp_path / "h1", "end", code=0, terminated_by_launcher=False)
+    two[0].poll(0.0)
 
     def listen() -> None:
-        while not there.words["h1"].finished:
-            there.step(0.01)
+        while not there.statuses["h1"].finished:
+            there.poll(0.01)
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     began = time.monotonic()
-    two[0].part()
+    two[0].announce_exit()
     listener.join(5)
-    assert there.words["h1"].finished
-    assert there.words["h1"].ranks[0].exit_code == 0, "its last word has the end of its ranks"
-    assert time.monotonic() - began < monitor.PARTING_S / 2
+    assert there.statuses["h1"].finished
+    assert there.statuses["h1"].ranks[0].exit_code == 0, "its last word has the end of its ranks"
+    assert time.monotonic() - began < monitor.EXIT_ANNOUNCEMENT_S / 2
     assert there.verdict is None
-    Exchange(gang("h1")).close()  # the next launch listens there
+    PeerChannel(gang("h1")).close()  # the next launch listens there
 
 
 def test_a_host_that_comes_back_from_a_sleep_blames_nobody(
-    two: list[Vigil], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    two: list[GangMonitor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     here, _ = met(*two)
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + HOST_SILENT_S + 5)
-    assert two[0].look(0.0) is None
-    assert time.monotonic() - here.words["h2"].at < 5
+    assert two[0].poll(0.0) is None
+    assert time.monotonic() - here.statuses["h2"].at < 5
 
 
 def test_the_last_word_of_a_host_that_nobody_calls_is_waited_for_until_it_is_answered(
-    beats: Beats, tmp_path: Path, gang: Callable[..., Gang]
+    receiver: HeartbeatReceiver, tmp_path: Path, gang: Callable[..., Gang]
 ) -> None:
-    watchers, mine = [Exchange(gang(host, 3)) for host in ("h1", "h2")], Exchange(gang("h3", 3))
-    watch = Vigil("h3", beats, mine, 60.0)
+    watchers, mine = [PeerChannel(gang(host, 3)) for host in ("h1", "h2")], PeerChannel(gang("h3", 3))
+    watch = GangMonitor("h3", receiver, mine, 60.0)
     ends = time.monotonic() + 5
-    while set(mine.words) != {"h1", "h2", "h3"}:
+    while set(mine.statuses) != {"h1", "h2", "h3"}:
         assert time.monotonic() < ends
-        watch.look(0.005)
+        watch.poll(0.005)
         for each in watchers:
-            each.step(0.0)
-    say(tmp_path, "end", rank=1, code=3, told=True)
+            each.poll(0.0)
+    say(tmp_path, "end", rank=1, code=3, terminated_by_launcher=True)
 
     def listen() -> None:
         for each in watchers:
-            while not each.words["h3"].finished:
-                each.step(0.01)
+            while not each.statuses["h3"].finished:
+                each.poll(0.01)
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     began = time.monotonic()
     assert watch.states()[1].exit_code == 3
-    watch.part()
+    watch.announce_exit()
     listener.join(5)
-    assert [each.words["h3"].ranks[1].exit_code for each in watchers] == [3, 3]
+    assert [each.statuses["h3"].ranks[1].exit_code for each in watchers] == [3, 3]
     assert mine._answered == {"h1": mine._number, "h2": mine._number}
-    assert time.monotonic() - began < monitor.PARTING_S / 2
+    assert time.monotonic() - began < monitor.EXIT_ANNOUNCEMENT_S / 2
     for each in watchers:
         each.close()
 
 
 def test_the_second_watcher_names_nobody_as_long_as_the_first_is_there(
-    beats: Beats, tmp_path: Path, clock: Clock, gang: Callable[..., Gang]
+    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, gang: Callable[..., Gang]
 ) -> None:
-    exchange = Exchange(gang("h2", 3))
-    watch = Vigil("h2", beats, exchange, 60.0)
-    say(tmp_path, "end", rank=1, code=-9, told=False, at=clock.now - 50)
+    exchange = PeerChannel(gang("h2", 3))
+    watch = GangMonitor("h2", receiver, exchange, 60.0)
+    say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False, at=clock.now - 50)
     for finished, named in ((False, False), (True, True)):
         clock.now += 1.0
-        exchange.words = {host: Word(at=clock.now, finished=finished) for host in ("h1", "h3")}
-        found = watch.look(0.0)
+        exchange.statuses = {host: PeerStatus(at=clock.now, finished=finished) for host in ("h1", "h3")}
+        found = watch.poll(0.0)
         assert (found is not None) == named
     exchange.close()
 
@@ -1102,7 +1114,7 @@ def test_the_second_watcher_names_nobody_as_long_as_the_first_is_there(
     ],
 )
 def test_a_verdict_is_waited_for_until_all_have_told_how_they_are_or_are_lost(
-    beats: Beats,
+    receiver: HeartbeatReceiver,
     clock: Clock,
     gang: Callable[..., Gang],
     me: str,
@@ -1111,10 +1123,11 @@ def test_a_verdict_is_waited_for_until_all_have_told_how_they_are_or_are_lost(
     settled: bool,
 ) -> None:
     """`ages`: of the others' words; None: an old one, by which they have finished."""
-    exchange = Exchange(gang(me, 3))
-    watch = Vigil(me, beats, exchange, 60.0)
-    exchange.words = {
-        host: Word(at=clock.now - (5.0 if age is None else age), finished=age is None) for host, age in ages.items()
+    exchange = PeerChannel(gang(me, 3))
+    watch = GangMonitor(me, receiver, exchange, 60.0)
+    exchange.statuses = {
+        host: PeerStatus(at=clock.now - (5.0 if age is None else age), finished=age is None)
+        for host, age in ages.items()
     }
-    assert watch._settled(seconds) is settled
+    assert watch._is_settled(seconds) is settled
     exchange.close()

@@ -19,15 +19,17 @@ from typing import Any
 
 import pytest
 
-from agent.gang.culprit import RankState
-from agent.gang.heartbeat import ADDRESS, SUPERVISOR, Beats, heart, identity, process
+from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, SUPERVISOR, rank_heartbeat
+from agent.gang.heartbeat_receiver import HeartbeatReceiver
+from agent.gang.processes import process_identity, read_process
+from agent.gang.rank_state import RankState
 from agent.launch import guard
 
-PATIENCE_S = 60.0
+TIMEOUT_S = 60.0
 
 
 def until(true: Callable[[], Any]) -> None:
-    ends = time.monotonic() + PATIENCE_S
+    ends = time.monotonic() + TIMEOUT_S
     while not true():
         assert time.monotonic() < ends
         select.select([], [], [], 0.005)
@@ -56,7 +58,7 @@ def forked(work: Callable[[], int | None]) -> int:
 
 def code_of(pid: int) -> int:
     """How a child ended, as subprocess tells it."""
-    ends = time.monotonic() + PATIENCE_S
+    ends = time.monotonic() + TIMEOUT_S
     while True:
         ended, status = os.waitpid(pid, os.WNOHANG)
         if ended:
@@ -70,10 +72,10 @@ class Rank:
 
     def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         self._directory = directory
-        self.beats = Beats(directory, {0: "cpu=0", 3: "cpu=3"})
+        self.beats = HeartbeatReceiver(directory, {0: "cpu=0", 3: "cpu=3"})
         self.guard = 0
         self._told = directory / "told"
-        monkeypatch.setenv(ADDRESS, str(directory))
+        monkeypatch.setenv(HEARTBEAT_DIRECTORY, str(directory))
         monkeypatch.setenv("RANK", "3")
         monkeypatch.delenv(SUPERVISOR, raising=False)
         monkeypatch.setattr(guard, "POLL_S", 0.02)
@@ -88,18 +90,18 @@ class Rank:
             "open(sys.argv[1] + '.part', 'w').write(json.dumps(document))\n"
             f"os.rename(sys.argv[1] + '.part', sys.argv[1])\n{what}\n"
         )
-        heart.cache_clear()
+        rank_heartbeat.cache_clear()
         self.guard = forked(instead)
         return self
 
     @property
-    def told(self) -> Any:
+    def document(self) -> Any:
         until(self._told.exists)
         return json.loads(self._told.read_text())
 
     @property
     def pid(self) -> int:
-        return int(self.told["pid"])
+        return int(self.document["pid"])
 
     @property
     def state(self) -> RankState:
@@ -112,7 +114,7 @@ class Rank:
         self.guard = 0
         state = self.state
         assert state.ended_s is not None
-        return code, state.exit_code, state.told
+        return code, state.exit_code, state.terminated_by_launcher
 
 
 @pytest.fixture
@@ -148,7 +150,7 @@ def test_the_launcher_sees_the_ranks_own_end_and_the_supervisor_is_told(rank: Ra
 
 
 def test_the_program_runs_as_the_launcher_meant_it(rank: Rank) -> None:
-    told = rank.start("").told
+    told = rank.start("").document
     assert (told["name"], told["arguments"][1:]) == ("__main__", [str(rank._told), "--more"])
     assert told["group"] == told["pid"], "a launcher's signal goes to the guard alone"
     assert told["blocked"] == []
@@ -168,7 +170,7 @@ def test_a_port_of_the_launcher_is_free_when_the_launcher_has_ended(rank: Rank) 
     with socket.create_server(("127.0.0.1", 0)) as listener:
         port = listener.getsockname()[1]
         rank.start()
-        assert rank.told
+        assert rank.document
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(("127.0.0.1", port))
     os.kill(rank.guard, signal.SIGTERM)
@@ -181,7 +183,7 @@ def test_what_the_launcher_does_when_asked_to_end_its_forks_do_not(rank: Rank) -
         return guard.main()
 
     rank.start(instead=launcher)
-    assert rank.told
+    assert rank.document
     os.kill(rank.guard, signal.SIGTERM)
     assert rank.ended() == (-15, -15, True)
 
@@ -253,7 +255,7 @@ def child_of(what: str) -> str:
 
 
 def gone(pid: int) -> None:
-    until(lambda: process(pid) is None)
+    until(lambda: read_process(pid) is None)
 
 
 def test_what_a_rank_started_ends_with_it(rank: Rank) -> None:
@@ -263,11 +265,11 @@ def test_what_a_rank_started_ends_with_it(rank: Rank) -> None:
 
 def test_a_rank_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = forked(lambda: signal.pause())
-    monkeypatch.setenv(SUPERVISOR, identity(supervisor))
+    monkeypatch.setenv(SUPERVISOR, process_identity(supervisor))
     rank.start(child_of("signal.pause()"))
     until(lambda: Path(f"{rank._told}.child").exists() and Path(f"{rank._told}.child").read_text())
     select.select([], [], [], 3 * guard.POLL_S)
-    assert process(rank.pid), "it goes on as long as the supervisor does"
+    assert read_process(rank.pid), "it goes on as long as the supervisor does"
     os.kill(supervisor, signal.SIGKILL)
     os.waitpid(supervisor, 0)
     assert rank.ended() == (-9, -9, True)
@@ -276,9 +278,9 @@ def test_a_rank_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyP
 
 def test_a_rank_in_a_group_of_its_own_ends_with_its_supervisor_too(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     supervisor = forked(lambda: signal.pause())
-    monkeypatch.setenv(SUPERVISOR, identity(supervisor))
+    monkeypatch.setenv(SUPERVISOR, process_identity(supervisor))
     rank.start("os.setpgid(0, os.getppid()) if os.getpgid(os.getppid()) == os.getppid() else None; signal.pause()")
-    until(lambda: process(rank.pid))
+    until(lambda: read_process(rank.pid))
     os.kill(supervisor, signal.SIGKILL)
     os.waitpid(supervisor, 0)
     assert rank.ended() == (-9, -9, True)
@@ -286,7 +288,7 @@ def test_a_rank_in_a_group_of_its_own_ends_with_its_supervisor_too(rank: Rank, m
 
 def test_a_rank_ends_with_its_launcher_and_at_once(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is a process between this one and the guard."""
-    monkeypatch.setattr(guard, "POLL_S", 10 * PATIENCE_S)
+    monkeypatch.setattr(guard, "POLL_S", 10 * TIMEOUT_S)
 
     def launcher() -> int:
         if os.fork():
@@ -299,7 +301,7 @@ def test_a_rank_ends_with_its_launcher_and_at_once(rank: Rank, monkeypatch: pyte
     rank.guard = 0
     gone(pid)
     until(lambda: rank.state.ended_s is not None)
-    assert (rank.state.exit_code, rank.state.told) == (-9, True)
+    assert (rank.state.exit_code, rank.state.terminated_by_launcher) == (-9, True)
 
 
 def test_a_rank_ends_with_its_guard_and_its_end_is_inferred(rank: Rank) -> None:
@@ -315,7 +317,7 @@ def test_a_rank_ends_with_its_guard_and_its_end_is_inferred(rank: Rank) -> None:
 def test_a_guard_without_a_supervisor_tells_nobody_and_needs_nobody(
     rank: Rank, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv(ADDRESS)
+    monkeypatch.delenv(HEARTBEAT_DIRECTORY)
     monkeypatch.delenv("RANK")
     rank.start("sys.exit(2)")
     assert code_of(rank.guard) == 2

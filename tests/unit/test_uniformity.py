@@ -323,7 +323,7 @@ def test_matrix_of_a_fleet_in_which_nothing_is_alike_stays_short() -> None:
 def test_matrix_counts_hosts_without_a_version() -> None:
     found, html, markdown = matrix({"torch": "2.11.0"}, {}, {"torch": "2.11.0"})
     assert [(version.name, version.differs, version.unknown) for version in found] == [("torch", False, 1)]
-    assert "not told by 1 host" in html
+    assert "missing on 1 host" in html
     assert "`torch 2.11.0` (not told by 1)" in markdown
 
 

@@ -25,7 +25,6 @@ from typing import Any
 
 import pytest
 
-from fleet.records import run_lock
 from fleet.watch import exporters, findings
 from fleet.watch.lines import Beats, changes
 from fleet.watch.progress import DONE, FAILED, LEFT, RUNNING, UNKNOWN, UNREACHABLE, WAITING
@@ -35,7 +34,7 @@ from fleet.watch.text import duration, width
 from fleet.watch.view import View
 from fleet.watch.watcher import Watcher
 from rackproof import main as rackproof
-from schemas import documents, locks
+from schemas import documents, locks, run_directory
 from schemas.plans import Plan
 from schemas.records import Record, to_json
 from tests import builders
@@ -43,7 +42,7 @@ from tests import builders
 ROOT = Path(__file__).parents[2]
 BEGAN = 1_795_233_600.0  # 2026-11-21T04:00:00Z
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
-WAIT = "benchmark : Wait for the benchmarks"
+WAIT = "benchmark : Run the benchmarks"
 
 
 @cache
@@ -86,7 +85,7 @@ class Run:
         self.tell("start", playbook="acceptance.yml", pid=1)
         self.play("Preflight", "preflight").task("preflight : Check that the host can be measured")
         self.play("Inspect", "inspect").task("inspect : Fetch the record")
-        self.play("Benchmark", "benchmark").task("benchmark : Start the benchmarks")
+        self.play("Benchmark", "benchmark").task("benchmark : Run the benchmarks")
         return self.task(WAIT, stage="benchmark", ok=False)
 
     def befell(self, host: str, what: str, message: str) -> None:
@@ -105,7 +104,7 @@ class Run:
     def hold(self, pid: int | None = None) -> Run:
         claim = locks.claim("r1", self.directory.parent, pid or os.getpid(), "2026-11-21T04:00:00.000000Z")
         claim = replace(claim, user="alice", host="control1")
-        with locks.exclusive(self.directory / run_lock.LOCK) as file:
+        with locks.exclusive(self.directory / run_directory.LOCK) as file:
             locks.write_line(file, {**vars(claim), "running": []})
         return self
 
@@ -175,9 +174,9 @@ def test_host_that_is_rescued_goes_on(run: Run) -> None:
 
 def test_host_passed_over_by_a_second_launch_keeps_what_the_first_came_to(run: Run) -> None:
     run.prepared()
-    run.play("Gang", "gang").task("gang : Wait for the gang", stage="gang", ok=False)
+    run.play("Gang", "gang").task("gang : Run the launch", stage="gang", ok=False)
     run.tell("ok", host="h1", rc=3).tell("ok", host="h2", rc=0).tell("ok", host="h3", rc=0)
-    run.task("gang : Wait for the gang", stage="gang", ok=False).tell("skipped", host="h1")
+    run.task("gang : Run the launch", stage="gang", ok=False).tell("skipped", host="h1")
     assert states(run.look(), "gang") == {"h1": FAILED, "h2": RUNNING, "h3": RUNNING}
 
 
@@ -460,7 +459,7 @@ def test_wide_screen_tells_everything(run: Run) -> None:
     text = [re.sub(r"  +", "  ", line) for line in render(run.look(), 200)]
     assert text[0].startswith("r1 · r1 · standard")
     assert text[1].startswith("carried out by alice on control1")
-    assert re.fullmatch(r"now: benchmark : Wait for the benchmarks, for 5 min( \d+ s)?, still at it: h3", text[2])
+    assert re.fullmatch(r"now: benchmark : Run the benchmarks, for 5 min( \d+ s)?, still at it: h3", text[2])
     assert "benchmark  1 failed  1 running  1 done" in text
     assert "host  prepare  inspect  benchmark  gang  heard  time left  what" in text
     assert f"h2  done  done  failed  left  5 min  deadline of 600 s (at {WAIT})" in text
@@ -614,7 +613,7 @@ def test_log_ends_when_nobody_carries_out_the_run_any_more(run: Run) -> None:
     with watching(run, stdout=subprocess.PIPE) as process:
         assert process.stdout
         assert b"run r1: 3 hosts" in process.stdout.readline()
-        (run.directory / run_lock.LOCK).unlink()
+        (run.directory / run_directory.LOCK).unlink()
         rest = process.stdout.read()
         assert process.wait(10) == 0
     assert b"nobody carries out this run at the moment" in rest
@@ -671,7 +670,7 @@ def terminal(run: Run) -> Iterator[Terminal]:
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])
 def test_screen_is_drawn_again_and_given_back(number: int, code: int, run: Run, terminal: Terminal) -> None:
-    first = terminal.until(b"now: benchmark : Wait for the benchmarks")
+    first = terminal.until(b"now: benchmark : Run the benchmarks")
     assert first.startswith(b"\x1b[?1049h\x1b[?25l")
     run.tell(FAILED, host="h3")
     run.befell("h3", FAILED, "it burns")

@@ -104,7 +104,7 @@ def _play_rounds(context: Context, settings: Mapping[str, Any], layout: RankLayo
         other = gang[index] if index is not None else ""
         context.set_phase(f"pairs round {count} of {len(rounds)}: {f'with {other}' if other else 'rests'}")
         transport.barrier()
-        with context.heartbeat.together():  # ranks without a partner count the round as well
+        with context.heartbeat.in_collective():  # ranks without a partner count the round as well
             if other in members and context.local_rank < layout.rails:
                 peer = layout.rank(members.index(other), context.local_rank)
                 _measure_pair(context, exchange, other, peer, count)
@@ -274,7 +274,7 @@ class NcclTransport:
 
     def barrier(self) -> None:
         """Wait for all ranks. Raises TimeoutError if one does not come."""
-        with self._context.heartbeat.together():
+        with self._context.heartbeat.in_collective():
             self._all_reduce()
             self._context.synchronize()
 

@@ -82,7 +82,7 @@ class Context(Timing):
     def set_phase(self, phase: str, exit_code: int | None = None) -> None:
         """Tell the supervisor what this rank is doing, and at the end its exit code."""
         self.heartbeat.phase = phase
-        self.heartbeat.step()
+        self.heartbeat.record_progress()
         state = {"phase": phase, "exit_code": exit_code, "begun": self.begun, "unable": self.unable}
         _write(self.work / f"rank{self.rank}.state.json", state)
         if self.observations and time.monotonic() - self._saved > SAVE_S:
@@ -176,7 +176,7 @@ class Context(Timing):
         The barrier uses the store and not the process group: a rank whose GPU is gone does not hold up the others.
         """
         self._barriers[name] = number = self._barriers.get(name, 0) + 1
-        self.heartbeat.step()
+        self.heartbeat.record_progress()
         key = f"meet/{self.node}/{self.benchmark}/{name}/{number}"
         self.store.set(f"{key}/{self.local_rank}", "here")
         deadline = time.monotonic() + self.timeout_s
@@ -211,14 +211,14 @@ class Context(Timing):
     def sum_over_ranks(self, value: float) -> float:
         """Return the sum of the value over all ranks."""
         number = torch.tensor([value], dtype=torch.float64, device=self.device)
-        with self.heartbeat.together():
+        with self.heartbeat.in_collective():
             dist.all_reduce(number)
             return float(number)
 
     def min_max_over_ranks(self, code: int) -> tuple[int, int]:
         """Return the smallest and the largest `code` over all ranks; they are equal if all ranks agree."""
         ends = torch.tensor([code, -code], dtype=torch.int64, device=self.device)
-        with self.heartbeat.together():
+        with self.heartbeat.in_collective():
             dist.all_reduce(ends, dist.ReduceOp.MIN)
             return int(ends[0]), -int(ends[1])
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 import torch
 import torch.distributed as dist
 
-from agent.gang.heartbeat import Heart
+from agent.gang.heartbeat import RankHeartbeat
 from agent.sampling.statistics import Series, interval
 
 Work = Callable[[], object]
@@ -37,7 +37,7 @@ class Timing:
     device: torch.device
     timeout_s: float = 60.0
     """How long to wait for another rank."""
-    heartbeat: Heart = field(default_factory=Heart)
+    heartbeat: RankHeartbeat = field(default_factory=RankHeartbeat)
     """Reports this rank's progress to the supervisor."""
 
     def sample(
@@ -95,7 +95,7 @@ class Timing:
         self, works: Sequence[Work], calls: int, together: bool, *, warm_up: int = 0, head_start_s: float = 0.0
     ) -> list[float]:
         """Return the seconds of one call in each span; with `together` those of the slowest rank."""
-        with self.heartbeat.together() if together else contextlib.nullcontext():
+        with self.heartbeat.in_collective() if together else contextlib.nullcontext():
             times = self._time(works, calls, warm_up, head_start_s)
         return self.max_over_ranks(times) if together else times
 
@@ -105,7 +105,7 @@ class Timing:
         Raises:
             TimeoutError: it has not within `timeout_s`: a kernel hangs, usually because it waits for another rank.
         """
-        self.heartbeat.step()
+        self.heartbeat.record_progress()
         if self.device.type != "cuda":
             return
         done = cuda_event()
@@ -156,7 +156,7 @@ class Timing:
     def max_over_ranks(self, values: Sequence[float]) -> list[float]:
         """Return each value's maximum over all ranks: of times, those of the slowest rank."""
         maxima = torch.tensor(values, dtype=torch.float64, device=self.device)
-        with self.heartbeat.together():
+        with self.heartbeat.in_collective():
             dist.all_reduce(maxima, dist.ReduceOp.MAX)
             return [float(value) for value in maxima]
 

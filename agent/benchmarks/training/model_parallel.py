@@ -84,7 +84,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     results = [(0.0, 0.0)] * steps
     context.set_phase(f"model_parallel, {len(leaders)} replicas")
     try:
-        with context.heartbeat.together():  # on ranks without a replica too: all ranks count the same operations
+        with context.heartbeat.in_collective():  # on ranks without a replica too: all ranks count the same operations
             if replica:
                 if group:
                     replica.module = DistributedDataParallel(replica.module, process_group=group)
@@ -116,7 +116,7 @@ def _replica_leaders(context: Context, leads: bool) -> list[int]:
     """Return the ranks that drive a replica."""
     flags = torch.zeros(context.world_size, device=context.device)
     flags[context.rank] = float(leads)
-    with context.heartbeat.together():
+    with context.heartbeat.in_collective():
         dist.all_reduce(flags)
         return [rank for rank, flag in enumerate(flags.tolist()) if flag]
 

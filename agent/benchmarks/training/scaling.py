@@ -73,7 +73,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
         if number == 0:
             context.synchronize()
             first_step_done, began = time.monotonic() - context.launched, time.perf_counter()
-    with context.heartbeat.together():
+    with context.heartbeat.in_collective():
         context.synchronize()
     trained = time.perf_counter() - began
     accuracy, loss = evaluate(context, model, images, scale)

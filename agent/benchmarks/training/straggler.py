@@ -87,7 +87,7 @@ class TimedReplica:
         launched = time.perf_counter()
         context.synchronize()
         computed, after = time.perf_counter(), resource.getrusage(resource.RUSAGE_SELF)
-        with context.heartbeat.together():
+        with context.heartbeat.in_collective():
             self._gradients.all_reduce()
             context.synchronize()
         return Step(

@@ -92,7 +92,7 @@ def train_step(
     """
     optimizer.zero_grad(set_to_none=True)
     loss = forward()
-    with context.heartbeat.together() if collective else contextlib.nullcontext():
+    with context.heartbeat.in_collective() if collective else contextlib.nullcontext():
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
         if synchronize:

@@ -120,7 +120,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
 
     context.set_phase("transformer steps")
     try:  # an error in here happens between collectives: the ranks cannot agree on it any more
-        with context.heartbeat.together():
+        with context.heartbeat.in_collective():
             times = context.time(step, settings["steps"], warm_up=WARM_UP)
     except torch.cuda.OutOfMemoryError:
         log(torch.cuda.memory_summary(context.device, abbreviated=True))

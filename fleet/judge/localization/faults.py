@@ -9,7 +9,7 @@ from fleet.judge.localization.bisection import Conclusion
 from fleet.judge.localization.launches import EITHER, UNABLE, Attempt, conclusion, is_stuck
 from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect
 from schemas.probes import GANG
-from schemas.reports import FAIL, INCONCLUSIVE, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, Verdict, VerdictKind
 
 CRITERION = "localise"
 STAGE = GANG
@@ -86,6 +86,7 @@ def _verdict(view: HostView, scope: str, reason: str, *, fails: bool) -> Verdict
         stage=STAGE,
         verdict=FAIL if fails else INCONCLUSIVE,
         criterion=CRITERION,
+        kind=VerdictKind.SUSPECT,
         reason=reason,
         action="inspect_hardware" if fails else "none",
         source=SOURCE,

@@ -33,7 +33,8 @@ from fleet.judge.localization.slow import LEAST_HOSTS
 from fleet.judge.localization.suspects import comparable, explain
 from fleet.quantities import quantity as shown
 from schemas.records import ERROR, MEASURED, Observation
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
 EQUAL = "ours: equal hosts on one fabric are equally fast with each other (docs/localisation.md)"
@@ -132,7 +133,7 @@ class _Gang:
 
     def _place(self, view: HostView, seen: Observation) -> tuple[str, str, int] | None:
         """The two hosts in alphabetical order and the rail; None for what the gang has not."""
-        labels = dict(part.split("=", 1) for part in seen.scope.split(",") if "=" in part)
+        labels = Scope.parse(seen.scope).labels
         device, other = labels.get(view.host.device), labels.get("partner")
         rails = [str(index) for index in view.host.devices]
         if seen.stage != STAGE or device not in rails or other not in self._members or other == view.host.name:
@@ -191,6 +192,7 @@ class _Gang:
             stage=STAGE,
             verdict=FAIL if fails else INCONCLUSIVE,
             criterion=CRITERION,
+            kind=VerdictKind.SUSPECT,
             value=suspect.found,
             limit=suspect.limit,
             operator=("ge" if quantity == BANDWIDTH else "le") if suspect.limit is not None else "",

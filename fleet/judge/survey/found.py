@@ -12,6 +12,7 @@ from fleet.judge.evidence import HostView
 from fleet.judge.row import Row
 from schemas.records import Observation, Value
 from schemas.reports import PASS, Verdict
+from schemas.scopes import Scope
 
 MOST_KEPT = 50_000
 """Outcomes that are remembered; then it begins anew."""
@@ -74,7 +75,7 @@ class Looked:
 
 def own_scope(view: HostView, template: Verdict) -> str:
     """The scope of the verdict on this host: its own gang's."""
-    return f"gang={view.host.gang}" if template.scope.startswith("gang=") else template.scope
+    return f"gang={view.host.gang}" if Scope.parse(template.scope).is_gang else template.scope
 
 
 def template_of(view: HostView, criterion: Criterion, seen: Observation) -> Verdict:

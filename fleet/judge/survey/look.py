@@ -18,6 +18,7 @@ from fleet.judge.survey.snapshots import Snapshots
 from fleet.judge.tally import Tally
 from fleet.judge.uniformity import kin
 from schemas.reports import PASS
+from schemas.scopes import Scope
 
 
 class Look:
@@ -72,7 +73,7 @@ class Look:
             value = values[place]
             if not isinstance(value, float | int) or not math.isfinite(value):
                 return False
-            found.figures.append((key, f"gang={view.host.gang}" if scope.startswith("gang=") else scope, float(value)))
+            found.figures.append((key, f"gang={view.host.gang}" if Scope.parse(scope).is_gang else scope, float(value)))
         found.figures += self._snapshots.figures(view, kind)
         ranks = [(of, figure, values[place]) for of, figure, place in found.program.ranks]
         if not all(isinstance(value, float | int) for _, _, value in ranks):

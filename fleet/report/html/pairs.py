@@ -12,6 +12,7 @@ from fleet.report.format import clean
 from fleet.report.tables.hosts import anchor_of
 from schemas.records import MEASURED, Observation
 from schemas.reports import FleetReport, HostReport
+from schemas.scopes import Scope
 
 NAME = "pairs.bandwidth"
 BANDS = (0.5, 0.75, 0.9, 0.97)
@@ -32,6 +33,7 @@ class Slow:
     rail: str
     text: str
     share: str
+    """Of the median of the gang."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -76,7 +78,7 @@ def pictures(report: FleetReport) -> list[Picture]:
 def _of(host: HostReport) -> Iterable[tuple[str, str, Observation]]:
     for seen in host.measurements:
         if seen.name == NAME:
-            labels = dict(part.split("=", 1) for part in seen.scope.split(",") if "=" in part)
+            labels = dict(Scope.parse(seen.scope).labels)
             partner = labels.pop("partner", "")
             if partner and partner != host.name and labels:
                 yield next(iter(labels.values())), partner, seen
@@ -127,7 +129,7 @@ def _picture(hosts: Sequence[str], found: Mapping[Meeting, Mapping[str, float | 
 
 def _slow(value: float, key: Meeting, rail: str, middle: float) -> Slow:
     first, second = ((clean(host), anchor_of(host)) for host in key)
-    share = f"{100 * value / middle:.0f} % of the median" if middle else ""
+    share = f"{100 * value / middle:.0f} %" if middle else ""
     return Slow(ends=(first, second), rail=rail, text=quantity(value, "B/s"), share=share)
 
 

@@ -33,6 +33,7 @@ from fleet.report.tables.gpus import ELSEWHERE
 from fleet.report.titles import TITLES, title
 from schemas.records import MEASURED
 from schemas.reports import ALL, FAIL, INCONCLUSIVE, FleetReport, Judged
+from schemas.scopes import Scope
 
 HEALTH = "Health"
 
@@ -118,16 +119,16 @@ def _figures(report: FleetReport) -> dict[Key, _Figure]:
     for host in report.hosts:
         for seen in host.measurements:
             number = finite(seen.value)
-            if seen.status != MEASURED or number is None or seen.name in ELSEWHERE or not _of_device(seen.scope):
+            if (
+                seen.status != MEASURED
+                or number is None
+                or seen.name in ELSEWHERE
+                or not Scope.parse(seen.scope).is_one_device
+            ):
                 continue
             figure = found.setdefault(key_of(seen), _Figure(unit=seen.unit))
             figure.values.setdefault((host.name, seen.scope), Seen(host.name, seen.scope, number, "unjudged"))
     return found
-
-
-def _of_device(scope: str) -> bool:
-    kind, _, index = scope.partition("=")
-    return kind in ("gpu", "cpu") and index.isdigit()
 
 
 def _of_values(key: Key, figure: _Figure) -> Strip | Same:

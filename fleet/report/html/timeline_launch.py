@@ -13,6 +13,7 @@ from fleet.report.tables.timeline_spark import HEIGHT, THROTTLED, Axes, Column, 
 from fleet.report.titles import title
 from schemas.records import Launch
 from schemas.reports import FleetReport, HostReport
+from schemas.scopes import Scope
 from schemas.timeline import Series, Timeline
 from schemas.trace import Trace
 
@@ -111,7 +112,7 @@ def _part(
     axes: Mapping[str, Axes],
 ) -> Part:
     scope = f"gpu={index}"
-    of = {one.name: one for one in timeline.series if one.scope.partition(",")[0] == scope}
+    of = {one.name: one for one in timeline.series if Scope.parse(one.scope).device == scope}
     found = [(name, of.get(name)) for name, _ in columns]
     held = of.get(THROTTLED)
     return Part(

@@ -12,6 +12,7 @@ from fleet.report.tables.places import scope_name
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, Verdict
+from schemas.scopes import Scope
 
 WIDTH, HEIGHT = 360.0, 224.0
 LEFT, RIGHT, TOP, BOTTOM = 40.0, 10.0, 24.0, 26.0
@@ -133,7 +134,7 @@ def _series(report: FleetReport) -> dict[Op, list[Series]]:
 
 
 def _key(host: str, item: Observation | Verdict) -> Key:
-    if item.scope.startswith("gang="):
+    if Scope.parse(item.scope).is_gang:
         return "", item.stage, item.scope, str(item.params.get("world_size", ""))
     return host, item.stage, item.scope, ""
 
@@ -175,7 +176,7 @@ def _limits_of(verdicts: Iterable[Verdict], op: Op, kind: str) -> list[tuple[int
     """Size, limit and source of every criterion that judged this operation's bandwidth, once each."""
     found = {}
     for verdict in verdicts:
-        if _op(verdict) != op or verdict.scope.startswith("gang=") != (kind == "gang"):
+        if _op(verdict) != op or Scope.parse(verdict.scope).is_gang != (kind == "gang"):
             continue
         message, limit = _message(verdict), finite(verdict.limit)
         if message and limit and limit > 0:

@@ -12,7 +12,8 @@ from fleet.report.tables.figure import Key, key_of, label
 from fleet.report.tables.gpus import ELSEWHERE
 from fleet.report.titles import TITLES
 from schemas.records import MEASURED, Observation
-from schemas.reports import FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict
+from schemas.reports import FAIL, PASS, FleetReport, Verdict, VerdictKind
+from schemas.scopes import Scope
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,8 +54,7 @@ def _place(name: str) -> tuple[int, str]:
 
 
 def _of_device(item: Observation | Verdict) -> bool:
-    kind, _, index = item.scope.partition("=")
-    return kind in ("gpu", "cpu") and index.isdigit()
+    return Scope.parse(item.scope).is_one_device
 
 
 def _figures(report: FleetReport) -> tuple[dict[Key, list[_Figure]], Counter[Key]]:
@@ -81,7 +81,7 @@ def _figures(report: FleetReport) -> tuple[dict[Key, list[_Figure]], Counter[Key
 def _with_missing(absent: Counter[Key], figures: Iterable[Key], verdicts: Iterable[Verdict]) -> Counter[Key]:
     """Adds what the plan expects and nobody saw: such a verdict knows only the parameters that the plan states."""
     for verdict in verdicts:
-        if verdict.verdict == INCONCLUSIVE and verdict.reason.startswith("not observed") and _of_device(verdict):
+        if verdict.kind == VerdictKind.MISSING and _of_device(verdict):
             for key in figures:
                 if key[:2] == (verdict.name, verdict.stage) and verdict.params.items() <= dict(key[2]).items():
                     absent[key] += 1

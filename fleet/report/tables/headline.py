@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from fleet.report.format import clean
 from fleet.report.tables.summary_text import LINE_LIMIT
-from fleet.report.titles import MANIFEST, VALUES_ONLY
-from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport
+from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport, LineKind
 
 REHEARSAL_NOTICE = (
     "This run rehearsed the pipeline on CPUs. No GPU was looked at and none was judged: it accepts no hardware."
@@ -16,23 +15,6 @@ SIMULATED_NOTICE = (
     "No host was looked at: rackproof simulate made up every host, every GPU and every figure. It accepts no hardware."
 )
 
-_STATES = {
-    "PASS": PASS,
-    VALUES_ONLY: PASS,
-    "FAIL": FAIL,
-    "INCOMPLETE": INCONCLUSIVE,
-    "FAIL (waived)": FAIL,
-    "INCOMPLETE (waived)": INCONCLUSIVE,
-}
-_CAVEATS = (
-    "Reason: ",
-    "Chosen: ",
-    "NOT CHOSEN",
-    "Gang ",
-    "GPUs were measured beside other processes",
-    "GPU count: as found",
-)
-"""How the lines of the summary begin that say on what terms the decision holds."""
 _TONES = {ACCEPTED: PASS, REJECTED: FAIL, INCOMPLETE: INCONCLUSIVE}
 
 
@@ -51,25 +33,22 @@ def notice(report: FleetReport) -> str:
 
 
 def checks(report: FleetReport) -> list[Check]:
-    """The lines of the summary that give a kind of test its state (`Collectives: PASS`)."""
-    found = []
-    for line in report.acceptance.summary:
-        if line.startswith(_CAVEATS):
-            continue
-        title, colon, word = line.rpartition(": ")
-        if colon and word in _STATES and title not in _STATES and ":" not in title:
-            found.append(Check(title=title, word=word, state=_STATES[word]))
-    return found
+    """Return the state of each kind of test that was judged (`Collectives: PASS`)."""
+    return [
+        Check(title=line.title, word=line.text, state=line.verdict)
+        for line in report.acceptance.lines
+        if line.kind == LineKind.CHECK and line.verdict
+    ]
 
 
 def caveats(report: FleetReport) -> list[str]:
-    """What must be read with the decision: why the run was made, what was left out, and what counts for less."""
-    return [clean(line, LINE_LIMIT) for line in report.acceptance.summary if line.startswith(_CAVEATS)]
+    """Return what qualifies the decision: why the run was made, what was left out, and what counts for less."""
+    return [clean(str(line), LINE_LIMIT) for line in report.acceptance.lines if line.kind == LineKind.CAVEAT]
 
 
 def manifest(report: FleetReport) -> str:
     """`64 of 64 parts as ordered`; empty where the run had no manifest."""
-    return next((line.removeprefix(MANIFEST) for line in report.acceptance.summary if line.startswith(MANIFEST)), "")
+    return next((line.text for line in report.acceptance.lines if line.kind == LineKind.MANIFEST), "")
 
 
 def tone(decision: str) -> str:
@@ -129,11 +108,11 @@ def unjudged(report: FleetReport) -> list[tuple[str, tuple[str, ...]]]:
     Operations that lack a criterion for the same figure are told together: `collective.{all_gather,broadcast}.algbw`.
     """
     found: dict[str, dict[tuple[str, str], list[str]]] = {}
-    for text in report.unjudged:
-        name, _, stage = text.partition(" in stage ")
-        first, *between = name.split(".")
+    for figure in report.not_judged:
+        first, *between = figure.name.split(".")
         last = between.pop() if between else ""
-        found.setdefault(stage, {}).setdefault((first, last), []).append(".".join(between))
+        last += f" of {figure.host} {figure.scope}" if figure.host else ""
+        found.setdefault(figure.stage, {}).setdefault((first, last), []).append(".".join(between))
     return [
         (stage, tuple(_together(*key, middles) for key, middles in names.items())) for stage, names in found.items()
     ]

@@ -11,6 +11,7 @@ from fleet.quantities import NONE, finite, number, quantity
 from fleet.report.tables.figure import TIMED_OUT, shown
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, HostReport
+from schemas.scopes import Scope
 
 HEATS = 5
 _NAMES = ("peer_copy.bandwidth", "peer_copy.access", "peer_copy.latency")
@@ -154,8 +155,7 @@ def _link(found: Mapping[Pair, Mapping[str, Observation]], links: Mapping[str, s
 
 def _pair(scope: str) -> Pair | None:
     """`gpu=0,peer=1` as (0, 1)."""
-    labels = dict(part.split("=", 1) for part in scope.split(",") if "=" in part)
-    ends = (labels.get("gpu", ""), labels.get("peer", ""))
+    ends = (Scope.parse(scope).get("gpu"), Scope.parse(scope).get("peer"))
     return (
         (int(ends[0]), int(ends[1])) if all(end.isascii() and end.isdigit() and len(end) < 6 for end in ends) else None
     )

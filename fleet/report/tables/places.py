@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from schemas.scopes import Scope
+
 _MANY_TAILS = 4
+_DEVICES = {"gpu": "GPU", "cpu": "process"}
 
 
 def scope_name(scope: str) -> str:
@@ -16,16 +19,17 @@ def scopes_name(scopes: Iterable[str]) -> str:
     """Several scopes in one phrase: `GPU 0–7`."""
     numbers: dict[tuple[str, str], list[int]] = {}
     others: dict[str, None] = {}
+    pairs = True
     for scope in scopes:
-        first, *rest = scope.split(",")
-        kind, _, index = first.partition("=")
-        tail = "".join(map(_tail, rest))
-        if kind in ("gpu", "cpu") and index.isascii() and index.isdigit() and len(index) < 6:
-            numbers.setdefault(({"gpu": "GPU", "cpu": "process"}[kind], tail), []).append(int(index))
+        parsed = Scope.parse(scope)
+        tail = "".join(map(_tail, parsed.below.split(","))) if parsed.below else ""
+        pairs = pairs and parsed.kind == "peer"
+        if parsed.device_kind in _DEVICES and parsed.index is not None:
+            numbers.setdefault((_DEVICES[parsed.device_kind], tail), []).append(parsed.index)
         else:
-            others[f"{first.replace('=', ' ')}{tail}"] = None
+            others[f"{parsed.device.replace('=', ' ')}{tail}"] = None
     if len(numbers) > _MANY_TAILS and not others:
-        return f"{sum(map(len, numbers.values()))} pairs of GPUs" if _pairs(numbers) else f"{len(numbers)} places"
+        return f"{sum(map(len, numbers.values()))} pairs of GPUs" if pairs else f"{len(numbers)} places"
     return "; ".join([*(f"{kind} {_ranges(found)}{tail}" for (kind, tail), found in numbers.items()), *others])
 
 
@@ -33,10 +37,6 @@ def _tail(part: str) -> str:
     """What follows the device: `, hw_thermal`, ` to GPU 1`, `, link 2`."""
     kind, _, value = part.partition("=")
     return {"reason": f", {value}", "peer": f" to GPU {value}"}.get(kind, f", {part.replace('=', ' ')}")
-
-
-def _pairs(numbers: Iterable[tuple[str, str]]) -> bool:
-    return all(tail.startswith(" to GPU ") for _, tail in numbers)
 
 
 def _ranges(numbers: Iterable[int]) -> str:

@@ -11,6 +11,7 @@ from fleet.report.format import ACTIONS, action_name, found_and_wanted, margin, 
 from fleet.report.tables.places import scopes_name
 from fleet.report.tables.rows import Row, fold
 from schemas.reports import CRITICAL, FAIL, Verdict
+from schemas.scopes import Scope
 
 _MANY_ALIKE = 4
 """So many findings of one criterion on whole hosts are told as one."""
@@ -80,7 +81,7 @@ def _reason(group: Sequence[Verdict]) -> Reason:
     first = group[0]
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))
     laid = any(verdict.part for verdict in group)
-    one_place = laid or len(scopes) == 1 or all(scope.startswith(("gpu=", "cpu=")) for scope in scopes)
+    one_place = laid or len(scopes) == 1 or all(Scope.parse(scope).device_kind in ("gpu", "cpu") for scope in scopes)
     compared = first.value is not None and first.limit is not None and first.operator != ""
     found, limit = found_and_wanted(first) if compared else ("", "")
     alike = len({(verdict.name, params_text(verdict.params)) for verdict in group}) == 1

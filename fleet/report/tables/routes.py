@@ -12,6 +12,7 @@ from fleet.report.tables.places import scope_name
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FleetReport
+from schemas.scopes import Scope
 
 _KINDS = ("transport", "nvls", "channels")
 _FEW = 6
@@ -61,7 +62,7 @@ def _places(report: FleetReport) -> dict[str, list[Observation]]:
     for host in report.hosts:
         for seen in host.measurements:
             if seen.name.startswith("collective."):
-                gang = seen.scope.startswith("gang=")
+                gang = Scope.parse(seen.scope).is_gang
                 place = scope_name(seen.scope) if gang else host.name
                 place = place if gang or seen.stage == "benchmark" else f"{place}, {seen.stage}"
                 found.setdefault(place, {})[(seen.name, tuple(seen.params.items()))] = seen
@@ -92,7 +93,7 @@ def latencies(report: FleetReport) -> list[Table]:
 
 
 def _is_gang(seen: Sequence[Observation]) -> bool:
-    return seen[0].scope.startswith("gang=")
+    return Scope.parse(seen[0].scope).is_gang
 
 
 def _latency(caption: str, places: Sequence[Sequence[Observation]]) -> Table | None:

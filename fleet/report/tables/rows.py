@@ -10,6 +10,7 @@ from fleet.report.format import found_and_wanted, is_change, margin, params_text
 from fleet.report.tables.places import scopes_name
 from schemas.records import Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from schemas.scopes import Scope
 
 _MANY_VALUES = 16
 _ALL = object()
@@ -73,8 +74,8 @@ def _family(name: str) -> str:
 
 def _tail(scope: str) -> str:
     """What rows are told apart by, beside the device: a link, a reason. Of pairs of GPUs there are too many."""
-    tail = scope.partition(",")[2]
-    return "" if tail.startswith("peer=") else tail
+    parsed = Scope.parse(scope)
+    return "" if parsed.kind == "peer" else parsed.below
 
 
 def _rows(group: Sequence[Verdict], one: bool) -> list[Row]:

@@ -17,6 +17,7 @@ from fleet.report.tables.timeline_spark import THROTTLED, Axes, Column, Spark, b
 from fleet.report.titles import title
 from schemas.records import Value
 from schemas.reports import FleetReport, HostReport
+from schemas.scopes import Scope
 from schemas.timeline import Event, Series, Soak
 
 SHOWN_EVENTS = 12
@@ -125,8 +126,8 @@ def _axes(soak: Soak, series: Sequence[Series]) -> Axes:
 
 
 def _part_order(scope: str) -> tuple[str, int]:
-    kind, _, index = scope.partition("=")
-    return kind, int(index) if index.isdigit() else 0
+    parsed = Scope.parse(scope)
+    return parsed.device_kind, parsed.index or 0
 
 
 def _placed(host: HostReport, events: Sequence[Event]) -> list[tuple[str, Event]]:
@@ -134,8 +135,8 @@ def _placed(host: HostReport, events: Sequence[Event]) -> list[tuple[str, Event]
     places = {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in host.gpus if gpu.pci_bus_id}
     found = []
     for event in events:
-        first, comma, rest = event.scope.partition(",")
-        found.append((f"{places.get(first, first)}{comma}{rest}", event))
+        scope = Scope.parse(event.scope)
+        found.append((scope.on(places.get(scope.device, scope.device)), event))
     return found
 
 
@@ -149,7 +150,7 @@ def _row(
 ) -> Row:
     serial = next((gpu.serial for gpu in host.gpus if f"gpu={gpu.index}" == part), "")
     held = next((one for one in by_name.get(THROTTLED, ()) if one.scope == f"{part},reason=other"), None)
-    marks = [event for scope, event in events if scope.split(",")[0] == part and event.name != THROTTLED]
+    marks = [event for scope, event in events if Scope.parse(scope).device == part and event.name != THROTTLED]
     sparks = []
     for name, head in columns:
         own = next((one for one in by_name[name] if one.scope == part), None)

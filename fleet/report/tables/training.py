@@ -9,6 +9,7 @@ from fleet.quantities import NONE, finite, number, quantity
 from fleet.report.tables.places import scope_name
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
+from schemas.scopes import Scope
 
 SYNTHETIC = "synthetic"
 MANY_HOSTS = 12
@@ -72,7 +73,7 @@ def table(report: FleetReport) -> Table:
 
 
 def _key(host: str, scope: str, stage: str, params: Mapping[str, object]) -> Key:
-    gang = scope.startswith("gang=")
+    gang = Scope.parse(scope).is_gang
     ranks = str(params.get("world_size", "")) if gang else ""
     return "" if gang else host, scope, stage, str(params.get("network", "")), ranks
 

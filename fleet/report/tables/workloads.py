@@ -12,6 +12,7 @@ from fleet.report.tables.places import scope_name
 from fleet.report.titles import title
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
+from schemas.scopes import Scope
 
 NAMES = ("fashion_mnist", "variants", "checkpoint", "model_parallel", "transformer", "overlap")
 _PREFIXES = tuple(f"{name}." for name in NAMES)
@@ -28,8 +29,8 @@ def workloads(report: FleetReport) -> Table | None:
     places: dict[Place, None] = {}
     for host in report.hosts:
         for seen in host.measurements:
-            if seen.name.startswith(_PREFIXES) and not seen.scope.startswith(("gpu=", "cpu=")):
-                gang = seen.scope.startswith("gang=")
+            if seen.name.startswith(_PREFIXES) and Scope.parse(seen.scope).device_kind not in ("gpu", "cpu"):
+                gang = Scope.parse(seen.scope).is_gang
                 place = ("" if gang else host.name, seen.stage, seen.scope)
                 places[place] = None
                 name, _, settings = key_of(seen)
@@ -37,7 +38,7 @@ def workloads(report: FleetReport) -> Table | None:
     if not found:
         return None
     failed = {
-        ("" if scope.startswith("gang=") else host, key[1], scope, key[0], key[2])
+        ("" if Scope.parse(scope).is_gang else host, key[1], scope, key[0], key[2])
         for (host, scope, key), state in states(report.verdicts).items()
         if state == FAIL
     }

@@ -1,6 +1,8 @@
-"""Makes the virtual environment with the Python that runs this, anew where it is another's or broke off. Argument: its directory.
+"""Create the agent's virtual environment with this Python, replacing one that is incomplete or of another Python.
 
-`venv --clear` would take the wheels with it, which lie in that directory too.
+Argument: its directory.
+
+`venv --clear` would also remove the wheels in that directory.
 """
 
 import pathlib
@@ -9,30 +11,30 @@ import subprocess
 import sys
 
 base = pathlib.Path(getattr(sys, "_base_executable", sys.executable))
-homes = [str(base.parent), str(base.resolve().parent)]  # which of them venv notes depends on its version
+homes = [str(base.parent), str(base.resolve().parent)]  # venv records one of them, depending on its version
 prefix = pathlib.Path(sys.argv[1])
 MARK = "rackproof-environment"
 
 
-def is_ours():
-    """Whether it is whole, of the same interpreter and version: 3.12 installs where a 3.10 would not look."""
-    if not (prefix / "bin" / "pip").exists():  # the last that is made
+def is_current():
+    """Return whether the environment is complete and of this interpreter and version, which determines the package directory."""
+    if not (prefix / "bin" / "pip").exists():  # created last
         return False
     lines = (prefix / "pyvenv.cfg").read_text().splitlines()
-    told = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
-    version = told.get("version", "").split(".")[:2]
-    return told.get("home") in homes and version == [str(number) for number in sys.version_info[:2]]
+    settings = {name.strip(): value.strip() for name, _, value in (line.partition("=") for line in lines)}
+    version = settings.get("version", "").split(".")[:2]
+    return settings.get("home") in homes and version == [str(number) for number in sys.version_info[:2]]
 
 
 try:
-    made = is_ours()
+    current = is_current()
 except OSError:
-    made = False
-if not made:
-    there = [name for name in ("pyvenv.cfg", "bin/pip") if (prefix / name).exists()]
-    if there and not any((prefix / name).exists() for name in (MARK, "bin/rackproof")):
-        sys.exit(f"{prefix} has a {there[0]} of something else: give rackproof_prefix a directory of its own")
-    for name in ("pyvenv.cfg", "bin", "include", "lib", "lib64", "share") if there else ():
+    current = False
+if not current:
+    existing = [name for name in ("pyvenv.cfg", "bin/pip") if (prefix / name).exists()]
+    if existing and not any((prefix / name).exists() for name in (MARK, "bin/rackproof")):
+        sys.exit(f"{prefix} has a {existing[0]} that is not the agent's: set rackproof_prefix to a separate directory")
+    for name in ("pyvenv.cfg", "bin", "include", "lib", "lib64", "share") if existing else ():
         path = prefix / name
         if path.is_symlink() or path.is_file():
             path.unlink()

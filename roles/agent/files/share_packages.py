@@ -1,6 +1,6 @@
-"""Puts the packages of another Python on the path of this virtual environment, behind its own. Argument: that Python.
+"""Append the packages of another Python to the path of this virtual environment. Argument: that Python.
 
-`venv --system-site-packages` shows only the base interpreter's; torch often lies in a virtual environment or in conda.
+`venv --system-site-packages` only adds those of the base interpreter, but torch is often in a virtual environment or in conda.
 """
 
 import pathlib
@@ -8,10 +8,10 @@ import subprocess
 import sys
 import sysconfig
 
-theirs = subprocess.run(
+paths = subprocess.run(
     [sys.argv[1], "-c", "import site; print(*site.getsitepackages(), sep='\\n')"],
     stdout=subprocess.PIPE,
     text=True,
     check=True,
 ).stdout
-pathlib.Path(sysconfig.get_path("purelib"), "rackproof_shared.pth").write_text(theirs)
+pathlib.Path(sysconfig.get_path("purelib"), "rackproof_shared.pth").write_text(paths)

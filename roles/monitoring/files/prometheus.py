@@ -1,7 +1,7 @@
-"""Runs a Prometheus on the control node for the time of a run.
+"""Run a Prometheus on the control node during a run.
 
-prometheus.py start DIRECTORY COMMAND...   starts it unless it runs; DIRECTORY gets its process id and log
-prometheus.py stop DIRECTORY               ends it, so that what it has in memory is written
+prometheus.py start DIRECTORY COMMAND...   start it unless it is running; write its process id and log to DIRECTORY
+prometheus.py stop DIRECTORY               stop it, so that it writes its data to disk
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ from pathlib import Path
 
 READY = "Server is ready to receive web requests"
 READY_S, STOP_S = 30.0, 30.0
-TOLD = 1500
+MESSAGE_CHARACTERS = 1500
 
 
-def born(pid: int) -> str:
-    """When the process began, which with the id names it; empty where there is none."""
+def start_time(pid: int) -> str:
+    """Return the start time of a process, which with its id identifies it; empty if it does not exist."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -29,38 +29,38 @@ def born(pid: int) -> str:
 
 
 def running(directory: Path) -> int:
-    """The process id of the one started here, or 0."""
+    """Return the process id of the Prometheus that was started in the directory, or 0."""
     try:
-        pid, began = (directory / "prometheus.pid").read_text().split()
+        pid, started = (directory / "prometheus.pid").read_text().split()
     except (OSError, ValueError):
         return 0
-    return int(pid) if born(int(pid)) == began else 0
+    return int(pid) if start_time(int(pid)) == started else 0
 
 
 def start(directory: Path, command: list[str]) -> str:
-    """Starts it and waits until it answers. Raises OSError with the end of its log where it does not."""
+    """Start Prometheus and wait until it is ready. Raise OSError with the end of its log if it does not start."""
     if pid := running(directory):
-        return f"runs as process {pid}"
+        return f"already running as process {pid}"
     log = directory / "prometheus.log"
     with log.open("wb") as stream:
         server = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=stream, stderr=stream, start_new_session=True
         )
-    (directory / "prometheus.pid").write_text(f"{server.pid} {born(server.pid)}\n")
+    (directory / "prometheus.pid").write_text(f"{server.pid} {start_time(server.pid)}\n")
     ends = time.monotonic() + READY_S
     while READY not in log.read_text(errors="replace"):
         if server.poll() is not None or time.monotonic() > ends:
             stop(directory)
-            raise OSError(log.read_text(errors="replace").strip()[-TOLD:])
+            raise OSError(log.read_text(errors="replace").strip()[-MESSAGE_CHARACTERS:])
         time.sleep(0.1)
     return f"started as process {server.pid}"
 
 
 def stop(directory: Path) -> str:
-    """Ends it. One that does not run is no error."""
+    """Stop Prometheus, if it is running."""
     pid = running(directory)
     if not pid:
-        return "does not run"
+        return "not running"
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, number)
@@ -69,11 +69,11 @@ def stop(directory: Path) -> str:
             time.sleep(0.1)
         if not running(directory):
             break
-    return "ended"
+    return "stopped"
 
 
 def main(verb: str, directory: str, *command: str) -> int:
-    """Does it, and tells it."""
+    """Run the command and print its outcome."""
     try:
         print(start(Path(directory), list(command)) if verb == "start" else stop(Path(directory)))
     except OSError as error:

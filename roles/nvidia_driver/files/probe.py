@@ -1,6 +1,7 @@
-"""Is the NVIDIA driver as the inventory wants it? Prints the host's facts as JSON, and each problem with its remedy on stderr.
+"""Compare the NVIDIA driver with the inventory.
 
-Runs before anything is installed, so it needs nothing but Python. Exits 1 where there is a problem.
+Print facts as JSON, and each problem with its remedy on stderr; exit 1 if there is one. It runs before anything is installed, so
+it needs only Python.
 """
 
 import argparse
@@ -16,8 +17,8 @@ INSTALL = "set nvidia_driver_state: installed and run playbooks/drivers.yml"
 MESSAGE_CHARACTERS = 300
 
 
-def answer(*command):
-    """What a program prints, or why it could not be asked."""
+def run(*command):
+    """Return the output of a program and an error message, of which one is empty."""
     try:
         done = subprocess.run(
             command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=120
@@ -25,14 +26,14 @@ def answer(*command):
     except FileNotFoundError:
         return "", f"{command[0]} is not installed"
     except (OSError, subprocess.TimeoutExpired) as error:
-        return "", f"{command[0]} does not answer: {error}"
-    said = done.stdout.decode(errors="replace").strip()
-    short = " ".join(said.split())[:MESSAGE_CHARACTERS]
-    return (said, "") if done.returncode == 0 else ("", f"{command[0]} ends with {done.returncode}: {short}")
+        return "", f"{command[0]} does not respond: {error}"
+    output = done.stdout.decode(errors="replace").strip()
+    short = " ".join(output.split())[:MESSAGE_CHARACTERS]
+    return (output, "") if done.returncode == 0 else ("", f"{command[0]} exits with {done.returncode}: {short}")
 
 
 def read(path):
-    """The text of a file; empty where there is none."""
+    """Return the text of a file; empty if it cannot be read."""
     try:
         with open(path, errors="replace") as file:
             return file.read().strip()
@@ -40,105 +41,105 @@ def read(path):
         return ""
 
 
-def is_version(found, wanted):
-    """Whether a version is the wanted one or begins with its components: 580 takes 580.159.04 and not 5801."""
-    return (found + ".").startswith(wanted.rstrip(".") + ".")
+def is_version(version, wanted):
+    """Return whether the version equals `wanted` or starts with its components: 580 matches 580.159.04 but not 5801."""
+    return (version + ".").startswith(wanted.rstrip(".") + ".")
 
 
-def loaded(module):
-    """Whether the kernel has a module."""
+def is_loaded(module):
+    """Return whether a kernel module is loaded."""
     return os.path.isdir(f"/sys/module/{module}")
 
 
-def flavour():
-    """open or proprietary, as the loaded kernel module says; empty where it does not say."""
-    said = read("/proc/driver/nvidia/version")
-    return ("open" if "Open Kernel Module" in said else "proprietary") if said else ""
+def loaded_modules():
+    """Return the type of the loaded kernel modules, open or proprietary; empty if it is unknown."""
+    version = read("/proc/driver/nvidia/version")
+    return ("open" if "Open Kernel Module" in version else "proprietary") if version else ""
 
 
-def nvswitches():
-    """How many NVSwitches are on the PCI bus: NVIDIA's bridges of the class "other"."""
+def count_nvswitches():
+    """Return the number of NVSwitches on the PCI bus: NVIDIA bridges of the class "other"."""
     devices = glob.glob("/sys/bus/pci/devices/*")
     return [read(f"{device}/vendor") + read(f"{device}/class") for device in devices].count("0x10de0x068000")
 
 
-def commands():
-    """Process id -> program, for every process that can be seen."""
+def list_programs():
+    """Return process id -> program, for every visible process."""
     lines = {pid: read(f"/proc/{pid}/cmdline").split("\0")[0] for pid in os.listdir("/proc") if pid.isdigit()}
     return {pid: os.path.basename(line) for pid, line in lines.items() if line}
 
 
-def users_of_gpus(programs):
-    """The processes that compute: each has /dev/nvidia-uvm open. Monitors only open the GPUs themselves."""
+def list_gpu_users(programs):
+    """Yield the processes that compute on GPUs. They have /dev/nvidia-uvm open; monitors only open the GPUs."""
     for pid, program in sorted(programs.items()):
         try:
-            held = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
+            files = {os.readlink(f"/proc/{pid}/fd/{fd}") for fd in os.listdir(f"/proc/{pid}/fd")}
         except OSError:
             continue
-        if "/dev/nvidia-uvm" in held and program != "nvidia-persistenced":
+        if "/dev/nvidia-uvm" in files and program != "nvidia-persistenced":
             yield f"{program} (process {pid})"
 
 
 def distribution():
-    """Name of the distribution in NVIDIA's repositories, such as ubuntu2204 or rhel9."""
+    """Return the name of the distribution in NVIDIA's repositories, such as ubuntu2204 or rhel9."""
     lines = (line.partition("=") for line in read("/etc/os-release").splitlines())
-    says = {key: value.strip("\"'") for key, _, value in lines}
-    version = says.get("VERSION_ID", "")
-    if {"rhel", "centos"} & {says.get("ID"), *says.get("ID_LIKE", "").split()}:
+    release = {key: value.strip("\"'") for key, _, value in lines}
+    version = release.get("VERSION_ID", "")
+    if {"rhel", "centos"} & {release.get("ID"), *release.get("ID_LIKE", "").split()}:
         return "rhel" + version.split(".")[0]
-    return says.get("ID", "") + version.replace(".", "")
+    return release.get("ID", "") + version.replace(".", "")
 
 
-def driver_problems(options, gpus, why_not):
-    """What is wrong with the driver itself."""
-    wanted = f"driver {options.version}" if options.version else "a driver that answers"
-    if why_not:
-        yield f"wanted: {wanted}; found: {why_not}; {cause_and_remedy(why_not)}"
+def driver_problems(options, gpus, error):
+    """Yield the problems of the driver itself."""
+    wanted = f"driver {options.version}" if options.version else "a driver that responds"
+    if error:
+        yield f"wanted: {wanted}; found: {error}; {cause_and_remedy(error)}"
         return
     versions = sorted({gpu[0] for gpu in gpus})
-    if options.version and not all(is_version(found, options.version) for found in versions):
+    if options.version and not all(is_version(version, options.version) for version in versions):
         yield f"wanted: {wanted}; found: {', '.join(versions)}; correct nvidia_driver_version, or {INSTALL}"
-    if options.modules and flavour() not in ("", options.modules):
-        yield f"wanted: {options.modules} kernel modules; found: {flavour()} ones; {INSTALL}"
+    if options.modules and loaded_modules() not in ("", options.modules):
+        yield f"wanted: {options.modules} kernel modules; found: {loaded_modules()} ones; {INSTALL}"
 
 
-def cause_and_remedy(why_not):
-    """Why a driver does not answer, as far as the host shows it, and what to do."""
-    if "is not installed" in why_not:
+def cause_and_remedy(error):
+    """Return the cause if the driver does not respond, as far as it is visible, and the remedy."""
+    if "is not installed" in error:
         return INSTALL
-    if "version mismatch" in why_not:
+    if "version mismatch" in error:
         return "the loaded kernel module is older or newer than the libraries: reboot the host"
-    if loaded("nouveau"):
-        return "nouveau holds the GPUs: " + INSTALL
-    if not loaded("nvidia"):
-        return "the kernel module nvidia is not loaded: reboot, then see `modprobe nvidia` and `dkms status`"
-    return "see `dmesg | grep NVRM` for the GPU that does not answer"
+    if is_loaded("nouveau"):
+        return "nouveau uses the GPUs: " + INSTALL
+    if not is_loaded("nvidia"):
+        return "the kernel module nvidia is not loaded: reboot, then check `modprobe nvidia` and `dkms status`"
+    return "check `dmesg | grep NVRM` for the GPU that does not respond"
 
 
 def fabric_problems(policy, switches, version, programs):
-    """What is wrong with the fabric manager, where this host needs one."""
+    """Yield the problems of the fabric manager, if this host needs one."""
     if policy == "ignored" or (policy == "auto" and not switches):
         return
-    why = f"{switches} NVSwitches are on the PCI bus" if switches else "nvidia_driver_fabric_manager asks for it"
-    needed = f"fabric manager {version or 'of the driver'} running, since {why}"
-    said, why_not = answer("nv-fabricmanager", "--version")
-    found = (re.findall(r"\d+(?:\.\d+)+", said) or [""])[-1]
-    if why_not or not found:
-        yield f"wanted: {needed}; found: {why_not or 'no version in ' + repr(said)}; {INSTALL}"
-    elif version and found != version:
-        yield f"wanted: {needed}; found: fabric manager {found}, which refuses another driver; {INSTALL}"
+    reason = f"{switches} NVSwitches are on the PCI bus" if switches else "nvidia_driver_fabric_manager requires it"
+    needed = f"fabric manager {version or 'of the driver'} running, because {reason}"
+    output, error = run("nv-fabricmanager", "--version")
+    installed = (re.findall(r"\d+(?:\.\d+)+", output) or [""])[-1]
+    if error or not installed:
+        yield f"wanted: {needed}; found: {error or 'no version in ' + repr(output)}; {INSTALL}"
+    elif version and installed != version:
+        yield f"wanted: {needed}; found: fabric manager {installed}, which needs the same driver version; {INSTALL}"
     elif "nv-fabricmanager" not in programs.values():
-        remedy = "start it with `systemctl enable --now nvidia-fabricmanager`, and see /var/log/fabricmanager.log"
-        yield f"wanted: {needed}; found: it does not run; {remedy}"
+        remedy = "start it with `systemctl enable --now nvidia-fabricmanager`, and check /var/log/fabricmanager.log"
+        yield f"wanted: {needed}; found: it is not running; {remedy}"
 
 
-def problems(options, gpus, why_not, programs):
-    """Every way in which the host is not as the inventory wants it."""
-    yield from driver_problems(options, gpus, why_not)
-    if loaded("nouveau"):
-        remedy = "blacklist it in /etc/modprobe.d, renew the initramfs and reboot, or " + INSTALL
+def problems(options, gpus, error, programs):
+    """Yield each difference from the inventory, with its remedy."""
+    yield from driver_problems(options, gpus, error)
+    if is_loaded("nouveau"):
+        remedy = "blacklist it in /etc/modprobe.d, rebuild the initramfs and reboot, or " + INSTALL
         yield f"wanted: nouveau not loaded; found: it is loaded; {remedy}"
-    yield from fabric_problems(options.fabric_manager, nvswitches(), gpus[0][0] if gpus else "", programs)
+    yield from fabric_problems(options.fabric_manager, count_nvswitches(), gpus[0][0] if gpus else "", programs)
     off = [f"{gpu[2]} on GPU {gpu[1]}" for gpu in gpus if gpu[2] != "Enabled"]
     if off and "nvidia-persistenced" not in programs.values():
         remedy = "start it with `systemctl enable --now nvidia-persistenced`"
@@ -146,31 +147,31 @@ def problems(options, gpus, why_not, programs):
 
 
 def main():
-    """Prints facts and problems; 1 where there is a problem."""
+    """Print facts and problems. Return 1 if there is a problem."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--version", default="")
     parser.add_argument("--modules", default="")
     parser.add_argument("--fabric-manager", default="auto")
     options = parser.parse_args()
     fields = "driver_version,index,persistence_mode"
-    said, why_not = answer("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader")
-    gpus = [[field.strip() for field in line.split(",")] for line in said.splitlines()]
-    if not why_not and any(len(gpu) != len(fields.split(",")) for gpu in gpus or [[]]):
-        gpus, why_not = [], f"nvidia-smi answers {said[:MESSAGE_CHARACTERS]!r}"
-    programs = commands()
-    found = list(problems(options, gpus, why_not, programs))
+    output, error = run("nvidia-smi", f"--query-gpu={fields}", "--format=csv,noheader")
+    gpus = [[field.strip() for field in line.split(",")] for line in output.splitlines()]
+    if not error and any(len(gpu) != len(fields.split(",")) for gpu in gpus or [[]]):
+        gpus, error = [], f"nvidia-smi prints {output[:MESSAGE_CHARACTERS]!r}"
+    programs = list_programs()
+    reasons = list(problems(options, gpus, error, programs))
     facts = {
         "version": gpus[0][0] if gpus else "",
         "distribution": distribution(),
         "machine": platform.machine(),
         "kernel": platform.release(),
-        "nvswitches": nvswitches(),
+        "nvswitches": count_nvswitches(),
         "systemd": os.path.isdir("/run/systemd/system"),
-        "in_use": list(users_of_gpus(programs)),
+        "in_use": list(list_gpu_users(programs)),
     }
     print(json.dumps(facts))
-    print("; ".join(found), file=sys.stderr)
-    return 1 if found else 0
+    print("; ".join(reasons), file=sys.stderr)
+    return 1 if reasons else 0
 
 
 sys.exit(main())

@@ -44,7 +44,7 @@ def rackproof(*arguments: str | Path) -> subprocess.CompletedProcess[str]:
 
 @pytest.fixture
 def run(tmp_path: Path) -> Path:
-    """A run of two hosts that is planned and not begun."""
+    """A planned run of two hosts."""
     (tmp_path / "tiny.yml").write_text(PROFILE, encoding="utf-8")
     listing = {"_meta": {"hostvars": dict.fromkeys(("a", "b"), LOCAL)}, "gpu_hosts": {"hosts": ["a", "b"]}}
     (tmp_path / "inventory.json").write_text(json.dumps(listing), encoding="utf-8")
@@ -56,14 +56,14 @@ def run(tmp_path: Path) -> Path:
 
 
 def pod(run: Path, host: str, port: int, meet_s: float = 60.0) -> subprocess.Popen[bytes]:
-    """A host's part, with its log in a file as a container's is."""
+    """Start a host's part, with its log in a file as that of a container."""
     directory = run.parents[1] / host
     directory.mkdir()
     kubeflow = {"RANK": "1", "WORLD_SIZE": "2", "PET_NNODES": "2", "PET_NODE_RANK": "1", "MASTER_ADDR": "nowhere"}
     with (directory / "pod.log").open("wb") as log:
         return subprocess.Popen(
             [
-                *(sys.executable, command.__file__, "attend", f"--plan={run / 'plan.json'}", f"--port={port}"),
+                *(sys.executable, command.__file__, "run-host", f"--plan={run / 'plan.json'}", f"--port={port}"),
                 *(f"--run-dir={directory / 'runs' / 'r1'}", f"--meet-within={meet_s}"),
             ],
             stdout=log,
@@ -78,10 +78,10 @@ def free_port() -> int:
         return int(probe.getsockname()[1]) % 20000 + 10000
 
 
-def ended(process: subprocess.Popen[bytes], log: Path, at: bytes) -> Path:
-    """Asks the pod to end once its log says that; the log, when it has ended."""
-    ends = time.monotonic() + 180
-    while at not in log.read_bytes() and process.poll() is None and time.monotonic() < ends:
+def terminate_at(process: subprocess.Popen[bytes], log: Path, text: bytes) -> Path:
+    """Terminate the pod once its log has that text; return the log after its end."""
+    deadline = time.monotonic() + 180
+    while text not in log.read_bytes() and process.poll() is None and time.monotonic() < deadline:
         time.sleep(0.02)
     process.send_signal(signal.SIGTERM)
     assert process.wait(60) == 143
@@ -103,17 +103,17 @@ def test_two_pods_logs_become_a_report(run: Path) -> None:
     assert {(event["host"], event["node"]) for event in events} == {("a", "node-a"), ("b", "node-b")}
 
 
-def test_a_pod_that_is_ended_at_once_says_that_it_has_nothing_and_gives_the_host_back(run: Path) -> None:
+def test_pod_terminated_at_once_has_no_record_and_releases_the_host(run: Path) -> None:
     process = pod(run, "a", free_port())
-    log = ended(process, run.parents[1] / "a" / "pod.log", b"inspect begins")
-    assert "there is no record to tell" in log.read_text(encoding="utf-8")
+    log = terminate_at(process, run.parents[1] / "a" / "pod.log", b"inspect started")
+    assert "there is no record" in log.read_text(encoding="utf-8")
     assert "Traceback" not in log.read_text(encoding="utf-8")
     assert not list(run.parents[1].rglob(lease.LEASE))
 
 
 def test_pod_terminated_while_waiting_still_emits_its_record(run: Path) -> None:
     process = pod(run, "a", free_port())
-    log = ended(process, run.parents[1] / "a" / "pod.log", b"waiting up to")
+    log = terminate_at(process, run.parents[1] / "a" / "pod.log", b"waiting up to")
     collected = rackproof("collect", run, log)
     assert collected.returncode == 0
     assert "took hosts/a.json" in collected.stdout

@@ -1,0 +1,93 @@
+"""The verb `launch`: run this host's part of a gang (the hosts of one multi-node launch)."""
+
+from __future__ import annotations
+
+import argparse
+import os
+
+from agent.cli.common import fail, print_progress, run_options
+from agent.cli.stages import run_stage, start_run
+from agent.launch import options as launch_options
+from agent.placement.detect import detect_placement
+from agent.placement.membership import check_gpu_allocation, select_members, use_all_processors
+from agent.placement.rank_placement import LAUNCHERS, MPI, TORCHRUN, PlacementError, RankPlacement
+from agent.run import lease
+from agent.run.record import HostRun
+from schemas.errors import HeldError
+from schemas.probes import GANG, PROBE
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add launch to the command."""
+    parser = verbs.add_parser(
+        "launch",
+        parents=[run_options(), launch_options.standalone_options()],
+        help="run this host's part of a gang (the hosts of one multi-node launch)",
+        epilog="examples: rackproof launch --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --members r12-h01,r12-h02; "
+        "mpirun --map-by ppr:1:node rackproof launch --launcher mpi --plan plan.json --run-dir /var/tmp/rackproof/runs/r1. "
+        "Exit codes: 0 a record was written, whatever the result; 2 not possible on this host; 64 wrong usage, such as launcher "
+        "variables that are missing or contradict each other; 75 another run has this host.",
+    )
+    parser.add_argument(
+        "--launcher",
+        choices=LAUNCHERS,
+        default=TORCHRUN,
+        help="what started this process: mpi (mpirun) or slurm (srun), which also report the other hosts; "
+        "torchrun (default): nothing did, and torchrun is started here",
+    )
+    parser.add_argument(
+        "--members",
+        default="",
+        help="comma-separated hosts that start together (default: this host's gang in the plan)",
+    )
+    parser.add_argument(
+        "--port",
+        type=int,
+        default=29500,
+        help="rendezvous port on the first member; heartbeats use the next two (default: 29500)",
+    )
+    parser.add_argument(
+        "--number",
+        type=int,
+        default=0,
+        help="number of this launch of the gang, or of a study's cell; one that was measured is not measured again",
+    )
+    parser.add_argument(
+        "--probe", action="store_true", help="only test, in a short launch, whether these hosts work together"
+    )
+    parser.add_argument(
+        "--admit",
+        choices=["anyone", "members"],
+        default="anyone",
+        help="whose connections the rendezvous and the heartbeats accept (default: anyone)",
+    )
+    parser.set_defaults(call=_launch)
+
+
+def _launch(options: argparse.Namespace) -> int:
+    try:
+        placement = detect_placement(options.launcher, os.environ)
+        if placement and options.detach:
+            return fail(f"--detach with --launcher {placement.launcher}: the launcher ends processes in the background")
+        if placement and placement.nodes > 1 and options.host:
+            return fail(f"--host {options.host}: {placement.nodes} hosts were started with this command; omit --host")
+        if placement and not placement.supervises:
+            print_progress(f"rank {placement.rank}: nothing to do; local rank 0 supervises the ranks of this host")
+            return 0
+        run = start_run(options, placement)
+        members = _select_members(options, run, placement)
+    except PlacementError as error:
+        return fail(str(error))
+    except HeldError as held:
+        return fail(str(held), lease.HELD)
+    return run_stage(options, run, PROBE if options.probe else GANG, members)
+
+
+def _select_members(options: argparse.Namespace, run: HostRun, placement: RankPlacement | None) -> list[str]:
+    """Return the hosts that start together, and prepare this process for its ranks. Raises PlacementError."""
+    members = select_members(run.plan, run.host, options.members, placement)
+    if placement:
+        check_gpu_allocation(run.host, os.environ)
+        if placement.launcher == MPI and (note := use_all_processors()):
+            print_progress(note)
+    return members

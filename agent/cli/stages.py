@@ -1,0 +1,107 @@
+"""Start a run on this host, and run one of its stages: shared by the verbs that measure."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+from collections.abc import Sequence
+
+from agent.cli.common import fail
+from agent.cli.wait import wait_for_stage
+from agent.launch import options as launch_options
+from agent.launch import stage as stages
+from agent.launch.request import LaunchRequest
+from agent.placement.membership import find_host
+from agent.placement.rank_placement import RankPlacement
+from agent.run import background, lease
+from agent.run.record import HostRun
+from schemas.errors import HeldError
+from schemas.probes import GANG, PROBE, probe
+from schemas.records import Record
+from schemas.studies import CELL
+
+BENCHMARK = "benchmark"
+
+
+def start_run(options: argparse.Namespace, placement: RankPlacement | None = None) -> HostRun:
+    """Return the run, started here if there is a --plan.
+
+    Raises:
+        PlacementError: the host is not in the plan, or a setting is wrong.
+        HeldError: another run has this host.
+    """
+    given = launch_options.read_plan(options)
+    host = options.host or find_host(given.plan, os.environ, placement)
+    launch_options.check_options(options)
+    if given.text:
+        run = stages.start_run(options.run_dir, host, given.text)
+        stages.record_snapshot(run, "preflight", once=True)
+        return run
+    return HostRun(options.run_dir, host)
+
+
+def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
+    """Run a stage, publish the record, and return the exit code.
+
+    No other process of this host runs a stage at the same time, and no other run has the host.
+    """
+    task = BENCHMARK if stage == BENCHMARK else GANG
+    try:
+        if options.detach:
+            lease.renew(run.directory, run.plan)
+            code = _run_stage(options, run, stage, members)
+            return code if code or not options.wait else wait_for_stage(run, task)
+        with background.exclusive_task(run.directory, task):
+            lease.renew(run.directory, run.plan, stage)
+            code = _run_stage(options, run, stage, members)
+    except HeldError as held:
+        return fail(str(held), lease.HELD)
+    if code == 0:
+        launch_options.publish_results(options, run)
+    return code
+
+
+def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
+    number = getattr(options, "number", 0)
+    try:
+        if run.plan.study:
+            run, stage = run.for_cell(number), CELL
+        planned = probe(run.plan.stage(GANG)) if stage == PROBE else run.plan.stage(stage)
+        for member in members:
+            run.plan.host(member)
+    except KeyError as error:
+        return fail(f"{error.args[0]!r} is not in the plan of run {run.plan.run_id}")
+    gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
+    if earlier := stages.already_ran(run.record(gang).launches, stage, members, number):
+        print(f"stage {stage} was {earlier.outcome} at {earlier.began}; it is not measured again")
+        return 0
+    if options.detach:
+        arguments = [argument for argument in sys.argv if argument not in ("--detach", "--wait")]
+        print(background.start(arguments, run.directory, GANG if gang else stage))
+        return 0
+    request = LaunchRequest(
+        stage=planned,
+        members=tuple(members),
+        number=number,
+        port=getattr(options, "port", 0),
+        members_only=getattr(options, "admit", "") == "members",
+        interface=options.interface,
+        environment=launch_options.rank_environment(options),
+    )
+    print_record(stages.run_launch(run, request), as_json=options.json)
+    return 0
+
+
+def print_record(record: Record, *, as_json: bool) -> None:
+    """Print how much was observed, and how each launch ended."""
+    launches = [
+        {"stage": launch.stage, "outcome": launch.outcome, "reason": launch.reason} for launch in record.launches
+    ]
+    if as_json:
+        print(json.dumps({"host": record.host, "observations": len(record.everything()), "launches": launches}))
+        return
+    print(f"{record.host}: {len(record.everything())} observations recorded")
+    for launch in launches:
+        print(f"stage {launch['stage']}: {launch['outcome']} {launch['reason']}".rstrip())

@@ -1,0 +1,51 @@
+"""The verb `wait`: wait for a stage that runs in the background."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from agent.run import background, lease
+from agent.run.record import HostRun, run_directory
+from agent.soak.soak_run import format_progress
+from schemas.probes import GANG
+from schemas.timeline import SOAK
+
+NOT_FINISHED = 3
+AFTER_DEADLINE_S = 90.0
+"""Time that a supervisor may need, after the deadline of its ranks, to end them and to write the record."""
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add wait to the command."""
+    parser = verbs.add_parser(
+        "wait",
+        help="wait for the end of a stage in the background; exits 3 if it did not finish",
+        epilog="example: rackproof wait --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --stage gang",
+    )
+    parser.add_argument("--run-dir", type=run_directory, required=True, help="directory of the run on this host")
+    parser.add_argument("--host", required=True, help="this host's name in the plan")
+    parser.add_argument("--stage", required=True, choices=["benchmark", "soak", "gang"])
+    parser.set_defaults(call=_wait)
+
+
+def _wait(options: argparse.Namespace) -> int:
+    return wait_for_stage(HostRun(options.run_dir, options.host), options.stage)
+
+
+def wait_for_stage(run: HostRun, stage: str) -> int:
+    """Wait until a stage in the background ends, and print its outcome; return 0 if it finished, otherwise NOT_FINISHED."""
+    print(background.wait(run.directory, stage, run.plan.stage(stage).longest_s + AFTER_DEADLINE_S))
+    if stage == SOAK:
+        soak = run.record().soak
+        print(format_progress(soak) if soak else "no soak was run")
+        return 0 if soak and soak.ended and not soak.reason else NOT_FINISHED
+    gang = run.host.gang if stage == GANG else ""
+    launches = [launch for launch in run.record(gang).launches if gang or launch.stage == stage]
+    finished = bool(launches) and launches[-1].outcome == "finished"
+    state = lease.state_directory(run.directory)
+    if taken := lease.held_by_other(state, run.plan.run_id):
+        print(f"this host was taken by {taken.describe()}", file=sys.stderr)
+    elif not finished and stage == "benchmark":  # the host leaves the run and is free for others
+        lease.release(state, run.plan.run_id)
+    return 0 if finished else NOT_FINISHED

@@ -1,0 +1,82 @@
+"""The state of one rank, as its supervisor sees it and reports it to the gang."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+MAX_TEXT = 512
+
+
+@dataclass(frozen=True, kw_only=True)
+class RankState:
+    """The state of one rank. Times are ages in seconds, so that clocks of different hosts are never compared."""
+
+    rank: int
+    scope: str
+    """Device: `gpu=3`, or `cpu=0` in a rehearsal; empty if the rank ended because of its launcher."""
+    phase: str = ""
+    sequence: int = 0
+    """Number of collective operations that the rank has started; every rank counts the same operations."""
+    grouped: bool = False
+    """The ranks depend on one another from here on."""
+    waiting_s: float | None = None
+    """Time inside the current collective operation."""
+    progress_s: float = 0.0
+    """Time since the last progress."""
+    alive_s: float | None = None
+    """Time since the first heartbeat; None before it."""
+    silent_s: float = 0.0
+    """Time since the last heartbeat."""
+    stopped: bool = False
+    """The process is stopped, as by SIGSTOP."""
+    busy: bool = False
+    """The process uses a CPU without heartbeats: another thread holds Python's lock, and the rank is not silent."""
+    failure: str = ""
+    """`timeout` or `error`: how a benchmark of all ranks failed on this rank."""
+    failure_age_s: float | None = None
+    ended_s: float | None = None
+    """Time since the process ended."""
+    exit_code: int | None = None
+    """Negative for a signal; None if unknown, or if the rank still runs."""
+    terminated_by_launcher: bool = False
+    """The launcher asked the rank to end."""
+    why: str = ""
+    """How the rank ended, if its supervisor knows more than the exit code."""
+
+
+def parse_rank_state(document: Mapping[str, Any]) -> RankState:
+    """Return the state that another supervisor sent. Raises ValueError."""
+    wrong = [str(name) for name, value in document.items() if not _has_type(value, _TYPES.get(name, ()))]
+    if wrong or not {"rank", "scope"} <= set(document):
+        raise ValueError(f"not a rank state: {', '.join(wrong) or 'rank or scope is missing'}")
+    return RankState(**document)
+
+
+_NUMBER = (int, float)
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "rank": (int,),
+    "scope": (str,),
+    "phase": (str,),
+    "sequence": (int,),
+    "grouped": (bool,),
+    "waiting_s": (*_NUMBER, type(None)),
+    "progress_s": _NUMBER,
+    "alive_s": (*_NUMBER, type(None)),
+    "silent_s": _NUMBER,
+    "stopped": (bool,),
+    "busy": (bool,),
+    "failure": (str,),
+    "failure_age_s": (*_NUMBER, type(None)),
+    "ended_s": (*_NUMBER, type(None)),
+    "exit_code": (int, type(None)),
+    "terminated_by_launcher": (bool,),
+    "why": (str,),
+}
+
+
+def _has_type(value: Any, types: tuple[type, ...]) -> bool:
+    if isinstance(value, bool) and bool not in types:
+        return False
+    return isinstance(value, types) and (not isinstance(value, str) or len(value) <= MAX_TEXT)

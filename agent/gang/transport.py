@@ -1,0 +1,216 @@
+"""TCP between the hosts of a gang: bounded, never blocking, with members that prove who they are."""
+
+from __future__ import annotations
+
+import contextlib
+import selectors
+import socket
+import time
+from collections.abc import Callable, Collection, Mapping
+from functools import cache, partial
+from typing import Any
+
+from agent.gang.allow_list import admit_only
+from agent.gang.protocol import MAX_BYTES, Gang, GangError
+
+BACKLOG = 128
+PROOF_S = 5.0
+"""A new connection must send a valid message within this time."""
+MAX_UNPROVEN = 16
+"""Connections without a valid message, beside one for each member."""
+REDIAL_S = 1.0
+
+
+class BufferedConnection:
+    """A connection with bounded buffers in both directions."""
+
+    def __init__(self, channel: socket.socket | None, now: float) -> None:
+        self.socket, self.heard_at = channel, now
+        self.host = ""
+        """The member at the other end, once it has proved itself."""
+        self.greeting = ""
+        """Token of the other end's launch."""
+        self.token, self.number = "", 0
+        """Token and number of the newest message."""
+        self.pending = b""
+        self._incoming = b""
+
+    def send(self, line: bytes) -> bool:
+        """Send what can be sent now, and the rest later; return False if the other end does not receive it."""
+        if not self.socket:
+            return True
+        self.pending += line
+        try:
+            while self.pending:
+                self.pending = self.pending[self.socket.send(self.pending) :]
+        except BlockingIOError:
+            return len(self.pending) <= MAX_BYTES
+        except OSError:
+            self.pending = b""
+            return False
+        return True
+
+    def receive(self) -> list[bytes] | None:
+        """Return the lines that have arrived; None if the connection has ended, or if a line is too long."""
+        try:
+            data = self.socket.recv(1 << 16) if self.socket else b""
+        except BlockingIOError:
+            return []
+        except OSError:
+            return None
+        if not data:
+            return None
+        *lines, self._incoming = (self._incoming + data).split(b"\n")
+        return lines if len(self._incoming) <= MAX_BYTES else None
+
+    def close(self) -> None:
+        """Close the connection."""
+        if self.socket:
+            self.socket.close()
+            self.socket = None
+
+
+class GangListener:
+    """Accepts connections from members, and drops those that send no valid message."""
+
+    def __init__(
+        self,
+        gang: Gang,
+        listener: socket.socket,
+        selector: selectors.BaseSelector,
+        receive: Callable[[BufferedConnection, Mapping[str, Any]], bool],
+        greeting: Mapping[str, Any] | None = None,
+    ) -> None:
+        """Register with the selector, whose events carry the function to call.
+
+        Args:
+            receive: takes a message with a valid signature; returns False to drop the connection.
+            greeting: message to each new connection.
+        """
+        self.connections: list[BufferedConnection] = []
+        self._gang, self._listener, self._selector = gang, listener, selector
+        self._receive, self._greeting = receive, greeting
+        selector.register(listener, selectors.EVENT_READ, self._accept)
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            channel, _ = self._listener.accept()
+            channel.setblocking(False)
+            connection = BufferedConnection(channel, time.monotonic())
+            self.connections.append(connection)
+            self._selector.register(channel, selectors.EVENT_READ, partial(self._read, connection))
+            if self._greeting:
+                connection.send(self._gang.sign(self._greeting))
+        unproven = [connection for connection in self.connections if not connection.host]
+        for connection in unproven[: -(MAX_UNPROVEN + len(self._gang.members))]:
+            self.drop(connection)
+
+    def _read(self, connection: BufferedConnection) -> None:
+        lines = connection.receive()
+        for line in lines or ():
+            message = self._gang.verify(line)
+            if not message or not self._receive(connection, message):
+                lines = None
+                break
+        if lines is None:
+            self.drop(connection)
+
+    def identify(self, connection: BufferedConnection, host: str) -> None:
+        """Note which member a connection is from; an older connection from it is dropped."""
+        connection.host, connection.heard_at = host, time.monotonic()
+        for other in [other for other in self.connections if other.host == host and other is not connection]:
+            self.drop(other)
+
+    def drop(self, connection: BufferedConnection) -> None:
+        """Close a connection."""
+        if connection in self.connections and connection.socket:
+            self._selector.unregister(connection.socket)
+            connection.close()
+            self.connections.remove(connection)
+
+    def drop_silent(self, member_timeout_s: float) -> None:
+        """Close connections without a message for PROOF_S, or for the given time if they are from members."""
+        now = time.monotonic()
+        for connection in list(self.connections):
+            if now - connection.heard_at > (member_timeout_s if connection.host else PROOF_S):
+                self.drop(connection)
+
+    def flush(self) -> None:
+        """Send pending data."""
+        for connection in self.connections:
+            connection.send(b"")
+
+    def close(self) -> None:
+        """Close all connections and the listener."""
+        for connection in self.connections:
+            connection.close()
+        self._listener.close()
+
+
+def listen(
+    address: str, port: int, allowed: Collection[str] = (), *, purpose: str = "the gang's statuses"
+) -> socket.socket:
+    """Return a listener on this address, which only it and the `allowed` addresses can reach if there are any.
+
+    Raises:
+        GangError: the address or the port is not available.
+    """
+    try:
+        family, target = resolve(address, port)
+        channel = socket.socket(family, socket.SOCK_STREAM)
+        try:
+            channel.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            channel.bind(target)
+            if allowed:
+                _restrict(channel, allowed)
+            channel.listen(BACKLOG)
+            channel.setblocking(False)
+        except BaseException:
+            channel.close()
+            raise
+    except OSError as error:
+        raise GangError(
+            f"cannot listen for {purpose} on {address} port {port}: {error.strerror or error}; "
+            "set rackproof_rendezvous_port; the statuses use the two ports after it"
+        ) from None
+    return channel
+
+
+def _restrict(channel: socket.socket, allowed: Collection[str]) -> None:
+    try:
+        admit_only(channel, {str(channel.getsockname()[0]), *allowed})
+    except OSError as error:
+        raise GangError(
+            f"the kernel does not restrict the rendezvous to the members: {error.strerror or error}; "
+            "raise net.core.optmem_max, or set rackproof_rendezvous_admit to anyone"
+        ) from None
+
+
+@cache
+def resolve(address: str, port: int) -> tuple[socket.AddressFamily, Any]:
+    """Return family and address to bind or connect to. Cached, because a name server may be slow or unreachable later."""
+    family, _, _, _, target = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM)[0]
+    return family, target
+
+
+def own_address(gang: Gang) -> str:
+    """Return this host's address in the plan; if that is not local or is the loopback, the one that reaches the gang."""
+    planned = gang.addresses[gang.me]
+    with contextlib.suppress(OSError):
+        family, target = resolve(planned, 0)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.bind(target)
+        if not _is_loopback(planned) or all(_is_loopback(address) for address in gang.addresses.values()):
+            return planned
+    peer = next(gang.addresses[host] for host in gang.members if host != gang.me)
+    with contextlib.suppress(OSError):
+        family, target = resolve(peer, gang.port)
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(target)
+            return str(probe.getsockname()[0])
+    return planned
+
+
+def _is_loopback(address: str) -> bool:
+    """Return whether the address is the loopback. A host's own name often resolves to 127.0.1.1 on that host."""
+    return str(resolve(address, 0)[1][0]).startswith(("127.", "::1"))

@@ -1,0 +1,1 @@
+"""Files that Ansible Galaxy requires."""

@@ -1,0 +1,344 @@
+"""Records the events of a Rackproof run in its run directory, and ends the run when no host is left.
+
+`events.jsonl` has each failed or unreachable host, with task and message. Ansible forgets these hosts, but the report needs them.
+`progress.jsonl` has every step of the playbook, for `rackproof watch`. An error there never ends the playbook.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import json
+import os
+import subprocess
+import sys
+import threading
+from collections.abc import Callable
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+from ansible import context
+from ansible.plugins.callback import CallbackBase
+
+DOCUMENTATION = """
+    name: rackproof_events
+    type: aggregate
+    short_description: records the events of a Rackproof run
+    description:
+      - Writes failed and unreachable hosts to C(events.jsonl) in the run directory, for the report.
+      - Writes every step of the playbook to C(progress.jsonl), for C(rackproof watch). Not in check mode.
+      - Prints the progress of the hosts on standard error while a task waits for them. Not in check mode.
+      - Writes the report and stops the run's Prometheus if no host is left to run the last play.
+    requirements:
+      - the playbooks of Rackproof, which set the fact C(_rackproof_run_dir)
+    options:
+      heartbeat:
+        description: Seconds between two progress lines of a running task; 0 for none.
+        type: float
+        default: 30
+        ini:
+          - {section: callback_rackproof_events, key: heartbeat}
+        env:
+          - {name: RACKPROOF_HEARTBEAT}
+"""
+
+RUN_DIR, TARGETS_FILE = "_rackproof_run_dir", "_rackproof_targets_file"
+"""Facts that the roles `plan` and `monitoring` set."""
+WAITS_FOR = "_rackproof_waits_for"
+"""Task variable: the stage for whose end the task waits."""
+LAST_COMMAND = "_rackproof_last_command"
+"""Play variable: the command that ends a run, `report` or `scaling`. It must run if the playbook has plays with the tag `run`."""
+MAX_BUFFERED = 100_000
+MAX_LINE_BYTES = 2000
+FIRST_INVALID_ERRNO = 257
+LEASED = 75
+"""Exit code of the agent if the host is leased to another run."""
+ROOT = Path(__file__).parents[2]
+
+Json = dict[str, Any]
+
+
+class EventLog:
+    """A JSON Lines file in the run directory. Events are buffered until the directory is known."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+        self._file = -1
+        self._buffer: list[Json] = []
+
+    def open(self, directory: Path) -> None:
+        """Open the file, and write the buffered events. A killed process may have left an incomplete line; terminate it."""
+        path = directory / self._name
+        flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | os.O_NONBLOCK
+        self._file = os.open(path, flags, 0o644)
+        if _is_unterminated(path):
+            os.write(self._file, b"\n")
+        buffered, self._buffer = self._buffer, []
+        for event in buffered:
+            self._append(event)
+
+    def write(self, event: Json) -> None:
+        """Add the time to the event, and write it."""
+        event = {"at": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ"), **event}
+        if self._file >= 0:
+            self._append(event)
+        elif len(self._buffer) < MAX_BUFFERED:
+            self._buffer.append(event)
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file >= 0:
+            os.close(self._file)
+        self._file = -1
+
+    def _append(self, event: Json) -> None:
+        os.write(self._file, (json.dumps(event) + "\n").encode())
+
+
+def never_raise(method: Callable[..., None]) -> Callable[..., None]:
+    """Turn an exception of a `RunProgress` method into one warning, after which it does nothing."""
+
+    @functools.wraps(method)
+    def guarded(self: RunProgress, *arguments: Any) -> None:
+        if self.is_disabled:
+            return
+        try:
+            method(self, *arguments)
+        except Exception as error:  # noqa: BLE001 - an error here must not end the playbook
+            self.is_disabled = True
+            with contextlib.suppress(Exception):
+                self.warn(f"progress is not recorded any more: {type(error).__name__}: {error}")
+            with contextlib.suppress(Exception):
+                self.stop_heartbeat()
+
+    return guarded
+
+
+class RunProgress:
+    """Writes `progress.jsonl`, and prints progress lines from a thread. Its methods never raise."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self.is_disabled = bool(context.CLIARGS.get("check"))
+        self.warn = warn
+        self._log = EventLog("progress.jsonl")
+        self._heartbeat: HeartbeatThread | None = None
+
+    @never_raise
+    def open(self, directory: Path, heartbeat_s: float, display: Callable[[str], None]) -> None:
+        """Write the events so far, and start the heartbeat."""
+        self._log.open(directory)
+        if heartbeat_s > 0:
+            self._heartbeat = HeartbeatThread(directory, heartbeat_s, display)
+
+    @never_raise
+    def write(self, event: Json) -> None:
+        """Write one event."""
+        self._log.write(event)
+
+    @never_raise
+    def close(self) -> None:
+        """Write the last event."""
+        self._log.write({"what": "end"})
+        self.stop_heartbeat()
+        self._log.close()
+
+    def stop_heartbeat(self) -> None:
+        """Stop the thread, if there is one."""
+        heartbeat, self._heartbeat = self._heartbeat, None
+        if heartbeat:
+            heartbeat.stop()
+
+
+class CallbackModule(CallbackBase):  # type: ignore[misc]
+    """Receives the events from Ansible."""
+
+    CALLBACK_VERSION = 2.0
+    CALLBACK_TYPE = "aggregate"
+    CALLBACK_NAME = "rackproof_events"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._failures = EventLog("events.jsonl")
+        self._progress = RunProgress(self._display.warning)
+        self._directory: Path | None = None
+        self._targets: Path | None = None
+        self._play_name = ""
+        self._play_command = self._last_command = ""
+        self._passed_hosts: set[str] = set()
+        self._failed_hosts: set[str] = set()
+        self._ends_run = False
+
+    def v2_playbook_on_start(self, playbook: Any) -> None:
+        """A new attempt at the run. Find the command that must end it, whatever happens to its plays."""
+        if self._directory is not None:  # a further playbook of the same command
+            self._open_logs(self._directory)
+        self._progress.write({"what": "start", "playbook": Path(playbook._file_name).name[:200], "pid": os.getpid()})
+        plays = playbook.get_plays()
+        is_complete = not context.CLIARGS.get("check") and "all" in (context.CLIARGS.get("tags") or ("all",))
+        if is_complete and any("run" in play.tags for play in plays):
+            self._last_command = next(filter(None, (play.get_vars().get(LAST_COMMAND) for play in plays)), "")
+        self._ends_run = bool(self._last_command)
+
+    def v2_playbook_on_play_start(self, play: Any) -> None:
+        """Record the hosts that completed the previous play, and the roles of the new one, which give its stage."""
+        gc.freeze()  # without it the garbage collector of each forked task scans all imports: 6 % of the playbook's time
+        self._finish_play()
+        self._play_name = play.get_name().strip()[:200]
+        self._play_command = play.get_vars().get(LAST_COMMAND, "")
+        roles = [role.get_name() for role in play.get_roles()]
+        self._progress.write({"what": "play", "play": self._play_name, "roles": roles})
+
+    def v2_playbook_on_task_start(self, task: Any, is_conditional: bool) -> None:
+        """Record the task, with the stage for whose end it waits."""
+        if self._play_command:  # Ansible also starts a play for which no host is left, but none of its tasks
+            self._last_command = ""
+        stage = task.get_vars().get(WAITS_FOR, "")
+        self._progress.write(
+            {"what": "task", "task": task.get_name().strip()[:200], **({"stage": stage} if stage else {})}
+        )
+
+    def v2_playbook_on_handler_task_start(self, task: Any) -> None:
+        """Record the handler."""
+        self._progress.write({"what": "task", "task": task.get_name().strip()[:200]})
+
+    def v2_runner_on_start(self, host: Any, task: Any) -> None:
+        """Record that a host started the task."""
+        if not task.run_once:
+            self._progress.write({"what": "began", "host": host.get_name()})
+
+    def v2_runner_on_ok(self, result: Any) -> None:
+        """Record that a host completed the task. Read the facts of the run."""
+        host = result.host.get_name()
+        self._passed_hosts.add(host)
+        self._read_facts(result.result.get("ansible_facts") or {})
+        if not result.task.run_once:
+            rc = result.result.get("rc")
+            is_wait = bool(result.task.get_vars().get(WAITS_FOR)) and isinstance(rc, int)
+            self._progress.write({"what": "ok", "host": host, **({"rc": rc} if is_wait else {})})
+
+    def v2_runner_on_skipped(self, result: Any) -> None:
+        """Record that a host skipped the task."""
+        self._passed_hosts.add(result.host.get_name())
+        if not result.task.run_once:
+            self._progress.write({"what": "skipped", "host": result.host.get_name()})
+
+    def v2_runner_on_failed(self, result: Any, ignore_errors: bool = False) -> None:
+        """Record a failure: of the host, or, without a host, of the control node."""
+        if not ignore_errors:
+            self._record_failure(result, "failed")
+        if not result.task.run_once:
+            self._progress.write({"what": "ok" if ignore_errors else "failed", "host": result.host.get_name()})
+        elif not ignore_errors:
+            self._progress.write({"what": "failed"})
+
+    def v2_runner_on_unreachable(self, result: Any) -> None:
+        """Record that a host is unreachable, which ends its run unless the task ignores that."""
+        if not result.task.ignore_unreachable:
+            self._record_failure(result, "unreachable")
+        self._progress.write({"what": "unreachable", "host": result.host.get_name()})
+
+    def v2_playbook_on_stats(self, stats: Any) -> None:
+        """End the run. If Ansible stopped early because no host was left, write the report here."""
+        self._finish_play()
+        self._progress.close()
+        if self._directory is not None and self._last_command:
+            command = [sys.executable, str(ROOT / "rackproof"), self._last_command, str(self._directory)]
+            completed = subprocess.run(command, capture_output=True, text=True, check=False)
+            self._display.display(completed.stdout + completed.stderr)
+        if self._directory is not None and self._ends_run:
+            self._stop_monitoring(self._directory)
+        self._failures.close()
+
+    def _read_facts(self, facts: Json) -> None:
+        if facts.get(RUN_DIR) and self._directory is None:
+            self._directory = Path(facts[RUN_DIR]).absolute()
+            self._open_logs(self._directory)
+        if facts.get(TARGETS_FILE):
+            self._targets = Path(facts[TARGETS_FILE]).absolute()
+            self._progress.write({"what": "targets", "path": str(self._targets)})
+
+    def _open_logs(self, directory: Path) -> None:
+        heartbeat_s = float(self.get_option("heartbeat") or 0)
+        self._progress.open(directory, heartbeat_s, functools.partial(self._display.display, stderr=True))
+        self._failures.open(directory)
+
+    def _finish_play(self) -> None:
+        """Record the hosts that completed the play. It invalidates their failures in earlier attempts at the play."""
+        if passed := sorted(self._passed_hosts - self._failed_hosts):
+            self._failures.write({"play": self._play_name, "what": "passed", "hosts": passed})
+        self._passed_hosts, self._failed_hosts = set(), set()
+
+    def _record_failure(self, result: Any, what: str) -> None:
+        if result.task.run_once:
+            return  # a task of the control node, not of this host
+        host, outcome = result.host.get_name(), result.result
+        self._failed_hosts.add(host)
+        event = {"play": self._play_name, "what": what, "host": host, "task": result.task.get_name()[:200]}
+        if outcome.get("rc") == LEASED and "rackproof" in str(outcome.get("cmd")):
+            event["in_use"] = True
+        self._failures.write({**event, "message": _message_of(outcome)})
+
+    def _stop_monitoring(self, directory: Path) -> None:
+        """Remove the targets and stop the run's Prometheus, as the role `monitoring` does if a host is left."""
+        if self._targets is not None:
+            self._targets.unlink(missing_ok=True)
+        if (directory / "metrics" / "prometheus.pid").exists():
+            program = ROOT / "roles" / "monitoring" / "files" / "prometheus.py"
+            subprocess.run([sys.executable, str(program), "stop", str(directory / "metrics")], check=False)
+
+
+def _message_of(outcome: Json) -> str:
+    """Return the error message of a task on one line."""
+    message = next(filter(None, map(outcome.get, ("stderr", "module_stderr", "stdout", "msg"))), "")
+    program, code = str(outcome.get("cmd") or "").split()[:1], outcome.get("rc")
+    if message == "Error executing command." and program and isinstance(code, int) and 0 < code < FIRST_INVALID_ERRNO:
+        message = f"{program[0]}: {os.strerror(code)}"  # the program could not be started; rc is the errno
+    return " ".join(str(message).encode(errors="replace").decode().split())[:1000] or "no message"
+
+
+def _is_unterminated(path: Path) -> bool:
+    """Return whether the last line of the file lacks its newline."""
+    with path.open("rb") as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - 1))
+        return file.read(1) not in (b"", b"\n")
+
+
+class HeartbeatThread(threading.Thread):
+    """Displays the lines of `rackproof watch`, which runs as a process of its own so that its errors cannot affect Ansible.
+
+    Ansible forks for every task, so this thread must hold no lock: it reads a pipe without a buffer.
+    """
+
+    def __init__(self, directory: Path, every_s: float, display: Callable[[str], None]) -> None:
+        super().__init__(name="rackproof_heartbeat", daemon=True)
+        self._display = display
+        self._process = subprocess.Popen(
+            [sys.executable, str(ROOT / "rackproof"), "watch", str(directory), f"--beats={every_s:g}"],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            bufsize=0,
+        )
+        self.start()
+
+    def run(self) -> None:
+        """Display each line until the process ends."""
+        rest = b""
+        with contextlib.suppress(Exception):
+            while part := os.read(self._process.stdout.fileno(), 65536):  # type: ignore[union-attr]
+                *lines, rest = (rest + part).split(b"\n")
+                for line in lines:
+                    self._display(line[:MAX_LINE_BYTES].decode("utf-8", "replace"))
+
+    def stop(self) -> None:
+        """End the process and the thread."""
+        self._process.terminate()
+        try:
+            self._process.wait(2)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait(2)
+        self.join(2)

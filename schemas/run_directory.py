@@ -1,0 +1,116 @@
+"""The directory of a run: where each of its files is. Only this module builds such paths.
+
+`runs/RUN_ID` on the control node has this layout, and so has the directory into which `rackproof run-host --results` copies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from schemas.plans import Plan
+
+PLAN, REPORT, PAGE, MARKDOWN, METRICS = "plan.json", "report.json", "report.html", "report.md", "verdicts.prom"
+EVENTS, PROGRESS, JOURNAL, LOCK = "events.jsonl", "progress.jsonl", "journal.jsonl", "lock.json"
+HOSTS, GANGS, PAGES = "hosts", "gangs", "pages"
+RECORDS = (f"{HOSTS}/*", f"{GANGS}/*/*")
+"""Patterns of the files of hosts, alone and in gangs."""
+
+
+def record_name(host: str, gang: str = "") -> str:
+    """Return where a host's record is in a run directory: its own, or the one of its part in a gang."""
+    return f"{GANGS}/{gang}/{host}.json" if gang else f"{HOSTS}/{host}.json"
+
+
+def record_names(plan: Plan) -> dict[str, tuple[str, str]]:
+    """Return where each record that the plan expects is -> its host, and its gang or an empty string."""
+    alone = {record_name(host.name): (host.name, "") for host in plan.hosts}
+    gangs = {record_name(host.name, host.gang): (host.name, host.gang) for host in plan.hosts if host.gang}
+    return alone | gangs
+
+
+def own_record(directory: Path, gang: str = "") -> Path:
+    """Return the path of a record in the directory of the run on its host."""
+    return directory / GANGS / f"{gang}.json" if gang else directory / "record.json"
+
+
+def is_run(directory: Path) -> bool:
+    """Return whether the directory has a plan."""
+    return RunDirectory(directory).plan.exists()
+
+
+def runs_in(directory: Path) -> list[Path]:
+    """Return the run directories in `directory`."""
+    return [path.parent for path in directory.glob(f"*/{PLAN}")]
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """The paths of one run."""
+
+    root: Path
+
+    @property
+    def plan(self) -> Path:
+        return self.root / PLAN
+
+    @property
+    def report(self) -> Path:
+        return self.root / REPORT
+
+    @property
+    def page(self) -> Path:
+        """The report in HTML."""
+        return self.root / PAGE
+
+    @property
+    def markdown(self) -> Path:
+        return self.root / MARKDOWN
+
+    @property
+    def metrics(self) -> Path:
+        """The report for Prometheus."""
+        return self.root / METRICS
+
+    @property
+    def events(self) -> Path:
+        """Which hosts failed or went out of reach, as the playbooks saw it."""
+        return self.root / EVENTS
+
+    @property
+    def progress(self) -> Path:
+        """What the playbooks do, for `rackproof watch`."""
+        return self.root / PROGRESS
+
+    @property
+    def journal(self) -> Path:
+        """When the run began, was resumed and was reported, and by whom."""
+        return self.root / JOURNAL
+
+    @property
+    def lock(self) -> Path:
+        """Who runs it now."""
+        return self.root / LOCK
+
+    def record(self, host: str, gang: str = "") -> Path:
+        """Return the path of a host's record: its own, or the one of its part in a gang."""
+        return self.root / record_name(host, gang)
+
+    def page_of(self, host: str, suffix: str = "html") -> Path:
+        """Return the path of the page of one host."""
+        return self.root / PAGES / f"{host}.{suffix}"
+
+    def make(self, plan: Plan) -> None:
+        """Create the directories of the records that the plan expects."""
+        for name in record_names(plan):
+            (self.root / name).parent.mkdir(parents=True, exist_ok=True)
+
+    def records(self) -> Iterator[Path]:
+        """Yield every file where records are, whether the plan expects it or not."""
+        for pattern in RECORDS:
+            yield from self.root.glob(pattern)
+
+    def relative(self, path: Path) -> str:
+        """Return the path within the directory."""
+        return str(path.relative_to(self.root))

@@ -1,0 +1,94 @@
+"""The scope of an observation: which part of a host it is of, or which hosts together.
+
+In JSON a scope is a string: `host`; `gpu=0` and `gpu=0,link=3` (NVML index; `Record.gpus` maps it to serial and UUID);
+`pci=0000:1b:00.0` (what the bus reports of a device); `cpu=0` (a process of a rehearsal); `gang=rack12`. Only this module splits
+such strings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+
+HOST = "host"
+MOST_PARSED = 1 << 17
+"""Scopes that are kept parsed: 16 times those of one host, which all hosts of a build share."""
+LONGEST_INDEX = 5
+"""Digits. A longer number is not the index of a device."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Scope:
+    """A parsed scope."""
+
+    text: str
+    kind: str
+    """Of the narrowest label: `link` of `gpu=0,link=3`; `host`."""
+    labels: Mapping[str, str]
+    """`{"gpu": "0", "link": "3"}`; empty for `host`."""
+    device: str
+    """The widest label: `gpu=0` of `gpu=0,link=3`."""
+    below: str
+    """What follows the device: `link=3`; empty for a whole device."""
+    part: str
+    """The part of the host that can be replaced: the device, or a DIMM with its memory controller."""
+    device_kind: str
+    """`gpu`."""
+    index: int | None
+    """Of the device, if it is a number: 0 of `gpu=0,link=3`."""
+
+    @staticmethod
+    def parse(text: str) -> Scope:
+        """Return the scope in `text`; the same object for the same text."""
+        return _parsed(text)
+
+    @property
+    def below_part(self) -> str:
+        """What follows the part: `link=3` of `gpu=0,link=3`."""
+        return self.text[len(self.part) + 1 :]
+
+    @property
+    def is_repeated(self) -> bool:
+        """Whether it has two labels of one kind, which no scope of ours has."""
+        return self.text.count(",") + 1 > max(1, len(self.labels))
+
+    @property
+    def is_gang(self) -> bool:
+        """Whether the hosts of a gang made the observation together."""
+        return self.device_kind == "gang"
+
+    @property
+    def is_one_device(self) -> bool:
+        """Whether it is a whole GPU, or a whole process of a rehearsal, with an index."""
+        return self.device_kind in ("gpu", "cpu") and self.index is not None and not self.below
+
+    def get(self, kind: str) -> str:
+        """Return the value of the label of that kind, or an empty string."""
+        return self.labels.get(kind, "")
+
+    def contains(self, other: str) -> bool:
+        """Return whether `other` is this scope or lies below it."""
+        return other == self.text or other.startswith(f"{self.text},")
+
+    def on(self, device: str) -> str:
+        """Return the same scope on another device: `gpu=1,link=3` of `gpu=0,link=3`."""
+        return f"{device},{self.below}" if self.below else device
+
+
+@lru_cache(maxsize=MOST_PARSED)
+def _parsed(text: str) -> Scope:
+    device, _, below = text.partition(",")
+    device_kind, _, name = device.partition("=")
+    labels = dict(label.split("=", 1) for label in text.split(",") if "=" in label)
+    is_index = name.isascii() and name.isdigit() and len(name) <= LONGEST_INDEX
+    return Scope(
+        text=text,
+        kind=text.rsplit(",", 1)[-1].split("=")[0],
+        labels=labels,
+        device=device,
+        below=below,
+        part=text if device_kind == "mc" and below.startswith("dimm=") else device,
+        device_kind=device_kind,
+        index=int(name) if is_index else None,
+    )

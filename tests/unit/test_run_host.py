@@ -1,0 +1,220 @@
+"""The verbs run-host and emit-record: member discovery, printed records, and wrong usage refused before anything starts."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import json
+import os
+import random
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+
+import pytest
+
+from agent.cli import run_host
+from agent.gang.discovery import PORT_OFFSET, discover_members
+from agent.gang.protocol import Gang
+from agent.run.record import HostRun
+from rackproof import main as command
+from schemas import documents, frames
+from schemas.plans import Plan
+from schemas.records import to_json
+from tests import builders
+
+HOSTS = ("h1", "h2", "h3")
+
+
+@pytest.fixture
+def port() -> int:
+    """The gang's port: it and the three after it are free, and below the range of ephemeral ports."""
+    while True:
+        first = random.randrange(10_000, 30_000)  # noqa: S311
+        with contextlib.ExitStack() as stack, contextlib.suppress(OSError):
+            for number in range(first, first + 4):
+                stack.enter_context(socket.socket()).bind(("127.0.0.1", number))
+            return first
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor() as pool:
+        yield pool
+
+
+def gang(me: str, port: int, nonce: str = builders.NONCE) -> Gang:
+    addresses = {"h1": "127.0.0.1", "h2": "127.0.0.2", "h3": "127.0.0.3"}
+    return Gang(me=me, members=HOSTS, addresses=addresses, port=port + 1, nonce=nonce, context="r1 meeting all")
+
+
+def discover(
+    threads: ThreadPoolExecutor, port: int, *hosts: str, within_s: float = 20.0
+) -> dict[str, Future[list[str]]]:
+    return {host: threads.submit(discover_members, gang(host, port), within_s) for host in hosts}
+
+
+def test_all_hosts_get_all_members_in_plan_order(threads: ThreadPoolExecutor, port: int) -> None:
+    results = discover(threads, port, "h3", "h2")
+    time.sleep(0.2)
+    results |= discover(threads, port, "h1")
+    assert {host: result.result(20) for host, result in results.items()} == {host: list(HOSTS) for host in HOSTS}
+
+
+def test_present_hosts_start_without_an_absent_one(threads: ThreadPoolExecutor, port: int) -> None:
+    results = discover(threads, port, "h1", "h3", within_s=2.0)
+    assert {host: result.result(20) for host, result in results.items()} == {"h1": ["h1", "h3"], "h3": ["h1", "h3"]}
+
+
+def test_second_host_takes_over_for_a_dead_first(threads: ThreadPoolExecutor, port: int) -> None:
+    results = discover(threads, port, "h2", "h3", within_s=2.0)
+    assert {host: result.result(20) for host, result in results.items()} == {"h2": ["h2", "h3"], "h3": ["h2", "h3"]}
+
+
+def test_single_host_finds_no_members(port: int) -> None:
+    assert discover_members(gang("h3", port), 0.5) == []
+    assert discover_members(gang("h1", port), 0.5) == ["h1"]
+
+
+def test_strangers_and_silent_connections_are_ignored(threads: ThreadPoolExecutor, port: int) -> None:
+    first = threads.submit(discover_members, gang("h1", port), 4.0)
+    stranger = threads.submit(discover_members, gang("h2", port, nonce="f" * 32), 2.0)
+    address = ("127.0.0.1", port + 1 + PORT_OFFSET)
+    silent = wait_for(lambda: socket.create_connection(address, timeout=1))
+    try:
+        silent.sendall(b"GET / HTTP/1.1\r\n")
+        member = threads.submit(discover_members, gang("h3", port), 4.0)
+        assert member.result(20) == first.result(20) == ["h1", "h3"]
+        assert stranger.result(20) in ([], ["h2"])
+    finally:
+        silent.close()
+
+
+def wait_for(call: Callable[[], socket.socket]) -> socket.socket:
+    for _ in range(100):
+        try:
+            return call()
+        except OSError:
+            time.sleep(0.05)
+    raise AssertionError("nothing listens")
+
+
+@pytest.fixture
+def run_dir(tmp_path: Path) -> Path:
+    """A host's directory of a run, with its records."""
+    plan: Plan = builders.plan("h1", "h2", profile="smoke", gpu_count=1)
+    directory = tmp_path / "runs" / "r1"
+    documents.write(directory / "plan.json", to_json(plan))
+    for record in builders.records(plan, "h1"):
+        documents.write(directory / (f"gangs/{record.gang}.json" if record.gang else "record.json"), to_json(record))
+    return directory
+
+
+def test_printed_record_is_read_by_collect(run_dir: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, command.__file__, "emit-record", "--run-dir", run_dir, "--host", "h1"],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "RACKPROOF_NODE": "gpu-a"},
+    )
+    records, problems = frames.read(done.stdout.splitlines(), source="log")
+    assert problems == []
+    assert [(item.host, item.gang, item.node) for item in records] == [("h1", "", "gpu-a"), ("h1", "r1", "gpu-a")]
+    assert [item.text for item in records] == [
+        (run_dir / "record.json").read_bytes(),
+        (run_dir / "gangs" / "r1.json").read_bytes(),
+    ]
+
+
+def test_host_without_record_prints_nothing(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for path in (run_dir / "record.json", run_dir / "gangs" / "r1.json"):
+        path.unlink()
+    assert command.main(["emit-record", "--run-dir", str(run_dir), "--host", "h1"]) == 2
+    output = capsys.readouterr()
+    assert output.out == ""
+    assert "has no record of h1 yet" in output.err
+
+
+def test_record_of_another_host_is_not_printed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert command.main(["emit-record", "--run-dir", str(run_dir), "--host", "h2"]) == 2
+    output = capsys.readouterr()
+    assert frames.MARK not in output.out
+    assert "a record of h1, not of h2" in output.err
+
+
+def test_invalid_record_is_not_printed(run_dir: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (run_dir / "record.json").write_text('{"schema": "rackproof.record/1"', encoding="utf-8")
+    assert command.main(["emit-record", "--run-dir", str(run_dir), "--host", "h1"]) == 2
+    output = capsys.readouterr()
+    assert frames.MARK not in output.out
+    assert "record.json: not JSON" in output.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        ([], 64, "--plan is missing"),
+        (["--plan=nowhere.json"], 2, "nowhere.json: No such file or directory"),
+        (["--plan=PLAN", "--meet-within=0"], 64, "--meet-within 0: give more than 0"),
+        (["--plan=PLAN", "--port=65533"], 64, "--port 65533: give 1 to 65532"),
+        (["--plan=PLAN", "--results=/proc/none"], 2, "/proc/none"),
+        (["--plan=PLAN", "--env=x"], 64, "--env x: write NAME=VALUE"),
+        (["--plan=PLAN", "--host=h9"], 2, "host h9 is not in the plan of run r1"),
+        (["--plan=PLAN"], 64, "which is not in the plan of run r1 (h1, h2)"),
+    ],
+)
+def test_wrong_usage_is_refused_before_anything_starts(
+    arguments: list[str], code: int, message: str, run_dir: Path, tmp_path: Path
+) -> None:
+    words = [word.replace("PLAN", str(run_dir / "plan.json")) for word in arguments]
+    done = subprocess.run(
+        [sys.executable, command.__file__, "run-host", f"--run-dir={tmp_path / 'here' / 'runs' / 'r1'}", *words],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
+    assert not (tmp_path / "here").exists() or "h9" in message
+
+
+def test_placement_variables_are_not_passed_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    kubeflow = {
+        "RANK": "1",
+        "WORLD_SIZE": "2",
+        "PET_NNODES": "2",
+        "PET_NODE_RANK": "1",
+        "MASTER_ADDR": "m",
+        "MASTER_PORT": "1",
+    }
+    mpirun = {"OMPI_COMM_WORLD_RANK": "1", "OMPI_COMM_WORLD_SIZE": "2", "PMIX_RANK": "1"}
+    for name, value in {**kubeflow, **mpirun, "NCCL_DEBUG": "WARN"}.items():
+        monkeypatch.setenv(name, value)
+    environment = run_host._environment()
+    assert not {*kubeflow, *mpirun} & set(environment)
+    assert environment["NCCL_DEBUG"] == "WARN"
+
+
+@pytest.mark.parametrize("has_record", [True, False])
+def test_terminated_host_prints_the_record_of_its_inspection(
+    has_record: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    plan = builders.plan("h1", profile="smoke", gpu_count=1, rackproof_gang="none")
+    text = json.dumps(to_json(plan))
+    options = argparse.Namespace(run_dir=tmp_path / "runs" / "r1", host="h1", results=None, detach=False, quiet=False)
+
+    def interrupt(*_: object, **__: object) -> int:
+        run = HostRun.begin(options.run_dir, "h1", text)
+        if has_record:
+            documents.write(run.path(), to_json(builders.records(plan, "h1")[0]))
+        raise run_host.TerminationRequested
+
+    monkeypatch.setattr(run_host.HostRunner, "_run_verb", interrupt)
+    assert run_host.HostRunner(options, plan, text).run() == 143
+    out, err = capfd.readouterr()
+    assert (bool(out), "there is no record" in err) == (has_record, not has_record)
