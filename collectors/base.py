@@ -59,11 +59,17 @@ class Family:
     unit: str
     help: str
     counter: bool = False
+    labels: tuple[str, ...] = ()
+    """Labels of its scopes; needed only for a family that the test host has no reading of."""
     readings: list[tuple[Labels, Value | Absent]] = field(default_factory=list)
 
     def add(self, labels: Labels, value: Value | Absent) -> None:
         """Add one reading. `labels` name its scope from the outside in, e.g. gpu, then link; empty means the host."""
         self.readings.append((labels, value))
+
+    def label_names(self) -> list[str]:
+        """Return the names of all labels, in order."""
+        return list(dict.fromkeys([*self.labels, *(key for labels, _ in self.readings for key in labels)]))
 
 
 class Collector(Protocol):

@@ -119,6 +119,11 @@ class Files:
             return Absent.error(f"/{path}: {error.strerror}")
         return sorted(names, key=lambda name: (len(name), name)) or Absent.unsupported(none)
 
+    def glob(self, pattern: str) -> list[str]:
+        """Return the sorted paths that match a pattern."""
+        root = Path(self._prefix)
+        return sorted(str(path.relative_to(root)) for path in root.glob(pattern))
+
     def exists(self, path: str) -> bool:
         """Return whether the path exists, as far as this process may see."""
         return os.access(self._prefix + path, os.F_OK)

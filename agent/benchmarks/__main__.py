@@ -197,10 +197,8 @@ def create_context(request: Mapping[str, Any], work: Path, store: Store, rank: i
 
 def _print_results(work: Path, *, keep: bool) -> None:
     """Print what this host's ranks observed."""
-    paths = sorted(work.glob("rank*.json"), key=lambda path: (len(path.name), path.name))
-    for path in paths:
-        if path.name.endswith(".state.json"):
-            continue
+    paths = [path for path in work.glob("rank*.json") if path.stem.removeprefix("rank").isdigit()]
+    for path in sorted(paths, key=lambda path: (len(path.name), path.name)):
         for item in json.loads(path.read_text(encoding="utf-8"))["observations"]:
             params = " ".join(f"{key}={value}" for key, value in item.get("params", {}).items())
             result = f"{item['value']} {item['unit']}" if "value" in item else f"{item['status']}: {item['reason']}"

@@ -108,7 +108,7 @@ def _check_readiness(context: Context, broken: str) -> str:
     NCCL itself would wait for a missing rank without naming it.
     """
     context.heartbeat.grouped, context.unable = True, broken
-    context.begin("roll call")
+    context.begin("readiness check")
     context.store.set(f"roll/{context.rank}", broken or "here")
     # Rank 0 decides for all: if each rank decided alone, a late rank could be ready for some and missing for others.
     if context.rank == 0:

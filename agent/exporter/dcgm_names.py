@@ -1,7 +1,7 @@
-"""Export the families of the collectors under the names of NVIDIA's dcgm-exporter: dashboards made for it work unchanged.
+"""Export the collectors' families under the names of NVIDIA's dcgm-exporter, so that its dashboards work unchanged.
 
-Names, units and labels are those of dcgm-exporter's default-counters.csv, and of optional fields there. `DCGM_FI_*`
-counters have no `_total`, which the text format would add to a counter; therefore all are untyped.
+Names, units and labels are those of dcgm-exporter's default-counters.csv, including its optional fields. The names of `DCGM_FI_*`
+counters have no `_total`, which the text format would add to a counter, so all metrics are untyped.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ FIELDS: tuple[tuple[str, str, float, str], ...] = (
     ("DCGM_FI_PROF_NVLINK_RX_BYTES", "gpu.gpm.nvlink_received", 1.0,
      "Rate of data received over NVLink, in bytes per second."),
 )  # fmt: skip
-"""Name in dcgm-exporter, our family, factor from our SI unit to its unit, help text."""
+"""Name in dcgm-exporter, family of the collectors, factor from the SI unit to dcgm-exporter's unit, help text."""
 FREE, XID = "DCGM_FI_DEV_FB_FREE", "DCGM_FI_DEV_XID_ERRORS"
 HELP: Mapping[str, str] = {
     **{name: text for name, _, _, text in FIELDS},
@@ -68,54 +68,54 @@ Readings = Mapping[str, Mapping[str, Value]]
 """Family -> GPU index -> value."""
 
 
-class DcgmNames:
-    """Converts readings to the families of dcgm-exporter; missing readings are left out."""
+class DcgmRenamer:
+    """Converts readings to dcgm-exporter's metrics. Missing readings have no series."""
 
     def __init__(self) -> None:
-        self._counted: dict[tuple[str, str], float] = {}
-        self._last: dict[str, float] = {}
+        self._xid_counts: dict[tuple[str, str], float] = {}
+        self._last_xids: dict[str, float] = {}
 
     def __call__(self, families: Iterable[Family]) -> Iterator[Metric]:
-        every = {family.name: family for family in families}
+        by_name = {family.name: family for family in families}
         readings = {
             name: {
                 labels["gpu"]: value
                 for labels, value in family.readings
                 if set(labels) <= {"gpu", "uuid"} and "gpu" in labels and not isinstance(value, Absent)
             }
-            for name, family in every.items()
+            for name, family in by_name.items()
         }
         host = socket.gethostname()
-        for name, family_name, factor, text in FIELDS:
+        for name, source, factor, text in FIELDS:
             values = {
-                gpu: float(value) * factor for gpu, value in readings.get(family_name, {}).items() if _is_number(value)
+                gpu: float(value) * factor for gpu, value in readings.get(source, {}).items() if _is_number(value)
             }
-            yield from _family(name, text, values, readings, host)
+            yield from _metric(name, text, values, readings, host)
         total, used = readings.get("gpu.memory.total", {}), readings.get("gpu.memory.used", {})
         free = {gpu: (float(total[gpu]) - float(used[gpu])) / MIB for gpu in total if gpu in used}
-        yield from _family(FREE, HELP[FREE], free, readings, host)
-        yield from _family(XID, HELP[XID], self._xid(every, readings), readings, host)
+        yield from _metric(FREE, HELP[FREE], free, readings, host)
+        yield from _metric(XID, HELP[XID], self._xids(by_name, readings), readings, host)
 
-    def _xid(self, every: Mapping[str, Family], readings: Readings) -> dict[str, float]:
-        """Return the last XID of each GPU, 0 if there was none; of several that occurred before our start, the highest."""
-        log = every.get("xid.last_seen")
+    def _xids(self, by_name: Mapping[str, Family], readings: Readings) -> dict[str, float]:
+        """Return the last XID of each GPU, 0 if there was none; of several from before the first scrape, the highest."""
+        log = by_name.get("xid.last_seen")
         if log is None or any(isinstance(value, Absent) for _, value in log.readings):
             return {}
-        counts = every["xid.count"].readings if "xid.count" in every else []
-        for labels, count in sorted(counts, key=lambda reading: int(reading[0]["xid"])):
-            key, times = (labels["pci"], labels["xid"]), 0.0 if isinstance(count, Absent) else float(count)
-            if times > self._counted.get(key, 0.0):
-                self._last[labels["pci"]] = float(labels["xid"])
-            self._counted[key] = times
+        counts = by_name["xid.count"].readings if "xid.count" in by_name else []
+        for labels, value in sorted(counts, key=lambda reading: int(reading[0]["xid"])):
+            key, count = (labels["pci"], labels["xid"]), 0.0 if isinstance(value, Absent) else float(value)
+            if count > self._xid_counts.get(key, 0.0):
+                self._last_xids[labels["pci"]] = float(labels["xid"])
+            self._xid_counts[key] = count
         addresses = readings.get("gpu.pci_bus_id", {})
-        return {gpu: self._last.get(str(address).lower()[-12:], 0.0) for gpu, address in addresses.items()}
+        return {gpu: self._last_xids.get(str(address).lower()[-12:], 0.0) for gpu, address in addresses.items()}
 
 
 def _is_number(value: Value) -> bool:
     return isinstance(value, int | float)
 
 
-def _family(name: str, text: str, values: Mapping[str, float], readings: Readings, host: str) -> Iterator[Metric]:
+def _metric(name: str, text: str, values: Mapping[str, float], readings: Readings, host: str) -> Iterator[Metric]:
     if not values:
         return
     metric = UnknownMetricFamily(name, text)

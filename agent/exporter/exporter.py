@@ -12,8 +12,8 @@ from typing import Any, Protocol, cast
 from prometheus_client import CollectorRegistry, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, InfoMetricFamily, Metric
 
-from agent.exporter.dcgm_names import DcgmNames
-from agent.exporter.metric_names import EVERY, PREFIX, exported, label
+from agent.exporter.dcgm_names import DcgmRenamer
+from agent.exporter.metric_names import EVERY, PREFIX, info_label, prometheus_name
 from agent.exporter.web import FRESH_S, Server
 from agent.exporter.web_config import WebConfig
 from agent.sampling.snapshot import Stuck, collect
@@ -21,7 +21,7 @@ from collectors.base import IDENTITY, Absent, Collector, Family, Labels
 
 log = logging.getLogger(__name__)
 
-COMPATIBLE_NAMES = {"dcgm": DcgmNames}
+COMPATIBLE_NAMES = {"dcgm": DcgmRenamer}
 """Exporters whose metric names can be added to our own."""
 SCRAPE_DEADLINE_S = 8.0
 """Below Prometheus' default scrape timeout of 10 s."""
@@ -124,7 +124,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
         numbers = []
         for labels, value in family.readings:
             if isinstance(value, str):
-                texts.setdefault(tuple(labels.items()), {})[label(family.name)] = value
+                texts.setdefault(tuple(labels.items()), {})[info_label(family.name)] = value
             elif not isinstance(value, Absent):
                 numbers.append((labels, float(value)))
         if numbers:
@@ -138,7 +138,7 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
 
 
 def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
-    name = exported(family.name, family.unit)
+    name = prometheus_name(family.name, family.unit)
     kind = CounterMetricFamily if family.counter else GaugeMetricFamily
     metric = kind(name, family.help)
     for labels, value in numbers:

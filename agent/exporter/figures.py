@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from agent.exporter.metric_names import BENCHMARK, bare
+from agent.exporter.metric_names import BENCHMARK, label_name
 from schemas import documents
 from schemas.records import MEASURED
 from schemas.scopes import Scope
@@ -17,7 +17,7 @@ from schemas.scopes import Scope
 MAX_FIGURES = 512
 """Per stage."""
 WRONG_RESULT = re.compile(r"\.(wrong_\w+|mismatches)$")
-LABELS = {spec.name: tuple(bare(label) for label in spec.labels) for spec in BENCHMARK}
+LABELS = {spec.name: tuple(label_name(label) for label in spec.labels) for spec in BENCHMARK}
 
 Json = dict[str, Any]
 Sample = tuple[str, dict[str, str], float]

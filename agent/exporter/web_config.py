@@ -1,4 +1,4 @@
-"""The exporter's TLS and users, in the `web.config.yml` format that Prometheus and its exporters share.
+"""Read the exporter's TLS settings and users from a `web.config.yml`, the format of Prometheus and its exporters.
 
 https://github.com/prometheus/exporter-toolkit/blob/master/docs/web-configuration.md: `tls_server_config` with `cert_file`,
 `key_file`, `client_ca_file`, `client_auth_type` and `min_version`, and `basic_auth_users` with bcrypt hashes.
@@ -17,7 +17,7 @@ import yaml
 
 from schemas.errors import RackproofError
 
-# Python's TLS cannot ask for a certificate without verifying it: RequestClientCert and RequireAnyClientCert are refused.
+# Python's TLS cannot request a certificate without verifying it: RequestClientCert and RequireAnyClientCert are rejected.
 CLIENT_AUTH = {
     "NoClientCert": ssl.CERT_NONE,
     "VerifyClientCertIfGiven": ssl.CERT_OPTIONAL,
@@ -28,12 +28,12 @@ _BCRYPT = re.compile(r"\$2[aby]\$\d\d\$[./A-Za-z0-9]{53}")
 
 
 class WebConfigError(RackproofError, ValueError):
-    """The file cannot be used; the message names file, key and remedy."""
+    """The file cannot be used; the message has the file, the key and what to do."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class WebConfig:
-    """How the exporter is reached: by anybody where nothing is set."""
+    """TLS and users of the exporter. By default every client is accepted."""
 
     cert_file: Path | None = None
     key_file: Path | None = None
@@ -44,10 +44,10 @@ class WebConfig:
     """User -> bcrypt hash."""
 
     def context(self) -> ssl.SSLContext | None:
-        """The TLS of the server; None where it speaks plain HTTP.
+        """Return the TLS context of the server; None for plain HTTP.
 
         Raises:
-            WebConfigError: certificate, key or CA cannot be read, or do not belong together.
+            WebConfigError: certificate, key or CA cannot be read, or do not match.
         """
         if self.cert_file is None:
             return None
@@ -56,49 +56,49 @@ class WebConfig:
         try:
             context.load_cert_chain(self.cert_file, self.key_file)
         except (OSError, ssl.SSLError) as error:
-            raise WebConfigError(f"certificate {self.cert_file} with key {self.key_file}: {_why(error)}") from error
+            raise WebConfigError(f"certificate {self.cert_file} with key {self.key_file}: {_reason(error)}") from error
         if self.client_ca_file is not None:
             try:
                 context.load_verify_locations(self.client_ca_file)
             except (OSError, ssl.SSLError) as error:
-                raise WebConfigError(f"client_ca_file {self.client_ca_file}: {_why(error)}") from error
+                raise WebConfigError(f"client_ca_file {self.client_ca_file}: {_reason(error)}") from error
         context.verify_mode = CLIENT_AUTH[self.client_auth_type]
         return context
 
 
 def read_web_config(path: Path) -> WebConfig:
-    """The configuration in that file; relative paths in it are relative to it.
+    """Return the configuration in that file; relative paths in it are relative to the file.
 
     Raises:
-        WebConfigError: it cannot be read, or holds what this exporter does not know.
+        WebConfigError: it cannot be read, or has settings that this exporter does not support.
     """
     try:
         document = yaml.safe_load(path.read_text(encoding="utf-8")) or {}
     except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-        raise WebConfigError(f"{path}: {_why(error)}") from error
-    parts = _section(path, document, "the file", {"tls_server_config", "basic_auth_users", "http_server_config"})
+        raise WebConfigError(f"{path}: {_reason(error)}") from error
+    sections = _section(path, document, "the file", {"tls_server_config", "basic_auth_users", "http_server_config"})
     tls = _section(
         path,
-        parts.get("tls_server_config", {}),
+        sections.get("tls_server_config", {}),
         "tls_server_config",
         {"cert_file", "key_file", "client_ca_file", "client_auth_type", "min_version"},
     )
-    _section(path, parts.get("http_server_config", {}), "http_server_config", {"http2"})  # spoken by HTTP/1.1 alone
-    users = _section(path, parts.get("basic_auth_users", {}), "basic_auth_users", None)
+    _section(path, sections.get("http_server_config", {}), "http_server_config", {"http2"})  # HTTP/1.1 is served
+    users = _section(path, sections.get("basic_auth_users", {}), "basic_auth_users", None)
     for name, hashed in users.items():
         if not _BCRYPT.fullmatch(str(hashed)):
             raise WebConfigError(
-                f"{path}: the password of {name} is no bcrypt hash: make one by `htpasswd -nBC 10 {name}`"
+                f"{path}: the password of {name} is not a bcrypt hash: create one with `htpasswd -nBC 10 {name}`"
             )
     auth, version = str(tls.get("client_auth_type", "NoClientCert")), str(tls.get("min_version", "TLS12"))
     for key, value, known in (("client_auth_type", auth, CLIENT_AUTH), ("min_version", version, VERSIONS)):
         if value not in known:
-            raise WebConfigError(f"{path}: {key} is {value}: there are {', '.join(known)}")
+            raise WebConfigError(f"{path}: {key} is {value}: use one of {', '.join(known)}")
     files = {key: path.parent / str(tls[key]) for key in ("cert_file", "key_file", "client_ca_file") if tls.get(key)}
     if tls and not {"cert_file", "key_file"} <= files.keys():
         raise WebConfigError(f"{path}: tls_server_config needs both cert_file and key_file")
     if auth in ("VerifyClientCertIfGiven", "RequireAndVerifyClientCert") and "client_ca_file" not in files:
-        raise WebConfigError(f"{path}: client_auth_type {auth} needs client_ca_file, by which clients are known")
+        raise WebConfigError(f"{path}: client_auth_type {auth} needs client_ca_file, which verifies the clients")
     return WebConfig(
         **files,
         client_auth_type=auth,
@@ -109,14 +109,14 @@ def read_web_config(path: Path) -> WebConfig:
 
 def _section(path: Path, value: Any, name: str, known: set[str] | None) -> dict[str, Any]:
     if not isinstance(value, dict):
-        raise WebConfigError(f"{path}: {name} is no mapping")
+        raise WebConfigError(f"{path}: {name} is not a mapping")
     unknown = sorted(str(key) for key in value if known is not None and key not in known)
     if unknown:
         raise WebConfigError(
-            f"{path}: {name} has an unknown key {unknown[0]}: there are {', '.join(sorted(known or ()))}"
+            f"{path}: {name} has an unknown key {unknown[0]}: known are {', '.join(sorted(known or ()))}"
         )
     return value
 
 
-def _why(error: Exception) -> str:
+def _reason(error: Exception) -> str:
     return (error.strerror if isinstance(error, OSError) else None) or " ".join(str(error).split())

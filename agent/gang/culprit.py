@@ -181,7 +181,7 @@ def _was_signalled(rank: RankState, signals: Sequence[signal.Signals]) -> bool:
 def rank_unable(host: str, rank: RankState, why: str, more: int) -> Culprit:
     """Return the culprit for a rank, and `more` others of its host, that could not take part in the process group."""
     others = f"; and {more} more of its ranks" if more else ""
-    report = _Report(host=host, rank=replace(rank, phase="roll call"), age_s=0.0)
+    report = _Report(host=host, rank=replace(rank, phase="readiness check"), age_s=0.0)
     return _culprit("rank_unable", report, f"cannot take part: {why}{others}")
 
 

@@ -80,7 +80,7 @@ def _stopped(
     unable = effect.stops == "rank_unable"
     gpu = devices[-1] if unable else gpu
     rank = start.members.index(host) * len(devices) + devices.index(gpu)
-    phase = "roll call" if unable else benchmarks[0]
+    phase = "readiness check" if unable else benchmarks[0]
     text = f'host {host} gpu={gpu} rank {rank} in phase "{phase}": '
     text += f"cannot take part: {none_left(gpu)}" if unable else _HOW[effect.stops]
     culprit = {

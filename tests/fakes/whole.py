@@ -82,9 +82,9 @@ def readings(root: Path) -> dict[str, dict[str, Any]]:
     """Name -> unit, help, whether it is a counter, and the labels of its scopes."""
     found: dict[str, dict[str, Any]] = {}
     for family in (family for collector in everything(root) for family in collector.collect()):
-        labels = dict.fromkeys(key for scope, _ in family.readings for key in scope if key not in IDENTITY)
+        labels = [key for key in family.label_names() if key not in IDENTITY]
         found[family.name] = {"unit": family.unit, "help": family.help}
-        found[family.name] |= {"labels": list(labels)} if labels else {}
+        found[family.name] |= {"labels": labels} if labels else {}
         found[family.name] |= {"counter": True} if family.counter else {}
     return dict(sorted(found.items()))
 

@@ -16,7 +16,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.exporter import exporter
 from agent.exporter.exporter import Exporter, serve
-from agent.exporter.metric_names import exported
+from agent.exporter.metric_names import prometheus_name
 from collectors.base import Absent, Collector, Family
 from collectors.nvml import absent_samples, reading_kinds
 from rackproof.main import main
@@ -223,8 +223,8 @@ def test_names_keep_the_rules_of_prometheus(healthy: str) -> None:
 def test_counters_and_units_are_those_of_the_table(healthy: str) -> None:
     kinds = {metric.name: metric.type for metric in parsed(healthy)}
     for name, unit, counter, *_ in reading_kinds(full_snapshot=False, counters=True):
-        if exported(name, unit) in kinds:  # a text is in the info series instead
-            assert kinds[exported(name, unit)] == ("counter" if counter else "gauge")
+        if prometheus_name(name, unit) in kinds:  # a text is in the info series instead
+            assert kinds[prometheus_name(name, unit)] == ("counter" if counter else "gauge")
 
 
 def test_identity_is_in_one_info_series_a_scope(healthy: str) -> None:

@@ -21,7 +21,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.exporter import live, run_metrics
 from agent.exporter.exporter import Exporter
 from agent.exporter.figures import MAX_FIGURES, RankFiles, newest_figures
-from agent.exporter.metric_names import EVERY, bare
+from agent.exporter.metric_names import EVERY, label_name
 from agent.exporter.run_metrics import RunSource
 from agent.run.record import HostRun
 from schemas import documents
@@ -276,8 +276,8 @@ def test_everything_that_a_healthy_host_measures_fits_and_is_in_the_list_of_name
         assert left_out == 0
         assert len(figures) > 20
         for figure in figures:
-            known = {bare(label) for label in EVERY[figure["metric"]].labels} - {"stage"}
-            needed = {label for label in EVERY[figure["metric"]].labels if label == bare(label)} - {"stage"}
+            known = {label_name(label) for label in EVERY[figure["metric"]].labels} - {"stage"}
+            needed = {label for label in EVERY[figure["metric"]].labels if label == label_name(label)} - {"stage"}
             assert needed <= set(figure["labels"]) <= known, figure
 
 

@@ -849,10 +849,10 @@ def test_a_gang_hears_of_a_rank_that_could_not_take_part(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": why})
     lines: list[str] = []
     done = launch(run, f"echo '{state}' > rank1.state.json", members=("h1", "h2"), report=lines.append).launches[0]
-    text = f'host h1 cpu=1 rank 1 in phase "roll call": cannot take part: {why}'
+    text = f'host h1 cpu=1 rank 1 in phase "readiness check": cannot take part: {why}'
     assert (done.outcome, done.reason, lines) == ("failed", text, [f"stage benchmark: {text}"])
     assert done.culprit == Culprit(
-        kind="rank_unable", hosts=("h1",), text=text, scope="cpu=1", rank=1, phase="roll call"
+        kind="rank_unable", hosts=("h1",), text=text, scope="cpu=1", rank=1, phase="readiness check"
     )
 
 
@@ -862,7 +862,7 @@ def test_what_else_went_wrong_stands_beside_the_ranks_that_could_not_take_part(r
     done = launch(run, both, members=("h1", "h2")).launches[0]
     assert done.culprit
     assert done.culprit.text.endswith(
-        'rank 0 in phase "roll call": cannot take part: the device was lost; and 1 more of its ranks'
+        'rank 0 in phase "readiness check": cannot take part: the device was lost; and 1 more of its ranks'
     )
     assert done.reason.startswith(f"{done.culprit.text}; no result of rank 1: ")
 

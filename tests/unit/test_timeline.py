@@ -210,7 +210,7 @@ rank = f'''
 import json, sys, time
 from pathlib import Path
 from tests.fakes import nvml
-begun = {{"gemm": time.monotonic(), "roll call": time.monotonic()}}
+begun = {{"gemm": time.monotonic(), "readiness check": time.monotonic()}}
 time.sleep(3)
 nvml.write(Path({scenario!r}), "healthy-h200x4", "gpu.1.*=!15")
 begun["stress"] = time.monotonic()
@@ -258,7 +258,7 @@ def test_ranks_tell_when_each_benchmark_began(tmp_path: Path) -> None:
     before = time.monotonic()
     for number in (1, 0):
         rank = context(tmp_path, rank=number)
-        for name in ("gemm", "roll call", "collective"):
+        for name in ("gemm", "readiness check", "collective"):
             rank.begin(name)
             time.sleep(0.01)
         rank.set_phase("end", 0)

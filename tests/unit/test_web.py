@@ -164,29 +164,29 @@ tls_server_config:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "message"),
     [
         ("tls_server_config: {cert_file: a.crt}", "needs both cert_file and key_file"),
         ("tls_server_config: {cert_file: a.crt, key_file: a.key}", "a.crt with key .*No such file"),
-        ("tls_server_config: {cert: a.crt}", "unknown key cert: there are cert_file"),
+        ("tls_server_config: {cert: a.crt}", "unknown key cert: known are cert_file"),
         (
             "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequestClientCert}",
-            "there are NoClientCert",
+            "use one of NoClientCert",
         ),
         (
             "tls_server_config: {cert_file: a, key_file: b, client_auth_type: RequireAndVerifyClientCert}",
             "needs client_ca_file",
         ),
-        ("basic_auth_users: {prometheus: secret}", "the password of prometheus is no bcrypt hash: make one"),
-        ("basic_auth_users: [prometheus]", "basic_auth_users is no mapping"),
+        ("basic_auth_users: {prometheus: secret}", "the password of prometheus is not a bcrypt hash: create one"),
+        ("basic_auth_users: [prometheus]", "basic_auth_users is not a mapping"),
         ("basic_auth_user: {}", "unknown key basic_auth_user"),
         ("a: [", "web.config.yml: while parsing"),
     ],
 )
-def test_what_is_wrong_with_the_file_is_told(tmp_path: Path, text: str, said: str) -> None:
-    with pytest.raises(WebConfigError, match=said) as told:
+def test_invalid_web_config_is_rejected(tmp_path: Path, text: str, message: str) -> None:
+    with pytest.raises(WebConfigError, match=message) as error:
         config(tmp_path, text).context()
-    assert "secret" not in str(told.value)
+    assert "secret" not in str(error.value)
 
 
 # ---- clients that do not behave ----
@@ -228,13 +228,13 @@ def test_what_is_no_request_is_refused(sent: bytes, status: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "said"),
+    ("arguments", "message"),
     [
         (["--port", "99999"], "--port 99999: a port is 0 to 65535"),
-        (["--gpus", "0,x"], "--gpus 0,x: 'x' is no NVML index"),
+        (["--gpus", "0,x"], "--gpus 0,x: 'x' is not an NVML index"),
         (["--textfile", "metrics.txt"], "node_exporter reads files that end in .prom"),
         (["--textfile", "/nowhere/a.prom"], "its directory does not exist"),
-        (["--every", "0"], "--every 0: give 1 second or more"),
+        (["--every", "0"], "--every 0: give 1 to 3600 seconds"),
         (["--sample-hz", "0.5"], "--sample-hz 0.5: give 1 to 50, or 0 for none"),
         (["--window", "0"], "--window 0: give 1 to 600 seconds"),
         (["--web-config", "/nowhere/web.yml"], "/nowhere/web.yml: No such file or directory"),
@@ -242,10 +242,10 @@ def test_what_is_no_request_is_refused(sent: bytes, status: bytes) -> None:
         (["--listen", "300.1.1.1"], "cannot listen on --listen 300.1.1.1: "),
     ],
 )
-def test_a_wrong_command_line_is_usage(arguments: list[str], said: str) -> None:
+def test_wrong_command_line_exits_64(arguments: list[str], message: str) -> None:
     done = rackproof("export", *arguments)
     assert (done.returncode, done.stdout) == (64, "")
-    assert said in done.stderr
+    assert message in done.stderr
     assert "Traceback" not in done.stderr
 
 
