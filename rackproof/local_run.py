@@ -1,6 +1,6 @@
-"""`rackproof run`: the acceptance of this one machine, without Ansible: look, plan, measure, judge, report.
+"""`rackproof run`: accept one machine without Ansible: inspect, plan, measure, judge, report.
 
-It stands above both sides, the agent that measures here and the control node's plan and report, as the playbooks do elsewhere.
+It drives both sides, the agent that measures and the plan and report of the control node, as the playbooks do for a fleet.
 """
 
 from __future__ import annotations
@@ -35,71 +35,63 @@ from fleet.records.load import load
 from fleet.scaling.outcome import GANG as STUDIED
 from fleet.scaling.outcome import next_cell
 from schemas import documents
-from schemas.errors import RunError, UsageError
+from schemas.errors import INTERRUPTED, TROUBLE, RunError, UsageError
 from schemas.plans import Plan, plan_from_json
-from schemas.probes import GANG
 from schemas.records import to_json
 from schemas.run_directory import RunDirectory
-from schemas.studies import CELL
+from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT
 
-USAGE, TROUBLE, INTERRUPTED = 64, 2, 130
 MOST_GPUS = 128
-BENCHMARK = "benchmark"
 OF_SEVERAL_HOSTS = ("pairs",)
-"""What a host cannot do alone."""
+"""Benchmarks that need several hosts."""
 HOST_DIRECTORY = "host"
 STATE = Path("/var/lib/rackproof")
-"""Where a run of the playbooks keeps this host, which it then has to itself."""
+"""State directory of a playbook run on this host, which holds the host exclusively."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """What was found here before anything was started."""
+    """The state of this machine before anything is started."""
 
     gpus: Gpus
     readings: Mapping[str, Value | Absent]
 
 
-def add_verbs(verbs: argparse._SubParsersAction[argparse.ArgumentParser], _asked: str = "") -> None:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add run to the command."""
     run = verbs.add_parser(
         "run",
-        help="accept this one machine, without Ansible; exits 0 accepted, 1 rejected, 2 incomplete or not possible",
+        help="accept this machine without Ansible; exits 0 accepted, 1 rejected, 2 incomplete or not possible",
         epilog="examples: rackproof run --gpus 8; rackproof run --profile rehearsal (no GPU needed). The same --run-dir again "
-        "goes on with a run that was cut off. Exit codes: 0 accepted, 1 rejected, 2 incomplete, or this machine cannot be "
-        "measured as it is, 64 wrong usage, 75 another run has this machine.",
+        "resumes an interrupted run. Exit codes: 0 accepted, 1 rejected, 2 incomplete, or this machine is not ready to be "
+        "measured, 64 wrong usage, 75 another run holds this machine.",
     )
-    run.add_argument(
-        "--profile", default="standard", help="what is measured: smoke, standard, rehearsal, scaling, or a .yml file"
-    )
-    run.add_argument(
-        "--run-dir", type=Path, help="directory of the run, for everything (default: runs/ and the UTC time)"
-    )
+    run.add_argument("--profile", default="standard", help="smoke, standard, rehearsal, scaling, or a .yml file")
+    run.add_argument("--run-dir", type=Path, help="directory of the run (default: runs/ and the UTC time)")
     run.add_argument(
         "--gpus",
         type=int,
         metavar="N",
-        help="GPUs that were ordered; without it what is found is taken, and the report says that "
-        "nobody said how many there should be",
+        help="number of GPUs that were ordered (default: the detected count, which the report then says)",
     )
-    run.add_argument("--devices", help="NVML indices of the GPUs under test, comma between them (default: all)")
+    run.add_argument("--devices", help="NVML indices of the GPUs under test, comma-separated (default: all)")
     run.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
-    run.add_argument("--host", help="this machine's name in the report (default: its own)")
-    run.add_argument("--validation-only", action="store_true", help="everything but the training")
+    run.add_argument("--host", help="name of this machine in the report (default: its host name)")
+    run.add_argument("--validation-only", action="store_true", help="skip the training")
     run.add_argument("--epochs", type=int, help="epochs of the training")
-    run.add_argument("--batch-size", type=int, help="images a rank and step in the training")
-    run.add_argument("--share-gpus", action="store_true", help="measure although other processes use the GPUs")
-    run.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
+    run.add_argument("--batch-size", type=int, help="training images per rank and step")
+    run.add_argument("--share-gpus", action="store_true", help="measure even if other processes use the GPUs")
+    run.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
     run.add_argument("--json", action="store_true", help="print decision and summary as JSON")
-    run.set_defaults(call=_checked)
+    run.set_defaults(call=call)
 
 
-def _checked(options: argparse.Namespace) -> int:
-    """Our own errors as a message and the documented exit code."""
+def call(options: argparse.Namespace) -> int:
+    """Run the verb."""
     try:
         return _run(options)
     except KeyboardInterrupt:
-        return _complain("interrupted; the same --run-dir again goes on with it", INTERRUPTED)
+        return _complain("interrupted; the same --run-dir again resumes the run", INTERRUPTED)
 
 
 def _run(options: argparse.Namespace) -> int:
@@ -107,38 +99,38 @@ def _run(options: argparse.Namespace) -> int:
     now = datetime.now(timezone.utc)
     options.run_dir = (options.run_dir or Path("runs") / now.strftime("%Y%m%dT%H%M%SZ")).absolute()
     profile = read_profile(options.profile)
-    profile = profile if "study" in profile else alone(profile)
+    profile = profile if "study" in profile else single_host_profile(profile)
     cpu = profile["device"] == "cpu"
     _check(options, cpu=cpu)
-    machine = look()
-    if not cpu and (why := readiness.no_gpus(machine.gpus)):
-        return _complain(why, TROUBLE)
-    plan = plan_of(options, profile, machine, now)
+    machine = inspect_machine()
+    if not cpu and (reason := readiness.no_gpus(machine.gpus)):
+        return _complain(reason, TROUBLE)
+    plan = single_host_plan(options, profile, machine, now)
     host = plan.hosts[0]
-    found = readiness.problems(
+    problems = readiness.problems(
         machine.readings, host.devices, options.run_dir, cpu=cpu, share=host.share_gpus, environment=os.environ
     )
-    if found:
-        for problem in found:
+    if problems:
+        for problem in problems:
             _complain(problem, TROUBLE)
         return TROUBLE
     if not cpu and (note := machine.gpus.disagreement()):
         _say(f"note: {note}")
-    if taken := _taken(plan.run_id):
-        return _complain(f"this machine is held by {taken.describe()}: wait for its end", lease.HELD)
+    if other := _other_lease(plan.run_id):
+        return _complain(f"this machine is held by {other.describe()}: wait until it finishes", lease.HELD)
     document = begin(options.run_dir, json.loads(json.dumps(to_json(plan))))
     if "study" in document:
         _study(options.run_dir, document)
-        return _told("scaling", options)
+        return _run_verb("scaling", options)
     _measure(options.run_dir, document)
-    return _told("report", options)
+    return _run_verb("report", options)
 
 
 def _check(options: argparse.Namespace, *, cpu: bool) -> None:
     """Raise UsageError if the options are wrong or contradict each other."""
     if cpu and (options.gpus is not None or options.devices):
         raise UsageError(
-            f"--gpus and --devices with the profile {options.profile}, which looks at no GPU: leave one of them out"
+            f"--gpus or --devices with profile {options.profile}, which uses no GPU: omit them or choose another profile"
         )
     if options.gpus is not None and not 1 <= options.gpus <= MOST_GPUS:
         raise UsageError(f"--gpus {options.gpus}: give the number of GPUs, 1 to {MOST_GPUS}")
@@ -150,29 +142,29 @@ def _check(options: argparse.Namespace, *, cpu: bool) -> None:
             raise UsageError(f"--{name.replace('_', '-')} {value}: give at least 1")
     if options.model and options.model not in shipped_packs():
         raise UsageError(
-            f"--model {options.model} is unknown{documents.nearest(options.model, shipped_packs())}: "
+            f"unknown --model {options.model}{documents.nearest(options.model, shipped_packs())}: "
             f"there are {', '.join(shipped_packs())}"
         )
     read_packs(options.criteria)
 
 
-def look() -> Machine:
-    """What there is here."""
+def inspect_machine() -> Machine:
+    """Read the state of this machine."""
     read = readiness.readings(collect(collectors.build_collectors())[0])
     return Machine(gpus=readiness.gpus_of(read, os.environ), readings=read)
 
 
-def alone(profile: Mapping[str, Any]) -> dict[str, Any]:
-    """The profile for one host: what it has several hosts do together, this one does with its own devices.
+def single_host_profile(profile: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the profile for one host: it runs the gang benchmarks on its own devices.
 
     Raises:
-        UsageError: it has no stage that is carried out once.
+        UsageError: the profile has no benchmark stage.
     """
     stages_of = profile["stages"]
     if BENCHMARK not in stages_of:
         raise UsageError(
-            f"profile {profile['name']} has the stages {', '.join(stages_of)}, and `rackproof run` carries out {BENCHMARK}: "
-            "choose smoke, standard or rehearsal; a soak is begun by playbooks/burnin.yml"
+            f"profile {profile['name']} has the stages {', '.join(stages_of)}, but `rackproof run` runs only {BENCHMARK}: "
+            "choose smoke, standard or rehearsal; run a soak with playbooks/burnin.yml"
         )
     stage, gang = dict(stages_of[BENCHMARK]), stages_of.get(GANG)
     more = {
@@ -186,11 +178,11 @@ def alone(profile: Mapping[str, Any]) -> dict[str, Any]:
     return {**profile, "stages": {BENCHMARK: stage}}
 
 
-def plan_of(options: argparse.Namespace, profile: Mapping[str, Any], machine: Machine, now: datetime) -> Plan:
-    """The plan of this one host.
+def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], machine: Machine, now: datetime) -> Plan:
+    """Return the plan for this host.
 
     Raises:
-        UsageError: a value cannot be planned with; the message names it.
+        UsageError: an option has an invalid value; the message names it.
     """
     devices = [int(index) for index in options.devices.split(",")] if options.devices else None
     count = options.gpus or (len(devices) if devices else machine.gpus.most)
@@ -215,29 +207,29 @@ def plan_of(options: argparse.Namespace, profile: Mapping[str, Any], machine: Ma
         nonce=secrets.token_hex(16),
         created=now.strftime("%Y-%m-%dT%H:%M:%SZ"),
     )
-    found_only = profile["device"] == "gpu" and options.gpus is None
-    return replace(plan, hosts=tuple(replace(host, count_found=found_only) for host in plan.hosts))
+    count_detected = profile["device"] == "gpu" and options.gpus is None
+    return replace(plan, hosts=tuple(replace(host, count_found=count_detected) for host in plan.hosts))
 
 
-def _taken(run_id: str) -> lease.Lease | None:
+def _other_lease(run_id: str) -> lease.Lease | None:
     try:
         return lease.held_by_other(STATE, run_id)
-    except OSError:  # not ours to read
+    except OSError:  # no permission to read it
         return None
 
 
 def _measure(directory: Path, document: Mapping[str, Any]) -> None:
-    """Two snapshots and the benchmarks under the supervisor, into the host's record; a stage that finished is not repeated."""
+    """Take the snapshots and run the benchmarks under the supervisor, into the host's record; skip a finished stage."""
     plan = plan_from_json(document)
     host, planned = plan.hosts[0].name, plan.stage(BENCHMARK)
     run = stages.start_run(directory / HOST_DIRECTORY, host, json.dumps(document))
-    record = stages.record_snapshot(run, "preflight", once=True)
+    record = stages.record_snapshot(run, PREFLIGHT, once=True)
     try:
         if stages.already_ran(record.launches, BENCHMARK, [host], 0):
-            _say("the benchmarks were carried out before: nothing is measured twice")
+            _say("the benchmarks already ran: nothing is measured twice")
             return
         count, kind = len(run.host.devices), "processes on CPUs" if plan.rehearsal else "GPUs"
-        _say(f"run {plan.run_id}: {plan.profile} on {count} {kind} of {host}, {planned.deadline_s:g} s at most")
+        _say(f"run {plan.run_id}: {plan.profile} on {count} {kind} of {host}, at most {planned.deadline_s:g} s")
         record = stages.run_launch(run, LaunchRequest(stage=planned, members=(host,)))
         for launch in record.launches[-1:]:
             _say(f"stage {launch.stage}: {launch.outcome} {launch.reason}".rstrip())
@@ -246,23 +238,23 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
 
 
 def _study(directory: Path, document: Mapping[str, Any]) -> None:
-    """The cells of a scaling study that one host can measure, each under the supervisor; none is launched twice."""
+    """Measure the cells of a scaling study that one host can run, each under the supervisor and only once."""
     plan = plan_from_json(document)
     host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()
     run = stages.start_run(directory / HOST_DIRECTORY, host, json.dumps(document))
-    stages.record_snapshot(run, "preflight", once=True)
-    own = {gang: run.path(gang) for gang in ("", STUDIED)}
+    stages.record_snapshot(run, PREFLIGHT, once=True)
+    records = {gang: run.path(gang) for gang in ("", STUDIED)}
     while True:
-        for gang, path in own.items():
+        for gang, path in records.items():
             if path.exists():
                 documents.write_text(RunDirectory(directory).record(host, gang), path.read_text(encoding="utf-8"))
-        starts = next_cell(plan, load(directory, alone=False, study=True).evidence, {host}).launches
-        if not starts:
+        launches = next_cell(plan, load(directory, alone=False, study=True).evidence, {host}).launches
+        if not launches:
             return
-        number = starts[0].number
+        number = launches[0].number
         if any((launch.stage, launch.number) == (CELL, number) for launch in run.record(STUDIED).launches):
             raise RunError(
-                f"{run.path(STUDIED)} has a cell {number} that {directory} has not: choose another --run-dir"
+                f"{run.path(STUDIED)} has a cell {number} that is missing in {directory}: choose another --run-dir"
             )
         _say(f"cell {number} of {len(cells)}: {json.dumps(to_json(cells[number - 1]))}")
         cell = run.for_cell(number)
@@ -271,8 +263,8 @@ def _study(directory: Path, document: Mapping[str, Any]) -> None:
         _say(f"cell {number}: {record.launches[-1].outcome} {record.launches[-1].reason}".rstrip())
 
 
-def _told(verb: str, options: argparse.Namespace) -> int:
-    """As `rackproof report`, or of a study `rackproof scaling`, does it."""
+def _run_verb(verb: str, options: argparse.Namespace) -> int:
+    """Run another verb on the run directory."""
     from rackproof.main import main
 
     return main([verb, str(options.run_dir), *(["--json"] if options.json else [])])

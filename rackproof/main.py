@@ -1,148 +1,118 @@
-"""The command `rackproof`: dispatch to the verbs of GPU hosts and of the control node, imported when used."""
+"""The command `rackproof`: one table of verbs, each imported when it is used."""
 
 from __future__ import annotations
 
-import argparse
 import gc
 import importlib
 import os
 import sys
 import traceback
-from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
-from agent.cli.verbs import VERBS as HOST_VERBS
 from rackproof.logs import configure_logging
+from rackproof.parser import Parser
 from schemas import VERSION, documents
-from schemas.errors import RackproofError
+from schemas.errors import DEFECT, INTERRUPTED, TROUBLE, RackproofError, UsageError
 
-FLEET_VERBS = (
-    "plan",
-    "gangs",
-    "report",
-    "judge",
-    "baseline",
-    "diff",
-    "watch",
-    "simulate",
-    "power",
-    "criteria",
-    "scheduler",
-    "notice",
-    "revalidate",
-    "collect",
-    "rma",
-    "scaling",
-    "sign",
-    "verify",
-)
-BOTH_VERBS = ("run",)
-OUR_OWN = ("agent", "collectors", "fleet", "rackproof", "schemas")
+VERBS = {
+    # on a GPU host
+    "inspect": "agent.cli.inspect",
+    "doctor": "agent.cli.doctor",
+    "bench": "agent.cli.bench",
+    "launch": "agent.cli.launch",
+    "soak": "agent.cli.soak",
+    "wait": "agent.cli.wait",
+    "export": "agent.cli.export",
+    "stop": "agent.cli.stop",
+    "run-host": "agent.cli.run_host",
+    "emit-record": "agent.cli.emit_record",
+    "busy": "agent.cli.busy",
+    # on the control node
+    "plan": "fleet.cli.plan",
+    "gangs": "fleet.cli.gangs",
+    "report": "fleet.cli.report",
+    "judge": "fleet.cli.judge",
+    "baseline": "fleet.cli.baseline",
+    "diff": "fleet.cli.diff",
+    "watch": "fleet.cli.watch",
+    "simulate": "fleet.cli.simulate",
+    "power": "fleet.cli.power",
+    "criteria": "fleet.cli.criteria",
+    "scheduler": "fleet.cli.scheduler",
+    "notice": "fleet.cli.notice",
+    "revalidate": "fleet.cli.revalidate",
+    "collect": "fleet.cli.collect",
+    "rma": "fleet.cli.rma",
+    "scaling": "fleet.cli.scaling",
+    "sign": "fleet.cli.sign",
+    "verify": "fleet.cli.verify",
+    # on one machine that is both
+    "run": "rackproof.local_run",
+}
+"""Verb -> the module whose `add_verb` adds its parser and sets `call`.
+
+Only the module of the requested verb is imported: each side has dependencies of its own, and a playbook starts the command often.
+"""
+PACKAGES = ("agent", "collectors", "fleet", "rackproof", "schemas")
 EXTRAS = {
-    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec"),
+    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "rich"),
     "bench": ("numpy", "torch", "torchvision"),
     "parquet": ("pyarrow",),
 }
-"""Extra of the package -> what only it brings."""
-USAGE, TROUBLE, DEFECT, INTERRUPTED = 64, 2, 70, 130
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse that says in one line what is wrong with a command line, and exits as the documentation promises.
-
-    An option is written out: of an abbreviation the next version may make another option.
-    """
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(**{**settings, "allow_abbrev": False})
-
-    def error(self, message: str) -> None:  # type: ignore[override]
-        line = " ".join(message.split())
-        self.exit(USAGE, f"{self.prog}: {line}{'' if line.endswith('?)') else f': see {self.prog} --help'}\n")
-
-    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
-        """As argparse does; what is not known is an error, told before anything that is missing since it was mistyped."""
-        words = list(sys.argv[1:] if args is None else args)
-        if unknown := next(filter(self._is_unknown, self._own(words)), ""):
-            name = unknown.partition("=")[0]
-            self.error(f"unknown option {name}{documents.nearest(name, self._option_string_actions)}")
-        found, more = super().parse_known_args(words, namespace)
-        if more:
-            self.error(f"{more[0]!r} is one word too many")
-        return found, more
-
-    def _own(self, words: list[str]) -> list[str]:
-        """The words that are this parser's: before `--`; those after a verb are the verb's own."""
-        words = words[: words.index("--")] if "--" in words else words
-        verb = next((place for place, word in enumerate(words) if not word.startswith("-")), len(words))
-        return words[:verb] if self._subparsers else words
-
-    def _is_unknown(self, word: str) -> bool:
-        """Whether it is an option that the verb has not: no value such as `-`, `-1` or a text with a space."""
-        if len(word) < 2 or word[0] != "-" or " " in word or self._negative_number_matcher.match(word):
-            return False
-        known = self._option_string_actions
-        return word.partition("=")[0] not in known and (word.startswith("--") or word[:2] not in known)
+"""Extra of the package -> the imports that it alone installs."""
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Runs one verb and returns its exit code."""
+    """Run one verb and return its exit code."""
     try:
         return _main(arguments)
     except KeyboardInterrupt:
         print(
-            "rackproof: interrupted; files are written whole or not at all: the same command again is safe",
+            "rackproof: interrupted; every file is either complete or not written: run the same command again to continue",
             file=sys.stderr,
         )
         return INTERRUPTED
 
 
 def _main(arguments: list[str] | None) -> int:
-    if alone := arguments is None:
-        gc.disable()  # until all is imported: looking for garbage in it takes a twelfth of the time, and there is none
+    if is_process := arguments is None:
+        gc.disable()  # until everything is imported: collecting takes a twelfth of the start-up time and finds nothing
     arguments = sys.argv[1:] if arguments is None else arguments
-    parser = _Parser(
+    parser = Parser(
         prog="rackproof",
-        description="Accept, burn in and re-validate GPU racks.",
+        description="Acceptance-test, burn in and re-validate racks of GPU servers.",
         epilog="Exit codes: 0 accepted (report) or done, 1 rejected, 2 incomplete or not possible, 64 wrong usage, "
-        "70 a defect in Rackproof itself, 74 a report could not be written, 75 somebody else has the run or the host, "
+        "70 a defect in Rackproof itself, 74 a report could not be written, 75 the run or host is locked by another process, "
         "130 interrupted. "
         "`rackproof VERB --help` shows each verb with an example.",
     )
     parser.add_argument("--version", action="version", version=f"rackproof {VERSION}")
-    verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=_Parser)
+    verbs = parser.add_subparsers(title="verbs", metavar="VERB", parser_class=Parser)
     verb = next((word for word in arguments if not word.startswith("-")), "")
-    if verb and verb not in (*HOST_VERBS, *FLEET_VERBS, *BOTH_VERBS):
-        parser.error(f"unknown verb {verb!r}{documents.nearest(verb, (*HOST_VERBS, *FLEET_VERBS, *BOTH_VERBS))}")
-    # Each side has needs of its own (NVML here, Ansible there), so only the one that is asked for is imported.
-    for module, mine in (
-        ("agent.cli.verbs", HOST_VERBS),
-        ("fleet.cli.verbs", FLEET_VERBS),
-        ("rackproof.local_run", BOTH_VERBS),
-    ):
-        if verb in mine or not verb:
-            try:
-                importlib.import_module(module).add_verbs(verbs, verb)
-            except ImportError as error:
-                if verb:
-                    parser.exit(TROUBLE, f"rackproof {verb}: {_lacking(error)}\n")
-    if alone:
+    if verb and verb not in VERBS:
+        parser.error(f"unknown verb {verb!r}{documents.nearest(verb, VERBS)}")
+    for module in dict.fromkeys([VERBS[verb]] if verb else VERBS.values()):
+        try:
+            importlib.import_module(module).add_verb(verbs)
+        except ImportError as error:
+            if verb:
+                parser.exit(TROUBLE, f"rackproof {verb}: {_missing_package(error)}\n")
+    if is_process:
         gc.freeze()
         gc.enable()
     options = parser.parse_args(arguments)
     if "call" not in options:
         parser.print_help()
-        return USAGE
+        return UsageError.exit_code
     configure_logging()
     try:
         return int(options.call(options))
     except Exception as error:  # noqa: BLE001 - Python's own exit code for a traceback, 1, would read as `rejected`
-        return _told(error)
+        return _report_error(error)
 
 
-def _lacking(error: ImportError) -> str:
-    """What is not installed, and what brings it."""
+def _missing_package(error: ImportError) -> str:
+    """Return which package is not installed, and which extra installs it."""
     name = (error.name or "").partition(".")[0]
     if not name:
         return str(error)
@@ -150,8 +120,8 @@ def _lacking(error: ImportError) -> str:
     return f"{name} is not installed: pip install 'rackproof{extra}', in a checkout '.{extra}'"
 
 
-def _told(error: Exception) -> int:
-    """Tells what went wrong, and gives the exit code for it."""
+def _report_error(error: Exception) -> int:
+    """Print what went wrong and return the exit code."""
     if isinstance(error, RackproofError):
         print(f"rackproof: {error}{_remedy(error.__cause__)}", file=sys.stderr)
         return error.exit_code
@@ -162,25 +132,25 @@ def _told(error: Exception) -> int:
         where = f"{error.filename}: " if error.filename else ""
         print(f"rackproof: {where}{error.strerror or error}{_remedy(error)}", file=sys.stderr)
         return TROUBLE
-    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in OUR_OWN:
-        print(f"rackproof: {_lacking(error)}", file=sys.stderr)
+    if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in PACKAGES:
+        print(f"rackproof: {_missing_package(error)}", file=sys.stderr)
         return TROUBLE
     traceback.print_exception(error)
-    print("rackproof: this is a defect in Rackproof; please report it with the lines above", file=sys.stderr)
+    print("rackproof: this is a bug in Rackproof; please report it with the traceback above", file=sys.stderr)
     return DEFECT
 
 
 def _remedy(error: BaseException | None) -> str:
-    """What to do about a file that could not be read, where whoever read it could not know what it was to be."""
+    """Return the remedy for a file error that the code which opened the file could not explain."""
     if not isinstance(error, OSError) or not error.filename:
         return ""
     if isinstance(error, FileNotFoundError | NotADirectoryError):
         if Path(str(error.filename)).name == "plan.json":
-            return ": give the directory of a run, which has a plan.json, or a plan that is there"
-        return ": give the path of a file that is there"
+            return ": give the directory of a run, which has a plan.json, or an existing plan"
+        return ": give the path of an existing file"
     if isinstance(error, IsADirectoryError):
-        return ": give a file, and not a directory"
-    return ": run this as a user who may, or give another path" if isinstance(error, PermissionError) else ""
+        return ": give a file, not a directory"
+    return ": run this as a user with permission, or give another path" if isinstance(error, PermissionError) else ""
 
 
 if __name__ == "__main__":

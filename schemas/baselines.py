@@ -62,7 +62,7 @@ class Accepted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Place:
+class InstalledPart:
     """A part that tells its serial, other than a GPU: NIC, disk, the host itself."""
 
     kind: str
@@ -71,7 +71,7 @@ class Place:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Kept:
+class PartBaseline:
     """The baseline of one part: a GPU by its serial, or a host by its name. One file."""
 
     kind: str
@@ -85,7 +85,7 @@ class Kept:
     slot: str = ""
     gpus: tuple[Gpu, ...] = ()
     """Of a host: those in it."""
-    parts: tuple[Place, ...] = ()
+    parts: tuple[InstalledPart, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     schema: str = BASELINE_SCHEMA
 
@@ -94,8 +94,8 @@ class Kept:
 class HostBaseline:
     """The accepted record of a host of a run and of the GPUs found in it."""
 
-    host: Kept | None = None
-    gpus: Mapping[str, Kept] = field(default_factory=dict)
+    host: PartBaseline | None = None
+    gpus: Mapping[str, PartBaseline] = field(default_factory=dict)
     """By serial."""
     problem: str = ""
     """Why it cannot be believed."""
@@ -153,17 +153,17 @@ class Change:
         return self.kind in (REGRESSED, *PARTS)
 
     @property
-    def untold(self) -> bool:
-        """Something that was known before, and of which the new side tells nothing: it is not known to be unchanged."""
+    def is_unreported(self) -> bool:
+        """Return whether the new side does not report something that was known before, so it may have changed."""
         return self.kind in (UNCLEAR, FIGURES_GONE)
 
 
-def kept_from_json(document: Mapping[str, Any]) -> Kept:
+def part_baseline_from_json(document: Mapping[str, Any]) -> PartBaseline:
     """The baseline in a document that baseline.schema.json has passed."""
     parts: dict[str, Any] = {
         "runs": tuple(Accepted(**{**run, "waivers": tuple(run.get("waivers", ()))}) for run in document["runs"]),
         "figures": tuple(Level(**item) for item in document["figures"]),
         "gpus": tuple(Gpu(**gpu) for gpu in document.get("gpus", ())),
-        "parts": tuple(Place(**place) for place in document.get("parts", ())),
+        "parts": tuple(InstalledPart(**place) for place in document.get("parts", ())),
     }
-    return Kept(**{**document, **parts})
+    return PartBaseline(**{**document, **parts})

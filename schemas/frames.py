@@ -1,8 +1,8 @@
-"""Records in a log: how a host that no control node reaches tells its record, and how it is read again.
+"""Write records into a log, and read them back: for hosts that the control node cannot reach.
 
-A record is compressed and cut into lines, each of which says whose it is, which part of how many, and what it must come to.
-Container runtimes cut lines at 16 KiB and a pipe keeps a line of several writers whole up to 4096 bytes, so none is longer than
-that. What stands around a line (a time, a pod's name, a rank) does not matter; what is missing or changed in it is told.
+A record is compressed and split into lines. Each line names its host, its number, the count of lines and the checksum of the
+record. Container runtimes split lines at 16 KiB, and a pipe with several writers keeps lines whole up to 4096 bytes, so no line
+is longer. Text around a line (a time, a pod name, a rank) is ignored; missing or changed lines are reported.
 """
 
 from __future__ import annotations
@@ -20,35 +20,35 @@ from schemas import documents
 
 MARK = "RACKPROOF-RECORD/1 "
 LINE_BYTES = 4096
-"""PIPE_BUF of Linux: what is written in one piece."""
+"""PIPE_BUF of Linux: the largest atomic write to a pipe."""
 DATA_BYTES = 3000
 MOST_PARTS = 20_000
-"""Of one record: 60 MB of base64, far more than a record may have."""
+"""Parts of one record: 60 MB of base64, far more than a record may have."""
 TEXTS = {"run_id": 256, "host": 253, "gang": 256, "node": 253, "sha256": 64}
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """A record that was read whole from a log."""
+class FramedRecord:
+    """A record that was read completely from a log."""
 
     run_id: str
     host: str
     gang: str
     """Empty: the record of the host alone."""
     node: str
-    """Where it was measured, as the cluster names the machine; empty where nobody said it."""
+    """Name of the machine in the cluster; empty if not reported."""
     text: bytes
-    """The record, as it lay on the host."""
+    """The record, byte for byte as on the host."""
     source: str
 
     @property
     def sha256(self) -> str:
-        """Of the text."""
+        """Return the checksum of the text."""
         return hashlib.sha256(self.text).hexdigest()
 
 
 def lines(text: bytes, *, run_id: str, host: str, gang: str = "", node: str = "") -> Iterator[str]:
-    """The lines that tell this record."""
+    """Yield the lines of a record."""
     data = base64.b64encode(gzip.compress(text, mtime=0)).decode()
     parts = [data[at : at + DATA_BYTES] for at in range(0, len(data), DATA_BYTES)]
     digest = hashlib.sha256(text).hexdigest()
@@ -68,7 +68,7 @@ def lines(text: bytes, *, run_id: str, host: str, gang: str = "", node: str = ""
         yield MARK + json.dumps(frame, separators=(",", ":"))
 
 
-def read(log: Iterable[str], *, source: str) -> tuple[list[Told], list[str]]:
+def read(log: Iterable[str], *, source: str) -> tuple[list[FramedRecord], list[str]]:
     """The records that a log tells whole, in its order, and what is wrong with the others.
 
     Args:
@@ -106,7 +106,7 @@ class _Parts:
         """One more part; the same one again, as where a log was read twice, is nothing new."""
         self._found[frame["part"]] = frame["data"]
 
-    def told(self, source: str) -> Told:
+    def told(self, source: str) -> FramedRecord:
         """The record. Raises DocumentError where it is not whole, or not what it should come to."""
         first = self._first
         whose = f"{source}: the record of {first['host']}" + (f" in gang {first['gang']}" if first["gang"] else "")
@@ -121,7 +121,7 @@ class _Parts:
         if text is None or hashlib.sha256(text).hexdigest() != first["sha256"]:
             raise documents.DocumentError(f"{whose} does not come to its own checksum: it was changed on its way")
         names = {name: first[name] for name in ("run_id", "host", "gang", "node")}
-        return Told(**names, text=text, source=source)
+        return FramedRecord(**names, text=text, source=source)
 
 
 def _frame(line: str, where: str) -> dict[str, Any] | None:

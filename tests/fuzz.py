@@ -41,7 +41,7 @@ from fleet.records import baseline_store, run_lock
 from fleet.records.load import Records, load
 from fleet.report.merge import merge
 from schemas import documents, quick
-from schemas.errors import RunError
+from schemas.errors import USAGE, RunError
 from schemas.plans import Plan
 from schemas.records import Record, to_json
 from schemas.reports import FleetReport
@@ -49,7 +49,6 @@ from tests import accepted, builders
 
 PACKS = read_packs([])
 WHOLE = next(pack for pack in PACKS if pack.name == "h200-sxm")
-USAGE = 64
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 WORDS = 50
 """Of so many of a short run one is refused in words, by jsonschema; the others by the fast validator of the same schemas."""
@@ -650,7 +649,7 @@ def furnish(directory: Path) -> None:
             accepted.run_directory(Path(name), change=slow)
             done("report", name, code=int(name == POOR))
         done(*ACCEPT)
-        copied = baseline_store.freeze(Path(STORE), "gpu", ("h1", "h2"), Path(COMPARED))
+        copied = baseline_store.snapshot_baseline(Path(STORE), "gpu", ("h1", "h2"), Path(COMPARED))
         accepted.run_directory(Path(COMPARED), baseline=copied)
         done("report", COMPARED)
         Path("keys").mkdir()

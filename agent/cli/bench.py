@@ -5,11 +5,12 @@ from __future__ import annotations
 import argparse
 
 from agent.cli.common import fail, run_options
-from agent.cli.stages import BENCHMARK, run_stage, start_run
+from agent.cli.stages import run_stage, start_run
 from agent.launch import options as launch_options
 from agent.placement.rank_placement import PlacementError
 from agent.run import lease
 from schemas.errors import HeldError
+from schemas.stages import BENCHMARK
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

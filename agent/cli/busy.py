@@ -20,6 +20,7 @@ from collectors.nvml import gpu_conflicts
 from schemas.catalogue import BENCHMARKS
 from schemas.records import SKIPPED, Observation
 from schemas.skips import skipped_for
+from schemas.stages import PREFLIGHT
 
 FREE, IN_USE = 0, 1
 MAX_REASONS = 3
@@ -74,12 +75,12 @@ def record_skipped(run: HostRun, reason: str) -> None:
     measured = {observation.stage for observation in record.observations}
     if run.host.gang:
         measured |= {observation.stage for observation in run.record(run.host.gang).observations}
-    has_snapshot = any((item.stage, item.phase) == ("preflight", "before") for item in record.snapshots)
+    has_snapshot = any((item.stage, item.phase) == (PREFLIGHT, "before") for item in record.snapshots)
     devices = run.host.devices if run.host.device == "gpu" else None
     taken = []
     if not has_snapshot:
         sources = collectors.build_collectors(devices, full_snapshot=True)
-        taken = [take_snapshot(sources, stage="preflight", phase="before")]
+        taken = [take_snapshot(sources, stage=PREFLIGHT, phase="before")]
     run.append(
         snapshots=[snapshot for snapshot, _ in taken],
         gpus=[gpu for _, gpus in taken for gpu in gpus],

@@ -14,7 +14,7 @@ from agent.placement.rank_placement import LAUNCHERS, MPI, TORCHRUN, PlacementEr
 from agent.run import lease
 from agent.run.record import HostRun
 from schemas.errors import HeldError
-from schemas.probes import GANG, PROBE
+from schemas.stages import GANG, PROBE
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -28,8 +28,7 @@ from agent.run import lease
 from agent.run.record import HostRun, run_directory
 from schemas import documents
 from schemas.plans import Plan
-from schemas.probes import GANG
-from schemas.timeline import SOAK
+from schemas.stages import GANG, SOAK
 
 NO_RECORD = 2
 STATE = Path("/var/lib/rackproof")

@@ -21,7 +21,7 @@ from agent.soak.soak_run import SoakRun, format_progress
 from schemas.errors import HeldError
 from schemas.plans import Stage
 from schemas.records import Record, to_json
-from schemas.timeline import SOAK
+from schemas.stages import SOAK
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

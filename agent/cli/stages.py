@@ -18,11 +18,9 @@ from agent.placement.rank_placement import RankPlacement
 from agent.run import background, lease
 from agent.run.record import HostRun
 from schemas.errors import HeldError
-from schemas.probes import GANG, PROBE, probe
+from schemas.probes import probe
 from schemas.records import Record
-from schemas.studies import CELL
-
-BENCHMARK = "benchmark"
+from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT, PROBE
 
 
 def start_run(options: argparse.Namespace, placement: RankPlacement | None = None) -> HostRun:
@@ -37,7 +35,7 @@ def start_run(options: argparse.Namespace, placement: RankPlacement | None = Non
     launch_options.check_options(options)
     if given.text:
         run = stages.start_run(options.run_dir, host, given.text)
-        stages.record_snapshot(run, "preflight", once=True)
+        stages.record_snapshot(run, PREFLIGHT, once=True)
         return run
     return HostRun(options.run_dir, host)
 

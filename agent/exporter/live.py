@@ -24,7 +24,8 @@ from agent.run.record import HostRun
 from schemas import VERSION, documents
 from schemas.catalogue import BENCHMARKS
 from schemas.records import Launch, Observation, Record, to_json
-from schemas.timeline import SOAK, Soak
+from schemas.stages import SOAK
+from schemas.timeline import Soak
 
 FILE, RUNS = "live.json", "runs"
 SCHEMA = "rackproof.live/1"

@@ -25,9 +25,8 @@ from agent.sampling.snapshot import take_snapshot, utc_now
 from collectors.base import Absent, Collector
 from collectors.nvml import gpu_conflicts, gpu_indices
 from schemas import documents
-from schemas.probes import GANG, PROBE
 from schemas.records import Launch, Record
-from schemas.studies import CELL
+from schemas.stages import CELL, GANG, PROBE
 
 log = logging.getLogger(__name__)
 

@@ -32,10 +32,8 @@ from agent.sampling.snapshot_sampler import SnapshotSampler
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Collector
 from schemas.plans import PlannedHost
-from schemas.probes import PROBE
 from schemas.records import Culprit, Gpu, Launch
-from schemas.studies import CELL
-from schemas.timeline import SOAK
+from schemas.stages import CELL, PROBE, SOAK
 
 CULPRIT_GRACE_S = 1.0
 """Between SIGTERM and SIGKILL if a culprit is known: torchrun may wait for a lost host and never handle the SIGTERM."""

@@ -23,8 +23,7 @@ from agent.run.work_directory import write_request
 from schemas.catalogue import BENCHMARKS, settings
 from schemas.errors import RackproofError
 from schemas.plans import Plan, PlannedHost
-from schemas.probes import GANG
-from schemas.studies import CELL
+from schemas.stages import CELL, GANG
 
 LOOPBACK = "lo", "127.0.0.1"
 """Interface and address on which the ranks of a single host connect."""

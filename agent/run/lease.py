@@ -25,7 +25,7 @@ from schemas.plans import Plan
 LEASE, RUNS = "lease.json", "runs"
 MODE = 0o600
 """The lease contains the nonce of the run."""
-HELD = 75
+HELD = HeldError.exit_code
 """Exit code if another run has the host."""
 IDLE_S = 900.0
 """How long a lease outlasts the run's longest stage: other hosts may be slower than this one."""

@@ -13,9 +13,10 @@ from typing import Concatenate, ParamSpec
 
 from agent.sampling.snapshot import utc_now
 from schemas import VERSION, documents
+from schemas.decode import record_from_json
 from schemas.locks import exclusive
 from schemas.plans import Plan, PlannedHost, plan_from_json
-from schemas.records import Gpu, Launch, Observation, Record, Snapshot, record_from_json, to_json
+from schemas.records import Gpu, Launch, Observation, Record, Snapshot, to_json
 from schemas.run_directory import RunDirectory, own_record
 
 PLAN_BYTES = 64_000_000

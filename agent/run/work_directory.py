@@ -18,7 +18,8 @@ from agent.gang.flight_recorder import FILE_PREFIX
 from agent.gang.rank_state import RankState
 from schemas import documents
 from schemas.catalogue import BENCHMARKS
-from schemas.records import Observation, Rank, observation_from_json
+from schemas.decode import observation_from_json
+from schemas.records import Observation, Rank
 
 LAUNCHER_LOG = "launcher.log"
 TAIL_BYTES = 4000

@@ -21,7 +21,7 @@ from agent.soak.stop_on import read_known_packs, stopping_finding
 from collectors.base import Collector
 from collectors.nvml import FastReader
 from schemas.records import Record
-from schemas.timeline import SOAK
+from schemas.stages import SOAK
 
 CHECKPOINT_S = 30.0
 COUNTERS_S = 10.0

@@ -19,7 +19,8 @@ from agent.sampling.timeline import Recorder
 from agent.soak.aggregate import aggregate_rounds, select_launches, select_snapshots
 from schemas import documents
 from schemas.records import ERROR, MEASURED, Launch, Observation, Record, Snapshot, to_json
-from schemas.timeline import SOAK, Soak, soak_from_json
+from schemas.stages import SOAK
+from schemas.timeline import Soak, soak_from_json
 
 CHECKPOINT, CHECKPOINT_BYTES = "soak.json", 32_000_000
 ROUND_FILE = "soak.round"

@@ -12,7 +12,7 @@ from fleet.judge.judge import judge
 from schemas.errors import UsageError
 from schemas.records import Record
 from schemas.reports import FAIL, Verdict
-from schemas.timeline import SOAK
+from schemas.stages import SOAK
 
 FATAL = frozenset({"rma", "inspect_hardware", "reset_gpu", "reboot"})
 """Actions that take a host out of service."""

@@ -1,194 +1,190 @@
-"""`rackproof baseline`: arguments to calls."""
+"""`rackproof baseline`: keep what hosts and GPUs measured when they were accepted."""
 
 from __future__ import annotations
 
 import argparse
 import getpass
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
-from fleet.baseline.accept import By, accept
+from fleet.baseline.accept import Acceptance, accept
 from fleet.planning.test_selection import skipped_tests
 from fleet.quantities import quantity
 from fleet.records import baseline_store, run_lock
 from fleet.records.load import Run
-from fleet.report.format import clean
+from fleet.report.formatting import clean
+from fleet.report.of_run import judge_run
 from schemas import documents
-from schemas.baselines import GPU, REAL, REHEARSAL, SIMULATED, Kept
+from schemas.baselines import GPU, REAL, REHEARSAL, SIMULATED, PartBaseline
 from schemas.errors import HeldError, RunError, UsageError
 from schemas.records import to_json
-from schemas.reports import FleetReport
 
 _NAMED = 6
 
-Parser = argparse.ArgumentParser
-Verbs = argparse._SubParsersAction
-Merged = Callable[[Path, Sequence[str], Sequence[str]], tuple[Run, FleetReport]]
 
-
-def add_baseline(verbs: Verbs[Parser]) -> Parser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add baseline to the command."""
     parser = verbs.add_parser(
         "baseline",
-        help="what hosts and GPUs showed when they were accepted: take an accepted run into it, show it, list it",
+        help="keep what hosts and GPUs measured when they were accepted: add an accepted run, show, list",
         epilog="examples: rackproof baseline accept runs/20261121T040000Z --why 'hand-over of rack 12'; "
         "rackproof baseline list; rackproof baseline show r12-h03; rackproof baseline show 1652826070058 --json",
     )
-    parser.add_argument("what", choices=["accept", "show", "list"], help="what to do")
     parser.add_argument(
-        "names", nargs="*", metavar="NAME", help="accept: directories of runs; show: a host or a serial"
+        "what", choices=["accept", "show", "list"], help="add an accepted run, show one part, or list all"
     )
+    parser.add_argument("names", nargs="*", metavar="NAME", help="accept: run directories; show: a host or a serial")
     parser.add_argument(
         "--baseline",
         type=Path,
         default=baseline_store.DEFAULT,
         help="directory of the baselines (default: %(default)s)",
     )
-    parser.add_argument("--by", help="accept: who accepts (default: the account)")
-    parser.add_argument("--why", default="", help="accept: what for")
-    parser.add_argument("--replace", action="store_true", help="accept: begin anew, without the runs accepted before")
-    parser.add_argument("--criteria", action="append", default=[], help="accept: as the run was reported with")
-    parser.add_argument("--waivers", action="append", default=[], help="accept: as the run was reported with")
+    parser.add_argument("--by", help="accept: who accepts the run (default: the user name)")
+    parser.add_argument("--why", default="", help="accept: reason, such as the hand-over of a rack")
+    parser.add_argument(
+        "--replace", action="store_true", help="accept: restart the baseline without the runs accepted before"
+    )
+    parser.add_argument("--criteria", action="append", default=[], help="accept: as given to rackproof report")
+    parser.add_argument("--waivers", action="append", default=[], help="accept: as given to rackproof report")
     parser.add_argument(
         "--kind",
         choices=[REAL, REHEARSAL, SIMULATED],
         default=REAL,
-        help="show, list: of which runs (default: %(default)s)",
+        help="show, list: kind of runs (default: %(default)s)",
     )
-    parser.add_argument("--json", action="store_true", help="print it as JSON")
-    return parser
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.set_defaults(call=call)
 
 
-def baseline(options: argparse.Namespace, merged: Merged) -> int:
+def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if options.what == "accept":
-        return _accept(options, merged)
+        return _accept(options)
     return _show(options) if options.what == "show" else _list(options)
 
 
-def _accept(options: argparse.Namespace, merged: Merged) -> int:
+def _accept(options: argparse.Namespace) -> int:
     if not options.names:
-        raise UsageError("baseline accept: name the directory of an accepted run")
+        raise UsageError("baseline accept: give the directory of an accepted run")
     now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    by = By(
+    by = Acceptance(
         who=" ".join((options.by or getpass.getuser()).split())[:200], at=now, why=" ".join(options.why.split())[:1000]
     )
-    taken: list[Kept] = []
+    baselines: list[PartBaseline] = []
     for name in options.names:
-        if by_now := run_lock.active_holder(Path(name)):
+        if owner := run_lock.active_holder(Path(name)):
             raise HeldError(
-                f"{name}: run locked by {by_now.who()} since {by_now.since}: accept it after its report is written"
+                f"{name}: run locked by {owner.who()} since {owner.since}: accept it after its report is written"
             )
     for number, name in enumerate(options.names):
-        run, report = merged(Path(name), options.criteria, options.waivers)
-        _refuse_part(run)
-        taken = accept(run, report, options.baseline, by, anew=options.replace and not number)
+        run, report = judge_run(Path(name), options.criteria, options.waivers)
+        _refuse_reduced_profile(run)
+        baselines = accept(run, report, options.baseline, by, replace_runs=options.replace and not number)
         if not options.json:
-            print(_taken(run, taken, options.baseline))
+            print(_accepted(run, baselines, options.baseline))
     if options.json:
-        print(json.dumps([_short(one) for one in taken], indent=1))
+        print(json.dumps([_short(baseline) for baseline in baselines], indent=1))
     return 0
 
 
-def _refuse_part(run: Run) -> None:
-    """Raise RunError if benchmarks were left out for want of time: what was not measured would seem never to have been."""
+def _refuse_reduced_profile(run: Run) -> None:
+    """Raise RunError if a time budget skipped tests: the baseline would lack their figures."""
     if names := skipped_tests(run.plan):
         more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
         raise RunError(
-            f"run {run.plan.run_id} left out {', '.join(names[:_NAMED])}{more} of {run.plan.profile} (rackproof_budget_s): "
+            f"run {run.plan.run_id} skipped {', '.join(names[:_NAMED])}{more} of {run.plan.profile} (rackproof_budget_s): "
             "only a run of the whole profile can be a baseline; run it without the budget"
         )
 
 
-def _taken(run: Run, taken: Sequence[Kept], directory: Path) -> str:
-    gpus = sum(one.part == GPU for one in taken)
-    kind = taken[0].kind if taken else REAL
-    mark = "" if kind == REAL else f" ({kind.upper()}: compared with nothing but such runs)"
-    waived = sorted({text for one in taken for text in one.runs[-1].waivers})
-    lost = sum(level.left_out for one in taken for level in one.figures)
-    told = [
-        f"run {run.plan.run_id}: {len(taken) - gpus} hosts and {gpus} GPUs in {baseline_store.room(directory, kind)}{mark}"
-    ]
-    told += [f"accepted with a waiver: {clean(text)}" for text in waived]
-    told += [f"{lost} measurements lie too far from those of other runs, and were left out"] if lost else []
-    return "\n".join(told)
+def _accepted(run: Run, baselines: Sequence[PartBaseline], directory: Path) -> str:
+    gpus = sum(baseline.part == GPU for baseline in baselines)
+    kind = baselines[0].kind if baselines else REAL
+    mark = "" if kind == REAL else f" ({kind.upper()}: compared only with such runs)"
+    waived = sorted({text for baseline in baselines for text in baseline.runs[-1].waivers})
+    outliers = sum(level.left_out for baseline in baselines for level in baseline.figures)
+    path = baseline_store.kind_directory(directory, kind)
+    lines = [f"run {run.plan.run_id}: {len(baselines) - gpus} hosts and {gpus} GPUs in {path}{mark}"]
+    lines += [f"accepted with a waiver: {clean(text)}" for text in waived]
+    lines += [f"{outliers} measurements are outliers among the runs of their part and were ignored"] if outliers else []
+    return "\n".join(lines)
 
 
-def _short(kept: Kept) -> dict[str, object]:
+def _short(baseline: PartBaseline) -> dict[str, object]:
     return {
-        "kind": kept.kind,
-        "part": kept.part,
-        "id": kept.id,
-        "host": kept.host,
-        "slot": kept.slot,
-        "runs": [run.run_id for run in kept.runs],
-        "figures": len(kept.figures),
+        "kind": baseline.kind,
+        "part": baseline.part,
+        "id": baseline.id,
+        "host": baseline.host,
+        "slot": baseline.slot,
+        "runs": [run.run_id for run in baseline.runs],
+        "figures": len(baseline.figures),
     }
 
 
 def _list(options: argparse.Namespace) -> int:
-    found = list(baseline_store.everything(options.baseline, options.kind))
+    baselines = list(baseline_store.all_baselines(options.baseline, options.kind))
     if options.json:
-        print(json.dumps([_short(one) for one in found], indent=1))
+        print(json.dumps([_short(baseline) for baseline in baselines], indent=1))
         return 0
-    if not found:
+    if not baselines:
         print(f"no baseline of kind {options.kind} in {options.baseline}")
-    for one in found:
-        last = one.runs[-1]
-        place = f"{one.host} {one.slot}".strip()
+    for item in baselines:
+        last = item.runs[-1]
         print(
-            f"{one.part:5}{clean(one.id):28} {place:24} {len(one.figures):4} figures, {_runs(len(one.runs))}, "
-            f"last {last.run_id} ({last.status}) at {last.at} by {clean(last.by)}"
+            f"{item.part:5}{clean(item.id):28} {f'{item.host} {item.slot}'.strip():24} {len(item.figures):4} figures, "
+            f"{_runs(len(item.runs))}, last {last.run_id} ({last.status}) at {last.at} by {clean(last.by)}"
         )
     return 0
 
 
 def _show(options: argparse.Namespace) -> int:
     if len(options.names) != 1:
-        raise UsageError("baseline show: name one host, or one serial (rackproof baseline list has them)")
+        raise UsageError("baseline show: give one host, or one serial (see rackproof baseline list)")
     name = options.names[0]
-    everything = list(baseline_store.everything(options.baseline, options.kind))
-    found = [one for one in everything if one.id == name]
-    if not found:
-        near = documents.nearest(name, (one.id for one in everything))
-        raise UsageError(
-            f"no baseline of {name}{near} of kind {options.kind} in {options.baseline}: {_elsewhere(options)}"
-        )
+    baselines = list(baseline_store.all_baselines(options.baseline, options.kind))
+    matching = [item for item in baselines if item.id == name]
+    if not matching:
+        near = documents.nearest(name, (item.id for item in baselines))
+        raise UsageError(f"no baseline of {name}{near} of kind {options.kind} in {options.baseline}: {_hint(options)}")
     if options.json:
-        print(json.dumps([to_json(one) for one in found], indent=1))
+        print(json.dumps([to_json(item) for item in matching], indent=1))
         return 0
-    for one in found:
-        print("\n".join(_told(one)))
+    for item in matching:
+        print("\n".join(_lines(item)))
     return 0
 
 
-def _elsewhere(options: argparse.Namespace) -> str:
-    """Where the name may be found: in a baseline of another kind, or in the list."""
+def _hint(options: argparse.Namespace) -> str:
+    """Name another kind that has the baseline, or the command that lists what there is."""
     name = options.names[0]
     for kind in (REAL, REHEARSAL, SIMULATED):
-        if kind != options.kind and any(one.id == name for one in baseline_store.everything(options.baseline, kind)):
-            return f"it has one of kind {kind}: give --kind {kind}"
-    return f"rackproof baseline list --baseline {options.baseline} --kind {options.kind} has them"
+        if kind != options.kind and any(
+            item.id == name for item in baseline_store.all_baselines(options.baseline, kind)
+        ):
+            return f"there is one of kind {kind}: give --kind {kind}"
+    return f"see rackproof baseline list --baseline {options.baseline} --kind {options.kind}"
 
 
-def _told(kept: Kept) -> list[str]:
-    lines_ = [f"{kept.part} {clean(kept.id)}, last accepted in {kept.host} {kept.slot}".rstrip()]
-    for run in kept.runs:
+def _lines(baseline: PartBaseline) -> list[str]:
+    lines = [f"{baseline.part} {clean(baseline.id)}, last accepted in {baseline.host} {baseline.slot}".rstrip()]
+    for run in baseline.runs:
         why = f": {clean(run.why)}" if run.why else ""
-        lines_.append(f"  run {run.run_id} ({run.status}) at {run.at} by {clean(run.by)}{why}")
-        lines_ += [f"    {clean(text)}" for text in run.waivers]
-    for level in kept.figures:
+        lines.append(f"  run {run.run_id} ({run.status}) at {run.at} by {clean(run.by)}{why}")
+        lines += [f"    {clean(text)}" for text in run.waivers]
+    for level in baseline.figures:
         params = ",".join(f"{key}={value}" for key, value in level.params.items())
-        place = f" {clean(level.within)}" if level.within else ""
-        sigma = f"{level.sigma * 100:.2g} % (sigma) from run to run" if level.sigma is not None else "noise not known"
-        out = f", {level.left_out} left out" if level.left_out else ""
-        runs = _runs(len(level.values))
-        lines_.append(
-            f"  {level.name}[{clean(params)}]{place} {level.stage}: {quantity(level.value, level.unit, 5)}, {runs}, {sigma}{out}"
+        within = f" {clean(level.within)}" if level.within else ""
+        sigma = f"{level.sigma * 100:.2g} % (sigma) from run to run" if level.sigma is not None else "noise unknown"
+        outliers = f", {level.left_out} outliers ignored" if level.left_out else ""
+        lines.append(
+            f"  {level.name}[{clean(params)}]{within} {level.stage}: {quantity(level.value, level.unit, 5)}, "
+            f"{_runs(len(level.values))}, {sigma}{outliers}"
         )
-    return lines_
+    return lines
 
 
 def _runs(count: int) -> str:

@@ -1,4 +1,4 @@
-"""`rackproof criteria`: arguments to calls."""
+"""`rackproof criteria`: check criteria packs, list them, or print them as alert rules."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from fleet.judge.criteria import read_pack, shipped_packs
 from fleet.report.checks import checks
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add criteria to the command."""
     criteria = verbs.add_parser(
         "criteria",
-        help="check criteria packs (exits 0 clean, 1 with findings), list what they ask, or print them as alerts",
+        help="check criteria packs (exits 0 clean, 1 with findings), list them, or print them as alert rules",
         epilog="examples: rackproof criteria lint my-pack.yml; rackproof criteria list h200-sxm; "
         "rackproof criteria alerts my-pack.yml > /etc/prometheus/rackproof.rules.yml",
     )
@@ -26,12 +26,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     criteria.add_argument(
         "packs",
         nargs="*",
-        help="lint: .yml files to check beside the shipped packs; list: names or .yml files; alerts: the same, as well",
+        help="lint: .yml files to check in addition to the shipped packs; list, alerts: names or .yml files",
     )
-    criteria.add_argument(
-        "--runbook", default=RUNBOOK, help="alerts: where docs/alerts.md can be read (default: %(default)s)"
-    )
-    return criteria
+    criteria.add_argument("--runbook", default=RUNBOOK, help="alerts: URL of docs/alerts.md (default: %(default)s)")
+    criteria.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
@@ -48,5 +46,5 @@ def call(options: argparse.Namespace) -> int:
         print(finding)
     checked = len({(item.origin, item.id) for pack in packs for item in pack.criteria})
     if not findings:
-        print(f"{len(packs)} packs with {checked} criteria: nothing found")
+        print(f"{len(packs)} packs with {checked} criteria: no findings")
     return 1 if findings else 0

@@ -16,7 +16,7 @@ from schemas.errors import UsageError
 from schemas.run_directory import RunDirectory
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add gangs to the command."""
     gangs = verbs.add_parser(
         "gangs",
@@ -41,7 +41,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
         action="store_true",
         help="print launches, the launch of each host, excluded hosts with reasons, and awaited hosts as JSON",
     )
-    return gangs
+    gangs.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:

@@ -1,4 +1,4 @@
-"""`rackproof judge`: arguments to calls."""
+"""`rackproof judge`: judge an earlier run again, under other criteria."""
 
 from __future__ import annotations
 
@@ -7,44 +7,36 @@ import contextlib
 import io
 import json
 import sys
-from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from fleet.baseline.accept import REPORT_BYTES
-from fleet.records.load import Run, refuse_no_run
-from fleet.report.format import clean
-from fleet.report.rejudge import compared as without_left_out
-from fleet.report.rejudge import lines, rejudged
+from fleet.cli import report as report_verb
+from fleet.records.load import refuse_no_run
+from fleet.report.formatting import clean
+from fleet.report.of_run import EXIT_CODES, judge_report
+from fleet.report.rejudge import changed_verdicts, lines, without_left_out
 from schemas import documents
 from schemas.errors import RunError
-from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
 from schemas.run_directory import RunDirectory
 
-EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 
-Parser = argparse.ArgumentParser
-Verbs = argparse._SubParsersAction
-Merged = Callable[[Path, Sequence[str], Sequence[str]], tuple[Run, FleetReport]]
-
-
-def add_judge(verbs: Verbs[Parser]) -> Parser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add judge to the command."""
     parser = verbs.add_parser(
         "judge",
-        help="judge an old run again, under other criteria, and print what that changes; exits as report does",
+        help="judge an earlier run again, under other criteria, and print what changes; exits as report does",
         epilog="example: rackproof judge runs/20261121T040000Z --criteria tighter.yml",
     )
     parser.add_argument("run_dir", type=Path, help="directory of a run that has a report.json")
-    parser.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
-    parser.add_argument("--waivers", action="append", default=[], help="a file of waivers, beside those of the plan")
-    parser.add_argument("--write", action="store_true", help="write the report anew; without it nothing is written")
-    parser.add_argument("--json", action="store_true", help="print what changes as JSON")
-    parser.set_defaults(parquet=False, all_observations=False)
-    return parser
+    parser.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
+    parser.add_argument("--waivers", action="append", default=[], help="a waiver file in addition to those of the plan")
+    parser.add_argument("--write", action="store_true", help="write the new report; by default nothing is written")
+    parser.add_argument("--json", action="store_true", help="print the changes as JSON")
+    parser.set_defaults(call=call, parquet=False, all_observations=False)
 
 
-def judge(options: argparse.Namespace, merged: Merged, report: Callable[[argparse.Namespace], int]) -> int:
-    """Runs the verb; `report` writes the report, where that is asked for."""
+def call(options: argparse.Namespace) -> int:
+    """Run the verb."""
     refuse_no_run(options.run_dir)
     path = RunDirectory(options.run_dir).report
     if not path.exists():
@@ -55,23 +47,23 @@ def judge(options: argparse.Namespace, merged: Merged, report: Callable[[argpars
         old = documents.read(path, "report", max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
         raise RunError(f"{error}: run `rackproof report {options.run_dir}`") from None
-    _, now = merged(options.run_dir, options.criteria, options.waivers)
-    found = without_left_out(rejudged(old, now), old)
+    new = judge_report(options.run_dir, options.criteria, options.waivers)
+    changes = without_left_out(changed_verdicts(old, new), old)
     if options.json:
         document = {
-            "run_id": now.run_id,
+            "run_id": new.run_id,
             "was": {"decision": old["decision"], "status": old["acceptance"]["status"], "rackproof": old["rackproof"]},
-            "decision": now.decision,
-            "status": now.acceptance.status,
-            "rackproof": now.rackproof,
-            "changes": [{"kind": item.kind, "old": item.old, "new": item.new} for item in found],
+            "decision": new.decision,
+            "status": new.acceptance.status,
+            "rackproof": new.rackproof,
+            "changes": [{"kind": change.kind, "old": change.old, "new": change.new} for change in changes],
             "left_out": old.get("left_out", 0),
         }
         print(json.dumps(document, indent=1))
     else:
-        for line in lines(old, now, found):
+        for line in lines(old, new, changes):
             print(clean(line, 600))
     if not options.write:
-        return EXIT[now.decision]
+        return EXIT_CODES[new.decision]
     with contextlib.redirect_stdout(io.StringIO() if options.json else sys.stdout):
-        return report(options)
+        return report_verb.call(options)

@@ -1,4 +1,4 @@
-"""`rackproof power`: arguments to calls."""
+"""`rackproof power`: what a limit can detect, and how often it fails a healthy part."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from fleet.report.power import render_power
 from schemas.errors import UsageError
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add power to the command."""
     verb = verbs.add_parser(
         "power",
-        help="from several runs of the same hosts: what each floor finds, and how often it fails a healthy part",
+        help="estimate from several runs what each limit detects, and how often it fails a healthy part",
         epilog="example: rackproof power runs/a runs/b runs/c",
     )
     verb.add_argument("run_dirs", type=Path, nargs="+", metavar="run_dir", help="directory of a run; three or more")
-    verb.add_argument("--criteria", action="append", default=[], help="one more pack: a name or a .yml file")
-    verb.add_argument("--json", action="store_true", help="print all of it as JSON")
-    return verb
+    verb.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
+    verb.add_argument("--json", action="store_true", help="print JSON")
+    verb.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if len(options.run_dirs) < LEAST_RUNS:
         raise UsageError(
-            f"{len(options.run_dirs)} of at least {LEAST_RUNS} run directories: noise cannot be told from fewer runs"
+            f"{len(options.run_dirs)} run directories: give at least {LEAST_RUNS}; noise cannot be estimated from fewer runs"
         )
     runs = [load(directory) for directory in options.run_dirs]
     packs = checked_packs([*runs[0].plan.criteria, *options.criteria])
-    found = power([(run.plan, run.evidence) for run in runs], packs)
+    estimate = power([(run.plan, run.evidence) for run in runs], packs)
     simulated = any(run.plan.simulated for run in runs)
-    document = {**dataclasses.asdict(found), "simulated": simulated}
-    head = "SIMULATED: figures of rackproof simulate, not of hardware\n" if simulated else ""
-    print(json.dumps(document, indent=1) if options.json else f"{head}{render_power(found)}")
+    document = {**dataclasses.asdict(estimate), "simulated": simulated}
+    head = "SIMULATED: figures come from rackproof simulate, not from hardware\n" if simulated else ""
+    print(json.dumps(document, indent=1) if options.json else f"{head}{render_power(estimate)}")
     return 0

@@ -11,22 +11,22 @@ from typing import Any
 
 from fleet.records import run_lock
 from fleet.records.load import load
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 from fleet.scaling.outcome import Outcome, outcome
 from fleet.scaling.page import render_html, render_lines, render_markdown, sentence
 from fleet.scaling.published import RUNS
 from schemas import documents
-from schemas.errors import UsageError, writing
+from schemas.errors import TROUBLE, UsageError, writing
 from schemas.plans import Plan
 from schemas.records import to_json
 from schemas.studies import Study
 
 SCHEMA = "rackproof.scaling/1"
-MEASURED, TROUBLE = 0, 2
+MEASURED = 0
 MOST_PRICE = 1e12
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add scaling to the command."""
     scaling = verbs.add_parser(
         "scaling",
@@ -44,7 +44,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     )
     scaling.add_argument("--currency", help="of the price, such as USD (default: the study's)")
     scaling.add_argument("--json", action="store_true", help="print scaling.json")
-    return scaling
+    scaling.set_defaults(call=call)
 
 
 def call(options: argparse.Namespace) -> int:

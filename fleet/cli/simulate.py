@@ -17,7 +17,7 @@ from fleet.simulate.records import ALL, JUDGED
 from schemas.errors import UsageError
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """Add simulate to the command."""
     verb = verbs.add_parser(
         "simulate",
@@ -46,7 +46,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argp
     verb.add_argument("--jobs", type=_count, default=1, help="processes that write (default: %(default)s)")
     verb.add_argument("--list-faults", action="store_true", help="show the kinds of faults")
     verb.add_argument("--json", action="store_true", help="print what was made, and where the faults are, as JSON")
-    return verb
+    verb.set_defaults(call=call)
 
 
 def _count(text: str) -> int:
@@ -55,7 +55,7 @@ def _count(text: str) -> int:
     return int(text)
 
 
-def simulate(options: argparse.Namespace) -> int:
+def call(options: argparse.Namespace) -> int:
     """Carries out the verb. Raises UsageError."""
     if options.list_faults:
         kinds = [{"kind": fault.kind, "of": "gpu" if fault.of_gpu else "host", "about": fault.about}

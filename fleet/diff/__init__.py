@@ -1,6 +1,6 @@
-"""What is not as it was: parts, versions, and figures beyond their noise. A pure function of two sights of the same hosts.
+"""Find what changed between two states of the same hosts: parts, versions, and figures beyond their noise. Pure.
 
-A figure counts as regressed or improved where a criterion with `vs_baseline` speaks of it: the share that it allows, or the
-figure's own noise from run to run where that is larger, is what is taken for noise, and each change states it. Other figures are
-told where they moved far, without a judgement.
+A figure counts as regressed or improved if a criterion with `vs_baseline` matches it. Noise is the share that the criterion
+allows, or the figure's own spread from run to run if that is larger; each change states it. Other figures are listed, without a
+judgement, if they changed a lot.
 """

@@ -1,4 +1,4 @@
-"""A run against its baseline: what is not as it was when its hosts were accepted."""
+"""Compare a run with its baseline: what changed since its hosts were accepted."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from fleet.diff.comparison import Comparison
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.pack_selection import packs_for
-from fleet.records.host_state import accepted, sight
+from fleet.records.host_state import accepted_state, host_state
 from schemas.baselines import FIGURES_GONE, PARTS, REGRESSED, UNCLEAR, Change
 from schemas.plans import Plan, PlannedHost
 from schemas.reports import LineKind, SummaryLine
@@ -19,56 +19,61 @@ MOST_LINES = 12
 
 
 @dataclass(frozen=True, kw_only=True)
-class Since:
-    """What came of a comparison with the accepted records, and of how much of the run."""
+class BaselineDiff:
+    """The result of a comparison with the accepted records."""
 
     changes: tuple[Change, ...] = ()
     compared: int = 0
+    """Figures that were compared."""
     figures: int = 0
-    """Those of the run, compared or not."""
+    """Figures of the run, compared or not."""
 
 
-def since_accepted(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> Since:
-    """What is not as it was when the hosts of a run were accepted; nothing where its plan names no baseline."""
+def diff_against_baseline(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> BaselineDiff:
+    """Return what changed since the hosts of a run were accepted; empty if the plan names no baseline."""
     if plan.baseline is None:
-        return Since()
-    found = Comparison()
+        return BaselineDiff()
+    comparison = Comparison()
     for host in plan.hosts:
-        take(found, plan, host, evidence.get(host.name, Evidence()), packs)
-    return Since(changes=found.changes(), compared=found.compared, figures=found.figures)
+        add_host(comparison, plan, host, evidence.get(host.name, Evidence()), packs)
+    return BaselineDiff(changes=comparison.changes(), compared=comparison.compared, figures=comparison.figures)
 
 
-def take(found: Comparison, plan: Plan, host: PlannedHost, left: Evidence, packs: Sequence[Pack]) -> None:
-    """Adds a host of a run that is compared with its accepted record, which its evidence has."""
-    found.add(host.name, accepted(left.baseline), sight(left), criteria_of(plan, host, left, packs))
+def add_host(comparison: Comparison, plan: Plan, host: PlannedHost, evidence: Evidence, packs: Sequence[Pack]) -> None:
+    """Compare a host of a run with its accepted record, which its evidence holds."""
+    criteria = criteria_of(plan, host, evidence, packs)
+    comparison.add(host.name, accepted_state(evidence.baseline), host_state(evidence), criteria)
 
 
 def criteria_of(plan: Plan, host: PlannedHost, left: Evidence, packs: Sequence[Pack]) -> list[Criterion]:
-    """The criteria by which a host is held against a baseline, as the judge chooses them."""
+    """Return the criteria that compare a host with its baseline, as the judge selects them."""
     applied = packs_for(plan, host, left.gpus(), packs)[0]
     chosen = {item.id: item for pack in applied for item in pack.criteria}
     return [item for item in chosen.values() if item.baseline is not None]
 
 
-def summary(plan: Plan, since: Since) -> Iterator[SummaryLine]:
-    """What of the changes stands on top of the report: how much, and each regression and part that differs."""
+def summary(plan: Plan, since: BaselineDiff) -> Iterator[SummaryLine]:
+    """Yield the summary lines of a report: how much was compared, then each regression and each part that differs."""
     if plan.baseline is None:
         return
     kinds = Counter(change.kind for change in since.changes)
-    gone = sum(int(change.old or 0) for change in since.changes if change.kind == FIGURES_GONE)
+    missing = sum(int(change.old or 0) for change in since.changes if change.kind == FIGURES_GONE)
     parts = sum(kinds[kind] for kind in PARTS)
-    told = [
+    counts = [
+        f"{since.compared} of {since.figures} figures compared",
         f"{kinds[REGRESSED]} regressed" if kinds[REGRESSED] else "",
         f"{_count(parts, 'part')} differ" if parts else "",
+        ""
+        if kinds[REGRESSED] or parts
+        else "nothing regressed, same parts"
+        if since.compared
+        else "no earlier figures",
+        f"{kinds[UNCLEAR]} unclear" if kinds[UNCLEAR] else "",
+        f"{_count(missing, 'accepted figure')} not measured" if missing else "",
     ]
-    same = "nothing regressed, the parts are the same" if since.compared else "nothing can be told of how they were"
-    found = ", ".join(text for text in told if text) or same
-    found = f"{since.compared} of {since.figures} figures compared, {found}"
-    unclear = f", {kinds[UNCLEAR]} cannot be told" if kinds[UNCLEAR] else ""
-    lost = f", {_count(gone, 'accepted figure')} not measured" if gone else ""
     values = {"compared": since.compared, "figures": since.figures, "regressed": kinds[REGRESSED], "parts": parts}
     title = f"Against the accepted records (baseline {plan.baseline.digest[:12]})"
-    yield SummaryLine(kind=LineKind.BASELINE, title=title, text=f"{found}{unclear}{lost}", values=values)
+    yield SummaryLine(kind=LineKind.BASELINE, title=title, text=", ".join(filter(None, counts)), values=values)
     shown = [change for change in since.changes if change.counts]
     for change in shown[:MOST_LINES]:
         yield SummaryLine(

@@ -1,4 +1,4 @@
-"""What several hosts tell of one thing, told once: of a gang, or of the one host that is slow with all others."""
+"""Fold changes that several hosts report into one: of a gang, or of the one host that is slow with all others."""
 
 from __future__ import annotations
 
@@ -14,8 +14,8 @@ from schemas.scopes import Scope
 _NAMED = 6
 
 
-def folded(changes: Sequence[Change]) -> Iterator[Change]:
-    """What a gang did together is told once, and what is slow with one host alone is told of that host."""
+def fold_changes(changes: Sequence[Change]) -> Iterator[Change]:
+    """Yield one change per gang figure, and one per host that is slow with all its partners."""
     culprits: dict[str, str] = {}
     pairs: dict[str, list[Change]] = defaultdict(list)
     gangs: dict[tuple[Value, ...], list[Change]] = defaultdict(list)
@@ -27,17 +27,17 @@ def folded(changes: Sequence[Change]) -> Iterator[Change]:
             gangs[(change.scope, change.what, change.stage, *params)].append(change)
         else:
             yield change
-    for found in pairs.values():
-        host = _common(found)
+    for group in pairs.values():
+        host = _common_host(group)
         if host:
             culprits[host] = host
-            yield _slow_with_all(host, found)
+            yield _slow_with_all(host, group)
         else:
-            yield from found
-    for found in gangs.values():
-        worst = min(found, key=lambda item: item.share or 0.0)
-        named = next((item for item in found if item.host in culprits), worst)
-        yield replace(named, text=figure_text(worst, named.scope), share=worst.share, new=worst.new)
+            yield from group
+    for group in gangs.values():
+        worst = min(group, key=lambda item: item.share or 0.0)
+        shown = next((item for item in group if item.host in culprits), worst)
+        yield replace(shown, text=figure_text(worst, shown.scope), share=worst.share, new=worst.new)
 
 
 def _partner(change: Change) -> str:
@@ -45,20 +45,20 @@ def _partner(change: Change) -> str:
     return Scope.parse(change.scope).get("partner")
 
 
-def _common(found: Sequence[Change]) -> str:
-    """The one host that has a part in every pair that became slow, where that is more than one pair; else empty."""
-    ends = [{change.host, _partner(change)} for change in found]
+def _common_host(changes: Sequence[Change]) -> str:
+    """Return the one host that is part of every slower pair, if there are several; else an empty string."""
+    ends = [{change.host, _partner(change)} for change in changes]
     shared = set.intersection(*ends)
     return shared.pop() if len(shared) == 1 else ""
 
 
-def _slow_with_all(host: str, found: Sequence[Change]) -> Change:
-    partners = sorted(set().union(*({change.host, _partner(change)} for change in found)) - {host})
-    worst = min(found, key=lambda item: item.share or 0.0)
+def _slow_with_all(host: str, changes: Sequence[Change]) -> Change:
+    partners = sorted(set().union(*({change.host, _partner(change)} for change in changes)) - {host})
+    worst = min(changes, key=lambda item: item.share or 0.0)
     named = ", ".join(partners[:_NAMED]) + (" …" if len(partners) > _NAMED else "")
-    shares = sorted((change.share or 0.0) * 100 for change in found)
+    shares = sorted((change.share or 0.0) * 100 for change in changes)
     text = (
-        f"{host}: {worst.what} with {named} changed by {shares[0]:+.3g} to {shares[-1]:+.3g} %, that of the others with each "
-        f"other did not, beyond {(worst.noise or 0) * 100:.3g} % of noise: {worst.basis}"
+        f"{host}: {worst.what} with {named} changed by {shares[0]:+.3g} to {shares[-1]:+.3g} %; between the other hosts it did "
+        f"not, beyond {(worst.noise or 0) * 100:.3g} % noise: {worst.basis}"
     )
     return replace(worst, host=host, scope="host", serial="", text=text)

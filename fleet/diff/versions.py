@@ -1,39 +1,37 @@
-"""Versions that are not as they were; what reads the same on several hosts is told once."""
+"""Find versions that changed; the same change on several hosts is listed once."""
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
-from fleet.records.host_state import Sight
+from fleet.records.host_state import HostState
 from schemas.baselines import VERSION, Change
 
 LONGEST = 1000
-"""Characters of what a version was or is."""
+"""Characters of a version."""
 _NAMED = 6
 
 
-def versions(old: Sight, new: Sight) -> Iterator[tuple[str, str, str]]:
-    """Component, what it was and what it is."""
-    was, now = _told(old.versions), _told(new.versions)
+def versions(old: HostState, new: HostState) -> Iterator[tuple[str, str, str]]:
+    """Yield component, old version and new version."""
+    was, now = _by_component(old.versions), _by_component(new.versions)
     for name in sorted(was.keys() & now.keys()):
         if was[name] != now[name]:
             yield name, was[name], now[name]
 
 
-def told_once(found: Mapping[tuple[str, str, str], Sequence[str]]) -> Iterator[Change]:
-    """What reads the same on several hosts is told once."""
-    for (name, before, after), where in found.items():
-        more = f" and {len(where) - _NAMED} more" if len(where) > _NAMED else ""
-        names = f"{', '.join(where[:_NAMED])}{more}"
-        text = f"{names}: {name} {before} → {after}"
-        yield Change(kind=VERSION, host=where[0], scope="host", what=name, old=before, new=after, text=text)
+def version_changes(hosts_by_change: Mapping[tuple[str, str, str], Sequence[str]]) -> Iterator[Change]:
+    """Yield one change for all hosts with the same change of a version."""
+    for (name, before, after), hosts in hosts_by_change.items():
+        more = f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else ""
+        text = f"{', '.join(hosts[:_NAMED])}{more}: {name} {before} → {after}"
+        yield Change(kind=VERSION, host=hosts[0], scope="host", what=name, old=before, new=after, text=text)
 
 
-def _told(versions: Mapping[str, str]) -> dict[str, str]:
-    """Component -> its version, or all that its parts have: `NAME[gpu=3]` is told with `NAME`."""
-    found: dict[str, dict[str, str]] = defaultdict(dict)
+def _by_component(versions: Mapping[str, str]) -> dict[str, str]:
+    """Return component -> its version, or all versions of its parts: `NAME[gpu=3]` counts as `NAME`."""
+    components: dict[str, set[str]] = defaultdict(set)
     for name, version in versions.items():
-        base, _, at = name.partition("[")
-        found[base][at.rstrip("]")] = version
-    return {base: ", ".join(sorted(set(of_part.values())))[:LONGEST] for base, of_part in found.items()}
+        components[name.partition("[")[0]].add(version)
+    return {name: ", ".join(sorted(found))[:LONGEST] for name, found in components.items()}

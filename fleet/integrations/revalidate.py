@@ -1,4 +1,4 @@
-"""The verb `revalidate`, which a timer starts: runs the playbook under a run id of the date, and exits by the decision."""
+"""Run the revalidation playbook from a timer, with the date as run id, and return the exit code of its decision."""
 
 from __future__ import annotations
 
@@ -25,42 +25,19 @@ EXIT = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}
 HELD = 75
 END_S = 60.0
 MOST = 64 - len("-1405")
-"""Characters of a run id (`run_id` of schemas/record.schema.json) that leave room for the time of day."""
-TOLD = "notified.json"
+"""Characters of a run id (schemas/record.schema.json) that leave space for the time of day."""
+NOTIFIED = "notified.json"
 
 
-def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> argparse.ArgumentParser:
-    """Add revalidate to the command."""
-    verb = verbs.add_parser(
-        "revalidate",
-        help="run playbooks/revalidate.yml under a run id of the date; exits 0, 1 or 2 as report does, 75 where it is under way",
-        epilog="example: rackproof revalidate -i inventory/rack12 --name rack12 -- -e rackproof_budget_s=300",
-    )
-    verb.add_argument(
-        "-i", "--inventory", action="append", required=True, help="as for ansible-playbook; may be repeated"
-    )
-    verb.add_argument("--name", default="revalidate", help="the run id begins so (default: revalidate)")
-    verb.add_argument(
-        "--date",
-        default="%Y%m%d",
-        help="and ends so, of now in UTC, as strftime writes it (default: %(default)s)".replace("%Y%m%d", "%%Y%%m%%d"),
-    )
-    verb.add_argument(
-        "--runs", type=Path, default=ROOT / "runs", help="directory of the runs (default: runs beside the playbooks)"
-    )
-    verb.add_argument("options", nargs="*", help="after --: options of ansible-playbook")
-    return verb
-
-
-def call(options: argparse.Namespace) -> int:
-    """Run the verb."""
+def revalidate(options: argparse.Namespace) -> int:
+    """Run the playbook, the notification if it is still missing, and return the exit code."""
     directory = _directory(options)
     run_id = directory.name
-    if told := _held(directory):
-        print(f"rackproof: {told}: nothing was done", file=sys.stderr)
+    if locked := _locked_by(directory):
+        print(f"rackproof: {locked}: nothing was done", file=sys.stderr)
         return HELD
-    if _done(directory):
-        print(f"rackproof: run {run_id} is reported already, this minute: nothing was done", file=sys.stderr)
+    if _is_decided(directory):
+        print(f"rackproof: run {run_id} already has a decision from this minute: nothing was done", file=sys.stderr)
         return HELD
     playbook = ROOT / "playbooks" / "revalidate.yml"
     if not playbook.exists():
@@ -75,36 +52,38 @@ def call(options: argparse.Namespace) -> int:
         *options.options,
     ]
     code = _play(playbook, [*arguments, *given])
-    left = scheduler.left_over(directory)
-    for line in (*left, *scheduler.notes(directory)):
+    problems = scheduler.resume_left_over(directory)
+    for line in (*problems, *scheduler.notes(directory)):
         print(f"rackproof: {line}", file=sys.stderr)
     if _stamp(directory) == before:
         return _without_report(directory, code)
-    if not _told_since(directory, scheduler.still_drained(directory) if left else []):
+    if not _is_notified(directory, scheduler.still_drained(directory) if problems else []):
         _play(ROOT / "playbooks" / "notify.yml", [*arguments, *given, "-e", f"_rackproof_notify_run={directory}"])
     report, plan = read(directory)
-    found, _ = state(report, plan)
-    print(f"rackproof: run {run_id}: {found}: {RunDirectory(directory).page}", file=sys.stderr)
-    if left:
+    outcome, _ = state(report, plan)
+    print(f"rackproof: run {run_id}: {outcome}: {RunDirectory(directory).page}", file=sys.stderr)
+    if problems:
         print(
-            f"rackproof: NOT GIVEN BACK to the scheduler: rackproof scheduler resume --run-dir {directory}",
+            f"rackproof: STILL DRAINED in the scheduler: rackproof scheduler resume --run-dir {directory}",
             file=sys.stderr,
         )
-    return EXIT[str(report["decision"])] or (EXIT[INCOMPLETE] if left else 0)
+    return EXIT[str(report["decision"])] or (EXIT[INCOMPLETE] if problems else 0)
 
 
 def _inventory(source: str) -> str:
-    """An inventory as the playbook finds it, which is started in the checkout; hosts with a comma between them are no path."""
+    """Return the absolute path of an inventory, since the playbook starts in the checkout; a host list has a comma."""
     if "," in source:
         return source
     path = Path(source).expanduser().absolute()
     if not path.exists():
-        raise UsageError(f"-i {source}: no such file or directory: give it as it lies from {Path.cwd()}, or whole")
+        raise UsageError(
+            f"-i {source}: no such file or directory: give a path relative to {Path.cwd()}, or an absolute one"
+        )
     return str(path)
 
 
 def _directory(options: argparse.Namespace) -> Path:
-    """Of the newest run of this date; once that was accepted or rejected, of another with the time of day besides."""
+    """Return the directory of the date's newest run, or of a new one with the time of day if that run has a decision."""
     now = datetime.now(UTC)
     try:
         run_id = f"{options.name}-{now.strftime(options.date)}"
@@ -113,70 +92,70 @@ def _directory(options: argparse.Namespace) -> Path:
     directory: Path = options.runs.absolute() / run_id
     if not scheduler.NAME.fullmatch(run_id):
         raise UsageError(
-            f"run id {run_id!r}: --name and --date give letters, digits, '.', '_' and '-' only, and begin with a letter or digit"
+            f"run id {run_id!r}: only letters, digits, '.', '_' and '-', after a letter or digit: change --name or --date"
         )
     if len(run_id) > MOST:
         raise UsageError(
-            f"run id {run_id!r} has {len(run_id)} characters, {MOST} at most, as a second run of the date adds its time of "
-            "day: give a shorter --name or --date"
+            f"run id {run_id!r} has {len(run_id)} characters, at most {MOST} (a second run adds the time of day): "
+            "give a shorter --name or --date"
         )
     last = _last(directory)
-    if _held(last) or not _done(last):
+    if _locked_by(last) or not _is_decided(last):
         return last
     new = directory.with_name(f"{run_id}-{now:%H%M}")
-    print(f"rackproof: run {last.name} is reported already: this is run {new.name}", file=sys.stderr)
+    print(f"rackproof: run {last.name} already has a decision: this is run {new.name}", file=sys.stderr)
     return new
 
 
 def _last(directory: Path) -> Path:
-    """The newest run of the date: the later ones have the time of day besides."""
+    """Return the newest run of the date; later runs have the time of day as suffix."""
     return max(directory.parent.glob(f"{directory.name}-[0-2][0-9][0-5][0-9]"), default=directory)
 
 
-def _done(directory: Path) -> bool:
-    """Whether it was accepted or rejected: to carry it out again would measure nothing. An incomplete one goes on."""
+def _is_decided(directory: Path) -> bool:
+    """Return whether the run was accepted or rejected, so that resuming it would measure nothing."""
     try:
         return str(read(directory)[0]["decision"]) != INCOMPLETE
     except RunError:
         return False
 
 
-def _held(directory: Path) -> str:
-    """Who carries the run out now; nothing where nobody does."""
-    by = run_lock.holder(directory)
-    return f"run {by.run_id} is locked by {by.who()} since {by.since}" if by and by.lives() else ""
+def _locked_by(directory: Path) -> str:
+    """Return who is running the run, or an empty string."""
+    owner = run_lock.holder(directory)
+    return f"run {owner.run_id} is locked by {owner.who()} since {owner.since}" if owner and owner.lives() else ""
 
 
 def _stamp(directory: Path) -> int:
-    """When the report was written; 0 for none."""
+    """Return when the report was written, in ns; 0 if there is none."""
     try:
         return RunDirectory(directory).report.stat().st_mtime_ns
     except OSError:
         return 0
 
 
-def _told_since(directory: Path, drained: Collection[str]) -> bool:
-    """Whether somebody was told of this report and of what stays drained, or that nobody is to be told."""
+def _is_notified(directory: Path, drained: Collection[str]) -> bool:
+    """Return whether the notification about this report and about drained nodes was sent, or is not wanted."""
+    path = directory / NOTIFIED
     try:
-        told = documents.parse((directory / TOLD).read_bytes(), source=TOLD)
-        return (directory / TOLD).stat().st_mtime_ns >= _stamp(directory) and set(drained) <= set(
-            told.get("drained", ())
-        )
+        notification = documents.parse(path.read_bytes(), source=NOTIFIED)
+        is_newer = path.stat().st_mtime_ns >= _stamp(directory)
+        return is_newer and set(drained) <= set(notification.get("drained", ()))
     except (OSError, AttributeError, TypeError, documents.DocumentError):
         return False
 
 
 def _without_report(directory: Path, code: int) -> int:
-    if told := _held(directory):
-        print(f"rackproof: {told}: nothing was done", file=sys.stderr)
+    if locked := _locked_by(directory):
+        print(f"rackproof: {locked}: nothing was done", file=sys.stderr)
         return HELD
     raise RunError(
-        f"the playbook ended with {code} and without a report: see what it says above, and resume run {directory.name}"
+        f"the playbook exited with {code} and wrote no report: see its output above, and resume run {directory.name}"
     )
 
 
 def _play(playbook: Path, arguments: list[str]) -> int:
-    """Runs a playbook to its end. When this process is told to end, so is the playbook, and what was drained is given back."""
+    """Run a playbook and return its exit code. A signal to this process interrupts the playbook, which then resumes the nodes."""
     program = shutil.which("ansible-playbook", path=Path(sys.executable).parent) or shutil.which("ansible-playbook")
     if program is None:
         raise UsageError("ansible-playbook is not on PATH: install rackproof[control], or run `make dev`")
@@ -187,7 +166,7 @@ def _play(playbook: Path, arguments: list[str]) -> int:
         process.send_signal(signal.SIGINT)
 
     before = {number: signal.signal(number, end) for number in (signal.SIGTERM, signal.SIGHUP)}
-    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # of a terminal it has had it itself
+    before[signal.SIGINT] = signal.signal(signal.SIGINT, signal.SIG_IGN)  # the terminal signals the playbook as well
     try:
         return process.wait()
     finally:

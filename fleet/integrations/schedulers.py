@@ -1,4 +1,4 @@
-"""Slurm and Kubernetes: who uses a node, how it stands, and that it gets no new jobs."""
+"""Clients for Slurm and Kubernetes: the jobs on a node, its state, drain and resume."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ KINDS = ("slurm", "kubernetes")
 ANSWER_S = 60.0
 OURS = "rackproof:"
 MARK = "rackproof/drained-by"
-"""Annotation of a node that we cordoned."""
+"""Annotation of a node that a run cordoned."""
 CORDONED = "cordoned"
-"""Why a node takes no new pods, where nobody left a mark."""
+"""Reason of a node that is cordoned without our annotation."""
 _HEALTHY = ("IDLE", "ALLOCATED", "MIXED", "COMPLETING", "PLANNED", "RESERVED")
 _TAKEN = re.compile(r"DOWN|FAIL|ERROR|INVALID|REBOOT")
-"""Flags beside them by which somebody, or Slurm itself, took the node out of use."""
+"""State flags of a node that an administrator, or Slurm itself, took out of service."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """How a node stands with its scheduler."""
+    """The state of a node."""
 
-    drained: str = ""
-    """Why it takes no new jobs since it is drained; empty where it is not."""
-    amiss: str = ""
-    """Why it is not in order, whoever says so: then it is not ours to drain, nor to bring back."""
+    drain_reason: str = ""
+    """Why it is drained; empty if it is not."""
+    unhealthy_reason: str = ""
+    """Why it is out of service for another reason; such a node must be neither drained nor resumed by us."""
 
 
 class Scheduler(Protocol):
-    """What is asked of a scheduler about one node. Each raises RunError where it cannot be had."""
+    """What Rackproof needs from a scheduler. Every method raises RunError if the scheduler cannot be asked."""
 
-    def users(self, node: str) -> list[str]:
-        """The jobs on it."""
+    def jobs(self, node: str) -> list[str]:
+        """Return the jobs on a node."""
 
-    def look(self, node: str) -> Node:
-        """How it stands."""
+    def node_state(self, node: str) -> Node:
+        """Return the state of a node."""
 
     def drain(self, node: str, run_id: str) -> None:
-        """Lets it take no new jobs."""
+        """Stop a node from taking new jobs."""
 
     def resume(self, node: str, run_id: str) -> None:
-        """Lets it take jobs again."""
+        """Let a node take jobs again."""
 
 
 class Slurm:
@@ -56,70 +56,71 @@ class Slurm:
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
 
-    def users(self, node: str) -> list[str]:
-        """Jobs that are allocated the node, whatever their state."""
-        listed = _ask(self._words, "squeue", "-h", "-w", node, "-o", "%i:%u:%T")
+    def jobs(self, node: str) -> list[str]:
+        """Return the jobs that the node is allocated to, in any state."""
+        output = _ask(self._words, "squeue", "-h", "-w", node, "-o", "%i:%u:%T")
         return [
             "Slurm job {} of {} ({})".format(*[*line.split(":"), "?", "?"][:3])
-            for line in map(str.strip, listed.splitlines())
+            for line in map(str.strip, output.splitlines())
             if line and not line.endswith(":PENDING")
         ]
 
-    def look(self, node: str) -> Node:
-        """From `State=IDLE+DRAIN … Reason=replaced PSU [root@2026-11-21T04:00:00] Comment=…`.
+    def node_state(self, node: str) -> Node:
+        """Parse `State=IDLE+DRAIN … Reason=replaced PSU [root@2026-11-21T04:00:00] Comment=…`.
 
-        A node that takes jobs although a reason stands there was judged by somebody: it is not in order either.
+        A node that takes jobs but has a reason was flagged by an administrator: it counts as unhealthy.
         """
-        told = _ask(self._words, "scontrol", "show", "node", node, "-o")
-        found = re.search(r"(?:^|\s)State=(\S+)", told)
-        if found is None:
-            raise RunError(f"scontrol tells no state of node {node}: {told.strip()[:200]}")
-        state = found.group(1)
-        given = re.search(r"\sReason=(.*?)(?:\s\[[^\]]*@[^\]]*\]|\s\w+=|\s*$)", told)
-        reason = given.group(1).strip() if given else ""
+        output = _ask(self._words, "scontrol", "show", "node", node, "-o")
+        state_match = re.search(r"(?:^|\s)State=(\S+)", output)
+        if state_match is None:
+            raise RunError(f"scontrol reports no state of node {node}: {output.strip()[:200]}")
+        state = state_match.group(1)
+        reason_match = re.search(r"\sReason=(.*?)(?:\s\[[^\]]*@[^\]]*\]|\s\w+=|\s*$)", output)
+        reason = reason_match.group(1).strip() if reason_match else ""
         reason = "" if reason in ("(null)", "none") else reason
         base, *flags = state.split("+")
         healthy = base.rstrip("*~#!%$@^-") in _HEALTHY and not any(map(_TAKEN.search, flags))
-        drained = (reason or "no reason given") if "DRAIN" in state else ""
-        judged = bool(reason) and not drained and not reason.startswith(OURS)
-        return Node(drained, "" if healthy and not judged else f"{state}: {reason or 'no reason given'}")
+        drain_reason = (reason or "no reason given") if "DRAIN" in state else ""
+        flagged = bool(reason) and not drain_reason and not reason.startswith(OURS)
+        return Node(drain_reason, "" if healthy and not flagged else f"{state}: {reason or 'no reason given'}")
 
     def drain(self, node: str, run_id: str) -> None:
-        """Jobs that run go on."""
-        _ask(self._words, "scontrol", "update", f"nodename={node}", "state=drain", f"reason={ours(run_id)}")
+        """Drain a node; its running jobs continue."""
+        _ask(self._words, "scontrol", "update", f"nodename={node}", "state=drain", f"reason={drain_reason(run_id)}")
 
     def resume(self, node: str, run_id: str) -> None:
-        """Back to work."""
+        """Return a node to service."""
         _ask(self._words, "scontrol", "update", f"nodename={node}", "state=resume")
 
 
 class Kubernetes:
-    """kubectl: cordon and uncordon. Pods that run go on."""
+    """kubectl: cordon and uncordon. Running pods continue."""
 
     def __init__(self, words: Sequence[str]) -> None:
         self._words = words
 
-    def users(self, node: str) -> list[str]:
-        """Pods on the node that asked for GPUs and have not ended."""
+    def jobs(self, node: str) -> list[str]:
+        """Return the pods on a node that requested GPUs and have not finished."""
         which = f"--field-selector=spec.nodeName={node},status.phase!=Succeeded,status.phase!=Failed"
         pods = _json(self._words, "kubectl", "get", "pods", "--all-namespaces", which, "-o", "json")
-        found = []
+        jobs = []
         for pod in pods.get("items", []):
-            asked = sorted(_gpus(pod.get("spec", {})))
-            if asked:
-                where = pod.get("metadata", {})
-                found.append(f"pod {where.get('namespace', '?')}/{where.get('name', '?')} asks for {', '.join(asked)}")
-        return found
+            requested = sorted(_gpus(pod.get("spec", {})))
+            if requested:
+                metadata = pod.get("metadata", {})
+                name = f"{metadata.get('namespace', '?')}/{metadata.get('name', '?')}"
+                jobs.append(f"pod {name} requests {', '.join(requested)}")
+        return jobs
 
-    def look(self, node: str) -> Node:
-        """By whom it was cordoned."""
-        told = _json(self._words, "kubectl", "get", "node", node, "-o", "json")
-        if not told.get("spec", {}).get("unschedulable"):
+    def node_state(self, node: str) -> Node:
+        """Return by whom a node was cordoned."""
+        document = _json(self._words, "kubectl", "get", "node", node, "-o", "json")
+        if not document.get("spec", {}).get("unschedulable"):
             return Node()
-        return Node(str(told.get("metadata", {}).get("annotations", {}).get(MARK) or CORDONED))
+        return Node(str(document.get("metadata", {}).get("annotations", {}).get(MARK) or CORDONED))
 
     def drain(self, node: str, run_id: str) -> None:
-        """And leaves a mark that says for what, on what we cordoned only: what is only marked somebody else may cordon later."""
+        """Cordon a node, then annotate it with the run. The order matters: an annotated node may be cordoned by others later."""
         try:
             _ask(self._words, "kubectl", "cordon", node)
         except RunError:
@@ -128,12 +129,12 @@ class Kubernetes:
             raise
         try:
             self._mark(node, run_id)
-        except RunError:  # it was not cordoned a moment ago, and nobody would know that it was us
+        except RunError:  # undo the cordon: without the annotation nothing shows that it is ours
             _ask(self._words, "kubectl", "uncordon", node)
             raise
 
     def resume(self, node: str, run_id: str) -> None:
-        """Takes the mark away first: left on a node that takes pods, it would make the next cordon ours."""
+        """Remove the annotation, then uncordon: a leftover annotation would make us claim the next cordon."""
         self._unmark(node)
         try:
             _ask(self._words, "kubectl", "uncordon", node)
@@ -143,36 +144,36 @@ class Kubernetes:
             raise
 
     def _mark(self, node: str, run_id: str) -> None:
-        _ask(self._words, "kubectl", "annotate", "--overwrite", "node", node, f"{MARK}={ours(run_id)}")
+        _ask(self._words, "kubectl", "annotate", "--overwrite", "node", node, f"{MARK}={drain_reason(run_id)}")
 
     def _unmark(self, node: str) -> None:
         _ask(self._words, "kubectl", "annotate", "node", node, f"{MARK}-")
 
 
-def ours(run_id: str) -> str:
-    """The reason by which we know what we drained: no blank in it, so that no shell on the way divides it."""
+def drain_reason(run_id: str) -> str:
+    """Return the reason that marks a node as drained by a run. It has no blank, so no shell splits it."""
     return f"{OURS}{run_id}"
 
 
-def scheduler(kind: str, words: Sequence[str]) -> Scheduler:
-    """The scheduler of that kind; `words` come before each of its commands."""
+def scheduler_client(kind: str, words: Sequence[str]) -> Scheduler:
+    """Return the client for a scheduler; `words`, such as sudo, precede each of its commands."""
     return Slurm(words) if kind == "slurm" else Kubernetes(words)
 
 
 def _gpus(spec: Mapping[str, Any]) -> set[str]:
-    """`8 nvidia.com/gpu` for each of the resources of NVIDIA's that a pod's containers ask for."""
-    found = set()
+    """Return `8 nvidia.com/gpu` for each NVIDIA resource that the containers of a pod request."""
+    requested = set()
     for container in [*spec.get("containers", []), *spec.get("initContainers", [])]:
         resources = container.get("resources", {})
-        asked = {**resources.get("requests", {}), **resources.get("limits", {})}
-        found |= {
-            f"{count} {name}" for name, count in asked.items() if name.startswith("nvidia.com/") and str(count) != "0"
+        counts = {**resources.get("requests", {}), **resources.get("limits", {})}
+        requested |= {
+            f"{count} {name}" for name, count in counts.items() if name.startswith("nvidia.com/") and str(count) != "0"
         }
-    return found
+    return requested
 
 
 def _ask(words: Sequence[str], *command: str) -> str:
-    """What the command says. Raises RunError where it fails, is not there or does not answer."""
+    """Return the output of a command. Raise RunError if it fails, is missing or does not answer."""
     try:
         done = subprocess.run(
             [*words, *command],
@@ -191,16 +192,16 @@ def _ask(words: Sequence[str], *command: str) -> str:
         ) from None
     if done.returncode:
         raise RunError(
-            f"{command[0]} ends with {done.returncode}: {' '.join(done.stderr.split())[:300] or 'it says nothing'}"
+            f"{command[0]} exited with {done.returncode}: {' '.join(done.stderr.split())[:300] or 'no error message'}"
         )
     return done.stdout
 
 
 def _json(words: Sequence[str], *command: str) -> dict[str, Any]:
     try:
-        found = json.loads(_ask(words, *command))
+        document = json.loads(_ask(words, *command))
     except (ValueError, RecursionError):
-        raise RunError(f"{command[0]} does not answer in JSON") from None
-    if not isinstance(found, dict):
-        raise RunError(f"{command[0]} does not answer with an object")
-    return found
+        raise RunError(f"{command[0]}: the answer is not JSON") from None
+    if not isinstance(document, dict):
+        raise RunError(f"{command[0]}: the answer is not a JSON object")
+    return document

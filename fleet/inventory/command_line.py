@@ -1,4 +1,4 @@
-"""Hosts named on the command line in place of an inventory, where a scheduler or a launcher has picked them."""
+"""Hosts from the command line in place of an inventory, for runs whose hosts a scheduler or launcher selects."""
 
 from __future__ import annotations
 
@@ -12,42 +12,41 @@ RACK = "listed"
 
 
 def add_options(plan: argparse.ArgumentParser) -> None:
-    """Adds --hosts and what goes with it to the verb `plan`."""
+    """Add --hosts and its companions to the verb `plan`."""
     group = plan.add_argument_group("without an inventory")
-    group.add_argument("--hosts", help="NAME or NAME=ADDRESS of each host, comma between them: one gang, in this order")
+    group.add_argument("--hosts", help="NAME or NAME=ADDRESS of each host, comma-separated: one gang, in this order")
     group.add_argument("--gpus", type=int, metavar="N", help="GPUs that each host was ordered with")
     group.add_argument("--model", default="", help="criteria pack of the GPUs that were ordered, such as h200-sxm")
-    group.add_argument("--validation-only", action="store_true", help="everything but the training")
+    group.add_argument("--validation-only", action="store_true", help="skip the training")
     group.add_argument("--epochs", type=int, help="epochs of the training")
-    group.add_argument("--batch-size", type=int, help="images a rank and step in the training")
+    group.add_argument("--batch-size", type=int, help="training images per rank and step")
 
 
-def hosts_listed(options: argparse.Namespace) -> dict[str, Variables]:
-    """The hosts of --hosts with the variables that an inventory would give them.
+def hosts_of_options(options: argparse.Namespace) -> dict[str, Variables]:
+    """Return the hosts of --hosts with the variables that an inventory would give them.
 
     Raises:
         UsageError: a host is named twice, or a value is wrong.
     """
-    chosen: dict[str, Any] = {
+    values: dict[str, Any] = {
         "rackproof_gpu_count": options.gpus,
         "rackproof_gpu_model": options.model or None,
         "rackproof_epochs": options.epochs,
         "rackproof_batch_size": options.batch_size,
         "rackproof_validation_only": options.validation_only or None,
     }
-    given = {key: value for key, value in chosen.items() if value is not None}
+    variables = {key: value for key, value in values.items() if value is not None}
     names = [part.strip().partition("=") for part in options.hosts.split(",")]
-    found: dict[str, Variables] = {}
+    hosts: dict[str, Variables] = {}
     for name, _, address in names:
-        if name in found:
+        if name in hosts:
             raise UsageError(f"--hosts names {name} twice: one machine would be measured twice")
-        several = len(names) > 1
-        found[name] = {
+        hosts[name] = {
             "ansible_host": address or name,
             "rackproof_rack": RACK,
-            "rackproof_gang": "rack" if several else "none",
-            **given,
+            "rackproof_gang": "rack" if len(names) > 1 else "none",
+            **variables,
         }
-    check_variables(found)
-    check_addresses(found)
-    return found
+    check_variables(hosts)
+    check_addresses(hosts)
+    return hosts

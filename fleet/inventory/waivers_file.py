@@ -1,4 +1,4 @@
-"""The file of waivers that an inventory names by `rackproof_waivers`, or an operator by `--waivers`."""
+"""Read waiver files, named in the inventory by `rackproof_waivers` or on the command line by `--waivers`."""
 
 from __future__ import annotations
 
@@ -15,35 +15,30 @@ from schemas.errors import UsageError
 from schemas.waivers import Waiver
 
 PLAN = "plan"
-"""The criterion of what the plan alone demands."""
+"""Criterion of verdicts on missing data."""
 
 
 def read_waivers(name: str, hosts: Collection[str]) -> tuple[Waiver, ...]:
-    """The waivers in that file that can be for these hosts: those that name one of them, and those that go with a serial.
+    """Return the waivers in a file that may apply to these hosts: those that name one of them, and those for a serial.
 
     Raises:
-        UsageError: unreadable, not what waivers.schema.json says, a day that is none, or a waiver that can never hold.
+        UsageError: the file is unreadable or invalid, has an invalid date, or a waiver that can never apply.
     """
     path = Path(name)
     document = read_yaml(path, "waivers")
-    found = []
+    waivers = []
     for number, line in enumerate(document["waivers"], 1):
         waiver = Waiver(**{key: _tidy(value) for key, value in line.items()}, origin=f"{path.name} waiver {number}")
         _check(waiver)
         if not waiver.host or waiver.host in hosts:
-            found.append(waiver)
-    return tuple(found)
-
-
-def given(names: Sequence[str], run: Run) -> tuple[Waiver, ...]:
-    """The waivers of those files that can be for the hosts of the run."""
-    hosts = {host.name for host in run.plan.hosts}
-    return tuple(waiver for name in names for waiver in read_waivers(name, hosts))
+            waivers.append(waiver)
+    return tuple(waivers)
 
 
 def with_waivers(run: Run, names: Sequence[str]) -> Run:
-    """The run with more waivers than its plan has."""
-    more = given(names, run)
+    """Return the run with the waivers of these files in addition to those of its plan."""
+    hosts = {host.name for host in run.plan.hosts}
+    more = tuple(waiver for name in names for waiver in read_waivers(name, hosts))
     return replace(run, plan=replace(run.plan, waivers=(*run.plan.waivers, *more))) if more else run
 
 
@@ -55,13 +50,13 @@ def _check(waiver: Waiver) -> None:
     try:
         date.fromisoformat(waiver.until)
     except ValueError:
-        raise UsageError(f"{waiver.origin}: until {waiver.until} is no day: write it as 2026-12-31") from None
+        raise UsageError(f"{waiver.origin}: invalid date {waiver.until} in until: write it as 2026-12-31") from None
     if waiver.absent and (waiver.name in NEVER or waiver.name.startswith(STAGE)):
         raise UsageError(
-            f"{waiver.origin}: {waiver.name} cannot be waived: nothing is known of the host, the GPU or the stage; "
+            f"{waiver.origin}: {waiver.name} cannot be waived: without it the host, the GPU or the stage was not measured; "
             "measure it again"
         )
     if waiver.criterion == PLAN and not waiver.absent:
         raise UsageError(
-            f"{waiver.origin}: criterion plan fails nothing, it says what is absent: write `absent: true` with host and name"
+            f"{waiver.origin}: criterion plan applies only to missing data: write `absent: true` with host and name"
         )

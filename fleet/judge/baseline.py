@@ -21,7 +21,7 @@ from fleet.judge.direction import HIGH, LOW, NEVER, RATES
 from fleet.judge.finding import FLOORS
 from fleet.judge.matching import concerns
 from fleet.quantities import quantity
-from schemas.baselines import HostBaseline, Kept, Key, Level
+from schemas.baselines import HostBaseline, Key, Level, PartBaseline
 from schemas.records import MEASURED, Gpu, Observation, Samples, Value
 from schemas.reports import Verdict, VerdictKind
 from schemas.scopes import HOST, Scope
@@ -300,7 +300,7 @@ def _bare(view: HostView) -> set[str]:
     return {part for part, compared in known.items() if not compared}
 
 
-def _unknown_gpu(gpu: Gpu, host: Kept | None) -> str:
+def _unknown_gpu(gpu: Gpu, host: PartBaseline | None) -> str:
     before = next((other for other in host.gpus if other.pci_bus_id == gpu.pci_bus_id), None) if host else None
     came = f": it came in place of {identity(before)}" if before and identity(before) != identity(gpu) else ""
     return f"no accepted record of serial {identity(gpu) or 'unknown'}{came}"

@@ -1,4 +1,4 @@
-"""Where records are collected from: logs, files and directories, as hosts and volumes leave them."""
+"""Read records from logs, files and directories."""
 
 from __future__ import annotations
 
@@ -10,19 +10,19 @@ from pathlib import Path
 
 from schemas import documents, frames
 from schemas.errors import UsageError
-from schemas.frames import Told
+from schemas.frames import FramedRecord
 from schemas.run_directory import GANGS, HOSTS
 
 STANDARD_INPUT = "-"
 RECORDS = ("record.json", f"{HOSTS}/*.json", f"{GANGS}/*.json", f"{GANGS}/*/*.json")
-"""Where a host, and where the run's directory, keeps records."""
+"""Paths of records on a host and in a run directory."""
 MOST_FILES = 200_000
 LINE_BYTES = 1 << 20
-"""No line of a log that is longer tells a record."""
+"""Longer lines of a log hold no record."""
 
 
-def read_source(source: str) -> tuple[list[Told], list[str]]:
-    """The records of one source, and what is wrong there. Raises UsageError where it cannot be read."""
+def read_source(source: str) -> tuple[list[FramedRecord], list[str]]:
+    """Return the records of one source and its problems. Raise UsageError if it cannot be read."""
     if source == STANDARD_INPUT:
         return frames.read(_lines(sys.stdin.buffer.fileno()), source="standard input")
     path = Path(source)
@@ -42,9 +42,9 @@ def read_source(source: str) -> tuple[list[Told], list[str]]:
     return _record(path)
 
 
-def _directory(directory: Path) -> tuple[list[Told], list[str]]:
-    """What lies on a volume: records, wherever in it, and logs. Links are not followed."""
-    told: list[Told] = []
+def _directory(directory: Path) -> tuple[list[FramedRecord], list[str]]:
+    """Return the records and logs anywhere on a volume. Links are not followed."""
+    framed: list[FramedRecord] = []
     problems: list[str] = []
     count = 0
     for parent, folders, names in os.walk(directory):
@@ -53,36 +53,36 @@ def _directory(directory: Path) -> tuple[list[Told], list[str]]:
             path = Path(parent) / name
             count += 1
             if count > MOST_FILES:
-                return told, [
+                return framed, [
                     *problems,
                     f"{directory}: more than {MOST_FILES} files: give the directory of the run alone",
                 ]
             if path.is_symlink() or not path.is_file():
                 continue
             if path.suffix == ".json" and any(path.match(pattern) for pattern in RECORDS):
-                found, wrong = _record(path)
+                records, wrong = _record(path)
             elif path.suffix == ".log":
-                found, wrong = read_source(str(path))
+                records, wrong = read_source(str(path))
             else:
                 continue
-            told += found
+            framed += records
             problems += wrong
-    return told, problems
+    return framed, problems
 
 
-def _record(path: Path) -> tuple[list[Told], list[str]]:
-    """A record that lies in a file as it lay on its host."""
+def _record(path: Path) -> tuple[list[FramedRecord], list[str]]:
+    """Return the record in a file that was copied from its host."""
     try:
         document = documents.read(path, "record")
         text = path.read_bytes()
     except documents.DocumentError as error:
         return [], [str(error)]
     names = {name: str(document.get(name, "")) for name in ("run_id", "host", "gang")}
-    return [Told(**names, node="", text=text, source=str(path))], []
+    return [FramedRecord(**names, node="", text=text, source=str(path))], []
 
 
 def _lines(descriptor: int) -> Iterator[str]:
-    """The lines of a log, whatever bytes are in it; a line without end is passed over in pieces."""
+    """Yield the lines of a log, whatever bytes it holds; an overlong line is split."""
     rest = b""
     while more := os.read(descriptor, 1 << 20):
         *lines, rest = (rest + more).split(b"\n")

@@ -1,4 +1,4 @@
-"""What a host shows, in the form in which two of them are compared: a run's evidence, or an accepted record. Pure."""
+"""The comparable state of a host: built from the evidence of a run, or from an accepted record. Pure."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from fleet.judge.baseline import READINGS, identity, is_kept, key_of, level_of, owner, precision, settings
 from fleet.judge.evidence import Evidence
 from fleet.records.versions import versions
-from schemas.baselines import HostBaseline, Key, Level, Place
+from schemas.baselines import HostBaseline, InstalledPart, Key, Level
 from schemas.records import MEASURED, Gpu, Observation
 
 SERIALS = {
@@ -18,107 +18,110 @@ SERIALS = {
     "network.address": "NIC",
     "storage.disk.serial": "disk",
 }
-"""Reading -> kind of the part whose serial it tells."""
+"""Reading -> kind of the part whose serial it reports."""
 LONGEST = 512
 """Characters of a serial."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Figure:
-    """A level, and where it was measured last."""
+    """A level, and the scope where it was last measured."""
 
     level: Level
     scope: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Sight:
-    """A host and its parts at one time."""
+class HostState:
+    """Parts, versions and figures of a host at one time."""
 
     gpus: tuple[Gpu, ...] = ()
-    parts: tuple[Place, ...] = ()
+    parts: tuple[InstalledPart, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     figures: Mapping[str, Mapping[Key, Figure]] = field(default_factory=dict)
-    """By serial of the GPU; empty for the host's own."""
-    known: bool = True
-    """There is a record of it."""
+    """Serial of the GPU, or empty for the host's own -> its figures."""
+    has_record: bool = True
 
 
-def sight(left: Evidence) -> Sight:
-    """What a host showed in one run."""
-    if not any(not record.gang for record in left.records):
-        return Sight(known=False)
-    gpus = {f"gpu={gpu.index}": gpu for gpu in left.gpus()}
-    found: dict[str, dict[Key, Figure]] = defaultdict(dict)
-    run_id = left.records[0].run_id
-    parts: dict[tuple[str, str], Place] = {}
-    for seen in left.observations():
-        if seen.name in SERIALS and seen.status == MEASURED and str(seen.value).strip():
-            kind = SERIALS[seen.name]
-            parts[(kind, seen.scope)] = Place(kind=kind, slot=seen.scope, serial=str(seen.value).strip()[:LONGEST])
-        if is_kept(seen):
-            serial, within = owner(gpus, seen.scope)
-            key = key_of(seen, within)
-            found[serial][key] = _figure(seen, within, run_id, found[serial].get(key))
-    return Sight(gpus=left.gpus(), parts=tuple(parts.values()), versions=versions(left, ()), figures=dict(found))
+def host_state(evidence: Evidence) -> HostState:
+    """Return the state of a host in one run."""
+    if not any(not record.gang for record in evidence.records):
+        return HostState(has_record=False)
+    gpus = {f"gpu={gpu.index}": gpu for gpu in evidence.gpus()}
+    figures: dict[str, dict[Key, Figure]] = defaultdict(dict)
+    run_id = evidence.records[0].run_id
+    parts: dict[tuple[str, str], InstalledPart] = {}
+    for item in evidence.observations():
+        if item.name in SERIALS and item.status == MEASURED and str(item.value).strip():
+            kind = SERIALS[item.name]
+            parts[(kind, item.scope)] = InstalledPart(
+                kind=kind, slot=item.scope, serial=str(item.value).strip()[:LONGEST]
+            )
+        if is_kept(item):
+            serial, within = owner(gpus, item.scope)
+            key = key_of(item, within)
+            figures[serial][key] = _figure(item, within, run_id, figures[serial].get(key))
+    return HostState(
+        gpus=evidence.gpus(), parts=tuple(parts.values()), versions=versions(evidence, ()), figures=dict(figures)
+    )
 
 
-def _figure(seen: Observation, within: str, run_id: str, before: Figure | None) -> Figure:
-    value = float(seen.value) if isinstance(seen.value, int | float) else 0.0
-    if before and "phase" in seen.params and READINGS.get(seen.name) == 1:
+def _figure(observation: Observation, within: str, run_id: str, before: Figure | None) -> Figure:
+    value = float(observation.value) if isinstance(observation.value, int | float) else 0.0
+    if before and "phase" in observation.params and READINGS.get(observation.name) == 1:
         value = max(value, before.level.value)
-    stage = "" if "phase" in seen.params else seen.stage
-    level = level_of(seen.name, seen.unit, stage, within, settings(seen), {run_id: value})
-    return Figure(level=replace(level, precision=precision(seen.samples)), scope=seen.scope)
+    stage = "" if "phase" in observation.params else observation.stage
+    level = level_of(observation.name, observation.unit, stage, within, settings(observation), {run_id: value})
+    return Figure(level=replace(level, precision=precision(observation.samples)), scope=observation.scope)
 
 
-def accepted(left: HostBaseline | None) -> Sight:
-    """What a host showed when it was accepted."""
-    if left is None or left.host is None:
-        return Sight(known=False)
-    figures = {"": left.host.figures, **{serial: kept.figures for serial, kept in left.gpus.items()}}
-    return Sight(
-        gpus=left.host.gpus,
-        parts=left.host.parts,
-        versions=left.host.versions,
+def accepted_state(baseline: HostBaseline | None) -> HostState:
+    """Return the state of a host when it was accepted."""
+    if baseline is None or baseline.host is None:
+        return HostState(has_record=False)
+    figures = {"": baseline.host.figures, **{serial: part.figures for serial, part in baseline.gpus.items()}}
+    return HostState(
+        gpus=baseline.host.gpus,
+        parts=baseline.host.parts,
+        versions=baseline.host.versions,
         figures={serial: {level.key: Figure(level=level) for level in levels} for serial, levels in figures.items()},
     )
 
 
-def together(sights: Sequence[Sight]) -> Sight:
-    """Several runs of one host as one: its figures settled over all of them, and the rest as the last one has it."""
-    known = [one for one in sights if one.known]
-    if len(known) < 2:
-        return known[0] if known else Sight(known=False)
-    found: dict[str, dict[Key, list[Figure]]] = defaultdict(lambda: defaultdict(list))
-    for one in known:
-        for serial, figures in one.figures.items():
+def merge_states(states: Sequence[HostState]) -> HostState:
+    """Merge several runs of one host: figures are combined over all runs, the rest is that of the last run."""
+    recorded = [state for state in states if state.has_record]
+    if len(recorded) < 2:
+        return recorded[0] if recorded else HostState(has_record=False)
+    by_part: dict[str, dict[Key, list[Figure]]] = defaultdict(lambda: defaultdict(list))
+    for state in recorded:
+        for serial, figures in state.figures.items():
             for key, figure in figures.items():
-                found[serial][key].append(figure)
+                by_part[serial][key].append(figure)
     return replace(
-        known[-1],
+        recorded[-1],
         figures={
-            serial: {key: _settled(figures) for key, figures in of_part.items()} for serial, of_part in found.items()
+            serial: {key: _merge_figures(figures) for key, figures in of_part.items()}
+            for serial, of_part in by_part.items()
         },
     )
 
 
-def _settled(figures: Sequence[Figure]) -> Figure:
-    last = figures[-1]
-    return replace(last, level=merged([figure.level for figure in figures]))
+def _merge_figures(figures: Sequence[Figure]) -> Figure:
+    return replace(figures[-1], level=merge_levels([figure.level for figure in figures]))
 
 
-def merged(levels: Sequence[Level]) -> Level:
-    """The same figure of several runs as one level."""
+def merge_levels(levels: Sequence[Level]) -> Level:
+    """Merge the same figure of several runs into one level."""
     last = levels[-1]
     values: dict[str, float] = {}
     for level in levels:
         values |= level.values
-    told = [level.precision for level in levels if level.precision is not None]
-    found = level_of(last.name, last.unit, last.stage, last.within, dict(last.params), values)
-    return replace(found, precision=max(told, default=None))
+    precisions = [level.precision for level in levels if level.precision is not None]
+    merged = level_of(last.name, last.unit, last.stage, last.within, dict(last.params), values)
+    return replace(merged, precision=max(precisions, default=None))
 
 
-def serials(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
-    """The GPUs by what they are known by; those that tell neither serial nor UUID are left out."""
+def gpus_by_serial(gpus: Iterable[Gpu]) -> dict[str, Gpu]:
+    """Return the GPUs by serial, or UUID; GPUs that report neither are left out."""
     return {identity(gpu): gpu for gpu in gpus if identity(gpu)}

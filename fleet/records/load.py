@@ -9,16 +9,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from fleet.judge.judge import Evidence
-from fleet.records.baseline_store import Copy
+from fleet.records.baseline_store import Snapshot
 from fleet.records.remedies import with_remedy
 from schemas import documents, quick
 from schemas.catalogue import BENCHMARKS, settings
+from schemas.decode import record_from_json
 from schemas.errors import RunError
 from schemas.plans import Plan, PlannedHost, Stage, plan_from_json
-from schemas.probes import GANG
-from schemas.records import Record, record_from_json
+from schemas.records import Record
 from schemas.reports import Quarantined
 from schemas.run_directory import EVENTS, RunDirectory, is_run, record_name, record_names, runs_in
+from schemas.stages import GANG
 
 PLAN_BYTES = 64_000_000
 JOURNAL_BYTES = 64_000_000
@@ -59,7 +60,7 @@ class Records(Mapping[str, Evidence]):
         """Open the records of a run; `events`, `journal` and `users` are those of `Run`."""
         self._directory, self._plan, self._events, self._journal = directory, plan, events, journal
         self._users = users or {}
-        self._baseline = Copy(directory, plan) if plan.baseline else None
+        self._baseline = Snapshot(directory, plan) if plan.baseline else None
         self._reader = quick.Reader()
 
     def __getitem__(self, host: str) -> Evidence:

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from fleet.quantities import quantity
-from fleet.report.format import clean, params_text, percent
+from fleet.report.formatting import clean, params_text, signed_percent
 from fleet.report.markup import code, section, table
 from schemas.baselines import CHANGED, FIGURES_GONE, FIGURES_NEW, IMPROVED, Change
 from schemas.reports import FleetReport
@@ -18,7 +18,7 @@ QUIET = (CHANGED, IMPROVED, FIGURES_GONE, FIGURES_NEW)
 TITLE = "Since it was accepted"
 
 
-def since_accepted(report: FleetReport) -> list[str]:
+def changes_section(report: FleetReport) -> list[str]:
     """The section on what changed against the accepted records; nothing where the run was compared with none."""
     if not report.baseline:
         return []
@@ -42,7 +42,7 @@ def rows(changes: Sequence[Change]) -> str:
 def _row(change: Change) -> tuple[str, ...]:
     part = code(change.scope) + (f" serial {code(change.serial)}" if change.serial else "")
     name = code(f"{change.what} {params_text(change.params)}".strip())
-    noise = f"{percent(change.noise).lstrip('+')} ({code(change.basis)})" if change.noise is not None else "–"
+    noise = f"{signed_percent(change.noise).lstrip('+')} ({code(change.basis)})" if change.noise is not None else "–"
     return (
         f"**{change.kind.replace('_', ' ')}**",
         code(change.host),
@@ -50,7 +50,7 @@ def _row(change: Change) -> tuple[str, ...]:
         name,
         code(quantity(change.old, change.unit)),
         code(quantity(change.new, change.unit)),
-        percent(change.share),
+        signed_percent(change.share),
         noise,
     )
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from fleet.judge.criteria import Criterion, Pack
 from fleet.quantities import NONE, SIGNS, number, scale
-from fleet.report.format import ACTIONS
+from fleet.report.formatting import ACTIONS
 from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS
 

@@ -1,4 +1,4 @@
-"""The views of a report that other programs read, written into the run directory: `junit.xml`, `observations.csv` and its kin."""
+"""Write the files of a report that other programs read: `junit.xml`, `observations.csv`, `observations.parquet`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from fleet.judge.evidence import Evidence
 from fleet.report.junit import render_junit
 from fleet.report.observations import render_csv
-from fleet.report.parquet import ready, write_parquet
+from fleet.report.parquet import require_pyarrow, write_parquet
 from fleet.report.stream import write_stream
 from schemas.reports import FleetReport
 
@@ -17,27 +17,27 @@ JUNIT, OBSERVATIONS, PARQUET = "junit.xml", "observations.csv", "observations.pa
 
 
 def add_options(report: argparse.ArgumentParser) -> None:
-    """Adds what `rackproof report` can be asked for beside what it always writes."""
+    """Add the options for optional files."""
     report.add_argument(
-        "--parquet", action="store_true", help="write observations.parquet too (needs the extra `parquet`)"
+        "--parquet", action="store_true", help="also write observations.parquet (needs the extra `parquet`)"
     )
     report.add_argument(
         "--all-observations",
         action="store_true",
-        help="of a large fleet write what accepted hosts measured, too, into observations.csv",
+        help="also write the observations of accepted hosts of a large fleet into observations.csv",
     )
 
 
 def check_options(options: argparse.Namespace) -> None:
-    """Raises UsageError for what cannot be had here; before the run is judged, which may take a while."""
+    """Raise UsageError if an option cannot be satisfied, before the run is judged, which may take minutes."""
     if options.parquet:
-        ready()
+        require_pyarrow()
 
 
 def write_views(
     directory: Path, report: FleetReport, evidence: Mapping[str, Evidence], options: argparse.Namespace
 ) -> None:
-    """Writes them, host by host, each in one step."""
+    """Write the files, each atomically and host by host."""
     write_stream(directory / JUNIT, render_junit(report))
     write_stream(directory / OBSERVATIONS, render_csv(report, evidence, whole=options.all_observations))
     if options.parquet:

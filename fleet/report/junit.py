@@ -1,8 +1,8 @@
-"""`junit.xml` for CI: a suite a host, a case a series of observations that a criterion judged.
+"""Render `junit.xml` for CI: a suite per host, a case per observation and criterion.
 
-What failed is a failure. What could not be told is an error, never `skipped`, which CI systems take for success; `skipped` is
-what somebody answers for, by name, until a day (a waiver). The first suite is the fleet's; its case `decision` passes where the
-fleet is accepted and nowhere else, so that no report without a verdict is green.
+A failed check is a failure. An inconclusive check is an error, never `skipped`, because CI systems count that as success;
+`skipped` marks waived checks. The first suite is the fleet's. Its case `decision` passes only if the fleet is accepted, so that
+a report without verdicts is not green.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from xml.sax.saxutils import escape, quoteattr
 
-from fleet.report.format import TEXT_LIMIT, action_name, clean, decision_name, found_and_wanted, params_text, status
+from fleet.report.formatting import TEXT_LIMIT, action_name, clean, decision_name, params_text, status, value_and_limit
 from fleet.report.observations import by_host
 from fleet.report.tables import headline
 from fleet.report.tables.summary_text import LINE_LIMIT
@@ -29,31 +29,31 @@ from schemas.reports import (
 )
 
 _ILLEGAL = str.maketrans({"\ufffe": "\ufffd", "\uffff": "\ufffd"})
-"""Of what `clean` leaves, the characters that XML 1.0 does not allow."""
+"""Characters that `clean` keeps and XML 1.0 does not allow."""
 WAIVED = "waived"
 _ELEMENTS = {FAIL: "failure", INCONCLUSIVE: "error", WAIVED: "skipped"}
 _VERDICTS = {ACCEPTED: PASS, REJECTED: FAIL}
-_MOST_STRAYS = 100
+_MAX_REJECTED = 100
 
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
     """One test case."""
 
-    place: str
-    """Its class: run, rack and host."""
+    class_name: str
+    """Mark, rack and host."""
     name: str
     verdict: str
-    """pass, fail, inconclusive or waived; anything else is an error."""
+    """`pass`, `fail`, `inconclusive` or `waived`; anything else is an error."""
     kind: str = ""
     message: str = ""
     lines: tuple[str, ...] = ()
     note: str = ""
-    """Of a case that passes."""
+    """Output of a case that passes."""
 
 
 def render_junit(report: FleetReport) -> Iterator[str]:
-    """The document in pieces, one a host."""
+    """Yield the document in pieces, one per host."""
     of_host = by_host(report.verdicts)
     yield '<?xml version="1.0" encoding="UTF-8"?>\n'
     yield f"<testsuites name={_quoted(_marked(report, f'rackproof {report.run_id}: {status(report)}'))}>\n"
@@ -64,12 +64,12 @@ def render_junit(report: FleetReport) -> Iterator[str]:
 
 
 def _fleet(report: FleetReport) -> str:
-    """The decision; in a large fleet also what passed, a case a criterion, which stands in no host's suite."""
-    place = _place(report, "fleet")
+    """Return the fleet's suite: the decision; of a large fleet also a case per criterion for the passes."""
+    class_name = _class_name(report, "fleet")
     verdict = _VERDICTS.get(report.decision, INCONCLUSIVE)
     cases = [
         Case(
-            place=place,
+            class_name=class_name,
             name=_marked(report, "decision"),
             verdict=verdict,
             kind=report.decision,
@@ -79,46 +79,50 @@ def _fleet(report: FleetReport) -> str:
         )
     ]
     if report.detail == EXCEPTIONS:
-        cases += [_passed(place, row) for row in report.judged if row.passed]
-    strays = [f"not believed: {item.path}: {item.reason}" for item in report.quarantined[:_MOST_STRAYS]]
+        cases += [_passed(class_name, row) for row in report.judged if row.passed]
+    rejected = [f"rejected input file: {item.path}: {item.reason}" for item in report.quarantined[:_MAX_REJECTED]]
     about = {"run_id": report.run_id, "profile": report.profile, "mark": report.mark, "rackproof": report.rackproof}
     about |= {"decision": decision_name(report, report.decision), "status": status(report)}
     about |= {f"caveat.{number}": line for number, line in enumerate(headline.caveats(report), 1)}
-    return _suite(_marked(report, "fleet"), cases, about, strays)
+    return _suite(_marked(report, "fleet"), cases, about, rejected)
 
 
-def _passed(place: str, row: Judged) -> Case:
+def _passed(class_name: str, row: Judged) -> Case:
     params = params_text(row.params)
     name = f"{row.criterion}: {row.name}{f' ({params})' if params else ''}{f', stage {row.stage}' if row.stage else ''}"
     return Case(
-        place=place, name=f"{name}: what passed", verdict=PASS, note=f"{row.passed} verdicts pass: {row.source}"
+        class_name=class_name, name=f"{name}: passed", verdict=PASS, note=f"{row.passed} checks passed: {row.source}"
     )
 
 
 def _host(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) -> str:
-    place = _place(report, host.rack, host.name)
-    cases = [_case(place, verdict) for verdict in verdicts]
+    class_name = _class_name(report, host.rack, host.name)
+    cases = [_case(class_name, verdict) for verdict in verdicts]
     explained = any(case.verdict not in (PASS, WAIVED) for case in cases)
     if not cases or (host.decision != ACCEPTED and not explained):
-        told = f"the host is {decision_name(report, host.decision)}"
+        message = f"the host is {decision_name(report, host.decision)}"
         verdict = _VERDICTS.get(host.decision, INCONCLUSIVE)
-        note = f"{told}; what passed is told of the fleet as a whole"
-        cases.append(Case(place=place, name="decision", verdict=verdict, kind=host.decision, message=told, note=note))
+        note = f"{message}; its passed checks are counted in the fleet's suite"
+        cases.append(
+            Case(
+                class_name=class_name, name="decision", verdict=verdict, kind=host.decision, message=message, note=note
+            )
+        )
     about = {"rack": host.rack, "decision": decision_name(report, host.decision), "record": host.record}
     return _suite(_marked(report, host.name), cases, about, host.events, host.name, report.began)
 
 
-def _case(place: str, verdict: Verdict) -> Case:
+def _case(class_name: str, verdict: Verdict) -> Case:
     params = params_text(verdict.params)
     part = "" if verdict.scope == "host" else f" {verdict.scope}"
-    # A case is known by its name from run to run: whom its failure is laid to is no part of it.
+    # CI systems match cases by name from run to run, so the name does not depend on which part a failure is attributed to.
     serial = f" serial {verdict.serial}" if verdict.serial and not verdict.part else ""
     stage = f", stage {verdict.stage}" if verdict.stage else ""
-    found, wanted = found_and_wanted(verdict)
+    value, limit = value_and_limit(verdict)
     facts = {
         "criterion": verdict.criterion,
-        "found": found if verdict.value is not None else "",
-        "wanted": wanted if verdict.limit is not None else "",
+        "value": value if verdict.value is not None else "",
+        "limit": limit if verdict.limit is not None else "",
         "action": action_name(verdict.action),
         "source": verdict.source,
         "basis": verdict.basis,
@@ -127,7 +131,7 @@ def _case(place: str, verdict: Verdict) -> Case:
     }
     waived = f"{verdict.verdict}, {verdict.waiver}: " if verdict.waiver else ""
     return Case(
-        place=place,
+        class_name=class_name,
         name=f"{verdict.criterion}: {verdict.name}{f' ({params})' if params else ''}{part}{serial}{stage}",
         verdict=WAIVED if verdict.waiver else verdict.verdict,
         kind=verdict.criterion if verdict.verdict != FAIL or verdict.action == "none" else verdict.action,
@@ -147,23 +151,23 @@ def _suite(
     failed = sum(case.verdict == FAIL for case in cases)
     waived = sum(case.verdict == WAIVED for case in cases)
     errors = sum(case.verdict != PASS for case in cases) - failed - waived
-    where = f" hostname={_quoted(host)}" if host else ""
-    when = f" timestamp={_quoted(began.removesuffix('Z'))}" if began else ""
+    hostname = f" hostname={_quoted(host)}" if host else ""
+    timestamp = f" timestamp={_quoted(began.removesuffix('Z'))}" if began else ""
     counts = f'tests="{len(cases)}" failures="{failed}" errors="{errors}" skipped="{waived}"'
-    pieces = [f"  <testsuite name={_quoted(name)} {counts}{where}{when}>\n    <properties>\n"]
+    pieces = [f"  <testsuite name={_quoted(name)} {counts}{hostname}{timestamp}>\n    <properties>\n"]
     pieces += [
         f"      <property name={_quoted(key)} value={_quoted(text, LINE_LIMIT)}/>\n"
         for key, text in about.items()
         if text
     ]
     pieces += ["    </properties>\n", *map(_xml, cases)]
-    told = "\n".join(map(_text, lines))
-    pieces += [f"    <system-out>{told}</system-out>\n"] if told else []
+    output = "\n".join(map(_text, lines))
+    pieces += [f"    <system-out>{output}</system-out>\n"] if output else []
     return "".join([*pieces, "  </testsuite>\n"])
 
 
 def _xml(case: Case) -> str:
-    head = f"    <testcase classname={_quoted(case.place)} name={_quoted(case.name)}"
+    head = f"    <testcase classname={_quoted(case.class_name)} name={_quoted(case.name)}"
     if case.verdict == PASS:
         return f"{head}><system-out>{_text(case.note)}</system-out></testcase>\n" if case.note else f"{head}/>\n"
     element = _ELEMENTS.get(case.verdict, "error")
@@ -174,13 +178,13 @@ def _xml(case: Case) -> str:
     )
 
 
-def _place(report: FleetReport, *parts: str) -> str:
-    """A class name; CI systems make a tree of its dots."""
+def _class_name(report: FleetReport, *parts: str) -> str:
+    """Return a class name; CI systems split it at its dots."""
     return ".".join(part.replace(".", "_") for part in (report.mark, "rackproof", *parts) if part)
 
 
 def _marked(report: FleetReport, text: str) -> str:
-    """`text`, after SIMULATED or REHEARSAL where no GPU was looked at."""
+    """Return `text`, preceded by SIMULATED or REHEARSAL if no GPU was tested."""
     return f"{report.mark} {text}".strip()
 
 

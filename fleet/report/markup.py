@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fleet.quantities import NONE
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 
 FENCED = str.maketrans({"`": "ˋ", "<": "‹", ">": "›"})
 HARMLESS = {**FENCED, ord("|"): "¦"}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
-from fleet.diff.against_baseline import Since, since_accepted
+from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence, Index, Planned
 from fleet.judge.judge import judge
@@ -82,7 +82,7 @@ def merge(
         packs,
         quarantined=quarantined,
         ended=max((record.ended for record in records), default=plan.created),
-        since=since_accepted(plan, evidence, packs),
+        since=diff_against_baseline(plan, evidence, packs),
         judged=tally.judged(),
     )
 
@@ -95,7 +95,7 @@ def put_together(
     *,
     quarantined: Iterable[Quarantined],
     ended: str,
-    since: Since,
+    since: BaselineDiff,
     judged: tuple[Judged, ...],
 ) -> FleetReport:
     """The report from what is told of each host; of verdicts that pass one of each kind is enough."""

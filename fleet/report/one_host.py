@@ -27,7 +27,7 @@ def add_option(report: argparse.ArgumentParser) -> None:
 
 def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> str:
     """Writes or prints the page; returns the decision on the host. Raises UsageError where the plan has no such host."""
-    from fleet.report.format import clean, decision_name
+    from fleet.report.formatting import clean, decision_name
     from fleet.report.html.page import render_html
     from fleet.report.markdown import render_markdown
     from fleet.report.tables.summary_text import LINE_LIMIT

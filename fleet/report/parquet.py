@@ -1,4 +1,4 @@
-"""`observations.parquet`: the rows of `observations.csv` in columns with types, where pyarrow is installed."""
+"""Write `observations.parquet`: the rows of `observations.csv` in typed columns. Needs pyarrow."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 from fleet.judge.evidence import Evidence
 from fleet.quantities import finite
-from fleet.report.format import clean
-from fleet.report.observations import CELL_LIMIT, COLUMNS, by_host, head, rows, values
+from fleet.report.formatting import clean
+from fleet.report.observations import CELL_LIMIT, COLUMNS, by_host, rows, shared_fields, values
 from fleet.report.stream import replacing
 from schemas.errors import UsageError
 from schemas.records import Value
@@ -19,13 +19,12 @@ from schemas.reports import FleetReport
 _WHOLE = ("launch", "samples", "verdicts")
 _NUMBERS = ("value", "min", "p50", "max", "cv", "limit")
 _TEXTS = {"value": "value_text", "limit": "limit_text"}
-"""Column of what is a text or a flag beside the column of numbers."""
-_ROWS = 100_000
-"""Of a group."""
+"""Columns for texts and flags, beside the column for numbers."""
+_GROUP_ROWS = 100_000
 
 
-def ready() -> None:
-    """Raises UsageError where pyarrow is not installed; better before the run is judged than after."""
+def require_pyarrow() -> None:
+    """Raise UsageError if pyarrow is not installed."""
     try:
         importlib.import_module("pyarrow.parquet")
     except ImportError:
@@ -36,8 +35,8 @@ def ready() -> None:
 
 
 def write_parquet(path: Path, report: FleetReport, evidence: Mapping[str, Evidence]) -> None:
-    """Writes the file in one step, some groups of rows in memory at a time. Raises UsageError as `ready`."""
-    ready()
+    """Write the file atomically, with one group of rows in memory at a time. Raise UsageError if pyarrow is not installed."""
+    require_pyarrow()
     arrow: Any = importlib.import_module("pyarrow")
     parquet: Any = importlib.import_module("pyarrow.parquet")
     schema = arrow.schema(
@@ -54,19 +53,19 @@ def _type(arrow: Any, name: str) -> Any:
 
 
 def _groups(report: FleetReport, evidence: Mapping[str, Evidence]) -> Iterator[list[dict[str, Value]]]:
-    every, verdicts = head(report), by_host(report.verdicts)
+    shared, verdicts = shared_fields(report), by_host(report.verdicts)
     group: list[dict[str, Value]] = []
     for host in report.hosts:
-        found = rows(host.name, host.rack, evidence.get(host.name, Evidence()), verdicts.get(host.name, ()))
-        group += [dict(_typed(zip(COLUMNS, values(every, row), strict=True))) for row in found]
-        if len(group) >= _ROWS:
+        host_rows = rows(host.name, host.rack, evidence.get(host.name, Evidence()), verdicts.get(host.name, ()))
+        group += [dict(_typed(zip(COLUMNS, values(shared, row), strict=True))) for row in host_rows]
+        if len(group) >= _GROUP_ROWS:
             yield group
             group = []
     yield group
 
 
 def _typed(row: Iterable[tuple[str, Value]]) -> Iterator[tuple[str, Value]]:
-    """Every value in the column of its kind: a number, or a text."""
+    """Yield each value with the column of its type: numbers, or texts."""
     for name, value in row:
         if name in _WHOLE:
             yield name, value

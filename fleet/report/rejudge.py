@@ -1,4 +1,4 @@
-"""`rackproof judge`: an old run under other criteria, and what that changes."""
+"""Compare the verdicts of an earlier report with those of the run judged again."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from schemas.records import to_json
 from schemas.reports import PASS, FleetReport
 
 Document = Mapping[str, Any]
-_PLACE = ("host", "scope", "name", "stage", "criterion")
+_KEY = ("host", "scope", "name", "stage", "criterion")
 MOST_LINES = 100
 
 
 @dataclass(frozen=True, kw_only=True)
-class Rejudged:
-    """A verdict that is not what it was; empty where there was, or is, none."""
+class VerdictChange:
+    """A verdict that changed; old or new is None if there was, or is, none."""
 
     kind: str
-    """`verdict`: another verdict. `waiver`: the same, waived or no longer. `limit`: another limit or reason. `new`. `gone`."""
+    """`verdict`; `waiver`: waived or no longer waived; `limit`: another limit or reason; `new`; `gone`."""
     old: Document | None
     new: Document | None
 
     @property
     def about(self) -> Document:
-        """The verdict as it is now, or as it was."""
+        """Return the new verdict, or the old one."""
         return self.new or self.old or {}
 
     def __str__(self) -> str:
@@ -37,37 +37,37 @@ class Rejudged:
         serial = f" (serial {about['serial']})" if about.get("serial") else ""
         was = self.old["verdict"] if self.old else "not judged"
         now = _state(self.new) if self.new else "not judged"
-        told = f"{was} → {now}" if self.kind != "limit" else f"{now}, with another limit or reason"
-        return f"{about['host']} {about['scope']}{serial}: {name}: {about['criterion']}: {told}: {about['reason']}"
+        change = f"{was} → {now}" if self.kind != "limit" else f"{now}, with another limit or reason"
+        return f"{about['host']} {about['scope']}{serial}: {name}: {about['criterion']}: {change}: {about['reason']}"
 
 
 def _state(document: Document) -> str:
     return f"{document['verdict']} (waived)" if "waiver" in document else str(document["verdict"])
 
 
-def rejudged(old: Document, report: FleetReport) -> tuple[Rejudged, ...]:
+def changed_verdicts(old: Document, report: FleetReport) -> tuple[VerdictChange, ...]:
     """Return the verdicts of a report.json that differ in `report`: other verdicts first, other limits and reasons last.
 
     Reasons are compared only if one version made both: another version may word them in another way.
     """
-    before = _by_place(old["verdicts"])
+    before = _by_key(old["verdicts"])
     compared_fields = ("limit", "operator", "value", *(("reason",) if old["rackproof"] == report.rackproof else ()))
-    after = _by_place(json.loads(json.dumps(to_json(verdict))) for verdict in report.verdicts)
-    found = []
-    for place, documents in after.items():
-        was = before.pop(place, [])
+    after = _by_key(json.loads(json.dumps(to_json(verdict))) for verdict in report.verdicts)
+    changes = []
+    for key, documents in after.items():
+        earlier = before.pop(key, [])
         for number, now in enumerate(documents):
-            then = was[number] if number < len(was) else None
+            then = earlier[number] if number < len(earlier) else None
             if kind := _kind(then, now, compared_fields):
-                found.append(Rejudged(kind=kind, old=then, new=now))
-        found += [Rejudged(kind="gone", old=then, new=None) for then in was[len(documents) :]]
-    found += [Rejudged(kind="gone", old=then, new=None) for documents in before.values() for then in documents]
+                changes.append(VerdictChange(kind=kind, old=then, new=now))
+        changes += [VerdictChange(kind="gone", old=then, new=None) for then in earlier[len(documents) :]]
+    changes += [VerdictChange(kind="gone", old=then, new=None) for documents in before.values() for then in documents]
     order = ("verdict", "waiver", "new", "gone", "limit")
-    return tuple(sorted(found, key=lambda item: order.index(item.kind)))
+    return tuple(sorted(changes, key=lambda item: order.index(item.kind)))
 
 
 def _kind(old: Document | None, new: Document, compared_fields: Sequence[str]) -> str:
-    """What is another; empty where nothing is. What only an older report leaves unsaid is no change."""
+    """Return the kind of change, or an empty string. A field that an older report lacks is not a change."""
     if old is None:
         return "new"
     if old["verdict"] != new["verdict"]:
@@ -78,22 +78,22 @@ def _kind(old: Document | None, new: Document, compared_fields: Sequence[str]) -
     return "limit" if any(old.get(key) != new.get(key) for key in (*compared_fields, *known)) else ""
 
 
-def _by_place(verdicts: Iterable[Document]) -> dict[tuple[object, ...], list[Document]]:
-    found: dict[tuple[object, ...], list[Document]] = {}
+def _by_key(verdicts: Iterable[Document]) -> dict[tuple[object, ...], list[Document]]:
+    by_key: dict[tuple[object, ...], list[Document]] = {}
     for verdict in verdicts:
         params = tuple(sorted((key, str(value)) for key, value in verdict.get("params", {}).items()))
-        found.setdefault((*(verdict.get(key, "") for key in _PLACE), params), []).append(verdict)
-    return found
+        by_key.setdefault((*(verdict.get(key, "") for key in _KEY), params), []).append(verdict)
+    return by_key
 
 
-def lines(old: Document, report: FleetReport, changes: Sequence[Rejudged]) -> Iterator[str]:
-    """What a terminal shows."""
+def lines(old: Document, report: FleetReport, changes: Sequence[VerdictChange]) -> Iterator[str]:
+    """Yield the lines for a terminal."""
     was, now = old["acceptance"]["status"], report.acceptance.status
-    yield f"{report.run_id}: {was} → {now}" if was != now else f"{report.run_id}: {now}, as before"
+    yield f"{report.run_id}: {was} → {now}" if was != now else f"{report.run_id}: {now}, unchanged"
     if old["rackproof"] != report.rackproof:
-        yield f"(the report was made by Rackproof {old['rackproof']}, this by {report.rackproof}: that may change verdicts too)"
+        yield f"(Rackproof {old['rackproof']} wrote the report, this is {report.rackproof}: that may change verdicts too)"
     if old.get("left_out"):
-        yield f"(of the report {old['left_out']} verdicts that passed were left out, and are not compared)"
+        yield f"(the report leaves out {old['left_out']} passed verdicts, which are not compared)"
     kinds = Counter(change.kind for change in changes)
     same = len(report.verdicts) - sum(count for kind, count in kinds.items() if kind != "gone")
     words = {
@@ -103,16 +103,16 @@ def lines(old: Document, report: FleetReport, changes: Sequence[Rejudged]) -> It
         "gone": "gone",
         "limit": "other limits or reasons",
     }
-    told = ", ".join(f"{count} {words[kind]}" for kind, count in kinds.items()) or "no verdict is another"
-    yield f"{told}; {same} as they were"
+    counts = ", ".join(f"{count} {words[kind]}" for kind, count in kinds.items()) or "no verdict changed"
+    yield f"{counts}; {same} unchanged"
     for change in changes[:MOST_LINES]:
         yield f"{change.kind}: {change}"
     if len(changes) > MOST_LINES:
         yield f"… and {len(changes) - MOST_LINES} more (--json has all)"
 
 
-def compared(changes: Iterable[Rejudged], old: Document) -> tuple[Rejudged, ...]:
-    """Without verdicts that pass and that a large fleet's report leaves out: they are not new."""
+def without_left_out(changes: Iterable[VerdictChange], old: Document) -> tuple[VerdictChange, ...]:
+    """Drop passed verdicts that the report of a large fleet leaves out: they are not new."""
     if not old.get("left_out"):
         return tuple(changes)
     return tuple(item for item in changes if not (item.kind == "new" and item.about["verdict"] == PASS))

@@ -11,7 +11,7 @@ from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fleet.diff.against_baseline import Since, since_accepted
+from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
 from fleet.judge.criteria import Pack
 from fleet.judge.digests import NAME as DIGEST
 from fleet.judge.judge import judge
@@ -85,7 +85,7 @@ def report_on_host(run: Run, packs: Sequence[Pack], host: str, *, workers: int |
     report = host_report(plan, planned, evidence[host], verdicts, packs, tuple(run.events.get(host, ())))
     refused = [item for item in first.quarantined if item.path.endswith(f"/{host}.json")]
     whole = put_together(
-        part, [report], verdicts, packs, quarantined=refused, ended=first.ended, since=Since(), judged=()
+        part, [report], verdicts, packs, quarantined=refused, ended=first.ended, since=BaselineDiff(), judged=()
     )
     return _only(plan, whole, verdicts, report)
 
@@ -134,7 +134,7 @@ def _report(job: Job, first: First, full: Full) -> FleetReport:
         packs,
         quarantined=[*run.quarantined, *first.quarantined],
         ended=first.ended or plan.created,
-        since=since_accepted(plan, run.evidence, packs),
+        since=diff_against_baseline(plan, run.evidence, packs),
         judged=judged,
     )
     total = sum(row.passed + row.failed + row.inconclusive for row in judged)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
-from fleet.diff.against_baseline import Since
+from fleet.diff.against_baseline import BaselineDiff
 from fleet.diff.against_baseline import summary as changes_summary
 from fleet.judge.drift import DRIFT, FIRST_S, span, untold
 from fleet.judge.evidence import pci_address
@@ -34,7 +34,7 @@ from schemas.reports import (
     mark,
 )
 from schemas.scopes import Scope
-from schemas.timeline import SOAK
+from schemas.stages import GANG, SOAK
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 UNJUDGED = "NOT JUDGED (no criterion applies)"
@@ -56,7 +56,7 @@ _TOLD_PARAMS = (
 
 
 def acceptance(
-    plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport], since: Since
+    plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport], since: BaselineDiff
 ) -> Acceptance:
     """The decision in a word, and the lines that are printed under it."""
     accepted = sum(host.decision == ACCEPTED for host in hosts)
@@ -137,7 +137,7 @@ def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[SummaryL
         host.name: launch.members
         for host in hosts
         for launch in host.launches
-        if launch.stage == "gang" and launch.outcome == "finished" and (launch.number, launch.members) not in spoilt
+        if launch.stage == GANG and launch.outcome == "finished" and (launch.number, launch.members) not in spoilt
     }
     for gang, planned in plan.gangs().items():
         groups = sorted(dict.fromkeys(last[host] for host in planned if host in last), key=len, reverse=True)
@@ -149,7 +149,7 @@ def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[SummaryL
             values = {"total": len(planned), "measured": len(members)}
             yield SummaryLine(kind=LineKind.CAVEAT, title=f"Gang {gang}", text=text, values=values)
         if not groups and any(
-            launch.stage == "gang" for host in hosts if host.name in planned for launch in host.launches
+            launch.stage == GANG for host in hosts if host.name in planned for launch in host.launches
         ):
             text = f"no launch of its {len(planned)} hosts finished"
             values = {"total": len(planned), "measured": 0}

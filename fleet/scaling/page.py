@@ -8,11 +8,11 @@ from pathlib import Path
 from markupsafe import Markup
 
 from fleet.quantities import NONE, number
-from fleet.report.format import clean, duration, percent_of
+from fleet.report.formatting import clean, duration, percent
 from fleet.report.html.page import asset, environment, policy
 from fleet.report.markup import HARMLESS, section, table
 from fleet.scaling.outcome import FAILED, MEASURED, OPEN, SKIPPED, Outcome, Row
-from fleet.scaling.plots import BOTTOM, HEIGHT, LEFT, RIGHT, WIDTH, bars, plots, series_name, styles
+from fleet.scaling.plots import FRAME, bars, plots, series_name, styles
 from fleet.scaling.published import RUNS, ours
 from schemas import VERSION
 from schemas.plans import Plan
@@ -63,7 +63,7 @@ def render_html(plan: Plan, found: Outcome, currency: str) -> str:
         synthetic=SYNTHETIC if _synthetic(found) else "",
         compare=TO_COMPARE,
         published=_published(found),
-        size={"width": WIDTH, "height": HEIGHT, "left": LEFT, "right": WIDTH - RIGHT, "bottom": HEIGHT - BOTTOM},
+        frame=FRAME,
     )  # fmt: skip
     return page
 
@@ -103,13 +103,13 @@ def _told(row: Row, currency: str) -> str:
     cost = f", {_money(row.cost)} {currency}".rstrip() if row.cost is not None else ""
     return (
         f"{_or_none(row.wall_s, duration)} (hookup {_or_none(row.hookup_s, duration)}), {number(row.throughput)} images/s, "
-        f"efficiency {percent_of(row.efficiency or 0.0)}, accuracy {row.accuracy:.4f}, loss {row.loss:.4f}{cost}{_note(row)}"
+        f"efficiency {percent(row.efficiency or 0.0)}, accuracy {row.accuracy:.4f}, loss {row.loss:.4f}{cost}{_note(row)}"
     )
 
 
 def _note(row: Row) -> str:
     cut = ", ended by max_steps before its epochs were over" if row.cut else ""
-    share = f", {percent_of(row.share)} of the images/s of cell {row.unconfined}" if row.share is not None else ""
+    share = f", {percent(row.share)} of the images/s of cell {row.unconfined}" if row.share is not None else ""
     return cut + share
 
 
@@ -145,7 +145,7 @@ def cells(row: Row, found: Outcome) -> tuple[str, ...]:
         _or_none(row.wall_s, duration),
         _or_none(row.hookup_s, duration),
         _or_none(row.throughput, number),
-        f"{percent_of(row.efficiency)}{'' if row.against != row.number else ' *'}" if row.efficiency else NONE,
+        f"{percent(row.efficiency)}{'' if row.against != row.number else ' *'}" if row.efficiency else NONE,
         _or_none(row.accuracy, lambda value: f"{value:.4f}"),
         _or_none(row.loss, lambda value: f"{value:.4f}"),
         *(cost if found.cost is not None else ()),

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from fleet.quantities import number
-from fleet.report.format import duration
-from fleet.report.tables.collectives import Curve, Tick, nice
-from fleet.report.tables.timing import Bar, Segment
+from fleet.report.charts.bar import Bar, stacked_bar
+from fleet.report.charts.line import Curve, Frame, LineAxes, Tick
+from fleet.report.formatting import duration
 from fleet.scaling.outcome import Outcome, Row
 
-WIDTH, HEIGHT = 480.0, 260.0
-LEFT, RIGHT, TOP, BOTTOM = 52.0, 14.0, 24.0, 26.0
+FRAME = Frame(width=480.0, height=260.0, left=52.0, right=14.0, top=24.0, bottom=26.0)
 COLOURS = 8
 
 
@@ -75,56 +73,37 @@ def _plot(found: Outcome, title: str, unit: str, note: str, figure: Callable[[Ro
             if row.cell.ranks not in kept or value > kept[row.cell.ranks][0]:  # as many ranks on other numbers of hosts
                 kept[row.cell.ranks] = value, row
     ranks = sorted({rank for kept in values.values() for rank in kept})
-    step, ceiling = nice(max(value for kept in values.values() for value, _ in kept.values()))
-
-    def across(rank: int) -> float:
-        span = math.log2(ranks[-1] / ranks[0])
-        share = math.log2(rank / ranks[0]) / span if span else 0.5
-        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
-
-    def down(value: float) -> float:
-        return round(HEIGHT - BOTTOM - value / ceiling * (HEIGHT - TOP - BOTTOM), 1)
-
+    axes = LineAxes(FRAME, ranks[0], ranks[-1], max(value for kept in values.values() for value, _ in kept.values()))
     curves, dots = [], []
     for key, kept in values.items():
         name, css = named[key]
-        points = [(across(rank), down(kept[rank][0])) for rank in sorted(kept)]
-        path = "M" + "L".join(f"{x:g},{y:g}" for x, y in points)
-        curves.append(Curve(path=path, css=f"line series {css}", title=name))
-        for rank in sorted(kept):
-            value, row = kept[rank]
-            told = f"{name}, {row.cell.hosts} × {row.cell.gpus}: {number(value)} {unit}"
-            dots.append((across(rank), down(value), f"series {css}", told))
+        series = {rank: kept[rank][0] for rank in sorted(kept)}
+        curves.append(Curve(path=axes.path(series), css=f"line series {css}", title=name))
+        for rank, value in series.items():
+            cell = kept[rank][1].cell
+            tooltip = f"{name}, {cell.hosts} × {cell.gpus}: {number(value)} {unit}"
+            dots.append((axes.x(rank), axes.y(value), f"series {css}", tooltip))
     return Plot(
         title=title,
         unit=unit,
         note=note,
-        x_ticks=tuple(Tick(at=across(rank), text=str(rank)) for rank in ranks),
-        y_ticks=tuple(
-            Tick(at=down(step * place), text=number(step * place)) for place in range(round(ceiling / step) + 1)
-        ),
+        x_ticks=axes.x_ticks(ranks, str),
+        y_ticks=axes.y_ticks(),
         curves=tuple(curves),
         dots=tuple(dots),
     )
 
 
 def bars(found: Outcome) -> list[Bar]:
-    """Where the time of each measured cell went."""
+    """Return where the time of each measured cell went."""
     timed = [row for row in found.rows if row.wall_s and row.hookup_s is not None and row.train_s is not None]
     longest = max((row.wall_s or 0.0 for row in timed), default=0.0)
-    epochs = {row.cell.epochs for row in timed}
+    several_epochs = len({row.cell.epochs for row in timed}) > 1
     drawn = []
     for row in timed:
-        begin, segments = 0.0, []
-        rest = max(0.0, (row.wall_s or 0.0) - (row.hookup_s or 0.0) - (row.train_s or 0.0))
-        for colour, name, spent in (
-            (0, "hookup", row.hookup_s),
-            (2, "training", row.train_s),
-            (16, "test and end", rest),
-        ):
-            width, title = 100 * (spent or 0.0) / longest, f"{name}: {duration(spent or 0.0)}"
-            segments.append(Segment(x=f"{begin:.2f}", width=f"{width:.2f}", colour=colour, title=title))
-            begin += width
-        label = f"{row.cell.hosts} × {row.cell.gpus}, {series_name(row.cell.series, with_epochs=len(epochs) > 1)}"
-        drawn.append(Bar(label=label, total=duration(row.wall_s or 0.0), segments=tuple(segments)))
+        wall, hookup, train = row.wall_s or 0.0, row.hookup_s or 0.0, row.train_s or 0.0
+        times = ((0, "hookup", hookup), (2, "training", train), (16, "test and end", max(0.0, wall - hookup - train)))
+        parts = ((colour, f"{name}: {duration(seconds)}", seconds) for colour, name, seconds in times)
+        label = f"{row.cell.hosts} × {row.cell.gpus}, {series_name(row.cell.series, with_epochs=several_epochs)}"
+        drawn.append(stacked_bar(label, duration(wall), parts, longest))
     return drawn

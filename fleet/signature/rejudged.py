@@ -1,4 +1,4 @@
-"""Whether report.json is what the records give: judged anew, and compared verdict by verdict."""
+"""Check report.json against the records: judge the run again and compare verdict by verdict."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 from fleet.judge.criteria import PACKS, shipped_packs
 from fleet.records.load import PLAN_BYTES
-from fleet.report.rejudge import rejudged as compared
+from fleet.report.rejudge import changed_verdicts
 from fleet.signature.sums import digest
 from schemas import documents
 from schemas.errors import RunError, UsageError
@@ -23,71 +23,72 @@ REPORT_BYTES = 2_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Rejudged:
-    """What judging the records again gives."""
+    """The result of judging the records again."""
 
     report: FleetReport
     differences: tuple[str, ...]
-    """In a line each, where report.json says something else; empty where it is exactly what the records give."""
+    """One line per difference of report.json; empty if it matches the records exactly."""
 
 
 Judge = Callable[[Path, Sequence[str], Sequence[str]], FleetReport]
-"""Run directory, further packs and further waivers -> its report: what `rackproof report` does before it writes."""
+"""Run directory, additional packs and additional waivers -> report, as `rackproof report` computes it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Rules:
-    """What a run is judged by beside what its plan says: names of packs and files, as on the command line."""
+    """Packs and waivers beside those of the plan, as given on the command line."""
 
     criteria: tuple[str, ...] = ()
     waivers: tuple[str, ...] = ()
 
 
-def rejudged(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
-    """The run judged again, beside its report.json. Raises RunError where there is none, or no plan."""
+def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
+    """Judge the run again and compare with its report.json. Raise RunError if report or plan is missing."""
     try:
-        there: Mapping[str, Any] = documents.read(RunDirectory(run_dir).report, "report", max_bytes=REPORT_BYTES)
+        document: Mapping[str, Any] = documents.read(RunDirectory(run_dir).report, "report", max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
-        raise RunError(f"{error}: make it with rackproof report {run_dir}") from None
+        raise RunError(f"{error}: run rackproof report {run_dir}") from None
     report = judge(run_dir, rules.criteria, rules.waivers)
-    return Rejudged(report=report, differences=tuple(differences(there, report)))
+    return Rejudged(report=report, differences=tuple(differences(document, report)))
 
 
-def differences(there: Mapping[str, Any], report: FleetReport) -> list[str]:
-    """Where a report.json is not what the records give: decisions first, then verdicts, then whatever else."""
-    if told := verdicts_differ(there, report):
-        return told
-    here: Mapping[str, Any] = json.loads(json.dumps(to_json(report)))
-    rest = sorted(key for key in {*there, *here} - {"rackproof"} if there.get(key) != here.get(key))
-    return [f"{key} differs" for key in rest]
+def differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
+    """Describe where a report.json differs from the records: decisions, else verdicts, else other fields."""
+    if lines := verdict_differences(document, report):
+        return lines
+    current: Mapping[str, Any] = json.loads(json.dumps(to_json(report)))
+    keys = sorted(key for key in {*document, *current} - {"rackproof"} if document.get(key) != current.get(key))
+    return [f"{key} differs" for key in keys]
 
 
-def verdicts_differ(there: Mapping[str, Any], report: FleetReport) -> list[str]:
-    """Where the decisions, of the fleet and of each host, and the verdicts of a report.json are not what the records give."""
-    found = [_differs("decision", there["decision"], report.decision)]
-    before = {host["name"]: host["decision"] for host in there["hosts"]}
+def verdict_differences(document: Mapping[str, Any], report: FleetReport) -> list[str]:
+    """Describe where the decisions, of the fleet and of each host, and the verdicts of a report.json differ."""
+    lines = [_difference("decision", document["decision"], report.decision)]
+    before = {host["name"]: host["decision"] for host in document["hosts"]}
     after = {host.name: host.decision for host in report.hosts}
-    found += [_differs(host, before.get(host), after.get(host)) for host in {**before, **after}]
-    found += map(str, compared(there, report))
-    return [text for text in found if text]
+    lines += [_difference(host, before.get(host), after.get(host)) for host in {**before, **after}]
+    lines += map(str, changed_verdicts(document, report))
+    return [line for line in lines if line]
 
 
-def _differs(what: str, there: str | None, here: str | None) -> str:
-    said = f"{what}: {there or 'not there'} in report.json, {here or 'not there'} by the records"
-    return said if there != here else ""
+def _difference(what: str, reported: str | None, judged: str | None) -> str:
+    if reported == judged:
+        return ""
+    return f"{what}: {reported or 'missing'} in report.json, {judged or 'missing'} from the records"
 
 
 def digests(run_dir: Path, rules: Rules) -> dict[str, str]:
-    """Pack or file of waivers by which a run may be judged -> its SHA-256: `h200-sxm`, or the path of the operator's own.
+    """Return the SHA-256 of every pack and waiver file that may judge the run, by pack name or path.
 
     Raises:
-        UsageError: a file of theirs is not there.
+        UsageError: a file that the plan or the rules name cannot be read.
     """
     plan = documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=PLAN_BYTES)
-    found = {name: digest(PACKS / f"{name}.yml") for name in shipped_packs()}
+    by_name = {name: digest(PACKS / f"{name}.yml") for name in shipped_packs()}
     for name in (*plan["criteria"], *rules.criteria, *rules.waivers):
-        if name not in found:
+        if name not in by_name:
             try:
-                found[name] = digest(Path(name))
+                by_name[name] = digest(Path(name))
             except RunError as error:
-                raise UsageError(f"{name}: a pack or waivers that cannot be read: {error}") from None
-    return found
+                raise UsageError(f"{name}: cannot read this pack or waiver file: {error}") from None
+    return by_name

@@ -1,4 +1,4 @@
-"""Signing a run and verifying it: `SHA256SUMS` over its files, `signed.json` among them, `SHA256SUMS.sig` over the sums."""
+"""Sign a run and verify it: `SHA256SUMS` covers its files including `signed.json`, `SHA256SUMS.sig` covers `SHA256SUMS`."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import Any
 
 from fleet.records import run_lock
-from fleet.report.format import clean, status
 from fleet.report.formats import PARQUET
+from fleet.report.formatting import clean, status
 from fleet.signature import ssh, views
-from fleet.signature.rejudged import Judge, Rules, digests, rejudged
+from fleet.signature.rejudged import Judge, Rules, digests, judge_again
 from fleet.signature.sums import (
     LEFT_OUT,
     MOST_BYTES,
@@ -35,13 +35,13 @@ from schemas.reports import FleetReport
 
 SCHEMA = "rackproof.signed/1"
 HOLDS, BROKEN, UNSURE = 0, 1, 2
-"""Exit codes of `verify`: what was signed is there; it is not; it is, and its judgement cannot be repeated here."""
+"""Exit codes of `verify`: unchanged and confirmed; changed; unchanged, but the judgement cannot be repeated here."""
 _SHOWN = 5
 
 
 @dataclass(frozen=True, kw_only=True)
 class Verified:
-    """What became of a verification."""
+    """The result of a verification."""
 
     code: int
     signer: str = ""
@@ -52,60 +52,59 @@ class Verified:
 
 
 def sign(run_dir: Path, key: Path, rules: Rules, judge: Judge) -> tuple[FleetReport, int, tuple[str, ...]]:
-    """Signs the run, after judging it again and making its views again: nobody signs what the records do not give.
+    """Sign the run after judging it and rendering its views again, so that the signed report matches the records.
 
     Returns:
-        The report, of how many files sums were taken, and what was signed unseen.
+        The report, the number of files with a checksum, and notes on files that could not be rendered again.
 
     Raises:
-        RunError: there is no report, it or a view of it is not what the records give, a file changed meanwhile, or the key
+        RunError: there is no report, it or a view of it does not match the records, a file changed meanwhile, or the key
             cannot be used.
-        HeldError: the run goes on.
+        HeldError: the run is in progress.
     """
-    there = run_lock.holder(run_dir)
-    if there and there.lives():
+    owner = run_lock.holder(run_dir)
+    if owner and owner.lives():
         raise HeldError(
-            f"{run_dir}: run locked by {there.who()} since {there.since}: sign it after its report is written"
+            f"{run_dir}: run locked by {owner.who()} since {owner.since}: sign it after its report is written"
         )
-    # Before anything is read: what is judged then must be what is signed.
-    before = sums(run_dir)
-    again = rejudged(run_dir, rules, judge)
-    if again.differences:
+    before = sums(run_dir)  # first, so that exactly the judged files are signed
+    rejudged = judge_again(run_dir, rules, judge)
+    if rejudged.differences:
         raise RunError(
-            f"{run_dir}: report.json is not what the records give by these criteria and waivers: {again.differences[0]}"
-            f"{_more(again.differences)}: rackproof report {run_dir}, read it, then sign"
+            f"{run_dir}: report.json does not match the records under these criteria and waivers: "
+            f"{rejudged.differences[0]}{_more(rejudged.differences)}: run rackproof report {run_dir}, read it, then sign"
         )
-    seen = views.compared(run_dir, again.report, before)
-    if seen.differ:
+    compared = views.compare_views(run_dir, rejudged.report, before)
+    if compared.differ:
         raise RunError(
-            f"{run_dir}: {', '.join(seen.differ)}: not what this Rackproof makes of report.json: "
-            f"rackproof report {run_dir}{' --parquet' * (PARQUET in seen.differ)}, read it, then sign"
+            f"{run_dir}: {', '.join(compared.differ)}: does not match report.json: run "
+            f"rackproof report {run_dir}{' --parquet' * (PARQUET in compared.differ)}, read it, then sign"
         )
-    statement = _statement(run_dir, again.report, rules)
+    statement = _statement(run_dir, rejudged.report, rules)
     text = json.dumps(statement, ensure_ascii=False, indent=1) + "\n"
     _refuse_changed(run_dir, before)
-    found = {**before, STATEMENT: hashlib.sha256(text.encode()).hexdigest()}
-    signed = as_text(dict(sorted(found.items())))
+    checksums = {**before, STATEMENT: hashlib.sha256(text.encode()).hexdigest()}
+    signed = as_text(dict(sorted(checksums.items())))
     signature = ssh.sign(signed.encode(), key)
-    # The old signature goes first: at no moment do sums and signature of two signings lie together and look whole.
+    # Remove the old signature first, so that checksums and signature of two signings never lie side by side.
     (run_dir / SIGNATURE).unlink(missing_ok=True)
     documents.write_text(run_dir / STATEMENT, text)
     documents.write_text(run_dir / SUMS, signed)
     documents.write_text(run_dir / SIGNATURE, signature)
-    return again.report, len(found), _unmade(seen)
+    return rejudged.report, len(checksums), _not_rendered(compared)
 
 
 def _refuse_changed(run_dir: Path, before: Mapping[str, str]) -> None:
     after = sums(run_dir)
     if changed := sorted({path for path, _ in before.items() ^ after.items()}):
         raise RunError(
-            f"{run_dir}: {clean(changed[0])}{_more(changed)} changed while the run was judged: let whoever writes there end, "
-            "then sign"
+            f"{run_dir}: {clean(changed[0])}{_more(changed)} changed while the run was judged: wait until no process writes "
+            "to the run directory, then sign"
         )
 
 
-def _unmade(seen: views.Compared) -> tuple[str, ...]:
-    return tuple(f"{name} was not made again: {why}" for name, why in seen.unmade.items())
+def _not_rendered(compared: views.Compared) -> tuple[str, ...]:
+    return tuple(f"{name} was not rendered again: {why}" for name, why in compared.not_rendered.items())
 
 
 def _statement(run_dir: Path, report: FleetReport, rules: Rules) -> dict[str, Any]:
@@ -134,22 +133,20 @@ def verify(
     identity: str | None = None,
     rules: Rules | None = None,
 ) -> Verified:
-    """Whether the run is what was signed, by somebody who may, and whether its records give its report.
+    """Check that the run is unchanged, that an allowed signer signed it, and that its records give its report.
 
     Args:
         run_dir: directory of the run.
         allowed: file of allowed signers.
-        judge: judges the run again; None: it is not.
-        identity: whose signature it must be; None: anybody's in that file.
-        rules: in place of those that the signer named; None: those.
+        judge: judges the run again; None: only checksums and signature are checked.
+        identity: the required signer; None: any allowed signer.
+        rules: used in place of those that the signer named; None: those of the signer.
 
     Raises:
-        RunError: the run is not signed, or nothing can be verified here.
+        RunError: the run is not signed, or it cannot be verified here.
     """
     if not (run_dir / SUMS).exists() or not (run_dir / SIGNATURE).exists():
-        raise RunError(
-            f"{run_dir}: not signed, there is no {SUMS} with a {SIGNATURE}: rackproof sign {run_dir} --key …"
-        )
+        raise RunError(f"{run_dir}: not signed: {SUMS} or {SIGNATURE} is missing: rackproof sign {run_dir} --key …")
     data = read(run_dir / SUMS)
     try:
         signer = str(ssh.verify(data, run_dir / SIGNATURE, allowed, identity))
@@ -160,9 +157,9 @@ def verify(
     if problems:
         return Verified(code=BROKEN, signer=signer, files=len(listed), problems=tuple(problems))
     statement = documents.read(run_dir / STATEMENT, "signed", max_bytes=MOST_BYTES)
-    told = Verified(code=HOLDS, signer=signer, statement=statement, files=len(listed))
-    theirs = Rules(criteria=tuple(statement["criteria"]), waivers=tuple(statement["waivers"]))
-    return _judged_again(told, run_dir, rules or theirs, judge, listed) if judge else told
+    result = Verified(code=HOLDS, signer=signer, statement=statement, files=len(listed))
+    signed_rules = Rules(criteria=tuple(statement["criteria"]), waivers=tuple(statement["waivers"]))
+    return _with_judgement(result, run_dir, rules or signed_rules, judge, listed) if judge else result
 
 
 def _changed(run_dir: Path, listed: Mapping[str, str]) -> list[str]:
@@ -171,80 +168,79 @@ def _changed(run_dir: Path, listed: Mapping[str, str]) -> list[str]:
 
 
 def _changes(run_dir: Path, listed: Mapping[str, str]) -> list[tuple[str, str]]:
-    """What is not as it was signed, by its path."""
-    found = []
-    there = set(files(run_dir))
-    for path in sorted(listed.keys() | there):
-        if path not in there:
-            found.append(("missing", clean(path)))
+    """List the files that are missing, added or changed since signing, each with its path."""
+    changes = []
+    present = set(files(run_dir))
+    for path in sorted(listed.keys() | present):
+        if path not in present:
+            changes.append(("missing", clean(path)))
         elif path not in listed:
-            found.append(("not signed", clean(path)))
+            changes.append(("not signed", clean(path)))
         else:
             try:
                 if digest(run_dir / path) != listed[path]:
-                    found.append(("changed", clean(path)))
+                    changes.append(("changed", clean(path)))
             except RunError as error:
-                found.append(("changed", clean(str(error))))
-    return found
+                changes.append(("changed", clean(str(error))))
+    return changes
 
 
-def _judged_again(told: Verified, run_dir: Path, rules: Rules, judge: Judge, listed: Mapping[str, str]) -> Verified:
-    """The verification with what judging the records again gives; that it differs says nothing where the rules differ too."""
+def _with_judgement(result: Verified, run_dir: Path, rules: Rules, judge: Judge, listed: Mapping[str, str]) -> Verified:
+    """Judge the run again. A difference proves nothing if packs, waivers or Rackproof changed as well."""
     try:
-        here = digests(run_dir, rules)
-        again = rejudged(run_dir, rules, judge)
+        current = digests(run_dir, rules)
+        rejudged = judge_again(run_dir, rules, judge)
     except UsageError as error:
-        return replace(told, code=UNSURE, notes=(f"not judged again: {error}",))
-    notes = _since(told.statement, here)
-    if not again.differences:
-        same = "judged again, the records give this report" + (" all the same" if notes else "")
-        return _seen_again(replace(told, notes=(*notes, same)), run_dir, again.report, listed)
+        return replace(result, code=UNSURE, notes=(f"not judged again: {error}",))
+    notes = _changed_rules(result.statement, current)
+    if not rejudged.differences:
+        same = f"judged again: the records {'still ' if notes else ''}give this report"
+        return _with_views(replace(result, notes=(*notes, same)), run_dir, rejudged.report, listed)
     if notes:
-        return replace(told, code=UNSURE, notes=(*notes, *(f"judged again: {text}" for text in again.differences)))
-    wrong = tuple(f"report.json is not what the records give: {text}" for text in again.differences)
-    return replace(told, code=BROKEN, problems=wrong)
+        return replace(result, code=UNSURE, notes=(*notes, *(f"judged again: {text}" for text in rejudged.differences)))
+    problems = tuple(f"report.json does not match the records: {text}" for text in rejudged.differences)
+    return replace(result, code=BROKEN, problems=problems)
 
 
-def _seen_again(told: Verified, run_dir: Path, report: FleetReport, listed: Mapping[str, str]) -> Verified:
-    """The verification with what making the views of the report again gives; only by the version that made them."""
-    if told.statement["rackproof"] != VERSION:
+def _with_views(result: Verified, run_dir: Path, report: FleetReport, listed: Mapping[str, str]) -> Verified:
+    """Render the views again, if this is the version that wrote them."""
+    if result.statement["rackproof"] != VERSION:
         return replace(
-            told, notes=(*told.notes, "its views were not made again: another version writes them otherwise")
+            result, notes=(*result.notes, "views not rendered again: another version of Rackproof wrote them")
         )
-    seen = views.compared(run_dir, report, listed)
-    told = replace(told, notes=(*told.notes, *_unmade(seen)))
-    wrong = tuple(f"{name} is not what report.json gives" for name in seen.differ if name != PARQUET)
-    if wrong:
-        return replace(told, code=BROKEN, problems=wrong)
-    if seen.differ:
+    compared = views.compare_views(run_dir, report, listed)
+    result = replace(result, notes=(*result.notes, *_not_rendered(compared)))
+    problems = tuple(f"{name} does not match report.json" for name in compared.differ if name != PARQUET)
+    if problems:
+        return replace(result, code=BROKEN, problems=problems)
+    if compared.differ:
         return replace(
-            told, code=UNSURE, notes=(*told.notes, f"{PARQUET}, made again, is another: by another pyarrow?")
+            result,
+            code=UNSURE,
+            notes=(*result.notes, f"{PARQUET} differs when written again: another version of pyarrow?"),
         )
-    return told
+    return result
 
 
-def _since(statement: Mapping[str, Any], here: Mapping[str, str]) -> tuple[str, ...]:
-    """What of the rules is not what it was when the run was signed."""
+def _changed_rules(statement: Mapping[str, Any], current: Mapping[str, str]) -> tuple[str, ...]:
+    """Describe what changed in packs, waivers and Rackproof since the run was signed."""
     signed: Mapping[str, str] = statement["packs"]
-    changed = sorted(name for name in {*signed, *here} if signed.get(name) != here.get(name))
-    found = [f"packs and waivers that changed since: {', '.join(changed)}"] if changed else []
+    changed = sorted(name for name in {*signed, *current} if signed.get(name) != current.get(name))
+    notes = [f"packs and waivers that changed since signing: {', '.join(changed)}"] if changed else []
     if statement["rackproof"] != VERSION:
-        found.append(f"signed with Rackproof {statement['rackproof']}, judged again with {VERSION}")
-    return tuple(found)
+        notes.append(f"signed with Rackproof {statement['rackproof']}, judged again with {VERSION}")
+    return tuple(notes)
 
 
 def outdated(run_dir: Path) -> str:
-    """A line for people where the run was signed and its reports are no longer those that were; else nothing."""
+    """Return a warning if the run was signed and its files changed since; else an empty string."""
     with contextlib.suppress(RunError, OSError):
         if (run_dir / SIGNATURE).exists() and (run_dir / SUMS).exists():
             listed = from_text(read(run_dir / SUMS).decode("utf-8", errors="replace"))
             changed = [path for _, path in _changes(run_dir, listed)]
             if changed:
-                which = f"{', '.join(changed[:_SHOWN])}{_more(changed, _SHOWN)}"
-                return (
-                    f"{run_dir} was signed, and is no longer what was signed: {which}: "
-                    f"read it, then sign it again (rackproof sign {run_dir} --key …)"
-                )
+                names = f"{', '.join(changed[:_SHOWN])}{_more(changed, _SHOWN)}"
+                return f"{run_dir} changed since it was signed: {names}: read it, then run rackproof sign {run_dir} --key …"
     return ""
 
 

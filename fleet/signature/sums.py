@@ -1,4 +1,4 @@
-"""`SHA256SUMS`: what every file of a run holds, as `sha256sum --check` reads it; and which files are left out, and why."""
+"""Read and write `SHA256SUMS`, the checksums of the files of a run in the format of `sha256sum`, and list its exceptions."""
 
 from __future__ import annotations
 
@@ -15,40 +15,38 @@ SUMS, SIGNATURE, STATEMENT = "SHA256SUMS", "SHA256SUMS.sig", "signed.json"
 LEFT_OUT: Mapping[str, str] = {
     SUMS: "the sums themselves; the signature covers them",
     SIGNATURE: "the signature",
-    "lock.json": "who carries out the run at this moment",
-    "journal.jsonl": "who began, resumed and reported the run; it grows with each report",
-    "metrics": "data of the run's Prometheus, which goes on compacting it",
-    "agent": "the wheel that was installed on the hosts; every record names its version",
+    "lock.json": "the process that runs the run at the moment",
+    "journal.jsonl": "who began, resumed and reported the run; each report adds a line",
+    "metrics": "data of the run's Prometheus, which keeps compacting it",
+    "agent": "the wheel that was installed on the hosts; every record holds its version",
     "rma": "made from the records by rackproof rma, at any time",
     "pages": "made from the records by rackproof report --host, at any time",
 }
-"""Name of a file or directory in the run directory -> why no sum is taken of it."""
+"""Name of a file or directory in the run directory -> why it has no checksum."""
 MOST_BYTES = 100_000_000
 _TEMPORARY = re.compile(r"\..+\.[a-z0-9_]{8}")
-"""A file that was being written, as we name such files."""
+"""Name of a temporary file of an unfinished write."""
 _LINE = re.compile(r"([0-9a-f]{64})  (.+)")
 
 
 def sums(directory: Path) -> dict[str, str]:
-    """Path within the run -> its SHA-256, sorted; without LEFT_OUT.
+    """Return path within the run -> its SHA-256, sorted; without LEFT_OUT.
 
     Raises:
-        RunError: something in the run is a link, no regular file, was left half written, or has a name that no line can hold.
+        RunError: a file is a link or not regular, is partly written, or has a name that does not fit on one line.
     """
-    found = {}
+    by_path = {}
     for path in sorted(files(directory)):
         if not path.isprintable() or "\\" in path:
             raise RunError(f"{path!r}: a name that cannot be signed: rename or remove the file")
         if _TEMPORARY.fullmatch(Path(path).name):
-            raise RunError(
-                f"{directory / path}: left by somebody who was cut off while writing a file: remove or rename it"
-            )
-        found[path] = digest(directory / path)
-    return found
+            raise RunError(f"{directory / path}: temporary file of an interrupted write: remove or rename it")
+        by_path[path] = digest(directory / path)
+    return by_path
 
 
 def files(directory: Path) -> Iterator[str]:
-    """Path within the run of everything in it that is no directory; without LEFT_OUT."""
+    """Yield the path within the run of every file in it; without LEFT_OUT."""
     for top in directory.iterdir():
         if top.name not in LEFT_OUT:
             yield from _below(top, directory)
@@ -63,44 +61,44 @@ def _below(path: Path, directory: Path) -> Iterator[str]:
 
 
 def digest(path: Path) -> str:
-    """SHA-256 of a regular file. Raises RunError where it is a link, a FIFO or cannot be read."""
-    found = hashlib.sha256()
+    """Return the SHA-256 of a regular file. Raise RunError if it is a link, a FIFO or cannot be read."""
+    digest = hashlib.sha256()
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-                raise RunError(f"{path}: not a regular file, which cannot be signed: remove it")
+                raise RunError(f"{path}: not a regular file, so it cannot be signed: remove it")
             while block := file.read(1 << 20):
-                found.update(block)
+                digest.update(block)
     except OSError as error:
-        raise RunError(f"{path}: {error.strerror}: no sum can be taken of it") from None
-    return found.hexdigest()
+        raise RunError(f"{path}: {error.strerror}: its checksum cannot be computed") from None
+    return digest.hexdigest()
 
 
-def as_text(found: Mapping[str, str]) -> str:
-    """The sums as `sha256sum` writes them."""
-    return "".join(f"{hashed}  {path}\n" for path, hashed in found.items())
+def as_text(checksums: Mapping[str, str]) -> str:
+    """Return the checksums in the format of `sha256sum`."""
+    return "".join(f"{checksum}  {path}\n" for path, checksum in checksums.items())
 
 
 def from_text(text: str) -> dict[str, str]:
-    """Path -> sum. Raises RunError where a line is none, or a path stands twice."""
-    found: dict[str, str] = {}
+    """Return path -> checksum. Raise RunError if a line is invalid or a path is listed twice."""
+    checksums: dict[str, str] = {}
     for number, line in enumerate(text.splitlines(), 1):
         match = _LINE.fullmatch(line)
-        if not match or match[2] in found:
-            raise RunError(f"{SUMS} line {number}: {'the path stands twice' if match else 'not a sum and a path'}")
-        found[match[2]] = match[1]
-    return found
+        if not match or match[2] in checksums:
+            raise RunError(f"{SUMS} line {number}: {'duplicate path' if match else 'not a checksum and a path'}")
+        checksums[match[2]] = match[1]
+    return checksums
 
 
 def read(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a regular file of at most that size. Raises RunError."""
+    """Return the content of a regular file of at most `most` bytes. Raise RunError."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            found = file.read(most + 1)
+            content = file.read(most + 1)
     except OSError as error:
         raise RunError(f"{path}: {error.strerror}") from None
-    if len(found) > most:
+    if len(content) > most:
         raise RunError(f"{path}: more than {most} bytes")
-    return found
+    return content

@@ -1,4 +1,4 @@
-"""Whether what people and other programs read of a run is what its report says: each view made again, compared by its sum."""
+"""Check the views of a report (HTML, Markdown, JUnit, …): render each again and compare checksums."""
 
 from __future__ import annotations
 
@@ -22,39 +22,39 @@ Pieces = Iterable[str]
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What making the views again gives."""
+    """The result of rendering the views again."""
 
     differ: tuple[str, ...]
-    """Files that hold something else."""
-    unmade: Mapping[str, str]
-    """File that cannot be made again here -> why."""
+    """Files with other content."""
+    not_rendered: Mapping[str, str]
+    """File that cannot be rendered here -> why."""
 
 
-def compared(run_dir: Path, report: FleetReport, found: Mapping[str, str]) -> Compared:
-    """The views of the run that are among `found` (path -> SHA-256), beside those that `report` gives here and now."""
+def compare_views(run_dir: Path, report: FleetReport, checksums: Mapping[str, str]) -> Compared:
+    """Render the views of `report` that are in `checksums` (path -> SHA-256) and compare them."""
     run = load(run_dir)
     differ = [
         name
         for name, renderings in _renderings(run, report).items()
-        if name in found and all(_digest(render()) != found[name] for render in renderings)
+        if name in checksums and all(_digest(render()) != checksums[name] for render in renderings)
     ]
-    unmade = {}
-    if PARQUET in found:
+    not_rendered = {}
+    if PARQUET in checksums:
         try:
-            differ += [PARQUET] * (_parquet(run, report) != found[PARQUET])
+            differ += [PARQUET] * (_parquet(run, report) != checksums[PARQUET])
         except UsageError:
-            unmade[PARQUET] = "pyarrow is not installed here"
-    return Compared(differ=tuple(differ), unmade=unmade)
+            not_rendered[PARQUET] = "pyarrow is not installed here"
+    return Compared(differ=tuple(differ), not_rendered=not_rendered)
 
 
 def _renderings(run: Run, report: FleetReport) -> dict[str, list[Callable[[], Pieces]]]:
-    """File -> every way in which `rackproof report` may have been asked to write it."""
+    """Return file -> the renderings that `rackproof report` may have written, depending on its options."""
     from fleet.report.html.page import render_html
     from fleet.report.junit import render_junit
     from fleet.report.markdown import render_markdown
     from fleet.report.prometheus import render_prometheus
 
-    # --all-observations makes a difference where accepted hosts are left out, and nowhere else.
+    # --all-observations matters only if the report leaves out accepted hosts.
     wholes = (False, True) if report.detail == EXCEPTIONS else (False,)
     return {
         "report.md": [lambda: [render_markdown(report, run.plan.grafana_url)]],
@@ -66,10 +66,10 @@ def _renderings(run: Run, report: FleetReport) -> dict[str, list[Callable[[], Pi
 
 
 def _digest(pieces: Pieces) -> str:
-    found = hashlib.sha256()
+    checksum = hashlib.sha256()
     for piece in pieces:
-        found.update(piece.encode())
-    return found.hexdigest()
+        checksum.update(piece.encode())
+    return checksum.hexdigest()
 
 
 def _parquet(run: Run, report: FleetReport) -> str:

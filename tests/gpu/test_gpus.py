@@ -21,8 +21,9 @@ from fleet.judge.judge import Evidence
 from fleet.planning.plan import make_plan, read_profile
 from fleet.report.merge import merge
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.records import MEASURED, Record, record_from_json, to_json
+from schemas.records import MEASURED, Record, to_json
 from tests import builders
 
 pytestmark = pytest.mark.gpu

@@ -95,7 +95,7 @@ def test_two_pods_logs_become_a_report(run: Path) -> None:
     logs = [run.parents[1] / host / "pod.log" for host in ("a", "b")]
     collected = rackproof("collect", run, *logs)
     assert (collected.returncode, collected.stderr) == (0, ""), logs[0].read_text(encoding="utf-8")
-    assert "4 records taken, 0 were there, none is missing" in collected.stdout
+    assert "4 records collected, 0 unchanged, none is missing" in collected.stdout
     report = rackproof("report", run)
     assert report.returncode == 0, report.stdout
     assert "FINAL ACCEPTANCE: REHEARSAL PASS\n- Hosts: 2 of 2 passed" in report.stdout
@@ -116,7 +116,7 @@ def test_pod_terminated_while_waiting_still_emits_its_record(run: Path) -> None:
     log = terminate_at(process, run.parents[1] / "a" / "pod.log", b"waiting up to")
     collected = rackproof("collect", run, log)
     assert collected.returncode == 0
-    assert "took hosts/a.json" in collected.stdout
+    assert "collected hosts/a.json" in collected.stdout
     report = rackproof("report", run)
     assert report.returncode == 2
     assert "hosts/b.json is missing" in report.stdout

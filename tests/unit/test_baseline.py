@@ -181,14 +181,14 @@ def test_run_that_is_not_accepted_is_refused_and_nothing_is_written(
     report = report_of(run)
     documents.write(run / "report.json", {**report, "decision": "accepted"})  # edited by hand
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
-    assert "is rejected when it is judged again, though its report says accepted" in capsys.readouterr().err
+    assert "is rejected when it is judged again, but its report says accepted" in capsys.readouterr().err
     assert not (tmp_path / "base").exists()
 
 
 @pytest.mark.parametrize(
     ("change", "says"),
     [
-        (lambda said: {**said, "verdicts": said["verdicts"][1:]}, "report.json is not what the records give: "),
+        (lambda said: {**said, "verdicts": said["verdicts"][1:]}, "report.json does not match the records: "),
         (lambda said: {**said, "verdicts": "none"}, "report.json: verdicts: 'none' is not of type 'array'"),
         (lambda said: {**said, "more": 1}, "report.json: the document: unknown more"),
     ],
@@ -242,9 +242,11 @@ def test_what_no_gpu_showed_is_never_a_baseline_of_gpus(kind: str, tmp_path: Pat
     plan = small("h1")
     planned = replace(plan, rehearsal=kind == "rehearsal", simulated=kind == "simulated")
     assert baseline_store.kind_of(planned) == kind
-    assert baseline_store.room(tmp_path, kind) == tmp_path / kind
-    other = baseline_store.Copy(tmp_path, replace(planned, baseline=PlannedBaseline(directory="base", digest="0" * 64)))
-    assert "cannot be believed" in other.of_host("h1", ()).problem
+    assert baseline_store.kind_directory(tmp_path, kind) == tmp_path / kind
+    other = baseline_store.Snapshot(
+        tmp_path, replace(planned, baseline=PlannedBaseline(directory="base", digest="0" * 64))
+    )
+    assert "is invalid" in other.of_host("h1", ()).problem
 
 
 def test_baseline_of_another_kind_is_refused_even_where_it_lies(kept: Path, tmp_path: Path) -> None:
@@ -284,7 +286,7 @@ def test_another_run_of_the_same_name_is_refused(
     run = run_directory(tmp_path / "again" / "good", nonce="f" * 32)
     assert call("report", run) == 0
     assert call("baseline", "accept", run, "--baseline", kept) == 64
-    assert "has another run called good" in capsys.readouterr().err
+    assert "has another run named good" in capsys.readouterr().err
 
 
 def test_list_and_show(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -308,12 +310,12 @@ def test_part_that_is_known_by_simulated_runs_alone_is_told_with_the_kind_to_ask
     assert call("report", run) == 0
     assert call("baseline", "accept", run, "--baseline", kept) == 0
     assert call("baseline", "show", "s1", "--baseline", kept) == 64
-    assert f"no baseline of s1 of kind gpu in {kept}: it has one of kind simulated: give --kind simulated" in (
+    assert f"no baseline of s1 of kind gpu in {kept}: there is one of kind simulated: give --kind simulated" in (
         capsys.readouterr().err
     )
     assert call("baseline", "show", "s1", "--baseline", kept, "--kind", "simulated") == 0
     assert call("baseline", "show", "nobody", "--baseline", kept) == 64
-    assert f"rackproof baseline list --baseline {kept} --kind gpu has them" in capsys.readouterr().err
+    assert f"rackproof baseline list --baseline {kept} --kind gpu" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("serial", ["../../etc/passwd", "", "a" * 300, "ümlaut", ".hidden"])
@@ -330,7 +332,7 @@ def test_serial_from_a_host_leads_to_no_path(serial: str) -> None:
 
 def compared(kept: Path, directory: Path, change: Change = lambda record: record) -> list[Verdict]:
     """The verdicts of a run that names the baseline, but for the passes."""
-    baseline = baseline_store.freeze(kept, "gpu", ["h1", "h2"], directory)
+    baseline = baseline_store.snapshot_baseline(kept, "gpu", ["h1", "h2"], directory)
     run = load(run_directory(directory, change=change, baseline=baseline))
     return [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
 
@@ -383,7 +385,7 @@ def test_copy_that_was_changed_after_the_plan_is_not_believed(name: str, kept: P
     run = load(tmp_path / "after")
     found = [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
     assert found
-    assert all(item.verdict == INCONCLUSIVE and "cannot be believed" in item.reason for item in found)
+    assert all(item.verdict == INCONCLUSIVE and "is invalid" in item.reason for item in found)
 
 
 def test_what_is_accepted_later_does_not_change_what_the_run_is_judged_by(kept: Path, tmp_path: Path) -> None:
@@ -406,7 +408,7 @@ def test_report_names_regressions_and_parts_that_differ(
     shown, report = capsys.readouterr().out, report_of(tmp_path / "after")
     assert "1 regressed, 1 part differ" in shown
     assert "REGRESSED: h1 gpu=0: stress.throughput" in shown
-    assert "REPLACED: h2 gpu=1: GPU h2-1 is gone, S-NEW is in its place" in shown
+    assert "REPLACED: h2 gpu=1: GPU h2-1 was replaced by S-NEW" in shown
     assert [item["kind"] for item in report["changes"]] == ["regressed", "replaced"]
     assert report["baseline"] == json.loads((tmp_path / "after" / "plan.json").read_text())["baseline"]["digest"]
     assert "Since it was accepted" in (tmp_path / "after" / "report.md").read_text()
@@ -467,7 +469,7 @@ def test_serial_that_is_an_attack_is_kept_compared_and_shown_harmlessly(
     assert "<script>" not in told
     assert call("diff", base, after) == 1
     told += capsys.readouterr().out
-    assert "is gone, h1-0 is in its place" in told
+    assert "was replaced by h1-0" in told
     assert not {"\x1b", "\u202e"} & set(listed + told)
 
 

@@ -64,8 +64,8 @@ def log_of(tmp_path: Path, lines: list[str], name: str = "pods.log") -> Path:
 def test_a_fleet_whose_records_came_by_log_is_accepted(run: Path, plan: Plan, tmp_path: Path) -> None:
     done = rackproof("collect", run, log_of(tmp_path, lines_of(plan, *HOSTS)))
     assert (done.returncode, done.stderr) == (0, "")
-    assert "took hosts/h1.json" in done.stdout
-    assert "none is missing" in done.stdout
+    assert "collected hosts/h1.json" in done.stdout
+    assert "none missing" in done.stdout
     assert rackproof("report", run).returncode == 0
 
 
@@ -122,10 +122,10 @@ def test_standard_input_and_json(run: Path, plan: Plan) -> None:
     )
     told = json.loads(done.stdout)
     assert done.returncode == 0
-    assert sorted(told["taken"]) == [f"gangs/r1/{host}.json" for host in HOSTS] + [
+    assert sorted(told["added"]) == [f"gangs/r1/{host}.json" for host in HOSTS] + [
         f"hosts/{host}.json" for host in HOSTS
     ]
-    assert (told["problems"], told["missing"], told["known"]) == ([], [], [])
+    assert (told["problems"], told["missing"], told["unchanged"]) == ([], [], [])
 
 
 def spoil_cut(lines: list[str]) -> list[str]:
@@ -210,7 +210,7 @@ def test_a_line_that_somebody_made_up_is_refused_by_name(
     done = rackproof("collect", run, log_of(tmp_path, [spoil(line), *lines_of(plan, "h2")]))
     assert done.returncode == 2
     assert says in done.stderr
-    assert "took hosts/h2.json" in done.stdout
+    assert "collected hosts/h2.json" in done.stdout
 
 
 def test_nothing_that_unpacks_to_more_than_it_says_is_unpacked() -> None:
@@ -228,7 +228,7 @@ def test_nothing_that_unpacks_to_more_than_it_says_is_unpacked() -> None:
     ("over", "says"),
     [
         ({"run_id": "r0"}, "a record of run r0 (host h1), not of r1"),
-        ({"nonce": "f" * 32}, "was made by another plan of the name r1"),
+        ({"nonce": "f" * 32}, "was made with another plan named r1"),
         ({"host": "h9"}, "host h9 is not in the plan"),
     ],
 )
@@ -239,7 +239,7 @@ def test_a_stranger_is_set_aside(over: dict[str, str], says: str, run: Path, pla
     assert not list(run.glob("hosts/*")) + list(run.glob("gangs/*/*"))
     assert len(list(run.glob("quarantine/*.json"))) == 2
     events = [json.loads(line) for line in (run / "collected.jsonl").read_text(encoding="utf-8").splitlines()]
-    assert {event["what"] for event in events} == {"set aside"}
+    assert {event["what"] for event in events} == {"quarantined"}
 
 
 def test_a_record_that_says_another_host_than_its_lines_is_refused(run: Path, plan: Plan, tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_a_record_that_says_another_host_than_its_lines_is_refused(run: Path, pl
     lines = list(frames.lines(text_of(record), run_id="r1", host="h2"))
     done = rackproof("collect", run, log_of(tmp_path, lines))
     assert done.returncode == 2
-    assert "a record of host h1, where h2 was told" in done.stderr
+    assert "the record is of host h1, its frame says h2" in done.stderr
 
 
 def test_a_record_that_grew_takes_the_place_of_the_earlier_and_never_the_other_way(
@@ -299,8 +299,8 @@ def test_a_record_that_takes_something_back_replaces_none_unless_the_operator_sa
     forged = log_of(tmp_path, told(replace(record, ended=LATER, **change(record))))
     done = rackproof("collect", run, forged)
     assert done.returncode == 2
-    assert "hosts/h1.json: 2 records that began at" in done.stderr
-    assert "the later lacks or changes what the earlier holds" in done.stderr
+    assert "hosts/h1.json: 2 records began at" in done.stderr
+    assert "the later one lacks or changes data of the earlier one" in done.stderr
     assert (run / "hosts" / "h1.json").read_bytes() == there
     assert rackproof("collect", run, forged, "--attempt", "last").returncode == 0
     assert documents.read(run / "hosts" / "h1.json", "record")["ended"] == LATER
@@ -335,8 +335,8 @@ def test_a_volume_is_searched_and_links_in_it_are_not_followed(run: Path, plan: 
     (volume / "h1" / "other.log").symlink_to("/etc/passwd")
     done = rackproof("collect", run, volume)
     assert (done.returncode, done.stderr) == (0, "")
-    assert "4 records taken" in done.stdout
-    assert "0 records taken, 4 were there" in rackproof("collect", run, volume).stdout
+    assert "4 records collected" in done.stdout
+    assert "0 records collected, 4 unchanged" in rackproof("collect", run, volume).stdout
 
 
 def test_a_broken_record_on_a_volume_is_refused_and_the_others_are_taken(run: Path, plan: Plan, tmp_path: Path) -> None:
@@ -346,13 +346,13 @@ def test_a_broken_record_on_a_volume_is_refused_and_the_others_are_taken(run: Pa
     done = rackproof("collect", run, tmp_path / "volume")
     assert done.returncode == 2
     assert "volume/hosts/h1.json: not JSON at offset" in done.stderr
-    assert "took hosts/h2.json" in done.stdout
+    assert "collected hosts/h2.json" in done.stdout
 
 
 @pytest.mark.parametrize(
     ("arguments", "code", "says"),
     [
-        (["nowhere", "-"], 2, "give the directory that `rackproof plan --run-dir` has made"),
+        (["nowhere", "-"], 2, "give the directory that `rackproof plan --run-dir` created"),
         (["RUN", "nowhere.log"], 64, "nowhere.log: No such file or directory"),
         (["RUN", "/dev/null"], 64, "not a file: give a log, a directory, or - for standard input"),
         (["RUN"], 64, "the following arguments are required: SOURCE"),
@@ -367,4 +367,4 @@ def test_wrong_usage_is_one_line(arguments: list[str], code: int, says: str, run
 def test_a_log_without_a_record_is_named(run: Path, tmp_path: Path) -> None:
     done = rackproof("collect", run, log_of(tmp_path, []))
     assert done.returncode == 2
-    assert "pods.log: no record was found: collect the whole log" in done.stderr
+    assert "pods.log: no record found: collect the whole log" in done.stderr

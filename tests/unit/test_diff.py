@@ -13,9 +13,9 @@ import pytest
 from fleet.diff.comparison import difference
 from fleet.judge.criteria import Criterion, VsBaseline
 from fleet.records import baseline_store
-from fleet.records.host_state import Figure, Sight, together
+from fleet.records.host_state import Figure, HostState, merge_states
 from schemas import documents
-from schemas.baselines import Change, Level, Place
+from schemas.baselines import Change, InstalledPart, Level
 from schemas.plans import Choice, Chosen
 from schemas.records import Gpu, Record
 from tests.accepted import call, report_of, run_directory, slowed, swapped
@@ -56,19 +56,19 @@ def figure(
     return Figure(level=level, scope=scope)
 
 
-def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]] = (), **more: object) -> Sight:
+def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]] = (), **more: object) -> HostState:
     found: dict[str, dict[object, Figure]] = {}
     for serial, one in figures:
         found.setdefault(serial, {})[one.level.key] = one
     gpus = tuple(gpu(serial, index) for index, serial in enumerate(serials) if serial)
-    return Sight(gpus=gpus, figures=found, **more)  # type: ignore[arg-type]
+    return HostState(gpus=gpus, figures=found, **more)  # type: ignore[arg-type]
 
 
-def told(old: dict[str, Sight], new: dict[str, Sight]) -> list[tuple[str, str, str]]:
+def told(old: dict[str, HostState], new: dict[str, HostState]) -> list[tuple[str, str, str]]:
     return [(item.kind, item.host, item.scope) for item in changes(old, new)]
 
 
-def changes(old: dict[str, Sight], new: dict[str, Sight]) -> tuple[Change, ...]:
+def changes(old: dict[str, HostState], new: dict[str, HostState]) -> tuple[Change, ...]:
     return difference(old, new, dict.fromkeys(new, CRITERIA))
 
 
@@ -106,8 +106,10 @@ def test_gpu_that_falls_off_the_bus_does_not_make_its_neighbours_new() -> None:
     assert told({"h1": old}, {"h1": new}) == [("gone", "h1", "gpu=1")]
 
 
-def disks(*serials: str, kind: str = "disk") -> tuple[Place, ...]:
-    return tuple(Place(kind=kind, slot=f"disk=nvme{number}n1", serial=serial) for number, serial in enumerate(serials))
+def disks(*serials: str, kind: str = "disk") -> tuple[InstalledPart, ...]:
+    return tuple(
+        InstalledPart(kind=kind, slot=f"disk=nvme{number}n1", serial=serial) for number, serial in enumerate(serials)
+    )
 
 
 @pytest.mark.parametrize(
@@ -121,12 +123,14 @@ def disks(*serials: str, kind: str = "disk") -> tuple[Place, ...]:
         ((), disks("A"), []),
     ],
 )
-def test_other_parts_by_serial(old: tuple[Place, ...], new: tuple[Place, ...], expected: list[str]) -> None:
+def test_other_parts_by_serial(
+    old: tuple[InstalledPart, ...], new: tuple[InstalledPart, ...], expected: list[str]
+) -> None:
     assert [kind for kind, _, _ in told({"h1": host(parts=old)}, {"h1": host(parts=new)})] == expected
 
 
 def test_hosts_that_went_and_came() -> None:
-    lost = {"h1": Sight(known=False), "h3": host(["C"])}
+    lost = {"h1": HostState(has_record=False), "h3": host(["C"])}
     assert told({"h1": host(["A"]), "h2": host(["B"])}, lost) == [
         ("gone", "h1", "host"),
         ("gone", "h2", "host"),
@@ -181,10 +185,10 @@ def test_change_states_its_noise_and_where_that_is_known_from() -> None:
     old = host(figures=[("S1", figure(100.0, sigma=0.01, runs=4))])
     (found,) = changes({"h1": old}, {"h1": host(figures=[("S1", figure(90.0))])})
     assert (found.share, found.noise) == (-0.1, pytest.approx(0.0447, abs=1e-4))
-    assert found.basis == "4 times its own, which is 1.1 % (sigma) over 4 runs"
-    assert "0.1 kB/s → 0.09 kB/s (-10 %), beyond 4.47 % of noise" in found.text
+    assert found.basis == "4 × its own noise, 1.1 % (sigma) over 4 runs"
+    assert "0.1 kB/s → 0.09 kB/s (-10 %), beyond 4.47 % noise" in found.text
     (once,) = changes({"h1": host(figures=[("S1", figure(100.0))])}, {"h1": host(figures=[("S1", figure(90.0))])})
-    assert once.basis == "criterion c-memory; its own is not known"
+    assert once.basis == "criterion c-memory; own noise unknown"
 
 
 def test_figures_of_another_part_are_not_compared() -> None:
@@ -209,11 +213,11 @@ def test_figures_that_were_not_measured_are_counted_and_no_regression() -> None:
 def test_part_in_its_place_of_which_nothing_was_measured_is_told() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
     (found,) = changes({"h1": old}, {"h1": host()})
-    assert (found.kind, found.old, found.untold) == ("figures_gone", 2, True)
+    assert (found.kind, found.old, found.is_unreported) == ("figures_gone", 2, True)
     assert not changes({"h1": old}, {"h1": old})
 
 
-def pairs(slow: str = "", share: float = 0.1) -> dict[str, Sight]:
+def pairs(slow: str = "", share: float = 0.1) -> dict[str, HostState]:
     """Three hosts, each with the rates to the two others."""
     names = ("h1", "h2", "h3")
     return {
@@ -249,10 +253,10 @@ def test_runs_together_settle_and_tell_the_spread() -> None:
         for key, found in one.figures["S1"].items():
             level = replace(found.level, values={f"r{number}": found.level.value})
             one.figures["S1"][key] = replace(found, level=level)  # type: ignore[index]
-    (settled,) = together(runs).figures["S1"].values()
+    (settled,) = merge_states(runs).figures["S1"].values()
     assert settled.level.value == 100.0
     assert settled.level.sigma == pytest.approx(0.01 / 0.8862)
-    assert together([Sight(known=False)]).known is False
+    assert merge_states([HostState(has_record=False)]).has_record is False
 
 
 # --- the command
@@ -304,21 +308,21 @@ def against(tmp_path: Path, name: str, **kept: Any) -> tuple[int, dict[str, Any]
         document = documents.read(path, "baseline")
         documents.write(path, {**document, **kept})
     after = tmp_path / "after"
-    run_directory(after, baseline=baseline_store.freeze(base, "gpu", ["h1", "h2"], after))
+    run_directory(after, baseline=baseline_store.snapshot_baseline(base, "gpu", ["h1", "h2"], after))
     return call("report", after), report_of(after)
 
 
 def test_report_says_how_much_of_a_run_was_compared(tmp_path: Path) -> None:
     code, report = against(tmp_path, "gpus/none.json")
     (line,) = [line for line in report["acceptance"]["summary"] if line.startswith("Against the accepted records")]
-    assert line.endswith(": 52 of 52 figures compared, nothing regressed, the parts are the same")
+    assert line.endswith(": 52 of 52 figures compared, nothing regressed, same parts")
     assert (code, report["decision"]) == (0, "accepted")
 
 
 def test_baseline_that_has_nothing_to_compare_with_is_no_pass(tmp_path: Path) -> None:
     code, report = against(tmp_path, "gpus/*.json", figures=[])
     (line,) = [line for line in report["acceptance"]["summary"] if line.startswith("Against the accepted records")]
-    assert line.endswith(": 0 of 52 figures compared, nothing can be told of how they were")
+    assert line.endswith(": 0 of 52 figures compared, no earlier figures")
     assert (code, report["decision"]) == (2, "incomplete")
     found = [item for item in report["verdicts"] if item["verdict"] != "pass"]
     assert [(item["host"], item["scope"], item["verdict"], item["criterion"]) for item in found] == [
@@ -344,7 +348,7 @@ def test_run_of_which_benchmarks_were_left_out_is_no_baseline(
     assert call("report", run) == 0
     capsys.readouterr()
     assert call("baseline", "accept", run, "--baseline", tmp_path / "base") == 2
-    assert "run part left out gemm (benchmark) of smoke (rackproof_budget_s)" in capsys.readouterr().err
+    assert "run part skipped gemm (benchmark) of smoke (rackproof_budget_s)" in capsys.readouterr().err
     assert not (tmp_path / "base").exists()
 
 
@@ -364,7 +368,7 @@ def test_several_earlier_runs_give_the_noise(tmp_path: Path, capsys: pytest.Capt
 def test_nothing_in_common_cannot_be_compared(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     one, other = run_directory(tmp_path / "a", hosts=["h1"]), run_directory(tmp_path / "b", hosts=["h9"])
     assert call("diff", one, other) == 2
-    assert "nothing of it can be compared" in capsys.readouterr().err
+    assert "no host, part and figure in common" in capsys.readouterr().err
     assert call("diff", one, run_directory(tmp_path / "c", hosts=["h1"], simulated=False, rehearsal=True)) == 2
     assert call("diff", tmp_path / "nowhere", one) == 2
     assert call("diff", one) == 64

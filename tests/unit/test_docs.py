@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import configparser
 import contextlib
+import importlib
 import importlib.util
 import io
 import json
@@ -20,10 +21,8 @@ import pytest
 import tomllib
 import yaml
 
-from agent.cli import verbs as agent_cli
-from fleet.cli import verbs as fleet_cli
 from fleet.inventory.ansible import check_variables
-from rackproof import local_run
+from rackproof.main import VERBS
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -86,8 +85,8 @@ def parser_of_the_command() -> Parser:
     parser = Parser(prog="rackproof")
     parser.add_argument("--version", action="version", version="")
     verbs = parser.add_subparsers(parser_class=Parser, required=True)
-    for module in (agent_cli, fleet_cli, local_run):
-        module.add_verbs(verbs)
+    for module in dict.fromkeys(VERBS.values()):
+        importlib.import_module(module).add_verb(verbs)
     return parser
 
 

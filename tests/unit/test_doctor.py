@@ -11,7 +11,7 @@ import pytest
 from agent.diagnose import doctor
 from collectors.base import HOST, Family
 from fleet.judge.criteria import read_packs
-from fleet.report.format import ACTIONS as LABELS
+from fleet.report.formatting import ACTIONS as LABELS
 from schemas.reports import ACTIONS
 from tests.accepted import Done, rackproof
 

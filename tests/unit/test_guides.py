@@ -96,6 +96,6 @@ def test_new_benchmark_runs_and_is_planned(checkout: Path) -> None:
 def test_new_verb_is_in_the_command(checkout: Path) -> None:
     module, line = code_blocks("A verb")
     (checkout / "agent/cli/uptime.py").write_text(module, encoding="utf-8")
-    add_entry(checkout / "agent/cli/verbs.py", line)
+    add_entry(checkout / "rackproof/main.py", line)
     assert json.loads(run(checkout, "rackproof", "uptime", "--json"))["uptime_s"] > 0
     assert "uptime" in run(checkout, "rackproof", "--help")

@@ -30,7 +30,7 @@ from fleet.judge.criteria import Criterion, VsBaseline
 from fleet.judge.evidence import HostView
 from fleet.judge.judge import judge
 from schemas.baselines import Accepted as Run
-from schemas.baselines import HostBaseline, Kept, Level, PlannedBaseline
+from schemas.baselines import HostBaseline, Level, PartBaseline, PlannedBaseline
 from schemas.records import ERROR, MEASURED, Observation, Samples
 from schemas.reports import INCONCLUSIVE
 from tests import builders
@@ -255,8 +255,10 @@ def test_reason_why_a_baseline_cannot_judge() -> None:
 # which parts have an accepted record
 
 
-def kept(part: str, name: str, *figures: Level, **over: Any) -> Kept:
-    return Kept(**{"kind": "gpu", "part": part, "id": name, "host": "h1", "runs": (RUN,), "figures": figures, **over})
+def kept(part: str, name: str, *figures: Level, **over: Any) -> PartBaseline:
+    return PartBaseline(
+        **{"kind": "gpu", "part": part, "id": name, "host": "h1", "runs": (RUN,), "figures": figures, **over}
+    )
 
 
 COPY = level(4.2e12, stage="benchmark", params={"op": "copy", "world_size": 4})

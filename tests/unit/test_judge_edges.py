@@ -24,7 +24,7 @@ from fleet.quantities import apart
 from fleet.report import summary as report_summary
 from fleet.report.merge import decide, merge
 from fleet.report.summary import slots
-from schemas.baselines import Accepted, HostBaseline, Kept, Level, PlannedBaseline
+from schemas.baselines import Accepted, HostBaseline, Level, PartBaseline, PlannedBaseline
 from schemas.plans import Plan
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot, Value
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, Verdict
@@ -485,8 +485,8 @@ def compared(plan: Plan, evidence: Evidence, *figures: Level) -> tuple[Plan, Evi
     bandwidth = Level(
         name="memory.bandwidth", stage="benchmark", unit="B/s", value=4.2e12, params=dict(plan.expected[0].params)
     )
-    part = Kept(kind="gpu", part="gpu", id="h1-0", host="h1", runs=(run,), figures=(*figures, bandwidth))
-    host = Kept(kind="host", part="host", id="h1", host="h1", runs=(run,), figures=(bandwidth,))
+    part = PartBaseline(kind="gpu", part="gpu", id="h1-0", host="h1", runs=(run,), figures=(*figures, bandwidth))
+    host = PartBaseline(kind="host", part="host", id="h1", host="h1", runs=(run,), figures=(bandwidth,))
     known = HostBaseline(host=host, gpus={"h1-0": part})
     planned = PlannedBaseline(directory="b", digest="0" * 64)
     return replace(plan, baseline=planned), replace(evidence, baseline=known)

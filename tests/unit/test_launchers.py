@@ -361,8 +361,8 @@ def test_hosts_that_a_scheduler_picked_are_planned_as_one_gang(capsys: pytest.Ca
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ([], "either -i with an inventory or --hosts with their names"),
-        (["--hosts", "a,b", "-i", "inventory/example"], "either -i with an inventory or --hosts with their names"),
+        ([], "either -i with an inventory, or --hosts with their names"),
+        (["--hosts", "a,b", "-i", "inventory/example"], "either -i with an inventory, or --hosts with their names"),
         (["--hosts", "a,a", "--gpus", "8"], "--hosts names a twice"),
         (["--hosts", "a=10.0.0.1,b=10.0.0.1", "--gpus", "8"], "hosts a and b have the same address 10.0.0.1"),
         (["--hosts", "a,", "--gpus", "8"], "host '': a host name has letters"),

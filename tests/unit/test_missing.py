@@ -14,7 +14,7 @@ from fleet.judge.judge import judge
 from fleet.judge.missing import BUS, DRIVER, Slots
 from fleet.simulate.fleet import Fleet, placed, simulate
 from rackproof.main import main
-from schemas.baselines import HOST, HostBaseline, Kept
+from schemas.baselines import HOST, HostBaseline, PartBaseline
 from schemas.plans import Plan
 from schemas.records import Gpu, Metric, Record, Snapshot
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
@@ -134,7 +134,7 @@ def test_by_its_module_where_the_buses_are_numbered_otherwise() -> None:
 def accepted(left: Evidence, *slots: int) -> Evidence:
     """The same, accepted with the parts of these slots."""
     gpus = tuple(builders.gpu("h2", at) for at in slots)
-    kept = Kept(kind=HOST, part=HOST, id="h2", host="h2", runs=(), figures=(), gpus=gpus)
+    kept = PartBaseline(kind=HOST, part=HOST, id="h2", host="h2", runs=(), figures=(), gpus=gpus)
     return replace(left, baseline=HostBaseline(host=kept))
 
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence
 from fleet.report.merge import merge
-from fleet.report.observations import COLUMNS, Head, Row, cell, piece, render_csv, safe
+from fleet.report.observations import COLUMNS, ObservationRow, SharedFields, cell, render_csv, rows_as_csv, safe
 from fleet.report.parquet import write_parquet
 from rackproof.main import main
 from schemas.records import ERROR, MEASURED, Observation, Samples
@@ -122,7 +122,7 @@ def test_of_a_large_fleet_accepted_hosts_say_where_their_observations_are(
     report = replace(healthy[0], detail=EXCEPTIONS, verdicts=(), hosts=(first, replace(second, decision="rejected")))
     rows = table("".join(render_csv(report, builders.evidence(PLAN))))
     assert [(row["status"], row["reason"]) for row in rows if row["host"] == "h1"] == [
-        ("skipped", "accepted, and left out of this file as one of many: hosts/h1.json has them")
+        ("skipped", "host is accepted; in a large fleet its observations are only in hosts/h1.json")
     ]
     assert len([row for row in rows if row["host"] == "h2"]) > 200
     assert {row["verdict"] for row in rows} == {"not listed"}, "that it passed is not known from this report"
@@ -142,8 +142,8 @@ def row_of(value: object, reason: str = "") -> str:
         reason=reason,
         samples=samples,
     )
-    row = Row(host="h1", rack="r1", serial="", scope="host", name="x.y", seen=seen)
-    return ",".join(COLUMNS) + "\r\n" + piece(Head(mark="", run_id="r1"), [row])
+    row = ObservationRow(host="h1", rack="r1", serial="", scope="host", name="x.y", observation=seen)
+    return ",".join(COLUMNS) + "\r\n" + rows_as_csv(SharedFields(mark="", run_id="r1"), [row])
 
 
 @pytest.mark.parametrize(

@@ -180,7 +180,7 @@ def test_wrong_profile_is_told_with_the_nearest_name(tmp_path: Path, text: str, 
         (
             {"rackproof_gpu_count": 1, "rackproof_gpu_model": "h200-smx"},
             [],
-            "rackproof_gpu_model h200-smx is unknown (did you mean h200-sxm?)",
+            "unknown rackproof_gpu_model h200-smx (did you mean h200-sxm?)",
         ),
         ({"rackproof_criteria": ["h100-smx"]}, [], "unknown criteria pack h100-smx (did you mean h100-sxm?)"),
         ({"rackproof_criteria": ["no/such.yml"]}, [], "no/such.yml: No such file or directory"),
@@ -201,7 +201,7 @@ def test_command_exits_64_with_a_message_and_no_traceback(
     ("arguments", "message"),
     [
         (["plann"], "unknown verb 'plann' (did you mean plan?)"),
-        (["plan"], "either -i with an inventory or --hosts with their names"),
+        (["plan"], "either -i with an inventory, or --hosts with their names"),
         (["plan", "-i", "no/such"], "inventory no/such: no such file or directory"),
         (["report"], "required: run_dir"),
         ([], ""),

@@ -58,7 +58,7 @@ def test_rejudging_under_a_tighter_pack_changes_only_the_verdicts_that_the_pack_
 def test_same_criteria_change_nothing(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert call("judge", run) == 0
-    assert "old: PASS, as before\nno verdict is another; " in capsys.readouterr().out
+    assert "old: PASS, unchanged\nno verdict changed; " in capsys.readouterr().out
 
 
 def test_new_criterion_and_changed_limit_are_distinguished(
@@ -66,9 +66,9 @@ def test_new_criterion_and_changed_limit_are_distinguished(
 ) -> None:
     capsys.readouterr()
     assert call("judge", run, "--criteria", pack(tmp_path / "more.yml", "ours", "1.0e+12")) == 0
-    assert "PASS, as before\n4 new; " in capsys.readouterr().out
+    assert "PASS, unchanged\n4 new; " in capsys.readouterr().out
     assert call("judge", run, "--criteria", pack(tmp_path / "looser.yml", "hbm-copy", "3.0e+12")) == 0
-    assert "PASS, as before\n4 other limits or reasons; " in capsys.readouterr().out
+    assert "PASS, unchanged\n4 other limits or reasons; " in capsys.readouterr().out
 
 
 def test_run_without_a_report_has_nothing_to_compare_with(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""The report for people: what it says, what it never says, and that nothing of a host's is more than text in it."""
+"""The rendered report: its content, and that text from hosts stays text."""
 
 from __future__ import annotations
 
@@ -18,12 +18,22 @@ import pytest
 
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.judge.judge import Evidence
-from fleet.report import format
+from fleet.report import formatting, scope_text
 from fleet.report.html import pairs, strips
 from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
-from fleet.report.tables import figure, gpus, headline, peers, places, reasons, routes, rows, timing, workloads
+from fleet.report.tables import (
+    communication,
+    figure,
+    gpus,
+    headline,
+    peers,
+    reasons,
+    timing,
+    verdict_rows,
+    workloads,
+)
 from fleet.report.tables.summary_text import RULE, render_summary
 from schemas.baselines import Change
 from schemas.catalogue import Expectation
@@ -152,7 +162,7 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
     linked = Metric(name="gpu.peer.link", unit="1", values={"gpu=0,peer=1": "NV18", "gpu=1,peer=0": "NV18"})
     metrics = (linked,) if more else ()
     snapshot = Snapshot(stage="benchmark", phase="after", at="2026-11-14T09:40:00Z", duration_s=0.1, metrics=metrics)
-    found = Record(
+    made = Record(
         run_id=plan.run_id,
         nonce=plan.nonce,
         host=host.name,
@@ -165,11 +175,11 @@ def record(plan: Plan, number: int, slow: int = -1, more: Sequence[Observation] 
         observations=tuple(observations),
         launches=(launch,),
     )
-    return replace(found, **over)
+    return replace(made, **over)
 
 
-def seen(name: str, value: Any, unit: str = "1", scope: str = "host", **params: Any) -> Observation:
-    """Something measured, with samples where the value is a number that was taken several times."""
+def measured(name: str, value: Any, unit: str = "1", scope: str = "host", **params: Any) -> Observation:
+    """Return a measured observation; rates have samples."""
     sampled = unit in ("FLOP/s", "B/s")
     samples = (
         Samples(n=42, min=value, p50=value, max=value, cv=0.0, precision=0.0012, stopped="precision")
@@ -190,47 +200,52 @@ def seen(name: str, value: Any, unit: str = "1", scope: str = "host", **params: 
     )
 
 
-def others(number: int = 0) -> list[Observation]:
-    """What the newer benchmarks measure on a host of two GPUs."""
-    found = []
+def other_benchmarks(number: int = 0) -> list[Observation]:
+    """Return the observations of the other benchmarks on a host of two GPUs."""
+    observations = []
     for gpu in ("gpu=0", "gpu=1"):
         off = 1e9 * number
-        found += [
-            seen("memory.bandwidth", 4.27e12 + off, "B/s", gpu, op="copy"),
-            seen("host_copy.bandwidth", 5.55e10 + off, "B/s", gpu, direction="host_to_device", sharing="alone"),
-            seen("integrity.wrong_words", 7 * number if gpu == "gpu=1" else 0, "1", gpu, pattern="zeros"),
-            seen("stress.throughput", 6.9e14 + off, "FLOP/s", gpu, dtype="bf16"),
-            seen("stress.power", 698.2, "W", gpu, dtype="bf16"),
-            seen("stress.efficiency", 9.9e11, "FLOP/J", gpu, dtype="bf16"),
-            seen("stress.flop_per_cycle", 4.66e5, "FLOP/cycle", gpu, dtype="bf16"),
-            seen("stress.clock", 1.485e9, "Hz", gpu, dtype="bf16"),
-            seen("stress.temperature", 63, "Cel", gpu, dtype="bf16"),
-            seen("stress.throttled_share", 0.38, "1", gpu, dtype="bf16", reason="power_cap"),
-            seen("stress.throttled_share", 0.0, "1", gpu, dtype="bf16", reason="hw_thermal"),
+        observations += [
+            measured("memory.bandwidth", 4.27e12 + off, "B/s", gpu, op="copy"),
+            measured("host_copy.bandwidth", 5.55e10 + off, "B/s", gpu, direction="host_to_device", sharing="alone"),
+            measured("integrity.wrong_words", 7 * number if gpu == "gpu=1" else 0, "1", gpu, pattern="zeros"),
+            measured("stress.throughput", 6.9e14 + off, "FLOP/s", gpu, dtype="bf16"),
+            measured("stress.power", 698.2, "W", gpu, dtype="bf16"),
+            measured("stress.efficiency", 9.9e11, "FLOP/J", gpu, dtype="bf16"),
+            measured("stress.flop_per_cycle", 4.66e5, "FLOP/cycle", gpu, dtype="bf16"),
+            measured("stress.clock", 1.485e9, "Hz", gpu, dtype="bf16"),
+            measured("stress.temperature", 63, "Cel", gpu, dtype="bf16"),
+            measured("stress.throttled_share", 0.38, "1", gpu, dtype="bf16", reason="power_cap"),
+            measured("stress.throttled_share", 0.0, "1", gpu, dtype="bf16", reason="hw_thermal"),
         ]
     for pair, speed in (("gpu=0,peer=1", 3.9e11), ("gpu=1,peer=0", 1.9e11)):
-        found += [
-            seen("peer_copy.bandwidth", speed, "B/s", pair, direction="one_way"),
-            seen("peer_copy.bandwidth", speed * 2, "B/s", pair, direction="both_ways"),
-            seen("peer_copy.access", speed > 2e11, "1", pair),
-            seen("peer_copy.latency", 2.1e-6, "s", pair),
+        observations += [
+            measured("peer_copy.bandwidth", speed, "B/s", pair, direction="one_way"),
+            measured("peer_copy.bandwidth", speed * 2, "B/s", pair, direction="both_ways"),
+            measured("peer_copy.access", speed > 2e11, "1", pair),
+            measured("peer_copy.latency", 2.1e-6, "s", pair),
         ]
     chosen = {"placement": "out_of_place", "size_bytes": GIB, "algorithm": "NVLS", "protocol": "SIMPLE"}
-    found += [
-        seen("collective.all_gather.busbw", 3.5e11, "B/s", **chosen),
-        seen("collective.all_gather.busbw", 3.4e11, "B/s", **{**chosen, "placement": "in_place", "algorithm": "RING"}),
-        seen("collective.all_gather.latency", 1.9e-5, "s", placement="out_of_place", size_bytes=8),
-        seen("collective.all_gather.graph_latency", 8.1e-6, "s", size_bytes=8),
-        seen("collective.transport", "P2P/CUMEM"),
-        seen("collective.nvls", True),
-        seen("collective.channels", 24),
-        seen("fashion_mnist.accuracy", 0.9213),
-        seen("variants.throughput", 31234.5, "images/s", variant="bf16_channels_last", batch_size=1024),
-        seen("checkpoint.identical", True),
-        seen("transformer.mfu", 0.4512),
+    observations += [
+        measured("collective.all_gather.busbw", 3.5e11, "B/s", **chosen),
+        measured(
+            "collective.all_gather.busbw", 3.4e11, "B/s", **{**chosen, "placement": "in_place", "algorithm": "RING"}
+        ),
+        measured("collective.all_gather.latency", 1.9e-5, "s", placement="out_of_place", size_bytes=8),
+        measured("collective.all_gather.graph_latency", 8.1e-6, "s", size_bytes=8),
+        measured("collective.transport", "P2P/CUMEM"),
+        measured("collective.nvls", True),
+        measured("collective.channels", 24),
+        measured("fashion_mnist.accuracy", 0.9213),
+        measured("variants.throughput", 31234.5, "images/s", variant="bf16_channels_last", batch_size=1024),
+        measured("checkpoint.identical", True),
+        measured("transformer.mfu", 0.4512),
     ]
     seconds = {"gemm": 10.0, "collective": 60.0 + number, "training": 30.0}
-    return [*found, *(seen("benchmark.duration", took, "s", benchmark=name) for name, took in seconds.items())]
+    return [
+        *observations,
+        *(measured("benchmark.duration", took, "s", benchmark=name) for name, took in seconds.items()),
+    ]
 
 
 def judged(plan: Plan, records: dict[int, Record], **over: Any) -> FleetReport:
@@ -267,7 +282,7 @@ EVERY = (render_html, render_markdown, render_summary)
 
 
 class Page(HTMLParser):
-    """The elements of a page with their attributes, in order, its text, and what stands in each element that ends."""
+    """The elements of a page with their attributes, in order, its text, and the text of some elements."""
 
     def __init__(self, html: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -296,14 +311,14 @@ class Page(HTMLParser):
 
     @property
     def data(self) -> dict[str, Any]:
-        """The block from which the script draws the hosts."""
-        found: dict[str, Any] = json.loads(next(text for tag, text in self.inside if tag == "script"))
-        return found
+        """Return the data from which the script draws the hosts."""
+        data: dict[str, Any] = json.loads(next(text for tag, text in self.inside if tag == "script"))
+        return data
 
     @property
-    def told(self) -> str:
-        """What stands in the page, and what the script draws of hosts."""
-        return "\n".join([self.text, *self.data["s"]])
+    def all_text(self) -> str:
+        """Return the text of the page and the texts that the script draws."""
+        return "\n".join([self.text, *self.data["texts"]])
 
 
 @pytest.mark.parametrize(
@@ -316,7 +331,7 @@ class Page(HTMLParser):
     ],
     ids=["accepted", "rejected", "incomplete", "rehearsal"],
 )
-def test_every_format_says_the_status(made: FleetReport, status: str) -> None:
+def test_every_format_shows_the_status(made: FleetReport, status: str) -> None:
     assert f"FINAL ACCEPTANCE: {status}\n" in render_summary(made)
     assert render_markdown(made).startswith(f"# FINAL ACCEPTANCE: {status}\n")
     page = Page(render_html(made))
@@ -324,7 +339,7 @@ def test_every_format_says_the_status(made: FleetReport, status: str) -> None:
     assert ("title", f"{status} – rack12-a – Rackproof") in page.inside
 
 
-def test_the_summary_is_exactly_that() -> None:
+def test_summary_shows_status_and_lines() -> None:
     report = replace(
         accepted(),
         acceptance=Acceptance(
@@ -345,7 +360,7 @@ def test_the_summary_is_exactly_that() -> None:
 
 
 @pytest.mark.parametrize("careless", [False, True], ids=["as merged", "with a status that forgot it"])
-def test_a_rehearsal_never_reads_as_an_accepted_fleet(careless: bool) -> None:
+def test_rehearsal_never_reads_as_accepted(careless: bool) -> None:
     report = rehearsal()
     if careless:
         report = replace(report, acceptance=replace(report.acceptance, status="PASS"))
@@ -359,46 +374,46 @@ def test_a_rehearsal_never_reads_as_an_accepted_fleet(careless: bool) -> None:
     assert headline.REHEARSAL_NOTICE in render_markdown(report)
 
 
-def test_a_rejection_names_the_part_what_was_found_and_what_to_do() -> None:
+def test_rejection_names_part_value_and_action() -> None:
     html, markdown = render_html(rejected()), render_markdown(rejected())
-    for text in (Page(html).text, markdown, "\n".join(["gpu-01", *Page(html).data["s"]])):
-        for said in ("gpu-01", "GPU 1", "1611", "gemm.throughput", "600.9 TFLOP/s", "≥ 700 TFLOP/s", "−14.2 %"):
-            assert said in text
+    for text in (Page(html).text, markdown, "\n".join(["gpu-01", *Page(html).data["texts"]])):
+        for expected in ("gpu-01", "GPU 1", "1611", "gemm.throughput", "600.9 TFLOP/s", "≥ 700 TFLOP/s", "−14.2 %"):
+            assert expected in text
         assert "Return the part (RMA)" in text
         assert "measured, 4x H200 SXM" in text
     data = Page(html).data
     assert (data["names"], data["decision"], data["counts"]) == (["gpu-00", "gpu-01"], "01", {"1": [1, 0, 0]})
-    assert [data["actions"][number] for number in data["acts"]["1"]] == ["Return the part (RMA)"]
+    assert [data["actions"][number] for number in data["action"]["1"]] == ["Return the part (RMA)"]
     assert data["gpus"] == [["pp", 1], ["pf", 1]]
-    assert "GPU 1: gemm.throughput 600.9 TFLOP/s, wanted ≥ 700 TFLOP/s" in data["s"]
-    assert "ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit gpu-01" in data["s"]
+    assert "GPU 1: gemm.throughput 600.9 TFLOP/s, wanted ≥ 700 TFLOP/s" in data["texts"]
+    assert "ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit gpu-01" in data["texts"]
 
 
-def test_a_missing_host_is_named_and_draws_no_chart() -> None:
+def test_missing_host_is_named_without_charts() -> None:
     made = plan(hosts=1)
     report = judged(made, {}, quarantined=[Quarantined(path="hosts/x.json", reason="of another run")])
     html = render_html(report)
     page = Page(html)
-    for said in (
+    for expected in (
         "no record: it is missing",
         "No bandwidth of any collective operation was measured.",
-        "No values of single devices were measured",
+        "No figure of a single device was measured",
         "No training was reported.",
-        "This host named no GPU.",
+        "This host reported no GPU.",
         "hosts/x.json",
     ):
-        assert said in page.told
+        assert expected in page.all_text
     assert not {"chart", "plot"} & set(page.values("class"))
-    assert "pass" not in page.text.split("Reasons")[-1].replace("0 passed", "").replace("can pass", "")
+    assert "pass" not in page.text.split("Reasons")[-1].replace("0 passed", "").replace("never as a pass", "")
 
 
-def test_nothing_judged_is_not_told_as_good_news() -> None:
+def test_report_without_verdicts_is_not_a_pass() -> None:
     report = replace(accepted(), verdicts=(), decision="incomplete")
-    assert "No verdict was reached on anything" in render_html(report)
-    assert "No verdict was reached on anything" in render_markdown(report)
+    assert "No observation was judged" in render_html(report)
+    assert "No observation was judged" in render_markdown(report)
 
 
-def test_links_lead_somewhere_and_ids_are_unique() -> None:
+def test_links_resolve_and_ids_are_unique() -> None:
     page = Page(render_html(rejected()))
     ids = page.values("id")
     assert len(ids) == len(set(ids))
@@ -410,7 +425,7 @@ def test_links_lead_somewhere_and_ids_are_unique() -> None:
     assert len([tag for tag, _ in page.elements if tag == "h1"]) == 1
 
 
-def test_the_policy_allows_our_style_and_script_and_nothing_else() -> None:
+def test_policy_allows_only_our_style_and_script() -> None:
     page = Page(render_html(accepted()))
     policy = next(a["content"] for tag, a in page.elements if a.get("http-equiv") == "Content-Security-Policy")
     inline = dict(
@@ -448,7 +463,7 @@ HOSTILE = [
 
 
 def invaded(word: str) -> FleetReport:
-    """A report of every section in which each string that a host or an inventory supplies is `word`."""
+    """Return a report with every section, in which each string from a host or the inventory is `word`."""
     made = plan()
     host = record(made, 1, slow=1)
     launch = host.launches[0]
@@ -468,19 +483,21 @@ def invaded(word: str) -> FleetReport:
         value=2e9,
         params={"size_bytes": 8},
     )
-    told = (
-        seen("benchmark.duration", 2.0, word, benchmark=word),
-        seen("collective.transport", word, word),
-        replace(seen("collective.nvls", True), status=ERROR, value=None, reason=word),
-        seen("collective.all_reduce.busbw", 2e9, "B/s", size_bytes=8, placement=word, algorithm=word, protocol=word),
-        seen("collective.all_reduce.graph_latency", 2.0, word, size_bytes=8),
-        seen("peer_copy.bandwidth", 2e9, "B/s", "gpu=0,peer=1", direction="one_way"),
-        seen("variants.throughput", word, word, variant=word, batch_size=word),
-        replace(seen("checkpoint.identical", True), status=ERROR, value=None, reason=word),
-        seen("stress.throughput", 2e9, word, "gpu=0", dtype=word),
-        seen("stress.throttled_share", 0.5, word, "gpu=0", dtype=word, reason=word),
-        seen("integrity.wrong_words", 5, word, "gpu=0", pattern=word),
-        seen("memory.bandwidth", 2e9, word, "gpu=0", op=word),
+    hostile = (
+        measured("benchmark.duration", 2.0, word, benchmark=word),
+        measured("collective.transport", word, word),
+        replace(measured("collective.nvls", True), status=ERROR, value=None, reason=word),
+        measured(
+            "collective.all_reduce.busbw", 2e9, "B/s", size_bytes=8, placement=word, algorithm=word, protocol=word
+        ),
+        measured("collective.all_reduce.graph_latency", 2.0, word, size_bytes=8),
+        measured("peer_copy.bandwidth", 2e9, "B/s", "gpu=0,peer=1", direction="one_way"),
+        measured("variants.throughput", word, word, variant=word, batch_size=word),
+        replace(measured("checkpoint.identical", True), status=ERROR, value=None, reason=word),
+        measured("stress.throughput", 2e9, word, "gpu=0", dtype=word),
+        measured("stress.throttled_share", 0.5, word, "gpu=0", dtype=word, reason=word),
+        measured("integrity.wrong_words", 5, word, "gpu=0", pattern=word),
+        measured("memory.bandwidth", 2e9, word, "gpu=0", op=word),
     )
     link = {"gpu=0,peer=1": word}
     host = replace(
@@ -488,7 +505,7 @@ def invaded(word: str) -> FleetReport:
         gpus=tuple(replace(gpu, serial=word, uuid=word, name=word, pci_bus_id=word) for gpu in host.gpus),
         software={word: word},
         launches=(replace(launch, stage=word, outcome="failed", reason=word, ranks=(rank,), log_tail=word),),
-        observations=(*host.observations, absent, of_device, curve, *told),
+        observations=(*host.observations, absent, of_device, curve, *hostile),
         snapshots=(replace(host.snapshots[0], metrics=(Metric(name="gpu.peer.link", unit="1", values=link),)),),
     )
     report = judged(
@@ -537,44 +554,44 @@ def structure(html: str) -> list[tuple[str, tuple[str, ...]]]:
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
-def test_what_hosts_say_is_only_text_in_the_page(word: str) -> None:
+def test_host_text_is_only_text_in_html(word: str) -> None:
     html = render_html(invaded(word))
     assert structure(html) == structure(render_html(invaded("word")))
     page = Page(html)
     assert all(href.startswith("#") for href in page.values("href"))
     assert [tag for tag, _ in page.elements].count("script") == 2
-    assert format.clean(word)[:40].strip() in page.text
-    assert any(format.clean(word)[:40].strip() in text for text in page.data["s"])
+    assert formatting.clean(word)[:40].strip() in page.text
+    assert any(formatting.clean(word)[:40].strip() in text for text in page.data["texts"])
     assert shape(page.data) == shape(Page(render_html(invaded("word"))).data)
     assert not re.search(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u200b-\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]", html)
     assert html.encode()
 
 
 def shape(data: Any) -> Any:
-    """What is left of the block without its texts, and without their numbers."""
+    """Return the structure of the data, without texts and numbers."""
     if isinstance(data, dict):
-        return {key: shape(value) for key, value in data.items() if key != "s"}
+        return {key: shape(value) for key, value in data.items() if key != "texts"}
     if isinstance(data, list):
         return [shape(value) for value in data]
     return type(data)
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
-def test_what_hosts_say_is_only_code_in_markdown(word: str) -> None:
+def test_host_text_is_only_code_in_markdown(word: str) -> None:
     outside = outside_code(render_markdown(invaded(word)))
     assert not re.search(r"[`<\[\]@~{}\x00-\x09\x0b-\x1f\x7f-\x9f\u202a-\u202e\ud800-\udfff]|http|www|xxxxx", outside)
     assert outside == outside_code(render_markdown(invaded("word")))
 
 
 def outside_code(markdown: str) -> str:
-    """What Markdown makes something of: all but the fenced summary and the code spans."""
+    """Return the Markdown without the fenced summary and the code spans."""
     head, fenced, rest = markdown.split("```")
     assert "FINAL ACCEPTANCE" in fenced
     return re.sub(r"`[^`\n]+`", "CODE", head + rest)
 
 
 @pytest.mark.parametrize("word", HOSTILE, ids=range(len(HOSTILE)))
-def test_what_hosts_say_cannot_steer_a_terminal(word: str) -> None:
+def test_host_text_cannot_control_the_terminal(word: str) -> None:
     first, status, *lines, last = render_summary(invaded(word)).split("\n")
     assert (first, status, last) == (RULE, "FINAL ACCEPTANCE: FAIL", RULE)
     assert len(lines) == 4
@@ -602,8 +619,8 @@ def test_what_hosts_say_cannot_steer_a_terminal(word: str) -> None:
         (float("nan"), "s", "not a finite number"),
     ],
 )
-def test_units_for_people(value: Any, unit: str, text: str) -> None:
-    assert format.quantity(value, unit) == text
+def test_quantities_are_readable(value: Any, unit: str, text: str) -> None:
+    assert formatting.quantity(value, unit) == text
 
 
 def verdict(value: Any, limit: Any, **over: Any) -> Verdict:
@@ -620,9 +637,9 @@ def verdict(value: Any, limit: Any, **over: Any) -> Verdict:
     return Verdict(**{**common, "value": value, "limit": limit, **over})
 
 
-def test_a_value_just_under_its_limit_does_not_look_like_it() -> None:
-    assert format.found_and_wanted(verdict(6.96599e14, 6.966e14)) == ("696.599 TFLOP/s", "≥ 696.6 TFLOP/s")
-    assert format.found_and_wanted(verdict(7e14, 7e14)) == ("700 TFLOP/s", "≥ 700 TFLOP/s")
+def test_value_just_below_its_limit_is_shown_with_more_digits() -> None:
+    assert formatting.value_and_limit(verdict(6.96599e14, 6.966e14)) == ("696.599 TFLOP/s", "≥ 696.6 TFLOP/s")
+    assert formatting.value_and_limit(verdict(7e14, 7e14)) == ("700 TFLOP/s", "≥ 700 TFLOP/s")
 
 
 @pytest.mark.parametrize(
@@ -639,8 +656,8 @@ def test_a_value_just_under_its_limit_does_not_look_like_it() -> None:
         ("ge", 10**400, 1, "–"),
     ],
 )
-def test_margins(operator: str, value: Any, limit: Any, text: str) -> None:
-    assert format.percent(format.margin(verdict(value, limit, operator=operator))) == text
+def test_margin_is_a_signed_share_of_the_limit(operator: str, value: Any, limit: Any, text: str) -> None:
+    assert formatting.signed_percent(formatting.margin(verdict(value, limit, operator=operator))) == text
 
 
 @pytest.mark.parametrize(
@@ -656,13 +673,13 @@ def test_margins(operator: str, value: Any, limit: Any, text: str) -> None:
         ([f"gpu={a},peer={b}" for a in range(8) for b in range(8) if a != b], "56 pairs of GPUs"),
     ],
 )
-def test_scopes_in_words(scopes: list[str], text: str) -> None:
-    assert places.scopes_name(scopes) == text
+def test_scopes_are_described_in_words(scopes: list[str], text: str) -> None:
+    assert scope_text.describe_scopes(scopes) == text
 
 
-def test_rows_fold_places_and_sizes_but_lose_no_value() -> None:
+def test_rows_fold_parts_and_sizes_without_losing_values() -> None:
     same = {"name": "collective.all_reduce.wrong_elements", "unit": "1", "operator": "eq", "scope": "host"}
-    found = rows.fold(
+    rows = verdict_rows.fold(
         [
             *(
                 verdict(7.5e14 + index * 1e12, 7e14, scope=f"gpu={index}", params={"dtype": "bf16"})
@@ -672,14 +689,14 @@ def test_rows_fold_places_and_sizes_but_lose_no_value() -> None:
             *(verdict(0, 0, params={"size_bytes": size}, **same) for size in SIZES),
         ]
     )
-    assert [(row.verdict, row.scope, row.params, row.found, row.margin) for row in found] == [
+    assert [(row.verdict, row.scope, row.params, row.value, row.margin) for row in rows] == [
         (FAIL, "GPU 3", "bf16", "600 TFLOP/s", "−14.3 %"),
         (PASS, "GPU 0–2", "bf16", "750 · 751 · 752 TFLOP/s", "+7.1 %"),
         (PASS, "host", "8 B … 1 GiB (4 sizes)", "0", "–"),
     ]
 
 
-def test_equal_reasons_are_told_once_and_parts_each_by_name() -> None:
+def test_equal_reasons_of_hosts_merge_but_parts_stay_separate() -> None:
     quiet: dict[str, Any] = {
         "value": None,
         "limit": None,
@@ -687,7 +704,7 @@ def test_equal_reasons_are_told_once_and_parts_each_by_name() -> None:
         "criterion": "plan",
         "scope": "host",
     }
-    found = reasons.reasons(
+    merged = reasons.reasons(
         [
             *(
                 verdict(name="training.loss", reason="not observed", host=host, params={"n": n}, **quiet)
@@ -698,30 +715,28 @@ def test_equal_reasons_are_told_once_and_parts_each_by_name() -> None:
             verdict(1, 0, operator="eq", reason="1", verdict=FAIL, serial="s2", scope="gpu=1", host="b", action="rma"),
         ]
     )
-    assert [(reason.hosts, reason.serial, reason.count) for reason in found] == [
+    assert [(reason.hosts, reason.serial, reason.count) for reason in merged] == [
         (("b",), "s2", 1),
         (("h",), "s1", 1),
         (("a", "b"), "", 2),
     ]
 
 
-def test_many_hosts_are_drawn_as_a_span_and_bars() -> None:
+def test_many_hosts_are_drawn_as_range_and_histogram() -> None:
     html = render_html(accepted(hosts=20, devices=8))
     assert html.count('<path class="spread"') == 1
     assert "lowest of 20" in html
     assert '<path class="heap"' in html
-    assert "Per host" in html
+    assert "Each host</summary>" in html
 
 
-def test_a_large_fleet_stays_readable_by_a_browser() -> None:
+def test_page_of_a_large_fleet_is_limited_in_size() -> None:
     report = accepted(hosts=2, devices=8)
     names = [f"gpu-{number:03d}" for number in range(200)]
     report = replace(
         report,
         hosts=tuple(replace(report.hosts[0], name=name) for name in names),
-        verdicts=tuple(
-            replace(found, host=name) for name in names for found in report.verdicts if found.host == "gpu-00"
-        ),
+        verdicts=tuple(replace(item, host=name) for name in names for item in report.verdicts if item.host == "gpu-00"),
     )
     html = render_html(report)
     print(f"{len(names)} hosts of 8 GPUs: {len(html) / 1e6:.2f} MB of HTML")
@@ -729,29 +744,30 @@ def test_a_large_fleet_stays_readable_by_a_browser() -> None:
     assert len(render_markdown(report)) < 200_000
 
 
-def test_floor_that_every_operation_is_held_to_is_told_once() -> None:
+def test_floor_for_every_operation_is_one_row() -> None:
     made = builders.plan("h1", "h2", "h3", gpu_count=4, rackproof_gang="none")
     evidence = builders.evidence(made)
 
-    def slower(seen: Observation) -> Observation:
-        return replace(seen, value=3.3e11) if seen.name == "collective.gather.busbw" else seen
+    def slower(item: Observation) -> Observation:
+        return replace(item, value=3.3e11) if item.name == "collective.gather.busbw" else item
 
     evidence["h1"] = builders.with_observations(evidence["h1"], slower)
     verdicts = merge(made, evidence, read_packs([])).verdicts
-    told = {
-        row.criterion: row for row in rows.fold(item for item in verdicts if item.host == "h1" and item.verdict == PASS)
+    rows = {
+        row.criterion: row
+        for row in verdict_rows.fold(item for item in verdicts if item.host == "h1" and item.verdict == PASS)
     }
-    own, fleet = told["busbw-4-gpus"], told["busbw-vs-fleet-8gib"]
+    own, fleet = rows["busbw-4-gpus"], rows["busbw-vs-fleet-8gib"]
     assert (own.name, own.scope, own.count, own.margin) == ("collective.*.busbw", "host", 17, "+3.2 %")
-    assert (own.found, own.wanted) == ("330 … 366 GB/s", "≥ 319.9 GB/s")
+    assert (own.value, own.wanted) == ("330 … 366 GB/s", "≥ 319.9 GB/s")
     assert (fleet.count, fleet.wanted) == (17, "≥ 329.4 GB/s")
     gather = replace(next(item for item in verdicts if item.criterion == "busbw-vs-fleet-8gib"), limit=3.0e11)
     same = [item for item in verdicts if item.criterion == "busbw-vs-fleet-8gib" and item.host == "h1"]
-    (row,) = rows.fold([*same, gather])
+    (row,) = verdict_rows.fold([*same, gather])
     assert row.wanted == "≥ 300 … 329.4 GB/s"
 
 
-def test_a_large_fleet_with_every_benchmark_stays_readable_too() -> None:
+def test_page_with_every_benchmark_is_limited_in_size() -> None:
     made = builders.plan(*(f"gpu-{number:02d}" for number in range(30)), gpu_count=8)
     report = merge(made, builders.evidence(made), read_packs([]))
     assert report.decision == "accepted"
@@ -761,9 +777,9 @@ def test_a_large_fleet_with_every_benchmark_stays_readable_too() -> None:
     assert len(render_markdown(report)) < 60_000
 
 
-def test_numbers_that_no_float_can_hold_do_no_harm() -> None:
+def test_huge_numbers_are_rendered() -> None:
     made = plan()
-    huge = tuple(replace(seen, value=10**400) for seen in record(made, 1).observations)
+    huge = tuple(replace(item, value=10**400) for item in record(made, 1).observations)
     report = accepted()
     report = replace(report, hosts=(report.hosts[0], replace(report.hosts[1], measurements=huge)))
     for render in EVERY:
@@ -771,53 +787,54 @@ def test_numbers_that_no_float_can_hold_do_no_harm() -> None:
 
 
 @pytest.mark.parametrize("render", EVERY)
-def test_the_same_report_gives_the_same_bytes(render: Any) -> None:
+def test_rendering_is_deterministic(render: Any) -> None:
     assert render(rejected()) == render(rejected())
 
 
 def full(**over: Any) -> FleetReport:
-    """Two hosts with what the newer benchmarks measure."""
+    """Return the report of two hosts with all benchmarks."""
     made = plan()
-    return judged(made, {number: record(made, number, more=others(number), **over) for number in range(2)})
+    return judged(made, {number: record(made, number, more=other_benchmarks(number), **over) for number in range(2)})
 
 
 def many(bad: int = 2) -> FleetReport:
-    """More hosts than are told of one by one; one of them is slow."""
+    """Return the report of more hosts than are listed one by one; one of them is slow."""
     made = plan(hosts=20)
-    return judged(made, {n: record(made, n, slow=1 if n == bad else -1, more=others(n)) for n in range(20)})
+    return judged(made, {n: record(made, n, slow=1 if n == bad else -1, more=other_benchmarks(n)) for n in range(20)})
 
 
-def test_time_is_told_for_the_fleet_and_each_host() -> None:
-    found = timing.times(full())
-    assert [(line.name, line.median, line.longest, line.where) for line in found.lines] == [
+def test_times_of_fleet_and_hosts() -> None:
+    times = timing.times(full())
+    assert [(row.name, row.median, row.longest, row.slowest_host) for row in times.rows] == [
         ("GEMM", "10 s", "10 s", "gpu-00"),
         ("Collectives", "60.5 s", "61 s", "gpu-01"),
         ("Training", "30 s", "30 s", "gpu-00"),
         ("start and end", "5 min 12 s", "5 min 12 s", "gpu-00"),
     ]
-    assert [bar.label for bar in found.bars] == ["median of 2 hosts", "gpu-00", "gpu-01"]
-    for bar in found.bars:
+    assert [bar.label for bar in times.bars] == ["median of 2 hosts", "gpu-00", "gpu-01"]
+    for bar in times.bars:
         assert sum(float(part.width) for part in bar.segments) == pytest.approx(100, abs=0.5)
-    assert timing.line(full()).startswith("6 min 52 s a host: start and end 5 min 12 s, Collectives 60.5 s")
-    assert "- Time: 6 min 52 s a host" in render_summary(full())
+    assert timing.summary_line(full()).startswith("6 min 52 s per host: start and end 5 min 12 s, Collectives 60.5 s")
+    assert "- Time: 6 min 52 s per host" in render_summary(full())
 
 
-def test_of_many_hosts_the_slowest_have_a_bar() -> None:
+def test_only_the_slowest_of_many_hosts_have_a_bar() -> None:
     report = many()
     report = replace(report, hosts=tuple(replace(host, launches=()) for host in report.hosts))
-    found = timing.times(report)
-    assert [bar.label for bar in found.bars] == ["median of 20 hosts", *(f"gpu-{n}" for n in (19, 18, 17, 16, 15))]
+    times = timing.times(report)
+    assert [bar.label for bar in times.bars] == ["median of 20 hosts", *(f"gpu-{n}" for n in (19, 18, 17, 16, 15))]
 
 
-def test_hosts_that_told_no_times_have_no_bars() -> None:
+def test_without_durations_there_are_no_bars() -> None:
     assert timing.times(accepted()) == timing.Times(total="")
-    assert "No host reported the duration" in render_html(accepted())
+    assert "No host reported how long" in render_html(accepted())
     assert "Time:" not in render_summary(accepted())
 
 
-def test_gpu_table_has_a_row_a_gpu_how_sure_each_figure_is_and_which_fails() -> None:
+def test_gpu_table_shows_precision_and_failures() -> None:
     made = plan()
-    table = gpus_table(judged(made, {0: record(made, 0, more=others()), 1: record(made, 1, slow=1, more=others(1))}))
+    hosts = {0: record(made, 0, more=other_benchmarks()), 1: record(made, 1, slow=1, more=other_benchmarks(1))}
+    table = gpus_table(judged(made, hosts))
     assert table.groups == (("GEMM, TFLOP/s", 1), ("Memory bandwidth, GB/s", 1), ("Host copies, GB/s", 1))
     assert table.columns == ("bf16", "copy", "host to device, alone")
     assert [(row.head, row.note) for row in table.rows] == [
@@ -836,7 +853,7 @@ def gpus_table(report: FleetReport) -> figure.Table:
     return table
 
 
-def test_of_many_hosts_the_span_and_those_with_findings_are_told() -> None:
+def test_gpu_table_of_many_hosts_shows_range_and_findings() -> None:
     table = gpus_table(many())
     assert [row.head for row in table.rows] == [
         "lowest of the fleet",
@@ -849,7 +866,7 @@ def test_of_many_hosts_the_span_and_those_with_findings_are_told() -> None:
     assert [matrix.host for matrix in peers.peers(many()).matrices] == ["gpu-02"]
 
 
-def test_figure_that_was_not_measured_says_so_in_its_place() -> None:
+def test_unmeasured_figure_shows_its_status() -> None:
     report = full()
     first = report.hosts[0]
     gone = tuple(
@@ -865,7 +882,7 @@ def test_figure_that_was_not_measured_says_so_in_its_place() -> None:
     ]
 
 
-def test_stress_table_tells_power_clock_and_why_it_was_throttled() -> None:
+def test_stress_table_shows_power_clock_and_throttle_reason() -> None:
     table = gpus.stress(full())
     assert table
     assert table.caption == "Matrix products on all GPUs at once, bf16"
@@ -881,18 +898,18 @@ def test_stress_table_tells_power_clock_and_why_it_was_throttled() -> None:
     ]
 
 
-def test_counts_that_must_be_nothing_are_told_where_they_are_not() -> None:
-    [check] = gpus.checks(full())
-    assert (check.title, check.looked, check.devices) == ("Memory integrity: wrong words", 4, 4)
-    assert check.wrong == ("gpu-01 GPU 1, zeros: 7",)
-    [clean] = gpus.checks(replace(full(), hosts=full().hosts[:1]))
-    assert clean.wrong == ()
+def test_error_counters_list_nonzero_devices() -> None:
+    [counter] = gpus.error_counters(full())
+    assert (counter.title, counter.readings, counter.devices) == ("Memory integrity: wrong words", 4, 4)
+    assert counter.errors == ("gpu-01 GPU 1, zeros: 7",)
+    [clean] = gpus.error_counters(replace(full(), hosts=full().hosts[:1]))
+    assert clean.errors == ()
 
 
-def test_matrix_of_peers_has_rate_link_and_lost_access() -> None:
-    found = peers.peers(full())
-    assert (found.pairs, found.span) == (4, "lowest 190 GB/s, median 290 GB/s, highest 390 GB/s")
-    matrix = found.matrices[0]
+def test_peer_matrix_shows_rate_link_and_missing_access() -> None:
+    measured = peers.peers(full())
+    assert (measured.pairs, measured.range) == (4, "lowest 190 GB/s, median 290 GB/s, highest 390 GB/s")
+    matrix = measured.matrices[0]
     assert (matrix.host, matrix.devices) == ("gpu-00", (0, 1))
     fast, slow = matrix.rows[0][1], matrix.rows[1][0]
     assert (fast.text, fast.note, fast.css) == ("390", "NV18, 780 both ways, 2.1 µs", "heat5")
@@ -900,34 +917,34 @@ def test_matrix_of_peers_has_rate_link_and_lost_access() -> None:
     assert matrix.rows[0][0].text == ""
 
 
-def test_routes_group_the_hosts_that_talked_alike() -> None:
-    [route] = routes.routes(full())
-    assert (route.where, route.transport, route.nvls, route.channels) == ("gpu-00, gpu-01", "P2P/CUMEM", "yes", "24")
-    assert route.choices == "NVLS/SIMPLE: all_gather; RING/SIMPLE: all_gather"
+def test_communication_paths_group_hosts() -> None:
+    [path] = communication.communication_paths(full())
+    assert (path.used_by, path.transport, path.nvls, path.channels) == ("gpu-00, gpu-01", "P2P/CUMEM", "yes", "24")
+    assert path.algorithms == "NVLS/SIMPLE: all_gather; RING/SIMPLE: all_gather"
     report = full()
     other = tuple(
         replace(item, value="SHM/direct") if item.name == "collective.transport" else item
         for item in report.hosts[1].measurements
     )
     report = replace(report, hosts=(report.hosts[0], replace(report.hosts[1], measurements=other)))
-    assert [(item.where, item.transport) for item in routes.routes(report)] == [
+    assert [(item.used_by, item.transport) for item in communication.communication_paths(report)] == [
         ("gpu-00", "P2P/CUMEM"),
         ("gpu-01", "SHM/direct"),
     ]
-    [table] = routes.latencies(report)
+    [table] = communication.latencies(report)
     assert table.groups == (("8 B", 2),)
     assert [(row.head, [cell.text for cell in row.cells]) for row in table.rows] == [
         ("all gather", ["19 µs", "8.1 µs"])
     ]
 
 
-def test_collectives_in_and_out_of_place_are_charts_of_their_own() -> None:
+def test_in_place_and_out_of_place_have_separate_charts() -> None:
     text = Page(render_html(full())).text
     assert "all gather, in place" in text
     assert "all gather, out of place" in text
 
 
-def test_workloads_have_a_column_a_host_or_the_span_of_many() -> None:
+def test_workloads_have_a_column_per_host_or_a_range() -> None:
     few = workloads.workloads(full())
     assert few
     assert few.columns == ("gpu-00", "gpu-01")
@@ -939,24 +956,24 @@ def test_workloads_have_a_column_a_host_or_the_span_of_many() -> None:
     ]
     span = workloads.workloads(many())
     assert span
-    assert span.columns == ("lowest", "median", "highest", "told by")
+    assert span.columns == ("lowest", "median", "highest", "reported by")
     assert [cell.text for cell in span.rows[0].cells] == ["92.1 %", "92.1 %", "92.1 %", "20 of 20"]
 
 
-def test_what_explains_a_finding_stands_beside_it() -> None:
+def test_detail_of_a_finding_is_shown() -> None:
     report = rejected()
     lost = "the ranks talk over NET/Socket, not InfiniBand: NCCL's fast path is lost"
     verdicts = tuple(replace(item, detail=lost) if item.verdict == FAIL else item for item in report.verdicts)
     report = replace(report, verdicts=verdicts)
     page = Page(render_html(report))
     assert lost in page.text
-    assert lost in page.data["s"]
+    assert lost in page.data["texts"]
     assert lost in render_markdown(report)
 
 
-def test_counts_that_are_exactly_right_are_one_row_for_all_settings() -> None:
+def test_exact_passes_share_one_row() -> None:
     same: dict[str, Any] = {"unit": "1", "operator": "eq", "criterion": "zero"}
-    found = rows.fold(
+    rows = verdict_rows.fold(
         [
             *(
                 verdict(0, 0, name="integrity.wrong_words", scope=f"gpu={n}", params={"pattern": pattern}, **same)
@@ -971,7 +988,7 @@ def test_counts_that_are_exactly_right_are_one_row_for_all_settings() -> None:
             verdict(3, 0, name="integrity.wrong_words", params={"pattern": "ones"}, **{**same, "verdict": FAIL}),
         ]
     )
-    assert [(row.name, row.verdict, row.scope, row.params, row.count) for row in found] == [
+    assert [(row.name, row.verdict, row.scope, row.params, row.count) for row in rows] == [
         ("integrity.wrong_words", FAIL, "GPU 0", "ones", 1),
         ("integrity.wrong_words", PASS, "GPU 0–1", "2 patterns", 4),
         ("collective.*.wrong_elements", PASS, "host", "8 B … 1 GiB (4 sizes)", 8),
@@ -997,8 +1014,8 @@ def one_of_everything() -> FleetReport:
     return judged(
         made,
         {
-            0: record(made, 0, more=others()),
-            1: record(made, 1, slow=1, more=others(1), launches=(failed,), software=older),
+            0: record(made, 0, more=other_benchmarks()),
+            1: record(made, 1, slow=1, more=other_benchmarks(1), launches=(failed,), software=older),
         },
         events={"gpu-01": ["failed at benchmark: launch: rc 1"]},
         quarantined=[Quarantined(path="hosts/gpu-99.json", reason="the plan has no such host")],
@@ -1007,7 +1024,7 @@ def one_of_everything() -> FleetReport:
 
 @pytest.mark.parametrize(("name", "render"), [("report.md", render_markdown), ("report.html", render_html)])
 def test_golden(name: str, render: Any) -> None:
-    """UPDATE_GOLDEN=1 writes the files anew."""
+    """UPDATE_GOLDEN=1 rewrites the files."""
     text = render(one_of_everything())
     if os.environ.get("UPDATE_GOLDEN"):
         (GOLDEN / name).write_text(text, encoding="utf-8")
@@ -1016,10 +1033,10 @@ def test_golden(name: str, render: Any) -> None:
 
 def exchanged(a: str, b: str, rail: int, rate: float | None) -> Observation:
     over: dict[str, Any] = {"status": ERROR, "value": None, "reason": "timed out"} if rate is None else {}
-    return replace(seen("pairs.bandwidth", rate or 1.0, "B/s", f"gpu={rail},partner={b}"), stage="gang", **over)
+    return replace(measured("pairs.bandwidth", rate or 1.0, "B/s", f"gpu={rail},partner={b}"), stage="gang", **over)
 
 
-def test_every_pair_of_hosts_is_one_square_of_the_gangs_picture() -> None:
+def test_pair_matrix_shows_every_pair() -> None:
     report = accepted(hosts=4)
     names = [host.name for host in report.hosts]
     slow = {(names[0], names[2]), (names[2], names[0])}
@@ -1035,10 +1052,10 @@ def test_every_pair_of_hosts_is_one_square_of_the_gangs_picture() -> None:
         )
         for host in report.hosts
     )
-    [picture] = pairs.pictures(replace(report, hosts=hosts))
-    assert (picture.hosts, picture.rails, picture.pairs, picture.failed, picture.odd) == (tuple(names), 2, 6, 0, True)
-    assert dict(picture.paths)["b1"] == "M2 0h1v1h-1zM0 2h1v1h-1z"
-    assert (picture.slowest[0].rail, picture.slowest[0].text, picture.slowest[0].share) == (
+    [matrix] = pairs.pair_matrices(replace(report, hosts=hosts))
+    assert (matrix.hosts, matrix.rails, matrix.pairs, matrix.failed, matrix.suspicious) == (tuple(names), 2, 6, 0, True)
+    assert dict(matrix.paths)["b1"] == "M2 0h1v1h-1zM0 2h1v1h-1z"
+    assert (matrix.slowest[0].rail, matrix.slowest[0].text, matrix.slowest[0].share) == (
         "1",
         "24 GB/s",
         "50 %",
@@ -1047,35 +1064,35 @@ def test_every_pair_of_hosts_is_one_square_of_the_gangs_picture() -> None:
     assert (own["partners"], own["rails"]) == (names[1:], ["0", "1"])
     assert (own["bands"], own["rates"][1]) == (["44", "41", "44"], [48.0, 24.0])
     lost = replace(hosts[3], measurements=(exchanged(names[3], names[0], 0, None), *hosts[3].measurements[1:]))
-    [picture] = pairs.pictures(replace(report, hosts=(*hosts[:3], lost)))
-    assert picture.failed == 1
-    assert "lost" in dict(picture.paths)
+    [matrix] = pairs.pair_matrices(replace(report, hosts=(*hosts[:3], lost)))
+    assert matrix.failed == 1
+    assert "lost" in dict(matrix.paths)
 
 
-def test_gangs_that_never_met_are_pictures_of_their_own() -> None:
+def test_separate_gangs_have_separate_matrices() -> None:
     report = accepted(hosts=4)
     names = [host.name for host in report.hosts]
     partner = {names[0]: names[1], names[1]: names[0], names[2]: names[3], names[3]: names[2]}
     hosts = tuple(
         replace(host, measurements=(exchanged(host.name, partner[host.name], 0, 4.8e10),)) for host in report.hosts
     )
-    found = pairs.pictures(replace(report, hosts=hosts))
-    assert [picture.hosts for picture in found] == [tuple(names[:2]), tuple(names[2:])]
-    assert pairs.pictures(report) == []
+    matrices = pairs.pair_matrices(replace(report, hosts=hosts))
+    assert [matrix.hosts for matrix in matrices] == [tuple(names[:2]), tuple(names[2:])]
+    assert pairs.pair_matrices(report) == []
 
 
-def test_a_strip_has_every_value_its_limit_and_the_worst_part() -> None:
+def test_strip_shows_values_limit_and_worst_part() -> None:
     [gemm] = [group for group in strips.groups(rejected()) if group.title == "GEMM"]
     [strip] = gemm.strips
     assert (strip.label, strip.settings, strip.count, strip.failed) == ("throughput", "bf16", 4, 1)
     assert (strip.wanted, strip.below, strip.lowest) == (("≥ 700 TFLOP/s",), True, "600.9 TFLOP/s")
-    assert [(far.host, far.part, far.margin) for far in strip.far] == [("gpu-01", "GPU 1", "−14.2 %")]
+    assert [(part.host, part.part, part.margin) for part in strip.worst] == [("gpu-01", "GPU 1", "−14.2 %")]
     failing = [dot for dot in strip.dots if dot.css == FAIL]
     assert len(failing) == 1
     assert failing[0].x < strip.limits[0] < min(dot.x for dot in strip.dots if dot.css == PASS)
 
 
-def test_a_strip_of_a_large_fleet_is_drawn_from_its_sums() -> None:
+def test_strip_of_a_large_fleet_is_a_histogram() -> None:
     spread = Spread(n=80, min=6e14, p05=7.4e14, p50=7.5e14, p95=7.6e14, max=7.7e14, bins=(1, 0, 0, 79))
     far = Far(host="gpu-01", scope="gpu=1", value=6e14, serial="1611", verdict=FAIL)
     row = Judged(
@@ -1103,14 +1120,14 @@ def test_a_strip_of_a_large_fleet_is_drawn_from_its_sums() -> None:
     )
     report = replace(rejected(), judged=(row, same), detail=EXCEPTIONS)
     health, gemm = strips.groups(report)
-    assert [(item.value, item.wanted, item.count) for item in health.same] == [("18", "= 18", 80)]
+    assert [(item.value, item.wanted, item.count) for item in health.constant] == [("18", "= 18", 80)]
     [strip] = gemm.strips
     assert (strip.count, strip.failed, strip.median, len(strip.dots)) == (80, 1, "750 TFLOP/s", 1)
     assert strip.bars.count("M") == 2
-    assert [(one.host, one.margin) for one in strip.far] == [("gpu-01", "−14.3 %")]
+    assert [(part.host, part.margin) for part in strip.worst] == [("gpu-01", "−14.3 %")]
 
 
-def test_what_somebody_answers_for_stands_apart() -> None:
+def test_waived_findings_are_separate() -> None:
     waiver = Waiver(criterion="gemm-bf16", who="A. Kim", why="on its way back", until="2026-12-31", host="gpu-01")
     report = rejected()
     report = replace(
@@ -1120,11 +1137,11 @@ def test_what_somebody_answers_for_stands_apart() -> None:
     assert "waived by A. Kim until 2026-12-31: on its way back" in page.text
     assert "Return the part" not in page.text
     assert page.data["counts"] == {"1": [0, 0, 1]}
-    assert page.data["acts"] == {}
+    assert page.data["action"] == {}
     assert page.data["gpus"] == [["pp", 2]]
 
 
-def test_changes_are_told_where_the_run_was_compared() -> None:
+def test_changes_are_shown_if_the_run_has_a_baseline() -> None:
     slower = Change(
         kind="regressed",
         host="gpu-01",
@@ -1140,25 +1157,25 @@ def test_changes_are_told_where_the_run_was_compared() -> None:
     )
     swapped = Change(kind="replaced", host="gpu-00", scope="gpu=0", what="gpu", text="gpu 1600 was 1699", serial="1600")
     text = Page(render_html(replace(accepted(), baseline="a" * 64, changes=(slower, swapped)))).text
-    for said in ("2 of 2 differences on 2 hosts", "750 TFLOP/s", "600 TFLOP/s", "−20.0 %", "gpu 1600 was 1699"):
-        assert said in text
+    for expected in ("2 of 2 differences on 2 hosts", "750 TFLOP/s", "600 TFLOP/s", "−20.0 %", "gpu 1600 was 1699"):
+        assert expected in text
     assert "Since it was accepted" not in Page(render_html(accepted())).text
 
 
-def test_many_hosts_that_fail_one_criterion_are_one_reason() -> None:
+def test_failures_of_one_criterion_on_many_hosts_merge() -> None:
     slow = [
         verdict(6e14 - n * 1e13, 7e14, verdict=FAIL, scope="host", host=f"h{n}", name="variants.throughput")
         for n in range(5)
     ]
     part = verdict(6e14, 7e14, verdict=FAIL, serial="s1", host="h9", scope="gpu=0", criterion="other")
-    found = reasons.together(reasons.reasons([*slow, part]))
-    assert [(reason.hosts, reason.found, reason.count) for reason in found] == [
+    merged = reasons.merge_reasons(reasons.reasons([*slow, part]))
+    assert [(reason.hosts, reason.value, reason.count) for reason in merged] == [
         (("h9",), "600 TFLOP/s", 1),
         (("h0", "h1", "h2", "h3", "h4"), "560 TFLOP/s", 5),
     ]
-    assert found[1].detail == "the worst of 5 findings, on h4"
+    assert merged[1].detail == "the worst of 5 findings, on h4"
 
 
-def test_a_log_of_a_host_keeps_its_lines_in_the_block() -> None:
+def test_log_keeps_its_lines_in_the_page_data() -> None:
     data = Page(render_html(one_of_everything())).data
-    assert "NCCL WARN\n  peer is gone" in data["s"]
+    assert "NCCL WARN\n  peer is gone" in data["texts"]

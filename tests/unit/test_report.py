@@ -417,4 +417,4 @@ def test_report_that_cannot_be_written_is_no_decision(run: Path, more: list[str]
     page.mkdir(parents=True)
     done = rackproof("report", run, *more)
     assert (done.returncode, done.stdout) == (74, "")
-    assert f"rackproof: {page.parent}: Is a directory: the report there is old, or not whole" in done.stderr
+    assert f"rackproof: {page.parent}: Is a directory: the report there is old or incomplete" in done.stderr

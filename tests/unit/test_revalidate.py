@@ -17,8 +17,9 @@ from typing import Any
 
 import pytest
 
-from fleet.integrations.notification import call, mail, notice, state
-from fleet.integrations.scheduler import DRAINED, give_back, take
+from fleet.cli.notice import call
+from fleet.integrations.notification import mail, payload, state
+from fleet.integrations.scheduler import DRAINED, drain_or_ask, resume_all
 from fleet.judge.criteria import read_packs
 from fleet.records.load import load
 from fleet.report.merge import merge
@@ -82,7 +83,7 @@ class Site:
             (self.path / name).write_text(f"{text}\n")
 
     def take(self, *, drain: bool = True, wait_s: float = 0.0) -> dict[str, str]:
-        return take(
+        return drain_or_ask(
             self.run, self.kind, [str(self.path / "words")], {"h1": "n1", "h2": "n2"}, drain=drain, wait_s=wait_s
         )
 
@@ -133,7 +134,7 @@ def test_scheduler_that_does_not_answer_is_no_permission(slurm: Site) -> None:
     found = slurm.take(drain=False)
     assert set(found) == {"h1", "h2"}
     assert found["h1"].startswith(
-        "the scheduler cannot be asked: squeue ends with 1: slurm_load_jobs error: Unable to contact"
+        "the scheduler cannot be asked: squeue exited with 1: slurm_load_jobs error: Unable to contact"
     )
 
 
@@ -142,16 +143,16 @@ def test_what_was_drained_is_given_back_and_what_is_in_use_at_once(slurm: Site) 
     assert set(slurm.take()) == {"h2"}
     assert slurm.changes() == [drain("n1"), drain("n2"), resume("n2")]
     assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h1"}
-    assert give_back(slurm.run) == []
+    assert resume_all(slurm.run) == []
     assert slurm.changes()[3:] == [resume("n1")]
     assert not (slurm.run / DRAINED).exists()
-    assert give_back(slurm.run) == []
+    assert resume_all(slurm.run) == []
 
 
 def test_what_others_drained_is_measured_and_left_drained(slurm: Site) -> None:
     slurm.put(**{"state-n1": "DOWN+DRAIN", "reason-n1": "replaced PSU"})
     assert slurm.take() == {}
-    give_back(slurm.run)
+    resume_all(slurm.run)
     assert slurm.changes() == [drain("n2"), resume("n2")]
 
 
@@ -168,9 +169,11 @@ def test_what_others_drained_is_measured_and_left_drained(slurm: Site) -> None:
 )
 def test_node_that_others_took_out_of_use_is_neither_drained_nor_resumed(slurm: Site, state: str, reason: str) -> None:
     slurm.put(**{"state-n1": state, "reason-n1": reason})
-    assert slurm.take() == {"h1": f"node n1 was taken out of use by others ({state}: {reason or 'no reason given'})"}
+    assert slurm.take() == {
+        "h1": f"node n1 was taken out of service by others ({state}: {reason or 'no reason given'})"
+    }
     assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h2"}
-    give_back(slurm.run)
+    resume_all(slurm.run)
     assert slurm.changes() == [drain("n2"), resume("n2")]
 
 
@@ -184,8 +187,8 @@ def test_node_that_works_is_drained(slurm: Site, state: str) -> None:
 def test_node_that_went_down_while_it_was_ours_is_left_down_and_told(slurm: Site) -> None:
     slurm.take()
     slurm.put(**{"state-n1": "DOWN+DRAIN"})  # Slurm keeps our reason
-    assert give_back(slurm.run) == [
-        "h1: node n1 was drained by us and is out of use meanwhile (DOWN+DRAIN: rackproof:r1): it is left so"
+    assert resume_all(slurm.run) == [
+        "h1: node n1 was drained by us and is now out of service (DOWN+DRAIN: rackproof:r1): it stays drained"
     ]
     assert slurm.changes()[2:] == [resume("n2")]
     assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h1"}
@@ -195,14 +198,14 @@ def test_what_a_run_that_is_gone_left_drained_is_told(slurm: Site) -> None:
     slurm.put(**{"state-n1": "IDLE+DRAIN", "reason-n1": "rackproof:r0"})
     command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
     done = subprocess.run(command, input='{"h1": "n1"}', capture_output=True, text=True, check=True)
-    assert done.stdout == "none of them is in use\n"
-    assert done.stderr.startswith("h1: run r0 drained it, is not carried out here any more and has not given it back")
+    assert done.stdout == "no host is in use\n"
+    assert done.stderr.startswith("h1: run r0 drained it, has ended and did not resume it")
     plan = builders.plan("h1", "h2")
     report = {"decision": "accepted", "verdicts": [], "acceptance": {"summary": []}}
-    assert "h1: run r0 drained it" in notice(report, plan, link="", directory=slurm.run)["text"]
+    assert "h1: run r0 drained it" in payload(report, plan, link="", directory=slurm.run)["text"]
     slurm.put(**{"reason-n1": "replaced PSU"})
     slurm.take()
-    assert "r0" not in notice(report, plan, link="", directory=slurm.run)["text"]
+    assert "r0" not in payload(report, plan, link="", directory=slurm.run)["text"]
 
 
 def test_what_another_run_drained_that_goes_on_is_in_use(slurm: Site) -> None:
@@ -210,14 +213,14 @@ def test_what_another_run_drained_that_goes_on_is_in_use(slurm: Site) -> None:
     (slurm.run.parent / "r0").mkdir()
     held = claim("r0", slurm.run.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
     (slurm.run.parent / "r0" / "lock.json").write_text(json.dumps({**vars(held), "running": []}) + "\n")
-    assert slurm.take()["h1"].startswith("run r0 drained it, and is carried out by ")
+    assert slurm.take()["h1"].startswith("run r0 drained it and is locked by ")
     assert slurm.changes() == [drain("n2")]
 
 
 def test_what_others_drained_meanwhile_stays_drained(slurm: Site) -> None:
     slurm.take()
     slurm.put(**{"reason-n1": "kernel panic"})
-    give_back(slurm.run)
+    resume_all(slurm.run)
     assert slurm.changes()[2:] == [resume("n2")]
     assert not (slurm.run / DRAINED).exists()
 
@@ -226,7 +229,7 @@ def test_host_that_cannot_be_drained_is_skipped(slurm: Site) -> None:
     slurm.put(denied="")
     assert (
         slurm.take()["h1"]
-        == "it could not be drained: scontrol ends with 1: slurm_update error: Access/permission denied"
+        == "it could not be drained: scontrol exited with 1: slurm_update error: Access/permission denied"
     )
 
 
@@ -239,9 +242,9 @@ def test_jobs_are_waited_for(slurm: Site) -> None:
 def test_what_cannot_be_given_back_is_told_and_kept_in_mind(slurm: Site) -> None:
     slurm.take()
     (slurm.path / "words").rename(slurm.path / "away")
-    assert len(give_back(slurm.run)) == 2
+    assert len(resume_all(slurm.run)) == 2
     (slurm.path / "away").rename(slurm.path / "words")
-    assert give_back(slurm.run) == []
+    assert resume_all(slurm.run) == []
     assert slurm.changes()[2:] == [resume("n1"), resume("n2")]
 
 
@@ -279,16 +282,16 @@ def test_pods_that_ask_for_gpus_use_a_node(kubernetes: Site) -> None:
     kubernetes.put(pods=json.dumps({"items": [other]}))
     assert kubernetes.take(drain=False) == {}
     kubernetes.put(pods=json.dumps({"items": [other, pod]}))
-    assert kubernetes.take(drain=False)["h1"] == "pod train/llm-0 asks for 8 nvidia.com/gpu"
+    assert kubernetes.take(drain=False)["h1"] == "pod train/llm-0 requests 8 nvidia.com/gpu"
     kubernetes.put(pods="Error from server")
-    assert kubernetes.take(drain=False)["h1"] == "the scheduler cannot be asked: kubectl does not answer in JSON"
+    assert kubernetes.take(drain=False)["h1"] == "the scheduler cannot be asked: kubectl: the answer is not JSON"
 
 
 def test_nodes_are_cordoned_with_a_mark_and_only_those_uncordoned(kubernetes: Site) -> None:
     kubernetes.put(**{"cordon-n2": '"unschedulable": true'})
     assert kubernetes.take() == {}
     assert kubernetes.changes() == ["cordon n1", MARK]
-    assert give_back(kubernetes.run) == []
+    assert resume_all(kubernetes.run) == []
     assert kubernetes.changes()[2:] == [UNMARK, "uncordon n1"]
 
 
@@ -299,25 +302,25 @@ UNMARK = "annotate node n1 rackproof/drained-by-"
 def test_node_that_cannot_be_cordoned_keeps_no_mark(kubernetes: Site) -> None:
     """With one left, the cordon that an admin makes later would be ours."""
     kubernetes.put(**{"no-cordon": "", "mark-n1": '"rackproof/drained-by": "rackproof:r1"'})
-    assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl ends with 1")
+    assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl exited with 1")
     assert (kubernetes.path / "mark-n1").read_text().strip() == ""
     kubernetes.put(**{"cordon-n1": '"unschedulable": true'})
-    assert len(give_back(kubernetes.run)) == 1
+    assert len(resume_all(kubernetes.run)) == 1
     assert "uncordon n1" not in kubernetes.changes()
 
 
 def test_node_that_cannot_be_marked_is_uncordoned(kubernetes: Site) -> None:
     kubernetes.put(**{"no-annotate": ""})
-    assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl ends with 1")
+    assert kubernetes.take()["h1"].startswith("it could not be drained: kubectl exited with 1")
     assert kubernetes.changes()[:3] == ["cordon n1", MARK, "uncordon n1"]
 
 
 def test_node_that_cannot_be_uncordoned_is_tried_again(kubernetes: Site) -> None:
     kubernetes.take()
     kubernetes.put(**{"no-uncordon": ""})
-    assert len(give_back(kubernetes.run)) == 2
+    assert len(resume_all(kubernetes.run)) == 2
     (kubernetes.path / "no-uncordon").unlink()
-    assert give_back(kubernetes.run) == []
+    assert resume_all(kubernetes.run) == []
     assert (kubernetes.path / "cordon-n1").read_text() == (kubernetes.path / "mark-n1").read_text() == ""
 
 
@@ -325,8 +328,8 @@ def test_cordon_without_our_mark_is_told_and_left(kubernetes: Site) -> None:
     """We were ended between the two steps, or an admin took the mark away: it cannot be told which."""
     kubernetes.take()
     kubernetes.put(**{"mark-n1": ""})
-    assert give_back(kubernetes.run) == [
-        "h1: node n1 is cordoned without our mark: uncordon it by hand where nobody else needs it so"
+    assert resume_all(kubernetes.run) == [
+        "h1: node n1 is cordoned without our annotation: uncordon it by hand if nobody else cordoned it"
     ]
     assert "uncordon n1" not in kubernetes.changes()
 
@@ -486,7 +489,7 @@ def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) 
     assert coverage["h1"]["measured"] == coverage["h1"]["expected"]
     assert report["decision"] == "incomplete"
     assert state(report, plan) == ("busy", {"h2": "job 4711"})
-    told = notice(report, plan, link="https://runs.example.org/", directory=tmp_path)
+    told = payload(report, plan, link="https://runs.example.org/", directory=tmp_path)
     assert told["text"].startswith(
         "incomplete: run r1, profile smoke, 3 hosts (replaced GPU 3); in use and not measured: h2\n"
     )
@@ -562,21 +565,21 @@ def test_only_what_is_asked_for_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 def test_mail_is_a_mail_whatever_hosts_say(tmp_path: Path) -> None:
     report, plan = judged(tmp_path, lambda plan, directory: None, rackproof_reason="x")
     report["acceptance"]["summary"] = ["evil\r\nBcc: all@example.org\x1b[2J\x00"] * 40
-    told = notice(report, plan, link="", directory=tmp_path)
+    told = payload(report, plan, link="", directory=tmp_path)
     text = mail(told, ["ops@example.org", "dc@example.org"], "rackproof@example.org")
     message = email.message_from_string(text)
     assert (message["To"], message["Bcc"]) == ("ops@example.org, dc@example.org", None)
     assert message["Subject"].startswith("accepted: run r1")
     assert "\x1b" not in text
     assert "… and 28 more lines" in message.get_payload(decode=True).decode()  # type: ignore[union-attr]
-    with pytest.raises(UsageError, match="cannot stand in a mail"):
+    with pytest.raises(UsageError, match="invalid mail address or subject"):
         mail(told, ["a@b\nBcc: c@d"], "")
 
 
 def test_drained_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
     (tmp_path / DRAINED).write_text('{"kind": "sh", "words": ["reboot"], "nodes": {"h1": "n1"}}')
-    with pytest.raises(RunError, match="not what we wrote"):
-        give_back(tmp_path)
+    with pytest.raises(RunError, match="was not written by Rackproof"):
+        resume_all(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -597,7 +600,7 @@ def test_drained_file_that_is_broken_is_a_message(
     assert main(["scheduler", "resume", f"--run-dir={tmp_path}"]) == 2
     said = capsys.readouterr().err
     assert f"rackproof: {tmp_path}/drained.json" in said
-    assert "give the nodes back by hand" in said
+    assert "resume the nodes by hand" in said
 
 
 @pytest.mark.parametrize("text", ["{}", "[]", '{"decision": "accepted"}', '{"decision": "accepted", "verdicts": [{}]}'])
@@ -605,7 +608,7 @@ def test_report_that_is_none_is_a_message(tmp_path: Path, capsys: pytest.Capture
     documents.write(tmp_path / "plan.json", json.loads(json.dumps(to_json(builders.plan("h1", "h2")))))
     (tmp_path / "report.json").write_text(text)
     assert main(["notice", str(tmp_path)]) == 2
-    assert "has no report that can be read" in capsys.readouterr().err
+    assert "has no valid report" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("date", [os.fsdecode(b"\xff"), "%Y/%m", "x" * 200])
@@ -669,7 +672,7 @@ def test_second_run_of_a_day_is_one_of_its_own(timer: Timer, capsys: pytest.Capt
     first, second = (line.removeprefix("revalidate ") for line in timer.played())
     assert first == "r-1"
     assert re.fullmatch(r"r-1-\d{4}", second)
-    assert f"run r-1 is reported already: this is run {second}" in capsys.readouterr().err
+    assert f"run r-1 already has a decision: this is run {second}" in capsys.readouterr().err
 
 
 def test_inventory_lies_where_the_one_who_names_it_is(
@@ -677,7 +680,7 @@ def test_inventory_lies_where_the_one_who_names_it_is(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     assert timer.fire("rack12") == 64
-    assert f"-i rack12: no such file or directory: give it as it lies from {tmp_path}" in capsys.readouterr().err
+    assert f"-i rack12: no such file or directory: give a path relative to {tmp_path}" in capsys.readouterr().err
     assert timer.played() == []
     (tmp_path / "rack12").mkdir()
     assert timer.fire("rack12") == 0
@@ -703,7 +706,7 @@ def test_name_leaves_room_for_the_time_of_day(
     name = "r" * length
     assert main(["revalidate", "-i", "x,", f"--runs={timer.runs}", f"--name={name}", "--date=1"]) == code
     if code:
-        assert f"run id '{name}-1' has 60 characters, 59 at most" in (said := capsys.readouterr().err)
+        assert f"run id '{name}-1' has 60 characters, at most 59" in (said := capsys.readouterr().err)
         assert "give a shorter --name or --date" in said
         assert timer.played() == []
 
@@ -722,12 +725,12 @@ def test_nodes_that_cannot_be_given_back_are_an_alarm(timer: Timer, capsys: pyte
     assert timer.fire() == 2
     assert timer.played() == ["revalidate r-1", "notify r-1"]
     said = capsys.readouterr().err
-    assert "h1: node n1 was drained by us and is not given back" in said
+    assert "h1: node n1 was drained by us and could not be resumed" in said
     assert f"rackproof scheduler resume --run-dir {timer.runs / 'r-1'}" in said
     assert call(argparse.Namespace(run_dir=timer.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
     told = json.loads(capsys.readouterr().out)
     assert (told["state"], told["drained"]) == ("accepted", ["h1"])
-    assert "NOT GIVEN BACK to the scheduler: h1" in told["text"]
+    assert "STILL DRAINED in the scheduler: h1" in told["text"]
 
 
 def test_nodes_that_are_given_back_late_are_none(timer: Timer, slurm: Site) -> None:
@@ -761,5 +764,5 @@ def test_failed_give_back_does_not_keep_the_report_away(tmp_path: Path) -> None:
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     assert "the report comes after" in done.stdout
-    assert "NOT GIVEN BACK" in done.stdout
+    assert "STILL DRAINED" in done.stdout
     assert "cannot be read" in done.stdout

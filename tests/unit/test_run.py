@@ -22,7 +22,7 @@ from collectors.base import Absent
 from fleet.planning.plan import read_profile
 from fleet.report.merge import merge
 from rackproof import local_run
-from rackproof.local_run import Machine, alone, plan_of
+from rackproof.local_run import Machine, single_host_plan, single_host_profile
 from schemas import documents
 from schemas.errors import UsageError
 from schemas.plans import Plan
@@ -109,13 +109,13 @@ def test_a_machine_without_gpus_says_so_and_offers_a_rehearsal(tmp_path: Path) -
         (["--profile", "standart"], "unknown profile standart (did you mean standard?)"),
         (
             ["--profile", "rehearsal", "--gpus", "8"],
-            "--gpus and --devices with the profile rehearsal, which looks at no GPU",
+            "--gpus or --devices with profile rehearsal, which uses no GPU",
         ),
         (["--profile", "soak"], "profile soak has the stages soak"),
         (["--gpus", "0"], "--gpus 0: give the number of GPUs, 1 to 128"),
         (["--devices", "gpu0"], "--devices gpu0: give NVML indices such as 0,1,2"),
         (["--epochs", "0"], "--epochs 0: give at least 1"),
-        (["--model", "h2000-sxm"], "--model h2000-sxm is unknown"),
+        (["--model", "h2000-sxm"], "unknown --model h2000-sxm"),
     ],
 )
 def test_wrong_usage_is_named(
@@ -274,7 +274,7 @@ def options(tmp_path: Path, **chosen: Any) -> Namespace:
 
 def planned(tmp_path: Path, profile: str = "standard", found: int = 4, **chosen: Any) -> Plan:
     machine = Machine(gpus=gpus(found, found), readings={})
-    return plan_of(options(tmp_path, **chosen), alone(read_profile(profile)), machine, NOW)
+    return single_host_plan(options(tmp_path, **chosen), single_host_profile(read_profile(profile)), machine, NOW)
 
 
 def test_what_was_ordered_is_planned_and_else_what_was_found(tmp_path: Path) -> None:
@@ -297,7 +297,7 @@ def test_the_operators_choices_reach_the_training(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("profile", ["smoke", "standard", "rehearsal"])
 def test_one_host_does_alone_what_several_do_together(profile: str) -> None:
-    whole, single = read_profile(profile)["stages"], alone(read_profile(profile))["stages"]
+    whole, single = read_profile(profile)["stages"], single_host_profile(read_profile(profile))["stages"]
     assert single.keys() == {"benchmark"}
     assert single["benchmark"]["benchmarks"].keys() == {
         *whole["benchmark"]["benchmarks"],

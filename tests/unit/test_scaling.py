@@ -32,7 +32,8 @@ from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
 from schemas.records import ERROR, Launch, Record, to_json
-from schemas.studies import CELL, Cell
+from schemas.stages import CELL
+from schemas.studies import Cell
 from tests import builders
 
 PROFILE: dict[str, Any] = {

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from fleet.cli.verbs import _judged as judged
 from fleet.records import load as loading
 from fleet.records import run_lock
+from fleet.report.of_run import judge_report
 from fleet.signature import signing
 from fleet.signature.rejudged import Rules
 from fleet.signature.sums import LEFT_OUT, from_text
@@ -161,7 +161,7 @@ def test_only_an_allowed_key_signs(run: Path, keys: Path, verify: Verify) -> Non
     assert main(["sign", str(run), "--key", str(keys / "mallory")]) == 0
     code, said = verify(run)
     assert code == 1
-    assert "which the allowed signers do not hold" in said
+    assert "which is not an allowed signer" in said
 
 
 def test_a_signature_for_another_use_is_none(run: Path, keys: Path, verify: Verify) -> None:
@@ -190,7 +190,7 @@ def test_nobody_signs_a_report_that_the_records_do_not_give(
     (run / "hosts" / "h2.json").unlink()
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 2
     said = capsys.readouterr().err
-    assert "decision: accepted in report.json, incomplete by the records" in said
+    assert "decision: accepted in report.json, incomplete from the records" in said
     assert f"rackproof report {run}" in said
 
 
@@ -208,10 +208,7 @@ def test_every_view_that_a_report_leaves_is_made_again_before_it_is_signed(
         append(path)
         capsys.readouterr()
         assert main(["sign", str(tmp_path / "r1"), "--key", str(keys / "alice")]) == 2, path
-        assert (
-            f"r1: {path.name}: not what this Rackproof makes of report.json: rackproof report"
-            in capsys.readouterr().err
-        )
+        assert f"r1: {path.name}: does not match report.json: run rackproof report" in capsys.readouterr().err
         path.write_bytes(content)
     assert not (tmp_path / "r1" / "SHA256SUMS").exists()
     assert main(["sign", str(tmp_path / "r1"), "--key", str(keys / "alice")]) == 0
@@ -232,7 +229,7 @@ def test_a_view_that_was_made_up_is_found_though_its_signature_is_good(run: Path
     (run / "report.html").write_text("<h1>All hosts are faster than ever</h1>")
     by_hand(run, keys)
     code, said = verify(run)
-    assert (code, "report.html is not what report.json gives" in said) == (1, True)
+    assert (code, "report.html does not match report.json" in said) == (1, True)
     assert verify(run, "--no-judge")[0] == 0
 
 
@@ -243,7 +240,7 @@ def test_a_view_that_cannot_be_made_again_is_signed_and_said_to_be(
     (run / "observations.parquet").write_bytes(b"PAR1")
     capsys.readouterr()
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 0
-    told = "observations.parquet was not made again: pyarrow is not installed here"
+    told = "observations.parquet was not rendered again: pyarrow is not installed here"
     assert told in capsys.readouterr().out
     code, said = verify(run)
     assert (code, told in said) == (0, True)
@@ -254,14 +251,14 @@ def test_views_of_another_version_are_not_made_again(
 ) -> None:
     monkeypatch.setattr("fleet.signature.signing.VERSION", "99.0")
     code, said = verify(run)
-    assert (code, "its views were not made again: another version" in said) == (0, True)
+    assert (code, "views not rendered again: another version" in said) == (0, True)
 
 
 def test_what_changes_while_it_is_judged_is_not_signed(run: Path, keys: Path) -> None:
     (run / "SHA256SUMS.sig").unlink()
 
     def judged_and_changed(directory: Path, criteria: Sequence[str], waivers: Sequence[str]) -> FleetReport:
-        report = judged(directory, criteria, waivers)
+        report = judge_report(directory, criteria, waivers)
         append(directory / "hosts" / "h2.json")
         return report
 
@@ -276,7 +273,7 @@ def test_a_file_that_was_left_half_written_is_not_signed(
 ) -> None:
     (run / path).touch()
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 2
-    assert f"{run / path}: left by somebody who was cut off while writing a file: remove" in capsys.readouterr().err
+    assert f"{run / path}: temporary file of an interrupted write: remove" in capsys.readouterr().err
 
 
 def by_hand(run: Path, keys: Path) -> None:
@@ -297,7 +294,7 @@ def test_a_report_that_was_made_up_is_found_though_its_signature_is_good(run: Pa
     code, said = verify(run)
     assert code == 1
     assert (
-        "report.json is not what the records give: decision: accepted in report.json, incomplete by the records" in said
+        "report.json does not match the records: decision: accepted in report.json, incomplete from the records" in said
     )
     assert verify(run, "--no-judge")[0] == 0
 
@@ -313,7 +310,7 @@ def test_a_pack_that_changed_since_is_named_and_the_run_is_not_called_forged(
     pack.write_text(PACK.replace("LIMIT", "5.1e+14"))
     code, said = verify(run)
     assert code == 2, "the limit in the report is another"
-    assert f"packs and waivers that changed since: {pack}" in said
+    assert f"packs and waivers that changed since signing: {pack}" in said
     assert "judged again: h1 gpu=0 (serial h1-0): gemm.throughput[" in said
     assert ": gemm-ours: pass, with another limit or reason" in said
     pack.unlink()
@@ -332,7 +329,7 @@ def test_reporting_again_keeps_the_signature_or_says_that_it_is_void(
     (run / "hosts" / "h2.json").unlink()
     assert main(["report", str(run)]) == 2
     said = capsys.readouterr().err
-    assert "was signed, and is no longer what was signed: hosts/h2.json" in said
+    assert "changed since it was signed: hosts/h2.json" in said
     assert f"rackproof sign {run}" in said
 
 
@@ -356,7 +353,7 @@ def sign_without_terminal(path: Path, **environment: str) -> str:
 
 def test_a_passphrase_that_nobody_can_be_asked_for_is_said(tmp_path: Path) -> None:
     said = sign_without_terminal(key(tmp_path, "locked", "secret"))
-    assert "it has a passphrase" in said
+    assert "wrong passphrase" in said
     assert "ssh-add" in said
 
 
@@ -389,7 +386,7 @@ def test_a_key_in_an_agent_signs(keys: Path, tmp_path: Path, agent: str) -> None
     public = Path(shutil.copy(keys / "alice.pub", tmp_path / "alice.pub"))
     assert sign_without_terminal(public, SSH_AUTH_SOCK=agent).startswith("-----BEGIN SSH SIGNATURE-----")
     subprocess.run(["ssh-add", "-q", "-D"], check=True, env=environment)
-    assert "no agent has its private half" in sign_without_terminal(public, SSH_AUTH_SOCK=agent)
+    assert "no SSH agent has its private key" in sign_without_terminal(public, SSH_AUTH_SOCK=agent)
 
 
 def test_what_is_not_there_is_said(
@@ -419,7 +416,7 @@ def test_a_run_that_goes_on_is_not_signed(run: Path, keys: Path, capsys: pytest.
 
 @pytest.mark.parametrize("line", ["nonsense", f"{'0' * 64} one-space", f"{'0' * 63}g  x"])
 def test_a_line_that_is_no_sum_is_refused(line: str) -> None:
-    with pytest.raises(Exception, match="not a sum and a path"):
+    with pytest.raises(Exception, match="not a checksum and a path"):
         from_text(f"{'0' * 64}  a\n{line}\n")
-    with pytest.raises(Exception, match="stands twice"):
+    with pytest.raises(Exception, match="duplicate path"):
         from_text(f"{'0' * 64}  a\n{'1' * 64}  a\n")

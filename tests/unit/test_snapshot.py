@@ -13,7 +13,8 @@ import pytest
 from agent.sampling.snapshot import Stuck, collect, identities, take_snapshot, utc_now
 from collectors.base import HOST, Absent, Family
 from schemas import documents
-from schemas.records import Record, Snapshot, record_from_json, to_json
+from schemas.decode import record_from_json
+from schemas.records import Record, Snapshot, to_json
 from tests.fakes import host, nvml
 
 NONCE = "0123456789abcdef" * 2

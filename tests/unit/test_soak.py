@@ -33,11 +33,13 @@ from fleet.report.html.page import render_html
 from fleet.report.markdown import render_markdown
 from fleet.report.merge import merge
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.errors import UsageError
 from schemas.plans import Plan
-from schemas.records import ERROR, Launch, Metric, Observation, Record, Snapshot, record_from_json, to_json
+from schemas.records import ERROR, Launch, Metric, Observation, Record, Snapshot, to_json
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict
-from schemas.timeline import SOAK, Soak, Timeline, soak_from_json, thinned
+from schemas.stages import SOAK
+from schemas.timeline import Soak, Timeline, soak_from_json, thinned
 from tests import builders
 from tests.fakes import nvml
 
@@ -480,7 +482,7 @@ from agent.run.record import HostRun
 from agent.soak.soak import run_soak
 from agent.soak.soak_run import SoakRun
 from schemas.records import to_json
-from schemas.timeline import SOAK
+from schemas.stages import SOAK
 from tests import builders
 import collectors
 

@@ -48,10 +48,8 @@ from agent.sampling import snapshot_sampler
 from agent.sampling.oom import OomWatch
 from agent.sampling.snapshot_sampler import SnapshotSelector
 from collectors.base import Family
-from schemas.probes import PROBE
 from schemas.records import Culprit, Metric, Rank, Record, Snapshot, to_json
-from schemas.studies import CELL
-from schemas.timeline import SOAK
+from schemas.stages import CELL, PROBE, SOAK
 from tests import builders
 from tests.launches import launch_program
 from tests.unit.test_heartbeat import port

@@ -17,14 +17,15 @@ from agent.sampling.telemetry import PERIOD_S, Telemetry
 from collectors.base import Absent
 from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
-from fleet.report.html import pages
+from fleet.report.html import host_data
+from fleet.report.html.launch_traces import launch_traces
 from fleet.report.html.page import render_html
-from fleet.report.html.timeline_launch import courses
 from fleet.report.merge import merge
 from fleet.report.scale_full import reduced
 from schemas import documents, quick
+from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.records import Launch, Record, record_from_json, to_json
+from schemas.records import Launch, Record, to_json
 from schemas.reports import FleetReport
 from schemas.trace import FIGURES, MOST_BUCKETS, Trace
 from tests import builders
@@ -285,46 +286,46 @@ def plan() -> Plan:
     return builders.plan("h1", "h2")
 
 
-def test_line_stops_at_a_gap_and_begins_anew(plan: Plan) -> None:
+def test_line_is_interrupted_at_a_gap(plan: Plan) -> None:
     trace = fed(40, gpus=2, gpu1=lambda at: LOST if 10 <= at < 20 else beat(at))
-    [course] = courses(with_trace(plan, trace, duration_s=40).hosts[0])
-    whole, broken = course.parts
-    assert [found.line.count("M") for found in whole.sparks if found] == [1, 1, 1]
-    assert [found.line.count("M") for found in broken.sparks if found] == [2, 2, 2]
-    for found in broken.sparks:
-        assert found
-        assert not [x for x in xs(found.line) + xs(found.band) if 40 < x < 80]  # of 160, a quarter to a half
+    [drawn] = launch_traces(with_trace(plan, trace, duration_s=40).hosts[0])
+    whole, broken = drawn.gpus
+    assert [spark.line.count("M") for spark in whole.sparks if spark] == [1, 1, 1]
+    assert [spark.line.count("M") for spark in broken.sparks if spark] == [2, 2, 2]
+    for spark in broken.sparks:
+        assert spark
+        assert not [x for x in xs(spark.line) + xs(spark.band) if 40 < x < 80]  # of 160, a quarter to a half
     assert (whole.lost, broken.lost) == ("", "NVML: GPU is lost")
-    assert "not known for 10 s" in broken.figures[0]
-    assert "not known" not in whole.figures[0]
+    assert "no data for 10 s" in broken.figures[0]
+    assert "no data" not in whole.figures[0]
 
 
 def xs(path: str) -> list[int]:
-    """Where a path goes, from the left."""
-    found = []
-    for stretch in re.findall(r"M([^M]*)", path):
-        numbers = [int(number) for number in re.findall(r"-?\d+", stretch)]
+    """Return the horizontal positions of a path."""
+    positions = []
+    for segment in re.findall(r"M([^M]*)", path):
+        numbers = [int(number) for number in re.findall(r"-?\d+", segment)]
         at = 0
         for step in numbers[::2]:
-            found.append(at := at + step)
-    return found
+            positions.append(at := at + step)
+    return positions
 
 
-def test_bucket_between_two_gaps_is_seen(plan: Plan) -> None:
+def test_bucket_between_two_gaps_is_visible(plan: Plan) -> None:
     trace = Trace(bucket_s=10.0, gpus={"0": {"power_w": "100 . 690-5+5 . 100"}})
-    [course] = courses(with_trace(plan, trace, duration_s=50).hosts[0])
-    [spark] = [found for found in course.parts[0].sparks if found]
+    [drawn] = launch_traces(with_trace(plan, trace, duration_s=50).hosts[0])
+    [spark] = [item for item in drawn.gpus[0].sparks if item]
     assert spark.line.count("M") == 3
     assert {64, 96} <= set(xs(spark.line))
 
 
-def test_page_of_a_host_has_a_picture_a_gpu_and_figure_and_where_benchmarks_began(plan: Plan) -> None:
+def test_host_page_has_a_sparkline_per_gpu_and_figure(plan: Plan) -> None:
     trace = replace(fed(60, gpus=2), began_s={"gemm": 3.0, "stress": 30.0})
-    found = data(with_trace(plan, trace))
-    numbers = {name: str(number) for number, name in enumerate(found["names"])}
-    assert "courses" not in found["pages"][numbers["h2"]]
-    [[stage, ends, begun, benchmarks, columns, parts, more]] = found["pages"][numbers["h1"]]["courses"]
-    text = found["s"].__getitem__
+    page_data = data(with_trace(plan, trace))
+    numbers = {name: str(number) for number, name in enumerate(page_data["names"])}
+    assert "traces" not in page_data["pages"][numbers["h2"]]
+    [[stage, ends, begun, benchmarks, columns, parts, more]] = page_data["pages"][numbers["h1"]]["traces"]
+    text = page_data["texts"].__getitem__
     assert (text(stage), text(ends), more) == ("benchmark", "1 min 00 s", 0)
     assert begun == "M8 0v40M80 0v40"
     assert [(text(at), text(name)) for at, name in benchmarks] == [("3 s", "GEMM"), ("30 s", "Stress")]
@@ -337,50 +338,52 @@ def test_page_of_a_host_has_a_picture_a_gpu_and_figure_and_where_benchmarks_bega
 
 
 @pytest.mark.parametrize(("bucket_s", "duration_s"), [(0.001, 1.7e308), (1e6, 0.0)])
-def test_times_that_cannot_be_cost_nobody_the_report(bucket_s: float, duration_s: float, plan: Plan) -> None:
+def test_impossible_times_do_not_break_the_report(bucket_s: float, duration_s: float, plan: Plan) -> None:
     report = with_trace(plan, Trace(bucket_s=bucket_s, gpus={"0": {"power_w": "5-9+3 . 700"}}), duration_s=duration_s)
     assert data(report)
-    [course] = courses(report.hosts[0])
-    assert "(0 to 700)" in course.parts[0].figures[0]
+    [drawn] = launch_traces(report.hosts[0])
+    assert "(0 to 700)" in drawn.gpus[0].figures[0]
 
 
-def test_of_two_launches_of_a_stage_the_last_is_drawn(plan: Plan) -> None:
+def test_last_launch_of_a_stage_is_drawn(plan: Plan) -> None:
     host = with_trace(plan, fed(60)).hosts[0]
     again = replace(host.launches[0], duration_s=20.0, timeline=fed(20))
     later: Launch = replace(host.launches[0], duration_s=0.0, timeline=None)
-    [course] = courses(replace(host, launches=(*host.launches, again, later)))
-    assert course.ends == "20 s"
+    [drawn] = launch_traces(replace(host, launches=(*host.launches, again, later)))
+    assert drawn.ends == "20 s"
 
 
-def test_host_without_gpus_or_of_an_old_record_says_nothing_of_it(plan: Plan) -> None:
+def test_host_without_trace_has_no_plots(plan: Plan) -> None:
     for report in (rehearsal(), with_trace(plan, None)):
-        assert not any("courses" in page for page in data(report)["pages"].values())
+        assert not any("traces" in page for page in data(report)["pages"].values())
 
 
-def test_of_many_hosts_those_with_findings_have_pictures_and_the_others_say_how_they_are_had() -> None:
+def test_only_hosts_with_findings_of_many_have_plots() -> None:
     many = builders.plan(*(f"h{number}" for number in range(1, 15)))
-    left = builders.evidence(many)
+    evidence = builders.evidence(many)
     trace = fed(60, gpus=2)
-    for host, found in left.items():
-        alone, *rest = found.records
-        launches = (replace(alone.launches[0], timeline=trace),)
-        left[host] = replace(found, records=(replace(alone, launches=launches), *rest))
-    left["h3"] = builders.with_observations(left["h3"], lambda seen: None if seen.name == "gemm.throughput" else seen)
-    found = data(merge(many, left, read_packs([])))
-    drawn = {found["names"][int(number)]: bool(page["courses"]) for number, page in found["pages"].items()}
-    assert drawn == {name: name == "h3" for name in found["names"]}
+    for host, own in evidence.items():
+        first, *rest = own.records
+        launches = (replace(first.launches[0], timeline=trace),)
+        evidence[host] = replace(own, records=(replace(first, launches=launches), *rest))
+    evidence["h3"] = builders.with_observations(
+        evidence["h3"], lambda item: None if item.name == "gemm.throughput" else item
+    )
+    page_data = data(merge(many, evidence, read_packs([])))
+    with_plots = {page_data["names"][int(number)]: bool(page["traces"]) for number, page in page_data["pages"].items()}
+    assert with_plots == {name: name == "h3" for name in page_data["names"]}
 
 
-def test_pictures_take_no_room_from_pages_of_hosts(plan: Plan) -> None:
+def test_plots_do_not_displace_host_pages(plan: Plan) -> None:
     plain = with_trace(plan, None)
-    room = 400 + len(pages.embedded(plain, 10_000_000).encode())
-    found = json.loads(pages.embedded(with_trace(plan, fed(60, gpus=2)), room))
-    assert len(found["pages"]) == 2
-    assert found["pages"]["0"]["courses"] == []
-    assert len(json.dumps(found, separators=(",", ":"), ensure_ascii=False).encode()) <= room
+    room = 400 + len(host_data.embedded(plain, 10_000_000).encode())
+    page_data = json.loads(host_data.embedded(with_trace(plan, fed(60, gpus=2)), room))
+    assert len(page_data["pages"]) == 2
+    assert page_data["pages"]["0"]["traces"] == []
+    assert len(json.dumps(page_data, separators=(",", ":"), ensure_ascii=False).encode()) <= room
 
 
-def test_what_a_large_report_keeps_of_most_hosts_has_none(plan: Plan) -> None:
+def test_reduced_host_has_no_trace(plan: Plan) -> None:
     host = replace(with_trace(plan, fed(60)).hosts[0], decision="rejected")
     assert host.launches[0].timeline
     assert all(launch.timeline is None for launch in reduced(host).launches)

@@ -276,7 +276,7 @@ def host_report(host: HostReport, number: int, **software: str) -> HostReport:
     return replace(host, name=f"r12-h{number:02d}", software=software)
 
 
-def matrix(*told: dict[str, str]) -> tuple[list[versions.Version], str, str]:
+def matrix(*told: dict[str, str]) -> tuple[list[versions.Component], str, str]:
     made = plan("h1", "h2")
     report = merge(made, builders.evidence(made), (PACK,))
     report = replace(
@@ -284,7 +284,7 @@ def matrix(*told: dict[str, str]) -> tuple[list[versions.Version], str, str]:
         hosts=tuple(host_report(report.hosts[0], number, **software) for number, software in enumerate(told)),
         verdicts=(),
     )
-    return versions.versions(report), render_html(report), render_markdown(report)
+    return versions.components(report), render_html(report), render_markdown(report)
 
 
 def test_matrix_names_differing_hosts_and_summarizes_the_rest() -> None:
@@ -292,12 +292,12 @@ def test_matrix_names_differing_hosts_and_summarizes_the_rest() -> None:
     hosts += [{"driver.version": "550.90.07", "torch": "2.11.0"} for _ in range(2)]
     found, html, markdown = matrix(*hosts)
     assert [(version.name, version.differs) for version in found] == [("driver.version", True), ("torch", False)]
-    assert [(value.text, value.hosts, value.where) for value in found[0].values] == [
+    assert [(value.text, value.hosts, value.names) for value in found[0].versions] == [
         ("580.159.04", 28, ""),
         ("550.90.07", 2, "r12-h28, r12-h29"),
     ]
     assert "| `driver.version` | `550.90.07` | 2 | `r12-h28, r12-h29` | 0 |" in markdown
-    assert "The same on every host that told it: `torch 2.11.0`." in markdown
+    assert "The same on every host that reported it: `torch 2.11.0`." in markdown
     assert "<td><code>550.90.07</code></td><td>2</td><td>r12-h28, r12-h29</td>" in html
     assert '<span class="note">torch</span> <code>2.11.0</code>' in html
 
@@ -305,7 +305,7 @@ def test_matrix_names_differing_hosts_and_summarizes_the_rest() -> None:
 def test_matrix_names_the_part_where_one_host_shows_two_versions() -> None:
     odd = {"gpu.vbios_version[gpu=0]": NEW, "gpu.vbios_version[gpu=1]": NEW, "gpu.vbios_version[gpu=2]": OLD}
     found, _, _ = matrix({"gpu.vbios_version": NEW}, {"gpu.vbios_version": NEW}, odd)
-    assert [(value.text, value.hosts, value.where) for value in found[0].values] == [
+    assert [(value.text, value.hosts, value.names) for value in found[0].versions] == [
         (NEW, 3, ""),
         (OLD, 1, "r12-h02 GPU 2"),
     ]
@@ -313,18 +313,18 @@ def test_matrix_names_the_part_where_one_host_shows_two_versions() -> None:
 
 def test_matrix_of_a_fleet_in_which_nothing_is_alike_stays_short() -> None:
     found, html, markdown = matrix(*({"driver.version": f"{number}"} for number in range(30)))
-    assert (len(found[0].values), found[0].left_out) == (10, 20)
-    assert "and 20 more values" in html
-    assert "and 20 more values" in markdown
+    assert (len(found[0].versions), found[0].left_out) == (10, 20)
+    assert "and 20 more versions" in html
+    assert "and 20 more versions" in markdown
     found, _, _ = matrix(*({"driver.version": "old" if number < 14 else "new"} for number in range(30)))
-    assert found[0].values[1].where.endswith("r12-h05 and 8 more")
+    assert found[0].versions[1].names.endswith("r12-h05 and 8 more")
 
 
 def test_matrix_counts_hosts_without_a_version() -> None:
     found, html, markdown = matrix({"torch": "2.11.0"}, {}, {"torch": "2.11.0"})
     assert [(version.name, version.differs, version.unknown) for version in found] == [("torch", False, 1)]
     assert "missing on 1 host" in html
-    assert "`torch 2.11.0` (not told by 1)" in markdown
+    assert "`torch 2.11.0` (missing on 1)" in markdown
 
 
 def test_report_has_collected_and_compared_versions() -> None:

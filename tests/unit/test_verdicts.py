@@ -11,7 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from fleet.judge.criteria import read_packs
 from fleet.report.merge import merge
-from fleet.report.prometheus import LABEL_LIMIT, MOST_FAILURES, render_prometheus
+from fleet.report.prometheus import LABEL_LIMIT, MAX_FAILURES, render_prometheus
 from schemas.plans import Plan
 from schemas.reports import FleetReport, Verdict
 from schemas.waivers import Waiver
@@ -125,9 +125,9 @@ def test_a_rehearsal_never_reads_as_an_accepted_fleet(report: FleetReport) -> No
 
 
 def test_a_fleet_that_is_all_wrong_is_no_flood(report: FleetReport) -> None:
-    many = tuple(failure(scope=f"gpu={number}", action="reseat") for number in range(MOST_FAILURES + 20))
+    many = tuple(failure(scope=f"gpu={number}", action="reseat") for number in range(MAX_FAILURES + 20))
     found = series(render_prometheus(replace(report, verdicts=(*many, failure(action="rma")))))
-    assert len(found["failures"]) == MOST_FAILURES
+    assert len(found["failures"]) == MAX_FAILURES
     assert found["failures"][0][0]["action"] == "rma"
     assert found["failures_left_out"] == [({}, 21)]
 

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from fleet.integrations.alerts.rules import Alert, Rule, criteria_of, read_table, rules_of, shares
 from fleet.judge.criteria import Criterion, Pack
 from fleet.quantities import NONE
-from fleet.report.format import ACTIONS
+from fleet.report.formatting import ACTIONS
 
 HEAD = """# Alerts
 

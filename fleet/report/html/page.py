@@ -1,8 +1,8 @@
-"""The report as one HTML file: no network, no outside style or script, and nothing of a host's that is more than text.
+"""Render the report as one HTML file without network access, external styles or scripts; text from hosts is only text.
 
-The decision, the reasons and every figure of the fleet are in the page as it stands; the hosts are in a block of data from
-which the script draws the map, the list and the page of each host. Where a fleet is so large that the file would be, pages of
-accepted hosts are left out first, and the page says by which command they are had.
+The decision, the reasons and every fleet figure are in the page's HTML. The hosts are in embedded data, from which the script
+draws the map, the list and the page of each host. If the file would be too large, pages of accepted hosts are left out first,
+and the page names the command that writes them.
 """
 
 from __future__ import annotations
@@ -19,45 +19,46 @@ from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
 from fleet import quantities
-from fleet.report import format, grafana
-from fleet.report.html import pages, pairs, strips, timeline_launch
+from fleet.report import formatting, grafana
+from fleet.report.html import host_data, launch_traces, pairs, strips
+from fleet.report.links import host_anchors
+from fleet.report.scope_text import describe_scope
 from fleet.report.tables import (
     collectives,
+    communication,
     figure,
     gpus,
     headline,
     hosts,
     peers,
-    places,
-    routes,
-    timeline,
+    soak_timeline,
     timing,
     training,
     versions,
     workloads,
 )
-from fleet.report.tables.reasons import Reason, reasons, together
-from schemas.reports import ACCEPTED, FAIL, FleetReport
+from fleet.report.tables.reasons import Reason, merge_reasons, reasons
+from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport
 
-MOST_BYTES = 2_000_000
-"""Of the file, whatever the fleet."""
-_SPARE = 20_000
+MAX_BYTES = 2_000_000
+"""Of the file, at any fleet size."""
+_RESERVE = 20_000
 _HERE = Path(__file__).parent
-_SHOWN_REASONS, _MOST_REASONS = 12, 200
-"""Of one action: so many at once, so many in all; the hosts' pages have the others."""
-_MOST_FILES = 100
-_MOST_GAPS = 12
-_MOST_CHANGES = 200
-_MOST_LINES = 1000
-"""Of hosts that are not accepted, for readers without a script; of more the names alone."""
+_FIRST_REASONS, _MAX_REASONS = 12, 200
+"""Reasons per action: shown at once, and shown in all; the hosts' pages have the rest."""
+_MAX_FILES = 100
+_MAX_GAPS = 12
+_MAX_CHANGES = 200
+_MAX_OPEN_HOSTS = 1000
+"""Hosts that are not accepted, listed in full for readers without a script; beyond that only their names."""
 _STYLES = ("report.css", "timeline.css")
-"""The second where something is shown over time."""
+"""The second only if the page has plots over time."""
 _END = "</script>\n"
 
 
 @dataclass(frozen=True, kw_only=True)
-class Duty:
-    """The reasons that ask for one action."""
+class ActionGroup:
+    """The reasons that ask for the same action."""
 
     title: str
     tone: str
@@ -69,9 +70,9 @@ class Duty:
 
 
 def render_html(report: FleetReport, grafana_url: str = "") -> str:
-    """The whole report for people. The same report gives the same bytes."""
-    soaks = timeline.timelines(report)
-    over_time = soaks or timeline_launch.hosts_with_courses(report)
+    """Return the whole report for people. The same report gives the same bytes."""
+    soaks = soak_timeline.timelines(report)
+    over_time = soaks or launch_traces.hosts_with_traces(report)
     css, js = "\n".join(map(asset, _STYLES if over_time else _STYLES[:1])), asset("report.js")
     page = environment().get_template("report.html.j2").render(
         report=report,
@@ -81,130 +82,119 @@ def render_html(report: FleetReport, grafana_url: str = "") -> str:
         **_headline(report),
         **_measurements(report),
         racks=hosts.racks(report),
-        brief=sum(host.decision != ACCEPTED for host in report.hosts) > _MOST_LINES,
-        anchors=hosts.anchors_of(report),
-        versions=versions.versions(report),
-        accepted=ACCEPTED,
+        brief=sum(host.decision != ACCEPTED for host in report.hosts) > _MAX_OPEN_HOSTS,
+        anchors=host_anchors(report),
+        components=versions.components(report),
         changes=_changes(report) if report.baseline else None,
         soaks=soaks,
         unjudged=headline.unjudged(report),
-        files=report.quarantined[:_MOST_FILES],
+        files=report.quarantined[:_MAX_FILES],
     )  # fmt: skip
     end = f"<script>{js}{_END}</body>\n</html>\n"
     begin = f'{page}\n<script type="application/json" id="data">'
-    room = MOST_BYTES - _SPARE - len(begin.encode()) - len(end.encode()) - len(_END)
-    return f"{begin}{pages.embedded(report, room)}{_END}{end}"
+    budget = MAX_BYTES - _RESERVE - len(begin.encode()) - len(end.encode()) - len(_END)
+    return f"{begin}{host_data.embedded(report, budget)}{_END}{end}"
 
 
 def _headline(report: FleetReport) -> dict[str, Any]:
-    """What the banner, the reasons and the coverage say."""
-    duties = _duties(reasons(report.verdicts))
+    """Return the variables of banner, reasons and coverage."""
     return {
-        "status": format.status(report),
+        "status": formatting.status(report),
         "tone": headline.tone(report.decision),
         "sentence": headline.sentence(report),
         "notice": headline.notice(report),
         "size": headline.hosts_and_gpus(report),
         "checks": headline.checks(report),
         "manifest": headline.manifest(report),
-        "caveats": [escape(line) for line in headline.caveats(report)],  # as long as they are
-        "duties": duties,
+        "caveats": [escape(line) for line in headline.caveats(report)],  # not cut
+        "action_groups": _action_groups(reasons(report.verdicts)),
         "coverage": _coverage(report),
         "gaps": _gaps(report),
     }
 
 
-def _duties(given: Sequence[Reason]) -> list[Duty]:
-    """What to do, the gravest first; then what is not known; then what somebody answers for."""
-    found: dict[tuple[str, str], list[Reason]] = {}
+def _action_groups(given: Sequence[Reason]) -> list[ActionGroup]:
+    """Return the actions, the most severe first; then what could not be verified; then what is waived."""
+    groups: dict[tuple[str, str], list[Reason]] = {}
     for reason in given:
         if reason.waiver:
             key = "Waived", "waived"
         elif reason.verdict == FAIL:
-            key = reason.action or "Failed, with no action named", FAIL
+            key = reason.action or "Failed, no action named", FAIL
         else:
-            key = "Not known", "inconclusive"
-        found.setdefault(key, []).append(reason)
-    return [_duty(title, tone, own) for (title, tone), own in found.items()]
+            key = "Could not be verified", INCONCLUSIVE
+        groups.setdefault(key, []).append(reason)
+    return [_action_group(title, tone, members) for (title, tone), members in groups.items()]
 
 
-def _duty(title: str, tone: str, own: Sequence[Reason]) -> Duty:
-    told = together(own)
-    return Duty(
+def _action_group(title: str, tone: str, members: Sequence[Reason]) -> ActionGroup:
+    merged = merge_reasons(members)
+    return ActionGroup(
         title=title,
         tone=tone,
-        first=told[:_SHOWN_REASONS],
-        rest=told[_SHOWN_REASONS:_MOST_REASONS],
-        left_out=max(0, len(told) - _MOST_REASONS),
-        count=len(own),
-        hosts=len({host for reason in own for host in reason.hosts}),
+        first=merged[:_FIRST_REASONS],
+        rest=merged[_FIRST_REASONS:_MAX_REASONS],
+        left_out=max(0, len(merged) - _MAX_REASONS),
+        count=len(members),
+        hosts=len({host for reason in members for host in reason.hosts}),
     )
 
 
 def _changes(report: FleetReport) -> dict[str, Any]:
-    """What differs from the accepted records: as many lines as are read, and how many there are."""
-    found = report.changes
+    """Return the differences from the accepted records, and how many there are."""
+    changes = report.changes
     return {
         "rows": [
             {
                 "kind": change.kind.replace("_", " "),
                 "counts": change.counts,
                 "host": change.host,
-                "part": places.scope_name(change.scope) if change.scope not in ("", "host") else "",
+                "part": describe_scope(change.scope) if change.scope not in ("", "host") else "",
                 "serial": change.serial,
                 "what": change.what,
-                "settings": format.params_text(change.params),
+                "settings": formatting.params_text(change.params),
                 "old": quantities.quantity(change.old, change.unit),
                 "new": quantities.quantity(change.new, change.unit),
-                "share": format.percent(change.share) if change.share is not None else "",
-                "noise": format.percent_of(change.noise) if change.noise is not None else "",
+                "share": formatting.signed_percent(change.share) if change.share is not None else "",
+                "noise": formatting.percent(change.noise) if change.noise is not None else "",
                 "text": change.text,
             }
-            for change in found[:_MOST_CHANGES]
+            for change in changes[:_MAX_CHANGES]
         ],
-        "count": len(found),
-        "hosts": len({change.host for change in found}),
-        "counting": sum(change.counts for change in found),
+        "count": len(changes),
+        "hosts": len({change.host for change in changes}),
+        "counting": sum(change.counts for change in changes),
     }
 
 
 def _measurements(report: FleetReport) -> dict[str, Any]:
-    """What the sections of figures say."""
+    """Return the variables of the sections with figures."""
     return {
         "times": timing.times(report),
         "charts": collectives.charts(report),
         "many_lines": collectives.MANY_LINES,
-        "plot": _PLOT,
-        "routes": routes.routes(report),
-        "latencies": routes.latencies(report),
+        "frame": collectives.FRAME,
+        "paths": communication.communication_paths(report),
+        "latencies": communication.latencies(report),
         "figures": strips.groups(report),
         "gpu_tables": [table for table in (gpus.speeds(report), gpus.stress(report)) if table],
         "legend": figure.LEGEND,
-        "shown": figure.shown(report),
-        "checks_made": gpus.checks(report),
+        "detailed": figure.detailed_hosts(report),
+        "error_counters": gpus.error_counters(report),
         "peers": peers.peers(report),
-        "pairs": pairs.pictures(report),
-        "trainings": training.table(report),
+        "pairs": pairs.pair_matrices(report),
+        "trainings": training.training_table(report),
         "workloads": workloads.workloads(report),
     }
 
 
-_PLOT = {
-    "width": collectives.WIDTH,
-    "height": collectives.HEIGHT,
-    "left": collectives.LEFT,
-    "right": collectives.WIDTH - collectives.RIGHT,
-    "bottom": collectives.HEIGHT - collectives.BOTTOM,
-}
-
-
 def _coverage(report: FleetReport) -> list[dict[str, Any]]:
-    """The parts of the bar: name, count, where it begins and how wide it is in percent, and what it means."""
+    """Return the parts of the bar: name, count, meaning, position and width in percent."""
     meanings = {
-        "measured": "seen, with a value",
-        "missing": "not there at all",
-        "error": "tried, and failed",
-        "skipped": "not tried",
+        "measured": "has a value",
+        "missing": "not reported",
+        "error": "the measurement failed",
+        "skipped": "not attempted",
         "unsupported": "the hardware or software has none",
     }
     total = max(report.coverage.expected, 1)
@@ -218,10 +208,10 @@ def _coverage(report: FleetReport) -> list[dict[str, Any]]:
 
 
 def _gaps(report: FleetReport) -> dict[str, Any]:
-    """The hosts of which most is not known."""
-    found = [host for host in report.hosts if host.coverage.measured < host.coverage.expected]
-    found.sort(key=lambda host: host.coverage.measured / max(host.coverage.expected, 1))
-    return {"first": found[:_MOST_GAPS], "count": len(found)}
+    """Return the hosts with the lowest coverage."""
+    incomplete = [host for host in report.hosts if host.coverage.measured < host.coverage.expected]
+    incomplete.sort(key=lambda host: host.coverage.measured / max(host.coverage.expected, 1))
+    return {"first": incomplete[:_MAX_GAPS], "count": len(incomplete)}
 
 
 @cache
@@ -231,7 +221,7 @@ def asset(name: str, directory: Path = _HERE) -> str:
 
 
 def policy(css: str, js: str) -> str:
-    """The Content-Security-Policy: our style and our script by their hashes, and nothing else from anywhere."""
+    """Return the Content-Security-Policy: only our style and our script, by their hashes."""
     return (
         f"default-src 'none'; style-src '{_hash(css)}'; script-src '{_hash(js)}'; base-uri 'none'; form-action 'none'"
     )
@@ -243,8 +233,8 @@ def _hash(text: str) -> str:
 
 @cache
 def environment(*directories: Path) -> Environment:
-    """Return the templates of this package and of `directories`; every text from elsewhere is cleaned and escaped."""
-    found = Environment(
+    """Return the template environment of this package and `directories`; it cleans and escapes every inserted text."""
+    templates = Environment(
         loader=FileSystemLoader([_HERE, *directories]),
         autoescape=True,
         undefined=StrictUndefined,
@@ -252,16 +242,16 @@ def environment(*directories: Path) -> Environment:
         lstrip_blocks=True,
         finalize=_plain_text,
     )
-    names = ("action_name", "params_text", "when", "took", "duration")
-    found.filters.update({name: getattr(format, name) for name in names})
-    found.filters["quantity"] = quantities.quantity
-    found.filters["tone"] = headline.tone
-    found.filters["log"] = escape  # cleaned when it was read, and its lines are kept
-    found.filters["drawn"] = Markup  # paths of our own numbers, which are longer than any text
-    found.filters["count"] = lambda value: quantities.number(int(value), 12)
-    return found
+    names = ("action_name", "params_text", "format_time", "elapsed", "duration")
+    templates.filters.update({name: getattr(formatting, name) for name in names})
+    templates.filters["quantity"] = quantities.quantity
+    templates.filters["tone"] = headline.tone
+    templates.filters["log"] = escape  # already cleaned, with its lines kept
+    templates.filters["svg_path"] = Markup  # made of our own numbers, and longer than the limit of a text
+    templates.filters["count"] = lambda value: quantities.number(int(value), 12)
+    return templates
 
 
 def _plain_text(value: Any) -> Any:
-    """Every text on its way into the page, before it is escaped: one line, no control characters, not without end."""
-    return format.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+    """Return an inserted text on one line, without control characters, cut to a maximum length; it is escaped afterwards."""
+    return formatting.clean(value) if isinstance(value, str) and not isinstance(value, Markup) else value

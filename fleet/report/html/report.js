@@ -1,12 +1,12 @@
 "use strict";
-// Draws the hosts from the block of data: map, list and a page each. What hosts say only ever becomes text nodes.
+// Draws the hosts from the embedded data: map, list and one page per host. Text from hosts is only ever inserted as text nodes.
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
 const NS = "http://www.w3.org/2000/svg";
 const KIND = { p: "pass", f: "fail", i: "inconclusive" };
 const TONES = ["pass", "fail", "inconclusive"];
 const ROWS = 25, TILES = 24, UNITS = 640, CELL = 11;
-const S = (number) => data.s[number] || "";
+const S = (number) => data.texts[number] || "";
 const count = (number) => String(number).replace(/\B(?=(\d{3})+$)/g, "\u202f");
 const plural = (number, one) => `${count(number)} ${one}${number === 1 ? "" : "s"}`;
 
@@ -24,20 +24,20 @@ const icon = (kind) => svg("svg", { class: `icon ${kind}`, "aria-hidden": "true"
 const note = (...children) => el("span", { class: "note" }, ...children);
 const spread = (runs) => runs.flatMap(([value, times]) => Array(times).fill(value));
 
-// Columns as long as there are hosts.
+// Columns with one entry per host.
 const names = data.names, size = names.length;
-const rackOf = spread(data.rack), gpusOf = spread(data.gpus), seenOf = spread(data.seen);
+const rackOf = spread(data.rack), gpusOf = spread(data.gpus), measuredOf = spread(data.measured);
 const decisionOf = Uint8Array.from(data.decision, Number);
 const numberOf = new Map(names.map((name, number) => [name, number]));
-const blob = names.map((name, number) => [name, data.racks[rackOf[number]], data.words[decisionOf[number]], S(data.why[number]),
-  (data.acts[number] || []).map((act) => data.actions[act]).join(" "), data.serials ? data.serials[number] : ""].join("\n").toLowerCase());
+const blob = names.map((name, number) => [name, data.racks[rackOf[number]], data.decisions[decisionOf[number]], S(data.finding[number]),
+  (data.action[number] || []).map((act) => data.actions[act]).join(" "), data.serials ? data.serials[number] : ""].join("\n").toLowerCase());
 const tone = (number) => TONES[decisionOf[number]];
-const word = (number) => data.words[decisionOf[number]];
+const word = (number) => data.decisions[decisionOf[number]];
 const link = (number, ...children) => el("a", { href: `#host=${encodeURIComponent(names[number])}` }, ...(children.length ? children : [names[number]]));
 
 function findings(number) {
   const [failed, open, waived] = data.counts[number] || [0, 0, 0];
-  return [failed && `${count(failed)} failed`, open && `${count(open)} not known`, waived && `${count(waived)} waived`].filter(Boolean).join(", ");
+  return [failed && `${count(failed)} failed`, open && `${count(open)} inconclusive`, waived && `${count(waived)} waived`].filter(Boolean).join(", ");
 }
 
 function squares(states, step = 10) {
@@ -52,7 +52,7 @@ function squares(states, step = 10) {
   return svg("svg", { class: "gpus", width: across * step, height: down * step, role: "img", "aria-label": label }, ...shapes.flat());
 }
 
-// The map: tiles for a few hosts, a line each for a rack or some, cells for thousands.
+// The map: tiles for a few hosts, one line per host for some racks, cells for thousands.
 const racks = data.racks.map((name) => ({ name, hosts: [] }));
 rackOf.forEach((rack, number) => racks[rack].hosts.push(number));
 const marks = [];
@@ -66,7 +66,7 @@ function drawMap() {
     const choose = el("button", { type: "button", class: "rack-name", title: "Show this rack alone" }, rack.name, " ", note(`${good}/${rack.hosts.length}`));
     choose.addEventListener("click", () => { $("in").value = $("in").value === String(at) ? "" : String(at); filter(); });
     const draw = { tiles, units, cells }[how];
-    map.append(el("div", { class: "rack", role: "group", "aria-label": `Rack ${rack.name}: ${good} of ${rack.hosts.length} ${data.words[0]}` }, choose, draw(rack)));
+    map.append(el("div", { class: "rack", role: "group", "aria-label": `Rack ${rack.name}: ${good} of ${rack.hosts.length} ${data.decisions[0]}` }, choose, draw(rack)));
   }
   map.hidden = false;
 }
@@ -74,7 +74,7 @@ function drawMap() {
 function tiles(rack) {
   return el("ul", {}, ...rack.hosts.map((number) => {
     const where = link(number, el("b", {}, names[number]), el("span", { class: "word" }, icon(tone(number)), word(number)),
-      gpusOf[number] && squares(gpusOf[number], 12), note(gpusOf[number] ? plural(gpusOf[number].length, "GPU") : data.mark === "REHEARSAL" ? "no GPU judged" : "no GPU seen"));
+      gpusOf[number] && squares(gpusOf[number], 12), note(gpusOf[number] ? plural(gpusOf[number].length, "GPU") : data.mark === "REHEARSAL" ? "no GPU judged" : "no GPU reported"));
     where.className = `tile ${tone(number)}`;
     marks[number] = where;
     return el("li", {}, where);
@@ -108,7 +108,7 @@ function cells(rack) {
   return picture;
 }
 
-// One path a colour; a failed host is a cross, one that is not known a diamond, so that no eye needs the colour.
+// One path per color. A failed host is a cross, an incomplete one a diamond, so that the map is readable without color.
 function squaresOf(rack, kind, wanted) {
   let path = "";
   rack.hosts.forEach((number, at) => {
@@ -120,7 +120,7 @@ function squaresOf(rack, kind, wanted) {
   return path;
 }
 
-// A search fades what does not match, and draws what does over it: the many that do not are never drawn anew.
+// A search fades hosts that do not match and draws the matching ones on top, so that the others are not redrawn.
 function paint(rack, shown) {
   const matching = shown ? rack.hosts.filter((number) => shown[number]).length : rack.hosts.length;
   const some = matching > 0 && matching < rack.hosts.length;
@@ -148,13 +148,13 @@ function filter() {
   for (let number = 0; number < size; number++) {
     if (only && (only === "not" ? decisionOf[number] === 0 : String(decisionOf[number]) !== only)) continue;
     if (rack && String(rackOf[number]) !== rack) continue;
-    if (act && !(data.acts[number] || []).includes(Number(act))) continue;
+    if (act && !(data.action[number] || []).includes(Number(act))) continue;
     if (!terms.every((term) => blob[number].includes(term))) continue;
     shown[number] = 1;
     chosen.push(number);
   }
   const all = chosen.length === size;
-  if (size > UNITS) racks.forEach((found) => paint(found, all ? null : shown));
+  if (size > UNITS) racks.forEach((each) => paint(each, all ? null : shown));
   else marks.forEach((mark, number) => mark.classList.toggle("dim", !shown[number]));
   chosen.sort((a, b) => (decisionOf[a] === 0) - (decisionOf[b] === 0) || (decisionOf[a] === 2) - (decisionOf[b] === 2) || a - b);
   $("count").value = all ? plural(size, "host") : `${count(chosen.length)} of ${plural(size, "host")}`;
@@ -170,7 +170,7 @@ function drawList() {
   drawn = 0;
   addRows(body, more);
   $("list").replaceChildren(chosen.length ? el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": "List of hosts" }, table)
-    : el("p", { class: "empty" }, "No host is like that."), more);
+    : el("p", { class: "empty" }, "No host matches."), more);
 }
 
 function addRows(body, more) {
@@ -178,8 +178,8 @@ function addRows(body, more) {
   drawn += next.length;
   body.append(...next.map((number) => el("tr", {}, el("th", { scope: "row" }, link(number)), el("td", {}, data.racks[rackOf[number]]),
     el("td", {}, el("span", { class: `verdict ${tone(number)}` }, icon(tone(number)), word(number))),
-    el("td", {}, gpusOf[number] && squares(gpusOf[number])), el("td", { class: "n" }, seenOf[number]),
-    el("td", { class: "why" }, data.counts[number] && el("b", {}, findings(number)), data.why[number] !== undefined && note(S(data.why[number]))))));
+    el("td", {}, gpusOf[number] && squares(gpusOf[number])), el("td", { class: "n" }, measuredOf[number]),
+    el("td", { class: "why" }, data.counts[number] && el("b", {}, findings(number)), data.finding[number] !== undefined && note(S(data.finding[number]))))));
   more.hidden = drawn >= chosen.length;
   more.textContent = `Show ${Math.min(ROWS, chosen.length - drawn)} more of ${count(chosen.length - drawn)}`;
 }
@@ -194,85 +194,85 @@ function tableOf(caption, heads, rows, css) {
     roles(el("table", { class: css }, el("caption", {}, caption), el("thead", {}, el("tr", {}, ...heads.map((head) => el("th", { scope: "col" }, head)))), el("tbody", {}, ...rows))));
 }
 
-// On a narrow screen the rows are laid out otherwise; the roles keep it a table for who listens.
+// A narrow screen lays the rows out differently; the roles keep the element a table for screen readers.
 function roles(table) {
   const names = { table: "table", thead: "rowgroup", tbody: "rowgroup", tr: "row", td: "cell", "thead th": "columnheader", "tbody th": "rowheader" };
-  for (const [which, role] of Object.entries(names)) for (const found of which === "table" ? [table] : table.querySelectorAll(which)) found.setAttribute("role", role);
+  for (const [selector, role] of Object.entries(names)) for (const element of selector === "table" ? [table] : table.querySelectorAll(selector)) element.setAttribute("role", role);
   return table;
 }
 
-function card(found) {
-  const [kind, times, ...rest] = found;
+function card(reason) {
+  const [kind, times, ...rest] = reason;
   const [action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, again, severity] = rest.map(S);
-  const facts = [["Found", value], ["Limit", wanted], ["Margin", margin], ["Why", why], ["Criterion", criterion], ["Source", source], ["Severity", severity], ["Waived", waiver], ["Evidence", evidence]];
+  const facts = [["Value", value], ["Limit", wanted], ["Margin", margin], ["Why", why], ["Criterion", criterion], ["Source", source], ["Severity", severity], ["Waived", waiver], ["Evidence", evidence]];
   return el("li", { class: `card ${waiver ? "waived" : KIND[kind]}` },
     el("h4", {}, icon(waiver ? "waived" : KIND[kind]), `${part && part !== "host" ? part : "Host"} `, serial && note("serial ", code(serial))),
     el("p", { class: "name" }, code(name), settings && ` ${settings}`, stage && note(` stage ${stage}`), times > 1 && note(` ${plural(times, "verdict")}`)),
     action && el("p", { class: "action" }, action),
     el("dl", {}, ...facts.filter(([, text]) => text).map(([title, text]) => el("div", {}, el("dt", {}, title), el("dd", { class: title === "Margin" && kind === "f" ? "off" : "" }, text)))),
-    el("p", { class: "command" }, note("Measure again "), code(again)));
+    el("p", { class: "command" }, note("Reproduce: "), code(again)));
 }
 
-function pairPicture(found) {
-  const across = found.rails.length, step = 14;
-  const shapes = found.bands.flatMap((row, y) => [...row].map((band, x) => band !== "-" && svg("rect",
+function pairPicture(pairs) {
+  const across = pairs.rails.length, step = 14;
+  const shapes = pairs.bands.flatMap((row, y) => [...row].map((band, x) => band !== "-" && svg("rect",
     { class: band === "t" ? "lost" : `b${band}`, x: x * step, y: y * step, width: step - 1, height: step - 1 },
-    svg("title", {}, `${found.partners[y]}, rail ${found.rails[x]}: ${found.rates[y][x] ?? "failed"} GB/s`))));
-  const least = found.rates.map((rates) => Math.min(...rates.map((rate) => rate ?? 0)));
-  const labels = found.partners.map((name, y) => svg("text", { x: across * step + 8, y: y * step + 11 }, `${name}  ${least[y] || "failed"}`));
-  const worst = found.partners.map((name, y) => [name, least[y]]).sort((a, b) => a[1] - b[1]).slice(0, 3);
-  const told = `${plural(found.partners.length, "partner")} over ${plural(across, "rail")}, median ${found.median}; slowest ${worst.map(([name, rate]) => `${name} ${rate} GB/s`).join(", ")}`;
-  return el("figure", { class: "own-pairs" }, el("figcaption", {}, el("b", {}, "Exchanges with other hosts"), " ", note(told, ". A row a partner with its slowest rate, a column a rail.")),
-    svg("svg", { class: "heat", width: across * step + 220, height: found.partners.length * step, role: "img", "aria-label": told }, ...shapes, ...labels));
+    svg("title", {}, `${pairs.partners[y]}, rail ${pairs.rails[x]}: ${pairs.rates[y][x] ?? "failed"} GB/s`))));
+  const least = pairs.rates.map((rates) => Math.min(...rates.map((rate) => rate ?? 0)));
+  const labels = pairs.partners.map((name, y) => svg("text", { x: across * step + 8, y: y * step + 11 }, `${name}  ${least[y] || "failed"}`));
+  const worst = pairs.partners.map((name, y) => [name, least[y]]).sort((a, b) => a[1] - b[1]).slice(0, 3);
+  const summary = `${plural(pairs.partners.length, "partner")} over ${plural(across, "rail")}, median ${pairs.median}; slowest ${worst.map(([name, rate]) => `${name} ${rate} GB/s`).join(", ")}`;
+  return el("figure", { class: "own-pairs" }, el("figcaption", {}, el("b", {}, "Bandwidth to other hosts"), " ", note(summary, ". One row per partner with its slowest rate, one column per rail.")),
+    svg("svg", { class: "heat", width: across * step + 220, height: pairs.partners.length * step, role: "img", "aria-label": summary }, ...shapes, ...labels));
 }
 
-// Power, temperature and clocks while the ranks ran.
-function overTime(number, courses) {
+// Power, temperature and clocks during the launches.
+function overTime(number, traces) {
   const head = el("h3", {}, "Power, temperature and clocks over time");
-  if (!courses.length) return [head, el("p", { class: "empty" }, "Left out of a report of this size. They are drawn by ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
-  const held = courses.some((course) => course[5].some((part) => part[3].some((found) => found && found[3])));
-  return [head, el("p", { class: "lede" }, "From left to right the time of the stage: the mean as a line, from the lowest to the highest shaded, and no line where nothing is known. Dashed: a benchmark began. ",
-    held && "Shaded from top to bottom: clocks were held down for another reason than the power limit. ", "Pictures of one column have one scale."), ...courses.map(course)];
+  if (!traces.length) return [head, el("p", { class: "empty" }, "Left out because of the size of this report. To draw them, run ", code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
+  const throttled = traces.some((trace) => trace[5].some((part) => part[3].some((plot) => plot && plot[3])));
+  return [head, el("p", { class: "lede" }, "The horizontal axis is the time of the stage. The line is the mean, the shaded band reaches from the lowest to the highest value; gaps are missing data. Dashed lines: a benchmark began. ",
+    throttled && "Shaded from top to bottom: clocks were throttled for another reason than the power limit. ", "All plots of a column have the same scale."), ...traces.map(trace)];
 }
 
-function course([stage, ends, begun, benchmarks, columns, gpus, more]) {
+function trace([stage, ends, began, benchmarks, columns, gpus, more]) {
   const rows = gpus.map(([head, serial, lost, sparks]) => el("tr", {}, el("th", { scope: "row" }, S(head), S(serial) && note(S(serial)), S(lost) && el("span", { class: "lost" }, icon("inconclusive"), `samples lost: ${S(lost)}`)),
-    ...sparks.map((found, at) => el("td", {}, ...(found ? [spark(`${S(columns[at][0])} of ${S(head)}: ${S(found[0])}`, begun, found), note(S(found[0]))] : [note("nothing known")])))));
-  return el("section", { class: "course", "aria-label": `Stage ${S(stage)} over time` },
+    ...sparks.map((plot, at) => el("td", {}, ...(plot ? [spark(`${S(columns[at][0])} of ${S(head)}: ${S(plot[0])}`, began, plot), note(S(plot[0]))] : [note("no data")])))));
+  return el("section", { class: "trace", "aria-label": `Stage ${S(stage)} over time` },
     el("h4", {}, `Stage ${S(stage)} `, note(S(ends))),
     el("div", { class: "scroll", tabindex: "0", role: "region", "aria-label": `GPUs in stage ${S(stage)} over time` },
       roles(el("table", {}, el("thead", {}, el("tr", {}, el("th", { scope: "col" }, "Part"), ...columns.map(([name, range]) => el("th", { scope: "col" }, S(name), " ", note(S(range)))))), el("tbody", {}, ...rows)))),
     more > 0 && el("p", { class: "note" }, `and ${plural(more, "GPU")} more in the record`),
-    benchmarks.length && el("p", { class: "note" }, "Began: ", ...benchmarks.map(([at, name], place) => [place > 0 && " · ", el("b", {}, S(name)), ` ${S(at)}`])));
+    benchmarks.length && el("p", { class: "note" }, "Began: ", ...benchmarks.map(([at, name], index) => [index > 0 && " · ", el("b", {}, S(name)), ` ${S(at)}`])));
 }
 
-function spark(label, begun, [, band, line, held]) {
+function spark(label, began, [, band, line, throttled]) {
   const thin = { "vector-effect": "non-scaling-stroke" };
   return svg("svg", { class: "spark", viewBox: "0 0 160 40", preserveAspectRatio: "none", role: "img", "aria-label": label }, svg("title", {}, label), svg("rect", { class: "base", width: 160, height: 40 }),
-    held && svg("path", { class: "held", d: held }), begun && svg("path", { class: "begun", d: begun, ...thin }), svg("path", { class: "spread", d: band }), svg("path", { class: "line", d: line, ...thin }));
+    throttled && svg("path", { class: "throttled", d: throttled }), began && svg("path", { class: "began", d: began, ...thin }), svg("path", { class: "spread", d: band }), svg("path", { class: "line", d: line, ...thin }));
 }
 
 function pageOf(number, id = "") {
   const page = data.pages[number];
   const states = gpusOf[number];
   const top = [el("h2", { id }, icon(tone(number)), names[number], " ", el("span", { class: `word ${tone(number)}` }, word(number))),
-    el("p", { class: "lede" }, `${data.racks[rackOf[number]]}. `, page ? S(page.lede) : `${seenOf[number].replace("/", " of ")} expected observations measured.`)];
+    el("p", { class: "lede" }, `${data.racks[rackOf[number]]}. `, page ? S(page.coverage) : `${measuredOf[number].replace("/", " of ")} expected observations measured.`)];
   if (!page) {
     return [...top, states && el("p", {}, squares(states, 14)), data.serials && data.serials[number] && el("p", {}, note("Serials "), code(data.serials[number])),
-      el("p", { class: "left-out" }, "The figures of this host are left out of a report of this size. They are written by", el("br", {}),
+      el("p", { class: "left-out" }, "The figures of this host are not in this report because of its size. To write them, run", el("br", {}),
         code(`rackproof report ${quoted(data.run)} --host ${quoted(names[number])}`))];
   }
   const parts = [...top];
-  if (page.events.length) parts.push(el("h3", {}, "What happened to it"), el("ul", { class: "events" }, ...page.events.map((event) => el("li", {}, icon("inconclusive"), S(event)))));
+  if (page.events.length) parts.push(el("h3", {}, "Events"), el("ul", { class: "events" }, ...page.events.map((event) => el("li", {}, icon("inconclusive"), S(event)))));
   if (page.reasons.length) parts.push(el("h3", {}, "Findings ", note(findings(number))), el("ol", { class: "cards" }, ...page.reasons.map(card)));
-  else if (page.rows.length) parts.push(el("p", { class: "verdict pass" }, icon("pass"), `All ${plural(page.counts[2], "verdict")} are passes.`));
+  else if (page.verdicts.length) parts.push(el("p", { class: "verdict pass" }, icon("pass"), `All ${plural(page.counts[2], "verdict")} passed.`));
   parts.push(page.gpus.length ? tableOf("GPUs", ["Index", "Verdict", "Name", "Serial", "UUID", "PCI address"], page.gpus.map(([state, index, ...rest]) =>
     lines(S(index), el("span", { class: `verdict ${KIND[state]}` }, icon(KIND[state]), KIND[state]), S(rest[0]), ...rest.slice(1).map((text) => S(text) ? code(S(text)) : "–"))), "parts")
     : el("p", { class: "empty" }, S(page.no_gpu)));
   if (page.pairs.partners) parts.push(pairPicture(page.pairs));
-  if (page.courses) parts.push(...overTime(number, page.courses));
-  if (page.rows.length) parts.push(tableOf(`Verdicts: ${page.counts[0]} failed, ${page.counts[1]} inconclusive, ${page.counts[2]} passed`,
-    ["Observation", "Part", "Found", "Limit", "Margin", "Verdict", "Source"], page.rows.flatMap(verdictRow), "verdicts"));
+  if (page.traces) parts.push(...overTime(number, page.traces));
+  if (page.verdicts.length) parts.push(tableOf(`Verdicts: ${page.counts[0]} failed, ${page.counts[1]} inconclusive, ${page.counts[2]} passed`,
+    ["Observation", "Part", "Value", "Limit", "Margin", "Verdict", "Source"], page.verdicts.flatMap(verdictRow), "verdicts"));
   else parts.push(el("p", { class: "empty" }, "No verdict was reached on this host."));
   if (page.more) parts.push(note(`and ${count(page.more)} more in report.json`));
   parts.push(...launches(page));
@@ -282,9 +282,9 @@ function pageOf(number, id = "") {
 }
 
 function verdictRow([kind, ...rest]) {
-  const [name, settings, part, found, wanted, margin, origin, criterion, why] = rest.map(S);
-  const plain = found === "\u2013" && wanted === "\u2013";
-  const values = plain ? [el("td", { colspan: "3", class: "said" }, why)] : [el("td", { class: "n" }, found), el("td", { class: "n" }, wanted), el("td", { class: "n" }, margin)];
+  const [name, settings, part, measured, wanted, margin, origin, criterion, why] = rest.map(S);
+  const plain = measured === "\u2013" && wanted === "\u2013";
+  const values = plain ? [el("td", { colspan: "3", class: "said" }, why)] : [el("td", { class: "n" }, measured), el("td", { class: "n" }, wanted), el("td", { class: "n" }, margin)];
   const first = el("tr", { class: kind === "p" ? "" : KIND[kind] }, el("th", { scope: "row" }, code(name), settings && el("i", {}, settings)), el("td", {}, part), ...values,
     el("td", {}, el("span", { class: `verdict ${KIND[kind]}` }, icon(KIND[kind]), KIND[kind])),
     el("td", { class: "note" }, criterion !== "plan" && [code(criterion), " "], origin));
@@ -292,15 +292,15 @@ function verdictRow([kind, ...rest]) {
 }
 
 function launches(page) {
-  if (!page.starts.length) return [el("p", { class: "empty" }, "No stage was started on this host.")];
-  const rows = page.starts.map(([ok, stage, outcome, members, began, took, deadline, reason]) =>
+  if (!page.launches.length) return [el("p", { class: "empty" }, "No stage was started on this host.")];
+  const rows = page.launches.map(([ok, stage, outcome, members, began, took, deadline, reason]) =>
     lines(S(stage), el("span", { class: `verdict ${ok ? "pass" : "inconclusive"}` }, icon(ok ? "pass" : "inconclusive"), S(outcome)), S(members), S(began), S(took), S(deadline), S(reason)));
-  const logs = page.starts.filter((start) => start[8].length).map((start) => el("details", { class: "data" }, el("summary", {}, `Last lines of stage ${S(start[1])}`),
-    ...start[8].flatMap(([who, tail]) => [el("h4", {}, S(who)), el("pre", { tabindex: "0" }, S(tail))])));
-  return [tableOf("Launches", ["Stage", "Outcome", "Together with", "Began", "Took", "Deadline", "Reason"], rows), ...logs];
+  const logs = page.launches.filter((launch) => launch[8].length).map((launch) => el("details", { class: "data" }, el("summary", {}, `Last lines of stage ${S(launch[1])}`),
+    ...launch[8].flatMap(([who, tail]) => [el("h4", {}, S(who)), el("pre", { tabindex: "0" }, S(tail))])));
+  return [tableOf("Launches", ["Stage", "Outcome", "Members", "Began", "Took", "Deadline", "Reason"], rows), ...logs];
 }
 
-// Where the fragment leads: a host's page, a search, or a section of the overview.
+// The URL fragment selects a host's page, a search, or a section of the overview.
 const title = document.title;
 let back = 0;
 
@@ -313,8 +313,8 @@ function show(number) {
   const page = $("host-page");
   if (page.hidden) back = scrollY;
   const before = neighbour(number, -1), after = neighbour(number, 1);
-  const ways = [el("a", { href: "#hosts" }, "← All hosts"), before >= 0 && link(before, `‹ ${names[before]}`), after >= 0 && link(after, `${names[after]} ›`)];
-  page.replaceChildren(el("nav", { class: "ways", "aria-label": "Hosts with findings" }, ...ways), ...pageOf(number, "host-name").filter(Boolean));
+  const links = [el("a", { href: "#hosts" }, "← All hosts"), before >= 0 && link(before, `‹ ${names[before]}`), after >= 0 && link(after, `${names[after]} ›`)];
+  page.replaceChildren(el("nav", { class: "host-nav", "aria-label": "Hosts with findings" }, ...links), ...pageOf(number, "host-name").filter(Boolean));
   $("overview").hidden = true;
   document.body.classList.add("on-host");
   page.hidden = false;
@@ -322,7 +322,7 @@ function show(number) {
   document.title = `${names[number]} – ${title}`;
   scrollTo(0, 0);
   page.focus({ preventScroll: true });
-  $("told").textContent = `Page of host ${names[number]}, ${word(number)}`;
+  $("announce").textContent = `Page of host ${names[number]}, ${word(number)}`;
 }
 
 function overview(target) {
@@ -332,19 +332,19 @@ function overview(target) {
   document.body.classList.remove("on-host");
   document.title = title;
   if (!was) return;
-  const found = target && $(target);
-  if (found && target !== "hosts") found.scrollIntoView();
+  const section = target && $(target);
+  if (section && target !== "hosts") section.scrollIntoView();
   else scrollTo(0, back);
-  $("told").textContent = "Report of the whole fleet";
+  $("announce").textContent = "Report of the whole fleet";
 }
 
 function route() {
   let fragment = location.hash.slice(1);
-  try { fragment = decodeURIComponent(fragment); } catch { /* not ours: no such name */ }
+  try { fragment = decodeURIComponent(fragment); } catch { /* malformed: no such host */ }
   const [, kind, rest] = /^(host|find|rack)=([^]*)$/.exec(fragment) || [];
   if (kind === "host" && numberOf.has(rest)) return show(numberOf.get(rest));
   overview(fragment);
-  if (kind === "host") $("told").textContent = `This report has no host ${rest}`;
+  if (kind === "host") $("announce").textContent = `This report has no host ${rest}`;
   if (kind === "find" || kind === "rack") {
     if (kind === "find") $("find").value = rest;
     else $("in").value = String(Math.max(data.racks.indexOf(rest), 0));
@@ -354,8 +354,8 @@ function route() {
 }
 
 function start() {
-  for (const [code_, name] of data.words.entries()) $("only").append(el("option", { value: String(code_) }, name));
-  const acts = new Set(Object.values(data.acts).flat());
+  for (const [code_, name] of data.decisions.entries()) $("only").append(el("option", { value: String(code_) }, name));
+  const acts = new Set(Object.values(data.action).flat());
   for (const [number, name] of data.actions.entries()) if (acts.has(number)) $("act").append(el("option", { value: String(number) }, name));
   for (const [number, name] of data.racks.entries()) $("in").append(el("option", { value: String(number) }, name));
   $("tools").hidden = size < 2;
@@ -370,7 +370,7 @@ function start() {
     if (event.key === "/" && !typing && !$("tools").hidden) { event.preventDefault(); if (!$("host-page").hidden) location.hash = "hosts"; overview("hosts"); $("find").focus(); }
     if (event.key === "Escape" && !$("host-page").hidden) location.hash = "hosts";
   });
-  // On paper the pages of the hosts that are not accepted come after the overview; of a few hosts all of them.
+  // When printed, the pages of hosts that are not accepted follow the overview; for up to four hosts, all pages.
   const folded = document.querySelectorAll("details.rest:not([open])");
   addEventListener("beforeprint", () => {
     folded.forEach((rest) => { rest.open = true; });

@@ -1,4 +1,4 @@
-"""Bandwidth against message size: one chart an operation, drawn from what was measured and nothing else."""
+"""Bus bandwidth against message size: one chart per collective operation."""
 
 from __future__ import annotations
 
@@ -6,57 +6,66 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fleet.quantities import NONE, finite, number, quantity, scale, size
-from fleet.report.tables.places import scope_name
+from fleet.report.charts.line import Curve, Frame, LineAxes, Tick
+from fleet.report.scope_text import describe_scope
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, Verdict
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK
 
-WIDTH, HEIGHT = 360.0, 224.0
-LEFT, RIGHT, TOP, BOTTOM = 40.0, 10.0, 24.0, 26.0
+FRAME = Frame(width=360.0, height=224.0, left=40.0, right=10.0, top=24.0, bottom=26.0)
 MANY_LINES = 12
+"""More lines are drawn as median and range."""
+_LIMIT_HALF_WIDTH = 34
+_MAX_SIZE = 1 << 60
 
-Key = tuple[str, str, str, str]
-"""Host, stage, scope and, of a gang, number of ranks: who measured. A gang's figure is the same on every host, so there the host
-is empty; one that was formed anew without a host has fewer ranks."""
-Op = tuple[str, str]
-"""Operation and placement (`in_place`, `out_of_place`; empty where the record tells none)."""
+
+class RankGroup(NamedTuple):
+    """The ranks that measured a figure.
+
+    A gang's figure is the same on all of its hosts, so its host is empty. A gang re-formed without a host has fewer ranks.
+    """
+
+    host: str
+    stage: str
+    scope: str
+    ranks: str
+
+    @property
+    def kind(self) -> str:
+        """Return `host` for the ranks of one host, `gang` for those of several."""
+        return "host" if self.host else "gang"
+
+
+Operation = tuple[str, str]
+"""Operation and placement (`in_place`, `out_of_place`; empty if the record has none)."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One group of ranks and its figure at each message size."""
+    """The bandwidth of one group of ranks at each message size."""
 
     label: str
     kind: str
-    """`host`: the ranks of one host; `gang`: those of several."""
     failed: bool
     values: Mapping[int, float]
 
 
-@dataclass(frozen=True, kw_only=True)
-class Tick:
-    """A mark on an axis."""
+class Limit(NamedTuple):
+    """What a criterion requires at one message size."""
 
-    at: float
-    text: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Curve:
-    """A path in the chart's coordinates; its class says what it stands for."""
-
-    path: str
-    css: str
-    title: str
-    end: tuple[float, float] | None = None
+    size: int
+    value: float
+    criterion: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Limit:
-    """What a criterion wants at one size."""
+class LimitLine:
+    """A limit in the chart's coordinates."""
 
     x1: float
     x2: float
@@ -67,7 +76,7 @@ class Limit:
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """Everything that the template needs to draw one operation."""
+    """The chart of one operation, and its table."""
 
     op: str
     """With its placement: `all gather, in place`."""
@@ -78,233 +87,189 @@ class Chart:
     x_ticks: tuple[Tick, ...]
     y_ticks: tuple[Tick, ...]
     curves: tuple[Curve, ...]
-    limits: tuple[Limit, ...]
+    limits: tuple[LimitLine, ...]
     columns: tuple[str, ...]
     table: tuple[tuple[str, ...], ...]
-    """Rows of the size and a figure a column."""
+    """A row per message size."""
     lines: int
-    failed: bool = False
-    """Some line fails its criterion."""
+    failed: bool
 
 
 def charts(report: FleetReport) -> list[Chart]:
-    """A chart for each operation of which any bandwidth was measured, first within each host, then between hosts.
+    """Return a chart per measured operation, first within each host, then between hosts.
 
-    The two have an axis each: a fabric is slower than the links within a host, and would lie flat on the floor beside them.
+    The two kinds have separate axes, because a fabric is much slower than the links within a host.
     """
-    by_op = _series(report)
-    verdicts = [verdict for verdict in report.verdicts if _op(verdict)[0]]
+    by_operation = _series(report)
+    verdicts = [verdict for verdict in report.verdicts if _operation(verdict)[0]]
     order = [str(op) for op in BENCHMARKS["collective"].settings["ops"]]
-    named = sorted(by_op, key=lambda op: (order.index(op[0]) if op[0] in order else len(order), op))
+    operations = sorted(by_operation, key=lambda op: (order.index(op[0]) if op[0] in order else len(order), op))
     return [
-        _chart(", ".join(text.replace("_", " ") for text in op if text), kind, lines, _limits_of(verdicts, op, kind))
+        _chart(op, kind, lines, _limits(verdicts, op, kind))
         for kind in ("host", "gang")
-        for op in named
-        if (lines := [line for line in by_op[op] if line.kind == kind])
+        for op in operations
+        if (lines := [line for line in by_operation[op] if line.kind == kind])
     ]
 
 
-def _series(report: FleetReport) -> dict[Op, list[Series]]:
-    values: dict[Op, dict[Key, dict[int, float]]] = {}
-    members: dict[Key, int] = {}
+def _series(report: FleetReport) -> dict[Operation, list[Series]]:
+    values: dict[Operation, dict[RankGroup, dict[int, float]]] = {}
+    members: dict[RankGroup, set[str]] = {}
     for host in report.hosts:
-        seen_here = set()
-        for seen in host.measurements:
-            op, message, figure = _op(seen), _message(seen), finite(seen.value)
-            if not op[0] or not message or figure is None or seen.status != MEASURED:
-                continue
-            key = _key(host.name, seen)
-            values.setdefault(op, {}).setdefault(key, {}).setdefault(message, figure)
-            seen_here.add(key)
-        for key in seen_here:
-            members[key] = members.get(key, 0) + 1
-    failed = _failed(report.verdicts)
+        for observation in host.measurements:
+            op, message, value = _operation(observation), _message_size(observation), finite(observation.value)
+            if op[0] and message and value is not None and observation.status == MEASURED:
+                group = _rank_group(host.name, observation)
+                values.setdefault(op, {}).setdefault(group, {}).setdefault(message, value)
+                members.setdefault(group, set()).add(host.name)
+    failed = {
+        (_operation(verdict), _rank_group(verdict.host, verdict))
+        for verdict in report.verdicts
+        if verdict.verdict == FAIL and _operation(verdict)[0]
+    }
     return {
         op: [
             Series(
-                label=_label(key, members[key]),
-                kind=_kind(key),
-                failed=(op, key) in failed,
-                values=dict(sorted(found.items())),
+                label=_label(group, len(members[group])),
+                kind=group.kind,
+                failed=(op, group) in failed,
+                values=dict(sorted(by_size.items())),
             )
-            for key, found in keys.items()
+            for group, by_size in groups.items()
         ]
-        for op, keys in values.items()
+        for op, groups in values.items()
     }
 
 
-def _key(host: str, item: Observation | Verdict) -> Key:
+def _rank_group(host: str, item: Observation | Verdict) -> RankGroup:
     if Scope.parse(item.scope).is_gang:
-        return "", item.stage, item.scope, str(item.params.get("world_size", ""))
-    return host, item.stage, item.scope, ""
+        return RankGroup("", item.stage, item.scope, str(item.params.get("world_size", "")))
+    return RankGroup(host, item.stage, item.scope, "")
 
 
-def _op(item: Observation | Verdict) -> Op:
-    """The operation whose bus bandwidth this is, with its placement; or empty."""
+def _operation(item: Observation | Verdict) -> Operation:
+    """Return the operation whose bus bandwidth this is, with its placement; empty for anything else."""
     family, _, rest = item.name.partition(".")
     op, _, kind = rest.partition(".")
     return (op, str(item.params.get("placement", ""))) if family == "collective" and kind == "busbw" else ("", "")
 
 
-def _message(seen: Observation | Verdict) -> int:
-    """The message size that a figure is for, or 0."""
-    found = finite(seen.params.get("size_bytes"))
-    return int(found) if found and 1 <= found <= 1 << 60 else 0
+def _message_size(item: Observation | Verdict) -> int:
+    """Return the message size in bytes, or 0."""
+    value = finite(item.params.get("size_bytes"))
+    return int(value) if value and 1 <= value <= _MAX_SIZE else 0
 
 
-def _kind(key: Key) -> str:
-    return "host" if key[0] else "gang"
+def _label(group: RankGroup, members: int) -> str:
+    scope = describe_scope(group.scope)
+    if not group.host:
+        return f"{scope} ({members} host{'s' if members != 1 else ''})"
+    plain = group.scope == "host" and group.stage == BENCHMARK
+    return group.host if plain else f"{group.host}, {scope}, {group.stage}"
 
 
-def _label(key: Key, members: int) -> str:
-    host, stage, scope, _ = key
-    if host:
-        return host if scope == "host" and stage == "benchmark" else f"{host}, {scope_name(scope)}, {stage}"
-    return f"{scope_name(scope)} ({members} host{'s' if members != 1 else ''})"
-
-
-def _failed(verdicts: Iterable[Verdict]) -> set[tuple[Op, Key]]:
-    found = set()
+def _limits(verdicts: Iterable[Verdict], op: Operation, kind: str) -> list[Limit]:
+    """Return every limit on this operation's bandwidth, once each."""
+    criteria: dict[tuple[int, float], str] = {}
     for verdict in verdicts:
-        op = _op(verdict)
-        if verdict.verdict == FAIL and op[0]:
-            found.add((op, _key(verdict.host, verdict)))
-    return found
+        if _operation(verdict) == op and _rank_group(verdict.host, verdict).kind == kind:
+            message, limit = _message_size(verdict), finite(verdict.limit)
+            if message and limit and limit > 0:
+                criteria[message, limit] = verdict.criterion
+    return [Limit(message, limit, criterion) for (message, limit), criterion in criteria.items()]
 
 
-def _limits_of(verdicts: Iterable[Verdict], op: Op, kind: str) -> list[tuple[int, float, str]]:
-    """Size, limit and source of every criterion that judged this operation's bandwidth, once each."""
-    found = {}
-    for verdict in verdicts:
-        if _op(verdict) != op or Scope.parse(verdict.scope).is_gang != (kind == "gang"):
-            continue
-        message, limit = _message(verdict), finite(verdict.limit)
-        if message and limit and limit > 0:
-            found[(message, limit)] = verdict.criterion
-    return [(message, limit, criterion) for (message, limit), criterion in found.items()]
-
-
-def _chart(op: str, kind: str, series: Sequence[Series], limits: Sequence[tuple[int, float, str]]) -> Chart:
+def _chart(op: Operation, kind: str, series: Sequence[Series], limits: Sequence[Limit]) -> Chart:
     sizes = sorted({message for line in series for message in line.values})
-    top = max(max(line.values.values()) for line in series)
-    top = max([top, *(limit for message, limit, _ in limits if message in sizes)])
-    factor, unit = scale(top, "B/s")
-    step, ceiling = nice(top / factor)
-    plot = _Plot(sizes[0], sizes[-1], ceiling * factor)
-    columns, table = _table(series, sizes, factor)
-    peak = max(series, key=lambda line: max(line.values.values()))
-    at = max(peak.values, key=lambda message: peak.values[message])
+    limits = [limit for limit in limits if limit.size in sizes]
+    peak_line = max(series, key=lambda line: max(line.values.values()))
+    peak_size = max(peak_line.values, key=lambda message: peak_line.values[message])
+    peak = peak_line.values[peak_size]
+    factor, unit = scale(max([peak, *(limit.value for limit in limits)]), "B/s")
+    axes = LineAxes(FRAME, sizes[0], sizes[-1], max([peak, *(limit.value for limit in limits)]) / factor)
+    scaled = [_scaled(line, factor) for line in series]
+    columns = _columns(scaled)
     return Chart(
-        op=op,
+        op=", ".join(text.replace("_", " ") for text in op if text),
         kind=kind,
         unit=unit,
-        peak=f"highest {quantity(peak.values[at], 'B/s')} at {size(at)}",
-        x_ticks=tuple(Tick(at=plot.x(message), text=size(message)) for message in _few(sizes)),
-        y_ticks=tuple(
-            Tick(at=plot.y(step * index * factor), text=number(step * index))
-            for index in range(round(ceiling / step) + 1)
+        peak=f"highest {quantity(peak, 'B/s')} at {size(peak_size)}",
+        x_ticks=axes.x_ticks(_tick_sizes(sizes), size),
+        y_ticks=axes.y_ticks(),
+        curves=tuple(_curves(scaled, axes, factor)),
+        limits=tuple(_limit_line(axes, limit, factor) for limit in limits),
+        columns=tuple(name for name, _ in columns),
+        table=tuple(
+            (size(message), *(number(values[message]) if message in values else NONE for _, values in columns))
+            for message in sizes
         ),
-        curves=tuple(_curves(series, plot)),
-        limits=tuple(_limit(plot, *limit) for limit in limits if limit[0] in sizes),
-        columns=columns,
-        table=table,
         lines=len(series),
         failed=any(line.failed for line in series),
     )
 
 
-class _Plot:
-    """Where a size and a bandwidth lie: the size on a logarithmic, the bandwidth on a linear axis from zero."""
-
-    def __init__(self, smallest: int, largest: int, top: float) -> None:
-        self._first = math.log2(smallest)
-        self._span = math.log2(largest) - self._first
-        self._top = top or 1.0
-
-    def x(self, message: int) -> float:
-        share = (math.log2(message) - self._first) / self._span if self._span else 0.5
-        return round(LEFT + share * (WIDTH - LEFT - RIGHT), 1)
-
-    def y(self, value: float) -> float:
-        share = min(max(value / self._top, 0.0), 1.0)
-        return round(HEIGHT - BOTTOM - share * (HEIGHT - TOP - BOTTOM), 1)
-
-    def path(self, values: Mapping[int, float], start: str = "M") -> str:
-        points = [f"{self.x(message):g},{self.y(value):g}" for message, value in values.items()]
-        return start + "L".join(points)
+def _scaled(line: Series, factor: float) -> Series:
+    values = {message: value / factor for message, value in line.values.items()}
+    return Series(label=line.label, kind=line.kind, failed=line.failed, values=values)
 
 
-def _curves(series: Sequence[Series], plot: _Plot) -> Iterable[Curve]:
-    if len(series) <= MANY_LINES:
-        yield from (_line(line, plot) for line in series)
-        return
-    spread = _spread(series)
-    low, middle, high = ({message: three[index] for message, three in spread.items()} for index in range(3))
-    back = dict(reversed(low.items()))
-    yield Curve(
-        path=f"{plot.path(high)}{plot.path(back, 'L')}Z", css="spread", title=f"lowest to highest of {len(series)}"
-    )
-    yield Curve(path=plot.path(middle), css="line", title=f"median of {len(series)}")
-    yield from (_line(line, plot) for line in series if line.failed)
-
-
-def _line(line: Series, plot: _Plot) -> Curve:
-    last = max(line.values)
-    css = f"line{' failed' if line.failed else ''}"
-    title = f"{line.label}: {quantity(line.values[last], 'B/s')} at {size(last)}{', fails' if line.failed else ''}"
-    return Curve(path=plot.path(line.values), css=css, title=title, end=(plot.x(last), plot.y(line.values[last])))
-
-
-def _spread(lines: Sequence[Series]) -> dict[int, tuple[float, float, float]]:
-    """Size -> lowest, median and highest figure."""
-    sizes = sorted({message for line in lines for message in line.values})
-    found = {message: [line.values[message] for line in lines if message in line.values] for message in sizes}
-    return {message: (min(all_), statistics.median(all_), max(all_)) for message, all_ in found.items()}
-
-
-def _limit(plot: _Plot, message: int, limit: float, criterion: str) -> Limit:
-    x = plot.x(message)
-    title = f"{criterion}: {quantity(limit, 'B/s')} wanted at {size(message)}"
-    text = f"wanted {quantity(limit, 'B/s', 3)}"
-    return Limit(x1=max(LEFT, x - 34), x2=min(WIDTH - RIGHT + 8, x + 34), y=plot.y(limit), text=text, title=title)
-
-
-def _table(
-    series: Sequence[Series], sizes: Sequence[int], factor: float
-) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
-    """Columns and rows: a column a line; lowest, median, highest and what failed where there are many lines."""
-    columns = [(line.label, line.values) for line in series]
+def _curves(series: Sequence[Series], axes: LineAxes, factor: float) -> Iterable[Curve]:
     if len(series) > MANY_LINES:
-        spread = _spread(series)
-        columns = [(line.label, line.values) for line in series if line.failed]
-        for index, name in enumerate(("lowest", "median", "highest")):
-            columns.insert(
-                index, (f"{name} of {len(series)}", {message: three[index] for message, three in spread.items()})
-            )
-    rows = tuple(
-        (size(message), *(number(values[message] / factor) if message in values else NONE for _, values in columns))
-        for message in sizes
+        low, median, high = _statistics(series)
+        outline = f"{axes.path(high)}{axes.path(dict(reversed(low.items())), 'L')}Z"
+        yield Curve(path=outline, css="spread", title=f"lowest to highest of {len(series)}")
+        yield Curve(path=axes.path(median), css="line", title=f"median of {len(series)}")
+    for line in series:
+        if len(series) <= MANY_LINES or line.failed:
+            yield _curve(line, axes, factor)
+
+
+def _curve(line: Series, axes: LineAxes, factor: float) -> Curve:
+    last = max(line.values)
+    value = quantity(line.values[last] * factor, "B/s")
+    return Curve(
+        path=axes.path(line.values),
+        css=f"line{' failed' if line.failed else ''}",
+        title=f"{line.label}: {value} at {size(last)}{', fails' if line.failed else ''}",
+        end=(axes.x(last), axes.y(line.values[last])),
     )
-    return tuple(name for name, _ in columns), rows
 
 
-def _few(sizes: Sequence[int]) -> list[int]:
-    """At most four of the sizes, the first and the last among them, evenly apart on the axis."""
+def _statistics(series: Sequence[Series]) -> tuple[dict[int, float], dict[int, float], dict[int, float]]:
+    """Return the lowest, median and highest figure at each size."""
+    sizes = sorted({message for line in series for message in line.values})
+    values = {message: [line.values[message] for line in series if message in line.values] for message in sizes}
+    return (
+        {message: min(numbers) for message, numbers in values.items()},
+        {message: statistics.median(numbers) for message, numbers in values.items()},
+        {message: max(numbers) for message, numbers in values.items()},
+    )
+
+
+def _limit_line(axes: LineAxes, limit: Limit, factor: float) -> LimitLine:
+    x = axes.x(limit.size)
+    return LimitLine(
+        x1=max(FRAME.left, x - _LIMIT_HALF_WIDTH),
+        x2=min(FRAME.width - FRAME.right + 8, x + _LIMIT_HALF_WIDTH),
+        y=axes.y(limit.value / factor),
+        text=f"wanted {quantity(limit.value, 'B/s', 3)}",
+        title=f"{limit.criterion}: {quantity(limit.value, 'B/s')} wanted at {size(limit.size)}",
+    )
+
+
+def _columns(series: Sequence[Series]) -> list[tuple[str, Mapping[int, float]]]:
+    """Return the table's columns: one per line; of many lines lowest, median, highest and the lines that failed."""
+    if len(series) <= MANY_LINES:
+        return [(line.label, line.values) for line in series]
+    names = [f"{name} of {len(series)}" for name in ("lowest", "median", "highest")]
+    failed = [(line.label, line.values) for line in series if line.failed]
+    return [*zip(names, _statistics(series), strict=True), *failed]
+
+
+def _tick_sizes(sizes: Sequence[int]) -> list[int]:
+    """Return at most four of the sizes, evenly spaced on the axis, with the first and the last."""
     if len(sizes) <= 4:
         return list(sizes)
-    return sorted({min(sizes, key=lambda message: abs(math.log2(message) - goal)) for goal in _goals(sizes)})
-
-
-def _goals(sizes: Sequence[int]) -> list[float]:
     first, last = math.log2(sizes[0]), math.log2(sizes[-1])
-    return [first + (last - first) * index / 3 for index in range(4)]
-
-
-def nice(top: float) -> tuple[float, float]:
-    """Step and end of an axis from zero that holds `top` in three to five steps of 1, 2, 2.5 or 5 times a power of ten."""
-    if top <= 0:
-        return 1.0, 1.0
-    rough = top / 4
-    power = 10.0 ** math.floor(math.log10(rough))
-    step = next(factor * power for factor in (1, 2, 2.5, 5, 10) if factor * power >= rough * 0.999)
-    return step, step * math.ceil(top / step * 0.9999)
+    goals = [first + (last - first) * index / 3 for index in range(4)]
+    return sorted({min(sizes, key=lambda message: abs(math.log2(message) - goal)) for goal in goals})

@@ -1,4 +1,4 @@
-"""Figures of single devices, a row a kind of figure: how they lie, and what was wanted; `gpus` has them a column a device."""
+"""Figures of single devices as a table: a row per figure with its range, limits and counts; `gpus` has a row per device."""
 
 from __future__ import annotations
 
@@ -8,17 +8,19 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from fleet.quantities import finite, quantity
-from fleet.report.tables.figure import Key, key_of, label
-from fleet.report.tables.gpus import ELSEWHERE
+from fleet.report.tables.figure import FigureKey, figure_key
+from fleet.report.tables.gpus import IN_OTHER_TABLES
 from fleet.report.titles import TITLES
-from schemas.records import MEASURED, Observation
+from schemas.records import MEASURED
 from schemas.reports import FAIL, PASS, FleetReport, Verdict, VerdictKind
 from schemas.scopes import Scope
 
+_MAX_LIMITS = 3
+
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """One kind of figure over all devices."""
+class DeviceFigure:
+    """One figure over all devices."""
 
     name: str
     label: str
@@ -29,86 +31,83 @@ class Row:
     count: int
     failed: int
     absent: int
-    """Devices that should have this figure and have none."""
+    """Devices that should have this figure and do not."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Figure:
+class _Value:
     value: float
     unit: str
     failed: bool
 
 
-def table(report: FleetReport) -> list[Row]:
-    """A row for each kind of figure that was made of single devices, benchmark by benchmark."""
-    figures, absent = _figures(report)
+def device_figures(report: FleetReport) -> list[DeviceFigure]:
+    """Return every figure that was measured on single devices, in the order of the benchmarks."""
+    values, absent = _values(report)
     limits = _limits(report.verdicts)
-    rows = [_row(key, figures[key], limits.get(key, {}), absent[key]) for key in figures]
-    return sorted(rows, key=lambda row: _place(row.name))
+    rows = [_row(key, values[key], limits.get(key, {}), absent[key]) for key in values]
+    return sorted(rows, key=lambda row: _order(row.name))
 
 
-def _place(name: str) -> tuple[int, str]:
+def _order(name: str) -> tuple[int, str]:
     benchmarks = list(TITLES)
     first = name.partition(".")[0]
     return benchmarks.index(first) if first in benchmarks else len(benchmarks), name
 
 
-def _of_device(item: Observation | Verdict) -> bool:
-    return Scope.parse(item.scope).is_one_device
-
-
-def _figures(report: FleetReport) -> tuple[dict[Key, list[_Figure]], Counter[Key]]:
+def _values(report: FleetReport) -> tuple[dict[FigureKey, list[_Value]], Counter[FigureKey]]:
+    """Return the values of each figure, and the number of devices without one."""
     failing = {
-        (verdict.host, verdict.scope, key_of(verdict))
+        (verdict.host, verdict.scope, figure_key(verdict))
         for verdict in report.verdicts
-        if verdict.verdict == FAIL and _of_device(verdict)
+        if verdict.verdict == FAIL and Scope.parse(verdict.scope).is_one_device
     }
-    figures: dict[Key, list[_Figure]] = {}
-    absent: Counter[Key] = Counter()
+    values: dict[FigureKey, list[_Value]] = {}
+    absent: Counter[FigureKey] = Counter()
     for host in report.hosts:
-        for seen in host.measurements:
-            if not _of_device(seen) or seen.name in ELSEWHERE or isinstance(seen.value, str):
+        for item in host.measurements:
+            if not Scope.parse(item.scope).is_one_device or item.name in IN_OTHER_TABLES or isinstance(item.value, str):
                 continue
-            key, value = key_of(seen), finite(seen.value)
-            if seen.status == MEASURED and value is not None:
-                failed = (host.name, seen.scope, key) in failing
-                figures.setdefault(key, []).append(_Figure(value=value, unit=seen.unit, failed=failed))
-            elif seen.status != MEASURED:
+            key, value = figure_key(item), finite(item.value)
+            if item.status != MEASURED:
                 absent[key] += 1
-    return figures, _with_missing(absent, figures, report.verdicts)
+            elif value is not None:
+                failed = (host.name, item.scope, key) in failing
+                values.setdefault(key, []).append(_Value(value=value, unit=item.unit, failed=failed))
+    for verdict in report.verdicts:
+        if verdict.kind == VerdictKind.MISSING and Scope.parse(verdict.scope).is_one_device:
+            absent.update(key for key in values if _is_missing(key, verdict))
+    return values, absent
 
 
-def _with_missing(absent: Counter[Key], figures: Iterable[Key], verdicts: Iterable[Verdict]) -> Counter[Key]:
-    """Adds what the plan expects and nobody saw: such a verdict knows only the parameters that the plan states."""
-    for verdict in verdicts:
-        if verdict.kind == VerdictKind.MISSING and _of_device(verdict):
-            for key in figures:
-                if key[:2] == (verdict.name, verdict.stage) and verdict.params.items() <= dict(key[2]).items():
-                    absent[key] += 1
-    return absent
+def _is_missing(key: FigureKey, verdict: Verdict) -> bool:
+    """Return whether the verdict says that the figure was not observed; it has only the parameters that the plan states."""
+    same = (key.name, key.stage) == (verdict.name, verdict.stage)
+    return same and verdict.params.items() <= key.params.items()
 
 
-def _limits(verdicts: Iterable[Verdict]) -> dict[Key, dict[float, str]]:
-    found: dict[Key, dict[float, str]] = {}
+def _limits(verdicts: Iterable[Verdict]) -> dict[FigureKey, dict[float, str]]:
+    """Return the operator of each limit on each figure."""
+    limits: dict[FigureKey, dict[float, str]] = {}
     for verdict in verdicts:
         limit = finite(verdict.limit)
-        if limit is not None and verdict.verdict in (PASS, FAIL) and _of_device(verdict):
-            found.setdefault(key_of(verdict), {})[limit] = verdict.operator
-    return found
+        if limit is not None and verdict.verdict in (PASS, FAIL) and Scope.parse(verdict.scope).is_one_device:
+            limits.setdefault(figure_key(verdict), {})[limit] = verdict.operator
+    return limits
 
 
-def _row(key: Key, figures: Sequence[_Figure], limits: dict[float, str], absent: int) -> Row:
-    values = [figure.value for figure in figures]
-    unit = figures[0].unit
-    return Row(
-        name=key[0],
-        label=label(key),
+def _row(key: FigureKey, items: Sequence[_Value], limits: dict[float, str], absent: int) -> DeviceFigure:
+    values = [item.value for item in items]
+    unit = items[0].unit
+    return DeviceFigure(
+        name=key.name,
+        label=key.label,
         lowest=quantity(min(values), unit),
         median=quantity(statistics.median(values), unit),
         highest=quantity(max(values), unit),
-        limit_text=", ".join(_limit_text(limits[limit], limit, unit) for limit in sorted(limits)[:3]),
-        count=len(figures),
-        failed=sum(figure.failed for figure in figures),
+        limit_text=", ".join(_limit_text(limits[limit], limit, unit) for limit in sorted(limits)[:_MAX_LIMITS]),
+        count=len(items),
+        failed=sum(item.failed for item in items),
         absent=absent,
     )
 

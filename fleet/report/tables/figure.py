@@ -1,48 +1,74 @@
-"""A figure as people read it: its value, how sure it is, of how many samples, and whether the time for it ran out."""
+"""Figures as table cells: the value, its precision, the number of samples, and whether time ran out."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fleet.quantities import NONE, finite, number, quantity
-from fleet.report.format import params_text
+from fleet.report.formatting import params_text
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.reports import FleetReport, HostReport, Verdict
+from schemas.stages import BENCHMARK
 
 MANY_HOSTS = 12
-"""From here on tables tell the span over the hosts, and by themselves only those with findings."""
+"""From this many hosts on, tables show the range over the fleet and list only hosts with findings."""
 TIMED_OUT = "†"
-LEGEND = "± half the 95 % interval of the median, then the number of samples; † ended by time, not by the precision asked for."
+LEGEND = (
+    "± half the 95 % confidence interval of the median, then the number of samples; "
+    "† stopped at the time limit before it reached the requested precision."
+)
 
-Key = tuple[str, str, tuple[tuple[str, Value], ...]]
-"""Name, stage and settings of a figure."""
-
-_OVER: Mapping[str, tuple[str, ...]] = {
+_OUTPUT_PARAMS: Mapping[str, tuple[str, ...]] = {
     output.name: tuple(output.over) for entry in BENCHMARKS.values() for output in entry.outputs
 }
 
 
+class FigureKey(NamedTuple):
+    """What two parts' values of the same figure have in common."""
+
+    name: str
+    stage: str
+    settings: tuple[tuple[str, Value], ...]
+
+    @property
+    def params(self) -> dict[str, Value]:
+        """Return the settings as parameters of an observation."""
+        return dict(self.settings)
+
+    @property
+    def benchmark(self) -> str:
+        """Return the first part of the name."""
+        return self.name.partition(".")[0]
+
+    @property
+    def label(self) -> str:
+        """Return the settings in words, `host to device, alone`; with the stage if it is not `benchmark`."""
+        text = params_text(self.params) or self.name.partition(".")[2].replace("_", " ")
+        return text if self.stage == BENCHMARK else f"{text} ({self.stage})"
+
+
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A place in a table."""
+    """One cell of a table."""
 
     text: str
     note: str = ""
     """`±0.1 %, 40`, in smaller letters."""
     css: str = ""
-    """`fail` where a criterion failed it."""
+    """`fail` if a criterion failed the value, `inconclusive` if there is none."""
 
     @property
     def whole(self) -> str:
-        """Both on one line."""
+        """Return text and note on one line."""
         return f"{self.text} ({self.note})" if self.note else self.text
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
-    """A line of a table."""
+class TableRow:
+    """One row of a table."""
 
     head: str
     note: str
@@ -51,59 +77,53 @@ class Row:
 
 @dataclass(frozen=True, kw_only=True)
 class Table:
-    """A table with one or two lines of heads."""
+    """A table with one or two header lines."""
 
     caption: str
     groups: tuple[tuple[str, int], ...]
-    """What stands over the columns, and over how many of them."""
+    """Headings above the columns, each with the number of columns it spans."""
     columns: tuple[str, ...]
-    rows: tuple[Row, ...]
+    rows: tuple[TableRow, ...]
 
 
 EMPTY = Cell(text=NONE)
 
 
-def key_of(item: Observation | Verdict) -> Key:
-    """What two figures share that are the same figure of two parts: name, stage, and what the catalogue runs through."""
-    names = _OVER.get(item.name)
-    wanted = item.params if names is None else (*names, "numa")
-    return item.name, item.stage, tuple((name, item.params[name]) for name in wanted if name in item.params)
+def figure_key(item: Observation | Verdict) -> FigureKey:
+    """Return name, stage and the parameters that the catalogue varies for this name."""
+    names = _OUTPUT_PARAMS.get(item.name)
+    varied = item.params if names is None else (*names, "numa")
+    return FigureKey(item.name, item.stage, tuple((name, item.params[name]) for name in varied if name in item.params))
 
 
-def cell(seen: Observation, factor: float = 1.0, state: str = "") -> Cell:
-    """The observation, its value divided by `factor`; a dash where it was not measured."""
-    value = finite(seen.value)
-    if seen.status != MEASURED:
-        return Cell(text=seen.status, css="inconclusive")
-    text = number(value / factor) if value is not None else quantity(seen.value, seen.unit)
-    return Cell(text=text, note=sureness(seen.samples), css=state)
+def value_cell(observation: Observation, factor: float = 1.0, state: str = "") -> Cell:
+    """Return the observation's value divided by `factor`, or its status if it was not measured."""
+    value = finite(observation.value)
+    if observation.status != MEASURED:
+        return Cell(text=observation.status, css="inconclusive")
+    text = number(value / factor) if value is not None else quantity(observation.value, observation.unit)
+    return Cell(text=text, note=precision_text(observation.samples), css=state)
 
 
-def sureness(samples: Samples | None) -> str:
-    """`±0.1 %, 40`: precision and number of samples; empty where there are none."""
+def precision_text(samples: Samples | None) -> str:
+    """Return `±0.1 %, 40`: precision and number of samples; empty without samples."""
     if samples is None:
         return ""
-    sure = f"±{number(samples.precision * 100, 2)} %, " if samples.precision is not None else ""
-    return f"{sure}{samples.n}{TIMED_OUT if samples.stopped == 'time' else ''}"
+    precision = f"±{number(samples.precision * 100, 2)} %, " if samples.precision is not None else ""
+    return f"{precision}{samples.n}{TIMED_OUT if samples.stopped == 'time' else ''}"
 
 
-def label(key: Key) -> str:
-    """`bf16`, `host to device, alone`; with the stage where it is not the host's own."""
-    text = params_text(dict(key[2])) or key[0].partition(".")[2].replace("_", " ")
-    return text if key[1] == "benchmark" else f"{text} ({key[1]})"
-
-
-def shown(report: FleetReport) -> list[HostReport]:
-    """The hosts that tables tell of one by one: all of a few, of many the first that have findings."""
+def detailed_hosts(report: FleetReport) -> list[HostReport]:
+    """Return the hosts that tables list one by one: all of a small fleet, else the first with findings."""
     if len(report.hosts) <= MANY_HOSTS:
         return list(report.hosts)
     return [host for host in report.hosts if host.decision != "accepted"][:MANY_HOSTS]
 
 
-def states(verdicts: Iterable[Verdict]) -> dict[tuple[str, str, Key], str]:
-    """Host, scope and figure -> the verdict on it; a failure where there are several."""
-    found: dict[tuple[str, str, Key], str] = {}
+def verdict_states(verdicts: Iterable[Verdict]) -> dict[tuple[str, str, FigureKey], str]:
+    """Return the verdict on each host, scope and figure; `fail` if any of several verdicts fails."""
+    states: dict[tuple[str, str, FigureKey], str] = {}
     for verdict in verdicts:
-        place = (verdict.host, verdict.scope, key_of(verdict))
-        found[place] = verdict.verdict if found.get(place) != "fail" else "fail"
-    return found
+        key = (verdict.host, verdict.scope, figure_key(verdict))
+        states[key] = verdict.verdict if states.get(key) != "fail" else "fail"
+    return states

@@ -1,18 +1,16 @@
-"""The decision in a sentence, and the state of each kind of test: what stands on top of the report."""
+"""The top of the report: the decision in a sentence, and the state of each kind of test."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fleet.report.format import clean
+from fleet.report.formatting import clean
 from fleet.report.tables.summary_text import LINE_LIMIT
 from schemas.reports import ACCEPTED, FAIL, INCOMPLETE, INCONCLUSIVE, PASS, REJECTED, FleetReport, LineKind
 
-REHEARSAL_NOTICE = (
-    "This run rehearsed the pipeline on CPUs. No GPU was looked at and none was judged: it accepts no hardware."
-)
+REHEARSAL_NOTICE = "This run rehearsed the pipeline on CPUs. No GPU was tested or judged: it accepts no hardware."
 SIMULATED_NOTICE = (
-    "No host was looked at: rackproof simulate made up every host, every GPU and every figure. It accepts no hardware."
+    "No host was tested: rackproof simulate generated every host, GPU and figure. It accepts no hardware."
 )
 
 _TONES = {ACCEPTED: PASS, REJECTED: FAIL, INCOMPLETE: INCONCLUSIVE}
@@ -28,7 +26,7 @@ class Check:
 
 
 def notice(report: FleetReport) -> str:
-    """Why the report accepts no hardware, whatever it decides; empty where it may."""
+    """Return why the report accepts no hardware, whatever it decides; empty for a report on real hardware."""
     return {"SIMULATED": SIMULATED_NOTICE, "REHEARSAL": REHEARSAL_NOTICE}.get(report.mark, "")
 
 
@@ -47,77 +45,75 @@ def caveats(report: FleetReport) -> list[str]:
 
 
 def manifest(report: FleetReport) -> str:
-    """`64 of 64 parts as ordered`; empty where the run had no manifest."""
+    """Return `64 of 64 parts as ordered`; empty if the run had no manifest."""
     return next((line.text for line in report.acceptance.lines if line.kind == LineKind.MANIFEST), "")
 
 
 def tone(decision: str) -> str:
-    """The verdict that a decision looks like; anything unknown looks inconclusive."""
+    """Return the verdict whose color a decision has; an unknown decision looks inconclusive."""
     return _TONES.get(decision, INCONCLUSIVE)
 
 
 def sentence(report: FleetReport) -> str:
-    """What was decided and on what grounds."""
+    """Return the decision and its grounds as one sentence."""
     failed = [verdict for verdict in report.verdicts if verdict.verdict == FAIL and verdict.stands]
-    open_ = sum(verdict.verdict == INCONCLUSIVE and verdict.stands for verdict in report.verdicts)
+    inconclusive = sum(verdict.verdict == INCONCLUSIVE and verdict.stands for verdict in report.verdicts)
     waived = sum(verdict.waiver is not None for verdict in report.verdicts)
+    hosts = _count(len(report.hosts), "host")
     if not report.verdicts:
-        return "No verdict was reached on anything, so nothing is known of this fleet."
+        return "No observation was judged, so there is no result for this fleet."
     if report.decision == REJECTED:
-        where = len({verdict.host for verdict in failed})
-        more = f" {_count(open_, 'more verdict')} could not be reached." if open_ else ""
-        are = "is a failure" if len(failed) == 1 else "are failures"
-        return f"{_count(len(failed), 'verdict')} on {where} of {_count(len(report.hosts), 'host')} {are}.{more}"
+        failing_hosts = len({verdict.host for verdict in failed})
+        more = f" {_count(inconclusive, 'more check')} could not be evaluated." if inconclusive else ""
+        return f"{_count(len(failed), 'check')} failed on {failing_hosts} of {hosts}.{more}"
     if report.decision == ACCEPTED:
-        passed = sum(verdict.verdict == PASS for verdict in report.verdicts)
+        passed = _count(sum(verdict.verdict == PASS for verdict in report.verdicts), "check")
         if waived:
-            return (
-                f"{passed} verdicts on {_count(len(report.hosts), 'host')} are passes; {waived} are not, and are accepted on the "
-                "word of those who waived them."
-            )
+            return f"{passed} passed on {hosts}; {waived} {'was' if waived == 1 else 'were'} waived."
         return (
             f"{report.coverage.measured} of {report.coverage.expected} expected observations were measured, "
-            f"and all {passed} verdicts on {_count(len(report.hosts), 'host')} are passes."
+            f"and all {passed} on {hosts} passed."
         )
-    missing = report.coverage.expected - report.coverage.measured
+    missing = _count(report.coverage.expected - report.coverage.measured, "expected observation")
     return (
-        f"Nothing failed, but {_count(open_, 'verdict')} could not be reached and "
-        f"{_count(missing, 'expected observation')} could not be measured. What is not known is not accepted."
+        f"No check failed, but {_count(inconclusive, 'check')} could not be evaluated and {missing} could not be measured. "
+        "Anything not verified is not accepted."
     )
 
 
-def _count(number: int, one: str) -> str:
-    return f"{number} {one if number == 1 else one + 's'}"
+def _count(number: int, noun: str) -> str:
+    return f"{number} {noun if number == 1 else noun + 's'}"
 
 
 def gpu_count(report: FleetReport) -> int:
-    """GPUs that the hosts named."""
+    """Return the number of GPUs that the hosts reported."""
     return sum(len(host.gpus) for host in report.hosts)
 
 
 def hosts_and_gpus(report: FleetReport) -> str:
-    """`16 hosts, 128 GPUs`; in a rehearsal the hosts alone, and that no GPU counts."""
+    """Return `16 hosts, 128 GPUs`; in a rehearsal `16 hosts, no GPU judged`."""
     gpus = "no GPU judged" if report.rehearsal else _count(gpu_count(report), "GPU")
-    made_up = ", all of them simulated" if report.simulated else ""
-    return f"{_count(len(report.hosts), 'host')}, {gpus}{made_up}"
+    simulated = ", all of them simulated" if report.simulated else ""
+    return f"{_count(len(report.hosts), 'host')}, {gpus}{simulated}"
 
 
 def unjudged(report: FleetReport) -> list[tuple[str, tuple[str, ...]]]:
-    """Stage (empty where none is told) and the names that were measured in it and judged by no criterion.
+    """Return each stage (empty if the record has none) with the figures measured in it that no criterion judges.
 
-    Operations that lack a criterion for the same figure are told together: `collective.{all_gather,broadcast}.algbw`.
+    Operations that lack a criterion for the same figure share an entry: `collective.{all_gather,broadcast}.algbw`.
     """
-    found: dict[str, dict[tuple[str, str], list[str]]] = {}
+    by_stage: dict[str, dict[tuple[str, str], list[str]]] = {}
     for figure in report.not_judged:
         first, *between = figure.name.split(".")
         last = between.pop() if between else ""
         last += f" of {figure.host} {figure.scope}" if figure.host else ""
-        found.setdefault(figure.stage, {}).setdefault((first, last), []).append(".".join(between))
+        by_stage.setdefault(figure.stage, {}).setdefault((first, last), []).append(".".join(between))
     return [
-        (stage, tuple(_together(*key, middles) for key, middles in names.items())) for stage, names in found.items()
+        (stage, tuple(_join_operations(*key, middles) for key, middles in names.items()))
+        for stage, names in by_stage.items()
     ]
 
 
-def _together(first: str, last: str, middles: list[str]) -> str:
+def _join_operations(first: str, last: str, middles: list[str]) -> str:
     middle = f"{{{','.join(middles)}}}" if len(middles) > 1 else middles[0]
     return ".".join(part for part in (first, middle, last) if part)

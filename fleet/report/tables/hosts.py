@@ -1,53 +1,53 @@
-"""What the report says of each host, and where each host stands in its rack."""
+"""Racks, GPUs and launches of the hosts, for the report page."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from urllib.parse import quote
 
-from fleet.report.format import clean, clean_log, decision_name, duration, when
-from fleet.report.tables.rows import worst
+from fleet.report.formatting import clean_log, decision_name, duration, format_time
+from fleet.report.links import host_anchor
+from fleet.report.tables.verdict_rows import worst
 from schemas.records import Gpu, Launch
 from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, PASS, FleetReport, HostReport, Verdict
 
-NO_GPU = "This host named no GPU."
-NO_GPU_JUDGED = "No GPU was looked at: the ranks ran on CPUs."
+NO_GPU = "This host reported no GPU."
+NO_GPU_JUDGED = "No GPU was tested: the ranks ran on CPUs."
 
 
 @dataclass(frozen=True, kw_only=True)
-class Part:
-    """A GPU of a host, and the worst that was found of it."""
+class GpuState:
+    """A GPU of a host, and the worst verdict on it."""
 
     gpu: Gpu
     state: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Start:
-    """A launch in words, with the tails of its logs where it did not finish."""
+class LaunchRow:
+    """A launch in words, with the ends of its logs if it failed."""
 
     stage: str
     outcome: str
     ok: bool
     members: str
     began: str
-    took: str
+    duration: str
     deadline: str
     reason: str
-    tails: tuple[tuple[str, str], ...]
-    """What wrote it, and its last lines."""
+    logs: tuple[tuple[str, str], ...]
+    """The process that wrote the log, and its last lines."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Open:
+class OpenHost:
     """A host that is not accepted, for readers whose browser runs no script."""
 
     name: str
     anchor: str
     decision: str
-    word: str
+    decision_name: str
     counts: str
 
 
@@ -58,24 +58,14 @@ class Rack:
     name: str
     hosts: int
     accepted: int
-    open: tuple[Open, ...]
-
-
-def anchor_of(name: str) -> str:
-    """The fragment by which a host's page is linked: `host=NAME`, with what no link can hold written as %XX."""
-    return f"host={quote(clean(name), safe='')}"
-
-
-def anchors_of(report: FleetReport) -> dict[str, str]:
-    """Host -> the fragment that leads to its page."""
-    return {host.name: anchor_of(host.name) for host in report.hosts}
+    open: tuple[OpenHost, ...]
 
 
 def racks(report: FleetReport) -> list[Rack]:
-    """The racks, in the order in which the inventory first names them."""
-    found: dict[str, list[HostReport]] = {}
+    """Return the racks in the order of the inventory."""
+    by_rack: dict[str, list[HostReport]] = {}
     for host in report.hosts:
-        found.setdefault(host.rack, []).append(host)
+        by_rack.setdefault(host.rack, []).append(host)
     kinds = Counter((verdict.host, verdict.verdict) for verdict in report.verdicts)
     return [
         Rack(
@@ -83,50 +73,50 @@ def racks(report: FleetReport) -> list[Rack]:
             hosts=len(members),
             accepted=sum(host.decision == ACCEPTED for host in members),
             open=tuple(
-                Open(
+                OpenHost(
                     name=host.name,
-                    anchor=anchor_of(host.name),
+                    anchor=host_anchor(host.name),
                     decision=host.decision,
-                    word=decision_name(report, host.decision),
+                    decision_name=decision_name(report, host.decision),
                     counts=f"{kinds[host.name, FAIL]} failed, {kinds[host.name, INCONCLUSIVE]} inconclusive",
                 )
                 for host in members
                 if host.decision != ACCEPTED
             ),
         )
-        for name, members in found.items()
+        for name, members in by_rack.items()
     ]
 
 
-def parts(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[Part]:
-    """The GPUs of a host, each with the worst of the verdicts on it; without one nothing is known, unless passes are left out."""
-    of_gpu: dict[str, list[Verdict]] = {}
+def gpu_states(host: HostReport, verdicts: Sequence[Verdict], *, passes_left_out: bool = False) -> list[GpuState]:
+    """Return the worst verdict on each GPU of a host; a GPU without verdicts is inconclusive, unless passes are left out."""
+    by_part: dict[str, list[Verdict]] = {}
     for verdict in verdicts:
-        of_gpu.setdefault(verdict.place, []).append(verdict)
-    quiet = PASS if passes_left_out else INCONCLUSIVE
-    found = [of_gpu.get(f"gpu={gpu.index}", ()) for gpu in host.gpus]
-    return [Part(gpu=gpu, state=worst(own) if own else quiet) for gpu, own in zip(host.gpus, found, strict=True)]
+        by_part.setdefault(verdict.place, []).append(verdict)
+    default = PASS if passes_left_out else INCONCLUSIVE
+    of_gpus = [(gpu, by_part.get(f"gpu={gpu.index}", ())) for gpu in host.gpus]
+    return [GpuState(gpu=gpu, state=worst(own) if own else default) for gpu, own in of_gpus]
 
 
-def start(launch: Launch) -> Start:
-    """A launch in words."""
+def launch_row(launch: Launch) -> LaunchRow:
+    """Return a launch in words."""
     ok = launch.outcome == "finished" and not launch.reason
-    tails = [
-        (f"rank {rank.rank}{_end(rank.exit_code)}, {rank.phase or 'no phase'}", rank.log_tail) for rank in launch.ranks
+    logs = [
+        (f"rank {rank.rank}{_exit(rank.exit_code)}, {rank.phase or 'no phase'}", rank.log_tail) for rank in launch.ranks
     ]
-    tails.append(("the launcher", launch.log_tail))
-    return Start(
+    logs.append(("the launcher", launch.log_tail))
+    return LaunchRow(
         stage=launch.stage,
-        outcome={"deadline": "ended at its deadline"}.get(launch.outcome, launch.outcome),
+        outcome={"deadline": "stopped at its deadline"}.get(launch.outcome, launch.outcome),
         ok=ok,
         members=f"{len(launch.members)} host{'s' if len(launch.members) != 1 else ''}",
-        began=when(launch.began),
-        took=duration(launch.duration_s),
+        began=format_time(launch.began),
+        duration=duration(launch.duration_s),
         deadline=duration(launch.deadline_s),
         reason=launch.reason,
-        tails=tuple((who, clean_log(tail)) for who, tail in tails if tail.strip() and not ok),
+        logs=tuple((source, clean_log(tail)) for source, tail in logs if tail.strip() and not ok),
     )
 
 
-def _end(exit_code: int | None) -> str:
-    return " (no exit of its own)" if exit_code is None else f" (exit code {exit_code})"
+def _exit(exit_code: int | None) -> str:
+    return " (no exit code)" if exit_code is None else f" (exit code {exit_code})"

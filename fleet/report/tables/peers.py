@@ -1,4 +1,4 @@
-"""Every ordered pair of a host's GPUs: how fast one copies to the other, over which link, and whether it may at all."""
+"""Copies between every ordered pair of a host's GPUs: bandwidth, latency, link and peer access, as matrices."""
 
 from __future__ import annotations
 
@@ -7,178 +7,173 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.quantities import NONE, finite, number, quantity
-from fleet.report.tables.figure import TIMED_OUT, shown
+from fleet.quantities import finite, number, quantity
+from fleet.report.tables.figure import EMPTY, TIMED_OUT, Cell, detailed_hosts
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, HostReport
 from schemas.scopes import Scope
 
-HEATS = 5
+HEAT_CLASSES = 5
+"""CSS classes `heat1` … `heat5`, slowest to fastest."""
 _NAMES = ("peer_copy.bandwidth", "peer_copy.access", "peer_copy.latency")
+_ONE_WAY, _BOTH_WAYS, _LATENCY, _ACCESS = "bandwidth one_way", "bandwidth both_ways", "latency", "access"
+_LAYERS = (
+    (_ONE_WAY, "One way, GB/s", 1e9),
+    (_BOTH_WAYS, "Both ways, GB/s", 1e9),
+    (_LATENCY, "Latency, µs", 1e-6),
+)
+_MAX_DENIED = 4
 
 Pair = tuple[int, int]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Square:
-    """One pair: GB/s, and what more is known of it."""
-
-    text: str
-    note: str
-    css: str
-    """`heat1` … `heat5`, slowest to fastest of the fleet; `fail` where a criterion failed it; empty on the diagonal."""
+Readings = Mapping[str, Observation]
+"""Kind of figure -> observation, of one pair."""
+Cells = tuple[tuple[Cell, ...], ...]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Layer:
-    """One quantity of all pairs."""
+    """One figure of all pairs."""
 
     caption: str
-    rows: tuple[tuple[Square, ...], ...]
+    rows: Cells
 
 
 @dataclass(frozen=True, kw_only=True)
-class Matrix:
-    """The pairs of one host: rows copy from, columns to."""
+class PeerMatrix:
+    """The pairs of one host: rows are the sources, columns the targets."""
 
     host: str
     devices: tuple[int, ...]
-    rows: tuple[tuple[Square, ...], ...]
-    layers: tuple[Layer, ...] = ()
-    """The same as pictures: one way, both ways, latency."""
-    link: str = ""
-    """`NV18 between all of them`, or what is odd."""
+    rows: Cells
+    """Bandwidth one way in GB/s, with the other figures as notes."""
+    layers: tuple[Layer, ...]
+    """The same as one matrix per figure."""
+    link: str
+    """`NV18 between all of them`, or the links by number of pairs; pairs without peer access."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Peers:
-    """The matrices of the hosts that are told one by one, and the span over all pairs of the fleet."""
+    """The matrices of the hosts that are listed one by one, and the range over all pairs of the fleet."""
 
     pairs: int
-    span: str
-    matrices: tuple[Matrix, ...]
+    range: str
+    matrices: tuple[PeerMatrix, ...]
 
 
 def peers(report: FleetReport) -> Peers:
-    """What was measured between the GPUs of each host; without matrices where nothing was."""
+    """Return what was measured between the GPUs of each host."""
     speeds = [
         value
         for host in report.hosts
-        for seen in host.measurements
-        if seen.name == "peer_copy.bandwidth" and _direction(seen) == "one_way" and (value := _value(seen)) is not None
+        for item in host.measurements
+        if _kind(item) == _ONE_WAY and (value := _value(item)) is not None
     ]
     if not speeds:
-        return Peers(pairs=0, span="", matrices=())
-    low, middle, high = (quantity(of, "B/s") for of in (min(speeds), statistics.median(speeds), max(speeds)))
-    failed = {
-        (verdict.host, verdict.scope)
-        for verdict in report.verdicts
-        if verdict.verdict == FAIL and verdict.name in _NAMES
-    }
-    ends = (min(speeds), max(speeds))
-    found = (_matrix(host, ends, {scope for name, scope in failed if name == host.name}) for host in shown(report))
+        return Peers(pairs=0, range="", matrices=())
+    low, median, high = (quantity(value, "B/s") for value in (min(speeds), statistics.median(speeds), max(speeds)))
+    failed: dict[str, set[str]] = {}
+    for verdict in report.verdicts:
+        if verdict.verdict == FAIL and verdict.name in _NAMES:
+            failed.setdefault(verdict.host, set()).add(verdict.scope)
+    matrices = (_matrix(host, max(speeds), failed.get(host.name, set())) for host in detailed_hosts(report))
     return Peers(
         pairs=len(speeds),
-        span=f"lowest {low}, median {middle}, highest {high}",
-        matrices=tuple(matrix for matrix in found if matrix.devices),
+        range=f"lowest {low}, median {median}, highest {high}",
+        matrices=tuple(matrix for matrix in matrices if matrix.devices),
     )
 
 
-def _direction(seen: Observation) -> str:
-    return str(seen.params.get("direction", ""))
+def _kind(item: Observation) -> str:
+    return f"{item.name.partition('.')[2]} {item.params.get('direction', '')}".strip() if item.name in _NAMES else ""
 
 
-def _value(seen: Observation) -> float | None:
-    return finite(seen.value) if seen.status == MEASURED else None
+def _value(item: Observation) -> float | None:
+    return finite(item.value) if item.status == MEASURED else None
 
 
-def _matrix(host: HostReport, ends: tuple[float, float], failed: set[str]) -> Matrix:
-    found: dict[Pair, dict[str, Observation]] = {}
-    for seen in host.measurements:
-        pair = _pair(seen.scope) if seen.name in _NAMES else None
-        if pair:
-            kind = seen.name.partition(".")[2]
-            found.setdefault(pair, {})[f"{kind} {_direction(seen)}".strip()] = seen
-    devices = tuple(sorted({index for pair in found for index in pair}))
+def _matrix(host: HostReport, fastest: float, failed: set[str]) -> PeerMatrix:
+    readings: dict[Pair, dict[str, Observation]] = {}
+    for item in host.measurements:
+        if (kind := _kind(item)) and (pair := _pair(item.scope)):
+            readings.setdefault(pair, {})[kind] = item
+    devices = tuple(sorted({index for pair in readings for index in pair}))
     rows = (
-        tuple(_square((source, target), found.get((source, target), {}), host, ends, failed) for target in devices)
+        tuple(_cell((source, target), readings.get((source, target), {}), host, fastest, failed) for target in devices)
         for source in devices
     )
-    return Matrix(
+    return PeerMatrix(
         host=host.name,
         devices=devices,
         rows=tuple(rows),
-        layers=tuple(_layers(found, devices, failed)),
-        link=_link(found, host.links),
+        layers=tuple(_layers(readings, devices, failed)),
+        link=_link(readings, host.links),
     )
 
 
-_LAYERS = (
-    ("bandwidth one_way", "One way, GB/s", 1e9),
-    ("bandwidth both_ways", "Both ways, GB/s", 1e9),
-    ("latency", "Latency, µs", 1e-6),
-)
-
-
-def _layers(
-    found: Mapping[Pair, Mapping[str, Observation]], devices: Sequence[int], failed: set[str]
-) -> Iterator[Layer]:
-    """A picture of each quantity that was measured, its colours by the fastest of the host; of latency none is good."""
+def _layers(readings: Mapping[Pair, Readings], devices: Sequence[int], failed: set[str]) -> Iterator[Layer]:
+    """Yield a matrix of each measured figure, colored relative to the fastest pair of the host."""
     for kind, caption, factor in _LAYERS:
-        seen = {pair: kinds[kind] for pair, kinds in found.items() if kind in kinds}
-        values = [value for item in seen.values() if (value := _value(item)) is not None]
-        ends = (min(values, default=0.0), max(values, default=0.0))
-        rows = (tuple(_cell((a, b), seen.get((a, b)), ends, factor, failed) for b in devices) for a in devices)
+        items = {pair: of_pair[kind] for pair, of_pair in readings.items() if kind in of_pair}
+        values = [value for item in items.values() if (value := _value(item)) is not None]
         if values:
+            rows = (
+                tuple(_layer_cell((a, b), items.get((a, b)), max(values), factor, failed) for b in devices)
+                for a in devices
+            )
             yield Layer(caption=caption, rows=tuple(rows))
 
 
-def _cell(pair: Pair, seen: Observation | None, ends: tuple[float, float], factor: float, failed: set[str]) -> Square:
-    if pair[0] == pair[1] or seen is None:
-        return Square(text="" if pair[0] == pair[1] else NONE, note="", css="")
-    value = _value(seen)
+def _layer_cell(pair: Pair, item: Observation | None, fastest: float, factor: float, failed: set[str]) -> Cell:
+    if pair[0] == pair[1]:
+        return Cell(text="")
+    if item is None:
+        return EMPTY
+    value = _value(item)
     if value is None:
-        return Square(text=seen.status, note="", css="inconclusive")
-    heat = "" if seen.name.endswith("latency") else _heat(value, ends)
-    css = FAIL if f"gpu={pair[0]},peer={pair[1]}" in failed and not seen.name.endswith("latency") else heat
-    return Square(text=number(value / factor, 3), note="", css=css)
+        return Cell(text=item.status, css="inconclusive")
+    css = ""
+    if _kind(item) != _LATENCY:  # no latency is good or bad by itself
+        css = FAIL if _scope(pair) in failed else _heat(value, fastest)
+    return Cell(text=number(value / factor, 3), css=css)
 
 
-def _link(found: Mapping[Pair, Mapping[str, Observation]], links: Mapping[str, str]) -> str:
-    """How the pairs are linked, and where none may reach the other."""
-    kinds = Counter(link for (a, b) in found if (link := links.get(f"gpu={a},peer={b}", "")))
-    barred = [pair for pair, seen in found.items() if (access := seen.get("access")) and access.value is False]
-    told = [f"{link} between {'all of them' if len(kinds) == 1 else f'{count} pairs'}" for link, count in kinds.items()]
-    told += [f"no access: {', '.join(f'GPU {a} to GPU {b}' for a, b in barred[:4])}"] if barred else []
-    return "; ".join(told)
+def _link(readings: Mapping[Pair, Readings], links: Mapping[str, str]) -> str:
+    counts = Counter(link for pair in readings if (link := links.get(_scope(pair), "")))
+    denied = [pair for pair, of_pair in readings.items() if (item := of_pair.get(_ACCESS)) and item.value is False]
+    texts = [
+        f"{link} between {'all of them' if len(counts) == 1 else f'{count} pairs'}" for link, count in counts.items()
+    ]
+    pairs = ", ".join(f"GPU {source} to GPU {target}" for source, target in denied[:_MAX_DENIED])
+    return "; ".join([*texts, *([f"no access: {pairs}"] if denied else [])])
+
+
+def _scope(pair: Pair) -> str:
+    return f"gpu={pair[0]},peer={pair[1]}"
 
 
 def _pair(scope: str) -> Pair | None:
-    """`gpu=0,peer=1` as (0, 1)."""
+    """Return `gpu=0,peer=1` as (0, 1)."""
     ends = (Scope.parse(scope).get("gpu"), Scope.parse(scope).get("peer"))
-    return (
-        (int(ends[0]), int(ends[1])) if all(end.isascii() and end.isdigit() and len(end) < 6 for end in ends) else None
-    )
+    valid = all(end.isascii() and end.isdigit() and len(end) < 6 for end in ends)
+    return (int(ends[0]), int(ends[1])) if valid else None
 
 
-def _square(
-    pair: Pair, seen: Mapping[str, Observation], host: HostReport, ends: tuple[float, float], failed: set[str]
-) -> Square:
+def _cell(pair: Pair, readings: Readings, host: HostReport, fastest: float, failed: set[str]) -> Cell:
     if pair[0] == pair[1]:
-        return Square(text="", note="", css="")
-    scope = f"gpu={pair[0]},peer={pair[1]}"
-    speed = seen.get("bandwidth one_way")
+        return Cell(text="")
+    speed = readings.get(_ONE_WAY)
     value = _value(speed) if speed else None
-    text = number(value / 1e9) if value is not None else (speed.status if speed else NONE)
+    text = number(value / 1e9) if value is not None else (speed.status if speed else EMPTY.text)
     if speed and speed.samples and speed.samples.stopped == "time":
         text += TIMED_OUT
-    css = FAIL if scope in failed else (_heat(value, ends) if value is not None else "inconclusive")
-    return Square(text=text, note=", ".join(_notes(seen, host.links.get(scope, ""))), css=css)
+    css = FAIL if _scope(pair) in failed else (_heat(value, fastest) if value is not None else "inconclusive")
+    return Cell(text=text, note=", ".join(_notes(readings, host.links.get(_scope(pair), ""))), css=css)
 
 
-def _notes(seen: Mapping[str, Observation], link: str) -> Sequence[str]:
-    """Link, that there is no access, the rate both ways, latency."""
-    access, both, latency = (seen.get(kind) for kind in ("access", "bandwidth both_ways", "latency"))
+def _notes(readings: Readings, link: str) -> Sequence[str]:
+    """Return link, missing access, bandwidth both ways and latency."""
+    access, both, latency = (readings.get(kind) for kind in (_ACCESS, _BOTH_WAYS, _LATENCY))
     notes = [link] if link else []
     if access and access.value is False:
         notes.append("no access")
@@ -189,7 +184,7 @@ def _notes(seen: Mapping[str, Observation], link: str) -> Sequence[str]:
     return notes
 
 
-def _heat(value: float, ends: tuple[float, float]) -> str:
-    """By the fleet's fastest pair: noise of a few percent is one colour, a pair at half the rate another."""
-    share = value / ends[1] if ends[1] else 0.0
-    return f"heat{max(1, min(HEATS, 1 + int(share * HEATS * 0.999)))}"
+def _heat(value: float, fastest: float) -> str:
+    """Return the color class relative to the fastest pair: a few percent of noise do not change it, half the rate does."""
+    share = value / fastest if fastest else 0.0
+    return f"heat{max(1, min(HEAT_CLASSES, 1 + int(share * HEAT_CLASSES * 0.999)))}"

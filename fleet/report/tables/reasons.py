@@ -1,4 +1,4 @@
-"""Verdicts as reasons for a decision, one a cause: what says the same is said once."""
+"""Group verdicts into reasons for the decision, one per cause."""
 
 from __future__ import annotations
 
@@ -7,95 +7,94 @@ from dataclasses import dataclass, replace
 
 from fleet.quantities import NONE, finite
 from fleet.report.causes import causes
-from fleet.report.format import ACTIONS, action_name, found_and_wanted, margin, params_text, percent
-from fleet.report.tables.places import scopes_name
-from fleet.report.tables.rows import Row, fold
+from fleet.report.formatting import ACTIONS, action_name, margin, params_text, signed_percent, value_and_limit
+from fleet.report.scope_text import describe_scopes
+from fleet.report.tables.verdict_rows import VerdictRow, fold
 from schemas.reports import CRITICAL, FAIL, Verdict
 from schemas.scopes import Scope
 
-_MANY_ALIKE = 4
-"""So many findings of one criterion on whole hosts are told as one."""
+_MANY_HOSTS = 4
+"""From this many hosts on, findings of one criterion on whole hosts are shown as one."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reason:
-    """Why the fleet, or one host of it, is not accepted."""
+    """Why the fleet, or one of its hosts, is not accepted."""
 
     verdict: str
     hosts: tuple[str, ...]
-    """Several where the same thing, of no part in particular, is true of each."""
+    """More than one if the same is true of several whole hosts."""
     scope: str
-    """Empty where the reason holds for several unlike places."""
+    """Empty if the reason applies to several different parts."""
     serial: str
     stage: str
     name: str
     params: str
-    found: str
-    """Empty where the verdict compares nothing; then `text` says it all."""
+    value: str
+    """Empty if the verdict compares nothing; then `text` is complete."""
     wanted: str
     margin: str
     text: str
     detail: str
-    """What explains the value or the limit, where something does."""
+    """Explanation of the value or the limit, if there is one."""
     action: str
     source: str
     criterion: str
-    more: tuple[Row, ...]
-    """All verdicts that this reason stands for, where it is more than one."""
+    more: tuple[VerdictRow, ...]
+    """All verdicts of the reason, if there are several."""
     count: int
     share: float | None = None
-    """The value as a share of its limit, where both are numbers."""
+    """The value as a share of its limit, if both are numbers."""
     severity: str = ""
     waiver: str = ""
-    """Who answers for it, why and until when; the verdict stays what it is."""
+    """Who waived it, why and until when; the verdict stays what it is."""
+
+    @property
+    def is_whole_host(self) -> bool:
+        """Return whether the reason is about whole hosts, not about a part with a serial."""
+        return self.scope in ("", "host") and not self.serial
 
 
 def reasons(verdicts: Iterable[Verdict]) -> list[Reason]:
-    """One reason a cause: failures by the gravity of their action, then what is inconclusive."""
-    ordered = sorted(causes(verdicts), key=_urgency)
-    alike: dict[Reason, list[str]] = {}
-    for found in map(_reason, ordered):
-        # A part has a serial and a place of its own to name; what is true of whole hosts is said once for all of them.
-        whole = not found.serial and found.scope in ("", "host")
-        alike.setdefault(replace(found, hosts=()) if whole else found, []).extend(found.hosts)
-    return [replace(found, hosts=tuple(hosts)) for found, hosts in alike.items()]
+    """Return one reason per cause: failures by the severity of their action, then inconclusive, then waived."""
+    hosts_of: dict[Reason, list[str]] = {}
+    for reason in map(_reason, sorted(causes(verdicts), key=_urgency)):
+        key = replace(reason, hosts=()) if reason.is_whole_host else reason
+        hosts_of.setdefault(key, []).extend(reason.hosts)
+    return [replace(reason, hosts=tuple(hosts)) for reason, hosts in hosts_of.items()]
 
 
 def _urgency(group: Sequence[Verdict]) -> tuple[bool, bool, bool, int]:
-    """What somebody answers for comes last, what failed before what is not known, what is critical before the rest."""
     first = group[0]
-    return waiver_text(first) != "", first.verdict != FAIL, first.severity != CRITICAL, _gravity(first.action)
+    return first.waiver is not None, first.verdict != FAIL, first.severity != CRITICAL, _action_rank(first.action)
 
 
-def waiver_text(verdict: Verdict) -> str:
-    """`waived by NAME until DAY: WHY`; empty where nobody answers for it."""
-    return str(verdict.waiver or "")
-
-
-def _gravity(action: str) -> int:
-    known = list(ACTIONS)
-    return known.index(action) if action in known else known.index("monitor")
+def _action_rank(action: str) -> int:
+    actions = list(ACTIONS)
+    return actions.index(action) if action in actions else actions.index("monitor")
 
 
 def _reason(group: Sequence[Verdict]) -> Reason:
     first = group[0]
     scopes = list(dict.fromkeys(verdict.scope for verdict in group))
-    laid = any(verdict.part for verdict in group)
-    one_place = laid or len(scopes) == 1 or all(Scope.parse(scope).device_kind in ("gpu", "cpu") for scope in scopes)
+    attributed = any(verdict.part for verdict in group)
+    one_part = (
+        attributed or len(scopes) == 1 or all(Scope.parse(scope).device_kind in ("gpu", "cpu") for scope in scopes)
+    )
     compared = first.value is not None and first.limit is not None and first.operator != ""
-    found, limit = found_and_wanted(first) if compared else ("", "")
-    alike = len({(verdict.name, params_text(verdict.params)) for verdict in group}) == 1
+    value, limit = value_and_limit(first) if compared else ("", "")
+    same_figure = len({(verdict.name, params_text(verdict.params)) for verdict in group}) == 1
     return Reason(
         verdict=first.verdict,
         hosts=(first.host,),
-        scope=scopes_name([first.place] if laid else scopes) if one_place else "",
+        scope=describe_scopes([first.place] if attributed else scopes) if one_part else "",
         serial=first.serial if len({verdict.serial for verdict in group}) == 1 else "",
         stage=first.stage if len({verdict.stage for verdict in group}) == 1 else "",
         name=first.name if len({verdict.name for verdict in group}) == 1 else f"{first.name.partition('.')[0]}.*",
-        params=params_text(first.params) if alike else "",
-        found=found,
+        params=params_text(first.params) if same_figure else "",
+        value=value,
         wanted=limit,
-        margin=percent(margin(first)) if compared else NONE,
+        margin=signed_percent(margin(first)) if compared else NONE,
         text=first.reason,
         detail=first.detail,
         action=action_name(first.action),
@@ -105,7 +104,7 @@ def _reason(group: Sequence[Verdict]) -> Reason:
         count=len(group),
         share=_share(first),
         severity=first.severity,
-        waiver=waiver_text(first),
+        waiver=str(first.waiver or ""),
     )
 
 
@@ -114,39 +113,38 @@ def _share(verdict: Verdict) -> float | None:
     return round(value / limit, 4) if value is not None and limit and verdict.operator != "eq" else None
 
 
-def together(found: Sequence[Reason]) -> list[Reason]:
-    """The same with less to read: what is unknown for one cause told once, and one criterion that many whole hosts fail."""
+def merge_reasons(reasons: Sequence[Reason]) -> list[Reason]:
+    """Merge inconclusive reasons with the same cause, and failures of one criterion on many whole hosts."""
     groups: dict[tuple[object, ...], list[Reason]] = {}
-    for reason in found:
-        whole = reason.scope in ("", "host") and not reason.serial
+    for reason in reasons:
         key: tuple[object, ...] = (len(groups),)
-        if reason.verdict != FAIL and whole:
-            key = (reason.hosts, reason.text, reason.waiver)
-        elif whole:
+        if reason.is_whole_host:
             key = (reason.criterion, reason.waiver)
+            if reason.verdict != FAIL:
+                key = (reason.hosts, reason.text, reason.waiver)
         groups.setdefault(key, []).append(reason)
-    told = []
+    merged: list[Reason] = []
     for group in groups.values():
         if group[0].verdict != FAIL:
-            told.append(_of_one_cause(group))
+            merged.append(_merge_same_cause(group))
         else:
-            told += group if len(group) < _MANY_ALIKE else [_of_many_hosts(group)]
-    return sorted(told, key=lambda reason: not reason.serial) if told and told[0].verdict == FAIL else told
+            merged += group if len(group) < _MANY_HOSTS else [_merge_hosts(group)]
+    return sorted(merged, key=lambda reason: not reason.serial) if merged and merged[0].verdict == FAIL else merged
 
 
-def _of_one_cause(group: Sequence[Reason]) -> Reason:
-    names = list(dict.fromkeys(reason.name for reason in group))
+def _merge_same_cause(group: Sequence[Reason]) -> Reason:
     if len(group) == 1:
         return group[0]
+    names = ", ".join(dict.fromkeys(reason.name for reason in group))
     rows = tuple(row for reason in group for row in reason.more)
     stage = group[0].stage if len({reason.stage for reason in group}) == 1 else ""
     count = sum(reason.count for reason in group)
-    return replace(group[0], name=", ".join(names), params="", stage=stage, more=rows, count=count, scope="")
+    return replace(group[0], name=names, params="", stage=stage, more=rows, count=count, scope="")
 
 
-def _of_many_hosts(group: Sequence[Reason]) -> Reason:
-    """The worst of them, with every host."""
-    first = min(group, key=lambda reason: -abs(1 - (reason.share if reason.share is not None else 1)))
+def _merge_hosts(group: Sequence[Reason]) -> Reason:
+    """Return the worst of the reasons, with all hosts."""
+    worst = min(group, key=lambda reason: -abs(1 - (reason.share if reason.share is not None else 1)))
     hosts = tuple(dict.fromkeys(host for reason in group for host in reason.hosts))
-    detail = f"the worst of {len(group)} findings, on {first.hosts[0]}{f'; {first.detail}' if first.detail else ''}"
-    return replace(first, hosts=hosts, detail=detail, count=sum(reason.count for reason in group), more=())
+    detail = f"the worst of {len(group)} findings, on {worst.hosts[0]}{f'; {worst.detail}' if worst.detail else ''}"
+    return replace(worst, hosts=hosts, detail=detail, count=sum(reason.count for reason in group), more=())

@@ -1,8 +1,8 @@
-"""The report's summary for a terminal."""
+"""Render the report's summary for a terminal."""
 
 from __future__ import annotations
 
-from fleet.report.format import clean, status
+from fleet.report.formatting import clean, status
 from fleet.report.tables import timing
 from schemas.reports import FleetReport
 
@@ -11,8 +11,8 @@ LINE_LIMIT = 600
 
 
 def render_summary(report: FleetReport) -> str:
-    """The final acceptance in a few lines. What hosts say in it can neither steer the terminal nor begin a line."""
+    """Return the final acceptance in a few lines, without control characters or line breaks from hosts."""
     lines = [f"- {clean(line, LINE_LIMIT)}" for line in report.acceptance.summary]
-    time = timing.line(report)
+    time = timing.summary_line(report)
     lines += [f"- Time: {clean(time, LINE_LIMIT)}"] if time else []
     return "\n".join([RULE, f"FINAL ACCEPTANCE: {clean(status(report))}", *lines, RULE])

@@ -1,13 +1,15 @@
-"""Where the time went: each benchmark's share of each stage, for the fleet and for each host."""
+"""Where the time went: the share of each benchmark in each stage, for the fleet and for each host."""
 
 from __future__ import annotations
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fleet.quantities import finite
-from fleet.report.format import duration
+from fleet.report.charts.bar import Bar, stacked_bar
+from fleet.report.formatting import duration
 from fleet.report.tables.figure import MANY_HOSTS
 from fleet.report.titles import TITLES, title
 from schemas.catalogue import DURATION
@@ -15,36 +17,38 @@ from schemas.records import MEASURED
 from schemas.reports import FleetReport, HostReport
 
 COLOURS = 16
-_SHOWN = 5
-_LEAST_S = 0.05
-"""What is shorter shows up nowhere."""
 REST = "start and end"
+_MAX_SLOWEST = 5
+_MIN_REST_S = 0.05
+"""A shorter rest is not shown."""
 
-Stint = tuple[str, str]
-"""Stage and benchmark."""
+
+class StageTime(NamedTuple):
+    """A benchmark within a stage."""
+
+    stage: str
+    benchmark: str
+
+    @property
+    def order(self) -> tuple[str, int, str]:
+        """Return the sort key: by stage, then in the order of the benchmarks."""
+        return (
+            self.stage,
+            list(TITLES).index(self.benchmark) if self.benchmark in TITLES else len(TITLES),
+            self.benchmark,
+        )
+
+    @property
+    def colour(self) -> int:
+        """Return the number of its color."""
+        return list(TITLES).index(self.benchmark) % COLOURS if self.benchmark in TITLES else COLOURS
+
+
+Seconds = Mapping[StageTime, float]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Segment:
-    """A benchmark in a bar: where it begins and how wide it is, in percent."""
-
-    x: str
-    width: str
-    colour: int
-    title: str
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bar:
-    """The time of one host, or the medians of all."""
-
-    label: str
-    total: str
-    segments: tuple[Segment, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Line:
+class TimeRow:
     """One benchmark in one stage."""
 
     stage: str
@@ -53,102 +57,83 @@ class Line:
     median: str
     share: str
     longest: str
-    where: str
-    """The host on which it took longest, where there are several."""
+    slowest_host: str
+    """Empty if only one host ran it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Times:
-    """Everything that is told of time."""
+    """The time of the fleet."""
 
     total: str
     """Median over the hosts."""
-    lines: tuple[Line, ...] = ()
+    rows: tuple[TimeRow, ...] = ()
     bars: tuple[Bar, ...] = ()
 
 
 def times(report: FleetReport) -> Times:
-    """Where the time went; without lines where no host told."""
-    of_host = {host.name: found for host in report.hosts if (found := _of(host))}
-    if not of_host:
+    """Return where the time went; without rows if no host reported durations."""
+    hosts = {host.name: seconds for host in report.hosts if (seconds := _seconds(host))}
+    if not hosts:
         return Times(total="")
-    medians = {
-        stint: statistics.median([found[stint] for found in of_host.values() if stint in found])
-        for stint in sorted({stint for found in of_host.values() for stint in found}, key=_order)
-    }
-    total = sum(medians.values())
-    slowest = sorted(of_host, key=lambda host: -sum(of_host[host].values()))
-    longest = sum(of_host[slowest[0]].values())
-    chosen = list(of_host) if len(of_host) <= MANY_HOSTS else slowest[:_SHOWN]
-    fleet = [_bar(f"median of {len(of_host)} hosts", medians, longest)] if len(of_host) > 1 else []
+    keys = sorted({key for seconds in hosts.values() for key in seconds}, key=lambda key: key.order)
+    medians = {key: statistics.median([seconds[key] for seconds in hosts.values() if key in seconds]) for key in keys}
+    slowest = sorted(hosts, key=lambda host: -sum(hosts[host].values()))
+    longest = sum(hosts[slowest[0]].values())
+    listed = list(hosts) if len(hosts) <= MANY_HOSTS else slowest[:_MAX_SLOWEST]
+    fleet = [_bar(f"median of {len(hosts)} hosts", medians, longest)] if len(hosts) > 1 else []
     return Times(
-        total=duration(total),
-        lines=tuple(_line(stint, seconds, total, of_host) for stint, seconds in medians.items()),
-        bars=(*fleet, *(_bar(host, of_host[host], longest) for host in chosen)),
+        total=duration(sum(medians.values())),
+        rows=tuple(_row(key, medians, hosts) for key in keys),
+        bars=(*fleet, *(_bar(host, hosts[host], longest) for host in listed)),
     )
 
 
-def line(report: FleetReport) -> str:
-    """`3 min 20 s a host: Collectives 62 s, Stress 21 s …`; empty where no host told."""
-    found = times(report)
-    if not found.lines:
+def summary_line(report: FleetReport) -> str:
+    """Return `3 min 20 s per host: Collectives 62 s, Stress 21 s …`; empty if no host reported durations."""
+    total = times(report).total
+    if not total:
         return ""
-    seconds: dict[str, float] = {}
+    by_benchmark: dict[str, float] = {}
     for host in report.hosts:
-        for (_, name), took in _of(host).items():
-            seconds[name] = seconds.get(name, 0.0) + took / len(report.hosts)
-    longest = sorted(seconds, key=lambda name: -seconds[name])[:_SHOWN]
-    return f"{found.total} a host: " + ", ".join(f"{title(name)} {duration(seconds[name])}" for name in longest)
+        for key, seconds in _seconds(host).items():
+            by_benchmark[key.benchmark] = by_benchmark.get(key.benchmark, 0.0) + seconds / len(report.hosts)
+    longest = sorted(by_benchmark, key=lambda name: -by_benchmark[name])[:_MAX_SLOWEST]
+    return f"{total} per host: " + ", ".join(f"{title(name)} {duration(by_benchmark[name])}" for name in longest)
 
 
-def _of(host: HostReport) -> dict[Stint, float]:
-    """Seconds of each benchmark, and what the launches took beyond them."""
-    found: dict[Stint, float] = {}
-    for seen in host.measurements:
-        value = finite(seen.value)
-        if seen.name == DURATION.name and seen.status == MEASURED and value is not None and value >= 0:
-            found[(seen.stage, str(seen.params.get("benchmark", "")))] = value
+def _seconds(host: HostReport) -> dict[StageTime, float]:
+    """Return the seconds of each benchmark, and of each launch beyond its benchmarks."""
+    seconds: dict[StageTime, float] = {}
+    for item in host.measurements:
+        value = finite(item.value)
+        if item.name == DURATION.name and item.status == MEASURED and value is not None and value >= 0:
+            seconds[StageTime(item.stage, str(item.params.get("benchmark", "")))] = value
     for launch in host.launches:
-        rest = launch.duration_s - sum(seconds for (stage, _), seconds in found.items() if stage == launch.stage)
-        if any(stage == launch.stage for stage, _ in found) and rest > _LEAST_S:
-            found[(launch.stage, REST)] = rest
-    return found
+        of_stage = [value for key, value in seconds.items() if key.stage == launch.stage]
+        rest = launch.duration_s - sum(of_stage)
+        if of_stage and rest > _MIN_REST_S:
+            seconds[StageTime(launch.stage, REST)] = rest
+    return seconds
 
 
-def _order(stint: Stint) -> tuple[str, int, str]:
-    stage, name = stint
-    return stage, list(TITLES).index(name) if name in TITLES else len(TITLES), name
+def _bar(label: str, seconds: Seconds, longest: float) -> Bar:
+    parts = (
+        (key.colour, f"{title(key.benchmark)}, {key.stage}: {duration(seconds[key])}", seconds[key])
+        for key in sorted(seconds, key=lambda key: key.order)
+    )
+    return stacked_bar(label, duration(sum(seconds.values())), parts, longest)
 
 
-def _colour(name: str) -> int:
-    return list(TITLES).index(name) % COLOURS if name in TITLES else COLOURS
-
-
-def _bar(label: str, found: Mapping[Stint, float], longest: float) -> Bar:
-    segments, begin = [], 0.0
-    for stint in sorted(found, key=_order):
-        width = 100 * found[stint] / longest if longest else 0.0
-        segments.append(
-            Segment(
-                x=f"{begin:.1f}",
-                width=f"{width:.1f}",
-                colour=_colour(stint[1]),
-                title=f"{title(stint[1])}, {stint[0]}: {duration(found[stint])}",
-            )
-        )
-        begin += width
-    return Bar(label=label, total=duration(sum(found.values())), segments=tuple(segments))
-
-
-def _line(stint: Stint, median: float, total: float, of_host: Mapping[str, Mapping[Stint, float]]) -> Line:
-    told: Sequence[str] = [host for host, found in of_host.items() if stint in found]
-    slowest = max(told, key=lambda host: of_host[host][stint])
-    return Line(
-        stage=stint[0],
-        name=title(stint[1]),
-        colour=_colour(stint[1]),
-        median=duration(median),
-        share=f"{100 * median / total:.0f} %" if total else "",
-        longest=duration(of_host[slowest][stint]),
-        where=slowest if len(told) > 1 else "",
+def _row(key: StageTime, medians: Seconds, hosts: Mapping[str, Seconds]) -> TimeRow:
+    total, of_hosts = sum(medians.values()), {host: seconds[key] for host, seconds in hosts.items() if key in seconds}
+    slowest = max(of_hosts, key=lambda host: of_hosts[host])
+    return TimeRow(
+        stage=key.stage,
+        name=title(key.benchmark),
+        colour=key.colour,
+        median=duration(medians[key]),
+        share=f"{100 * medians[key] / total:.0f} %" if total else "",
+        longest=duration(of_hosts[slowest]),
+        slowest_host=slowest if len(of_hosts) > 1 else "",
     )

@@ -1,28 +1,41 @@
-"""The training benchmark as a table: one row a network and a group of ranks that trained it together."""
+"""The training benchmark as a table: one row per network and group of ranks that trained it together."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from fleet.quantities import NONE, finite, number, quantity
-from fleet.report.tables.places import scope_name
+from fleet.report.scope_text import describe_scope
+from fleet.report.tables.figure import MANY_HOSTS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK
 
 SYNTHETIC = "synthetic"
-MANY_HOSTS = 12
+_PREFIX = "training."
 
-Key = tuple[str, str, str, str, str]
-"""Host (empty for a gang, whose members all report the same figures), scope, stage, network, and a gang's number of ranks."""
+Observations = Mapping[str, Observation]
+"""Kind of figure (`throughput`, `accuracy`, …) -> observation."""
+
+
+class TrainingKey(NamedTuple):
+    """The ranks that trained a network; the host is empty for a gang, because all of its members report the same figures."""
+
+    host: str
+    scope: str
+    stage: str
+    network: str
+    ranks: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
-    """One network on one host or gang, or the span over many hosts. A figure that is not there reads as a dash."""
+class TrainingRow:
+    """One network on one host or gang, or the range over many hosts. A missing figure reads as a dash."""
 
-    place: str
+    trained_by: str
     network: str
     data: str
     ranks: str
@@ -30,109 +43,113 @@ class Training:
     step_time: str
     loss_ratio: str
     losses: str
-    """First and last, where both are known."""
+    """First and last, if both are known."""
     accuracy: str
     failed: bool
     problem: str
-    """Why a figure is not there."""
+    """Why a figure is missing."""
 
     @property
     def synthetic(self) -> bool:
-        """The images were made up, so the accuracy says nothing about learning real ones."""
+        """Return whether the images are generated, so that the accuracy says nothing about real ones."""
         return self.data == SYNTHETIC
 
 
 @dataclass(frozen=True, kw_only=True)
-class Table:
-    """The trainings to show; where there are many hosts, those of each host are folded away under their span."""
+class TrainingTable:
+    """The rows to show; of many hosts, `folded` has the rows of each host and `rows` their range."""
 
-    rows: tuple[Training, ...] = ()
-    folded: tuple[Training, ...] = ()
+    rows: tuple[TrainingRow, ...] = ()
+    folded: tuple[TrainingRow, ...] = ()
 
     @property
     def synthetic(self) -> bool:
-        """Any of them was trained on made-up images."""
+        """Return whether any row was trained on generated images."""
         return any(row.synthetic for row in self.rows + self.folded)
 
 
-def table(report: FleetReport) -> Table:
-    """Every training that a host or a gang reported, whether it ended with figures or with a reason."""
-    found, members = _collect(report)
+def training_table(report: FleetReport) -> TrainingTable:
+    """Return every training that a host or a gang reported, with its figures or the reason why they are missing."""
+    trainings, members = _collect(report)
     failing = {
         _key(verdict.host, verdict.scope, verdict.stage, verdict.params)
         for verdict in report.verdicts
-        if verdict.verdict == FAIL and verdict.name.startswith("training.")
+        if verdict.verdict == FAIL and verdict.name.startswith(_PREFIX)
     }
-    rows = {key: _training(_place(key, members[key]), key[3], [seen], key in failing) for key, seen in found.items()}
-    gangs = [row for key, row in rows.items() if not key[0]]
-    alone = {key: row for key, row in rows.items() if key[0]}
-    if len({key[0] for key in alone}) <= MANY_HOSTS:
-        return Table(rows=(*gangs, *alone.values()))
-    marked = [row for row in alone.values() if row.failed or row.problem]
-    return Table(rows=(*gangs, *_spans(found, alone), *marked), folded=tuple(alone.values()))
+    rows = {
+        key: _row(_trained_by(key, len(members[key])), key.network, [observations], key in failing)
+        for key, observations in trainings.items()
+    }
+    gangs = [row for key, row in rows.items() if not key.host]
+    of_hosts = {key: row for key, row in rows.items() if key.host}
+    if len({key.host for key in of_hosts}) <= MANY_HOSTS:
+        return TrainingTable(rows=(*gangs, *of_hosts.values()))
+    findings = [row for row in of_hosts.values() if row.failed or row.problem]
+    return TrainingTable(rows=(*gangs, *_ranges(trainings, of_hosts), *findings), folded=tuple(of_hosts.values()))
 
 
-def _key(host: str, scope: str, stage: str, params: Mapping[str, object]) -> Key:
+def _key(host: str, scope: str, stage: str, params: Mapping[str, object]) -> TrainingKey:
     gang = Scope.parse(scope).is_gang
     ranks = str(params.get("world_size", "")) if gang else ""
-    return "" if gang else host, scope, stage, str(params.get("network", "")), ranks
+    return TrainingKey("" if gang else host, scope, stage, str(params.get("network", "")), ranks)
 
 
-def _collect(report: FleetReport) -> tuple[dict[Key, dict[str, Observation]], dict[Key, int]]:
-    """The observations of each training by their kind, and how many hosts reported it."""
-    found: dict[Key, dict[str, Observation]] = {}
-    members: dict[Key, set[str]] = {}
+def _collect(report: FleetReport) -> tuple[dict[TrainingKey, dict[str, Observation]], dict[TrainingKey, set[str]]]:
+    """Return the observations of each training, and the hosts that reported it."""
+    trainings: dict[TrainingKey, dict[str, Observation]] = {}
+    members: dict[TrainingKey, set[str]] = {}
     for host in report.hosts:
-        for seen in host.measurements:
-            if seen.name.startswith("training."):
-                key = _key(host.name, seen.scope, seen.stage, seen.params)
+        for item in host.measurements:
+            if item.name.startswith(_PREFIX):
+                key = _key(host.name, item.scope, item.stage, item.params)
                 members.setdefault(key, set()).add(host.name)
-                kinds, kind = found.setdefault(key, {}), seen.name.removeprefix("training.")
-                if kind not in kinds or (kinds[kind].status != MEASURED and seen.status == MEASURED):
-                    kinds[kind] = seen
-    return found, {key: len(names) for key, names in members.items()}
+                kinds, kind = trainings.setdefault(key, {}), item.name.removeprefix(_PREFIX)
+                if kind not in kinds or (kinds[kind].status != MEASURED and item.status == MEASURED):
+                    kinds[kind] = item
+    return trainings, members
 
 
-def _place(key: Key, members: int) -> str:
-    host, scope, stage, *_ = key
-    if host:
-        return host if stage == "benchmark" else f"{host}, {stage}"
-    return f"{scope_name(scope)} ({members} host{'s' if members != 1 else ''})"
+def _trained_by(key: TrainingKey, members: int) -> str:
+    if key.host:
+        return key.host if key.stage == BENCHMARK else f"{key.host}, {key.stage}"
+    return f"{describe_scope(key.scope)} ({members} host{'s' if members != 1 else ''})"
 
 
-def _spans(found: Mapping[Key, Mapping[str, Observation]], alone: Mapping[Key, Training]) -> list[Training]:
-    """One row a network: the lowest and the highest figure of all hosts that trained it."""
-    groups: dict[tuple[str, str], list[Mapping[str, Observation]]] = {}
-    for key, row in alone.items():
+def _ranges(
+    trainings: Mapping[TrainingKey, Observations], of_hosts: Mapping[TrainingKey, TrainingRow]
+) -> list[TrainingRow]:
+    """Return one row per network: the lowest and highest figure of all hosts that trained it."""
+    groups: dict[tuple[str, str], list[Observations]] = {}
+    for key, row in of_hosts.items():
         if not row.problem:
-            groups.setdefault((row.network, row.data), []).append(found[key])
-    return [_training(f"{len(group)} hosts", network, group, failed=False) for (network, _), group in groups.items()]
+            groups.setdefault((row.network, row.data), []).append(trainings[key])
+    return [_row(f"{len(group)} hosts", network, group, failed=False) for (network, _), group in groups.items()]
 
 
-def _training(place: str, network: str, group: Sequence[Mapping[str, Observation]], failed: bool) -> Training:
-    measured = [{kind: seen for kind, seen in found.items() if seen.status == MEASURED} for found in group]
-    params = next((seen.params for found in measured for seen in found.values()), {})
-    absent = [seen for found in group for seen in found.values() if seen.status != MEASURED]
-    return Training(
-        place=place,
+def _row(trained_by: str, network: str, group: Sequence[Observations], failed: bool) -> TrainingRow:
+    measured = [{kind: item for kind, item in kinds.items() if item.status == MEASURED} for kinds in group]
+    params = next((item.params for kinds in measured for item in kinds.values()), {})
+    missing = [item for kinds in group for item in kinds.values() if item.status != MEASURED]
+    return TrainingRow(
+        trained_by=trained_by,
         network=network,
         data=str(params.get("data", NONE)),
         ranks=f"{params['world_size']} × {params.get('batch_size', NONE)}" if "world_size" in params else NONE,
-        throughput=_span(measured, "throughput"),
-        step_time=_span(measured, "step_time"),
-        loss_ratio=_span(measured, "loss_ratio"),
+        throughput=_range(measured, "throughput"),
+        step_time=_range(measured, "step_time"),
+        loss_ratio=_range(measured, "loss_ratio"),
         losses=_losses(measured[0]) if len(measured) == 1 else "",
-        accuracy=_span(measured, "accuracy"),
+        accuracy=_range(measured, "accuracy"),
         failed=failed,
-        problem="; ".join(dict.fromkeys(f"{seen.status}: {seen.reason}" for seen in absent)),
+        problem="; ".join(dict.fromkeys(f"{item.status}: {item.reason}" for item in missing)),
     )
 
 
-def _span(measured: Sequence[Mapping[str, Observation]], kind: str) -> str:
-    """The figure, or the lowest and the highest of several."""
-    seen = [found[kind] for found in measured if kind in found]
-    values = [value for item in seen if (value := finite(item.value)) is not None]
-    texts = [_text(value, kind, seen[0].unit) for value in (min(values), max(values))] if values else [NONE]
+def _range(measured: Sequence[Observations], kind: str) -> str:
+    """Return the figure, or the lowest and highest of several."""
+    items = [kinds[kind] for kinds in measured if kind in kinds]
+    values = [value for item in items if (value := finite(item.value)) is not None]
+    texts = [_text(value, kind, items[0].unit) for value in (min(values), max(values))] if values else [NONE]
     return " … ".join(dict.fromkeys(texts))
 
 
@@ -140,6 +157,6 @@ def _text(value: float, kind: str, unit: str) -> str:
     return f"{value * 100:.1f} %" if kind == "accuracy" else quantity(value, unit)
 
 
-def _losses(measured: Mapping[str, Observation]) -> str:
+def _losses(measured: Observations) -> str:
     last, ratio = (finite(measured[kind].value) if kind in measured else None for kind in ("loss", "loss_ratio"))
     return f"{number(last / ratio, 3)} → {number(last, 3)}" if last is not None and ratio else ""

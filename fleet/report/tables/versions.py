@@ -1,4 +1,4 @@
-"""The version matrix: what every host has alike in a line, and what differs with the hosts that are the odd ones."""
+"""The versions of the fleet's software and firmware: what all hosts have in common, and which hosts differ."""
 
 from __future__ import annotations
 
@@ -6,79 +6,85 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
-from fleet.report.tables.places import scopes_name
+from fleet.report.scope_text import describe_scopes
 from schemas.reports import FleetReport
 
 _ORDER = ("driver", "driver.version", "cuda", "nccl", "torch")
-_OF_A_PART = re.compile(r"([a-z][a-z0-9_.]*)\[([A-Za-z0-9_.:=,-]+)\]")
-_MANY_HOSTS, _MANY_VALUES = 6, 10
+_PART_COMPONENT = re.compile(r"([a-z][a-z0-9_.]*)\[([A-Za-z0-9_.:=,-]+)\]")
+_MAX_HOSTS, _MAX_VALUES = 6, 10
+
+ScopesOfHost = Mapping[str, Sequence[str]]
 
 
 @dataclass(frozen=True, kw_only=True)
-class Value:
-    """One version of a component, and who has it."""
+class VersionValue:
+    """One version of a component, and the hosts that have it."""
 
     text: str
     hosts: int
-    where: str
-    """The hosts, where it is not the one that most have: `r12-h07, r12-h09 GPU 3`."""
+    names: str
+    """`r12-h07, r12-h09 GPU 3`; empty for the version that most hosts have."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Version:
-    """One component over the fleet."""
+class Component:
+    """The versions of one component over the fleet."""
 
     name: str
-    values: tuple[Value, ...]
-    """The commonest first; of very many, the commonest."""
+    versions: tuple[VersionValue, ...]
+    """The most common first."""
     left_out: int
-    """Further values."""
+    """Further versions."""
     unknown: int
-    """Hosts that did not say."""
+    """Hosts that did not report it."""
 
     @property
     def differs(self) -> bool:
-        """Not every host that told it has the same."""
-        return len(self.values) > 1
+        """Return whether hosts report different versions."""
+        return len(self.versions) > 1
 
 
-def versions(report: FleetReport) -> list[Version]:
-    """Every component that any host told a version of, those that differ first."""
-    found: dict[str, dict[str, dict[str, list[str]]]] = {}
+def components(report: FleetReport) -> list[Component]:
+    """Return every component that any host reported, those that differ first."""
+    by_name: dict[str, dict[str, dict[str, list[str]]]] = {}
     for host in report.hosts:
         for key, text in host.software.items():
-            name, scope = _component(key)
-            found.setdefault(name, {}).setdefault(text, {}).setdefault(host.name, []).append(scope)
-    made = [_version(name, found[name], len(report.hosts)) for name in sorted(found, key=version_order)]
-    return sorted(made, key=lambda version: not version.differs)
+            name, scope = _name_and_scope(key)
+            by_name.setdefault(name, {}).setdefault(text, {}).setdefault(host.name, []).append(scope)
+    result = [_component(name, by_name[name], len(report.hosts)) for name in sorted(by_name, key=version_order)]
+    return sorted(result, key=lambda component: not component.differs)
 
 
 def version_order(name: str) -> tuple[int, str]:
-    """What launches run on comes first, the rest by name."""
+    """Return the sort key of a component: what launches depend on comes first, the rest by name."""
     return (_ORDER.index(name) if name in _ORDER else len(_ORDER), name)
 
 
-def _component(key: str) -> tuple[str, str]:
-    """`gpu.vbios_version[gpu=3]` as name and scope; a component that is the same throughout its host has no scope."""
-    match = _OF_A_PART.fullmatch(key)
+def _name_and_scope(key: str) -> tuple[str, str]:
+    """Return `gpu.vbios_version[gpu=3]` as name and scope; the scope is empty for a component of the whole host."""
+    match = _PART_COMPONENT.fullmatch(key)
     return (match.group(1), match.group(2)) if match else (key, "")
 
 
-def _version(name: str, values: Mapping[str, Mapping[str, Sequence[str]]], hosts: int) -> Version:
+def _component(name: str, values: Mapping[str, ScopesOfHost], host_count: int) -> Component:
     ordered = sorted(values.items(), key=lambda item: (-len(item[1]), item[0]))
-    told = {host for places in values.values() for host in places}
-    shown = [
-        Value(text=text, hosts=len(places), where="" if len(places) * 2 > len(told) else _where(places))
-        for text, places in ordered[:_MANY_VALUES]
-    ]
-    return Version(
-        name=name, values=tuple(shown), left_out=max(0, len(ordered) - _MANY_VALUES), unknown=hosts - len(told)
+    reporting = {host for scopes in values.values() for host in scopes}
+    versions = tuple(
+        VersionValue(text=text, hosts=len(scopes), names="" if len(scopes) * 2 > len(reporting) else _names(scopes))
+        for text, scopes in ordered[:_MAX_VALUES]
+    )
+    return Component(
+        name=name,
+        versions=versions,
+        left_out=max(0, len(ordered) - _MAX_VALUES),
+        unknown=host_count - len(reporting),
     )
 
 
-def _where(places: Mapping[str, Sequence[str]]) -> str:
-    named = [
-        f"{host} {scopes_name(scopes)}" if any(scopes) else host for host, scopes in list(places.items())[:_MANY_HOSTS]
+def _names(scopes_of: ScopesOfHost) -> str:
+    names = [
+        f"{host} {describe_scopes(scopes)}" if any(scopes) else host
+        for host, scopes in list(scopes_of.items())[:_MAX_HOSTS]
     ]
-    more = [f"{len(places) - _MANY_HOSTS} more"] if len(places) > _MANY_HOSTS else []
-    return ", ".join(named) + (f" and {more[0]}" if more else "")
+    more = f" and {len(scopes_of) - _MAX_HOSTS} more" if len(scopes_of) > _MAX_HOSTS else ""
+    return f"{', '.join(names)}{more}"

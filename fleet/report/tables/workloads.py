@@ -1,105 +1,117 @@
-"""What the larger workloads did: one line a figure, a column a host or a gang, or the span where there are many."""
+"""The larger workloads: a row per figure, a column per host or gang; of many, their range."""
 
 from __future__ import annotations
 
 import statistics
 from collections.abc import Sequence, Set
+from typing import NamedTuple
 
 from fleet.quantities import finite, quantity
-from fleet.report.format import params_text
-from fleet.report.tables.figure import EMPTY, Cell, Key, Row, Table, key_of, states, sureness
-from fleet.report.tables.places import scope_name
+from fleet.report.formatting import params_text
+from fleet.report.scope_text import describe_scope
+from fleet.report.tables.figure import (
+    EMPTY,
+    Cell,
+    FigureKey,
+    Table,
+    TableRow,
+    figure_key,
+    precision_text,
+    verdict_states,
+)
 from fleet.report.titles import title
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK
 
 NAMES = ("fashion_mnist", "variants", "checkpoint", "model_parallel", "transformer", "overlap")
 _PREFIXES = tuple(f"{name}." for name in NAMES)
-_FEW = 4
-"""So many hosts and gangs have a column each."""
+_SHARES = (".accuracy", ".mfu", ".hidden_share")
+_MAX_COLUMNS = 4
+"""More hosts and gangs than this are shown as their range."""
 
-Place = tuple[str, str, str]
-"""Host (empty for a gang), stage and scope."""
+
+class RankGroup(NamedTuple):
+    """The ranks that ran a workload; the host is empty for a gang."""
+
+    host: str
+    stage: str
+    scope: str
+
+    @property
+    def name(self) -> str:
+        """Return the heading of the group's column."""
+        if not self.host:
+            return describe_scope(self.scope)
+        return self.host if self.stage == BENCHMARK else f"{self.host}, {self.stage}"
 
 
 def workloads(report: FleetReport) -> Table | None:
-    """Every figure of the workloads that hosts or gangs told as a whole."""
-    found: dict[tuple[str, Key], dict[Place, Observation]] = {}
-    places: dict[Place, None] = {}
+    """Return every figure of the workloads that hosts or gangs reported as a whole."""
+    figures: dict[tuple[bool, FigureKey], dict[RankGroup, Observation]] = {}
+    groups: dict[RankGroup, None] = {}
     for host in report.hosts:
-        for seen in host.measurements:
-            if seen.name.startswith(_PREFIXES) and Scope.parse(seen.scope).device_kind not in ("gpu", "cpu"):
-                gang = Scope.parse(seen.scope).is_gang
-                place = ("" if gang else host.name, seen.stage, seen.scope)
-                places[place] = None
-                name, _, settings = key_of(seen)
-                found.setdefault(("gang" if gang else "host", (name, "", settings)), {})[place] = seen
-    if not found:
+        for item in host.measurements:
+            if item.name.startswith(_PREFIXES) and Scope.parse(item.scope).device_kind not in ("gpu", "cpu"):
+                gang = Scope.parse(item.scope).is_gang
+                group = RankGroup("" if gang else host.name, item.stage, item.scope)
+                groups[group] = None
+                key = figure_key(item)._replace(stage="")
+                figures.setdefault((gang, key), {})[group] = item
+    if not figures:
         return None
     failed = {
-        ("" if Scope.parse(scope).is_gang else host, key[1], scope, key[0], key[2])
-        for (host, scope, key), state in states(report.verdicts).items()
+        (RankGroup("" if Scope.parse(scope).is_gang else host, key.stage, scope), key._replace(stage=""))
+        for (host, scope, key), state in verdict_states(report.verdicts).items()
         if state == FAIL
     }
-    few = len(places) <= _FEW
+    columns = list(groups) if len(groups) <= _MAX_COLUMNS else None
+    order = sorted(figures, key=lambda item: (NAMES.index(item[1].benchmark), item[0]))
     return Table(
         caption="Workloads",
         groups=(),
-        columns=tuple(_name(place) for place in places) if few else ("lowest", "median", "highest", "told by"),
-        rows=tuple(
-            _row(kind, key, found[(kind, key)], list(places) if few else None, failed)
-            for kind, key in sorted(found, key=lambda item: _order(*item))
-        ),
+        columns=tuple(group.name for group in columns) if columns else ("lowest", "median", "highest", "reported by"),
+        rows=tuple(_row(gang, key, figures[gang, key], columns, failed) for gang, key in order),
     )
-
-
-def _order(kind: str, key: Key) -> tuple[int, bool]:
-    return NAMES.index(key[0].partition(".")[0]), kind == "gang"
-
-
-def _name(place: Place) -> str:
-    host, stage, scope = place
-    return scope_name(scope) if not host else host if stage == "benchmark" else f"{host}, {stage}"
 
 
 def _row(
-    kind: str,
-    key: Key,
-    seen: dict[Place, Observation],
-    places: Sequence[Place] | None,
-    failed: Set[tuple[object, ...]],
-) -> Row:
-    benchmark, _, figure = key[0].partition(".")
-    what = ", ".join(text for text in (figure.replace("_", " "), params_text(dict(key[2]))) if text)
-    if places is None:
-        what += " (between hosts)" if kind == "gang" else ""
-        return Row(head=title(benchmark), note=what, cells=_span(list(seen.values())))
-    cells = tuple(
-        _cell(seen[place], (*place, key[0], key[2]) in failed) if place in seen else EMPTY for place in places
-    )
-    return Row(head=title(benchmark), note=what, cells=cells)
+    gang: bool,
+    key: FigureKey,
+    values: dict[RankGroup, Observation],
+    columns: Sequence[RankGroup] | None,
+    failed: Set[tuple[RankGroup, FigureKey]],
+) -> TableRow:
+    figure = key.name.partition(".")[2].replace("_", " ")
+    note = ", ".join(text for text in (figure, params_text(key.params)) if text)
+    if columns is None:
+        note += " (between hosts)" if gang else ""
+        return TableRow(head=title(key.benchmark), note=note, cells=_range(list(values.values())))
+    cells = (_cell(values[group], (group, key) in failed) if group in values else EMPTY for group in columns)
+    return TableRow(head=title(key.benchmark), note=note, cells=tuple(cells))
 
 
-def _cell(seen: Observation, failed: bool) -> Cell:
-    if seen.status != MEASURED:
-        return Cell(text=f"{seen.status}: {seen.reason}", css="inconclusive")
-    return Cell(text=_text(seen, finite(seen.value)), note=sureness(seen.samples), css=FAIL if failed else "")
+def _cell(item: Observation, failed: bool) -> Cell:
+    if item.status != MEASURED:
+        return Cell(text=f"{item.status}: {item.reason}", css="inconclusive")
+    return Cell(text=_text(item, finite(item.value)), note=precision_text(item.samples), css=FAIL if failed else "")
 
 
-def _text(seen: Observation, value: float | None) -> str:
-    if value is not None and seen.name.endswith((".accuracy", ".mfu", ".hidden_share")):
+def _text(item: Observation, value: float | None) -> str:
+    if value is not None and item.name.endswith(_SHARES):
         return f"{value * 100:.1f} %"
-    return quantity(seen.value if value is None else value, seen.unit)
+    return quantity(item.value if value is None else value, item.unit)
 
 
-def _span(seen: Sequence[Observation]) -> tuple[Cell, ...]:
-    """Lowest, median, highest, and how many told it; of what is no number how many said what."""
-    measured = [item for item in seen if item.status == MEASURED]
+def _range(items: Sequence[Observation]) -> tuple[Cell, ...]:
+    """Return lowest, median and highest value and how many reported it; of texts the distinct values."""
+    measured = [item for item in items if item.status == MEASURED]
     values = [value for item in measured if (value := finite(item.value)) is not None]
-    told = Cell(text=f"{len(measured)} of {len(seen)}", css="" if len(measured) == len(seen) else "inconclusive")
+    css = "" if len(measured) == len(items) else "inconclusive"
+    reported = Cell(text=f"{len(measured)} of {len(items)}", css=css)
     if not values:
-        words = sorted({quantity(item.value, item.unit) for item in measured})
-        return (Cell(text=" and ".join(words)), EMPTY, EMPTY, told) if words else (EMPTY, EMPTY, EMPTY, told)
-    three = (min(values), statistics.median(values), max(values))
-    return (*(Cell(text=_text(measured[0], value)) for value in three), told)
+        texts = sorted({quantity(item.value, item.unit) for item in measured})
+        return (Cell(text=" and ".join(texts)) if texts else EMPTY, EMPTY, EMPTY, reported)
+    statistics_ = (min(values), statistics.median(values), max(values))
+    return (*(Cell(text=_text(measured[0], value)) for value in statistics_), reported)

@@ -1,4 +1,4 @@
-"""From the record's SI values and a host's own words to what people read: human units, plain names, harmless text."""
+"""Format the SI values and texts of records for people: readable units, plain names, safe text."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ACTIONS = {
     "monitor": "Monitor",
     "none": "",
 }
-"""Gravest first."""
+"""Most severe first."""
 
 _ESCAPE_SEQUENCE = re.compile(
     r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]*(?:\x07|\x1b\\)?|[PX^_][^\x1b]*(?:\x1b\\)?|.)", re.DOTALL
@@ -37,19 +37,17 @@ _SPACES = re.compile(r"[ \u2000-\u200a\u202f\u205f\u3000]{2,}")
 
 
 def clean(text: str, limit: int = TEXT_LIMIT) -> str:
-    """`text` on one line without anything that steers a terminal or the direction of writing, cut at `limit`."""
-    return _cut(_SPACES.sub(" ", _harmless(text, keep="")), limit)
+    """Return `text` on one line, without control characters or text-direction marks, cut at `limit`."""
+    return _cut(_SPACES.sub(" ", _strip_controls(text, keep="")), limit)
 
 
 def clean_log(text: str, limit: int = LOG_LIMIT) -> str:
-    """The end of a log, as `clean` but with its lines kept."""
-    harmless = _harmless(text.replace("\r\n", "\n").expandtabs(), keep="\n").strip("\n")
-    return (
-        harmless if len(harmless) <= limit else f"[{len(harmless) - limit} characters left out] … {harmless[-limit:]}"
-    )
+    """Return the end of a log, cleaned like `clean` but with its lines kept."""
+    cleaned = _strip_controls(text.replace("\r\n", "\n").expandtabs(), keep="\n").strip("\n")
+    return cleaned if len(cleaned) <= limit else f"[{len(cleaned) - limit} characters left out] … {cleaned[-limit:]}"
 
 
-def _harmless(text: str, keep: str) -> str:
+def _strip_controls(text: str, keep: str) -> str:
     if text.isascii() and text.isprintable():
         return text
     return "".join(
@@ -68,19 +66,19 @@ def _cut(text: str, limit: int) -> str:
     return text if len(text) <= limit else f"{text[:limit]}… ({len(text)} characters)"
 
 
-def found_and_wanted(verdict: Verdict) -> tuple[str, str]:
-    """What a verdict found and what it wanted."""
-    found, limit = apart(verdict.value, verdict.limit, verdict.unit)
+def value_and_limit(verdict: Verdict) -> tuple[str, str]:
+    """Return the value and the limit of a verdict as text."""
+    value, limit = apart(verdict.value, verdict.limit, verdict.unit)
     changed = "changed by " if is_change(verdict) and verdict.value is not None else ""
-    return f"{changed}{found}", _wanted(verdict, limit)
+    return f"{changed}{value}", _limit_with_sign(verdict, limit)
 
 
-def wanted(verdict: Verdict) -> str:
-    """The limit with its sign: `≥ 697 TFLOP/s`."""
-    return _wanted(verdict, quantity(verdict.limit, verdict.unit))
+def limit_text(verdict: Verdict) -> str:
+    """Return the limit with its sign: `≥ 697 TFLOP/s`."""
+    return _limit_with_sign(verdict, quantity(verdict.limit, verdict.unit))
 
 
-def _wanted(verdict: Verdict, limit: str) -> str:
+def _limit_with_sign(verdict: Verdict, limit: str) -> str:
     return NONE if verdict.limit is None else f"{SIGNS.get(verdict.operator, '')} {limit}".strip()
 
 
@@ -90,7 +88,7 @@ def is_change(verdict: Verdict) -> bool:
 
 
 def margin(verdict: Verdict) -> float | None:
-    """How far within (positive) or outside its limit a value lies, as a share of the limit."""
+    """Return how far inside (positive) or outside its limit a value lies, as a share of the limit."""
     value, limit = finite(verdict.value), finite(verdict.limit)
     if value is None or not limit or verdict.operator not in ("ge", "gt", "le", "lt"):
         return None
@@ -98,8 +96,8 @@ def margin(verdict: Verdict) -> float | None:
     return within / abs(limit)
 
 
-def percent(share: float | None) -> str:
-    """`+9.3 %`, `−12 %`."""
+def signed_percent(share: float | None) -> str:
+    """Return a share as a signed percentage: `+9.3 %`, `−12 %`."""
     if share is None or not math.isfinite(share):
         return NONE
     points = share * 100
@@ -108,18 +106,18 @@ def percent(share: float | None) -> str:
     return f"{points:+.{1 if abs(points) < 100 else 0}f} %".replace("-", "−")
 
 
-def percent_of(share: float) -> str:
-    """A share as a percentage: `38 %`, `0.4 %`."""
+def percent(share: float) -> str:
+    """Return a share as a percentage: `38 %`, `0.4 %`."""
     return f"{number(share * 100, 2)} %"
 
 
 def params_text(params: Mapping[str, Value], without: Iterable[str] = ("phase",)) -> str:
-    """Parameters of an observation in one phrase: `bf16, size 8192`."""
+    """Return the parameters of an observation as one phrase: `bf16, size 8192`."""
     left_out = set(without)
     return ", ".join(_param(key, value) for key, value in params.items() if key not in left_out)
 
 
-_SPEAKING = frozenset(
+_SELF_EXPLANATORY = frozenset(
     {
         "dtype",
         "direction",
@@ -136,11 +134,11 @@ _SPEAKING = frozenset(
     }
     | {"algorithm", "protocol", "transport", "benchmark", "numa"}
 )
-"""Parameters whose value needs no name beside it."""
+"""Parameters whose value is clear without the name."""
 
 
 def _param(key: str, value: Value) -> str:
-    if key in _SPEAKING:
+    if key in _SELF_EXPLANATORY:
         return str(value).replace("_", " ")
     if key == "size_bytes":
         return size(value)
@@ -150,45 +148,45 @@ def _param(key: str, value: Value) -> str:
 
 
 def action_name(action: str) -> str:
-    """What to do, as an instruction; empty where there is nothing to do."""
+    """Return the action as an instruction; empty if there is nothing to do."""
     return ACTIONS.get(action, action.replace("_", " "))
 
 
 def decision_name(report: FleetReport, decision: str) -> str:
-    """A decision in words; in a rehearsal or simulation never a word by which hardware could be taken for accepted."""
+    """Return the decision in words; a rehearsal or simulation never reads as if hardware were accepted."""
     return {"SIMULATED": SIMULATED, "REHEARSAL": REHEARSED}.get(report.mark, DECISIONS).get(decision, decision)
 
 
 def status(report: FleetReport) -> str:
-    """The acceptance status; SIMULATED or REHEARSAL stands in it whenever no GPU was looked at, whoever built the report."""
-    found = report.acceptance.status
-    return found if not report.mark or found.startswith(f"{report.mark} ") else f"{report.mark} {found}"
+    """Return the acceptance status, starting with SIMULATED or REHEARSAL if no GPU was tested."""
+    text = report.acceptance.status
+    return text if not report.mark or text.startswith(f"{report.mark} ") else f"{report.mark} {text}"
 
 
-def when(time: str) -> str:
-    """An ISO time as `14 Nov 2026, 09:31:07 UTC`; what is no time stays as it is."""
-    found = _time(time)
-    return f"{found.day} {_MONTHS[found.month - 1]} {found:%Y, %H:%M:%S} UTC" if found else time
+def format_time(time: str) -> str:
+    """Return an ISO time as `14 Nov 2026, 09:31:07 UTC`; text that is not a time is returned unchanged."""
+    parsed = _parse_time(time)
+    return f"{parsed.day} {_MONTHS[parsed.month - 1]} {parsed:%Y, %H:%M:%S} UTC" if parsed else time
 
 
 _MONTHS = ("Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec")
 
 
-def took(began: str, ended: str) -> str:
-    """The time between two ISO times, or empty."""
-    first, last = _time(began), _time(ended)
+def elapsed(began: str, ended: str) -> str:
+    """Return the duration between two ISO times; empty if either is not a time."""
+    first, last = _parse_time(began), _parse_time(ended)
     return duration((last - first).total_seconds()) if first and last and last > first else ""
 
 
 def duration(seconds: float) -> str:
-    """`42.1 s`, `7 min 5 s`, `3 h 20 min`."""
+    """Return `42.1 s`, `7 min 5 s` or `3 h 20 min`."""
     if seconds < 120:
         return f"{number(round(seconds, 1), 3)} s"
     minutes, rest = divmod(round(seconds), 60)
     return f"{minutes} min {rest} s" if minutes < 120 else f"{minutes // 60} h {minutes % 60} min"
 
 
-def _time(text: str) -> datetime | None:
+def _parse_time(text: str) -> datetime | None:
     try:
         return datetime.fromisoformat(text.removesuffix("Z"))
     except ValueError:

@@ -1,0 +1,78 @@
+"""Compare a run with earlier runs of its hosts, or with a directory of baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fleet.criteria_lint.checked_packs import checked_packs
+from fleet.diff.against_baseline import criteria_of
+from fleet.diff.comparison import Comparison, compare
+from fleet.records import baseline_store
+from fleet.records.host_state import HostState, accepted_state, host_state, merge_states
+from fleet.records.load import Run, load
+from schemas.errors import RunError, UsageError
+from schemas.run_directory import is_run
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunComparison:
+    """A run, what it was compared with, and the result."""
+
+    run: Run
+    earlier: str
+    """In words: `run r1`, `runs r1, r2` or `baseline DIRECTORY`."""
+    comparison: Comparison
+
+
+def compare_runs(earlier: Sequence[Path], last: Path, criteria: Sequence[str]) -> RunComparison:
+    """Compare the run in `last` with earlier runs, or with the one directory of baselines in `earlier`.
+
+    Raises:
+        RunError: nothing can be compared, or a run is of another kind (REHEARSAL, SIMULATED).
+        UsageError: a run is given twice.
+    """
+    run = load(last)
+    new = {host: host_state(evidence) for host, evidence in run.evidence.items()}
+    old, name = _earlier_states(earlier, run)
+    packs = checked_packs([*run.plan.criteria, *criteria])
+    by_host = {host.name: criteria_of(run.plan, host, run.evidence[host.name], packs) for host in run.plan.hosts}
+    comparison = compare(old, new, by_host)
+    if not comparison.compared:
+        raise RunError(f"{last}: no host, part and figure in common with {name}: give runs of the same hosts")
+    return RunComparison(run=run, earlier=name, comparison=comparison)
+
+
+def _earlier_states(directories: Sequence[Path], run: Run) -> tuple[Mapping[str, HostState], str]:
+    """Return the earlier state of each host, and its source in words."""
+    first, kind = directories[0], baseline_store.kind_of(run.plan)
+    has_plan = is_run(first)
+    if len(directories) == 1 and not has_plan and baseline_store.kind_directory(first, kind).is_dir():
+        return _accepted_states(first, kind, run), f"baseline {first}"
+    runs = [load(directory) for directory in directories]
+    nonces = {run.plan.nonce}
+    for before in runs:
+        other = baseline_store.kind_of(before.plan)
+        if other != kind:
+            raise RunError(f"run {before.plan.run_id} is of another kind ({other}) than the new run ({kind})")
+        if before.plan.nonce in nonces:
+            raise UsageError(f"run {before.plan.run_id} is given twice: comparing it with itself would show no change")
+        nonces.add(before.plan.nonce)
+    hosts = dict.fromkeys(host for before in runs for host in before.evidence)
+    states = {
+        host: merge_states([host_state(before.evidence[host]) for before in runs if host in before.evidence])
+        for host in hosts
+    }
+    names = ", ".join(before.plan.run_id for before in runs)
+    return states, f"run {names}" if len(runs) == 1 else f"runs {names}"
+
+
+def _accepted_states(directory: Path, kind: str, run: Run) -> dict[str, HostState]:
+    baselines = {
+        host.name: baseline_store.of_host(directory, kind, host.name, run.evidence[host.name].gpus())
+        for host in run.plan.hosts
+    }
+    for problem in (baseline.problem for baseline in baselines.values() if baseline.problem):
+        raise RunError(f"{problem}: remove it, or accept a run of that part again")
+    return {host: accepted_state(baseline) for host, baseline in baselines.items()}

@@ -1,0 +1,81 @@
+"""`rackproof collect`: copy records from logs and volumes into a run directory."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from dataclasses import asdict
+from pathlib import Path
+
+from fleet.records import run_lock
+from fleet.records.collect import FIRST, LAST, Collection, Outcome
+from fleet.records.collect_sources import read_source
+from fleet.records.load import PLAN_BYTES
+from schemas import documents
+from schemas.errors import TROUBLE, RunError
+from schemas.plans import Plan, plan_from_json
+from schemas.run_directory import RunDirectory
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add collect to the command."""
+    collect = verbs.add_parser(
+        "collect",
+        help="copy records from logs and volumes into a run directory, for `rackproof report`",
+        description="Copies the records that `rackproof run-host` or `emit-record` wrote into a log, or left on a volume.",
+        epilog="examples: kubectl logs -l app.kubernetes.io/component=host --tail=-1 | rackproof collect runs/r1 -; "
+        "rackproof collect runs/r1 logs/*.log /mnt/results. "
+        "Exit codes: 0 every record is in the run directory; 2 no record was found, or one was rejected or quarantined; "
+        "64 wrong usage; 75 the run is locked. Missing records are listed; the report calls them inconclusive.",
+    )
+    collect.add_argument("run_dir", type=Path, help="directory of the run, with the plan.json that the hosts received")
+    collect.add_argument(
+        "sources", nargs="+", metavar="SOURCE", help="a log, a directory of logs or records, or - for standard input"
+    )
+    collect.add_argument(
+        "--attempt",
+        choices=[FIRST, LAST],
+        help="which record to use if a host has two that do not extend each other, such as after its pod was replaced "
+        "(default: keep the present one, else none)",
+    )
+    collect.add_argument("--json", action="store_true", help="print the result as JSON")
+    collect.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Run the verb."""
+    plan = _plan(options.run_dir)
+    frames, problems = [], []
+    for source in options.sources:
+        source_frames, source_problems = read_source(source)
+        frames += source_frames
+        problems += source_problems
+    if not frames and not problems:
+        problems.append(
+            f"{', '.join(options.sources)}: no record found: collect the whole log (kubectl logs --tail=-1) "
+            "of a pod whose `rackproof run-host` has finished"
+        )
+    run_lock.acquire(options.run_dir)
+    outcome = Collection(options.run_dir, plan, options.attempt).add(frames)
+    outcome.problems[:0] = problems
+    _show(outcome, options.json)
+    return TROUBLE if outcome.problems else 0
+
+
+def _plan(directory: Path) -> Plan:
+    try:
+        return plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
+    except documents.DocumentError as error:
+        raise RunError(f"{error}: give the directory that `rackproof plan --run-dir` created") from None
+
+
+def _show(outcome: Outcome, as_json: bool) -> None:
+    if as_json:
+        sys.stdout.write(json.dumps(asdict(outcome)) + "\n")
+        return
+    sys.stderr.writelines(f"rackproof: {problem}\n" for problem in outcome.problems)
+    sys.stdout.writelines(f"collected {path}\n" for path in outcome.added)
+    first = ", ".join(outcome.missing[:8]) + (" …" if len(outcome.missing) > 8 else "")
+    missing = f"{len(outcome.missing)} missing: {first}" if outcome.missing else "none missing"
+    sys.stdout.write(f"{len(outcome.added)} records collected, {len(outcome.unchanged)} unchanged, {missing}\n")

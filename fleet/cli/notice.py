@@ -1,0 +1,48 @@
+"""`rackproof notice`: print the notification about a run, for a webhook or as a mail."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+from fleet.integrations.notification import STATES, mail, payload, read
+from schemas import documents
+from schemas.errors import UsageError
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add notice to the command."""
+    notice = verbs.add_parser(
+        "notice",
+        help="print decision, summary and link of a run as JSON for a webhook, or as a mail",
+        epilog="example: rackproof notice runs/rack12-20261121 --on rejected,incomplete --link https://runs.example.org",
+    )
+    notice.add_argument("run_dir", type=Path, help="directory of the run, which has a report")
+    notice.add_argument(
+        "--on",
+        default=",".join(STATES),
+        help="print only for these: accepted, rejected, incomplete, busy (default: all)",
+    )
+    notice.add_argument(
+        "--link", default="", help="URL of the directory of the runs (default: give the path of the report)"
+    )
+    notice.add_argument(
+        "--mail-to", action="append", default=[], metavar="ADDRESS", help="write a mail to this address"
+    )
+    notice.add_argument(
+        "--mail-from", default="", metavar="ADDRESS", help="sender of the mail (default: the mail program's)"
+    )
+    notice.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Run the verb."""
+    notify_on = [word for word in options.on.split(",") if word]
+    if unknown := [word for word in notify_on if word not in STATES]:
+        raise UsageError(f"--on {unknown[0]}{documents.nearest(unknown[0], STATES)}: choose from {', '.join(STATES)}")
+    report, plan = read(options.run_dir)
+    notification = payload(report, plan, link=options.link, directory=options.run_dir)
+    if notification["state"] in notify_on or (notify_on and notification["drained"]):
+        print(mail(notification, options.mail_to, options.mail_from) if options.mail_to else json.dumps(notification))
+    return 0

@@ -1,0 +1,87 @@
+"""`rackproof report`: judge a run and write its report."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from fleet.criteria_lint.checked_packs import checked_packs
+from fleet.inventory.waivers_file import with_waivers
+from fleet.records import run_lock
+from fleet.records.load import load
+from fleet.report import formats, one_host
+from fleet.report.of_run import EXIT_CODES, judge_run
+from fleet.signature.signing import outdated
+from schemas import documents, quick
+from schemas.errors import writing
+from schemas.records import to_json
+from schemas.run_directory import RunDirectory
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add report to the command."""
+    report = verbs.add_parser(
+        "report",
+        help="judge a run and write its report; exits 0 accepted, 1 rejected, 2 incomplete, 74 not written",
+        epilog="example: rackproof report runs/20261121T040000Z",
+    )
+    report.add_argument("run_dir", type=Path, help="directory of the run")
+    report.add_argument("--criteria", action="append", default=[], help="an additional pack: a name or a .yml file")
+    report.add_argument("--waivers", action="append", default=[], help="a waiver file in addition to those of the plan")
+    report.add_argument("--json", action="store_true", help="print decision and summary as JSON")
+    formats.add_options(report)
+    one_host.add_option(report)
+    report.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Run the verb."""
+    from fleet.report.html.page import render_html
+    from fleet.report.markdown import render_markdown
+    from fleet.report.prometheus import render_prometheus
+    from fleet.report.tables.summary_text import render_summary
+
+    formats.check_options(options)
+    _note_in_progress(options.run_dir)
+    if getattr(options, "host", None):
+        run = with_waivers(load(options.run_dir), options.waivers)
+        packs = checked_packs([*run.plan.criteria, *options.criteria])
+        return EXIT_CODES[one_host.write_page(options, run, packs)]
+    run, report = judge_run(options.run_dir, options.criteria, options.waivers)
+    document = to_json(report)
+    documents.validate(document, "report", source="our own report")
+    text = quick.text(document) if run.large else documents.text(document)
+    paths = RunDirectory(options.run_dir)
+    with writing(options.run_dir):
+        documents.write_text(paths.report, text)
+        documents.write_text(paths.markdown, render_markdown(report, run.plan.grafana_url))
+        documents.write_text(paths.page, render_html(report, run.plan.grafana_url))
+        documents.write_text(paths.metrics, render_prometheus(report))
+        formats.write_views(options.run_dir, report, run.evidence, options)
+        run_lock.release(options.run_dir, report.decision)
+    if options.json:
+        outcome = {
+            "decision": report.decision,
+            "rehearsal": report.rehearsal,
+            "simulated": report.simulated,
+            "acceptance": document["acceptance"],
+        }
+        print(json.dumps(outcome))
+    else:
+        print(render_summary(report))
+        print(f"report: {paths.page}")
+    if note := outdated(options.run_dir):
+        print(f"rackproof: {note}", file=sys.stderr)
+    return EXIT_CODES[report.decision]
+
+
+def _note_in_progress(run_dir: Path) -> None:
+    """Note that the run is not finished, so that its report is not taken for the final one."""
+    if owner := run_lock.active_holder(run_dir):
+        print(
+            f"rackproof: note: the run is still in progress, locked by {owner.who()} since {owner.since}: this report covers "
+            "what was measured so far; the run writes its report again when it finishes",
+            file=sys.stderr,
+        )

@@ -1,0 +1,33 @@
+"""`rackproof revalidate`: run the revalidation playbook from a timer."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from fleet.integrations.revalidate import ROOT, revalidate
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add revalidate to the command."""
+    verb = verbs.add_parser(
+        "revalidate",
+        help="run playbooks/revalidate.yml with the date as run id; exits 0, 1 or 2 as report does, 75 if it is already running",
+        epilog="example: rackproof revalidate -i inventory/rack12 --name rack12 -- -e rackproof_budget_s=300",
+    )
+    verb.add_argument(
+        "-i", "--inventory", action="append", required=True, help="as for ansible-playbook; may be repeated"
+    )
+    verb.add_argument("--name", default="revalidate", help="prefix of the run id (default: revalidate)")
+    verb.add_argument(
+        "--date",
+        default="%Y%m%d",
+        help="suffix of the run id: the time in UTC, in strftime format (default: %(default)s)".replace(
+            "%Y%m%d", "%%Y%%m%%d"
+        ),
+    )
+    verb.add_argument(
+        "--runs", type=Path, default=ROOT / "runs", help="directory of the runs (default: runs beside the playbooks)"
+    )
+    verb.add_argument("options", nargs="*", help="after --: options for ansible-playbook")
+    verb.set_defaults(call=revalidate)

@@ -1,0 +1,75 @@
+"""`rackproof verify`: verify a signed run."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+
+from fleet.cli.sign import add_rules, rules_of
+from fleet.records.load import refuse_no_run
+from fleet.report.formatting import clean
+from fleet.report.of_run import judge_report
+from fleet.signature import signing
+
+MOST_LINES = 20
+RESULTS = {
+    signing.HOLDS: "the signature holds",
+    signing.BROKEN: "the signature DOES NOT HOLD",
+    signing.UNSURE: "the signature holds, but judging again could not confirm the report",
+}
+
+
+def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
+    """Add verify to the command."""
+    verb = verbs.add_parser(
+        "verify",
+        help="check that a signed run is unchanged, who signed it, and that its records give its report",
+        epilog="example: rackproof verify runs/rack12 --allowed-signers signers. Exit codes: 0 it holds; 1 a file was changed, "
+        "added or removed, the signer is not allowed, or the records give another report or view; 2 the run is not "
+        "signed, or it cannot be judged the same way here because packs or Rackproof changed.",
+    )
+    verb.add_argument("run_dir", type=Path, help="directory of the run")
+    verb.add_argument(
+        "--allowed-signers",
+        type=Path,
+        required=True,
+        help='allowed signers, in the format of ssh-keygen(1): IDENTITY namespaces="rackproof" KEYTYPE KEY',
+    )
+    verb.add_argument("--signer", help="required identity of the signer, as in that file")
+    verb.add_argument("--no-judge", action="store_true", help="check only hashes and signature")
+    add_rules(verb, "if the files that the signer named have other paths here; then name all of them")
+    verb.add_argument("--json", action="store_true", help="print the result as JSON")
+    verb.set_defaults(call=call)
+
+
+def call(options: argparse.Namespace) -> int:
+    """Run the verb."""
+    refuse_no_run(options.run_dir)
+    result = signing.verify(
+        options.run_dir,
+        options.allowed_signers.expanduser(),
+        None if options.no_judge else judge_report,
+        identity=options.signer,
+        rules=rules_of(options) if options.criteria or options.waivers else None,
+    )
+    statement = result.statement
+    if options.json:
+        about = {key: statement.get(key, "") for key in ("run_id", "mark", "decision", "status", "signed_at")}
+        document = {"code": result.code, "signer": result.signer, **about, "files": result.files}
+        print(json.dumps({**document, "problems": result.problems, "notes": result.notes}, indent=1))
+        return result.code
+    if statement:
+        unchanged = f"{result.files} files unchanged since they were signed at {statement['signed_at']}"
+        print(f"run {statement['run_id']}: {statement['status']}, {unchanged}")
+    if result.signer:
+        print(f"signed by {clean(result.signer)}")
+    for text in result.notes[:MOST_LINES]:
+        print(f"- {clean(text)}")
+    for text in result.problems[:MOST_LINES]:
+        print(f"- {clean(text)}", file=sys.stderr)
+    if len(result.problems) > MOST_LINES:
+        print(f"… and {len(result.problems) - MOST_LINES} more (--json)", file=sys.stderr)
+    print(RESULTS[result.code], file=sys.stderr if result.code else sys.stdout)
+    return result.code

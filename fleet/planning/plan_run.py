@@ -1,0 +1,82 @@
+"""Plan a run: read the files that the inventory names, apply the time budget, and make the plan."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from fleet.criteria_lint.checked_packs import checked_packs
+from fleet.inventory.ansible import Variables
+from fleet.inventory.manifest_file import read_manifest
+from fleet.inventory.waivers_file import read_waivers
+from fleet.judge.criteria import shipped_packs
+from fleet.planning.history import apply_budget
+from fleet.planning.plan import make_plan, read_profile
+from fleet.planning.test_selection import refuse_budget
+from fleet.records.baseline_store import planned_baseline
+from schemas import documents
+from schemas.errors import UsageError
+from schemas.plans import Plan
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanRequest:
+    """What the operator asks for beside the inventory."""
+
+    profile: str | None = None
+    """None: the inventory's rackproof_profile, else standard."""
+    budget: str | None = None
+    """Seconds per host; None: the inventory's rackproof_budget_s, else the whole profile."""
+    history: Path | None = None
+    """Directory of earlier runs; None: the parent of `run_dir`."""
+    run_dir: Path | None = None
+    """Directory of the run; None: the plan is only printed."""
+
+
+def plan_run(hosts: Mapping[str, Variables], request: PlanRequest, now: datetime) -> Plan:
+    """Return the plan of a run of these hosts.
+
+    Raises:
+        UsageError: a variable, a file that the inventory names, or an option is wrong.
+    """
+    first = next(iter(hosts.values()))
+    profile = read_profile(request.profile or str(first.get("rackproof_profile", "standard")))
+    checked_packs(first.get("rackproof_criteria", ()))
+    _refuse_unknown_models(hosts)
+    run_dir, created = request.run_dir, now.strftime("%Y-%m-%dT%H:%M:%SZ")
+    manifest, waivers = first.get("rackproof_manifest"), first.get("rackproof_waivers")
+    parts = read_manifest(manifest, hosts) if manifest else ()
+    budget = request.budget or first.get("rackproof_budget_s")
+    refuse_budget(profile, budget)
+    reduced, choice = apply_budget(
+        profile,
+        hosts,
+        budget=budget,
+        runs=request.history or (run_dir.parent if run_dir else None),
+        run_dir=run_dir,
+        now=created,
+    )
+    return make_plan(
+        reduced,
+        hosts,
+        run_id=run_dir.name if run_dir else now.strftime("%Y%m%dT%H%M%SZ"),
+        nonce=secrets.token_hex(16),
+        created=created,
+        manifest=parts,
+        choice=choice,
+        waivers=read_waivers(waivers, hosts) if waivers else (),
+        baseline=planned_baseline(first.get("rackproof_baseline"), profile["device"] == "cpu", hosts, run_dir),
+    )
+
+
+def _refuse_unknown_models(hosts: Mapping[str, Variables]) -> None:
+    for name, variables in hosts.items():
+        model = variables.get("rackproof_gpu_model", "")
+        if model and model not in shipped_packs():
+            raise UsageError(
+                f"host {name}: unknown rackproof_gpu_model {model}{documents.nearest(model, shipped_packs())}: "
+                f"there are {', '.join(shipped_packs())}"
+            )

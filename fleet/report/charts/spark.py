@@ -1,0 +1,134 @@
+"""Sparklines: small plots of one figure of one part over a soak or a launch."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from fleet.quantities import number, scale
+from schemas.timeline import Event, Series
+
+WIDTH, HEIGHT = 160, 40
+THROTTLED = "gpu.throttle.active"
+SAMPLED = "gpu."
+"""Prefix of figures that are sampled all the time: a gap in them is missing data, so the line is interrupted."""
+
+Point = tuple[int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Spark:
+    """One sparkline."""
+
+    title: str
+    band: str
+    """Path from the lowest to the highest value of each bucket."""
+    line: str
+    """Path of the means."""
+    throttled: str
+    """Path over the times when clocks were throttled for another reason than the power limit."""
+    marks: tuple[int, ...]
+    """Where an error counter of this part rose."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """The heading that the sparklines of one column share."""
+
+    name: str
+    range: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class Axes:
+    """The scale of a sparkline: width of a bucket, end of the time axis, lowest and highest value."""
+
+    bucket_s: float
+    ends_s: float
+    low: float
+    high: float
+
+    def x(self, seconds: float) -> int:
+        """Return the distance from the left."""
+        return round(WIDTH * min(1.0, seconds / self.ends_s))
+
+    def y(self, value: float) -> int:
+        """Return the distance from the top."""
+        margin = 0.05 * (self.high - self.low) or abs(self.high) * 0.05 or 1.0
+        return round(HEIGHT * (1 - (value - self.low + margin) / (self.high - self.low + 2 * margin)))
+
+
+class Bucket(NamedTuple):
+    """One bucket of a series, by its number."""
+
+    number: int
+    low: float
+    mean: float
+    high: float
+
+
+def spark(
+    label: str, series: Series, axes: Axes, throttled: Series | None = None, marks: Sequence[Event] = ()
+) -> Spark:
+    """Return the sparkline of a series."""
+    times = [at for at, mean in zip(throttled.at, throttled.mean, strict=True) if mean > 0] if throttled else []
+    width = max(1, axes.x(axes.bucket_s))
+    segments = [_segment(buckets, axes) for buckets in _contiguous(series)]
+    return Spark(
+        title=f"{label}: {range_text([series])}",
+        band="".join(path([*upper, *reversed(lower)]) + "z" for upper, _, lower in segments),
+        line="".join(path(middle) for _, middle, _ in segments),
+        throttled="".join(f"M{axes.x(at * axes.bucket_s)} 0h{width}v{HEIGHT}h-{width}z" for at in times),
+        marks=tuple(sorted({axes.x(event.at_s) for event in marks})),
+    )
+
+
+def _contiguous(series: Series) -> list[list[Bucket]]:
+    """Return the buckets, split at the gaps of a sampled series."""
+    runs: list[list[Bucket]] = []
+    for bucket in itertools.starmap(Bucket, zip(series.at, series.low, series.mean, series.high, strict=True)):
+        if runs and (bucket.number == runs[-1][-1].number + 1 or not series.name.startswith(SAMPLED)):
+            runs[-1].append(bucket)
+        else:
+            runs.append([bucket])
+    return runs
+
+
+def _segment(buckets: Sequence[Bucket], axes: Axes) -> tuple[list[Point], list[Point], list[Point]]:
+    """Return upper edge, means and lower edge; a single bucket is drawn as wide as it lasted."""
+    columns = [(axes.x((bucket.number + 0.5) * axes.bucket_s), bucket) for bucket in buckets]
+    if len(buckets) == 1:
+        begin = axes.x(buckets[0].number * axes.bucket_s)
+        end = max(begin + 1, axes.x((buckets[0].number + 1) * axes.bucket_s))
+        columns = [(x, buckets[0]) for x in (begin, end)]
+    return (
+        [(x, axes.y(bucket.high)) for x, bucket in columns],
+        [(x, axes.y(bucket.mean)) for x, bucket in columns],
+        [(x, axes.y(bucket.low)) for x, bucket in columns],
+    )
+
+
+def path(points: Sequence[Point]) -> str:
+    """Return a line through the points in relative steps, without points in the middle of a level stretch."""
+    last = len(points) - 1
+    kept = [
+        point
+        for index, point in enumerate(points)
+        if index in (0, last) or not points[index - 1][1] == point[1] == points[index + 1][1]
+    ]
+    steps = [(x - before[0], y - before[1]) for before, (x, y) in itertools.pairwise(kept)]
+    return f"M{kept[0][0]} {kept[0][1]}" + (f"l{' '.join(f'{x} {y}' for x, y in steps)}" if steps else "")
+
+
+def bounds(series: Sequence[Series]) -> tuple[float, float]:
+    """Return the lowest and the highest value of several series."""
+    return min(min(item.low) for item in series if item.low), max(max(item.high) for item in series if item.high)
+
+
+def range_text(series: Sequence[Series]) -> str:
+    """Return `71 to 702 W`."""
+    low, high = bounds(series)
+    factor, unit = scale(high, series[0].unit)
+    return f"{number(low / factor, 3)} to {number(high / factor, 3)} {unit}".strip()

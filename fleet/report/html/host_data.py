@@ -1,0 +1,282 @@
+"""The data from which the page's script draws the hosts: columns over all hosts, and a page for as many as fit.
+
+Each text is in the data once, and referred to by its number. All texts are cleaned here; the script inserts them as text nodes.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from itertools import groupby
+from typing import Any
+
+from fleet.quantities import NONE
+from fleet.report.formatting import ACTIONS, clean, decision_name
+from fleet.report.html import pairs
+from fleet.report.html.launch_traces import LaunchTrace, has_traces, hosts_with_traces, launch_traces
+from fleet.report.html.text_table import TextTable, as_json
+from fleet.report.tables import hosts
+from fleet.report.tables.reasons import Reason, reasons
+from fleet.report.tables.verdict_rows import VerdictRow, fold
+from fleet.report.tables.versions import version_order
+from schemas.readings import READINGS
+from schemas.records import Launch
+from schemas.reports import (
+    ACCEPTED,
+    ALL,
+    FAIL,
+    INCOMPLETE,
+    INCONCLUSIVE,
+    PASS,
+    REJECTED,
+    FleetReport,
+    HostReport,
+    Verdict,
+)
+
+_DECISIONS = (ACCEPTED, REJECTED, INCOMPLETE)
+_STATES = {PASS: "p", FAIL: "f", INCONCLUSIVE: "i"}
+_MAX_ROWS = 600
+_PHRASE_CHARACTERS = 200
+
+VerdictsOfHost = Mapping[str, Sequence[Verdict]]
+
+
+def embedded(report: FleetReport, budget: int) -> str:
+    """Return the data of the page as JSON, in at most `budget` bytes unless the columns of the hosts alone need more.
+
+    Pages of hosts that are not accepted come first, then the serials to search by, then pages of accepted hosts; sparklines over
+    time are added if there is room left.
+    """
+    verdicts: dict[str, list[Verdict]] = {host.name: [] for host in report.hosts}
+    for verdict in report.verdicts:
+        verdicts.setdefault(verdict.host, []).append(verdict)
+    table = TextTable()
+    data = {**_host_columns(report, verdicts), **_finding_columns(report, verdicts, table)}
+    serials = [" ".join(clean(gpu.serial) for gpu in host.gpus if gpu.serial) for host in report.hosts]
+    remaining = budget - len(as_json(data).encode()) - table.size - 64
+    pages: dict[str, Any] = {}
+    numbered = list(enumerate(report.hosts))
+    not_accepted = [item for item in numbered if item[1].decision != ACCEPTED]
+    remaining = _add_pages(report, not_accepted, verdicts, table, pages, remaining)
+    size = len(as_json(serials).encode())
+    if any(serials) and size < remaining:
+        data["serials"] = serials
+        remaining -= size
+    if report.detail == ALL:
+        accepted = [item for item in numbered if item[1].decision == ACCEPTED]
+        remaining = _add_pages(report, accepted, verdicts, table, pages, remaining)
+    _add_traces(report, table, pages, remaining)
+    return as_json({**data, "pages": pages, "texts": table.texts})
+
+
+def _host_columns(report: FleetReport, verdicts: VerdictsOfHost) -> dict[str, Any]:
+    """Return a column per property of the hosts: one value per host, or run-length encoded."""
+    racks = list(dict.fromkeys(host.rack for host in report.hosts))
+    numbers = {rack: number for number, rack in enumerate(racks)}
+    return {
+        "names": [clean(host.name) for host in report.hosts],
+        "racks": [clean(rack) for rack in racks],
+        "rack": _runs(numbers[host.rack] for host in report.hosts),
+        "decision": "".join(str(_DECISIONS.index(host.decision)) for host in report.hosts),
+        "decisions": [decision_name(report, decision) for decision in _DECISIONS],
+        "gpus": _runs(_gpu_letters(report, host, verdicts[host.name]) for host in report.hosts),
+        "measured": _runs(f"{host.coverage.measured}/{host.coverage.expected}" for host in report.hosts),
+        "actions": [name or "No action named" for name in ACTIONS.values()],
+        "run": f"runs/{clean(report.run_id)}",
+        "mark": report.mark,
+    }
+
+
+def _finding_columns(report: FleetReport, verdicts: VerdictsOfHost, table: TextTable) -> dict[str, Any]:
+    """Return counts of findings, the most severe finding and the actions of each host that has any, by its number."""
+    counts, findings, actions = {}, {}, {}
+    for number, host in enumerate(report.hosts):
+        own = verdicts[host.name]
+        effective = [verdict for verdict in own if verdict.stands]
+        kinds = Counter(verdict.verdict for verdict in effective)
+        waived = sum(verdict.waiver is not None for verdict in own)
+        if effective or waived:
+            counts[number] = [kinds[FAIL], kinds[INCONCLUSIVE], waived]
+        if worst := _most_severe(effective or own):
+            findings[number] = table.number(_phrase(worst))
+        if failed := sorted({_action_number(verdict) for verdict in effective if verdict.verdict == FAIL}):
+            actions[number] = failed
+    return {"counts": counts, "finding": findings, "action": actions}
+
+
+def _runs(values: Iterable[Any]) -> list[list[Any]]:
+    """Return the values run-length encoded: each value and how often it is repeated."""
+    return [[value, len(list(same))] for value, same in groupby(values)]
+
+
+def _gpu_letters(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) -> str:
+    """Return a letter per GPU. The report of a large fleet keeps no verdicts of an accepted host: all of its GPUs passed."""
+    if host.decision == ACCEPTED:
+        return "p" * len(host.gpus)
+    return "".join(_STATES[gpu.state] for gpu in _gpu_states(report, host, verdicts))
+
+
+def _gpu_states(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict]) -> list[hosts.GpuState]:
+    counted = [replace(verdict, verdict=PASS) if verdict.waiver else verdict for verdict in verdicts]
+    return hosts.gpu_states(host, counted, passes_left_out=report.detail != ALL)
+
+
+def _action_number(verdict: Verdict) -> int:
+    actions = list(ACTIONS)
+    return actions.index(verdict.action) if verdict.action in actions else actions.index("none")
+
+
+def _most_severe(verdicts: Iterable[Verdict]) -> Verdict | None:
+    findings = [verdict for verdict in verdicts if verdict.verdict in (FAIL, INCONCLUSIVE)]
+    return min(findings, key=lambda verdict: (verdict.verdict != FAIL, _action_number(verdict)), default=None)
+
+
+def _phrase(verdict: Verdict) -> str:
+    """Return one finding as a line of the list of hosts."""
+    [reason] = reasons([verdict])
+    part = f"{reason.scope}: " if reason.scope not in ("", "host") else ""
+    text = f"{reason.value}, wanted {reason.wanted}" if reason.value else reason.text
+    return f"{part}{reason.name} {text}"[:_PHRASE_CHARACTERS]
+
+
+def _add_pages(
+    report: FleetReport,
+    numbered: Iterable[tuple[int, HostReport]],
+    verdicts: VerdictsOfHost,
+    table: TextTable,
+    pages: dict[str, Any],
+    budget: int,
+) -> int:
+    """Add pages until one no longer fits; return the remaining bytes."""
+    for number, host in numbered:
+        mark = table.mark()
+        page = _page(report, host, verdicts[host.name], table)
+        size = len(as_json({str(number): page}).encode()) + table.size - mark[1]
+        if size > budget:
+            table.restore(mark)
+            return 0
+        pages[str(number)] = page
+        budget -= size
+    return budget
+
+
+def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], budget: int) -> None:
+    """Add power, temperature and clocks over time to the pages that are there; nothing else is left out to make room."""
+    drawn = {host.name for host in hosts_with_traces(report)}
+    for number, host in enumerate(report.hosts):
+        page = pages.get(str(number))
+        if page is None or not has_traces(host):
+            continue
+        mark, traces = table.mark(), []
+        if host.name in drawn:
+            traces = [_trace(trace, table) for trace in launch_traces(host)]
+        size = len(as_json(traces).encode()) + table.size - mark[1] + len(',"traces":')
+        if size > budget:
+            table.restore(mark)
+            traces, size = [], len(',"traces":[]')
+        page["traces"] = traces  # if empty, the page names the command that draws them
+        budget -= size
+
+
+def _trace(trace: LaunchTrace, table: TextTable) -> list[Any]:
+    """Return stage, duration, lines and names of the benchmarks, columns, GPUs with a sparkline per column, and GPUs left out."""
+    return [
+        *table.numbers((trace.stage, trace.ends)),
+        trace.benchmark_lines,
+        [table.numbers(benchmark) for benchmark in trace.benchmarks],
+        [table.numbers((column.name, column.range)) for column in trace.columns],
+        [
+            [
+                *table.numbers((gpu.head, gpu.serial, gpu.lost)),
+                [
+                    [table.number(text), spark.band, spark.line, spark.throttled] if spark else 0
+                    for text, spark in zip(gpu.figures, gpu.sparks, strict=True)
+                ],
+            ]
+            for gpu in trace.gpus
+        ],
+        trace.left_out,
+    ]
+
+
+def _page(report: FleetReport, host: HostReport, verdicts: Sequence[Verdict], table: TextTable) -> dict[str, Any]:
+    """Return the page of one host."""
+    number, numbers = table.number, table.numbers
+    rows = fold(verdicts)
+    kinds = Counter(verdict.verdict for verdict in verdicts)
+    software = [(name, host.software[name]) for name in sorted(host.software, key=version_order)]
+    return {
+        "coverage": number(_coverage_sentence(host)),
+        "counts": [kinds[FAIL], kinds[INCONCLUSIVE], kinds[PASS]],
+        "record": number(host.record),
+        "events": numbers(host.events),
+        "gpus": [
+            [
+                _STATES[item.state],
+                *numbers((f"GPU {item.gpu.index}", item.gpu.name, item.gpu.serial, item.gpu.uuid, item.gpu.pci_bus_id)),
+            ]
+            for item in _gpu_states(report, host, verdicts)
+        ],
+        "no_gpu": number(hosts.NO_GPU_JUDGED if report.rehearsal else hosts.NO_GPU),
+        "software": [numbers(pair) for pair in software],
+        "launches": [_launch(launch, table) for launch in host.launches],
+        "reasons": [_reason(host, reason, table) for reason in reasons(verdicts)],
+        "verdicts": [_row(row, table) for row in rows[:_MAX_ROWS]],
+        "more": max(0, len(rows) - _MAX_ROWS),
+        "pairs": pairs.of_host(host),
+    }
+
+
+def _coverage_sentence(host: HostReport) -> str:
+    """Return how many expected observations were measured, and which packs judged them."""
+    coverage = host.coverage
+    statuses = ("missing", "error", "skipped", "unsupported")
+    others = "".join(f", {count} {name}" for name in statuses if (count := getattr(coverage, name)))
+    measured = f"{coverage.measured} of {coverage.expected} expected observations measured{others}."
+    packs = f"Judged by {', '.join(host.packs)}." if host.packs else "No criteria pack applied."
+    return f"{measured if coverage.expected else 'The plan expects no observation of this host.'} {packs}"
+
+
+def _launch(launch: Launch, table: TextTable) -> list[Any]:
+    row = hosts.launch_row(launch)
+    texts = (row.stage, row.outcome, row.members, row.began, row.duration, row.deadline, row.reason)
+    logs = [[table.number(source), table.number(tail, log=True)] for source, tail in row.logs]
+    return [int(row.ok), *table.numbers(texts), logs]
+
+
+def _reason(host: HostReport, reason: Reason, table: TextTable) -> list[Any]:
+    """Return verdict and count, then texts.
+
+    Action, part, serial, name, settings, stage, value, wanted, margin, why, criterion, source, waiver, evidence, the command that
+    measures it again, severity.
+    """
+    planned = reason.criterion == "plan"
+    evidence = ", ".join(part for part in (host.record, reason.stage and f"stage {reason.stage}") if part)
+    texts = (
+        *(reason.action, reason.scope, reason.serial, reason.name, reason.params, reason.stage),
+        *(reason.value, reason.wanted, reason.margin if reason.margin != NONE else ""),
+        reason.detail if reason.value else reason.text,
+        "" if planned else reason.criterion,
+        "the plan expects it" if planned else reason.source,
+        *(reason.waiver, evidence, reproduce_command(host.name, reason.name), reason.severity),
+    )
+    return [_STATES.get(reason.verdict, "i"), reason.count, *table.numbers(texts)]
+
+
+def _row(row: VerdictRow, table: TextTable) -> list[Any]:
+    """Return the verdict, then texts: name, settings, part, value, wanted, margin, origin, criterion, why."""
+    why = "" if row.verdict == PASS else row.detail or (row.reason if NONE in (row.value, row.wanted) else "")
+    settings = ", ".join(part for part in (row.params, row.stage and f"stage {row.stage}") if part)
+    texts = (row.name, settings, row.scope, row.value, row.wanted, row.margin, row.origin, row.criterion, why)
+    return [_STATES.get(row.verdict, "i"), *table.numbers(texts)]
+
+
+def reproduce_command(host: str, name: str) -> str:
+    """Return the command that measures a figure again: a reading at once, a benchmark by a run on that host alone."""
+    quoted = shlex.quote(clean(host))
+    if name in READINGS:
+        return f"ssh {quoted} sudo /opt/rackproof/bin/rackproof doctor"
+    return f"ansible-playbook -i INVENTORY playbooks/acceptance.yml --limit {quoted}"

@@ -1,0 +1,57 @@
+"""The table of texts in the page's data: each text once, cleaned, as JSON that cannot end its HTML element."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from fleet.report.formatting import clean, clean_log
+
+_LOG_CHARACTERS = 4000
+"""Of each log on a host's page; the record has more."""
+
+
+class TextTable:
+    """The texts of the page's data while it is built; the data refers to a text by its number."""
+
+    def __init__(self) -> None:
+        self._texts: list[str] = []
+        self._numbers: dict[str, int] = {}
+        self.size = 0
+        """Bytes of the texts so far."""
+
+    def number(self, text: str, *, log: bool = False) -> int:
+        """Return the number of a text, adding it if it is new."""
+        cleaned = clean_log(text, _LOG_CHARACTERS) if log else clean(text)
+        if cleaned not in self._numbers:
+            self._numbers[cleaned] = len(self._texts)
+            self._texts.append(cleaned)
+            self.size += len(as_json(cleaned).encode()) + 1
+        return self._numbers[cleaned]
+
+    def numbers(self, texts: Iterable[str]) -> list[int]:
+        """Return the numbers of several texts."""
+        return [self.number(text) for text in texts]
+
+    def mark(self) -> tuple[int, int]:
+        """Return the current state, for `restore`."""
+        return len(self._texts), self.size
+
+    def restore(self, mark: tuple[int, int]) -> None:
+        """Remove the texts that were added since the mark."""
+        for text in self._texts[mark[0] :]:
+            del self._numbers[text]
+        del self._texts[mark[0] :]
+        self.size = mark[1]
+
+    @property
+    def texts(self) -> list[str]:
+        """Return the texts by number."""
+        return self._texts
+
+
+def as_json(data: Any) -> str:
+    """Return JSON that is safe inside a script element: it can neither end the element nor begin another."""
+    text = json.dumps(data, ensure_ascii=False, separators=(",", ":"))
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

@@ -1,0 +1,133 @@
+"""How the values of each figure are distributed over the fleet, and the criteria that judged them."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fleet.quantities import finite
+from fleet.report.charts.strip import Bin
+from fleet.report.formatting import is_change
+from fleet.report.tables.figure import FigureKey, figure_key
+from fleet.report.tables.gpus import IN_OTHER_TABLES
+from schemas.records import MEASURED
+from schemas.reports import ALL, FAIL, INCONCLUSIVE, PASS, FleetReport, Judged
+from schemas.scopes import Scope
+
+UNJUDGED = "unjudged"
+SEVERITY = {FAIL: 0, INCONCLUSIVE: 1, PASS: 2, UNJUDGED: 3}
+
+Limit = tuple[str, float]
+"""Operator and value of a criterion."""
+
+
+@dataclass(frozen=True)
+class Point:
+    """The value of one part."""
+
+    host: str
+    scope: str
+    value: float
+    state: str
+
+
+@dataclass(kw_only=True)
+class Distribution:
+    """The values of one figure over the fleet, and the criteria that judged them."""
+
+    key: FigureKey
+    unit: str
+    change: bool = False
+    """Whether the values are changes over the run."""
+    points: dict[tuple[str, str], Point] = field(default_factory=dict)
+    """By host and scope; of a large fleet only the worst."""
+    bins: list[Bin] = field(default_factory=list)
+    """All values counted, if `points` are only the worst."""
+    range: tuple[float, float, float] = (0.0, 0.0, 0.0)
+    """Lowest, median, highest."""
+    count: int = 0
+    failed: int = 0
+    inconclusive: int = 0
+    limits: dict[Limit, None] = field(default_factory=dict)
+    criteria: dict[str, None] = field(default_factory=dict)
+
+    def add(self, point: Point) -> None:
+        """Add a value; of several verdicts on one part the most severe counts."""
+        known = self.points.get((point.host, point.scope))
+        if known is None or SEVERITY[point.state] < SEVERITY[known.state]:
+            self.points[point.host, point.scope] = point
+
+    def summarize(self) -> None:
+        """Compute range and counts from the points."""
+        values = [point.value for point in self.points.values()]
+        self.range = (min(values), statistics.median(values), max(values))
+        self.count = len(values)
+        self.failed = sum(point.state == FAIL for point in self.points.values())
+
+
+def distributions(report: FleetReport) -> list[Distribution]:
+    """Return every figure that has values: from the verdicts, or of a large fleet from its histograms."""
+    return _of_verdicts(report) if report.detail == ALL else _of_spreads(report.judged)
+
+
+def _of_verdicts(report: FleetReport) -> list[Distribution]:
+    """Return the figures that verdicts judge, and the figures of single devices that no criterion judges."""
+    figures: dict[FigureKey, Distribution] = {}
+    for verdict in report.verdicts:
+        key, value, limit = figure_key(verdict), finite(verdict.value), finite(verdict.limit)
+        if value is None or not verdict.operator:
+            if verdict.verdict == INCONCLUSIVE and key in figures:
+                figures[key].inconclusive += 1
+            continue
+        figure = figures.setdefault(key, Distribution(key=key, unit=verdict.unit, change=is_change(verdict)))
+        figure.criteria[verdict.criterion] = None
+        if limit is not None:
+            figure.limits[verdict.operator, limit] = None
+        figure.add(Point(verdict.host, verdict.scope, value, verdict.verdict))
+    for host in report.hosts:
+        for observation in host.measurements:
+            value, listed = finite(observation.value), observation.name in IN_OTHER_TABLES
+            if (
+                observation.status != MEASURED
+                or value is None
+                or listed
+                or not Scope.parse(observation.scope).is_one_device
+            ):
+                continue
+            key = figure_key(observation)
+            figure = figures.setdefault(key, Distribution(key=key, unit=observation.unit))
+            figure.add(Point(host.name, observation.scope, value, UNJUDGED))
+    for figure in figures.values():
+        figure.summarize()
+    return list(figures.values())
+
+
+def _of_spreads(judged: Iterable[Judged]) -> list[Distribution]:
+    """Return the figures of a large fleet, whose report holds a histogram and the worst parts of each criterion."""
+    by_figure: dict[tuple[object, ...], list[Judged]] = {}
+    for row in judged:
+        by_figure.setdefault((row.name, row.stage, tuple(row.params.items()), row.unit), []).append(row)
+    figures = []
+    for rows in by_figure.values():
+        spreads = [(row, row.spread) for row in rows if row.spread and row.operator]
+        if not spreads:
+            continue
+        first, spread = max(spreads, key=lambda pair: pair[1].n)
+        width = (spread.max - spread.min) / max(len(spread.bins), 1)
+        figure = Distribution(
+            key=FigureKey(first.name, first.stage, tuple(first.params.items())),
+            unit=first.unit,
+            bins=[Bin(spread.min + number * width, width, count) for number, count in enumerate(spread.bins) if count],
+            range=(spread.min, spread.p50, spread.max),
+            count=spread.n,
+            failed=max(row.failed for row in rows),
+            inconclusive=max(row.inconclusive for row in rows),
+            limits={(row.operator, limit): None for row, _ in spreads if (limit := finite(row.limit)) is not None},
+            criteria={row.criterion: None for row in rows},
+        )
+        for far in (far for row in rows for far in row.farthest):
+            if (value := finite(far.value)) is not None:
+                figure.add(Point(far.host, far.scope, value, far.verdict))
+        figures.append(figure)
+    return figures

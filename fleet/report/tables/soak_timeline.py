@@ -1,0 +1,245 @@
+"""The figures of a soak over time: a sparkline per GPU and figure, with events marked."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from fleet.judge.drift import DRIFT, clock, first_name, is_rate, span
+from fleet.judge.evidence import pci_address
+from fleet.quantities import NONE, finite, number, scale
+from fleet.report.charts.spark import THROTTLED, Axes, Column, Spark, bounds, range_text, spark
+from fleet.report.formatting import params_text
+from fleet.report.links import host_anchor
+from fleet.report.scope_text import describe_scope
+from fleet.report.tables.figure import detailed_hosts
+from fleet.report.titles import title
+from schemas.records import Value
+from schemas.reports import FleetReport, HostReport
+from schemas.scopes import Scope
+from schemas.timeline import Event, Series, Soak
+
+MAX_EVENTS = 12
+STRESS = "stress.throughput"
+COLUMNS = (
+    ("gpu.power", "Power"),
+    ("gpu.temperature", "Temperature"),
+    ("gpu.clock.sm", "SM clock"),
+    (STRESS, "Stress"),
+)
+"""Figures of each GPU, or of each process of a rehearsal, with their headings."""
+
+Drifts = Mapping[tuple[str, str, str], float]
+"""Host, scope and name with parameters -> lowest level of a rate as a share of its first hour, as judged."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class PartRow:
+    """The sparklines of one part."""
+
+    head: str
+    note: str
+    sparks: tuple[Spark | None, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rate:
+    """A figure of the whole host."""
+
+    name: str
+    range: str
+    drift: str
+    spark: Spark
+
+
+@dataclass(frozen=True, kw_only=True)
+class EventLine:
+    """An event, for people."""
+
+    when: str
+    part: str
+    text: str
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostTimeline:
+    """The soak of one host."""
+
+    host: str
+    anchor: str
+    summary: str
+    complete: bool
+    """Whether it lasted as long as planned and every round finished."""
+    ends: str
+    columns: tuple[Column, ...]
+    rows: tuple[PartRow, ...]
+    rates: tuple[Rate, ...]
+    events: tuple[EventLine, ...]
+    left_out: int
+    """Events beyond those that are shown."""
+
+
+def timelines(report: FleetReport) -> list[HostTimeline]:
+    """Return the soak of each host that the report lists one by one."""
+    drifts = judged_drifts(report)
+    return [_host_timeline(host, host.soak, drifts) for host in detailed_hosts(report) if host.soak]
+
+
+def _host_timeline(host: HostReport, soak: Soak, drifts: Drifts) -> HostTimeline:
+    by_name: dict[str, list[Series]] = {}
+    for series in soak.timeline.series:
+        by_name.setdefault(series.name, []).append(series)
+    columns = [(name, head) for name, head in COLUMNS if name in by_name]
+    parts = sorted({series.scope for name, _ in columns for series in by_name[name]}, key=_part_order)
+    events = _events_by_gpu(host, soak.timeline.events)
+    return HostTimeline(
+        host=host.name,
+        anchor=host_anchor(host.name),
+        summary=summary(soak),
+        complete=bool(soak.ended) and not soak.reason and not soak.failed,
+        ends=clock(_end_s(soak)),
+        columns=tuple(Column(name=head, range=range_text(by_name[name])) for name, head in columns),
+        rows=tuple(_part_row(host, part, columns, by_name, events, soak) for part in parts),
+        rates=tuple(_rates(host.name, soak, drifts)),
+        events=tuple(_event_line(scope, event) for scope, event in events[:MAX_EVENTS]),
+        left_out=max(0, len(events) - MAX_EVENTS) + soak.timeline.left_out,
+    )
+
+
+def summary(soak: Soak) -> str:
+    """Return `24 h 00 min of 24 h 00 min in 281 rounds`."""
+    remarks = [f"{soak.failed} did not finish"] if soak.failed else []
+    remarks += [f"{soak.cut} interrupted and repeated"] if soak.cut else []
+    remark = f" ({', '.join(remarks)})" if remarks else ""
+    text = f"{span(soak.soaked_s)} of {span(soak.planned_s)} in {soak.rounds} rounds{remark}"
+    if not soak.ended:
+        return f"{text}, then interrupted"
+    return f"{text}, then ended: {soak.reason}" if soak.reason else text
+
+
+def _end_s(soak: Soak) -> float:
+    """Return the seconds from beginning to end, including interruptions."""
+    last = max((series.at[-1] for series in soak.timeline.series if series.at), default=0)
+    return max(soak.soaked_s, last * soak.timeline.bucket_s, 1.0)
+
+
+def _axes(soak: Soak, series: Sequence[Series]) -> Axes:
+    low, high = bounds(series)
+    return Axes(bucket_s=soak.timeline.bucket_s, ends_s=_end_s(soak), low=low, high=high)
+
+
+def _part_order(scope: str) -> tuple[str, int]:
+    parsed = Scope.parse(scope)
+    return parsed.device_kind, parsed.index or 0
+
+
+def _events_by_gpu(host: HostReport, events: Sequence[Event]) -> list[tuple[str, Event]]:
+    """Return each event with its scope; a PCI address is replaced by the GPU at that address."""
+    gpus = {f"pci={pci_address(gpu.pci_bus_id)}": f"gpu={gpu.index}" for gpu in host.gpus if gpu.pci_bus_id}
+    scoped = []
+    for event in events:
+        scope = Scope.parse(event.scope)
+        scoped.append((scope.on(gpus.get(scope.device, scope.device)), event))
+    return scoped
+
+
+def _part_row(
+    host: HostReport,
+    part: str,
+    columns: Sequence[tuple[str, str]],
+    by_name: Mapping[str, Sequence[Series]],
+    events: Sequence[tuple[str, Event]],
+    soak: Soak,
+) -> PartRow:
+    serial = next((gpu.serial for gpu in host.gpus if f"gpu={gpu.index}" == part), "")
+    throttled = next((item for item in by_name.get(THROTTLED, ()) if item.scope == f"{part},reason=other"), None)
+    marks = [event for scope, event in events if Scope.parse(scope).device == part and event.name != THROTTLED]
+    sparks = []
+    for name, head in columns:
+        series = next((item for item in by_name[name] if item.scope == part), None)
+        label = f"{head} of {describe_scope(part)}"
+        sparks.append(spark(label, series, _axes(soak, by_name[name]), throttled, marks) if series else None)
+    return PartRow(head=describe_scope(part), note=serial, sparks=tuple(sparks))
+
+
+def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:
+    """Yield the rates of the whole host; of several message sizes only the largest, because small ones are latency-bound."""
+    rates = [item for item in soak.timeline.series if item.scope == "host" and is_rate(item)]
+    largest: dict[str, int] = {}
+    for series in rates:
+        largest[series.name] = max(largest.get(series.name, 0), _size(series))
+    for series in rates:
+        if _size(series) < largest[series.name]:
+            continue
+        benchmark, _, rest = series.name.partition(".")
+        words = [title(benchmark), rest.replace("_", " ").replace(".", " "), params_text(series.params)]
+        label = " ".join(words).strip()
+        yield Rate(
+            name=label,
+            range=range_text([series]),
+            drift=drift_text(host, series, soak, drifts),
+            spark=spark(label, series, _axes(soak, [series])),
+        )
+
+
+def _size(series: Series) -> int:
+    return int(series.params.get("size_bytes", 0))
+
+
+def judged_drifts(report: FleetReport) -> Drifts:
+    """Return every drift that was judged; the judge sees more data than the report keeps for the sparklines."""
+    return {
+        (verdict.host, verdict.scope, _figure(verdict.name.removeprefix(f"{DRIFT}."), verdict.params)): value
+        for verdict in report.verdicts
+        if verdict.name.startswith(f"{DRIFT}.") and (value := finite(verdict.value)) is not None
+    }
+
+
+def _figure(name: str, params: Mapping[str, Value]) -> str:
+    return f"{name} {sorted(params.items())}"
+
+
+def drift_text(host: str, series: Series, soak: Soak, drifts: Drifts) -> str:
+    """Return `−0.4 % at worst against its first hour`; empty if the drift was not judged."""
+    share = drifts.get((host, series.scope, _figure(series.name, series.params)))
+    if share is None:
+        return ""
+    return f"{100 * (share - 1):+.1f} % at worst against its {first_name(soak)}".replace("-", "−")
+
+
+def _event_line(scope: str, event: Event) -> EventLine:
+    until = f" to {clock(event.until_s)}" if event.until_s > event.at_s else ""
+    count = f" ({number(event.count)} in total)" if event.count > 1 else ""
+    return EventLine(
+        when=f"{clock(event.at_s)}{until}",
+        part=describe_scope(scope) if scope != "host" else "host",
+        text=f"{event.name}: {event.text}{count}",
+    )
+
+
+def table_rows(report: FleetReport) -> Iterator[tuple[str, ...]]:
+    """Yield host, part, mean power, temperature, clock and rate, drift, and seconds throttled."""
+    drifts = judged_drifts(report)
+    for host in detailed_hosts(report):
+        soak = host.soak
+        if not soak:
+            continue
+        series = {(item.name, item.scope): item for item in soak.timeline.series}
+        for part in sorted((scope for name, scope in series if name == STRESS), key=_part_order):
+            throttled = series.get((THROTTLED, f"{part},reason=other"))
+            yield (
+                host.name,
+                describe_scope(part),
+                *(_mean(series.get((name, part))) for name, _ in COLUMNS),
+                drift_text(host.name, series[STRESS, part], soak, drifts) or NONE,
+                NONE if throttled is None else f"{number(sum(throttled.mean) * soak.timeline.bucket_s, 3)} s",
+            )
+
+
+def _mean(series: Series | None) -> str:
+    if series is None or not series.mean:
+        return NONE
+    factor, unit = scale(max(series.high), series.unit)
+    mean = statistics.fmean(series.mean, weights=series.n) / factor
+    return f"{number(mean, 3)} {unit} ({number(min(series.low) / factor, 3)} to {number(max(series.high) / factor, 3)})"

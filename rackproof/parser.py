@@ -1,0 +1,60 @@
+"""The command line parser: one-line errors, exit code 64, and no abbreviated options."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from schemas import documents
+from schemas.errors import UsageError
+
+_NUMBER = re.compile(r"-(\d+|\d*\.\d+)")
+_OPTION_LINE = re.compile(r"^  (-.*?)(?:  |$)", re.MULTILINE)
+_OPTION = re.compile(r"(?<![\w-])--?[A-Za-z][\w-]*")
+
+
+class Parser(argparse.ArgumentParser):
+    """Parse a command line and report what is wrong with it in one line.
+
+    Options must be written in full: an abbreviation may mean another option in the next version.
+    """
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(**{**settings, "allow_abbrev": False})
+        self._words: list[str] = []
+
+    def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:  # type: ignore[override]
+        """Parse the arguments; an argument that is left over is an error."""
+        self._words = list(sys.argv[1:] if args is None else args)
+        options, extra = super().parse_known_args(self._words, namespace)
+        if extra:
+            self.error(f"unexpected argument {extra[0]!r}")
+        return options, extra
+
+    def error(self, message: str) -> None:  # type: ignore[override]
+        """Print the error and exit. An unknown option comes first: a mistyped one is often why a required one is missing."""
+        known = self._option_names()
+        words = self._words[: self._words.index("--")] if "--" in self._words else self._words
+        if unknown := next((word for word in words if _is_option(word) and not _is_known(word, known)), ""):
+            name = unknown.partition("=")[0]
+            message = f"unknown option {name}{documents.nearest(name, known)}"
+        line = " ".join(message.split())
+        self.exit(
+            UsageError.exit_code, f"{self.prog}: {line}{'' if line.endswith('?)') else f': see {self.prog} --help'}\n"
+        )
+
+    def _option_names(self) -> list[str]:
+        """Return the options of this parser, as its help lists them."""
+        return [name for line in _OPTION_LINE.findall(self.format_help()) for name in _OPTION.findall(line)]
+
+
+def _is_option(word: str) -> bool:
+    """Return False for values such as `-`, `-1` or a text with a space."""
+    return len(word) > 1 and word[0] == "-" and " " not in word and not _NUMBER.fullmatch(word)
+
+
+def _is_known(word: str, known: Sequence[str]) -> bool:
+    return word.partition("=")[0] in known or (not word.startswith("--") and word[:2] in known)
