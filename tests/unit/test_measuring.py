@@ -400,9 +400,8 @@ def test_telemetry_that_saw_too_little_proves_nothing(
 
     monkeypatch.setattr("agent.sampling.telemetry.FastReader", Poor)
     begin = time.monotonic()
-    telemetry = Telemetry([0])
-    time.sleep(0.6)
-    telemetry.stop()
+    with Telemetry([0]) as telemetry:
+        time.sleep(0.6)
     window = {"benchmark": "stress", "scope": "gpu=0", "begin": begin, "end": begin + 0.5, "params": {"dtype": "bf16"}}
     found = telemetry.observations([window], [], "benchmark")
     assert {seen.status for seen in found} == {"error"}

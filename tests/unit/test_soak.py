@@ -130,7 +130,7 @@ def test_clock_that_is_held_down_for_heat_is_told_apart_from_the_power_limit() -
     assert sum(found["gpu.throttle.active", "gpu=0,reason=other"].mean) == 10
     assert sum(found["gpu.throttle.active", "gpu=0,reason=power_cap"].mean) == 100
     assert [(one.at_s, one.name, one.scope, one.count, one.text) for one in recorder.timeline().events] == [
-        (50, "gpu.throttle.active", "gpu=0,reason=hw_thermal", 10, "its clocks were held down"),
+        (50, "gpu.throttle.active", "gpu=0,reason=hw_thermal", 10, "its clocks were throttled"),
         (100, "gpu.power", "gpu=0", 1, "error: GPU is lost"),
     ]
 

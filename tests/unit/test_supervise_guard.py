@@ -342,7 +342,7 @@ def test_a_launcher_ends_with_its_supervisor(tmp_path: Path) -> None:
         mine = os.getpid()
         launcher = os.fork()
         if not launcher:
-            sys.argv = ["guard", "--leash", str(mine), "sleep", "600"]
+            sys.argv = ["guard", "--supervisor", str(mine), "sleep", "600"]
             return guard.main()
         (tmp_path / "part").write_text(str(launcher))
         (tmp_path / "part").rename(tmp_path / "launcher")
@@ -359,9 +359,9 @@ def test_a_launcher_ends_with_its_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_launcher_whose_supervisor_had_ended_before_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["guard", "--leash", "1", "true"])
+    monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", "1", "true"])
     if os.getpid() == 1:
         pytest.skip("this is process 1")
     assert code_of(forked(guard.main)) == guard.ORPHANED
-    monkeypatch.setattr(sys, "argv", ["guard", "--leash", str(os.getpid()), "sh", "-c", "exit 6"])
+    monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", str(os.getpid()), "sh", "-c", "exit 6"])
     assert code_of(forked(guard.main)) == 6
