@@ -21,7 +21,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("directory", type=Path, help="directory that was given to --detach")
     parser.add_argument("--run-dir", type=Path, help="release the host if this run has it and nothing measures there")
     parser.add_argument("--end", action="store_true", help="end what measures here for the run of --run-dir")
-    parser.add_argument("--claim", help="lock.json of the run on the control node: who asks")
+    parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
     parser.add_argument("--take-over", action="store_true", help="end whatever measures here, for any run")
     parser.set_defaults(call=_stop)
 

@@ -59,13 +59,13 @@ def srun(rank: int = 0, size: int = 2, local: int = 0, node: int = 0, **more: st
 
 
 @pytest.mark.parametrize("variables", [open_mpi(3, 4, 1), hydra(3, 4, 1)], ids=["open-mpi", "hydra"])
-def test_mpirun_tells_rank_and_hosts(variables: dict[str, str]) -> None:
+def test_placement_is_read_from_mpirun(variables: dict[str, str]) -> None:
     assert mpi.read_placement(variables) == RankPlacement(
         launcher=MPI, rank=3, size=4, local_rank=1, local_size=2, nodes=2
     )
 
 
-def test_srun_tells_the_hosts_by_name() -> None:
+def test_placement_is_read_from_srun() -> None:
     placement = slurm.read_placement(srun(rank=3, size=4, local=1, node=1))
     assert (placement.rank, placement.local_rank, placement.local_size, placement.nodes, placement.node) == (
         3,
@@ -92,7 +92,7 @@ def test_node_lists_are_read_as_slurm_writes_them(text: str, names: tuple[str, .
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a-b]", "n[0-99999999]", "n[1,,2]"])
-def test_a_node_list_that_is_none_is_refused(text: str) -> None:
+def test_invalid_node_list_is_refused(text: str) -> None:
     with pytest.raises(PlacementError, match="node list"):
         slurm.expand_node_list(text)
 
@@ -132,14 +132,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("launcher", "variables", "said"), WRONG)
-def test_what_is_wrong_with_the_variables_is_named(launcher: str, variables: dict[str, str], said: str) -> None:
-    with pytest.raises(PlacementError) as told:
+def test_wrong_launcher_variables_are_named(launcher: str, variables: dict[str, str], said: str) -> None:
+    with pytest.raises(PlacementError) as error:
         detect.detect_placement(launcher, variables)
-    assert said in str(told.value)
+    assert said in str(error.value)
 
 
-def test_one_process_by_another_launcher_is_no_launch() -> None:
-    """A shell in a job of one task, or mpirun -np 1: nobody else launches the host too."""
+def test_single_process_of_another_launcher_is_allowed() -> None:
+    """A shell in a job of one task, or mpirun -np 1: no other process launches the host."""
     one = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "1"}
     assert detect.detect_placement(TORCHRUN, one) is None
 
@@ -150,7 +150,7 @@ def test_mpirun_within_a_job_of_slurm_is_mpirun() -> None:
     )
 
 
-def test_what_a_process_starts_is_not_told_its_place() -> None:
+def test_placement_is_not_passed_to_children() -> None:
     assert without_placement({**open_mpi(), **hydra(), **srun(), "PMIX_RANK": "0", "NCCL_DEBUG": "INFO"}).keys() == {
         "NCCL_DEBUG",
         "SLURM_JOB_ID",
@@ -198,10 +198,10 @@ WRONG_BY_HAND = [
 
 
 @pytest.mark.parametrize(("variables", "said"), WRONG_BY_HAND)
-def test_ranks_without_a_place_are_told_why(variables: dict[str, str], said: str) -> None:
-    with pytest.raises(PlacementError) as told:
+def test_wrong_rank_variables_are_named(variables: dict[str, str], said: str) -> None:
+    with pytest.raises(PlacementError) as error:
         torch_env.torch_variables(variables)
-    assert said in str(told.value)
+    assert said in str(error.value)
 
 
 def gpu_nodes(root: Path, count: int) -> Path:
@@ -236,7 +236,7 @@ def placement(size: int, local_size: int, **more: Any) -> RankPlacement:
     )
 
 
-def test_a_host_is_found_by_the_names_it_goes_by(plan: Plan) -> None:
+def test_host_is_matched_by_its_names(plan: Plan) -> None:
     assert membership.find_host(plan, {"SLURMD_NODENAME": "h2"}) == "h2"
     assert membership.find_host(plan, {"PMIX_HOSTNAME": "h1.example.org"}) == "h1"
     assert membership.find_host(plan, {}, placement(2, 1, host="10.0.0.2")) == "h2"
@@ -271,9 +271,7 @@ def test_a_job_that_was_given_fewer_gpus_than_ranks_is_refused() -> None:
         membership.check_gpu_allocation(host, {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
-def test_the_ranks_get_the_settings_of_nccl_and_no_place_of_another_launcher(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_get_nccl_settings_but_no_placement(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**open_mpi(), "PET_NODE_RANK": "1", "NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"}.items():
         monkeypatch.setenv(name, value)
     parser = standalone_options()
@@ -300,7 +298,7 @@ def test_the_ranks_get_the_settings_of_nccl_and_no_place_of_another_launcher(
 @pytest.mark.parametrize("interface", ["", "eth0"])
 @pytest.mark.parametrize("hosts", [["h1"], ["h1", "h2"]], ids=["alone", "together"])
 def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that ranks are started with. UPDATE_GOLDEN=1 writes it anew."""
+    """All that ranks are started with. UPDATE_GOLDEN=1 rewrites it."""
     plan, update = builders.plan("h1", "h2"), os.environ.get("UPDATE_GOLDEN")
     for name in os.environ:
         monkeypatch.delenv(name)
@@ -365,7 +363,7 @@ def test_hosts_that_a_scheduler_picked_are_planned_as_one_gang(capsys: pytest.Ca
         (["--hosts", "a,b", "-i", "inventory/example"], "either -i with an inventory, or --hosts with their names"),
         (["--hosts", "a,a", "--gpus", "8"], "--hosts names a twice"),
         (["--hosts", "a=10.0.0.1,b=10.0.0.1", "--gpus", "8"], "hosts a and b have the same address 10.0.0.1"),
-        (["--hosts", "a,", "--gpus", "8"], "host '': a host name has letters"),
+        (["--hosts", "a,", "--gpus", "8"], "host '': a host name may have only letters"),
         (["--hosts", "a,b"], "host a: rackproof_gpu_count is missing"),
     ],
 )
@@ -430,14 +428,14 @@ def test_a_rank_that_is_well_placed_goes_on_to_torch(poisoned: Path) -> None:
     assert "torch was imported" in program(poisoned, open_mpi(1, 2, 1, 2), "agent.benchmarks").stderr
 
 
-def test_results_that_cannot_be_written_are_told_before_torch_is_imported(poisoned: Path, tmp_path: Path) -> None:
+def test_unwritable_results_fail_before_torch_is_imported(poisoned: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = program(poisoned, {}, "agent.benchmarks", "--results", tmp_path / "file" / "results")
     assert done.returncode == 2
     assert f"{tmp_path}/file/results: Not a directory: give another directory" in done.stderr
 
 
-def test_a_port_in_use_is_told_before_torch_is_imported(poisoned: Path, taken_port: int) -> None:
+def test_port_in_use_fails_before_torch_is_imported(poisoned: Path, taken_port: int) -> None:
     done = program(poisoned, open_mpi(0, 2, 0, 2, MASTER_PORT=str(taken_port)), "agent.benchmarks")
     assert done.returncode == 2
     assert f"rendezvous port {taken_port}: Address already in use; set MASTER_PORT" in done.stderr

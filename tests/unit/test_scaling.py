@@ -543,7 +543,7 @@ def test_a_study_is_not_judged_and_an_acceptance_is_no_study(
     other = tmp_path / "r1"
     begin(other, json.loads(json.dumps(to_json(builders.plan()))))
     assert main(["scaling", str(other)]) == 64
-    assert f"{other} is no scaling study: rackproof report {other}" in capsys.readouterr().err
+    assert f"{other} is not a scaling study: run rackproof report {other}" in capsys.readouterr().err
     assert main(["scaling", str(tmp_path / "none")]) == 2
 
 
@@ -570,10 +570,10 @@ def test_a_currency_steers_no_terminal(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--price", "0"], "--price 0.0: give what a host costs in an hour, more than 0"),
-        (["--price", "nan"], "--price nan: give what a host costs in an hour"),
-        (["--price", "1e308"], "--price 1e+308: give what a host costs in an hour, more than 0, 1e+12 at most"),
-        (["--currency", "U S"], "--currency U S: give a short name of it, such as USD"),
+        (["--price", "0"], "--price 0.0: give the price of a host per hour, more than 0"),
+        (["--price", "nan"], "--price nan: give the price of a host per hour"),
+        (["--price", "1e308"], "--price 1e+308: give the price of a host per hour, more than 0 and at most 1e+12"),
+        (["--currency", "U S"], "--currency U S: give a short name, such as USD"),
     ],
 )
 def test_wrong_options_are_named(run: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,4 @@
-"""A rank under its guard, and a launcher on its leash, as forks of this very process: how each ends, and what is told of it."""
+"""A rank under its guard, and a launcher under its guard, as forks of this process: how each ends, and what is reported."""
 
 from __future__ import annotations
 
@@ -334,7 +334,7 @@ def test_a_rank_without_a_number_is_told_as_the_first(rank: Rank, monkeypatch: p
     assert rank.beats.states()[0].exit_code == 2
 
 
-# ---- a launcher on its leash ----
+# ---- a launcher under its guard ----
 
 
 def test_a_launcher_ends_with_its_supervisor(tmp_path: Path) -> None:
