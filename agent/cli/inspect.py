@@ -51,12 +51,14 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.plan:
         plan = read_text_argument(options.plan)
         try:
-            run = stages.take_up(options.run_dir, options.host, plan, claim=options.claim, take_over=options.take_over)
+            run = stages.start_run(
+                options.run_dir, options.host, plan, claim=options.claim, take_over=options.take_over
+            )
         except HeldError as held:
             return fail(str(held), lease.HELD)
     else:
         run = HostRun(options.run_dir, options.host)
-    record = stages.look(run, options.stage, once=bool(options.plan))
+    record = stages.record_snapshot(run, options.stage, once=bool(options.plan))
     print_record(record, as_json=options.json)
     return 0
 

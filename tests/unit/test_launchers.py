@@ -16,8 +16,9 @@ import pytest
 
 from agent.gang.protocol import Gang
 from agent.launch import stage
-from agent.launch.options import exported, without_ansible
-from agent.launch.torchrun import torchrun
+from agent.launch.options import rank_environment, standalone_options
+from agent.launch.request import LaunchRequest
+from agent.launch.torchrun import torchrun_command
 from agent.placement import detect, membership, mpi, slurm, torch_env
 from agent.placement.rank_placement import MPI, SLURM, TORCHRUN, PlacementError, RankPlacement, without_placement
 from agent.run.record import HostRun
@@ -273,20 +274,17 @@ def test_a_job_that_was_given_fewer_gpus_than_ranks_is_refused() -> None:
 def test_ranks_get_nccl_settings_but_no_placement(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**open_mpi(), "PET_NODE_RANK": "1", "NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"}.items():
         monkeypatch.setenv(name, value)
-    parser = without_ansible()
+    parser = standalone_options()
     given = parser.parse_args(["--ethernet", "--nccl-debug", "INFO", "--env", "NCCL_NET=Socket", "--env", "A=b=c"])
-    command = torchrun(
-        plan,
-        plan.host("h1"),
-        plan.stage("gang"),
-        gang=Gang.from_plan(plan, plan.host("h1"), "gang 0", ["h1", "h2"], 29500),
-        work=tmp_path,
-        data=tmp_path,
+    request = LaunchRequest(
+        stage=plan.stage("gang"),
+        members=("h1", "h2"),
         port=29500,
         interface="eth0",
-        uuids={},
-        exported=exported(given),
+        environment=rank_environment(given),
     )
+    gang = Gang.from_plan(plan, plan.host("h1"), "gang 0", request.members, 29500)
+    command = torchrun_command(plan, plan.host("h1"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
     told = {key: value for key, value in command.environment.items() if key.startswith(("NCCL_", "OMPI", "PET_", "A"))}
     assert {key: told.get(key) for key in ("A", "NCCL_NET", "NCCL_ALGO")} == {
         "A": "b=c",
@@ -305,20 +303,16 @@ def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: p
     for name in os.environ:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", "/usr/bin")
-    command = torchrun(
-        plan,
-        plan.host(hosts[-1]),
-        plan.stage("gang" if len(hosts) > 1 else "benchmark"),
-        gang=replace(
-            Gang.from_plan(plan, plan.host(hosts[-1]), "gang 0", hosts, 29500),
-            addresses=dict.fromkeys(hosts, "10.0.0.1"),
-        ),
-        work=tmp_path,
-        data=tmp_path / "data",
+    host = plan.host(hosts[-1])
+    launch = LaunchRequest(
+        stage=plan.stage("gang" if len(hosts) > 1 else "benchmark"),
+        members=tuple(hosts),
         port=29500,
         interface=interface,
-        uuids={0: "GPU-a", 1: "GPU-b"},
     )
+    gang = replace(Gang.from_plan(plan, host, "gang 0", hosts, 29500), addresses=dict.fromkeys(hosts, "10.0.0.1"))
+    uuids = {0: "GPU-a", 1: "GPU-b"}
+    command = torchrun_command(plan, host, launch, gang=gang, work=tmp_path, data=tmp_path / "data", uuids=uuids)
     meeting = json.loads((tmp_path / "rendezvous.json").read_text())
     request = json.loads((tmp_path / "request.json").read_text())
     meeting["name"] = "a secret" if meeting["name"] else ""
@@ -340,7 +334,7 @@ def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: p
 def test_a_host_on_which_no_gpu_answers_starts_no_ranks(tmp_path: Path) -> None:
     plan = builders.plan("h1", rackproof_gang="none")
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
-    (launch,) = stage.measure(run, plan.stage("benchmark"), ["h1"]).launches
+    (launch,) = stage.run_launch(run, LaunchRequest(stage=plan.stage("benchmark"), members=("h1",))).launches
     assert (launch.outcome, launch.ranks) == ("failed", ())
     assert launch.reason.startswith("the plan has 2 GPUs on host h1, and the driver answers for none (")
 

@@ -324,7 +324,7 @@ def test_this_machines_own_run_of_the_playbooks_is_respected(tmp_path: Path, mon
     state = tmp_path / "state"
     (state / "runs").mkdir(parents=True)
     other = builders.plan("h1", profile="rehearsal", rackproof_gang="none")
-    lease.take(state / "runs" / "r1", other, lease.given(None, "r1", state / "runs" / "r1"))
+    lease.acquire(state / "runs" / "r1", other, lease.load_claim(None, "r1", state / "runs" / "r1"))
     monkeypatch.setattr(local_run, "STATE", state)
     assert main(["run", "--profile", "rehearsal", "--run-dir", str(tmp_path / "mine")]) == lease.HELD
     assert not (tmp_path / "mine/plan.json").exists()
