@@ -304,8 +304,8 @@ class FleetReport:
     judged: tuple[Judged, ...] = ()
     """Every verdict of the fleet, summed up: complete at any size."""
     detail: str = ALL
-    """`all`; or `exceptions` in a large fleet: verdicts that pass, and what accepted hosts measured, are left out, and
-    `rackproof report RUN_DIR --host NAME` brings them back."""
+    """`all`; or `exceptions` in a fleet of more than 16 hosts: verdicts that pass are left out, of more than 64 hosts also
+    what accepted hosts measured. `rackproof report RUN_DIR --host NAME` shows them."""
     left_out: int = 0
     """Verdicts that are summed up in `judged` and are not in `verdicts`."""
     simulated: bool = False

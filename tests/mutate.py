@@ -73,12 +73,12 @@ ROOMS = {
     "judge": Room(
         targets=(
             *(str(path.relative_to(ROOT)) for path in sorted((ROOT / "fleet" / "judge").rglob("*.py"))),
-            *("fleet/report/merge.py:decide", "fleet/report/causes.py"),
+            *("fleet/report/hosts.py:decide", "fleet/report/causes.py"),
             *("fleet/report/summary.py:reasons", "fleet/report/summary.py:status_of"),
         ),
         tests=(
             "judge_edges", "judge_paths", "judge_evidence", "judge_baseline", "judge_digests", "judge_stragglers", "judge_drift",
-            "judge_packs", "judge_lint", "judge_gangs", "judge_power", "judge_manifest", "localise", "culprits", "survey",
+            "judge_packs", "judge_lint", "judge_gangs", "judge_power", "judge_manifest", "localise", "culprits", "passes",
             "tally", "waivers", "severity", "outliers", "uniformity", "power", "manifest", "criteria", "xid",
         ),
         fewest=0.90,
