@@ -26,7 +26,7 @@ _NO_SWITCH = Absent.unsupported("no NVSwitch on the PCI bus")
 class FabricCollector:
     """Reads /proc, /sys, /run and /usr under `root`.
 
-    A full snapshot also reports whether IMEX runs, which means a look at every process.
+    A full snapshot also reports whether IMEX runs, which requires a check of every process.
     """
 
     name = "fabric"

@@ -9,9 +9,10 @@ import sys
 import traceback
 from pathlib import Path
 
+from rackproof.logs import configure_logging
 from rackproof.parser import Parser
 from schemas import VERSION, documents
-from schemas.errors import RackproofError, UsageError
+from schemas.errors import DEFECT, INTERRUPTED, TROUBLE, RackproofError, UsageError
 
 VERBS = {
     # on a GPU host
@@ -54,12 +55,11 @@ Only the module of the requested verb is imported: each side has dependencies of
 """
 PACKAGES = ("agent", "collectors", "fleet", "rackproof", "schemas")
 EXTRAS = {
-    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "rich"),
+    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec"),
     "bench": ("numpy", "torch", "torchvision"),
     "parquet": ("pyarrow",),
 }
 """Extra of the package -> the imports that it alone installs."""
-FAILURE, DEFECT, INTERRUPTED = 2, 70, 130
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -96,7 +96,7 @@ def _main(arguments: list[str] | None) -> int:
             importlib.import_module(module).add_verb(verbs)
         except ImportError as error:
             if verb:
-                parser.exit(FAILURE, f"rackproof {verb}: {_missing_package(error)}\n")
+                parser.exit(TROUBLE, f"rackproof {verb}: {_missing_package(error)}\n")
     if is_process:
         gc.freeze()
         gc.enable()
@@ -104,6 +104,7 @@ def _main(arguments: list[str] | None) -> int:
     if "call" not in options:
         parser.print_help()
         return UsageError.exit_code
+    configure_logging()
     try:
         return int(options.call(options))
     except Exception as error:  # noqa: BLE001 - Python's own exit code for a traceback, 1, would read as `rejected`
@@ -126,14 +127,14 @@ def _report_error(error: Exception) -> int:
         return error.exit_code
     if isinstance(error, BrokenPipeError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return FAILURE
+        return TROUBLE
     if isinstance(error, OSError):
         where = f"{error.filename}: " if error.filename else ""
         print(f"rackproof: {where}{error.strerror or error}{_remedy(error)}", file=sys.stderr)
-        return FAILURE
+        return TROUBLE
     if isinstance(error, ModuleNotFoundError) and (error.name or "").partition(".")[0] not in PACKAGES:
         print(f"rackproof: {_missing_package(error)}", file=sys.stderr)
-        return FAILURE
+        return TROUBLE
     traceback.print_exception(error)
     print("rackproof: this is a bug in Rackproof; please report it with the traceback above", file=sys.stderr)
     return DEFECT

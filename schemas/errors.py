@@ -1,6 +1,6 @@
-"""What ours raise where the caller can do something about it: the message names the value, the cause and the remedy.
+"""Errors that the operator can fix: the message names the value, the cause and the remedy.
 
-`rackproof.main` makes a line on stderr and an exit code of whatever of it nobody caught.
+`rackproof.main` prints an uncaught one as a line on stderr and exits with its code.
 """
 
 from __future__ import annotations
@@ -10,17 +10,20 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
 
+TROUBLE, USAGE, DEFECT, WRITE, HELD, INTERRUPTED = 2, 64, 70, 74, 75, 130
+"""Exit codes of `rackproof` that report no decision."""
+
 
 class RackproofError(Exception):
-    """The root of them. What is none of them, nor of the operating system, is a defect of ours: exit code 70."""
+    """The base of our exceptions. Any other exception, unless it is the operating system's, is a defect in Rackproof."""
 
-    exit_code: ClassVar[int] = 2
+    exit_code: ClassVar[int] = TROUBLE
 
 
 class UsageError(RackproofError):
     """The operator's input is wrong."""
 
-    exit_code = 64
+    exit_code = USAGE
 
 
 class RunError(RackproofError):
@@ -28,24 +31,24 @@ class RunError(RackproofError):
 
 
 class HeldError(RunError):
-    """Somebody else carries out this run, or has this host: the message says who, since when, and what to do."""
+    """The run or the host is locked by another run: the message says by which, since when, and what to do."""
 
-    exit_code = 75
+    exit_code = HELD
 
 
 class WriteError(RackproofError):
-    """What was judged could not be written: the caller must take nothing that lies there for it."""
+    """The report could not be written: files that are there are not those of this judgement."""
 
-    exit_code = 74
+    exit_code = WRITE
 
 
 @contextlib.contextmanager
 def writing(directory: Path) -> Iterator[None]:
-    """Makes a WriteError of what keeps files from being written in `directory`."""
+    """Turn an OSError while files are written in `directory` into a WriteError."""
     try:
         yield
     except OSError as error:
         raise WriteError(
-            f"{directory}: {error.strerror or error}: the report there is old, or not whole: make room, or write as a user who "
-            "may, and report again"
+            f"{directory}: {error.strerror or error}: the report there is old or incomplete: free disk space, or use an account "
+            "with write permission, then run rackproof report again"
         ) from None

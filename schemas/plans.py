@@ -10,7 +10,8 @@ from typing import Any
 
 from schemas.baselines import PlannedBaseline
 from schemas.catalogue import Expectation, possible, settings
-from schemas.studies import CELL, Study, study_from_json
+from schemas.stages import CELL, GANG
+from schemas.studies import Study, study_from_json
 from schemas.tournament import partners
 from schemas.waivers import Waiver
 
@@ -198,7 +199,7 @@ class Plan:
         cells = self.study.cells if self.study else ()
         if not 0 < number <= len(cells):
             _missing(f"cell {number}")
-        cell, gang = cells[number - 1], self.stage("gang")
+        cell, gang = cells[number - 1], self.stage(GANG)
         benchmarks = {name: {**chosen, **cell.settings} for name, chosen in gang.benchmarks.items()}
         hosts = tuple(replace(host, devices=host.devices[: cell.gpus]) for host in self.hosts)
         return replace(self, stages=(replace(gang, name=CELL, cpus=cell.cpus, benchmarks=benchmarks),), hosts=hosts)
@@ -212,8 +213,8 @@ class Plan:
             self._expected[key] = [
                 item
                 for item in self.expected
-                if (host.gang if item.stage == "gang" else not item.peers or alone > 1)
-                and possible(item.name, together if item.stage == "gang" else alone)
+                if (host.gang if item.stage == GANG else not item.peers or alone > 1)
+                and possible(item.name, together if item.stage == GANG else alone)
             ]
         return self._expected[key]
 
@@ -228,12 +229,12 @@ class Plan:
             return self._partner_scopes(host, expectation)
         if expectation.scope == "host":
             return ("host",)
-        return (f"gang={host.gang}" if expectation.stage == "gang" else "host",)
+        return (f"gang={host.gang}" if expectation.stage == GANG else "host",)
 
     def _partner_scopes(self, host: PlannedHost, expectation: Expectation) -> tuple[str, ...]:
         """The devices that every host of the gang has, each with every host that its own meets."""
         gang = self._of_gang.get(host.gang, [])
-        if expectation.stage != "gang" or not gang:
+        if expectation.stage != GANG or not gang:
             return ()
         benchmark = expectation.name.split(".")[0]
         chosen = settings(benchmark, self.stage(expectation.stage).benchmarks.get(benchmark, {}))

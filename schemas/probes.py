@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from schemas.plans import Stage
+from schemas.stages import PROBE
 
-GANG, PROBE = "gang", "probe"
-"""Names of the stage of a gang's launch, and of a probe."""
 TIMEOUT_S = 60.0
 START_S = 120.0
 """Importing torch, waking a driver and meeting the others may take so long."""

@@ -11,9 +11,11 @@ import re
 from functools import cache
 from typing import Any
 
-from schemas import credible, documents
+from schemas import documents
+from schemas.decode import record_from_parts
 from schemas.documents import MAX_BYTES, compiled, part
-from schemas.records import Metric, Record, record_from_parts
+from schemas.records import Metric, Record
+from schemas.semantic_validation import metric_problem, record_problem
 
 try:
     import msgspec
@@ -94,7 +96,7 @@ class Reader:
         if msgspec.json.encode(whole).count(b":") + colons != text.count(b":"):
             return None
         record = record_from_parts(outer, [(_without(taken), metrics) for taken, metrics in snapshots], observations)
-        return None if credible.incredible(record) else record
+        return None if record_problem(record) else record
 
     def _metric(self, raw: bytes) -> tuple[Metric, int] | None:
         document = msgspec.json.decode(raw)
@@ -108,7 +110,7 @@ class Reader:
         if len(self._kept) >= MOST_KEPT:
             self._kept.clear()
         metric = Metric(**document)
-        if credible.of_metric(metric):
+        if metric_problem(metric):
             return None
         self._tokens += 1
         vars(metric)["token"] = self._tokens  # by which it is known again; none is ever used twice

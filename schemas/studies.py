@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-CELL = "cell"
-"""Name of the stage of a cell's launch; the launch's number is the cell's, from 1."""
 WORKLOAD = "scaling"
 """The benchmark that every cell runs."""
 MOST_CELLS = 100

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-SOAK = "soak"
-"""Name of the stage."""
 STOP_ON = ("fatal", "any", "never")
 """By which findings of its own a host ends its soak."""
 

@@ -41,7 +41,7 @@ from fleet.records import baseline_store, run_lock
 from fleet.records.load import Records, load
 from fleet.report.merge import merge
 from schemas import documents, quick
-from schemas.errors import RunError
+from schemas.errors import USAGE, RunError
 from schemas.plans import Plan
 from schemas.records import Record, to_json
 from schemas.reports import FleetReport
@@ -49,7 +49,6 @@ from tests import accepted, builders
 
 PACKS = read_packs([])
 WHOLE = next(pack for pack in PACKS if pack.name == "h200-sxm")
-USAGE = 64
 MEMORY = "/dev/shm" if os.access("/dev/shm", os.W_OK) else None
 WORDS = 50
 """Of so many of a short run one is refused in words, by jsonschema; the others by the fast validator of the same schemas."""

@@ -7,8 +7,7 @@ import sys
 from pathlib import Path
 
 from agent.run.record import run_directory
-
-USAGE = 64
+from schemas.errors import USAGE
 
 
 def run_options() -> argparse.ArgumentParser:

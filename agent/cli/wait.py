@@ -7,9 +7,8 @@ import sys
 
 from agent.run import background, lease
 from agent.run.record import HostRun, run_directory
-from agent.soak.soak_run import told
-from schemas.probes import GANG
-from schemas.timeline import SOAK
+from agent.soak.soak_run import format_progress
+from schemas.stages import BENCHMARK, GANG, SOAK
 
 NOT_FINISHED = 3
 AFTER_DEADLINE_S = 90.0
@@ -25,7 +24,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     )
     parser.add_argument("--run-dir", type=run_directory, required=True, help="directory of the run on this host")
     parser.add_argument("--host", required=True, help="this host's name in the plan")
-    parser.add_argument("--stage", required=True, choices=["benchmark", "soak", "gang"])
+    parser.add_argument("--stage", required=True, choices=[BENCHMARK, SOAK, GANG])
     parser.set_defaults(call=_wait)
 
 
@@ -38,14 +37,14 @@ def wait_for_stage(run: HostRun, stage: str) -> int:
     print(background.wait(run.directory, stage, run.plan.stage(stage).longest_s + AFTER_DEADLINE_S))
     if stage == SOAK:
         soak = run.record().soak
-        print(told(soak) if soak else "no soak was run")
+        print(format_progress(soak) if soak else "no soak was run")
         return 0 if soak and soak.ended and not soak.reason else NOT_FINISHED
     gang = run.host.gang if stage == GANG else ""
     launches = [launch for launch in run.record(gang).launches if gang or launch.stage == stage]
     finished = bool(launches) and launches[-1].outcome == "finished"
-    state = lease.state_of(run.directory)
-    if taken := lease.another(state, run.plan.run_id):
-        print(f"this host was taken by {taken.who()}", file=sys.stderr)
-    elif not finished and stage == "benchmark":  # the host leaves the run and is free for others
+    state = lease.state_directory(run.directory)
+    if taken := lease.held_by_other(state, run.plan.run_id):
+        print(f"this host was taken by {taken.describe()}", file=sys.stderr)
+    elif not finished and stage == BENCHMARK:  # the host leaves the run and is free for others
         lease.release(state, run.plan.run_id)
     return 0 if finished else NOT_FINISHED

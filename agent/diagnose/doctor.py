@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.base import Collector
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence
@@ -60,9 +60,9 @@ def examine(
         gpu_count: GPUs that the host should have; None: as many as are on its PCI bus.
         wait_s: seconds between the two snapshots.
     """
-    first, _ = take(collectors, stage=STAGE, phase="before")
+    first, _ = take_snapshot(collectors, stage=STAGE, phase="before")
     sleep(wait_s)
-    second, gpus = take(collectors, stage=STAGE, phase="after")
+    second, gpus = take_snapshot(collectors, stage=STAGE, phase="after")
     plan = plan_of(host, _on_the_bus(second) if gpu_count is None else gpu_count, first.at)
     verdicts = list(_at_idle(judged(plan, (first, second), gpus, packs), packs))
     if gpu_count is None:

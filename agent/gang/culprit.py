@@ -46,7 +46,7 @@ class PeerStatus:
 
 @dataclass(frozen=True, kw_only=True)
 class GangSnapshot:
-    """What one supervisor knows of the gang."""
+    """The gang from the view of one supervisor."""
 
     me: str
     members: tuple[str, ...]

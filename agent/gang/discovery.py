@@ -1,7 +1,7 @@
 """Find out which members of a gang are present, without a control node: they connect to the first member, or to the second.
 
 Pods start when their images are present, and one host measures longer than another, so that the first member waits. Once all have
-connected, or the time is over, it sends those that did the list of present members, in the plan's order.
+connected, or the time has passed, it sends those that did the list of present members, in the plan's order.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from agent.gang.transport import REDIAL_S, BufferedConnection, GangListener, lis
 PORT_OFFSET = 2
 """Offset to the gang's port, whose first two ports carry the statuses."""
 ANSWER_S = 15.0
-"""Time in which the first member sends the list, after its own wait is over."""
+"""Time in which the first member sends the list, after its own wait."""
 CONNECT_S = 10.0
 
 
@@ -51,7 +51,7 @@ class _DiscoveryServer:
         self._selector = selectors.DefaultSelector()
 
     def collect(self, timeout_s: float) -> list[str]:
-        """Wait until all members have connected or the time is over, and send them the list. Raises GangError."""
+        """Wait until all members have connected or the time has passed, and send them the list. Raises GangError."""
         end = time.monotonic() + timeout_s
         self._listener = GangListener(self._gang, self._listen(end), self._selector, self._receive)
         try:

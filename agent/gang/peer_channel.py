@@ -19,7 +19,8 @@ from agent.gang.culprit import HOST_SILENT_S, PeerStatus
 from agent.gang.protocol import Gang
 from agent.gang.rank_state import RankState, parse_rank_state
 from agent.gang.transport import REDIAL_S, BufferedConnection, GangListener, listen, own_address, resolve
-from schemas.records import Culprit, culprit_from_json, to_json
+from schemas.decode import culprit_from_json
+from schemas.records import Culprit, to_json
 
 STATUS_INTERVAL_S = 1.0
 RECONNECT_S = 3.0

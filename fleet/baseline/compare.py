@@ -13,6 +13,7 @@ from fleet.records import baseline_store
 from fleet.records.host_state import HostState, accepted_state, host_state, merge_states
 from fleet.records.load import Run, load
 from schemas.errors import RunError, UsageError
+from schemas.run_directory import is_run
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,8 +47,8 @@ def compare_runs(earlier: Sequence[Path], last: Path, criteria: Sequence[str]) -
 def _earlier_states(directories: Sequence[Path], run: Run) -> tuple[Mapping[str, HostState], str]:
     """Return the earlier state of each host, and its source in words."""
     first, kind = directories[0], baseline_store.kind_of(run.plan)
-    is_run = (first / "plan.json").exists()
-    if len(directories) == 1 and not is_run and baseline_store.kind_directory(first, kind).is_dir():
+    has_plan = is_run(first)
+    if len(directories) == 1 and not has_plan and baseline_store.kind_directory(first, kind).is_dir():
         return _accepted_states(first, kind, run), f"baseline {first}"
     runs = [load(directory) for directory in directories]
     nonces = {run.plan.nonce}

@@ -13,10 +13,9 @@ from fleet.records.collect import FIRST, LAST, Collection, Outcome
 from fleet.records.collect_sources import read_source
 from fleet.records.load import PLAN_BYTES
 from schemas import documents
-from schemas.errors import RunError
+from schemas.errors import TROUBLE, RunError
 from schemas.plans import Plan, plan_from_json
-
-FAILURE = 2
+from schemas.run_directory import RunDirectory
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
@@ -61,12 +60,12 @@ def call(options: argparse.Namespace) -> int:
     outcome = Collection(options.run_dir, plan, options.attempt).add(frames)
     outcome.problems[:0] = problems
     _show(outcome, options.json)
-    return FAILURE if outcome.problems else 0
+    return TROUBLE if outcome.problems else 0
 
 
 def _plan(directory: Path) -> Plan:
     try:
-        return plan_from_json(documents.read(directory / "plan.json", "plan", max_bytes=PLAN_BYTES))
+        return plan_from_json(documents.read(RunDirectory(directory).plan, "plan", max_bytes=PLAN_BYTES))
     except documents.DocumentError as error:
         raise RunError(f"{error}: give the directory that `rackproof plan --run-dir` created") from None
 

@@ -1,4 +1,4 @@
-"""`rackproof rma`: arguments to calls."""
+"""`rackproof rma`: write what a vendor needs to replace each failed part."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fleet.judge.evidence import Evidence
 from fleet.records.load import Run, load, refuse_no_run
 from fleet.report.formatting import clean
 from fleet.report.observations import COLUMNS, SharedFields, rows, rows_as_csv
-from fleet.rma.dossier import Told, dossier
+from fleet.rma.dossier import ReportFacts, dossier
 from fleet.rma.files import as_json, names, write_package
 from fleet.rma.parts import HOST, Part, parts, within
 from fleet.rma.readme import render_readme
@@ -29,18 +29,19 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add rma to the command."""
     verb = verbs.add_parser(
         "rma",
-        help="of a reported run, what a vendor needs of each failed part: rma/<serial>/ in the run directory",
-        description="Writes rma/<serial>/ with README.md, part.json and observations.csv for every part that failed a "
-        "criterion which asks to return, inspect or reseat it, and for which no waiver holds. It judges nothing: "
-        "the findings are those of report.json.",
+        help="write what a vendor needs for each failed part of a reported run: rma/<serial>/ in the run directory",
+        description="Writes rma/<serial>/ with README.md, part.json and observations.csv for every part with an unwaived "
+        "failure whose action is to return, inspect or reseat it. The findings are those of report.json.",
         epilog="examples: rackproof rma runs/rack12; rackproof rma runs/rack12 --serial 1650123000456 --zip. "
-        "Exit codes: 0 written, or no part is to be returned; 2 the run has no report; 64 nothing failed of what was named.",
+        "Exit codes: 0 written, or no part needs to be returned; 2 no report; 64 the named host or part has no failure.",
     )
     verb.add_argument("run_dir", type=Path, help="directory of the run")
-    verb.add_argument("--serial", help="the part of that serial alone, whatever action its failures ask for")
-    verb.add_argument("--host", help="the parts of that host alone, whatever action their failures ask for")
-    verb.add_argument("--zip", action="store_true", help="rma/<serial>.zip too")
-    verb.add_argument("--json", action="store_true", help="print serial, host, place, action and path of each as JSON")
+    verb.add_argument("--serial", help="only the part with this serial, whatever the action of its failures")
+    verb.add_argument("--host", help="only the parts of this host, whatever the action of their failures")
+    verb.add_argument("--zip", action="store_true", help="also write rma/<serial>.zip")
+    verb.add_argument(
+        "--json", action="store_true", help="print serial, host, place, action and path of each part as JSON"
+    )
     verb.set_defaults(call=call)
 
 
@@ -55,10 +56,10 @@ def call(options: argparse.Namespace) -> int:
             f"rackproof report {options.run_dir}"
         )
     verdicts = [_verdict(item) for item in report["verdicts"]]
-    failed, told = parts(verdicts), _told(report)
+    failed, facts = parts(verdicts), _facts(report)
     named = options.serial is not None or options.host is not None
     wanted = [part for part in failed if (part.returned or named) and options.host in (None, part.host)]
-    found = [(part, dossier(part, run.plan, told, _left(run, part))) for part in wanted]
+    found = [(part, dossier(part, run.plan, facts, _evidence(run, part))) for part in wanted]
     chosen = [item for item in found if options.serial in (None, item[1]["part"].get("serial"))]
     if named and not chosen:
         raise UsageError(_unknown(options, failed, found))
@@ -82,7 +83,7 @@ def _report(run_dir: Path) -> Mapping[str, Any]:
     try:
         found: Mapping[str, Any] = documents.read(RunDirectory(run_dir).report, "report", max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
-        raise RunError(f"{error}: make it with rackproof report {run_dir}") from None
+        raise RunError(f"{error}: run rackproof report {run_dir}") from None
     return found
 
 
@@ -91,9 +92,9 @@ def _verdict(item: Mapping[str, Any]) -> Verdict:
     return Verdict(**{**item, "waiver": Waiver(**waiver) if waiver else None})
 
 
-def _told(report: Mapping[str, Any]) -> Told:
+def _facts(report: Mapping[str, Any]) -> ReportFacts:
     hosts = {host["name"]: host for host in report["hosts"]}
-    return Told(
+    return ReportFacts(
         decision=report["decision"],
         mark=mark(simulated=report.get("simulated", False), rehearsal=report["rehearsal"]),
         ended=report["ended"],
@@ -104,28 +105,28 @@ def _told(report: Mapping[str, Any]) -> Told:
     )
 
 
-def _left(run: Run, part: Part) -> Evidence:
+def _evidence(run: Run, part: Part) -> Evidence:
     return run.evidence.get(part.host, Evidence())
 
 
 def _unknown(
     options: argparse.Namespace, failed: Sequence[Part], found: Sequence[tuple[Part, Mapping[str, Any]]]
 ) -> str:
-    """Why nothing is written of what was named."""
+    """Return why nothing is written for the named host or part."""
     serials = [document["part"].get("serial", "") for _, document in found]
     known = list(dict.fromkeys(serials if options.serial is not None and found else [part.host for part in failed]))
-    there = ", ".join(clean(text) for text in known[:10] if text) or "nothing"
+    available = ", ".join(clean(text) for text in known[:10] if text) or "nothing"
     named = options.serial if options.serial is not None and found else options.host or options.serial
-    return f"{clean(named)}: nothing failed there{documents.nearest(named, known)}; what failed: {there}"
+    return f"{clean(named)}: no failure{documents.nearest(named, known)}; failures on: {available}"
 
 
 def _observations(report: Mapping[str, Any], run: Run, part: Part) -> str:
-    head = SharedFields(mark=_told(report).mark, run_id=run.plan.run_id)
-    rack = _told(report).racks.get(part.host, "")
-    told = rows(part.host, rack, _left(run, part), [*part.findings, *part.open])
-    laid = {(verdict.scope, verdict.name) for verdict in part.findings if verdict.part and verdict.scope != HOST}
-    own = [row for row in told if within(row.scope, part.place) or (row.scope, row.name) in laid]
-    return ",".join(COLUMNS) + "\r\n" + rows_as_csv(head, own)
+    head = SharedFields(mark=_facts(report).mark, run_id=run.plan.run_id)
+    rack = _facts(report).racks.get(part.host, "")
+    observed = rows(part.host, rack, _evidence(run, part), [*part.findings, *part.open])
+    attributed = {(verdict.scope, verdict.name) for verdict in part.findings if verdict.part and verdict.scope != HOST}
+    selected = [row for row in observed if within(row.scope, part.place) or (row.scope, row.name) in attributed]
+    return ",".join(COLUMNS) + "\r\n" + rows_as_csv(head, selected)
 
 
 def _line(document: Mapping[str, Any]) -> dict[str, str]:
@@ -147,12 +148,12 @@ def _text(item: Mapping[str, str]) -> str:
 
 
 def _nothing(found: Sequence[object], verdicts: Sequence[Verdict]) -> str:
-    """Why nothing is written."""
+    """Return why nothing is written."""
     unknown = sum(verdict.verdict == INCONCLUSIVE for verdict in verdicts)
     if found:
-        why = f"{len(found)} failed, each of which a reset, a reboot or a waiver answers (--serial or --host writes of them too)"
+        why = f"{len(found)} parts failed, but need only a reset or reboot, or are waived (--serial or --host write them too)"
     elif any(verdict.verdict == FAIL for verdict in verdicts):
-        why = "what failed is of hosts together, and of no part alone"
+        why = "the failures concern several hosts together, not a single part"
     else:
         why = "nothing failed"
-    return f"no part is to be returned: {why}" + (f"; {unknown} verdicts are inconclusive" if unknown else "")
+    return f"no part needs to be returned: {why}" + (f"; {unknown} verdicts are inconclusive" if unknown else "")

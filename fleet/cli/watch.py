@@ -1,4 +1,4 @@
-"""`rackproof watch`: arguments to calls, and the loops."""
+"""`rackproof watch`: show a run in progress."""
 
 from __future__ import annotations
 
@@ -11,14 +11,13 @@ import time
 from pathlib import Path
 from typing import TextIO
 
-from fleet.watch.lines import Beats, changes
+from fleet.watch.lines import HeartbeatLines, changes
 from fleet.watch.screen import render
 from fleet.watch.terminal import Screen, has_colour, is_screen
 from fleet.watch.view import View
 from fleet.watch.watcher import Watcher
-from schemas.errors import UsageError
+from schemas.errors import INTERRUPTED, UsageError
 
-INTERRUPTED = 130
 BEAT_S = 30.0
 PLAIN_COLUMNS = 160
 
@@ -27,23 +26,23 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add watch to the command."""
     watch = verbs.add_parser(
         "watch",
-        help="a run as it goes on: hosts and stages, how far each is, what was found so far",
-        description="Shows a run as it goes on, to anybody who may read its directory. On a terminal it is one screen, "
-        "drawn again and again until the run is reported; elsewhere a line for each change. Times are UTC.",
+        help="show a run in progress: hosts, stages, progress and findings so far",
+        description="Shows a run in progress to every user who can read its directory: on a terminal as a screen that is "
+        "redrawn until the run has a report, elsewhere as a line per change. Times are UTC.",
         epilog="example: rackproof watch runs/20261121T040000Z; for a program: rackproof watch runs/rack12 --once --json",
     )
     watch.add_argument("run_dir", type=Path, help="directory of the run")
-    watch.add_argument("--once", action="store_true", help="print how the run stands, and end")
-    watch.add_argument("--json", action="store_true", help="as JSON: one document a line, each time something changed")
-    watch.add_argument("--lines", action="store_true", help="lines also on a terminal")
-    watch.add_argument("--every", type=float, default=2.0, help="seconds between two looks (default: %(default)g)")
+    watch.add_argument("--once", action="store_true", help="print the current state and exit")
+    watch.add_argument("--json", action="store_true", help="print JSON: one document per line, at each change")
+    watch.add_argument("--lines", action="store_true", help="print lines even on a terminal")
+    watch.add_argument("--every", type=float, default=2.0, help="seconds between updates (default: %(default)g)")
     watch.add_argument(
         "--no-judge",
         action="store_true",
-        help="do not judge the records fetched so far, which takes about a second of a processor for each",
+        help="do not judge the records fetched so far, which takes about a CPU second each",
     )
-    watch.add_argument("--no-ask", action="store_true", help="do not ask the hosts' exporters how far they are")
-    watch.add_argument("--beats", type=float, help=argparse.SUPPRESS)  # for the playbook's own terminal
+    watch.add_argument("--no-ask", action="store_true", help="do not scrape the exporters on the hosts")
+    watch.add_argument("--beats", type=float, help=argparse.SUPPRESS)  # for the callback plugin
     watch.set_defaults(call=call)
 
 
@@ -53,7 +52,7 @@ def call(options: argparse.Namespace) -> int:
         raise UsageError(f"--every {options.every:g}: give 0.1 to 3600 seconds")
     watcher = Watcher(options.run_dir, judging=not options.no_judge and not options.beats, asking=not options.no_ask)
     reconfigure = getattr(sys.stdout, "reconfigure", None)
-    if reconfigure:  # a terminal that knows no `…` shows a question mark
+    if reconfigure:  # a terminal without `…` shows a question mark
         reconfigure(errors="replace")
     try:
         if options.beats:
@@ -76,7 +75,7 @@ def _once(watcher: Watcher, as_json: bool) -> None:
 
 
 def _screen(watcher: Watcher, every_s: float) -> None:
-    """Until the run is reported; what it came to then stays on the terminal."""
+    """Redraw the screen until the run has a report, then leave the result on the terminal."""
     with Screen(sys.stdout).shown() as screen:
         while True:
             view = watcher.look()
@@ -89,12 +88,12 @@ def _screen(watcher: Watcher, every_s: float) -> None:
 
 
 def _follow(watcher: Watcher, every_s: float, as_json: bool) -> None:
-    """A line for each change, until nobody carries out the run any more."""
+    """Print a line per change until no playbook runs the run."""
     old: View | None = None
-    beats = Beats(BEAT_S)
+    beats = HeartbeatLines(BEAT_S)
     while True:
         view = watcher.look()
-        if view.over:  # the last line says all that there is to say
+        if view.over:  # judge and scrape once more for the last line
             view = watcher.look(background=False)
         if as_json:
             if old is None or _shown(view) != _shown(old):
@@ -109,14 +108,14 @@ def _follow(watcher: Watcher, every_s: float, as_json: bool) -> None:
 
 
 def _shown(view: View) -> dict[str, object]:
-    """What of a view is worth telling: not the time alone."""
-    told = {key: value for key, value in view.json().items() if key not in ("at", "judged")}
-    return {**told, "hosts": [{**host, "heard": None, "left_s": None} for host in told["hosts"]]}
+    """Return the view without fields that change with time alone."""
+    document = {key: value for key, value in view.json().items() if key not in ("at", "judged")}
+    return {**document, "hosts": [{**host, "last_seen": None, "remaining_s": None} for host in document["hosts"]]}
 
 
 def _beat(watcher: Watcher, every_s: float) -> None:
-    """For the callback plugin, as long as the playbook that began this lives."""
-    parent, beats = os.getppid(), Beats(every_s)
+    """Print heartbeat lines for the callback plugin, as long as the playbook runs."""
+    parent, beats = os.getppid(), HeartbeatLines(every_s)
     while os.getppid() == parent:
         for line in beats.hear(watcher.look()):
             _say(sys.stdout, line)

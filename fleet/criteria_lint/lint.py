@@ -21,10 +21,12 @@ from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.documents import nearest
 from schemas.readings import READINGS
 from schemas.records import Value
+from schemas.stages import BENCHMARK, GANG, PREFLIGHT, SOAK
 
 COLLECTED = frozenset({name.split(".")[0] for name in READINGS} | {"launch", "collector", "drift"})
 """First parts of the names of readings, and of what the agent adds: launches, the collectors' own status, drift over a soak."""
-STAGES, MEASURING = frozenset({"preflight", "benchmark", "soak", "gang"}), frozenset({"benchmark", "soak", "gang"})
+MEASURING = frozenset({BENCHMARK, SOAK, GANG})
+STAGES = MEASURING | {PREFLIGHT}
 SCOPES: Mapping[str, frozenset[str]] = {
     "device": frozenset({"gpu", "cpu"}),
     "pair": frozenset({"peer"}),
@@ -116,7 +118,7 @@ def _check_pack(pack: Pack) -> Iterator[Finding]:
             for item in pack.criteria
             if item.speaks_of(name) and not (item.vs_fleet or item.baseline) and item.same_as_fleet is None
         )
-        if name not in pack.unknown and not any(item.stage != "gang" for item in absolute):
+        if name not in pack.unknown and not any(item.stage != GANG for item in absolute):
             yield finding(name, "neither judged nor listed as unknown", "add a criterion, or a line under unknown")
 
 

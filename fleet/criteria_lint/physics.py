@@ -9,6 +9,7 @@ from functools import partial
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.finding import FLOORS, Finding, about
 from schemas.records import Value
+from schemas.stages import GANG
 
 MIN_COPY_FRACTION, MIN_GEMM_FRACTION, MIN_COLLECTIVE_FRACTION = 0.5, 0.4, 0.02
 UNIT_MISTAKES = (
@@ -73,7 +74,7 @@ def _check_links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
 
 def _peak(criterion: Criterion, pack: Pack) -> _Peak | None:
     """Return the datasheet's maximum for what the criterion judges; None if the datasheet has none."""
-    if criterion.stage == "gang":
+    if criterion.stage == GANG:
         return None  # the inventory states the fabric's rate
     first, _, rest = criterion.name.partition(".")
     bound = _PEAKS.get((first, rest.rpartition(".")[2]))

@@ -15,6 +15,7 @@ from schemas.errors import RunError, UsageError
 from schemas.plans import Plan, plan_from_json
 from schemas.reports import ACCEPTED, INCOMPLETE, PASS, REJECTED, VerdictKind
 from schemas.run_directory import PAGE, RunDirectory
+from schemas.stages import GANG
 
 IN_USE = "busy"
 STATES = (ACCEPTED, REJECTED, INCOMPLETE, IN_USE)
@@ -46,7 +47,7 @@ def state(report: Mapping[str, Any], plan: Plan) -> tuple[str, dict[str, str]]:
     others = [
         item
         for item in open_items
-        if item["host"] not in busy and not (item["host"] in partners and item.get("stage") == "gang")
+        if item["host"] not in busy and not (item["host"] in partners and item.get("stage") == GANG)
     ]
     only = report["decision"] == INCOMPLETE and bool(busy) and not others and not report.get("quarantined")
     return (IN_USE if only else str(report["decision"])), busy

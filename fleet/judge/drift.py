@@ -16,7 +16,8 @@ from fleet.judge.evidence import Evidence, HostView
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Record
 from schemas.reports import FAIL, Verdict, VerdictKind
-from schemas.timeline import RATES, SOAK, Series, Soak
+from schemas.stages import SOAK
+from schemas.timeline import RATES, Series, Soak
 
 DRIFT = "drift"
 """First component of the names of these observations."""

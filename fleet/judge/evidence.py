@@ -15,10 +15,10 @@ from fleet.judge.pack_selection import criteria_of, packs_for
 from schemas.baselines import HostBaseline
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation
 from schemas.plans import Plan, PlannedHost
-from schemas.probes import GANG
 from schemas.records import MEASURED, Gpu, Launch, Metric, Observation, Record, Snapshot, Value
 from schemas.reports import INCONCLUSIVE, Verdict, VerdictKind
 from schemas.scopes import Scope
+from schemas.stages import GANG
 
 _PREFIXES = frozenset(
     {output.name.split(".")[0] for entry in BENCHMARKS.values() for output in entry.outputs}

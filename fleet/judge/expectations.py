@@ -11,10 +11,10 @@ from fleet.judge.evidence import Evidence, HostView
 from fleet.judge.localization.launches import attempts
 from schemas.catalogue import Expectation, possible
 from schemas.plans import Plan
-from schemas.probes import GANG
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Gpu, Observation, Value
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
+from schemas.stages import GANG
 
 Place = tuple[str, int]
 """Host and index of a GPU."""
@@ -102,7 +102,7 @@ def planned(view: HostView) -> Iterator[Verdict]:
         missing, measured, members = [], False, view.members(stage.name)
         ranks = view.plan.ranks(members)
         for item in wanted:
-            if stage.name == "gang" and members and not possible(item.name, ranks):
+            if stage.name == GANG and members and not possible(item.name, ranks):
                 continue  # a gang that was formed again has another number of ranks
             for scope in view.plan.scopes_of(view.host, item):
                 partner = Scope.parse(scope).get("partner")
@@ -170,7 +170,7 @@ def _speaks_of(view: HostView, item: Expectation, seen: Observation) -> bool:
 
 def _stage_problem(view: HostView, stage: str) -> str:
     launches = [launch for launch in view.evidence.launches() if launch.stage == stage]
-    if not launches and stage == "gang" and not any(record.gang for record in view.evidence.records):
+    if not launches and stage == GANG and not any(record.gang for record in view.evidence.records):
         return "there is no record of the stage from this host"
     if not launches:
         return "the stage did not start on this host"
@@ -271,7 +271,7 @@ def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
                         host=host,
                         scope=f"gang={gang}",
                         name="stage.gang",
-                        stage="gang",
+                        stage=GANG,
                         verdict=INCONCLUSIVE,
                         criterion="plan",
                         kind=VerdictKind.UNFINISHED,

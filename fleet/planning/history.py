@@ -9,14 +9,14 @@ from pathlib import Path
 from typing import Any
 
 from fleet.inventory.ansible import Variables
-from fleet.planning.test_selection import ALONE, Key, PastRun, select_tests
+from fleet.planning.test_selection import Key, PastRun, select_tests
 from schemas import documents
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.errors import UsageError
 from schemas.plans import Choice, choice_from_json
 from schemas.reports import FAIL, INCONCLUSIVE
 from schemas.run_directory import RECORDS, RunDirectory, is_run, runs_in
-from schemas.timeline import SOAK
+from schemas.stages import BENCHMARK, SOAK
 
 MOST_RUNS, TIMED_RUNS, TIMED_RECORDS = 20, 5, 4
 """Limits: newest runs read; runs whose records give the cost of benchmarks; records read per stage of such a run."""
@@ -88,7 +88,7 @@ def _candidates(profile: Mapping[str, Any], hosts: Mapping[str, Variables]) -> d
     return {
         stage: [name for name in content["benchmarks"] if trains or not BENCHMARKS[name].trains]
         for stage, content in profile["stages"].items()
-        if stage == ALONE or together
+        if stage == BENCHMARK or together
     }
 
 
@@ -149,7 +149,7 @@ def _past(directory: Path, report: Json, plan: Json, hosts: set[str], *, timed: 
 
 
 def _stage_key(stage: str) -> str:
-    return ALONE if stage == SOAK else stage
+    return BENCHMARK if stage == SOAK else stage
 
 
 def _hosts_with(report: Json, verdict: str, hosts: set[str]) -> dict[Key, set[str]]:

@@ -23,8 +23,8 @@ from fleet.judge.localization.launches import Attempt, attempts, conclusion, is_
 from fleet.judge.localization.verdicts import is_slow, judge_pairs
 from fleet.judge.outliers import Fleet
 from schemas.plans import Plan
-from schemas.probes import GANG
 from schemas.reports import FAIL, Verdict
+from schemas.stages import GANG
 
 FEWEST = 2
 TRIES = 2

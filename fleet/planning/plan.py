@@ -17,7 +17,8 @@ from schemas.baselines import PlannedBaseline
 from schemas.catalogue import BENCHMARKS, Expectation, expand
 from schemas.errors import UsageError
 from schemas.plans import GPU, Choice, Part, Plan, PlannedHost, Stage
-from schemas.timeline import SOAK, STOP_ON
+from schemas.stages import GANG, SOAK
+from schemas.timeline import STOP_ON
 from schemas.waivers import Waiver
 
 LONGEST_SOAK_S = 31 * 86400
@@ -135,7 +136,7 @@ def make_plan(
         profile=str(profile["name"]),
         rehearsal=profile["device"] == "cpu",
         criteria=tuple(first.get("rackproof_criteria", ())),
-        stages=tuple(stage for stage in stages if stage.name != "gang" or any(host.gang for host in planned)),
+        stages=tuple(stage for stage in stages if stage.name != GANG or any(host.gang for host in planned)),
         hosts=planned,
         expected=(),
         manifest=tuple(manifest),
@@ -186,7 +187,7 @@ def _run_wide(hosts: Mapping[str, Variables]) -> Variables:
 
 def _host(name: str, variables: Variables, profile: Mapping[str, Any]) -> PlannedHost:
     rack = str(variables.get("rackproof_rack", "unassigned"))
-    has_gang = "gang" in profile["stages"]
+    has_gang = GANG in profile["stages"]
     chosen = "all" if profile.get("study") else variables.get("rackproof_gang", "rack")
     gang = {"rack": rack, "all": "all", "none": ""}[chosen] if has_gang else ""
     return PlannedHost(

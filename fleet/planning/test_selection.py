@@ -17,6 +17,7 @@ from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError
 from schemas.plans import Choice, Chosen, Plan
 from schemas.reports import LineKind, SummaryLine
+from schemas.stages import BENCHMARK
 
 Key = tuple[str, str]
 """Stage and benchmark."""
@@ -30,7 +31,6 @@ NEVER_S = 12 * WEEK_S
 """Age of a test that never ran, counted from the first known run."""
 UNKNOWN_S = 30.0
 """Cost of a benchmark that is not in the catalogue."""
-ALONE = "benchmark"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -118,7 +118,7 @@ def _candidate(key: Key, past: Sequence[PastRun], profile: str, now: str) -> _Ca
         measured=sum(run.measured[key] for run in runs_with_key),
         findings=sum(run.findings.get(key, 0) for run in past),
         age_s=max(0.0, _seconds(now) - _seconds(last)) + (0.0 if runs_with_key else NEVER_S),
-        parts=parts if key[0] == ALONE else tuple({"NVLink": "fabric"}.get(part, part) for part in parts),
+        parts=parts if key[0] == BENCHMARK else tuple({"NVLink": "fabric"}.get(part, part) for part in parts),
         has_run=bool(runs_with_key),
     )
 
@@ -134,7 +134,7 @@ def _cost(item: _Candidate, picked: Sequence[_Candidate]) -> float:
 
 def _fitting(remaining: Sequence[_Candidate], picked: Sequence[_Candidate], remaining_s: float) -> list[_Candidate]:
     """Return the tests that fit into the remaining time; the first pick is always a test that hosts run alone."""
-    first = [item for item in remaining if item.key[0] == ALONE] if not picked else []
+    first = [item for item in remaining if item.key[0] == BENCHMARK] if not picked else []
     if first:
         return [item for item in first if _cost(item, picked) <= remaining_s] or [min(first, key=lambda it: it.cost_s)]
     return [item for item in remaining if _cost(item, picked) <= remaining_s]

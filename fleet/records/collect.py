@@ -14,11 +14,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.frames import FramedRecord
 from schemas.plans import Plan
-from schemas.probes import GANG
-from schemas.records import Record, record_from_json
-from schemas.run_directory import record_name
+from schemas.records import Record
+from schemas.run_directory import GANGS, record_name
+from schemas.stages import GANG
 
 QUARANTINE, COLLECTED = "quarantine", "collected.jsonl"
 FIRST, LAST = "first", "last"
@@ -130,7 +131,7 @@ class Collection:
             text = documents.read_bytes(self._directory / path)
         except documents.DocumentError:
             return  # no file, or a link, whose target is not touched
-        gang, host = Path(path).parent.name if path.startswith("gangs/") else "", Path(path).stem
+        gang, host = Path(path).parent.name if path.startswith(f"{GANGS}/") else "", Path(path).stem
         item = FramedRecord(run_id=self._plan.run_id, host=host, gang=gang, node="", text=text, source=path)
         self._journal("replaced", item, f"kept as {self._write_quarantine(item)}")
 
@@ -217,7 +218,3 @@ def _why_several(attempts: Sequence[Sequence[tuple[Record, FramedRecord]]]) -> s
         f"{len(attempts)} records began at {begun[0]}, but the later one lacks or changes data of the earlier one: "
         "a host never does that; another process may have written it under its name"
     )
-
-
-def _path(host: str, gang: str) -> str:
-    return f"gangs/{gang}/{host}.json" if gang else f"hosts/{host}.json"

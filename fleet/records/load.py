@@ -13,12 +13,13 @@ from fleet.records.baseline_store import Snapshot
 from fleet.records.remedies import with_remedy
 from schemas import documents, quick
 from schemas.catalogue import BENCHMARKS, settings
+from schemas.decode import record_from_json
 from schemas.errors import RunError
 from schemas.plans import Plan, PlannedHost, Stage, plan_from_json
-from schemas.probes import GANG
-from schemas.records import Record, record_from_json
+from schemas.records import Record
 from schemas.reports import Quarantined
 from schemas.run_directory import EVENTS, RunDirectory, is_run, record_name, record_names, runs_in
+from schemas.stages import GANG
 
 PLAN_BYTES = 64_000_000
 JOURNAL_BYTES = 64_000_000

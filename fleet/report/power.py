@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from fleet.judge.power import ALARM, FEW, FOUND, Gate, Power, Repeat
 from fleet.quantities import number, quantity
 from fleet.report.formatting import clean, params_text
+from schemas.stages import BENCHMARK
 
 NONE = "nothing"
 
@@ -63,7 +64,7 @@ def _repeat(item: Repeat) -> tuple[str, ...]:
 
 def _settings(item: Gate | Repeat) -> str:
     text = params_text(item.params)
-    return text if item.stage == "benchmark" else f"{text} ({item.stage})"
+    return text if item.stage == BENCHMARK else f"{text} ({item.stage})"
 
 
 def _percent(share: float) -> str:

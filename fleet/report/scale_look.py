@@ -17,10 +17,10 @@ from fleet.records.versions import may_be_version, versions
 from fleet.report.scale_shares import Share, shares, spread, units
 from fleet.report.unjudged import is_busbw
 from schemas.plans import Plan
-from schemas.probes import GANG
 from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED, Launch, Observation
 from schemas.reports import ACCEPTED, PASS, Coverage, HostReport, Quarantined, Verdict
 from schemas.run_directory import record_name
+from schemas.stages import GANG
 
 Figure = tuple[str, str]
 """Stage and name."""

@@ -34,7 +34,7 @@ from schemas.reports import (
     mark,
 )
 from schemas.scopes import Scope
-from schemas.timeline import SOAK
+from schemas.stages import GANG, SOAK
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 UNJUDGED = "NOT JUDGED (no criterion applies)"
@@ -137,7 +137,7 @@ def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[SummaryL
         host.name: launch.members
         for host in hosts
         for launch in host.launches
-        if launch.stage == "gang" and launch.outcome == "finished" and (launch.number, launch.members) not in spoilt
+        if launch.stage == GANG and launch.outcome == "finished" and (launch.number, launch.members) not in spoilt
     }
     for gang, planned in plan.gangs().items():
         groups = sorted(dict.fromkeys(last[host] for host in planned if host in last), key=len, reverse=True)
@@ -149,7 +149,7 @@ def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[SummaryL
             values = {"total": len(planned), "measured": len(members)}
             yield SummaryLine(kind=LineKind.CAVEAT, title=f"Gang {gang}", text=text, values=values)
         if not groups and any(
-            launch.stage == "gang" for host in hosts if host.name in planned for launch in host.launches
+            launch.stage == GANG for host in hosts if host.name in planned for launch in host.launches
         ):
             text = f"no launch of its {len(planned)} hosts finished"
             values = {"total": len(planned), "measured": 0}

@@ -8,6 +8,7 @@ from fleet.judge.digests import NAME as DIGEST
 from schemas.plans import Plan
 from schemas.records import MEASURED
 from schemas.reports import HostReport, LineKind, NotJudged, SummaryLine, Verdict
+from schemas.stages import BENCHMARK, GANG
 
 _NAMED_OPS = 3
 _RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
@@ -18,7 +19,7 @@ _SPEEDS = frozenset({"dataloader.sufficiency", "overlap.hidden_share", "overlap.
 def unjudged_bandwidth(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> list[SummaryLine]:
     """A line for each stage that measured the bandwidth of operations which no criterion spoke of on some host."""
     lines = []
-    for stage, what in (("benchmark", "within hosts"), ("gang", "between hosts")):
+    for stage, what in ((BENCHMARK, "within hosts"), (GANG, "between hosts")):
         measured = {
             (seen.name.split(".")[1], host.name): None
             for host in hosts
@@ -32,7 +33,7 @@ def unjudged_bandwidth(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequen
         }
         left = [key for key in measured if key not in judged]
         if left and not plan.rehearsal:
-            unset = stage == "gang" and not any(host.fabric_gbps for host in plan.hosts)
+            unset = stage == GANG and not any(host.fabric_gbps for host in plan.hosts)
             why = "rackproof_fabric_gbps is not set" if unset else "no criterion for this GPU, count and size"
             text = f"NOT JUDGED{_which(left, list(measured))} ({why})"
             lines.append(SummaryLine(kind=LineKind.NOT_JUDGED, title=f"Bandwidth {what}", text=text))

@@ -1,4 +1,4 @@
-"""Packages on disk: `rma/<serial>/`. A serial is a host's own word, so it only ever names a file after it was made harmless."""
+"""Write packages to disk: `rma/<serial>/`. A serial comes from a host, so it is sanitized before it names a file."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ DIRECTORY = "rma"
 _LONGEST = 64
 _REFUSED = re.compile(r"[^A-Za-z0-9._-]")
 _RESERVED = re.compile(r"(?i)(con|prn|aux|nul|com\d|lpt\d)(\..*)?$")
-"""Names that a vendor's Windows cannot make."""
+"""File names that Windows does not allow."""
 _BEGINNING = (1980, 1, 1, 0, 0, 0)
-"""Time of every file in an archive: the same package is the same file."""
+"""Time of every file in an archive, so that equal packages are equal files."""
 
 
 def names(found: Sequence[Mapping[str, Any]]) -> list[str]:
-    """A directory's name for each document: the serial, or host and place; both where two parts say the same serial."""
+    """Return a directory name for each document: the serial, or host and place; both if two parts report the same serial."""
     places = [f"{item['slot']['host']}-{item['slot']['place']}" for item in found]
     serials = [str(item["part"].get("serial", "")) for item in found]
     chosen = [safe(serial) if serial.strip() else safe(place) for serial, place in zip(serials, places, strict=True)]
@@ -37,7 +37,7 @@ def names(found: Sequence[Mapping[str, Any]]) -> list[str]:
 
 
 def safe(text: str) -> str:
-    """`text` as one file name; with a digest where it had to be changed, so that two texts never become one name."""
+    """Return `text` as a file name. A changed text gets a digest, so that two texts never share a name."""
     plain = _REFUSED.sub("_", text.replace("=", "-"))[:_LONGEST].lstrip(".-")
     if plain == text.replace("=", "-") and plain and not _RESERVED.match(plain):
         return plain
@@ -46,12 +46,12 @@ def safe(text: str) -> str:
 
 
 def write_package(run_dir: Path, name: str, files: Mapping[str, str], zipped: bool) -> Path:
-    """Writes one package under `run_dir`/rma and returns its directory, or its archive.
+    """Write one package under `run_dir`/rma and return its directory, or its archive.
 
-    What else lies in that directory stays: a vendor's answer, say.
+    Other files in that directory, such as a vendor's answer, are kept.
 
     Raises:
-        RunError: `rma`, or the package in it, is a link or no directory: nothing is written through it.
+        RunError: `rma` or the package in it is a link or not a directory.
     """
     directory = _directory(_directory(run_dir / DIRECTORY) / name)
     for file, text in files.items():
@@ -71,10 +71,10 @@ def _directory(path: Path) -> Path:
     if not path.is_symlink() and not path.exists():
         path.mkdir()
     if path.is_symlink() or not path.is_dir():
-        raise RunError(f"{path}: a link or no directory, and nothing is written through it: remove it")
+        raise RunError(f"{path}: a link or not a directory, so nothing is written to it: remove it")
     return path
 
 
 def as_json(found: Mapping[str, Any]) -> str:
-    """The document as part.json has it."""
+    """Return the document as JSON text for part.json."""
     return json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False) + "\n"

@@ -1,4 +1,4 @@
-"""Which parts of a fleet failed, and what each of them is called."""
+"""Find the failed parts of a fleet and how each is identified."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, Verdict
 from schemas.scopes import Scope
 
 RETURNED = ("rma", "inspect_hardware", "reseat")
-"""Actions for which somebody has to touch the part."""
+"""Actions that need work on the part itself."""
 GPU, HOST = "gpu", "host"
 IDENTITY: Mapping[str, Mapping[str, str]] = {
     GPU: {
@@ -45,20 +45,20 @@ IDENTITY: Mapping[str, Mapping[str, str]] = {
         "bios": "host.bios.version",
     },
 }
-"""Kind of part -> what identifies it -> the reading that has it. A HCA is known by its node GUID, a NIC by its address."""
+"""Kind of part -> identifier -> reading. The serial of an HCA is its node GUID, that of a NIC its MAC address."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part of one host, and what was found of it."""
+    """A part of one host, and the verdicts on it."""
 
     host: str
     place: str
     """Scope of the part: `gpu=3`, `hca=mlx5_0`, `host`."""
     findings: tuple[Verdict, ...]
-    """What failed, the gravest action first."""
+    """Failed verdicts, the most severe action first."""
     open: tuple[Verdict, ...]
-    """What could not be told of it."""
+    """Inconclusive verdicts."""
 
     @property
     def kind(self) -> str:
@@ -67,22 +67,22 @@ class Part:
 
     @property
     def serial(self) -> str:
-        """As its findings tell it; empty where none does."""
+        """Return the serial that the findings report, or an empty string."""
         return next((verdict.serial for verdict in (*self.findings, *self.open) if verdict.serial), "")
 
     @property
     def action(self) -> str:
-        """The gravest that a finding asks for."""
-        return min((verdict.action for verdict in self.findings), key=_gravity, default="none")
+        """Return the most severe action of the findings."""
+        return min((verdict.action for verdict in self.findings), key=_action_rank, default="none")
 
     @property
     def returned(self) -> bool:
-        """Somebody has to touch it, and nobody answers for leaving it in."""
+        """Return whether an unwaived finding needs work on the part."""
         return any(verdict.action in RETURNED and verdict.stands for verdict in self.findings)
 
 
 def parts(verdicts: Iterable[Verdict]) -> list[Part]:
-    """Every part of which something failed. What is of a gang of hosts is of no part."""
+    """Return every part with a failed verdict. Verdicts on a gang belong to no part."""
     failed: dict[tuple[str, str], list[Verdict]] = {}
     unknown: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
@@ -93,7 +93,7 @@ def parts(verdicts: Iterable[Verdict]) -> list[Part]:
         Part(
             host=host,
             place=place,
-            findings=tuple(sorted(found, key=lambda verdict: _gravity(verdict.action))),
+            findings=tuple(sorted(found, key=lambda verdict: _action_rank(verdict.action))),
             open=tuple(unknown.get((host, place), ())),
         )
         for (host, place), found in failed.items()
@@ -101,16 +101,16 @@ def parts(verdicts: Iterable[Verdict]) -> list[Part]:
 
 
 def within(scope: str, place: str) -> bool:
-    """Whether a scope is the part's own, or below it."""
+    """Return whether a scope is the part itself, or within it."""
     return Scope.parse(place).contains(scope)
 
 
-def identity(part: Part, seen: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:
-    """What identifies the part, as it was read last; and of what could not be read why."""
+def identity(part: Part, observations: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:
+    """Return the identifiers of the part, as last read; and for those that could not be read, why."""
     wanted = {name: key for key, name in IDENTITY.get(part.kind, {}).items()}
     found: dict[str, str] = {}
     lost = dict.fromkeys(wanted.values(), "not observed")
-    for item in seen:
+    for item in observations:
         if item.scope == part.place and item.name in wanted:
             key = wanted[item.name]
             if item.status == MEASURED:
@@ -119,9 +119,9 @@ def identity(part: Part, seen: Iterable[Observation]) -> tuple[dict[str, str], d
                 lost[key] = f"{item.status}: {item.reason}"
     if part.serial:
         found["serial"] = part.serial
-    told = {key: found[key] for key in IDENTITY.get(part.kind, {}) if key in found}
-    return {**told, **found}, {key: why for key, why in lost.items() if key not in found}
+    ordered = {key: found[key] for key in IDENTITY.get(part.kind, {}) if key in found}
+    return {**ordered, **found}, {key: why for key, why in lost.items() if key not in found}
 
 
-def _gravity(action: str) -> int:
+def _action_rank(action: str) -> int:
     return ACTIONS.index(action) if action in ACTIONS else len(ACTIONS)

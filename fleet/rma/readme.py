@@ -1,4 +1,4 @@
-"""A package's README.md: what a vendor reads first. What a host said stands in code spans and fences that it cannot leave."""
+"""Render README.md of a package, which a vendor reads first. Text from hosts is in code spans and fences that it cannot break."""
 
 from __future__ import annotations
 
@@ -27,34 +27,32 @@ _LOG_LINES = 60
 
 
 def render_readme(found: Mapping[str, Any]) -> str:
-    """The document of one part, for people."""
+    """Return the README of one part."""
     part = found["part"]
     what = " ".join(text for text in (part.get("model", part["kind"]),) if text)
-    serial = f", serial {code(part['serial'])}" if part.get("serial") else ", serial not read"
+    serial = f", serial {code(part['serial'])}" if part.get("serial") else ", serial unknown"
     mark = f"{found['mark']}: " if found["mark"] else ""
     notice = [f"> **{found['mark']}.** {_NOTICES.get(found['mark'], '')}"] if found["mark"] else []
-    asked = action_name(found["action"]) or "nothing in particular"
+    action = action_name(found["action"]) or "none"
     run = found["run"]
     intro = (
-        f"It failed {len(found['findings'])} of the criteria of acceptance run {code(run['run_id'])} "
-        f"({code(run['began'])} to {code(run['ended'])}, profile {code(run['profile'])}). Asked for: **{asked}**."
+        f"This part failed {len(found['findings'])} criteria in acceptance run {code(run['run_id'])} "
+        f"({code(run['began'])} to {code(run['ended'])}, profile {code(run['profile'])}). Requested action: **{action}**."
     )
     parts = [
         f"# {mark}Failed part: {code(what)}{serial}",
         *notice,
         intro,
         section("Part", _facts(part)),
-        section("Where it is", _facts(found["slot"])),
+        section("Location", _facts(found["slot"])),
         section("Findings", _findings(found["findings"])),
-        *([section("Not known of it", _open(found["open"]))] if found["open"] else []),
+        *([section("Could not be verified", _open(found["open"]))] if found["open"] else []),
         section("Counters, first and last reading of the run", _counters(found["counters"])),
-        section(
-            "GPU errors in the kernel's log (XID, SXid)", _errors(found["errors"], found.get("errors_not_read", ""))
-        ),
-        *([section("What befell the host", _list(found["events"]))] if found["events"] else []),
+        section("GPU errors in the kernel log (XID, SXid)", _errors(found["errors"], found.get("errors_not_read", ""))),
+        *([section("Host events", _list(found["events"]))] if found["events"] else []),
         section("Log excerpts", _logs(found["logs"])),
-        section("Versions", _versions(found["versions"]) if found["versions"] else "The host told none."),
-        section("Measuring it again", _again(found["again"])),
+        section("Versions", _versions(found["versions"]) if found["versions"] else "Not reported."),
+        section("How to reproduce", _commands(found["again"])),
         section("Files", _files(run)),
     ]
     return "\n\n".join(parts) + "\n"
@@ -72,12 +70,12 @@ def _versions(versions: Mapping[str, str]) -> str:
 
 
 def _named(key: str) -> str:
-    """One of our own words for people."""
+    """Return a field name in words."""
     return _NAMES.get(key, key.replace("_", " ").capitalize())
 
 
 def _findings(findings: Sequence[Mapping[str, Any]]) -> str:
-    columns = ("Observation", "Found", "Wanted", "Its siblings in the host", "Asked for", "Where the limit comes from")
+    columns = ("Observation", "Measured", "Limit", "Other parts of this host", "Action", "Source of the limit")
     return table(columns, [_finding(item) for item in findings])
 
 
@@ -100,16 +98,16 @@ def _finding(item: Mapping[str, Any]) -> tuple[str, ...]:
 
 
 def _siblings(item: Mapping[str, Any]) -> str:
-    told, unit = item.get("siblings_summary"), item.get("unit", "")
-    if told:
-        low, middle, high = (quantity(told[key], unit) for key in ("min", "median", "max"))
-        return f"{told['n']}: {code(f'{low} … {high}, median {middle}')}"
+    blocks, unit = item.get("siblings_summary"), item.get("unit", "")
+    if blocks:
+        low, middle, high = (quantity(blocks[key], unit) for key in ("min", "median", "max"))
+        return f"{blocks['n']}: {code(f'{low} … {high}, median {middle}')}"
     values = sorted({quantity(other["value"], unit) for other in item.get("siblings", ())})
     return f"{len(item['siblings'])}: {code(', '.join(values[:8]))}" if values else "none measured"
 
 
 def _open(findings: Sequence[Mapping[str, Any]]) -> str:
-    """What says the same of several observations is said once."""
+    """Group observations by reason."""
     alike: dict[str, dict[str, None]] = {}
     for item in findings:
         alike.setdefault(item["reason"], {})[f"{item['name']} on {describe_scope(item['scope'])}"] = None
@@ -122,7 +120,7 @@ def _list(texts: Sequence[str]) -> str:
 
 def _counters(counters: Sequence[Mapping[str, Any]]) -> str:
     if not counters:
-        return "None was read."
+        return "No counter was read."
     shown = [item for item in counters if item.get("not_read") or finite(item.get("after")) != 0 or item.get("rose_by")]
     rest = len(counters) - len(shown)
     rows = [
@@ -135,22 +133,22 @@ def _counters(counters: Sequence[Mapping[str, Any]]) -> str:
         )
         for item in shown
     ]
-    told = [table(("Counter", "Before", "After", "Rose by", "Not read"), rows)] if rows else []
-    others = "All" if not shown else "The others"
-    told += [f"{others} ({rest}) stood at 0 and stayed there; part.json has each."] if rest else []
-    return "\n\n".join(told)
+    blocks = [table(("Counter", "Before", "After", "Increase", "Not read"), rows)] if rows else []
+    others = "All counters" if not shown else "The other counters"
+    blocks += [f"{others} ({rest}) stayed at 0; see part.json."] if rest else []
+    return "\n\n".join(blocks)
 
 
 def _errors(errors: Sequence[Mapping[str, Any]], unread: str) -> str:
-    lost = [f"The log was not read: {code(unread)}. Whether there were errors is not known."] if unread else []
+    lost = [f"The log was not read: {code(unread)}. There may have been errors."] if unread else []
     rows = [(code(f"{item['name']} {item['scope']}"), code(str(item["count"]))) for item in errors]
-    told = [table(("Error", "Times"), rows)] if rows else [] if unread else ["None of this part."]
-    return "\n\n".join([*told, *lost])
+    blocks = [table(("Error", "Times"), rows)] if rows else [] if unread else ["None for this part."]
+    return "\n\n".join([*blocks, *lost])
 
 
 def _logs(logs: Sequence[Mapping[str, str]]) -> str:
     if not logs:
-        return "No process of this part left one, and no launch failed."
+        return "No process on this part left a log, and no launch failed."
     return "\n\n".join(f"{code(item['what'])}\n\n{_fence(_end(item['text']))}" for item in logs)
 
 
@@ -163,7 +161,7 @@ def _fence(text: str) -> str:
     return f"```text\n{text.translate(FENCED)}\n```"
 
 
-def _again(commands: Sequence[Mapping[str, str]]) -> str:
+def _commands(commands: Sequence[Mapping[str, str]]) -> str:
     return "\n\n".join(
         f"{item['purpose'][:1].upper()}{item['purpose'][1:]} ({code(item['where'])}):\n\n{_fence(item['command'])}"
         for item in commands
@@ -173,9 +171,9 @@ def _again(commands: Sequence[Mapping[str, str]]) -> str:
 def _files(run: Mapping[str, str]) -> str:
     return "\n".join(
         [
-            "- `part.json`: all of this for programs, in SI units",
-            "- `observations.csv`: everything that was observed of this part",
-            f"- Made by Rackproof {code(run['rackproof'])}. Every limit is data with a source; the run's `report.html` has "
-            "the whole fleet beside it.",
+            "- `part.json`: the same data for programs, in SI units",
+            "- `observations.csv`: every observation of this part",
+            f"- Written by Rackproof {code(run['rackproof'])}. Every limit has a source; `report.html` of the run shows the "
+            "whole fleet.",
         ]
     )

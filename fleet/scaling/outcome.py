@@ -10,7 +10,8 @@ from fleet.judge.evidence import Evidence
 from fleet.planning.next_launch import Decision, LaunchPlan
 from schemas.plans import Plan
 from schemas.records import Launch, Observation
-from schemas.studies import CELL, WORKLOAD, Cell, Study
+from schemas.stages import CELL
+from schemas.studies import WORKLOAD, Cell, Study
 
 GANG = "all"
 """Every host of a study's plan is in this gang, of which a cell launches some."""

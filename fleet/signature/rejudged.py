@@ -16,6 +16,7 @@ from schemas import documents
 from schemas.errors import RunError, UsageError
 from schemas.records import to_json
 from schemas.reports import FleetReport
+from schemas.run_directory import RunDirectory
 
 REPORT_BYTES = 2_000_000_000
 
@@ -44,7 +45,7 @@ class Rules:
 def judge_again(run_dir: Path, rules: Rules, judge: Judge) -> Rejudged:
     """Judge the run again and compare with its report.json. Raise RunError if report or plan is missing."""
     try:
-        document: Mapping[str, Any] = documents.read(run_dir / "report.json", "report", max_bytes=REPORT_BYTES)
+        document: Mapping[str, Any] = documents.read(RunDirectory(run_dir).report, "report", max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
         raise RunError(f"{error}: run rackproof report {run_dir}") from None
     report = judge(run_dir, rules.criteria, rules.waivers)
@@ -82,7 +83,7 @@ def digests(run_dir: Path, rules: Rules) -> dict[str, str]:
     Raises:
         UsageError: a file that the plan or the rules name cannot be read.
     """
-    plan = documents.read(run_dir / "plan.json", "plan", max_bytes=PLAN_BYTES)
+    plan = documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=PLAN_BYTES)
     by_name = {name: digest(PACKS / f"{name}.yml") for name in shipped_packs()}
     for name in (*plan["criteria"], *rules.criteria, *rules.waivers):
         if name not in by_name:

@@ -14,9 +14,9 @@ from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan, PlannedHost
 from schemas.records import ERROR, SKIPPED
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK, PREFLIGHT
 
 Doc = dict[str, Any]
-PREFLIGHT = "preflight"
 LOST, MISSING = "NVML: GPU is lost", "NVML: no such device"
 NVLINK = 11
 """The link that goes down."""
@@ -122,7 +122,7 @@ class Fault:
 
 def _xid79(case: Case) -> None:
     """Lost in the middle of what each GPU measures alone."""
-    benchmarks = list(case.plan.stage("benchmark").benchmarks) if _has(case, "benchmark") else []
+    benchmarks = list(case.plan.stage(BENCHMARK).benchmarks) if _has(case, BENCHMARK) else []
     _log_xid(case, 79)
     _without(
         case,
@@ -399,7 +399,7 @@ def _stale_record(case: Case) -> None:
 def _hung(case: Case) -> None:
     """A rank that came to no end: the supervisor ended the launch at its deadline."""
     document = case.documents["alone"]
-    names = list(case.plan.stage("benchmark").benchmarks)
+    names = list(case.plan.stage(BENCHMARK).benchmarks)
     at = names[len(names) // 2]
     after = set(names[len(names) // 2 :])
     document["observations"] = [

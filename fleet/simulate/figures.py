@@ -14,7 +14,7 @@ from fleet.simulate.measured import Measured, between, levels, shortened
 from fleet.simulate.template import GANG, HOST, Cell, Slot
 from schemas.catalogue import BENCHMARKS, DURATION, Expectation, possible, settings
 from schemas.plans import Plan, PlannedHost
-from schemas.probes import GANG as GANG_STAGE
+from schemas.stages import GANG as GANG_STAGE
 
 Doc = dict[str, Any]
 LARGE = 1 << 20

@@ -23,9 +23,9 @@ from schemas import documents
 from schemas.catalogue import settings
 from schemas.errors import UsageError
 from schemas.plans import Plan, PlannedHost
-from schemas.probes import GANG as GANG_STAGE
 from schemas.records import to_json
 from schemas.run_directory import RunDirectory, record_name
+from schemas.stages import GANG as GANG_STAGE
 from schemas.tournament import partners
 
 Doc = dict[str, Any]

@@ -16,10 +16,10 @@ from fleet.planning.next_launch import LaunchPlan, decide
 from fleet.simulate.faults import Effect, none_left, scale
 from fleet.simulate.figures import LARGE
 from fleet.simulate.traces import cut
+from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.probes import GANG
-from schemas.records import record_from_json
 from schemas.scopes import Scope
+from schemas.stages import GANG
 
 Doc = dict[str, Any]
 Fill = Callable[[Sequence[str], int], dict[str, Doc]]

@@ -18,9 +18,9 @@ from fleet.simulate.traces import trace
 from schemas import VERSION
 from schemas.catalogue import DURATION
 from schemas.plans import Plan, PlannedHost
-from schemas.probes import GANG
 from schemas.records import RECORD_SCHEMA
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK, GANG
 
 Doc = dict[str, Any]
 ALL, JUDGED = "all", "judged"
@@ -96,7 +96,7 @@ def moment(created: str, seconds: float) -> str:
 
 def alone(plan: Plan, host: PlannedHost, measured: Measured, shape: Shape) -> Template:
     """The host record: what it measured by itself."""
-    times, has_stage = timing(plan, measured), any(stage.name == "benchmark" for stage in plan.stages)
+    times, has_stage = timing(plan, measured), any(stage.name == BENCHMARK for stage in plan.stages)
     shots = [("preflight", "before", "before", 5.0)]
     launches: list[Doc] = []
     seen: list[Doc] = []

@@ -1,5 +1,5 @@
-"""`rackproof watch`: a run as it goes on, from what the control node has of it and from what the hosts' exporters tell.
+"""`rackproof watch`: show a run in progress, from its run directory and from the exporters on the hosts.
 
-The playbook's own process writes what happens to `progress.jsonl` (playbooks/callback_plugins/rackproof_events.py).
-Nothing is ever guessed: what cannot be told is unknown.
+The playbook process writes events to `progress.jsonl` (callback plugin in playbooks/callback_plugins). Nothing is guessed: what
+is not reported is unknown.
 """

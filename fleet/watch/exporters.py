@@ -1,6 +1,6 @@
-"""What the exporters on the hosts tell of the stage that runs there. They are asked over plain HTTP, as Prometheus would.
+"""Scrape the exporters on the hosts for the state of the running stage, over plain HTTP as Prometheus does.
 
-Whatever answers is not trusted: it has a moment and a few megabytes for it, and only what looks right is taken from it.
+Answers are not trusted: time and size are limited, and only well-formed samples are used.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DEADLINE_S = 3.0
 MOST_BYTES = 4_000_000
 AT_ONCE = 16
 HOSTS_PER_S = 20.0
-"""How many exporters are asked in a second at most; each is asked every EVERY_S at most."""
+"""Maximum scrape rate over all exporters; each is scraped at most every EVERY_S."""
 EVERY_S = 5.0
 _LABEL = re.compile(r'([a-z_]+)="((?:[^"\\]|\\.)*)"')
 _SAMPLE = re.compile(r"(rackproof_(?:run|stage)_[a-z_]+)(?:\{(.*)\})? ([0-9.eE+-]+)$")
@@ -30,43 +30,43 @@ _STATES = ("planned", "running", "finished", "failed", "deadline", "silent")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Told:
-    """What an exporter said of one stage of this run."""
+class StageReport:
+    """What an exporter reports on one stage of this run."""
 
     state: str
     at: float
-    """When it was asked, by the clock here."""
+    """When it was scraped, by the local clock."""
     progress: float | None = None
-    left_s: float | None = None
-    """Until the deadline, by the host's own clock."""
-    doing: str = ""
-    """The benchmark that most ranks are at."""
+    remaining_s: float | None = None
+    """Seconds until the deadline, by the host's clock."""
+    benchmark: str = ""
+    """The benchmark that most ranks run."""
 
 
 class Exporters:
-    """Asks the exporters in turn, in the background where `start` was called."""
+    """Scrapes the exporters, in the background unless told otherwise."""
 
     def __init__(self, run_dir: Path, run_id: str) -> None:
         self._run_dir, self._run_id = run_dir, run_id
         self._lock = threading.Lock()
-        self._told: dict[str, dict[str, Told]] = {}
+        self._told: dict[str, dict[str, StageReport]] = {}
         self._problems: dict[str, str] = {}
         self._wanted: frozenset[str] = frozenset()
         self._targets_path = ""
         self._begun = False
 
-    def told(self, host: str) -> Mapping[str, Told]:
-        """Stage -> the last that was told of it."""
+    def told(self, host: str) -> Mapping[str, StageReport]:
+        """Return stage -> its last report."""
         with self._lock:
             return self._told.get(host, {})
 
     def problems(self) -> dict[str, str]:
-        """Host -> why its exporter told nothing the last time it was asked."""
+        """Return host -> why its last scrape failed."""
         with self._lock:
             return {host: why for host, why in self._problems.items() if host in self._wanted}
 
     def want(self, hosts: Collection[str], targets: str, *, background: bool = True) -> None:
-        """Whom to ask: the hosts on which a stage runs. `targets`: the file of addresses, where it is not in its usual place."""
+        """Set the hosts to scrape. `targets` is the file of addresses, if it is not in its usual place."""
         with self._lock:
             self._wanted, self._targets_path = frozenset(hosts), targets
         if not background:
@@ -89,14 +89,14 @@ class Exporters:
             with ThreadPoolExecutor(AT_ONCE, "exporter") as pool:
                 list(pool.map(lambda item: self._ask(*item), asked.items()))
         with self._lock:
-            self._problems |= dict.fromkeys(wanted - asked.keys(), "no address of its exporter is known")
+            self._problems |= dict.fromkeys(wanted - asked.keys(), "the address of its exporter is unknown")
         return len(asked)
 
     def _ask(self, host: str, address: str) -> None:
-        told: dict[str, Told] = {}
+        told: dict[str, StageReport] = {}
         try:
             told = stages(fetch(address), self._run_id, time.time())
-            problem = "" if told else "its exporter tells nothing of this run"
+            problem = "" if told else "its exporter reports nothing about this run"
         except (OSError, ValueError, OverflowError) as error:
             problem = f"its exporter at {address}: {error.strerror or error if isinstance(error, OSError) else error}"
         with self._lock:
@@ -106,7 +106,7 @@ class Exporters:
                 del self._problems[host]
 
     def _targets(self) -> dict[str, str]:
-        """Host -> address and port, out of the file that the monitoring role writes for Prometheus."""
+        """Return host -> address and port, from the file that the monitoring role writes for Prometheus."""
         name = f"{self._run_id}.json"
         path = Path(self._targets_path or self._run_dir.parent / "prometheus" / name)
         found = {}
@@ -118,11 +118,11 @@ class Exporters:
 
 
 def fetch(address: str) -> str:
-    """The page of an exporter.
+    """Return the metrics page of an exporter.
 
     Raises:
         OSError: it cannot be reached, or takes too long.
-        ValueError: it answers something else.
+        ValueError: the answer is not a metrics page over plain HTTP.
     """
     ends = time.monotonic() + DEADLINE_S
     host, _, port = address.rpartition(":")
@@ -149,8 +149,8 @@ def fetch(address: str) -> str:
     return page.decode("utf-8", "replace")
 
 
-def stages(page: str, run_id: str, at: float) -> dict[str, Told]:
-    """Stage -> what the page says of it; nothing where the page is of another run."""
+def stages(page: str, run_id: str, at: float) -> dict[str, StageReport]:
+    """Return stage -> its report; empty if the page is of another run."""
     samples = list(_samples(page))
     runs = [labels.get("run_id") for name, labels, _ in samples if name == "rackproof_run_info"]
     if runs != [run_id]:
@@ -165,12 +165,12 @@ def stages(page: str, run_id: str, at: float) -> dict[str, Told]:
         deadline = values.get(("rackproof_stage_deadline_timestamp_seconds", stage))
         progress = values.get(("rackproof_stage_progress_ratio", stage))
         running = state == "running"
-        found[stage] = Told(
+        found[stage] = StageReport(
             state=state,
             at=at,
             progress=min(1.0, max(0.0, progress)) if progress is not None else None,
-            left_s=deadline - updated if running and deadline is not None and updated is not None else None,
-            doing=_doing(samples, stage) if running else "",
+            remaining_s=deadline - updated if running and deadline is not None and updated is not None else None,
+            benchmark=_doing(samples, stage) if running else "",
         )
     return found
 

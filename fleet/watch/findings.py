@@ -1,4 +1,4 @@
-"""What the judge has to say of the records that were fetched so far, each read once as long as it does not change."""
+"""Judge the records fetched so far; an unchanged record is read once."""
 
 from __future__ import annotations
 
@@ -15,37 +15,38 @@ from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence, judge
 from fleet.report.summary import reasons, slots
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.records import Record, record_from_json
+from schemas.records import Record
 from schemas.reports import FAIL, Verdict
 from schemas.run_directory import RunDirectory, record_names
-from schemas.timeline import SOAK
+from schemas.stages import SOAK
 
 EVERY_S = 3.0
 REST = 9
-"""So many times as long as it judged it then rests: a large fleet takes long, and the control node has other work."""
+"""Pause after judging, as a multiple of its duration: a large fleet takes long, and the control node has other work."""
 REPORT_BYTES = 64_000_000
-"""A report of hundreds of hosts is larger: its decision stands in the journal too."""
+"""Larger reports, of hundreds of hosts, are not read: the journal has their decision."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What was found in the records so far."""
+    """The verdicts on the records so far."""
 
     at: float = 0.0
-    """When; 0: not yet."""
+    """When they were judged; 0: not yet."""
     records: int = 0
     expected: int = 0
     failed: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Host -> the criteria that it fails, a line each."""
+    """Host -> failed criteria, one line each."""
     outcomes: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """Host -> stage -> how its last launch ended."""
     problems: tuple[str, ...] = ()
-    """What could not be read or judged."""
+    """Records that could not be read or judged, and why."""
 
 
 class Judge:
-    """Reads and judges, in the background where `start` was called."""
+    """Reads and judges records, in the background after `start`."""
 
     def __init__(self, run_dir: Path, plan: Plan) -> None:
         self._run_dir, self._plan = run_dir, plan
@@ -55,7 +56,7 @@ class Judge:
         self.now = Judged(expected=len(self._paths()))
 
     def start(self) -> None:
-        """Goes on by itself from now on."""
+        """Start judging in the background."""
         if not self._begun:
             self._begun = True
             threading.Thread(target=self._go_on, name="judge", daemon=True).start()
@@ -63,16 +64,16 @@ class Judge:
     def _go_on(self) -> None:
         while True:
             began = time.monotonic()
-            self.look()
+            self.update()
             time.sleep(max(EVERY_S, REST * (time.monotonic() - began)))
 
-    def look(self) -> Judged:
-        """Judges again where a record has come or changed."""
+    def update(self) -> Judged:
+        """Judge again if a record is new or changed."""
         with self._one_at_a_time:
-            self._look()
+            self._update()
         return self.now
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         if self._reread() or not self.now.at:
             try:
                 self.now = self._judged()
@@ -81,7 +82,7 @@ class Judge:
                 self.now = Judged(expected=len(self._paths()), problems=(why,))
 
     def _paths(self) -> dict[str, tuple[str, str]]:
-        """Path -> host and gang of each record that there will be."""
+        """Return path -> host and gang of each expected record."""
         return record_names(self._plan)
 
     def _reread(self) -> bool:
@@ -98,7 +99,7 @@ class Judge:
         return changed
 
     def _record(self, path: str, host: str, gang: str) -> Record | str:
-        """The record, or why it is not believed."""
+        """Return the record, or why it is rejected."""
         try:
             record = record_from_json(documents.read(self._run_dir / path, "record"), source=path)
         except documents.DocumentError as error:
@@ -139,7 +140,7 @@ def _outcomes(records: list[Record]) -> dict[str, str]:
 
 @dataclass(frozen=True, kw_only=True)
 class Reported:
-    """What of report.json is shown."""
+    """The parts of report.json that are shown."""
 
     decision: str
     status: str
@@ -150,8 +151,8 @@ class Reported:
     """As of `Judged`."""
 
 
-def reported(run_dir: Path) -> Reported | None:
-    """The report, where there is one of a size that can be read at once."""
+def read_report(run_dir: Path) -> Reported | None:
+    """Return the report, if there is one that is small enough to read."""
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         text = documents.read_bytes(RunDirectory(run_dir).report, max_bytes=REPORT_BYTES)
         if len(text) <= REPORT_BYTES:

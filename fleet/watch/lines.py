@@ -1,4 +1,4 @@
-"""A run told in lines, for logs: what has changed from one view to the next, and that something still goes on."""
+"""Render a run as log lines: changes from one view to the next, and heartbeat lines while a stage runs."""
 
 from __future__ import annotations
 
@@ -13,15 +13,15 @@ from fleet.watch.view import HostView, View
 LONGEST = 600
 NAMED = 8
 SETTLE_S = 2.0
-"""Within which all hosts have begun with a task."""
+"""Time within which all hosts have started a task."""
 SILENT_S = 300.0
-"""After so long a wait is told of also where nothing but the time has changed: some CI ends what says nothing."""
+"""Interval of heartbeat lines without progress: some CI systems stop jobs that print nothing."""
 
 
 def changes(old: View | None, new: View) -> list[str]:
-    """A line for every host that failed, one for all that did the same, one for every finding, the decision."""
-    told = [*_begun(old, new), *_moves(old, new), *_findings(old, new), *_ends(old, new)]
-    return [fit(f"{clock(new.at)} {line}", LONGEST) for line in told]
+    """Return a line per failed host, per group of hosts with the same change, per finding, and for the decision."""
+    lines = [*_begun(old, new), *_moves(old, new), *_findings(old, new), *_ends(old, new)]
+    return [fit(f"{clock(new.at)} {line}", LONGEST) for line in lines]
 
 
 def _begun(old: View | None, new: View) -> Iterator[str]:
@@ -29,13 +29,13 @@ def _begun(old: View | None, new: View) -> Iterator[str]:
         mark = f", {new.mark}" if new.mark else ""
         yield f"run {new.run_id}: {len(new.hosts)} hosts of {names(new.racks)}, profile {new.profile}{mark}"
     if new.by and (old is None or old.by != new.by):
-        yield f"carried out by {new.by}"
+        yield f"running: {new.by}"
     for note in new.notes if old is None else [note for note in new.notes if note not in old.notes]:
         yield f"note: {note}"
 
 
 def _moves(old: View | None, new: View) -> Iterator[str]:
-    """Grouped: hundreds of hosts do the same at the same time."""
+    """Yield state changes, grouped, since hundreds of hosts change at the same time."""
     before = {host.name: host for host in old.hosts} if old else {}
     same: dict[tuple[str, str], list[str]] = defaultdict(list)
     for host in new.hosts:
@@ -70,7 +70,7 @@ def _ends(old: View | None, new: View) -> Iterator[str]:
         yield f"decision: {new.decision}"
         yield from new.summary
     elif new.over and not new.decision and (old is None or not old.over):
-        yield "nobody carries out this run at the moment"
+        yield "the run is not running"
 
 
 def begins(view: View) -> str:
@@ -79,7 +79,7 @@ def begins(view: View) -> str:
     if not stage or not view.pending:
         return ""
     most = f", for at most {duration(view.deadlines[stage])} each" if stage in view.deadlines else ""
-    return f"{stage}: {names(view.pending, NAMED)} measure now{most}"
+    return f"{stage}: {names(view.pending, NAMED)} are measuring{most}"
 
 
 def beat(view: View) -> tuple[str, str]:
@@ -93,19 +93,19 @@ def beat(view: View) -> tuple[str, str]:
     pending = [hosts[name] for name in view.pending if name in hosts]
     if not view.waiting_for:
         since = f" for {duration(view.at - view.task_since)}" if view.task_since else ""
-        return f"{view.task}: {through}, {names(view.pending)} still at it", since
-    left = [host.left_s for host in pending if host.left_s is not None]
+        return f"{view.task}: {through}, {names(view.pending)} still running", since
+    left = [host.remaining_s for host in pending if host.remaining_s is not None]
     until = f", at most {duration(max(left))} left" if left else ""
     return f"{view.waiting_for}: {through}, {_progress(pending, view.waiting_for)}", until
 
 
 def _progress(pending: list[HostView], stage: str) -> str:
-    """How far each is; of many, how far they are from the slowest to the fastest."""
+    """Return the progress of each host; of many hosts the range from slowest to fastest."""
     if len(pending) <= NAMED // 2:
         return ", ".join(f"{host.name} {_far(host, stage)}" for host in pending)
     known = [(cell.progress, host) for host in pending if (cell := host.cells[stage]).progress is not None]
     if not known:
-        return f"{len(pending)} hosts, how far is unknown"
+        return f"{len(pending)} hosts, progress unknown"
     low, high = (
         min(share for share, _ in known if share is not None),
         max(share for share, _ in known if share is not None),
@@ -122,8 +122,8 @@ def _far(host: HostView, stage: str) -> str:
     return state_of(cell)
 
 
-class Beats:
-    """What the playbook's own terminal is told: little, and nothing twice."""
+class HeartbeatLines:
+    """Heartbeat lines for the playbook's terminal: few, and none twice."""
 
     def __init__(self, every_s: float) -> None:
         self._every_s = every_s
@@ -131,7 +131,7 @@ class Beats:
         self._said, self._said_at = "", 0.0
 
     def hear(self, view: View) -> list[str]:
-        """The lines that are due."""
+        """Return the lines that are due."""
         task = (view.waiting_for, view.task_since)
         begun = view.at - (view.task_since or view.at)
         if task != self._task and (line := begins(view)) and begun >= min(SETTLE_S, self._every_s):

@@ -1,4 +1,4 @@
-"""The events of progress.jsonl, one after the other -> where each host is."""
+"""Track where each host is, from the events of progress.jsonl."""
 
 from __future__ import annotations
 
@@ -11,62 +11,62 @@ from fleet.watch.tail import moment
 PREPARE, INSPECT = "prepare", "inspect"
 WAITING, RUNNING, DONE, FAILED, UNREACHABLE = "waiting", "running", "done", "failed", "unreachable"
 LEFT, UNKNOWN, NONE = "left", "unknown", "none"
-"""Left: earlier, so that it does not come to this stage. None: not planned for this host."""
+"""LEFT: the host left the run before this stage. NONE: not planned for this host."""
 _JUDGING = ("report.yml", "teardown.yml")
 _PREPARING = frozenset({"preflight", "plan", "nvidia_driver", "container_toolkit", "agent", "monitoring"})
 
 
 @dataclass
-class HostStory:
-    """One host, as far as the playbook knows."""
+class HostProgress:
+    """The progress of one host, as the playbook reports it."""
 
     states: dict[str, str] = field(default_factory=dict)
-    """Stage -> state, of the stages it came to."""
+    """Stage -> state, of the stages it reached."""
     since: dict[str, float] = field(default_factory=dict)
-    """Stage -> when it took on that state."""
-    heard: float = 0.0
-    """When something last came from the host; 0: never."""
+    """Stage -> when it entered that state."""
+    last_seen: float = 0.0
+    """When the host last answered; 0: never."""
     left: str = ""
-    """Where it left the run: the task."""
+    """The task at which it left the run."""
     left_in: str = ""
-    """And the stage."""
+    """The stage in which it left the run."""
     waits: float = 0.0
-    """Since when a stage is waited for that runs on it; 0: none is."""
+    """Since when its running stage is waited for; 0: none is."""
     before: tuple[str, float] | None = None
-    """The state before that, and since when: a host that the wait passes over has it again."""
+    """The previous state and its start, restored if the wait skips the host."""
 
     def turn(self, stage: str, state: str, at: float) -> None:
-        """Takes on a state in a stage."""
+        """Enter a state in a stage."""
         if stage and self.states.get(stage) != state:
             self.states[stage], self.since[stage] = state, at
 
 
-class Story:
-    """What the playbooks of a run have told so far."""
+class RunProgress:
+    """The progress of a run, from the events of its playbooks."""
 
     def __init__(self, stages: Sequence[str], hosts: Iterable[str]) -> None:
-        """`stages` are the plan's, in its order."""
+        """Start with the stages of the plan, in order, and its hosts."""
         self.stages = (PREPARE, INSPECT, *stages)
-        self.hosts = {name: HostStory() for name in hosts}
+        self.hosts = {name: HostProgress() for name in hosts}
         self.known = False
-        """Whether there was any event."""
+        """Whether there was an event."""
         self.attempts = 0
         self.playbook = self.play = self.task = self.stage = self.targets = ""
         self.task_since = 0.0
         self.waiting_for = ""
-        """The stage that the task waits for, where it is one that waits."""
+        """The stage that the current task waits for, if any."""
         self.pending: dict[str, float] = {}
-        """Host -> since when it is at the task."""
+        """Host -> since when the task runs on it."""
         self.answered: set[str] = set()
-        """Who is through with the task."""
+        """Hosts that finished the task."""
         self.ended = False
         self.stopped = ""
         """The task on the control node that failed."""
-        self._met: set[str] = set()
+        self._started_hosts: set[str] = set()
         self._measured = False
 
     def feed(self, events: Iterable[Mapping[str, Any]]) -> None:
-        """Goes on with these events; one that makes no sense is passed over."""
+        """Apply events; invalid ones are ignored."""
         for event in events:
             at, what = moment(event.get("at")), event["what"]
             if what in _OF_HOST:
@@ -84,7 +84,7 @@ class Story:
             host.left = host.left_in = ""
 
     def _pause(self, at: float) -> None:
-        """What ran when the playbook was cut off: nobody saw how it went on."""
+        """Mark running stages as unknown, since the playbook was interrupted."""
         for host in self.hosts.values():
             host.waits = 0.0
             for stage, state in list(host.states.items()):
@@ -102,7 +102,7 @@ class Story:
         if stage != self.stage:
             self._finish(at)
         self.play, self.stage, self.task, self.waiting_for = _text(event, "play"), stage, "", ""
-        self.pending, self.answered, self._met = {}, set(), set()
+        self.pending, self.answered, self._started_hosts = {}, set(), set()
 
     def _stage_of(self, play: str, roles: Sequence[object]) -> str:
         names = [role for role in roles if isinstance(role, str)]
@@ -113,7 +113,7 @@ class Story:
         return PREPARE if early and _PREPARING & set(names) else ""
 
     def _finish(self, at: float) -> None:
-        """Whoever has come through the stage without leaving."""
+        """Mark the stage as done on hosts that are still in it."""
         for host in self.hosts.values():
             if host.states.get(self.stage) == RUNNING:
                 host.turn(self.stage, DONE, at)
@@ -152,19 +152,21 @@ class Story:
             host.turn(self.stage, what, at)
             host.left, host.left_in = self.task or self.play, self.stage
         if what != UNREACHABLE:
-            host.heard = at
+            host.last_seen = at
         if waited and self.waiting_for and isinstance(event.get("rc"), int):
             host.turn(self.waiting_for, DONE if event["rc"] == 0 else FAILED, at)
 
-    def _began(self, host: HostStory, name: str, at: float) -> None:
+    def _began(self, host: HostProgress, name: str, at: float) -> None:
         self.pending[name] = at
         if self.waiting_for:
             host.waits = at
             host.before = (host.states[self.stage], host.since[self.stage]) if self.stage in host.states else None
-        if name not in self._met or self.waiting_for or host.left:  # one that had left and goes on was rescued
+        if (
+            name not in self._started_hosts or self.waiting_for or host.left
+        ):  # a host that left and continues was rescued
             host.turn(self.stage, RUNNING, at)
             host.left = host.left_in = ""
-        self._met.add(name)
+        self._started_hosts.add(name)
 
 
 def _text(event: Mapping[str, Any], key: str) -> str:
@@ -174,9 +176,9 @@ def _text(event: Mapping[str, Any], key: str) -> str:
 
 _OF_HOST = ("began", "ok", "skipped", FAILED, UNREACHABLE)
 _OF_RUN = {
-    "start": Story._start,
-    "play": Story._play,
-    "task": Story._task,
-    "end": Story._end,
-    "targets": Story._targets,
+    "start": RunProgress._start,
+    "play": RunProgress._play,
+    "task": RunProgress._task,
+    "end": RunProgress._end,
+    "targets": RunProgress._targets,
 }

@@ -1,4 +1,4 @@
-"""A view of a run as a screenful of lines."""
+"""Render a view of a run as a screen of lines."""
 
 from __future__ import annotations
 
@@ -29,12 +29,12 @@ COLOURS = {
 LEAST_TEXT, LONGEST = 14, 1000
 NO_END = 1_000_000
 FINDINGS_SHARE = 3
-"""Of the lines below the head at most one in so many goes to the findings, unless the hosts leave more."""
+"""Share of the lines below the head that findings may take, unless the hosts need fewer."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A piece of a line, and how it is coloured."""
+    """A piece of a line, and its colour."""
 
     text: str
     style: str = ""
@@ -44,21 +44,21 @@ Line = list[Part]
 
 
 def render(view: View, columns: int, rows: int = NO_END, *, colour: bool = False) -> list[str]:
-    """At most `rows` lines of at most `columns` columns; the hosts that need attention first where not all have room."""
+    """Return at most `rows` lines of at most `columns` columns. If not all hosts fit, those that need attention come first."""
     head = _head(view)
     rest = max(0, rows - len(head))
     tail = _findings(view, columns)
     table = _table(view, columns, max(rest - max(len(tail) and 2, min(len(tail), rest // FINDINGS_SHARE)), 2))
     lines = [*head, *table, *tail]
     if len(lines) > rows:
-        lines = [*lines[: rows - 1], [Part(f"… {len(lines) - rows + 1} lines more", "head")]]
+        lines = [*lines[: rows - 1], [Part(f"… {len(lines) - rows + 1} more lines", "head")]]
     return [_drawn(line, columns, colour) for line in lines[:rows]]
 
 
 def _drawn(line: Line, columns: int, colour: bool) -> str:
     found, room = "", columns
     for part in line:
-        core = part.text.rstrip(" ")  # what a host said is made harmless only here, and the padding kept
+        core = part.text.rstrip(" ")  # text from hosts is sanitized here; padding is kept
         text = fit(core, room)
         text += " " * min(len(part.text) - len(core), room - width(text))
         room -= width(text)
@@ -86,20 +86,20 @@ def _head(view: View) -> list[Line]:
 def _who(view: View) -> str:
     so_far = duration((view.ended or view.at) - view.began)
     again = f", attempt {view.attempts}" if view.attempts > 1 else ""
-    if view.carried is False:
+    if view.is_running is False:
         if view.decision and not view.ended:
             return f"reported; begun {so_far} ago{again}"
         if view.ended:
-            return f"reported at {clock(view.ended)}, {so_far} after it was begun{again}"
-        gone = f": {view.by} had it and is gone" if view.by else ""
-        return f"nobody carries it out at the moment{gone}; begun {so_far} ago{again}"
-    unsure = " (it cannot be told from here whether that still runs)" if view.carried is None else ""
+            return f"reported at {clock(view.ended)}, {so_far} after its start{again}"
+        gone = f": {view.by} held the lock and has exited" if view.by else ""
+        return f"not running{gone}; begun {so_far} ago{again}"
+    unsure = " (its state is unknown from here)" if view.is_running is None else ""
     since = f" since {clock(view.since)}" if view.since else ""
-    return f"carried out by {view.by}{since}{unsure}, begun {so_far} ago{again}"
+    return f"running: {view.by}{since}{unsure}, begun {so_far} ago{again}"
 
 
 def _still(view: View) -> str:
-    return f", still at it: {names(view.pending)}" if view.pending else ""
+    return f", waiting for: {names(view.pending)}" if view.pending else ""
 
 
 def _counts(view: View, stage: str) -> Line:
@@ -119,14 +119,14 @@ class _Column:
     title: str
     width: int
     need: int
-    """Where there is no room for all, those of the highest number go first."""
+    """Columns with the highest number are dropped first if not all fit."""
 
 
 def _table(view: View, columns: int, rows: int) -> list[Line]:
-    """Title, hosts, and what is not shown, in so many rows at most."""
+    """Return title, hosts, and a count of the hosts that are not shown, in at most `rows` rows."""
     hosts, hidden = list(view.hosts), []
     if len(hosts) > rows - 1:
-        ordered = sorted(hosts, key=attention)  # stable: in the inventory's order among their like
+        ordered = sorted(hosts, key=attention)  # stable: ties keep the inventory's order
         hosts, hidden = ordered[: max(rows - 2, 0)], ordered[max(rows - 2, 0) :]
     layout = _layout(view, hosts, columns)
     title = [Part(pad(column.title, column.width) + "  ", "head") for column in layout]
@@ -137,11 +137,11 @@ def _table(view: View, columns: int, rows: int) -> list[Line]:
 
 
 def _layout(view: View, hosts: Sequence[HostView], columns: int) -> list[_Column]:
-    """As wide as what stands in it; where there is no room for all, the least needed go, and then the first stages."""
+    """Return columns as wide as their content. If not all fit, the least needed are dropped, then the first stages."""
     most = {"host": max(12, columns // 4), "what": columns}
-    need = {"host": 0, **dict.fromkeys(view.stages, 1), "time left": 2, "heard": 3}
+    need = {"host": 0, **dict.fromkeys(view.stages, 1), "time left": 2, "last seen": 3}
     wanted = []
-    for title in ("host", *view.stages, "heard", "time left"):
+    for title in ("host", *view.stages, "last seen", "time left"):
         widest = max([width(_text(view, host, title)[0]) for host in hosts] + [width(title)])
         wanted.append(_Column(title, min(widest, most.get(title, 14)), need[title]))
     while len(wanted) > 1 and sum(column.width + 2 for column in wanted) > columns:
@@ -151,13 +151,13 @@ def _layout(view: View, hosts: Sequence[HostView], columns: int) -> list[_Column
 
 
 def _text(view: View, host: HostView, title: str) -> tuple[str, str]:
-    """What stands in a column, and how it is coloured."""
+    """Return the text of a column, and its colour."""
     if title in host.cells:
         return state_of(host.cells[title]), host.cells[title].state
     if title == "host":
         return host.name, host.decision
-    if title == "heard":
-        return duration(view.at - host.heard) if host.heard else "-", ""
+    if title == "last seen":
+        return duration(view.at - host.last_seen) if host.last_seen else "-", ""
     return time_left(host) if title == "time left" else _what(host), ""
 
 
@@ -170,17 +170,17 @@ def _row(view: View, host: HostView, layout: Sequence[_Column]) -> Line:
 
 
 def state_of(cell: Cell) -> str:
-    """`running 43 %`, shortened to its number; else the state."""
+    """Return the progress of a running stage as `43 %`, else the state."""
     if cell.state == NONE:
         return "-"
     return percent(cell.progress) if cell.state == RUNNING and cell.progress is not None else cell.state
 
 
 def time_left(host: HostView) -> str:
-    """Against the deadline."""
-    if host.left_s is None:
-        return "unknown" if any(cell.state == RUNNING for cell in host.cells.values()) and host.doing else ""
-    return duration(host.left_s) if host.left_s > 0 else "over"
+    """Return the time until the deadline."""
+    if host.remaining_s is None:
+        return "unknown" if any(cell.state == RUNNING for cell in host.cells.values()) and host.benchmark else ""
+    return duration(host.remaining_s) if host.remaining_s > 0 else "over"
 
 
 def _what(host: HostView) -> str:
@@ -188,15 +188,15 @@ def _what(host: HostView) -> str:
         return host.trouble
     if host.failed:
         return f"{len(host.failed)} criteria failed" if len(host.failed) > 1 else "1 criterion failed"
-    return host.decision if host.decision not in ("", "accepted") else host.doing
+    return host.decision if host.decision not in ("", "accepted") else host.benchmark
 
 
 def _summary(hosts: Sequence[HostView]) -> str:
-    """Counts by the stage that each host is at, or came to last."""
+    """Count hosts by their current or last stage."""
     counts: Counter[str] = Counter()
     for host in hosts:
-        met = [(stage, cell.state) for stage, cell in host.cells.items() if cell.state not in (WAITING, LEFT, NONE)]
-        counts[" ".join(met[-1]) if met else WAITING] += 1
+        started = [(stage, cell.state) for stage, cell in host.cells.items() if cell.state not in (WAITING, LEFT, NONE)]
+        counts[" ".join(started[-1]) if started else WAITING] += 1
     return ", ".join(f"{count} {what}" for what, count in counts.most_common(4))
 
 
@@ -218,6 +218,6 @@ def _findings(view: View, columns: int) -> list[Line]:
 
 
 def _wrapped(text: str, style: str, columns: int) -> list[Line]:
-    """On as many lines as it takes: here is what somebody has to act on."""
+    """Wrap a finding over as many lines as needed, since the operator must act on it."""
     rows = textwrap.wrap(clean(text, LONGEST), max(columns, 4), subsequent_indent="  ", break_on_hyphens=False)
     return [[Part(row, style)] for row in rows]

@@ -1,4 +1,4 @@
-"""Files of the run directory that are added to while they are read: whole lines of JSON, each once."""
+"""Follow growing files of JSON lines in the run directory, and return each complete line once."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ LONGEST_LINE = 64_000
 
 
 class Tail:
-    """The lines of a file that were added since the last look. A line that is no event is left out: others read the rest."""
+    """Return the lines that were added to a file since the last read. Lines that are not events are skipped."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
         self._offset, self._rest = 0, b""
         self._file: tuple[int, int] | None = None
         self.problem = ""
-        """Why the file cannot be read, though it is there."""
+        """Why an existing file cannot be read."""
 
     def read(self) -> list[dict[str, Any]]:
-        """The events that are new."""
+        """Return the new events."""
         found = []
         while text := self._more():
             *lines, self._rest = (self._rest + text).split(b"\n")
@@ -46,7 +46,7 @@ class Tail:
             if not stat.S_ISREG(there.st_mode):
                 self.problem = f"{self._path.name}: not a regular file"
                 return b""
-            if self._file != (there.st_dev, there.st_ino) or there.st_size < self._offset:  # another file, or cut short
+            if self._file != (there.st_dev, there.st_ino) or there.st_size < self._offset:  # replaced or truncated
                 self._file, self._offset, self._rest = (there.st_dev, there.st_ino), 0, b""
             text = os.pread(descriptor, MOST_AT_ONCE, self._offset)
         finally:
@@ -66,10 +66,10 @@ def _event(line: bytes) -> dict[str, Any] | None:
 
 
 def moment(at: object) -> float:
-    """Seconds since 1970 of a time as the files have it; 0 for what is none."""
+    """Return a timestamp of the files as seconds since 1970; 0 if it is invalid."""
     try:
         found = datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() if isinstance(at, str) else 0.0
-        datetime.fromtimestamp(found, UTC)  # what cannot be told again is no time
+        datetime.fromtimestamp(found, UTC)  # reject what cannot be formatted again
         return found
     except (ValueError, OverflowError, OSError):
         return 0.0

@@ -1,4 +1,4 @@
-"""A terminal that is drawn on and given back as it was: plain ANSI, as every terminal of the last decades has it."""
+"""Draw full screens on a terminal and restore it afterwards, with plain ANSI sequences."""
 
 from __future__ import annotations
 
@@ -13,25 +13,25 @@ from typing import TextIO
 
 ENTER = "\x1b[?1049h\x1b[?25l\x1b[2J"
 LEAVE = "\x1b[?25h\x1b[?1049l"
-"""The screen of its own that full-screen programs have, and the cursor."""
+"""Alternate screen and cursor visibility."""
 BEGIN, END = "\x1b[?2026h", "\x1b[?2026l"
-"""Of one frame, for terminals that show it in one step; the others pass over it."""
+"""Synchronized output of one frame; terminals without it ignore the sequence."""
 
-LOOK_S = 0.1
+POLL_S = 0.1
 
 
 def is_screen(stream: TextIO) -> bool:
-    """Whether a screen can be drawn there."""
+    """Return whether the stream is a terminal that can show a screen."""
     return stream.isatty() and os.environ.get("TERM", "dumb") not in ("", "dumb")
 
 
 def has_colour() -> bool:
-    """As https://no-color.org asks."""
+    """Return whether colours are wanted (https://no-color.org)."""
     return not os.environ.get("NO_COLOR")
 
 
 class Screen:
-    """Draws whole screens, without flicker: each line is written over the old one, and what is left of it cleared."""
+    """Draw whole screens without flicker: each line overwrites the old one and clears the rest of it."""
 
     def __init__(self, stream: TextIO) -> None:
         self._stream = stream
@@ -39,7 +39,7 @@ class Screen:
 
     @property
     def size(self) -> tuple[int, int]:
-        """Columns and rows, as they are now."""
+        """Return the current columns and rows."""
         with contextlib.suppress(OSError, ValueError):
             found = os.get_terminal_size(self._stream.fileno())
             if found.columns and found.lines:
@@ -47,15 +47,15 @@ class Screen:
         return 80, 24
 
     def draw(self, lines: Sequence[str]) -> None:
-        """Shows these lines, which must fit."""
+        """Show these lines, which must fit."""
         body = "\x1b[K\r\n".join(lines)
         self._write(f"{BEGIN}\x1b[H{body}\x1b[K\x1b[J{END}")
 
     def wait(self, seconds: float) -> None:
-        """Until then, or until the window has another size."""
+        """Wait, or until the window is resized."""
         ends = time.monotonic() + seconds
         while not self._woken and (rest := ends - time.monotonic()) > 0:  # a handler may not set a threading.Event
-            time.sleep(min(LOOK_S, rest))
+            time.sleep(min(POLL_S, rest))
         self._woken = False
 
     def _write(self, text: str) -> None:
@@ -64,7 +64,7 @@ class Screen:
 
     @contextlib.contextmanager
     def shown(self) -> Iterator[Screen]:
-        """Takes the terminal, and gives it back however this ends: Ctrl-C, SIGTERM, a lost connection, Ctrl-Z."""
+        """Use the alternate screen and restore the terminal on any exit: Ctrl-C, SIGTERM, a lost connection, Ctrl-Z."""
         handlers = {
             signal.SIGTERM: self._end,
             signal.SIGHUP: self._end,
@@ -88,7 +88,7 @@ class Screen:
         self._woken = True
 
     def _pause(self, number: int, frame: FrameType | None) -> None:
-        """Ctrl-Z: the shell gets its screen; `fg` brings ours back."""
+        """Handle Ctrl-Z: restore the shell's screen; `fg` shows ours again."""
         os.write(self._stream.fileno(), LEAVE.encode())
         os.kill(os.getpid(), signal.SIGSTOP)
         os.write(self._stream.fileno(), ENTER.encode())

@@ -1,4 +1,4 @@
-"""Text for terminals: nothing that a host said can steer one, and everything fits."""
+"""Format text for terminals: without control sequences, and cut to the available width."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ __all__ = ["clean", "clock", "duration", "fit", "names", "pad", "percent", "widt
 
 
 def width(text: str) -> int:
-    """How many columns the text takes."""
+    """Return the width of the text in columns."""
     return len(text) if text.isascii() else sum(map(_columns, text))
 
 
@@ -23,7 +23,7 @@ def _columns(character: str) -> int:
 
 
 def fit(text: str, columns: int) -> str:
-    """The text on one line of at most so many columns, harmless; what is cut off ends in `…`."""
+    """Return the text on one line of at most `columns` columns, sanitized; a cut text ends in `…`."""
     text = _single(clean(text, 4000))
     if width(text) <= columns:
         return text
@@ -37,7 +37,7 @@ def fit(text: str, columns: int) -> str:
 
 
 def _single(text: str) -> str:
-    """Without marks that are heaped on a character."""
+    """Remove combining marks."""
     if text.isascii():
         return text
     composed = unicodedata.normalize("NFC", text)
@@ -45,13 +45,13 @@ def _single(text: str) -> str:
 
 
 def pad(text: str, columns: int) -> str:
-    """The text in exactly so many columns."""
+    """Return the text padded or cut to exactly `columns` columns."""
     found = fit(text, columns)
     return found + " " * (columns - width(found))
 
 
 def clock(at: float) -> str:
-    """Time of day, UTC."""
+    """Return the time of day in UTC."""
     return datetime.fromtimestamp(at, UTC).strftime("%H:%M:%S")
 
 
@@ -71,6 +71,6 @@ def percent(share: float) -> str:
 
 
 def names(hosts: Sequence[str], most: int = 4) -> str:
-    """The first few, and how many more."""
+    """Return the first few names, and the count of the others."""
     few = ", ".join(hosts[:most])
     return f"{few} and {len(hosts) - most} more" if len(hosts) > most else few

@@ -1,4 +1,4 @@
-"""Everything that is known of a run at one moment: what the screen, the lines and the JSON show."""
+"""The state of a run at one moment, as the screen, the log lines and the JSON show it."""
 
 from __future__ import annotations
 
@@ -9,36 +9,36 @@ from typing import Any
 from fleet.watch.progress import FAILED, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from schemas.reports import mark
 
-SCHEMA = "rackproof.watch/1"
+SCHEMA = "rackproof.watch/2"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """A host in a stage."""
+    """The state of a host in a stage."""
 
     state: str
     progress: float | None = None
-    """Share of what is to be observed; None: unknown."""
+    """Share of the expected observations; None: unknown."""
     since: float | None = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class HostView:
-    """A line of the table."""
+    """One host of the table."""
 
     name: str
     rack: str
     cells: Mapping[str, Cell]
-    heard: float | None
-    """When something last came from it."""
-    left_s: float | None
-    """Until the deadline of the stage that runs on it, at most; None: none does, or it is unknown."""
-    doing: str
-    """The benchmark it is at."""
+    last_seen: float | None
+    """When the host last answered."""
+    remaining_s: float | None
+    """Seconds until the deadline of its running stage; None: no stage runs, or unknown."""
+    benchmark: str
+    """The benchmark that is running."""
     trouble: str
-    """Why it failed, left, or is looked at first."""
+    """Why it failed or left the run, or why it needs attention."""
     failed: tuple[str, ...]
-    """Criteria that it fails, a line each."""
+    """Failed criteria, one line each."""
     decision: str
 
 
@@ -53,10 +53,10 @@ class View:
     racks: tuple[str, ...]
     began: float
     """When the plan was made."""
-    carried: bool | None
-    """Whether a playbook carries it out now; None: it cannot be told from here."""
+    is_running: bool | None
+    """Whether a playbook is running the run; None: unknown from here."""
     by: str
-    """Who does, or did when it was cut off."""
+    """Who runs it, or ran it when it was interrupted."""
     since: float | None
     attempts: int
     playbook: str
@@ -65,7 +65,7 @@ class View:
     task_since: float | None
     waiting_for: str
     pending: tuple[str, ...]
-    """The hosts that the task is still at."""
+    """Hosts on which the task is still running."""
     answered: int
     stages: tuple[str, ...]
     deadlines: Mapping[str, float]
@@ -79,19 +79,19 @@ class View:
     judged: float | None
     """When the records were last judged; None: not yet."""
     notes: tuple[str, ...]
-    """What could not be told, and why."""
+    """What is unknown, and why."""
     simulated: bool = False
     schema: str = SCHEMA
 
     @property
     def mark(self) -> str:
-        """`SIMULATED` or `REHEARSAL`; empty where hardware is looked at."""
+        """Return `SIMULATED` or `REHEARSAL`; empty for a run on GPUs."""
         return mark(simulated=self.simulated, rehearsal=self.rehearsal)
 
     @property
     def over(self) -> bool:
-        """Whether nobody carries it out."""
-        return self.carried is False
+        """Return whether no playbook runs it."""
+        return self.is_running is False
 
     def json(self) -> dict[str, Any]:
         """Return the JSON document."""
@@ -99,7 +99,7 @@ class View:
 
 
 def attention(host: HostView) -> int:
-    """How soon somebody should look at a host: 0 first."""
+    """Return how urgently a host needs attention: 0 first."""
     states = {cell.state for cell in host.cells.values()}
     if states & {FAILED, UNREACHABLE} or host.trouble or host.decision == "rejected":
         return 0

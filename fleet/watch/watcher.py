@@ -1,4 +1,4 @@
-"""Looks at a run directory and puts together what is known of the run."""
+"""Read a run directory and build the view of the run."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from fleet.records import run_lock
 from fleet.records.load import PLAN_BYTES, without_plan
-from fleet.watch.exporters import Exporters, Told
-from fleet.watch.findings import Judge, Judged, Reported, reported
+from fleet.watch.exporters import Exporters, StageReport
+from fleet.watch.findings import Judge, Judged, Reported, read_report
 from fleet.watch.progress import (
     DONE,
     FAILED,
@@ -23,8 +23,8 @@ from fleet.watch.progress import (
     UNKNOWN,
     UNREACHABLE,
     WAITING,
-    HostStory,
-    Story,
+    HostProgress,
+    RunProgress,
 )
 from fleet.watch.tail import Tail, moment
 from fleet.watch.view import Cell, HostView, View
@@ -32,48 +32,52 @@ from schemas import documents
 from schemas.errors import RunError
 from schemas.plans import Plan, PlannedHost, plan_from_json
 from schemas.run_directory import PROGRESS, RunDirectory
+from schemas.stages import GANG
 
 STALE_S = 60.0
-"""What an exporter told longer ago is not shown any more."""
-GANG = "gang"
+"""Age at which a report of an exporter is no longer shown."""
 
 
 class Watcher:
-    """Looks at a run directory again and again; cheap, whatever its size."""
+    """Reads a run directory repeatedly, at low cost whatever its size."""
 
     def __init__(self, run_dir: Path, *, judging: bool = True, asking: bool = True) -> None:
-        """Reads the plan, once.
+        """Read the plan.
 
         Args:
             run_dir: of the run on the control node.
-            judging: whether records are read and judged.
-            asking: whether exporters are asked how far they are.
+            judging: read and judge records.
+            asking: scrape exporters for progress.
 
         Raises:
-            RunError: there is no plan, so there is nothing to see.
+            RunError: there is no plan.
         """
         try:
             self._plan: Plan = plan_from_json(documents.read(RunDirectory(run_dir).plan, "plan", max_bytes=PLAN_BYTES))
         except documents.DocumentError as error:
             raise RunError(f"{error}: {without_plan(run_dir, error)}") from None
         self._run_dir = run_dir.absolute()
-        self._story = Story([stage.name for stage in self._plan.stages], (host.name for host in self._plan.hosts))
+        self._progress_of_run = RunProgress(
+            [stage.name for stage in self._plan.stages], (host.name for host in self._plan.hosts)
+        )
         self._progress, self._events = Tail(RunDirectory(run_dir).progress), Tail(RunDirectory(run_dir).events)
         self._journal = Tail(RunDirectory(run_dir).journal)
-        self._befell: dict[str, str] = {}
+        self._events_by_host: dict[str, str] = {}
         self._last: dict[str, Any] = {}
         self._judge = Judge(self._run_dir, self._plan) if judging and not self._plan.study else None
         self._exporters = Exporters(self._run_dir, self._plan.run_id) if asking else None
         self._reported: tuple[object, Reported | None] = (None, None)
 
     def look(self, *, background: bool = True) -> View:
-        """The run as it is now; without `background` everything that can be asked is asked first, which may take a while."""
-        self._story.feed(self._progress.read())
+        """Return the current view; without `background`, judge and scrape first, which may take a while."""
+        self._progress_of_run.feed(self._progress.read())
         self._hear()
-        carried, by, since = self._holder()
-        report = self._report() if carried is False else None
+        is_running, by, since = self._holder()
+        report = self._report() if is_running is False else None
         ended = moment(self._last.get("at")) if self._last.get("what") == "reported" else 0.0
-        decision = report.decision if report else str(self._last.get("note", "")) if ended and carried is False else ""
+        decision = (
+            report.decision if report else str(self._last.get("note", "")) if ended and is_running is False else ""
+        )
         if not decision:
             self._judge_and_ask(background)
         now = time.time()
@@ -86,14 +90,14 @@ class Watcher:
             simulated=self._plan.simulated,
             racks=tuple(dict.fromkeys(host.rack for host in self._plan.hosts)),
             began=moment(self._plan.created),
-            carried=carried,
+            is_running=is_running,
             by=by,
             since=since,
-            attempts=self._story.attempts,
-            **self._playing(carried),
-            stages=self._story.stages,
+            attempts=self._progress_of_run.attempts,
+            **self._playing(is_running),
+            stages=self._progress_of_run.stages,
             deadlines={stage.name: stage.deadline_s for stage in self._plan.stages},
-            hosts=tuple(self._host(host, carried, judged, report, now) for host in self._plan.hosts),
+            hosts=tuple(self._host(host, is_running, judged, report, now) for host in self._plan.hosts),
             decision=decision,
             status=report.status if report else "",
             ended=ended or None,
@@ -104,9 +108,9 @@ class Watcher:
             notes=self._notes(judged, decision if not report else ""),
         )
 
-    def _playing(self, carried: bool | None) -> dict[str, Any]:
-        """What the playbook is at; nothing where none is."""
-        story, here = self._story, carried is not False
+    def _playing(self, is_running: bool | None) -> dict[str, Any]:
+        """Return the current play and task; empty if no playbook runs."""
+        story, here = self._progress_of_run, is_running is not False
         return {
             "playbook": story.playbook,
             "play": story.play if here else "",
@@ -121,12 +125,12 @@ class Watcher:
         for event in self._events.read():
             host = event.get("host")
             if isinstance(host, str) and event["what"] in (FAILED, UNREACHABLE):
-                self._befell[host] = f"{event.get('message', '')} (at {event.get('task', '')})"
+                self._events_by_host[host] = f"{event.get('message', '')} (at {event.get('task', '')})"
         for event in self._journal.read():
             self._last = event
 
     def _holder(self) -> tuple[bool | None, str, float | None]:
-        """Whether somebody carries out the run, who, and since when."""
+        """Return whether a playbook runs the run, who started it, and since when."""
         try:
             held = run_lock.holder(self._run_dir)
         except OSError:
@@ -134,7 +138,7 @@ class Watcher:
         if held is None:
             return False, "", None
         lives = held.lives()
-        # Where processes of other users are hidden, one that cannot be seen may be there all the same.
+        # If processes of other users are hidden, one that is not visible may still run.
         hidden = lives is False and held.since and not _readable("/proc/1/stat")
         return (None if hidden else lives), held.who(), moment(held.since) or None
 
@@ -143,7 +147,7 @@ class Watcher:
             there = RunDirectory(self._run_dir).report.stat()
             mark = (there.st_mtime_ns, there.st_size, there.st_ino)
             if self._reported[0] != mark:
-                self._reported = (mark, reported(self._run_dir))
+                self._reported = (mark, read_report(self._run_dir))
             return self._reported[1]
         return None
 
@@ -151,58 +155,60 @@ class Watcher:
         if self._judge and background:
             self._judge.start()
         elif self._judge:
-            self._judge.look()
+            self._judge.update()
         if self._exporters:
-            hosts = self._story.hosts.items()
+            hosts = self._progress_of_run.hosts.items()
             asked = [name for name, host in hosts if host.waits or UNKNOWN in host.states.values()]
-            self._exporters.want(asked, self._story.targets, background=background)
+            self._exporters.want(asked, self._progress_of_run.targets, background=background)
 
     def _notes(self, judged: Judged, decided: str) -> tuple[str, ...]:
         page = "scaling.html" if self._plan.study else "report.html"
         found = [f"the report is not shown here: see {self._run_dir}/{page}"] if decided else []
         found += [tail.problem for tail in (self._progress, self._events, self._journal) if tail.problem]
-        if not self._story.known and not self._progress.problem:
-            found.append(f"there is no {PROGRESS}: where the hosts are is known only from their records")
-        if self._story.stopped:
-            found.append(f"the playbook failed at {self._story.stopped}")
+        if not self._progress_of_run.known and not self._progress.problem:
+            found.append(f"there is no {PROGRESS}: the progress of hosts is known only from their records")
+        if self._progress_of_run.stopped:
+            found.append(f"the playbook failed at {self._progress_of_run.stopped}")
         silent = self._exporters.problems() if self._exporters else {}
         if silent:
             host, why = next(iter(silent.items()))
             more = f" (and {len(silent) - 1} more hosts)" if len(silent) > 1 else ""
-            found.append(f"how far the stage is cannot be told: {host}: {why}{more}")
+            found.append(f"progress unknown: {host}: {why}{more}")
         return (*found, *judged.problems)
 
     # --- one host
 
     def _host(
-        self, host: PlannedHost, carried: bool | None, judged: Judged, report: Reported | None, now: float
+        self, host: PlannedHost, is_running: bool | None, judged: Judged, report: Reported | None, now: float
     ) -> HostView:
-        story = self._story.hosts[host.name]
+        story = self._progress_of_run.hosts[host.name]
         told = self._exporters.told(host.name) if self._exporters else {}
         fresh = {stage: item for stage, item in told.items() if now - item.at <= STALE_S}
         outcomes = (report or judged).outcomes.get(host.name, {})
-        cells = {stage: self._cell(host, story, stage, fresh.get(stage), outcomes) for stage in self._story.stages}
-        if carried is False:  # nobody sees how it goes on, but for what its exporter tells
+        cells = {
+            stage: self._cell(host, story, stage, fresh.get(stage), outcomes) for stage in self._progress_of_run.stages
+        }
+        if is_running is False:  # only an exporter still reports its progress
             for stage, cell in cells.items():
                 if cell.state == RUNNING and stage not in fresh:
                     cells[stage] = Cell(state=UNKNOWN, since=cell.since)
         running = next((stage for stage, cell in cells.items() if cell.state == RUNNING), "")
         now_told = fresh.get(running)
-        heard = max(story.heard, now_told.at if now_told else 0.0)
+        last_seen = max(story.last_seen, now_told.at if now_told else 0.0)
         return HostView(
             name=host.name,
             rack=host.rack,
             cells=cells,
-            heard=heard or None,
-            left_s=self._time_left(story, running, now_told, now),
-            doing=now_told.doing if now_told else "",
+            last_seen=last_seen or None,
+            remaining_s=self._time_left(story, running, now_told, now),
+            benchmark=now_told.benchmark if now_told else "",
             trouble=self._trouble(host.name, story, now_told),
             failed=judged.failed.get(host.name, ()),
             decision=report.hosts.get(host.name, "") if report else "",
         )
 
     def _cell(
-        self, host: PlannedHost, story: HostStory, stage: str, told: Told | None, outcomes: Mapping[str, str]
+        self, host: PlannedHost, story: HostProgress, stage: str, told: StageReport | None, outcomes: Mapping[str, str]
     ) -> Cell:
         if stage == GANG and not host.gang:
             return Cell(state=NONE)
@@ -215,34 +221,34 @@ class Watcher:
         return Cell(state=state, progress=progress, since=since)
 
     def _otherwise(
-        self, host: PlannedHost, stage: str, state: str, told: Told | None, outcomes: Mapping[str, str]
+        self, host: PlannedHost, stage: str, state: str, told: StageReport | None, outcomes: Mapping[str, str]
     ) -> str:
-        """The state where the playbook did not tell: by the host's exporter, else by its record."""
+        """Return the state if the playbook reports none: from the host's exporter, else from its record."""
         if told and told.state == "running":
             return RUNNING
         if stage in outcomes:
             return DONE if outcomes[stage] == "finished" else FAILED
         if stage in (PREPARE, INSPECT) and RunDirectory(self._run_dir).record(host.name).exists():
             return DONE
-        return state if self._story.known else UNKNOWN
+        return state if self._progress_of_run.known else UNKNOWN
 
     def _after(self, stage: str, left_in: str) -> bool:
-        order = self._story.stages
+        order = self._progress_of_run.stages
         return left_in not in order or order.index(stage) > order.index(left_in)
 
-    def _time_left(self, story: HostStory, stage: str, told: Told | None, now: float) -> float | None:
-        if told and told.left_s is not None:
-            return told.left_s - (now - told.at)
+    def _time_left(self, story: HostProgress, stage: str, told: StageReport | None, now: float) -> float | None:
+        if told and told.remaining_s is not None:
+            return told.remaining_s - (now - told.at)
         deadlines = {item.name: item.deadline_s for item in self._plan.stages}
         return story.waits + deadlines[stage] - now if story.waits and stage in deadlines else None
 
-    def _trouble(self, name: str, story: HostStory, told: Told | None) -> str:
+    def _trouble(self, name: str, story: HostProgress, told: StageReport | None) -> str:
         if story.left:
-            return self._befell.get(name) or f"left at {story.left}"
+            return self._events_by_host.get(name) or f"left at {story.left}"
         if FAILED in story.states.values() or UNREACHABLE in story.states.values():
-            return self._befell.get(name, "")
-        if not self._story.known:
-            return self._befell.get(name, "")
+            return self._events_by_host.get(name, "")
+        if not self._progress_of_run.known:
+            return self._events_by_host.get(name, "")
         return "its supervisor is silent" if told and told.state == "silent" else ""
 
 

@@ -173,11 +173,11 @@ LINKS = {
 def tree(
     root: Path, *, gpus: int | None = 8, files: Mapping[str, str | None] | None = None, **proc: str | None
 ) -> Path:
-    """Builds the tree under `root`, and returns that.
+    """Build the tree under `root`, and return it.
 
     Args:
         root: made where it is missing.
-        gpus: how many NVIDIA GPUs stand on the PCI bus, beside devices that are none; None: no bus, somebody else builds it.
+        gpus: number of NVIDIA GPUs on the PCI bus, beside other devices; None: no bus, the caller builds it.
         files: path -> other text than in FILES, or one more; None leaves the file out.
         proc: the same for a file of /proc by its last name, e.g. `meminfo="nonsense"`.
     """
@@ -202,7 +202,7 @@ def tree(
 
 
 def pci(root: Path, address: str, vendor: str, kind: str) -> None:
-    """A device on the PCI bus, with no bridge above it."""
+    """Add a device to the PCI bus, without a bridge above it."""
     for name, text in (("vendor", vendor), ("class", kind)):
         _write(root / f"sys/devices/pci0000:00/{address}/{name}", f"{text}\n")
     known = root / "sys/bus/pci/devices" / address
@@ -211,14 +211,14 @@ def pci(root: Path, address: str, vendor: str, kind: str) -> None:
 
 
 def program(path: Path, does: str) -> None:
-    """A program that is a line of shell."""
+    """Write a program that is a line of shell."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(f"#!/bin/sh\n{does}\n")
     path.chmod(0o755)
 
 
 def bare(root: Path) -> Path:
-    """A machine without anything to be seen but a kernel, as a small virtual machine or a container is one."""
+    """Build a machine with only a kernel, like a small virtual machine or a container."""
     for path in (
         "proc/sys/kernel/osrelease", "proc/cpuinfo", "proc/loadavg", "proc/meminfo", "proc/uptime", "etc/os-release",
     ):  # fmt: skip

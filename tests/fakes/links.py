@@ -1,4 +1,4 @@
-"""A /sys of an HGX host, as far as its links go: what the `pcie`, `infiniband` and `network` collectors read.
+"""The /sys of an HGX host, for the `pcie`, `infiniband` and `network` collectors.
 
 Eight PCIe switches, each with a GPU, a ConnectX-7 for InfiniBand and an NVMe drive; a switch with four NVSwitches; a
 ConnectX-6 Dx (Ethernet, RoCE) and a Broadcom NIC. A test writes over one file, by the functions below.
@@ -24,7 +24,7 @@ HCA_PORTS = tuple(f"0000:{0x17 + 0x10 * number:02x}:01.0" for number in range(8)
 IB, ROCE = tuple(f"mlx5_{number}" for number in range(8)), "mlx5_8"
 ROCE_INTERFACE, PLAIN_INTERFACE = "enp161s0np0", "enp162s0"
 ACS_OFF, ACS_KERNEL = 0x00, 0x1D
-"""ACS control as NCCL wants it, and as Linux sets it while an IOMMU isolates."""
+"""ACS control as NCCL needs it, and as Linux sets it for isolation with an IOMMU."""
 GIB = 1 << 30
 
 ERRORS = (
@@ -47,7 +47,7 @@ AER = {
 
 
 def tree(root: Path, gpus: int = 8) -> Path:
-    """The host in order, or the same with fewer GPUs, adapters and drives. Returns `root`, to be given to collectors."""
+    """Build the healthy host, or one with fewer GPUs, adapters and drives; return `root`."""
     for number in range(gpus):
         up, down = f"0000:{0x16 + 0x10 * number:02x}:00.0", f"0000:{0x17 + 0x10 * number:02x}"
         numa, switch = number // 4, (ROOT_PORTS[number], up)
@@ -78,38 +78,38 @@ def tree(root: Path, gpus: int = 8) -> Path:
 
 @contextmanager
 def host(gpus: int = 8) -> Iterator[Path]:
-    """The same, gone afterwards; in memory where there is such a place, for it is a thousand small files."""
+    """Build the same temporarily, in memory if possible, because it has a thousand small files."""
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         yield tree(Path(folder), gpus)
 
 
-# ---- what tests change ----
+# ---- changes ----
 
 
 def write(root: Path, path: str, text: str) -> None:
-    """One file, with the directories above it."""
+    """Write one file, with the directories above it."""
     (root / path).parent.mkdir(parents=True, exist_ok=True)
     (root / path).write_text(text)
 
 
 def pci(root: Path, address: str) -> Path:
-    """The directory of a device of the PCI bus."""
+    """Return the directory of a PCI device."""
     return root / "sys/bus/pci/devices" / address
 
 
 def port(root: Path, hca: str) -> Path:
-    """The directory of an adapter's port."""
+    """Return the directory of an adapter's port."""
     return root / "sys/class/infiniband" / hca / "ports/1"
 
 
 def interface(root: Path, name: str) -> Path:
-    """The directory of a network interface."""
+    """Return the directory of a network interface."""
     return root / "sys/class/net" / name
 
 
 def set_link(root: Path, address: str, which: str, *, speed: str = "", width: int | None = None) -> None:
-    """Speed in GT/s, or lanes, of a link: `current` or `max`."""
+    """Set speed in GT/s or lanes of a link, `current` or `max`."""
     if speed:
         (pci(root, address) / f"{which}_link_speed").write_text(f"{speed} GT/s PCIe\n")
     if width is not None:
@@ -117,29 +117,29 @@ def set_link(root: Path, address: str, which: str, *, speed: str = "", width: in
 
 
 def set_aer(root: Path, address: str, severity: str, total: int) -> None:
-    """Errors that a device or a port reported since boot."""
+    """Set the error count of a device or a port."""
     (pci(root, address) / f"aer_dev_{severity}").write_text(AER[severity].format(total))
 
 
 def set_acs(root: Path, address: str, control: int) -> None:
-    """The ACS control register of a bridge."""
+    """Set the ACS control register of a bridge."""
     (pci(root, address) / "config").write_bytes(config_space(port_type=6, acs=control))
 
 
 def set_counter(root: Path, hca: str, name: str, value: int) -> None:
-    """A counter of an adapter's port."""
+    """Set a counter of an adapter's port."""
     folder = "counters" if (port(root, hca) / "counters" / name).exists() else "hw_counters"
     (port(root, hca) / folder / name).write_text(f"{value}\n")
 
 
 def as_unprivileged(root: Path) -> None:
-    """What is not root sees 64 bytes of each configuration space."""
+    """Cut each configuration space to the 64 bytes that a reader without root sees."""
     for config in root.glob("sys/devices/**/config"):
         config.write_bytes(config.read_bytes()[:64])
 
 
 def as_virtual_machine(root: Path) -> None:
-    """Two GPUs and an adapter passed through to a machine that shows neither links, ports nor AER."""
+    """Build a virtual machine with two GPUs and an adapter, without links, ports or AER."""
     write(root, "proc/cpuinfo", "processor\t: 0\nflags\t\t: fpu vme hypervisor\n")
     for number, ids in enumerate((_GPU_IDS, _GPU_IDS, _HCA_IDS)):
         folder = _device(root, (), f"0000:00:0{number + 4}.0", -1, ids)
@@ -148,7 +148,7 @@ def as_virtual_machine(root: Path) -> None:
 
 
 def add_bond(root: Path, name: str, states: dict[str, str]) -> None:
-    """A bond of interfaces, and what it says of each: up or down."""
+    """Add a bond of interfaces, each up or down."""
     _virtual_interface(root, name)
     write(root, f"sys/class/net/{name}/bonding/slaves", " ".join(states) + "\n")
     for slave, state in states.items():
@@ -156,7 +156,7 @@ def add_bond(root: Path, name: str, states: dict[str, str]) -> None:
 
 
 def config_space(*, port_type: int = 0, payload: int = 1, read: int = 5, acs: int | None = None) -> bytes:
-    """4096 bytes: power management, PCI Express and, as extended capabilities, AER and ACS.
+    """Return 4096 bytes: power management, PCI Express and, as extended capabilities, AER and ACS.
 
     Args:
         port_type: 0 an endpoint, 4 a root port, 6 a switch's downstream port.
@@ -176,7 +176,7 @@ def config_space(*, port_type: int = 0, payload: int = 1, read: int = 5, acs: in
     return bytes(space)
 
 
-# ---- how it is made ----
+# ---- construction ----
 
 _GPU_IDS, _HCA_IDS = ("0x10de", "0x2330", "0x030200"), ("0x15b3", "0x1021", "0x020700")
 _RESOURCE = "\n".join(
@@ -192,11 +192,11 @@ _RESOURCE = "\n".join(
 
 
 def _device(root: Path, above: tuple[str, ...], address: str, numa: int, ids: tuple[str, str, str]) -> Path:
-    place = "/".join((f"sys/devices/pci{(*above, address)[0][:7]}", *above, address))
-    folder, known = root / place, root / "sys/bus/pci/devices"
+    location = "/".join((f"sys/devices/pci{(*above, address)[0][:7]}", *above, address))
+    folder, known = root / location, root / "sys/bus/pci/devices"
     folder.mkdir(parents=True)
     known.mkdir(parents=True, exist_ok=True)
-    (known / address).symlink_to(f"../../../{place.removeprefix('sys/')}")
+    (known / address).symlink_to(f"../../../{location.removeprefix('sys/')}")
     for name, text in zip(("vendor", "device", "class", "numa_node", "power_state"), (*ids, numa, "D0"), strict=True):
         (folder / name).write_text(f"{text}\n")
     (folder / "subsystem").symlink_to(Path("../" * (len(above) + 3)) / "bus/pci")
@@ -235,7 +235,7 @@ def _drive(root: Path, above: tuple[str, ...], address: str, numa: int) -> None:
 
 
 def _class_device(root: Path, kind: str, name: str, address: str) -> Path:
-    """A directory below a PCI device, the link of /sys/class to it, and its own link back."""
+    """Add a directory below a PCI device, the link of /sys/class to it, and its link back."""
     below = pci(root, address).resolve() / kind / name
     below.mkdir(parents=True)
     (below / "device").symlink_to("../..")
@@ -284,6 +284,6 @@ def _network(root: Path, name: str, address: str, driver: str, megabits: int) ->
 
 
 def _virtual_interface(root: Path, name: str, kind: str = "1") -> None:
-    place = f"devices/virtual/net/{name}"
-    write(root, f"sys/{place}/type", f"{kind}\n")
-    (root / "sys/class/net" / name).symlink_to(f"../../{place}")
+    location = f"devices/virtual/net/{name}"
+    write(root, f"sys/{location}/type", f"{kind}\n")
+    (root / "sys/class/net" / name).symlink_to(f"../../{location}")

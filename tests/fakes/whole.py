@@ -14,7 +14,7 @@ from typing import Any
 
 import collectors
 from agent.exporter.metrics_page import page
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.base import IDENTITY, Collector
 from collectors.clock import ClockCollector, ClockState
 from collectors.storage import StorageCollector
@@ -23,24 +23,24 @@ from tests.fakes import host, links
 
 KEPT = ClockState(offset=0.0, error_max=0.004, error_estimated=0.0001)
 SMART = "smart.bin"
-"""Under the root: the health log that every NVMe disk answers with."""
+"""File under the root: the health log of every NVMe disk."""
 CLOCK = "clock.json"
-"""Under the root, where a test says how far off the clock may be: seconds."""
+"""File under the root: the maximum error of the clock, in seconds."""
 HEALTHY_LOG = bytes([0, 0x2E, 0x01, 100, 10, 3]) + bytes(506)
-"""No warning, 302 K, all of the spare, 3 % used, and no errors."""
+"""No warning, 302 K, full spare capacity, 3 % used, no errors."""
 NVML = (
     f"DriverVersion={host.DRIVER}",
     *(f"gpu.{number}.PciInfo=0000{address}" for number, address in enumerate(links.GPUS)),
 )
-"""What fits the stub's H100 host to this one."""
+"""Scenario lines that match NVML to this host."""
 
 
 BOOTED = "5,0,0,-;Linux version 6.8.0-45-generic (buildd@lcy02) #45-Ubuntu SMP\n"
-"""The kernel's log."""
+"""The kernel log."""
 
 
 def tree(root: Path) -> Path:
-    """Eight GPUs, four NVSwitches, eight adapters, two disks: all in order."""
+    """Build a healthy host with eight GPUs, four NVSwitches, eight adapters and two disks."""
     links.tree(root)
     host.tree(root, gpus=None)
     links.write(root, "proc/1/comm", "systemd\n")
@@ -55,7 +55,7 @@ def tree(root: Path) -> Path:
 
 
 def log(root: Path, *messages: str) -> None:
-    """Lines that the kernel has written."""
+    """Append messages to the kernel log."""
     path = root / "dev/kmsg"
     known = path.read_text().splitlines()
     lines = [f"4,{len(known) + number},{5_000_000 + number},-;{text}" for number, text in enumerate(messages)]
@@ -63,11 +63,15 @@ def log(root: Path, *messages: str) -> None:
 
 
 def everything(root: Path, *, full_snapshot: bool = True, keep_nvml_open: bool = False) -> Iterator[Collector]:
-    """The collectors, with an NVMe disk and a kernel's clock that answer from the root."""
+    """Yield the collectors; NVMe logs and the clock come from files under the root."""
 
     def ask() -> ClockState:
-        told = root / CLOCK
-        return ClockState(offset=0.0, error_max=float(told.read_text()), error_estimated=0.0) if told.exists() else KEPT
+        expected = root / CLOCK
+        return (
+            ClockState(offset=0.0, error_max=float(expected.read_text()), error_estimated=0.0)
+            if expected.exists()
+            else KEPT
+        )
 
     for collector in collectors.build_collectors(full_snapshot=full_snapshot, root=root, keep_nvml_open=keep_nvml_open):
         if collector.name == "storage":
@@ -79,20 +83,20 @@ def everything(root: Path, *, full_snapshot: bool = True, keep_nvml_open: bool =
 
 
 def readings(root: Path) -> dict[str, dict[str, Any]]:
-    """Name -> unit, help, whether it is a counter, and the labels of its scopes."""
-    found: dict[str, dict[str, Any]] = {}
+    """Return name -> unit, help, whether it is a counter, and the labels of its scopes."""
+    result: dict[str, dict[str, Any]] = {}
     for family in (family for collector in everything(root) for family in collector.collect()):
         labels = [key for key in family.label_names() if key not in IDENTITY]
-        found[family.name] = {"unit": family.unit, "help": family.help}
-        found[family.name] |= {"labels": labels} if labels else {}
-        found[family.name] |= {"counter": True} if family.counter else {}
-    return dict(sorted(found.items()))
+        result[family.name] = {"unit": family.unit, "help": family.help}
+        result[family.name] |= {"labels": labels} if labels else {}
+        result[family.name] |= {"counter": True} if family.counter else {}
+    return dict(sorted(result.items()))
 
 
 def main(root: Path) -> None:
-    """Answers each line with the snapshot of that moment, and the GPUs that it names."""
+    """Answer each line with a snapshot and its GPUs."""
     for line in sys.stdin:
-        snapshot, gpus = take(everything(root), stage="doctor", phase=line.strip())
+        snapshot, gpus = take_snapshot(everything(root), stage="doctor", phase=line.strip())
         print(json.dumps({"snapshot": to_json(snapshot), "gpus": [to_json(gpu) for gpu in gpus]}), flush=True)
 
 

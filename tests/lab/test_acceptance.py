@@ -310,15 +310,15 @@ def test_watch_shows_running_stages_then_the_decision(accepted: Watched) -> None
         assert {"running"} in states, stage
         assert states[-1] == {"done"}, stage
     assert [view["decision"] for view in accepted.views][-1] == "accepted"
-    assert not any(view["decision"] for view in accepted.views if view["carried"])
+    assert not any(view["decision"] for view in accepted.views if view["is_running"])
 
 
 def test_exporter_reports_progress_and_time_left_of_a_stage(accepted: Watched) -> None:
     measured = [
         host for view in accepted.views if view["task"] == "benchmark : Run the benchmarks" for host in view["hosts"]
     ]
-    assert BENCHMARKS.keys() & {host["doing"] for host in measured}
-    left = [host["left_s"] for host in measured if host["left_s"] is not None]
+    assert BENCHMARKS.keys() & {host["benchmark"] for host in measured}
+    left = [host["remaining_s"] for host in measured if host["remaining_s"] is not None]
     assert left
     assert all(0 < seconds <= 180 for seconds in left)
     progress = [host["cells"]["benchmark"]["progress"] for host in measured]
@@ -339,7 +339,7 @@ def test_log_has_a_line_for_each_change(accepted: Watched) -> None:
 
 
 def test_playbook_prints_what_it_waits_for(accepted: Watched) -> None:
-    assert "benchmark: node1, node2 measure now, for at most 3 min each" in accepted.output
+    assert "benchmark: node1, node2 are measuring, for at most 3 min each" in accepted.output
     assert "benchmark: 0 of 2 hosts done, node1 " in accepted.output
     assert "no progress is told any more" not in accepted.output
 

@@ -16,8 +16,9 @@ import pytest
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence, judge
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.records import record_from_json, to_json
+from schemas.records import to_json
 from tests import builders
 from tests.lab.hosts import CHECKOUT
 from tests.lab.lab import Lab

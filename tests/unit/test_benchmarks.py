@@ -23,7 +23,8 @@ from schemas.benchmarks import DTYPES, Benchmark
 from schemas.benchmarks.communication import COMMUNICATION
 from schemas.benchmarks.hardware import HARDWARE
 from schemas.catalogue import BENCHMARKS, DURATION, expand, offers
-from schemas.records import Observation, observation_from_json
+from schemas.decode import observation_from_json
+from schemas.records import Observation
 from tests import ranks
 
 PLACEMENTS = ("out_of_place", "in_place")

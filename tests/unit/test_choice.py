@@ -14,7 +14,7 @@ import pytest
 from fleet.judge.criteria import read_packs
 from fleet.planning.history import apply_budget, history
 from fleet.planning.plan import read_profile
-from fleet.planning.test_selection import ALONE, START_S, PastRun, select_tests, selection_summary
+from fleet.planning.test_selection import START_S, PastRun, select_tests, selection_summary
 from fleet.report.html.page import render_html
 from fleet.report.junit import render_junit
 from fleet.report.markdown import render_markdown
@@ -26,12 +26,13 @@ from schemas.catalogue import BENCHMARKS
 from schemas.errors import UsageError
 from schemas.plans import Choice, Chosen, Plan, plan_from_json
 from schemas.records import to_json
+from schemas.stages import BENCHMARK
 from tests import builders
 from tests.accepted import Done, rackproof
 
 ROOT = Path(__file__).parents[2]
 NOW = "2026-11-21T04:00:00Z"
-STAGES = {ALONE: ["gemm", "memory", "stress", "peer_copy"], "gang": ["collective", "pairs"]}
+STAGES = {BENCHMARK: ["gemm", "memory", "stress", "peer_copy"], "gang": ["collective", "pairs"]}
 EACH = [(stage, name) for stage, names in STAGES.items() for name in names]
 
 
@@ -68,30 +69,30 @@ def test_without_history_cheapest_tests_come_first() -> None:
 
 def test_skipped_test_reports_its_cost() -> None:
     choice = pick(30)
-    assert chosen(choice) == [(ALONE, "memory"), (ALONE, "gemm"), (ALONE, "peer_copy")]
+    assert chosen(choice) == [(BENCHMARK, "memory"), (BENCHMARK, "gemm"), (BENCHMARK, "peer_copy")]
     left = {item.benchmark: item.why for item in choice.items if not item.chosen}
     assert left["stress"] == "takes 22 s; 2 s of 30 s remain; no earlier run: cheapest first"
     assert left["pairs"].startswith("takes 30 s")  # with the start of the ranks of its stage
 
 
 def test_benchmark_with_findings_comes_first() -> None:
-    assert chosen(pick(26, past(1)))[0] == (ALONE, "stress")  # three kinds of parts for the price of one
-    by_id = past(1, findings={(ALONE, "peer_copy"): 4})
-    assert chosen(pick(26, by_id)) == [(ALONE, "peer_copy")]
+    assert chosen(pick(26, past(1)))[0] == (BENCHMARK, "stress")  # three kinds of parts for the price of one
+    by_id = past(1, findings={(BENCHMARK, "peer_copy"): 4})
+    assert chosen(pick(26, by_id)) == [(BENCHMARK, "peer_copy")]
 
 
 def test_expensive_benchmark_needs_more_risk() -> None:
     dear = past(
         1,
-        findings={(ALONE, "gemm"): 2, (ALONE, "memory"): 2},
-        cost_s={**dict.fromkeys(EACH, 10.0), (ALONE, "gemm"): 90.0},
+        findings={(BENCHMARK, "gemm"): 2, (BENCHMARK, "memory"): 2},
+        cost_s={**dict.fromkeys(EACH, 10.0), (BENCHMARK, "gemm"): 90.0},
     )
-    assert chosen(pick(26, dear)) == [(ALONE, "memory")]
+    assert chosen(pick(26, dear)) == [(BENCHMARK, "memory")]
 
 
 def test_part_already_covered_counts_less() -> None:
     order = chosen(pick(10_000, past(1)))
-    assert order.index((ALONE, "memory")) < order.index((ALONE, "gemm"))  # stress already covers compute
+    assert order.index((BENCHMARK, "memory")) < order.index((BENCHMARK, "gemm"))  # stress already covers compute
 
 
 def test_every_benchmark_runs_within_some_weeks() -> None:
@@ -108,7 +109,7 @@ def test_every_benchmark_runs_within_some_weeks() -> None:
 def test_never_run_counts_as_long_ago() -> None:
     half = past(1, measured=dict.fromkeys(EACH[1:], 10))
     choice = pick(26, half)
-    assert chosen(choice) == [(ALONE, "gemm")]
+    assert chosen(choice) == [(BENCHMARK, "gemm")]
     assert choice.items[0].why == "0 findings in 0 measurements, never run; covers compute"
 
 
@@ -124,7 +125,7 @@ def test_budget_holds_whatever_the_order_of_the_history(budget_s: float) -> None
     choice = pick(budget_s, *runs)
     assert choice == pick(budget_s, *reversed(runs))
     assert {(item.stage, item.benchmark) for item in choice.items} == set(EACH)
-    assert chosen(choice)[0][0] == ALONE
+    assert chosen(choice)[0][0] == BENCHMARK
     assert choice.cost_s <= budget_s or len(chosen(choice)) == 1
 
 
@@ -159,11 +160,11 @@ def earlier(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_history_is_read_from_the_reports_of_these_hosts(earlier: Path) -> None:
     by_id = {run.run_id: run for run in history(earlier, {"h1", "h2", "h3"}, rehearsal=False)}
     assert set(by_id) == {"first", "second"}
-    assert by_id["first"].measured[(ALONE, "gemm")] == 3
-    assert (by_id["first"].findings.get((ALONE, "gemm")), by_id["second"].findings) == (1, {})
-    assert by_id["first"].cost_s[(ALONE, "gemm")] == builders.FIGURES["benchmark.duration"]
+    assert by_id["first"].measured[(BENCHMARK, "gemm")] == 3
+    assert (by_id["first"].findings.get((BENCHMARK, "gemm")), by_id["second"].findings) == (1, {})
+    assert by_id["first"].cost_s[(BENCHMARK, "gemm")] == builders.FIGURES["benchmark.duration"]
     (first,) = (run for run in history(earlier, {"h2", "elsewhere"}, rehearsal=False) if run.run_id == "first")
-    assert first.measured[(ALONE, "gemm")] == 1
+    assert first.measured[(BENCHMARK, "gemm")] == 1
     assert [*history(earlier, {"elsewhere"}, rehearsal=False)] == []
     assert [*history(earlier, {"h1"}, rehearsal=True)] == []
     assert {run.run_id for run in history(earlier, {"h1"}, rehearsal=False, but=earlier / "first")} == {"second"}
@@ -197,11 +198,11 @@ def test_plan_holds_selection_and_reason(earlier: Path) -> None:
     assert plan.choice
     assert plan.choice.runs == 2
     kept = {item.benchmark for item in plan.choice.items if item.chosen}
-    assert kept == {*plan.stage(ALONE).benchmarks}
+    assert kept == {*plan.stage(BENCHMARK).benchmarks}
     assert {item.name.split(".")[0] for item in plan.expected} - {"benchmark"} == kept
     assert "gemm" in kept  # it by_id something
     assert {item.benchmark for item in plan.choice.items} == {
-        *read_profile("revalidate")["stages"][ALONE]["benchmarks"]
+        *read_profile("revalidate")["stages"][BENCHMARK]["benchmarks"]
     }
     lines = [str(line) for line in selection_summary(plan)]
     assert lines[0] == "Reason: replaced GPU 3"
@@ -224,7 +225,7 @@ def test_plan_without_a_budget_is_the_whole_profile() -> None:
     document = json.loads(plan_of("--json").stdout)
     assert "choice" not in document
     assert selection_summary(plan_from_json(document)) == []
-    assert list(document["stages"][0]["benchmarks"]) == [*read_profile("revalidate")["stages"][ALONE]["benchmarks"]]
+    assert list(document["stages"][0]["benchmarks"]) == [*read_profile("revalidate")["stages"][BENCHMARK]["benchmarks"]]
 
 
 def test_resumed_run_keeps_its_selection(earlier: Path, tmp_path: Path) -> None:
@@ -281,7 +282,7 @@ def test_only_revalidation_profiles_accept_a_budget() -> None:
 def partly(plan: Plan) -> Plan:
     """Return the plan with one of three benchmarks not selected."""
     items = [
-        Chosen(stage=ALONE, benchmark=name, chosen=name != "gemm", cost_s=1, why="")
+        Chosen(stage=BENCHMARK, benchmark=name, chosen=name != "gemm", cost_s=1, why="")
         for name in ("memory", "stress", "gemm")
     ]
     return replace(plan, reason="PASS", choice=Choice(budget_s=60, cost_s=20, runs=0, items=tuple(items)))
@@ -313,7 +314,10 @@ def test_every_view_shows_the_selection() -> None:
 def test_whole_profile_has_no_suffix() -> None:
     plan = builders.plan("h1", "h2", "h3", profile="smoke", rackproof_gang="none")
     whole = Choice(
-        budget_s=600, cost_s=20, runs=0, items=(Chosen(stage=ALONE, benchmark="gemm", chosen=True, cost_s=1, why=""),)
+        budget_s=600,
+        cost_s=20,
+        runs=0,
+        items=(Chosen(stage=BENCHMARK, benchmark="gemm", chosen=True, cost_s=1, why=""),),
     )
     for choice in (None, whole):
         assert merge(replace(plan, choice=choice), builders.evidence(plan), read_packs(())).acceptance.status == "PASS"

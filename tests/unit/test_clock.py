@@ -1,4 +1,4 @@
-"""Whether the system clock is kept, by what the kernel says of it."""
+"""Whether the system clock is synchronized, by the state of the kernel's clock."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ LOST = ClockState(offset=0.0, error_max=16.0, error_estimated=16.0)
 VIRTUAL = "model name\t: A CPU\nflags\t: fpu hypervisor\n"
 
 
-def readings(root: Path, told: ClockState) -> dict[str, Value | Absent]:
-    families = list(ClockCollector(root, lambda: told).collect())
+def readings(root: Path, expected: ClockState) -> dict[str, Value | Absent]:
+    families = list(ClockCollector(root, lambda: expected).collect())
     assert all([labels for labels, _ in family.readings] == [HOST] for family in families)
     return {family.name: family.readings[0][1] for family in families}
 
@@ -32,9 +32,9 @@ def test_a_clock_that_is_kept(tmp_path: Path) -> None:
 
 
 def test_a_clock_that_nothing_keeps(tmp_path: Path) -> None:
-    seen = readings(host.tree(tmp_path), LOST)
-    assert seen["clock.synchronized"] is False
-    assert seen["clock.error_max"] == 16.0
+    values = readings(host.tree(tmp_path), LOST)
+    assert values["clock.synchronized"] is False
+    assert values["clock.error_max"] == 16.0
 
 
 def test_a_virtual_machine_may_leave_its_clock_to_its_host(tmp_path: Path) -> None:
@@ -49,10 +49,10 @@ def test_a_clock_that_cannot_be_asked(tmp_path: Path) -> None:
     def refused() -> ClockState:
         raise PermissionError(1, "Operation not permitted")
 
-    seen = {family.name: family.readings[0][1] for family in ClockCollector(host.tree(tmp_path), refused).collect()}
-    assert seen.pop("clock.source") == "tsc"
+    values = {family.name: family.readings[0][1] for family in ClockCollector(host.tree(tmp_path), refused).collect()}
+    assert values.pop("clock.source") == "tsc"
     wrong = Absent(status="error", reason="adjtimex: [Errno 1] Operation not permitted")
-    assert seen == dict.fromkeys(
+    assert values == dict.fromkeys(
         ("clock.synchronized", "clock.offset", "clock.error_max", "clock.error_estimated"), wrong
     )
 
@@ -63,9 +63,9 @@ def test_a_machine_without_a_choice_of_sources(tmp_path: Path) -> None:
     assert absent.status == "unsupported"
 
 
-def test_this_machine_tells() -> None:
-    told = read_clock()
-    assert 0 <= told.error_max <= 17
-    assert told.offset == pytest.approx(0, abs=1)
-    seen = [value for family in ClockCollector().collect() for _, value in family.readings]
-    assert [value for value in seen if isinstance(value, Absent) and value.status == "error"] == []
+def test_real_clock_is_read() -> None:
+    expected = read_clock()
+    assert 0 <= expected.error_max <= 17
+    assert expected.offset == pytest.approx(0, abs=1)
+    values = [value for family in ClockCollector().collect() for _, value in family.readings]
+    assert [value for value in values if isinstance(value, Absent) and value.status == "error"] == []

@@ -104,7 +104,7 @@ def test_galaxy_importer_accepts_the_collection(archive: Path, tmp_path: Path) -
 
 
 def test_role_readmes_are_current() -> None:
-    """UPDATE_GOLDEN=1 or `make role-readmes` writes them."""
+    """UPDATE_GOLDEN=1 or `make golden` writes them."""
     for path, text in role_readmes().items():
         if os.environ.get("UPDATE_GOLDEN"):
             path.write_text(text, encoding="utf-8")

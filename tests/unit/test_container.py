@@ -13,7 +13,7 @@ from collectors.cdi import device_names, driver_versions, specification_kind
 from collectors.container import ContainerCollector, parse_docker_config
 from tests.fakes import host
 
-Seen = dict[str, Value | Absent]
+Readings = dict[str, Value | Absent]
 DOCKER, CDI = "etc/docker/daemon.json", "var/run/cdi/nvidia.yaml"
 OLD = host.CDI.replace(host.DRIVER, "570.86.15")
 INDENTED = """cdiVersion: 0.6.0
@@ -30,7 +30,7 @@ kind: nvidia.com/gpu
 """
 
 
-def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
+def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
     families = ContainerCollector(root, full_snapshot).collect()
     return {
         f"{family.name.removeprefix('container.')} {scope(labels)}".removesuffix(" host"): value
@@ -39,16 +39,16 @@ def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
     }
 
 
-def changed(before: Seen, after: Seen) -> Seen:
+def changed(before: Readings, after: Readings) -> Readings:
     return {name: value for name, value in after.items() if before[name] != value}
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
     return readings(host.tree(tmp_path_factory.mktemp("host")))
 
 
-def test_a_host_reads_in_full(healthy: Seen) -> None:
+def test_a_host_reads_in_full(healthy: Readings) -> None:
     assert healthy == {
         "runtime.present runtime=docker": True,
         "runtime.present runtime=containerd": False,
@@ -95,7 +95,7 @@ def test_a_scrape_starts_no_program(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_one_difference_changes_its_own_readings_only(
-    tmp_path: Path, healthy: Seen, files: Mapping[str, str | None], change: Seen
+    tmp_path: Path, healthy: Readings, files: Mapping[str, str | None], change: Readings
 ) -> None:
     assert changed(healthy, readings(host.tree(tmp_path, files=files))) == change
 
@@ -110,37 +110,37 @@ def test_one_difference_changes_its_own_readings_only(
     ],
 )
 def test_a_broken_file_costs_its_own_readings_only(
-    tmp_path: Path, healthy: Seen, files: Mapping[str, str], names: set[str]
+    tmp_path: Path, healthy: Readings, files: Mapping[str, str], names: set[str]
 ) -> None:
-    seen = changed(healthy, readings(host.tree(tmp_path, files=files)))
-    assert set(seen) == names
-    assert {value.status for value in seen.values() if isinstance(value, Absent)} == {"error"}
+    observed = changed(healthy, readings(host.tree(tmp_path, files=files)))
+    assert set(observed) == names
+    assert {value.status for value in observed.values() if isinstance(value, Absent)} == {"error"}
 
 
 def test_a_small_machine_has_no_errors(tmp_path: Path) -> None:
-    seen = readings(host.bare(tmp_path))
-    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
-    assert seen["toolkit.present"] is False
+    observed = readings(host.bare(tmp_path))
+    assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
+    assert observed["toolkit.present"] is False
 
 
 def test_this_machine_reads_without_an_error() -> None:
-    seen = readings(Path("/"))
-    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
+    observed = readings(Path("/"))
+    assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
 
 
 # ---- parsers ----
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "expected"),
     [
         ('{"default-runtime": "crun", "runtimes": {"crun": {}}}', (False, "crun")),
         ('{"runtimes": {"nvidia": {"path": "nvidia-container-runtime", "args": []}}}', (True, "runc")),
         ("\n", (False, "runc")),
     ],
 )
-def test_docker(text: str, told: tuple[bool, str]) -> None:
-    assert parse_docker_config(text) == told
+def test_docker(text: str, expected: tuple[bool, str]) -> None:
+    assert parse_docker_config(text) == expected
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Of a pair that fails the broken end is named, and the sound one is neither printed as the culprit nor returned."""
+"""For a failed pair of GPUs the faulty end is named; the healthy end is never the culprit."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ Pairs = set[tuple[int, int]]
 
 
 def view(gpus: int, *logs: Mapping[str, float]) -> HostView:
-    """A host with so many GPUs, and what its kernel log has of XIDs and SXids in its snapshots: scope -> count."""
+    """Return a host with that many GPUs, and the XIDs and SXids of its snapshots: scope -> count."""
     plan = builders.plan("h1", gpu_count=gpus, rackproof_gang="none")
     left = builders.evidence(plan)["h1"]
     first = left.records[0].snapshots[0]
@@ -43,7 +43,7 @@ def view(gpus: int, *logs: Mapping[str, float]) -> HostView:
 
 
 def of_pairs(gpus: int, failing: Pairs, *, unknown: Pairs | None = None, criterion: str = "peers") -> list[Verdict]:
-    """A verdict on every ordered pair."""
+    """Return a verdict on every ordered pair."""
     return [
         Verdict(
             host="h1",
@@ -60,12 +60,12 @@ def of_pairs(gpus: int, failing: Pairs, *, unknown: Pairs | None = None, criteri
 
 
 def around(*bad: int, gpus: int = 8) -> Pairs:
-    """Every pair that has one of them for an end."""
+    """Return every pair with one of these GPUs as an end."""
     return {(a, b) for a, b in permutations(range(gpus), 2) if a in bad or b in bad}
 
 
 def laid(gpus: int, verdicts: Sequence[Verdict]) -> dict[str, str]:
-    """Scope of a pair -> the part that it is laid to, where that is not its own."""
+    """Return scope of a pair -> the part to which its failure is attributed, if that is another one."""
     return {verdict.scope: verdict.part for verdict in with_culprits(view(gpus), verdicts) if verdict.part}
 
 
@@ -103,8 +103,8 @@ def test_where_no_gpu_stands_out_each_pair_stays_where_it_is(gpus: int, failing:
     assert laid(gpus, of_pairs(gpus, failing)) == {}
 
 
-def test_what_is_not_known_speaks_neither_for_nor_against_a_gpu() -> None:
-    """It fails with three others: of five with which it was measured that is more than half, of six it is not."""
+def test_unknown_pairs_count_neither_for_nor_against_a_gpu() -> None:
+    """Three failed pairs are more than half of five, but not of six."""
     for lost, blamed in (({3, 4}, {"gpu=6"}), ({3}, set())):
         unmeasured = {(a, b) for a, b in around(6) if {a, b} & lost}
         verdicts = of_pairs(8, {(0, 6), (1, 6), (2, 6)}, unknown=unmeasured)
@@ -120,20 +120,20 @@ def test_a_gpu_that_the_host_has_not_is_no_partner() -> None:
     assert laid(8, [*of_pairs(8, {(0, 6), (1, 6), (2, 6)}), *strange]) == {}
 
 
-def test_each_criterion_speaks_for_itself() -> None:
+def test_each_criterion_is_judged_separately() -> None:
     one = of_pairs(8, {(0, 6), (1, 6)}, criterion="one")
     other = of_pairs(8, {(2, 6), (3, 6)}, criterion="other")
     assert laid(8, [*one, *other]) == {}
 
 
 def test_a_verdict_that_is_laid_to_a_part_says_so_and_carries_its_serial() -> None:
-    found = {item.scope: item for item in with_culprits(view(8), of_pairs(8, around(6)))}
-    told = found["gpu=0,peer=6"]
-    assert (told.verdict, told.action, told.serial) == (FAIL, "inspect_hardware", view(8).serial("gpu=6"))
-    assert told.serial
-    assert told.reason == "found 0.6; laid to gpu=6, which fails it with 7 of 7 others"
-    assert told.detail == "laid to gpu=6, which fails it with 7 of 7 others"
-    assert found["gpu=6,peer=0"] == next(item for item in of_pairs(8, around(6)) if item.scope == "gpu=6,peer=0")
+    result = {item.scope: item for item in with_culprits(view(8), of_pairs(8, around(6)))}
+    reported = result["gpu=0,peer=6"]
+    assert (reported.verdict, reported.action, reported.serial) == (FAIL, "inspect_hardware", view(8).serial("gpu=6"))
+    assert reported.serial
+    assert reported.reason == "found 0.6; laid to gpu=6, which fails it with 7 of 7 others"
+    assert reported.detail == "laid to gpu=6, which fails it with 7 of 7 others"
+    assert result["gpu=6,peer=0"] == next(item for item in of_pairs(8, around(6)) if item.scope == "gpu=6,peer=0")
 
 
 def test_the_summary_has_one_line_and_one_part_is_returned() -> None:
@@ -175,16 +175,16 @@ def test_a_new_xid_is_laid_to_the_one_gpu_that_had_any_and_fails(
 ) -> None:
     host = view(8, before, after)
     failing = [counted(scope) for scope in after if scope.endswith("xid=79")]
-    found = with_culprits(host, [*failing, newest()])[-1]
-    assert (found.part, found.serial, found.place) == (part, host.serial(part) if part else "", part or "host")
+    result = with_culprits(host, [*failing, newest()])[-1]
+    assert (result.part, result.serial, result.place) == (part, host.serial(part) if part else "", part or "host")
 
 
 def test_the_judge_lays_slow_pairs_to_their_gpu() -> None:
     plan = builders.plan("h1", gpu_count=8, rackproof_gang="none")
 
-    def slow(seen: Observation) -> Observation:
-        pair = seen.name == "peer_copy.bandwidth" and "=6" in seen.scope
-        return replace(seen, value=seen.value * 0.5) if pair else seen  # type: ignore[operator]
+    def slow(observed: Observation) -> Observation:
+        pair = observed.name == "peer_copy.bandwidth" and "=6" in observed.scope
+        return replace(observed, value=observed.value * 0.5) if pair else observed  # type: ignore[operator]
 
     left = {"h1": builders.with_observations(builders.evidence(plan)["h1"], slow)}
     failed = [item for item in judge(plan, left, read_packs(())) if item.verdict == FAIL]
@@ -194,15 +194,15 @@ def test_the_judge_lays_slow_pairs_to_their_gpu() -> None:
 
 @pytest.mark.parametrize(("scope", "serial", "covered"), [("gpu=6", "", 14), ("gpu=0", "", 1), ("", "h1-6", 7)])
 def test_a_waiver_for_the_part_is_for_what_is_laid_to_it(scope: str, serial: str, covered: int) -> None:
-    """Of 14 pairs of gpu=6 seven are its own figures, and seven its neighbours' that are laid to it."""
+    """Of the 14 pairs of gpu=6, seven are its own and seven are its neighbours', attributed to it."""
     waiver = Waiver(criterion="peers", who="me", why="known", until="2026-12-31", host="h1", scope=scope, serial=serial)
     failed = [item for item in of_pairs(8, around(6)) if item.verdict == FAIL]
-    found = [Waived([waiver], "2026-11-21").verdict(item) for item in with_culprits(view(8), [*failed])]
-    assert sum(item.waiver is not None for item in found) == covered
+    result = [Waived([waiver], "2026-11-21").verdict(item) for item in with_culprits(view(8), [*failed])]
+    assert sum(item.waiver is not None for item in result) == covered
 
 
 def test_the_vendors_papers_have_the_pairs_that_were_laid_to_the_part(tmp_path: Path) -> None:
-    """The figures beside them are those of pairs that the part is no end of."""
+    """The figures next to them are those of pairs without this part."""
     assert (
         main(
             ["simulate", str(tmp_path / "r1"), "--hosts", "2", "--profile", "smoke", "--fault", "nvlink_down:r01-h01:6"]

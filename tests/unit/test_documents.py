@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from schemas import documents
-from schemas.records import record_from_json, to_json
+from schemas.decode import record_from_json
+from schemas.records import to_json
 from tests import builders
 
 RECORD = to_json(builders.records(builders.plan(gpu_count=1), "h1")[0])

@@ -1,4 +1,4 @@
-"""NVSwitches on the bus, the daemons that manage the fabric, and what the judge makes of switches that nobody manages."""
+"""NVSwitches on the bus, the daemons of the fabric, and the verdict on switches without a fabric manager."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ INFORMATION = "BIOS Version: 96.10.57.00.01\nUUID: SWX-5D21\nPhysical location I
 
 
 def host(root: Path, *, switches: int = 4, probed: int | None = None, processes: tuple[str, ...] = ()) -> Path:
-    """A host with eight GPUs, a NIC, so many NVSwitches, and these processes beside the first."""
+    """Return a host with eight GPUs, a NIC, that many NVSwitches, and these processes beside process 1."""
     bus = [(NVIDIA, GPU)] * 8 + [(MELLANOX, INFINIBAND), (MELLANOX, BRIDGE)] + [(NVIDIA, BRIDGE)] * switches
     for number, (vendor, kind) in enumerate(bus):
         pci(root, f"0000:{number:02x}:00.0", vendor, kind)
@@ -40,7 +40,7 @@ def write(path: Path, text: str) -> None:
 
 
 def read(root: Path, *, full_snapshot: bool = False) -> dict[str, Value | Absent]:
-    """The readings of the host as a whole, without `fabric.` in front."""
+    """Return the host readings, without the leading `fabric.`."""
     return {
         family.name.removeprefix("fabric."): value
         for family in FabricCollector(root, full_snapshot).collect()
@@ -58,9 +58,9 @@ def test_switches_under_a_manager_are_in_order(tmp_path: Path) -> None:
     }
 
 
-def test_switches_without_a_manager_are_told(tmp_path: Path) -> None:
-    found = read(host(tmp_path, processes=("nvidia-persiste",)))
-    assert (found["manager.running"], found["manager.missing"]) == (False, True)
+def test_missing_manager_is_reported(tmp_path: Path) -> None:
+    result = read(host(tmp_path, processes=("nvidia-persiste",)))
+    assert (result["manager.running"], result["manager.missing"]) == (False, True)
 
 
 def test_gpus_passed_to_a_machine_without_switches_lack_nothing(tmp_path: Path) -> None:
@@ -72,12 +72,12 @@ def test_gpus_passed_to_a_machine_without_switches_lack_nothing(tmp_path: Path) 
     }
 
 
-def test_the_manager_is_known_by_its_pid_file_without_a_look_at_every_process(tmp_path: Path) -> None:
-    """As on HGX B200, where the switches are not on the bus."""
+def test_manager_is_recognized_by_its_pid_file(tmp_path: Path) -> None:
+    """On HGX B200 the switches are not on the bus."""
     root = host(tmp_path, switches=0, processes=("nv-fabricmanage",))
     write(root / "run/nvidia-fabricmanager/nv-fabricmanager.pid", "2\n")
-    found = read(root)
-    assert (found["manager.running"], found["manager.missing"]) == (True, NO_SWITCH)
+    result = read(root)
+    assert (result["manager.running"], result["manager.missing"]) == (True, NO_SWITCH)
 
 
 @pytest.mark.parametrize("pid", ["1\n", "4711\n", "nonsense\n"])
@@ -87,7 +87,7 @@ def test_a_pid_file_that_was_left_behind_is_not_believed(tmp_path: Path, pid: st
     assert read(root)["manager.missing"] is True
 
 
-def test_where_other_processes_are_hidden_nobody_is_called_missing(tmp_path: Path) -> None:
+def test_hidden_processes_are_an_error_not_a_missing_manager(tmp_path: Path) -> None:
     hidden = host(tmp_path / "hidden", processes=("python3",))
     (hidden / "proc/1/comm").unlink()
     (hidden / "proc/1").rmdir()
@@ -101,7 +101,7 @@ def test_where_other_processes_are_hidden_nobody_is_called_missing(tmp_path: Pat
         assert "run as root on the host" in missing.reason
 
 
-def test_in_the_first_pid_namespace_all_processes_are_seen(tmp_path: Path) -> None:
+def test_all_processes_are_visible_in_the_first_pid_namespace(tmp_path: Path) -> None:
     root = host(tmp_path)
     (root / "proc/self/ns").mkdir(parents=True)
     (root / "proc/self/ns/pid").symlink_to("pid:[4026531836]")
@@ -139,7 +139,7 @@ def test_firmware_of_each_switch(tmp_path: Path) -> None:
     ]
 
 
-def test_imex_is_told_in_a_snapshot_only(tmp_path: Path) -> None:
+def test_imex_is_read_in_full_snapshots_only(tmp_path: Path) -> None:
     root = host(tmp_path, processes=("nv-fabricmanage",))
     absent = Absent(status="unsupported", reason="/usr/bin/nvidia-imex is not installed")
     assert "imex.running" not in read(root)
@@ -156,19 +156,20 @@ PACKS = read_packs(())
 
 
 def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
-    """Verdict and action on h1, every snapshot of which says so of the manager; None: they do not speak of it."""
+    """Return verdict and action for h1, whose snapshots have this value for the manager; None: no reading."""
     plan = builders.plan(profile="smoke")
     evidence = builders.evidence(plan)
     metric = Metric(name="fabric.manager.missing", unit="1", values={"host": value})
     if isinstance(value, Absent):
         metric = replace(metric, values={}, absent={"host": f"{value.status}: {value.reason}"})
 
-    def told(snapshot: Snapshot) -> Snapshot:
+    def expected(snapshot: Snapshot) -> Snapshot:
         others = (item for item in snapshot.metrics if item.name != metric.name)
         return replace(snapshot, metrics=(*others, *([] if value is None else [metric])))
 
     records = tuple(
-        replace(record, snapshots=tuple(told(each) for each in record.snapshots)) for record in evidence["h1"].records
+        replace(record, snapshots=tuple(expected(each) for each in record.snapshots))
+        for record in evidence["h1"].records
     )
     verdicts = judge(plan, evidence | {"h1": Evidence(records=records)}, PACKS)
     return [
@@ -178,24 +179,24 @@ def judged(value: Value | Absent | None) -> list[tuple[str, str]]:
     ]
 
 
-def test_only_switches_that_nobody_manages_fail() -> None:
+def test_only_unmanaged_switches_fail() -> None:
     assert judged(True) == [(FAIL, "inspect_hardware")]
     assert judged(False) == [(PASS, "none")]
     assert judged(NO_SWITCH) == []
 
 
-def test_what_could_not_be_seen_is_no_pass() -> None:
+def test_invisible_processes_are_never_a_pass() -> None:
     assert judged(Absent(status="error", reason="hidden")) == [(INCONCLUSIVE, "none")]
     assert judged(None) == [(INCONCLUSIVE, "none")]
 
 
-def test_a_device_that_cannot_be_read_is_no_device_that_is_not_there(tmp_path: Path) -> None:
+def test_unreadable_device_is_an_error_not_a_missing_one(tmp_path: Path) -> None:
     vendor = host(tmp_path, switches=1) / "sys/bus/pci/devices/0000:0a:00.0/vendor"
     assert read(tmp_path)["nvswitch.count"] == 1
     vendor.unlink()
     vendor.mkdir()
-    found = read(tmp_path)
+    result = read(tmp_path)
     for name in ("nvswitch.count", "manager.missing"):
-        seen = found[name]
-        assert isinstance(seen, Absent)
-        assert seen.status == "error"
+        observed = result[name]
+        assert isinstance(observed, Absent)
+        assert observed.status == "error"

@@ -1,4 +1,4 @@
-"""Every fault is found by the criteria meant for it and by no other, on a whole eight-GPU host, through the real collectors.
+"""Every fault fails exactly its own criteria, on a complete eight-GPU host, through the real collectors.
 
 NVML answers through nvidia-ml-py from a stub library; /proc, /sys and /dev are a tree of files. Two snapshots are judged as those
 of a run are. The last test says that no criterion on what collectors read is left without its fault.
@@ -28,11 +28,11 @@ from tests.fakes import host, links, nvml, whole
 
 Change = Callable[[Path], object]
 THIRD = links.GPUS[3].removesuffix(".0")
-"""GPU 3 as the kernel's log spells it."""
+"""GPU 3 as the kernel log spells it."""
 
 
 def nothing(root: Path) -> None:
-    """Leaves the files as they are."""
+    """Change no file."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +47,8 @@ class Fault:
     """Lines that come between the two snapshots."""
     before: Change = nothing
     later: Change = nothing
-    untold: frozenset[str] = frozenset()
-    """Criteria that cannot be told any more, since the fault took what they read with it."""
+    inconclusive: frozenset[str] = frozenset()
+    """Criteria that become inconclusive, because the fault removes their readings."""
     scope: str = ""
     """Where every finding must be."""
     scopes: Mapping[str, str] = field(default_factory=dict)
@@ -56,7 +56,7 @@ class Fault:
 
 
 def fault(name: str, found_by: str, **more: Any) -> Any:
-    more["untold"] = frozenset(more.get("untold", "").split())
+    more["inconclusive"] = frozenset(more.get("inconclusive", "").split())
     return pytest.param(Fault(name=name, found_by=frozenset(found_by.split()), **more), id=name.replace(" ", "-"))
 
 
@@ -66,7 +66,7 @@ def text(path: str, content: str) -> Change:
 
 @dataclass(frozen=True)
 class Logged:
-    """The kernel says something."""
+    """The kernel logs these messages."""
 
     messages: tuple[str, ...]
 
@@ -75,7 +75,7 @@ class Logged:
 
 
 def every(name: str, cases: dict[str, tuple[Logged, str]]) -> Any:
-    """Criterion -> what the kernel says, all at once, and the scope in which that criterion alone finds it."""
+    """Return one fault from criterion -> logged messages, and the scope in which only that criterion fails."""
     messages = tuple(message for logged, _ in cases.values() for message in logged.messages)
     scopes = {criterion: scope for criterion, (_, scope) in cases.items()}
     return fault(name, " ".join(cases), before=Logged(messages), scopes=scopes)
@@ -152,15 +152,15 @@ def off_the_bus(root: Path) -> None:
 NEXT = "gpu.3."
 FATAL = "RLW_SRC_TRACK Fatal XC0 i0 Link 03 (0x1 0x2 0x3 0x4 0x5 0x6)"
 CODES: dict[str, list[int]] = {
-    kind: [int(found[1]) for item in read_pack("xid").criteria if (found := re.fullmatch(pattern, item.id))]
+    kind: [int(result[1]) for item in read_pack("xid").criteria if (result := re.fullmatch(pattern, item.id))]
     for kind, pattern in (("xid", r"xid-(\d+)"), ("fatal", r"xid-(\d+)-fatal"), ("sxid", r"sxid-(\d+)"))
 }
-"""The codes that the catalogue has as criteria."""
+"""Codes with criteria."""
 MC = "sys/devices/system/edac/mc/mc0"
 FAULTS = [
-    # the driver's view of a GPU
-    fault("fell off the bus before the run", "gpu-count", nvml=("gpu.3.*=!15", "P2PStatus.3.*=!15"), untold="*"),
-    fault("missing in the driver", "gpu-count", nvml=("Count=7",), untold="*"),
+    # NVML
+    fault("fell off the bus before the run", "gpu-count", nvml=("gpu.3.*=!15", "P2PStatus.3.*=!15"), inconclusive="*"),
+    fault("missing in the driver", "gpu-count", nvml=("Count=7",), inconclusive="*"),
     fault("ecc switched off", "ecc-enabled", nvml=(f"{NEXT}EccMode=0 0",), scope="gpu=3"),
     fault("ecc about to change", "ecc-pending", nvml=(f"{NEXT}EccMode=1 0",), scope="gpu=3"),
     fault("uncorrectable error", "ecc-uncorrectable-volatile", nvml=(f"{NEXT}TotalEccErrors.1.0=1",), scope="gpu=3"),
@@ -242,7 +242,7 @@ FAULTS = [
         nvml=("FieldValues.214=0 3",),
         nvml_later=(f"{NEXT}FieldValues.214=1 3",),
     ),
-    # the kernel's log
+    # the kernel log
     every("each xid", {f"xid-{code}": (xid(code), f"gpu=3,xid={code}") for code in CODES["xid"]}),
     every("each fatal xid", {f"xid-{code}-fatal": (xid(code, FATAL), f"gpu=3,xid={code}") for code in CODES["fatal"]}),
     every(
@@ -259,7 +259,7 @@ FAULTS = [
     fault("xid 94 during the run", "xid-during-run", later=xid(94), scope="host"),
     fault("fatal sxid", "sxid-fatal", before=sxid(20034, "Fatal, Link 30 LTSSM Fault Up")),
     # the host
-    fault("gone from the pci bus", "gpu-pci-count", before=off_the_bus, untold="*"),
+    fault("gone from the pci bus", "gpu-pci-count", before=off_the_bus, inconclusive="*"),
     fault("no fabric manager", "fabric-manager-missing", before=lambda root: shutil.rmtree(root / "proc/900")),
     fault(
         "fabric manager of another version",
@@ -283,7 +283,7 @@ FAULTS = [
     fault("stale cdi", "container-cdi-current", before=replaced("var/run/cdi/nvidia.yaml", host.DRIVER, "570.10")),
     fault("file system errors", "file-system-errors", before=text("sys/fs/ext4/md0/errors_count", "3\n")),
     fault("array degraded", "disk-array-complete", before=text("sys/block/md0/md/degraded", "1\n")),
-    fault("disk lost", "disk-lost", later=gone("sys/block/nvme1n1"), untold="*"),
+    fault("disk lost", "disk-lost", later=gone("sys/block/nvme1n1"), inconclusive="*"),
     fault("root read-only", "state-writable", before=replaced("proc/self/mountinfo", "/ / rw,relatime", "/ / ro,relatime")),
     fault("disk offline", "disk-online", before=text("sys/block/nvme1n1/device/state", "dead\n")),
     fault("disk warns", "nvme-critical-warning", before=smart(0, 4)),
@@ -317,18 +317,18 @@ FAULTS = [
 
 @dataclass(kw_only=True)
 class Machine:
-    """The host, and the program that looks at it."""
+    """The host, and the program that takes its snapshots."""
 
     root: Path
     scenario: Path
     program: subprocess.Popen[str]
     spoiled: bool = True
-    """More than the kernel's log is not as it was."""
+    """More than the kernel log has changed."""
     well: tuple[Snapshot, list[Gpu]] | None = None
-    """The first look at the host while nothing is wrong, which is one for all faults that come later."""
+    """Snapshot of the healthy host, shared by all faults that come later."""
 
     def judged(self, of: Fault, packs: tuple[Pack, ...]) -> list[Verdict]:
-        """Builds the host with the fault, looks twice where anything changes in between, and judges."""
+        """Build the host with the fault, take two snapshots if anything changes in between, and judge them."""
         if self.spoiled:
             shutil.rmtree(self.root, ignore_errors=True)
             self.root.mkdir()
@@ -338,28 +338,28 @@ class Machine:
         nvml.write(self.scenario, "healthy-h100x8", *whole.NVML, *of.nvml)
         of.before(self.root)
         well = of.before is nothing and not of.nvml
-        first, gpus = self._well() if well else self._look("before")
+        first, gpus = self._well() if well else self._snapshot("before")
         if well or of.later is not nothing or of.nvml_later:
             nvml.write(self.scenario, "healthy-h100x8", *whole.NVML, *of.nvml, *of.nvml_later)
             of.later(self.root)
-            second, gpus = self._look("after")
+            second, gpus = self._snapshot("after")
         else:
             second = replace(first, phase="after")
         return judged(plan_of("h1", 8, first.at), (first, second), gpus, packs)
 
     def _well(self) -> tuple[Snapshot, list[Gpu]]:
         if self.well is None:
-            self.well = self._look("before")
+            self.well = self._snapshot("before")
         return self.well
 
-    def _look(self, phase: str) -> tuple[Snapshot, list[Gpu]]:
+    def _snapshot(self, phase: str) -> tuple[Snapshot, list[Gpu]]:
         assert self.program.stdin
         assert self.program.stdout
         self.program.stdin.write(f"{phase}\n")
         self.program.stdin.flush()
-        found = json.loads(self.program.stdout.readline())
-        metrics = tuple(Metric(**metric) for metric in found["snapshot"]["metrics"])
-        return Snapshot(**{**found["snapshot"], "metrics": metrics}), [Gpu(**gpu) for gpu in found["gpus"]]
+        result = json.loads(self.program.stdout.readline())
+        metrics = tuple(Metric(**metric) for metric in result["snapshot"]["metrics"])
+        return Snapshot(**{**result["snapshot"], "metrics": metrics}), [Gpu(**gpu) for gpu in result["gpus"]]
 
 
 @pytest.fixture(scope="module")
@@ -385,36 +385,34 @@ def machine(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Machine]:
             program.communicate(timeout=30)
 
 
-def test_nothing_is_found_on_a_healthy_host(machine: Machine, packs: tuple[Pack, ...]) -> None:
-    found = machine.judged(Fault(name="none", found_by=frozenset()), packs)
-    assert [(one.criterion, one.scope, one.reason) for one in found if one.verdict != PASS] == []
-    assert len(found) > 1000
+def test_healthy_host_passes(machine: Machine, packs: tuple[Pack, ...]) -> None:
+    result = machine.judged(Fault(name="none", found_by=frozenset()), packs)
+    assert [(one.criterion, one.scope, one.reason) for one in result if one.verdict != PASS] == []
+    assert len(result) > 1000
 
 
 @pytest.mark.parametrize("of", FAULTS)
-def test_a_fault_is_found_by_the_criteria_meant_for_it_and_by_no_other(
-    machine: Machine, packs: tuple[Pack, ...], of: Fault
-) -> None:
-    found = machine.judged(of, packs)
-    failed = [one for one in found if one.verdict == FAIL]
+def test_fault_fails_exactly_its_criteria(machine: Machine, packs: tuple[Pack, ...], of: Fault) -> None:
+    result = machine.judged(of, packs)
+    failed = [one for one in result if one.verdict == FAIL]
     assert {one.criterion for one in failed} == of.found_by, [(one.criterion, one.scope, one.reason) for one in failed]
     assert all(one.action != "none" for one in failed)
     if of.scope:
         assert {one.scope for one in failed} == {of.scope}
     if of.scopes:
         assert sorted((one.criterion, one.scope) for one in failed) == sorted(of.scopes.items())
-    untold = {(one.criterion, one.reason) for one in found if one.verdict == INCONCLUSIVE}
-    assert not untold or of.untold, untold
+    inconclusive = {(one.criterion, one.reason) for one in result if one.verdict == INCONCLUSIVE}
+    assert not inconclusive or of.inconclusive, inconclusive
 
 
 ELSEWHERE = {
     "retired-pages": "parts before Ampere alone have such pages",
     "c2c-links": "Grace alone has such links",
 }
-"""Criteria on what collectors read that this host cannot show: why not."""
+"""Criteria on readings that this host cannot have -> why."""
 
 
-def test_no_criterion_on_what_collectors_read_is_without_its_fault() -> None:
+def test_every_criterion_on_readings_has_a_fault() -> None:
     shown = {criterion for of in FAULTS for criterion in of.values[0].found_by}
     common = ("gpu-health", "host-health", "link-health", "xid")
     asked = {item.id for item in read_pack("h100-sxm").criteria if item.origin in common}

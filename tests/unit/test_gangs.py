@@ -17,8 +17,9 @@ from fleet.judge.judge import Evidence
 from fleet.planning.next_launch import Decision, LaunchPlan, decide
 from fleet.report.merge import merge
 from schemas import documents
+from schemas.decode import record_from_json
 from schemas.plans import Plan
-from schemas.records import Culprit, Launch, Observation, Rank, Record, record_from_json, to_json
+from schemas.records import Culprit, Launch, Observation, Rank, Record, to_json
 from schemas.reports import FleetReport
 from tests import accepted, builders
 
@@ -88,14 +89,14 @@ class Site:
         lost = [name for name in start.members if start.number >= self.unable.get(name, start.number + 1)]
         if lost:
             fails, culprit = host in lost, named("rank_unable", host, scope="gpu=1") if host in lost else None
-        seen: list[Observation] = [] if fails or lost else self._measured(start, host)
+        values: list[Observation] = [] if fails or lost else self._measured(start, host)
         return replace(
             builders.launch("probe" if start.probe else "gang", start.members, "failed" if fails else "finished"),
             reason=(culprit.text if culprit else "hung") if fails else "",
             number=start.number,
             culprit=culprit,
             ranks=(Rank(rank=0, local_rank=0, phase="end", exit_code=0, log_tail=""),),
-            observations=tuple(seen),
+            observations=tuple(values),
         )
 
     def _measured(self, start: LaunchPlan, host: str) -> list[Observation]:
@@ -104,20 +105,20 @@ class Site:
             return [replace(builders.observation("benchmark.duration", 1.0, stage="probe"), params=name)]
         spoilt = bool(self.slow & set(start.members))
         return [
-            replace(seen, **self._figure(seen, host, spoilt))
-            for seen in builders.results(self.plan, host, "gang")
-            if seen.scope.partition("partner=")[2] in ("", *start.members)
+            replace(values, **self._figure(values, host, spoilt))
+            for values in builders.results(self.plan, host, "gang")
+            if values.scope.partition("partner=")[2] in ("", *start.members)
         ]
 
-    def _figure(self, seen: Observation, host: str, spoilt: bool) -> dict[str, Any]:
-        other = seen.scope.partition("partner=")[2]
-        if seen.name == "pairs.bandwidth":
+    def _figure(self, values: Observation, host: str, spoilt: bool) -> dict[str, Any]:
+        other = values.scope.partition("partner=")[2]
+        if values.name == "pairs.bandwidth":
             return {"value": 1e10 if self.slow & {host, other} else 4e10}
-        return {"value": 1e9} if spoilt and seen.name.endswith(("busbw", "algbw")) else {}
+        return {"value": 1e9} if spoilt and values.name.endswith(("busbw", "algbw")) else {}
 
     def evidence(self) -> dict[str, Evidence]:
         """What was fetched: the last launch's figures are the record's."""
-        found = {}
+        result = {}
         for host in self.names:
             alone, together = self._left(host)
             launches = self.launches.get(host, [])
@@ -129,8 +130,8 @@ class Site:
                     replace(launch, observations=()) if full and launch is full[-1] else launch for launch in launches
                 ),
             )
-            found[host] = Evidence(records=(alone, *([together] if launches and host not in self.gone else [])))
-        return found
+            result[host] = Evidence(records=(alone, *([together] if launches and host not in self.gone else [])))
+        return result
 
     def _left(self, host: str) -> tuple[Record, Record]:
         if host not in self._records:
@@ -236,7 +237,7 @@ def test_a_host_out_of_reach_from_the_start_is_left_out_and_inconclusive() -> No
     assert "Gang r1: 2 of 3 hosts were measured together (h1, h2), without h3" in report.acceptance.summary
 
 
-def test_of_two_that_lost_each_other_nobody_is_rejected() -> None:
+def test_two_hosts_that_lost_each_other_are_not_rejected() -> None:
     site = Site(plan("h1", "h2"), culprit=stopped_by(named("host_silent", "h1", "h2")))
     decision = site.play()
     assert site.full() == [("h1", "h2")] * 2
@@ -268,7 +269,7 @@ def lean(of: Plan) -> Plan:
 
 
 @pytest.mark.parametrize("size", [3, 4, 8, 16, 64])
-def test_where_nobody_is_named_probes_find_the_bad_host(size: int) -> None:
+def test_probes_find_the_bad_host_without_a_culprit(size: int) -> None:
     names = [f"h{number}" for number in range(size)]
     most = 0
     for bad in names if size <= 16 else names[::13]:
@@ -284,7 +285,7 @@ def test_where_nobody_is_named_probes_find_the_bad_host(size: int) -> None:
     assert most <= math.log2(size) + 3
 
 
-def test_of_two_that_work_with_others_and_not_together_one_leaves_and_both_are_told() -> None:
+def test_one_of_an_incompatible_pair_leaves_and_both_are_reported() -> None:
     site = Site(plan(*(f"h{number}" for number in range(6))), links=[frozenset(("h1", "h4"))])
     site.play()
     assert site.full() == [("h0", "h1", "h2", "h3", "h4", "h5"), ("h0", "h1", "h2", "h3", "h5")]
@@ -294,7 +295,7 @@ def test_of_two_that_work_with_others_and_not_together_one_leaves_and_both_are_t
 
 
 @pytest.mark.parametrize("names", [("h1", "h2", "h3", "h4"), ("h1", "h2")])
-def test_a_launch_that_failed_for_nobody_and_works_in_probes_is_made_once_more(names: tuple[str, ...]) -> None:
+def test_failed_launch_without_culprit_is_repeated_if_probes_work(names: tuple[str, ...]) -> None:
     """Of two hosts there are none."""
     site = Site(plan(*names), flaky=1)
     assert site.play().excluded == {}
@@ -328,7 +329,7 @@ def test_a_launch_that_finished_with_nothing_but_errors_did_not_work() -> None:
 
     for start in site.decide().launches:
         site.launch(start)
-    site.launches = {host: [without_figures(launch) for launch in found] for host, found in site.launches.items()}
+    site.launches = {host: [without_figures(launch) for launch in result] for host, result in site.launches.items()}
     site.play()
     assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h3", "h4")]
     assert faults(site.report()) == {("h2", "host", "fail")}
@@ -340,10 +341,10 @@ def test_a_slow_host_that_spoils_the_gangs_figures_leaves_so_that_the_others_hav
     assert site.full() == [("h1", "h2", "h3", "h4"), ("h1", "h2", "h4")]
     report = site.report()
     assert decisions(report) == {"h1": "accepted", "h2": "accepted", "h3": "rejected", "h4": "accepted"}
-    found = {
+    result = {
         (item.host, item.name) for item in report.verdicts if item.verdict == "fail" and item.name.startswith("pairs")
     }
-    assert found == {("h3", "pairs.bandwidth")}
+    assert result == {("h3", "pairs.bandwidth")}
     assert "Gang r1: 3 of 4 hosts were measured together (h1, h2, h4), without h3" in report.acceptance.summary
 
 
@@ -393,7 +394,7 @@ def test_a_host_with_a_rank_that_has_no_device_leaves_at_once(
 
 
 @pytest.mark.parametrize(("host", "since"), [("h2", 2), ("h2", 3), ("h3", 5)])
-def test_nobody_is_suspected_for_a_probe_in_which_a_rank_had_no_device(host: str, since: int) -> None:
+def test_probe_with_a_missing_device_suspects_no_host(host: str, since: int) -> None:
     """The first launch failed by itself, as a GPU that dies makes it; in a probe its host says so."""
     site = Site(plan("h1", "h2", "h3", "h4"), flaky=1, unable={host: since})
     assert site.play().excluded == {host: f"host {host}: rank_unable"}
@@ -410,7 +411,7 @@ def test_hosts_of_which_nothing_was_measured_were_not_measured_together() -> Non
         assert line == f"Gang r1: no launch of its {len(names)} hosts finished"
 
 
-def test_the_last_number_is_not_accused_where_the_driver_numbered_the_gpus_anew() -> None:
+def test_renumbered_gpus_do_not_blame_the_last_number() -> None:
     """Between what the host did alone and its gang: gpu=0 is another part now."""
     site = Site(plan("h1", "h2", "h3"), unable={"h2": 1})
     site.play()
@@ -418,8 +419,8 @@ def test_the_last_number_is_not_accused_where_the_driver_numbered_the_gpus_anew(
     alone, together = left["h2"].records
     moved = replace(together, gpus=tuple(replace(gpu, index=gpu.index - 1) for gpu in together.gpus if gpu.index))
     report = merge(site.plan, {**left, "h2": Evidence(records=(alone, moved))}, PACKS)
-    (told,) = [item for item in report.verdicts if item.name == "gang.fault"]
-    assert (told.host, told.scope, told.serial) == ("h2", "host", "")
+    (reported,) = [item for item in report.verdicts if item.name == "gang.fault"]
+    assert (reported.host, reported.scope, reported.serial) == ("h2", "host", "")
 
 
 def test_hosts_that_a_control_node_did_not_come_to_start_are_not_blamed_for_it() -> None:
@@ -458,7 +459,7 @@ def test_the_same_records_are_answered_the_same_and_a_finished_gang_is_launched_
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_whatever_is_wrong_it_ends_and_nobody_who_is_well_is_rejected(seed: int) -> None:
+def test_every_search_ends_without_rejecting_a_healthy_host(seed: int) -> None:
     chance = random.Random(seed)  # noqa: S311
     names = [f"h{number}" for number in range(chance.randint(3, 9))]
     sick = chance.sample(names, chance.randint(1, max(1, (len(names) - 1) // 2)))
@@ -505,8 +506,8 @@ def test_the_command_says_what_each_host_is_to_launch(tmp_path: Path) -> None:
     for start in site.decide().launches:
         site.launch(start)
     run = written(site, tmp_path)
-    told = rackproof("gangs", "--run-dir", run).splitlines()
-    assert told == ["gang r1, launch 2: h1, h3", *(f"{host}: host h2: rank_ended" for host in ("h1", "h2", "h3"))]
+    reported = rackproof("gangs", "--run-dir", run).splitlines()
+    assert reported == ["gang r1, launch 2: h1, h3", *(f"{host}: host h2: rank_ended" for host in ("h1", "h2", "h3"))]
     site.play()
     last = site.launches["h3"].pop()  # it is at its end still, as a control node that was cut off comes back
     run = written(site, tmp_path)

@@ -1,4 +1,4 @@
-"""Who is named, and when; who is heard; and that no rank outlives its supervisor."""
+"""Which culprit is named and when, which messages are accepted, and that no rank outlives its supervisor."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from agent.gang.processes import process_identity, read_process
 from agent.gang.protocol import Gang, GangError
 from agent.gang.rank_state import RankState, parse_rank_state
 from agent.gang.transport import listen
-from agent.run.work_directory import MOST_ATTEMPTS, MOST_LOG_BYTES, cap_logs, set_aside
+from agent.run.work_directory import MAX_ARCHIVED_ATTEMPTS, MAX_LOG_BYTES, archive_logs, truncate_logs
 from schemas.records import Culprit
 
 NOW = 1000.0
@@ -55,16 +55,16 @@ def view(
     finished: tuple[str, ...] = (),
     **ranks: RankState,
 ) -> GangSnapshot:
-    """Hosts h1 … of two ranks each, all at work. `ranks`: r3=… replaces rank 3; `ages`: of statuses, in seconds."""
+    """Return hosts h1 … of two running ranks each. `ranks`: r3=… replaces rank 3; `ages`: of statuses, in seconds."""
     members = tuple(f"h{number}" for number in range(1, hosts + 1))
     heard = dict.fromkeys(members, 0.3) | (ages or {})
     statuses = {
         host: PeerStatus(
             at=NOW - heard[host],
-            ranks=tuple(ranks.get(f"r{number}", rank(number)) for number in (2 * place, 2 * place + 1)),
+            ranks=tuple(ranks.get(f"r{number}", rank(number)) for number in (2 * location, 2 * location + 1)),
             finished=host in finished,
         )
-        for place, host in enumerate(members)
+        for location, host in enumerate(members)
         if heard[host] >= 0
     }
     awaited = tuple(host for host in (members if me in members[:2] else members[:2]) if host != me)
@@ -78,7 +78,7 @@ SILENT = RANK_SILENT_S + 0.1
 SETTLED = SETTLE_S + 0.1
 TIMED_OUT = {"failure": "timeout", "failure_age_s": SETTLED, "sequence": 7, "waiting_s": TIMEOUT_S}
 
-NOBODY: dict[str, GangSnapshot] = {
+NO_CULPRIT: dict[str, GangSnapshot] = {
     "all at work": view(),
     "a host is late, and not yet silent": view(ages={"h2": LATE}),
     "one is lost, but another may be": view(ages={"h2": LOST, "h3": LATE}),
@@ -105,13 +105,13 @@ NOBODY: dict[str, GangSnapshot] = {
 }
 
 
-@pytest.mark.parametrize("known", NOBODY.values(), ids=NOBODY.keys())
-def test_nobody_is_named_too_soon(known: GangSnapshot) -> None:
+@pytest.mark.parametrize("known", NO_CULPRIT.values(), ids=NO_CULPRIT.keys())
+def test_no_culprit_while_uncertain(known: GangSnapshot) -> None:
     assert find_culprit(known) is None
 
 
 def timed_out(*culprits: RankState) -> dict[str, RankState]:
-    """All ranks but these waited in vain."""
+    """Return ranks that have all timed out, except these."""
     return {f"r{n}": rank(n, **TIMED_OUT) for n in range(6)} | {f"r{item.rank}": item for item in culprits}
 
 
@@ -269,13 +269,13 @@ NAMED: dict[str, tuple[GangSnapshot, str, tuple[str, ...], str]] = {
 
 
 @pytest.mark.parametrize(("known", "kind", "hosts", "text"), NAMED.values(), ids=NAMED.keys())
-def test_the_one_at_fault_is_named(known: GangSnapshot, kind: str, hosts: tuple[str, ...], text: str) -> None:
-    found = find_culprit(known)
-    assert found is not None
-    assert (found.kind, found.hosts) == (kind, hosts)
-    assert found.text.startswith(text)
+def test_culprit_is_named(known: GangSnapshot, kind: str, hosts: tuple[str, ...], text: str) -> None:
+    result = find_culprit(known)
+    assert result is not None
+    assert (result.kind, result.hosts) == (kind, hosts)
+    assert result.text.startswith(text)
     if kind.startswith("rank"):
-        assert (found.rank, found.scope) == (3, "gpu=1")
+        assert (result.rank, result.scope) == (3, "gpu=1")
 
 
 @pytest.mark.parametrize(
@@ -290,7 +290,7 @@ def test_the_one_at_fault_is_named(known: GangSnapshot, kind: str, hosts: tuple[
     ],
     ids=str,
 )
-def test_state_that_is_none_is_refused(spoil: dict[str, Any]) -> None:
+def test_invalid_rank_state_is_refused(spoil: dict[str, Any]) -> None:
     good = asdict(rank(3))
     assert parse_rank_state(good) == rank(3)
     with pytest.raises(ValueError, match="not a rank state"):
@@ -302,18 +302,18 @@ def test_state_that_is_none_is_refused(spoil: dict[str, Any]) -> None:
 
 @pytest.fixture
 def port() -> int:
-    """Free, with the one after it; the kernel gives none of these to whoever asks for any."""
+    """Return a free port whose next port is free too, outside the range that the kernel assigns by itself."""
     while True:
-        found = 15_000 + 2 * secrets.randbelow(7_500)
+        result = 15_000 + 2 * secrets.randbelow(7_500)
         with contextlib.suppress(OSError), socket.socket() as one, socket.socket() as next_one:
-            one.bind(("127.0.0.1", found))
-            next_one.bind(("127.0.0.1", found + 1))
-            return found
+            one.bind(("127.0.0.1", result))
+            next_one.bind(("127.0.0.1", result + 1))
+            return result
 
 
 MEMBERS = ("h1", "h2", "h3")
 ADDRESSES = {"h1": "127.0.0.1", "h2": "127.0.0.1", "h3": "127.0.0.3"}
-"""The first two as on one machine."""
+"""The first two members share a machine."""
 
 
 def gang(me: str, port: int, **over: Any) -> Gang:
@@ -323,14 +323,14 @@ def gang(me: str, port: int, **over: Any) -> Gang:
 
 @pytest.fixture
 def three(port: int) -> Iterator[dict[str, PeerChannel]]:
-    found = {host: PeerChannel(gang(host, port)) for host in MEMBERS}
-    yield found
-    for each in found.values():
+    result = {host: PeerChannel(gang(host, port)) for host in MEMBERS}
+    yield result
+    for each in result.values():
         each.close()
 
 
 def until(true: Callable[[], bool], *them: PeerChannel, patience_s: float = 5.0) -> None:
-    """Steps everybody until it is so."""
+    """Poll all channels until the condition holds."""
     ends = time.monotonic() + patience_s
     while not true():
         assert time.monotonic() < ends
@@ -339,7 +339,7 @@ def until(true: Callable[[], bool], *them: PeerChannel, patience_s: float = 5.0)
             each.publish_status([rank(0)])
 
 
-def test_everyone_is_heard_and_learns_the_verdict(three: dict[str, PeerChannel]) -> None:
+def test_all_members_exchange_statuses_and_the_verdict(three: dict[str, PeerChannel]) -> None:
     one, two, last = three.values()
     until(lambda: set(one.statuses) == set(two.statuses) == set(MEMBERS) and len(last.statuses) == 3, *three.values())
     assert one.statuses["h3"].ranks == (rank(0),)
@@ -350,7 +350,7 @@ def test_everyone_is_heard_and_learns_the_verdict(three: dict[str, PeerChannel])
     until(lambda: two.verdict == last.verdict == verdict, two, last)
 
 
-def test_the_second_decides_when_the_first_has_finished_or_is_silent(three: dict[str, PeerChannel]) -> None:
+def test_second_watcher_decides_if_the_first_is_finished_or_silent(three: dict[str, PeerChannel]) -> None:
     one, two, last = three.values()
     until(lambda: "h1" in two.statuses and "h2" in last.statuses and "h1" in last.statuses, *three.values())
     silent = time.monotonic() + HOST_SILENT_S + 1
@@ -361,13 +361,13 @@ def test_the_second_decides_when_the_first_has_finished_or_is_silent(three: dict
     assert [each.is_decider(time.monotonic()) for each in (two, last)] == [True, False]
 
 
-def test_answer_under_way_does_not_call_a_finished_host_back(three: dict[str, PeerChannel]) -> None:
+def test_late_answer_does_not_revive_a_finished_host(three: dict[str, PeerChannel]) -> None:
     one, two, _ = three.values()
     until(lambda: "h2" in one.statuses and "h1" in two.statuses, *three.values())
     two.finished = True
     two.publish_status([], at_once=True)
     until(lambda: one.statuses["h2"].finished, one, two)
-    two.finished = False  # what was sent before comes later, on the other connection
+    two.finished = False  # an older message arrives later, on the other connection
     for _ in range(20):
         one.publish_status([rank(0)], at_once=True)
         one.poll(0.01)
@@ -389,7 +389,7 @@ def hung_up(channel: socket.socket, head: PeerChannel) -> bool:
 
 
 def word(port: int, greeting: str, **over: Any) -> bytes:
-    """A line as h3 would say it."""
+    """Return a status line of h3."""
     said = {"host": "h3", "token": "t", "number": 1, "finished": False, "greeting": greeting, "ranks": [], **over}
     about = {key: said.pop(key) for key in ("nonce", "context", "members") if key in said}
     return gang("h3", port, **about).sign(said)
@@ -413,7 +413,7 @@ STRANGERS: dict[str, Callable[[int, str], bytes]] = {
 
 
 @pytest.mark.parametrize("stranger", STRANGERS.values(), ids=STRANGERS.keys())
-def test_strangers_are_turned_away_and_the_gang_goes_on(
+def test_strangers_are_dropped_and_the_gang_continues(
     three: dict[str, PeerChannel], port: int, stranger: Callable[[int, str], bytes]
 ) -> None:
     one, two, _ = three.values()
@@ -445,7 +445,7 @@ def test_strangers_are_turned_away_and_the_gang_goes_on(
     assert "h9" not in one.statuses
 
 
-def test_connections_that_say_nothing_are_few_and_short(
+def test_silent_connections_are_limited_in_number_and_time(
     three: dict[str, PeerChannel], port: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     one, two, _ = three.values()
@@ -465,7 +465,7 @@ def test_connections_that_say_nothing_are_few_and_short(
     until(lambda: "h3" in one.statuses, *three.values())
 
 
-def test_lost_connection_is_made_anew(port: int) -> None:
+def test_lost_connection_is_reestablished(port: int) -> None:
     head, member = PeerChannel(gang("h1", port)), PeerChannel(gang("h3", port))
     until(lambda: "h3" in head.statuses and "h1" in member.statuses, head, member)
     head.close()
@@ -475,7 +475,7 @@ def test_lost_connection_is_made_anew(port: int) -> None:
     member.close()
 
 
-def test_taken_port_is_told_with_the_remedy(port: int) -> None:
+def test_port_in_use_is_reported_with_the_remedy(port: int) -> None:
     with listen("127.0.0.1", port), pytest.raises(GangError, match=f"127.0.0.1 port {port}.*rendezvous_port"):
         PeerChannel(gang("h1", port))
 
@@ -488,8 +488,8 @@ def test_listener_is_not_open_on_other_addresses(three: dict[str, PeerChannel], 
 # ---- ranks ----
 
 
-def test_rank_tells_how_far_it_is(tmp_path: Path) -> None:
-    work = tmp_path / ("d" * 120)  # longer than the address of a socket may be
+def test_rank_reports_its_progress(tmp_path: Path) -> None:
+    work = tmp_path / ("d" * 120)  # longer than the path of a socket may be
     work.mkdir()
     receiver = HeartbeatReceiver(work, {0: "gpu=0", 1: "gpu=1"})
     heartbeat = RankHeartbeat(1, work)
@@ -508,7 +508,7 @@ def test_rank_tells_how_far_it_is(tmp_path: Path) -> None:
     assert inside.waiting_s is not None
     assert inside.waiting_s < 1
     assert second.failure == "timeout"
-    assert second.waiting_s is not None, "it failed while it waited"
+    assert second.waiting_s is not None, "it failed while waiting"
 
 
 @pytest.mark.parametrize(
@@ -520,7 +520,7 @@ def test_rank_tells_how_far_it_is(tmp_path: Path) -> None:
         ("OutOfMemoryError: CUDA out of memory", "error"),
     ],
 )
-def test_own_failures_are_told_from_waiting_in_vain(tmp_path: Path, problem: str, kind: str) -> None:
+def test_own_failures_differ_from_timeouts(tmp_path: Path, problem: str, kind: str) -> None:
     receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     RankHeartbeat(0, tmp_path).record_failure(problem)
     receiver.read()
@@ -528,7 +528,7 @@ def test_own_failures_are_told_from_waiting_in_vain(tmp_path: Path, problem: str
     receiver.close()
 
 
-def test_garbage_on_the_socket_is_passed_over(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_garbage_on_the_socket_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     receiver = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
         monkeypatch.chdir(tmp_path)
@@ -590,7 +590,7 @@ class Guarded:
 
 
 @pytest.mark.parametrize(
-    ("what", "code", "seen"),
+    ("what", "code", "observed"),
     [
         ("time.sleep(0.6)", 0, 0),
         ("time.sleep(0.6); sys.exit(7)", 7, 7),
@@ -599,16 +599,16 @@ class Guarded:
     ],
     ids=["well", "badly", "SIGSEGV", "SIGKILL"],
 )
-def test_launcher_and_supervisor_see_a_ranks_own_end(tmp_path: Path, what: str, code: int, seen: int) -> None:
+def test_launcher_and_supervisor_get_the_exit_of_the_rank(tmp_path: Path, what: str, code: int, observed: int) -> None:
     guarded = Guarded(tmp_path, what)
     assert guarded.guard.wait(timeout=10) == code
     state = guarded.state
     guarded.end()
-    assert (state.exit_code, state.terminated_by_launcher) == (seen, False)
+    assert (state.exit_code, state.terminated_by_launcher) == (observed, False)
     assert state.ended_s is not None
 
 
-def test_end_that_was_asked_for_is_told_as_such(tmp_path: Path) -> None:
+def test_requested_end_is_marked(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
     os.killpg(guarded.guard.pid, signal.SIGTERM)  # as torchrun does
     assert guarded.guard.wait(timeout=10) == -15
@@ -617,7 +617,7 @@ def test_end_that_was_asked_for_is_told_as_such(tmp_path: Path) -> None:
     assert (state.exit_code, state.terminated_by_launcher) == (-15, True)
 
 
-def test_stopped_rank_is_ended_all_the_same(tmp_path: Path) -> None:
+def test_stopped_rank_can_be_terminated(tmp_path: Path) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
     os.kill(guarded.pid, signal.SIGSTOP)
     guarded.until(lambda: guarded.state.stopped)
@@ -636,7 +636,7 @@ def test_rank_that_holds_pythons_lock_is_busy_and_not_stopped(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize("whose", ["guard", "supervisor", "launcher"])
-def test_no_rank_outlives_its_guard_its_supervisor_or_its_launcher(tmp_path: Path, whose: str) -> None:
+def test_no_rank_outlives_guard_supervisor_or_launcher(tmp_path: Path, whose: str) -> None:
     with subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as supervisor:
         if whose == "launcher":
             pids = launched(tmp_path)
@@ -655,7 +655,7 @@ def test_no_rank_outlives_its_guard_its_supervisor_or_its_launcher(tmp_path: Pat
 
 
 def launched(tmp_path: Path) -> list[int]:
-    """Starts supervisor → leashed launcher → guard → rank, and kills the supervisor; returns the launcher and the rank."""
+    """Start supervisor → launcher → guard → rank, and kill the supervisor; return launcher and rank."""
     (tmp_path / "program.py").write_text(RANK.format(what="time.sleep(60)"))
     launcher = (
         "import os, pathlib, subprocess, sys\n"
@@ -664,7 +664,7 @@ def launched(tmp_path: Path) -> list[int]:
     )
     supervisor = (
         "import os, subprocess, sys\n"
-        "subprocess.run([sys.executable, '-m', 'agent.launch.guard', '--leash', str(os.getpid()),"
+        "subprocess.run([sys.executable, '-m', 'agent.launch.guard', '--supervisor', str(os.getpid()),"
         f" sys.executable, '-c', {launcher!r}])"
     )
     with subprocess.Popen(
@@ -678,9 +678,7 @@ def launched(tmp_path: Path) -> list[int]:
     return [int((tmp_path / name).read_text()) for name in ("launcher", "pid")]
 
 
-def test_time_in_which_the_supervisor_did_not_run_counts_for_nobody(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_pause_of_the_supervisor_is_not_silence(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     guarded = Guarded(tmp_path, "time.sleep(60)")
     monitor = GangMonitor("h1", guarded.receiver, None, 60.0)
     assert monitor.poll(0.1) is None
@@ -698,20 +696,20 @@ def test_time_in_which_the_supervisor_did_not_run_counts_for_nobody(
 
 
 def test_logs_and_dumps_of_an_attempt_are_kept_and_bounded(tmp_path: Path) -> None:
-    for attempt in range(MOST_ATTEMPTS + 2):
+    for attempt in range(MAX_ARCHIVED_ATTEMPTS + 2):
         work = tmp_path / "work" / "gang"
         work.mkdir(parents=True, exist_ok=True)
         (work / "rank0.log").write_text(f"attempt {attempt}")
         (work / "flight.rank0").write_bytes(b"\x80")
         os.mkfifo(work / "flight.rank0.pipe")
         with (work / "launcher.log").open("wb") as log:
-            log.truncate(MOST_LOG_BYTES + 1)
-        cap_logs(work)
+            log.truncate(MAX_LOG_BYTES + 1)
+        truncate_logs(work)
         assert not (work / "flight.rank0.pipe").exists()
-        set_aside(work, tmp_path / "logs")
+        archive_logs(work, tmp_path / "logs")
         assert list(work.iterdir()) == []
     kept = sorted((tmp_path / "logs").iterdir())
-    assert len(kept) == MOST_ATTEMPTS
-    assert (kept[-1] / "rank0.log").read_text() == f"attempt {MOST_ATTEMPTS + 1}"
+    assert len(kept) == MAX_ARCHIVED_ATTEMPTS
+    assert (kept[-1] / "rank0.log").read_text() == f"attempt {MAX_ARCHIVED_ATTEMPTS + 1}"
     assert (kept[-1] / "flight.rank0").exists()
-    assert (kept[-1] / "launcher.log").stat().st_size == MOST_LOG_BYTES
+    assert (kept[-1] / "launcher.log").stat().st_size == MAX_LOG_BYTES

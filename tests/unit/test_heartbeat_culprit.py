@@ -1,4 +1,4 @@
-"""Who is named where several could be: one thing is changed from a case in which somebody is, or nobody."""
+"""Which culprit is named among several: each test changes one fact of a case with or without a culprit."""
 
 from __future__ import annotations
 
@@ -15,52 +15,52 @@ WAITED = "the others waited for it until their time-out of 60 s"
 
 
 def text(known: GangSnapshot) -> str:
-    found = find_culprit(known)
-    return found.text if found else ""
+    result = find_culprit(known)
+    return result.text if result else ""
 
 
-def test_the_end_of_one_is_told_although_another_ended_a_moment_ago() -> None:
+def test_settled_end_is_named_despite_a_recent_one() -> None:
     known = view(r3=rank(3, ended_s=SETTLED, exit_code=1), r5=rank(5, ended_s=0.1, exit_code=1))
     assert text(known).startswith("host h2 gpu=1 rank 3")
 
 
-def test_of_two_that_died_in_one_moment_the_first_is_named() -> None:
+def test_first_of_two_simultaneous_deaths_is_named() -> None:
     known = view(r3=rank(3, ended_s=SETTLED + 0.3, exit_code=-9), r5=rank(5, ended_s=SETTLED, exit_code=-9))
     assert text(known).startswith("host h2 gpu=1 rank 3")
 
 
-def test_who_fails_at_once_where_a_launcher_is_gone_is_not_to_blame() -> None:
+def test_rank_that_fails_with_a_lost_launcher_is_not_named() -> None:
     left = rank(3, ended_s=SETTLED, why="its launcher was killed by SIGKILL")
     known = view(r3=left, r5=rank(5, ended_s=SETTLED + 0.3, exit_code=1, failure="error"))
     assert text(known).endswith('rank 3 in phase "collective all_reduce 8 B": its launcher was killed by SIGKILL')
 
 
-def test_whose_launcher_was_killed_is_told_before_those_that_ended_by_it() -> None:
-    """In one moment, as far as clocks tell, before any rank started."""
+def test_killed_launcher_is_named_before_its_victims() -> None:
+    """All at the same moment, before any rank started."""
     began: dict[str, Any] = {"alive_s": None, "phase": ""}
     killed = rank(3, ended_s=SETTLED, why="its launcher was killed by SIGKILL before any rank started", **began)
     known = view(r3=killed, r5=rank(5, ended_s=SETTLED + 0.3, exit_code=1, why="its launcher ended", **began))
     assert text(known).endswith('rank 3 in phase "start": its launcher was killed by SIGKILL before any rank started')
 
 
-def test_who_fails_after_a_host_has_ended_its_ranks_has_lost_a_peer() -> None:
+def test_failure_after_an_abort_names_no_culprit() -> None:
     failed = view(r3=rank(3, ended_s=SETTLED, exit_code=1))
     assert text(failed).startswith("host h2 gpu=1 rank 3")
     left = {**failed.statuses, "h1": replace(failed.statuses["h1"], aborted=True)}
     assert text(replace(failed, statuses=left)) == ""
 
 
-def test_who_was_killed_later_did_not_bring_about_what_failed_before() -> None:
+def test_later_kill_does_not_explain_an_earlier_failure() -> None:
     known = view(r3=rank(3, ended_s=SETTLED + 3, exit_code=1), r5=rank(5, ended_s=SETTLED, exit_code=-9))
     assert text(known).startswith("host h2 gpu=1 rank 3")
 
 
-def test_a_request_explains_an_end_only_where_nothing_else_does() -> None:
+def test_termination_signal_is_named_last() -> None:
     known = view(r3=rank(3, ended_s=SETTLED, exit_code=1), r5=rank(5, ended_s=SETTLED + 3, exit_code=-15))
     assert text(known).startswith("host h2 gpu=1 rank 3")
 
 
-def test_an_abort_long_before_the_time_out_is_a_ranks_own() -> None:
+def test_early_abort_is_the_ranks_own_failure() -> None:
     early = rank(3, ended_s=SETTLED, exit_code=-6, waiting_s=5.0)
     assert text(view(r3=early)).endswith("killed by SIGABRT")
     assert text(view(r3=replace(early, waiting_s=TIMEOUT_S))) == ""
@@ -68,7 +68,7 @@ def test_an_abort_long_before_the_time_out_is_a_ranks_own() -> None:
     assert text(view(r3=replace(early, waiting_s=TIMEOUT_S, exit_code=-11))).endswith("killed by SIGSEGV")
 
 
-def test_a_rank_that_stays_silent_in_its_start_is_absent() -> None:
+def test_rank_silent_during_start_is_absent() -> None:
     start = rank(3, phase="start", silent_s=START_S + 1, alive_s=START_S + 5, grouped=False)
     assert text(view(r3=start)) == 'host h2 gpu=1 rank 3 in phase "start": silent for 60 s during its start'
     assert text(view(r3=replace(start, busy=True))) == ""
@@ -76,38 +76,38 @@ def test_a_rank_that_stays_silent_in_its_start_is_absent() -> None:
     assert text(view(r3=replace(start, phase="gemm", busy=True, grouped=True))) == ""
 
 
-def test_a_rank_that_has_said_nothing_is_in_its_start() -> None:
-    found = find_culprit(view(r3=rank(3, alive_s=None, phase=""), r0=rank(0, alive_s=START_S + 1)))
-    assert found is not None
-    assert (found.kind, found.phase) == ("rank_absent", "start")
-    found = find_culprit(view(r3=rank(3, ended_s=SETTLED)))
-    assert found is not None
-    assert found.phase == "collective all_reduce 8 B"
+def test_rank_without_heartbeats_is_in_start() -> None:
+    result = find_culprit(view(r3=rank(3, alive_s=None, phase=""), r0=rank(0, alive_s=START_S + 1)))
+    assert result is not None
+    assert (result.kind, result.phase) == ("rank_absent", "start")
+    result = find_culprit(view(r3=rank(3, ended_s=SETTLED)))
+    assert result is not None
+    assert result.phase == "collective all_reduce 8 B"
 
 
-def test_a_rank_that_never_began_is_absent_only_once_another_has_long_begun() -> None:
+def test_unstarted_rank_is_absent_once_another_has_run_long() -> None:
     never = rank(3, alive_s=None, phase="")
     others = {f"r{number}": rank(number, alive_s=START_S - 1) for number in (0, 1, 2, 4, 5)}
     assert text(view(r3=never, **others)) == ""
     assert text(view(**{f"r{number}": rank(number, alive_s=None, phase="") for number in range(6)})) == ""
 
 
-def test_a_silent_rank_counts_for_more_than_an_absent_one() -> None:
+def test_silent_rank_precedes_an_absent_one() -> None:
     known = view(r3=rank(3, silent_s=SILENT), r4=rank(4, alive_s=None, phase=""), r0=rank(0, alive_s=START_S + 1))
     assert text(known).startswith("host h2 gpu=1 rank 3")
 
 
-def test_a_silent_rank_is_named_once_any_of_the_others_depends_on_it() -> None:
+def test_silent_rank_is_named_once_another_depends_on_it() -> None:
     known = view(r3=rank(3, silent_s=SILENT), r0=rank(0, grouped=False), r4=rank(4, grouped=False))
     assert text(known).startswith("host h2 gpu=1 rank 3")
 
 
-def test_of_two_silent_ranks_the_one_that_fell_silent_first_is_named() -> None:
+def test_first_of_two_silent_ranks_is_named() -> None:
     known = view(r3=rank(3, silent_s=SILENT + 1), r4=rank(4, silent_s=SILENT))
     assert text(known).startswith("host h2 gpu=1 rank 3")
 
 
-def test_who_failed_together_with_the_time_outs_is_not_to_blame() -> None:
+def test_failure_together_with_timeouts_is_not_named() -> None:
     failed = rank(3, failure="error", failure_age_s=SETTLED + 1)
     assert text(view(**timed_out(failed))) == ""
     assert text(view(**timed_out(replace(failed, failure_age_s=SETTLED + 3)))).endswith(
@@ -115,30 +115,30 @@ def test_who_failed_together_with_the_time_outs_is_not_to_blame() -> None:
     )
 
 
-def test_what_failed_is_as_old_as_its_hosts_last_word() -> None:
+def test_failure_is_as_old_as_the_status_of_its_host() -> None:
     failed = rank(3, failure="error", failure_age_s=1.0)
     known = view(ages={"h2": 20.0}, finished=("h2",), **{**timed_out(failed), "r2": rank(2, ended_s=1.0, exit_code=0)})
     assert text(known).endswith(f"failed on its own, and {WAITED}")
 
 
-def test_who_failed_after_the_first_time_out_is_not_to_blame() -> None:
+def test_failure_after_the_first_timeout_is_not_named() -> None:
     first = replace(rank(0, **TIMED_OUT), failure_age_s=10.0)
     assert text(view(**timed_out(rank(3, failure="error", failure_age_s=5.0), first))) == ""
 
 
-def test_who_is_as_far_as_any_that_waited_in_vain_does_not_lag() -> None:
+def test_rank_level_with_a_timed_out_rank_is_not_behind() -> None:
     ahead, waiting = replace(rank(0, **TIMED_OUT), sequence=9), rank(2, waiting_s=TIMEOUT_S)
     assert text(view(**timed_out(ahead, waiting, rank(3, sequence=8, waiting_s=None)))) == ""
 
 
-def test_of_two_that_failed_by_themselves_the_first_is_named() -> None:
+def test_first_of_two_failures_is_named() -> None:
     known = view(
         **timed_out(rank(3, failure="error", failure_age_s=50.0), rank(4, failure="error", failure_age_s=40.0))
     )
     assert text(known).startswith("host h2 gpu=1 rank 3")
 
 
-def test_who_waits_is_not_the_one_that_is_waited_for() -> None:
+def test_waiting_rank_is_not_the_culprit() -> None:
     working = rank(3, sequence=6, waiting_s=None, progress_s=TIMEOUT_S)
     waiting = rank(2, sequence=6, waiting_s=TIMEOUT_S)
     assert (
@@ -149,13 +149,13 @@ def test_who_waits_is_not_the_one_that_is_waited_for() -> None:
     assert text(view(**timed_out(replace(working, sequence=7), replace(waiting, sequence=7)))) == ""
 
 
-def test_of_two_that_lag_the_one_that_did_least_is_named_or_the_one_idle_for_longest() -> None:
+def test_furthest_behind_or_longest_idle_rank_is_named() -> None:
     lagging = [rank(number, sequence=6, waiting_s=None, progress_s=30.0) for number in (2, 3)]
     assert "rank 3" in text(view(**timed_out(lagging[0], replace(lagging[1], sequence=5))))
     assert "rank 3" in text(view(**timed_out(lagging[0], replace(lagging[1], progress_s=31.0))))
 
 
-def test_a_time_out_a_moment_ago_may_not_be_the_last() -> None:
+def test_recent_timeout_is_not_settled() -> None:
     fresh = {**TIMED_OUT, "failure_age_s": 0.5}
     ranks = {f"r{number}": rank(number, **fresh) for number in (0, 1, 2, 4, 5)}
     lagging = rank(3, sequence=6, waiting_s=None)
@@ -164,55 +164,55 @@ def test_a_time_out_a_moment_ago_may_not_be_the_last() -> None:
     assert text(view(**ranks, r3=lagging)).endswith(WAITED), "the first was long enough ago"
 
 
-def test_what_a_host_said_before_it_fell_silent_is_no_news() -> None:
-    """Three hosts have lost one another; the head decides by what it sees itself."""
+def test_stale_status_of_a_silent_host_is_ignored() -> None:
+    """Three hosts have lost one another; the first decides by its own ranks."""
     gone = rank(5, ended_s=0.5, exit_code=-9)
     assert text(view(ages={"h3": LOST}, r5=gone)).startswith("host h3: no messages for 10 s")
     assert text(view(ages={"h3": 30.0}, finished=("h3",), r5=gone)).startswith("host h3 gpu=1 rank 5")
 
 
-def test_a_lost_host_is_told_with_the_ranks_that_it_still_had() -> None:
-    found = text(view(ages={"h3": LOST}, r4=rank(4, ended_s=60.0, exit_code=0)))
-    assert found.endswith('supervisor; last seen gpu=1 rank 5 in phase "collective all_reduce 8 B"')
+def test_lost_host_is_reported_with_its_running_ranks() -> None:
+    result = text(view(ages={"h3": LOST}, r4=rank(4, ended_s=60.0, exit_code=0)))
+    assert result.endswith('supervisor; last seen gpu=1 rank 5 in phase "collective all_reduce 8 B"')
     both = {f"r{number}": rank(number, ended_s=60.0, exit_code=0) for number in (4, 5)}
     assert text(view(ages={"h3": LOST}, **both)).endswith("its link, host or supervisor")
 
 
-def test_hosts_that_did_not_come_are_named_with_those_that_did() -> None:
+def test_absent_hosts_are_named_with_those_that_joined() -> None:
     known = replace(view(hosts=4, ages={"h2": -1, "h4": -1}), began=980.0, timeout_s=1.0)
     assert text(known) == ""
     known = replace(known, began=979.0)
     assert text(known) == "hosts h2, h4: did not join the gang within 20 s; hosts h1, h3 did"
 
 
-def test_many_hosts_are_counted() -> None:
-    found = text(view(hosts=23, ages={f"h{number}": LOST for number in range(4, 24)}))
-    assert "h22, h23: no messages" in found, "twenty are told"
-    found = text(view(hosts=24, ages={f"h{number}": LOST for number in range(4, 25)}))
-    assert "h23 and 1 more: no messages" in found
+def test_long_host_lists_are_shortened() -> None:
+    result = text(view(hosts=23, ages={f"h{number}": LOST for number in range(4, 24)}))
+    assert "h22, h23: no messages" in result, "twenty are listed"
+    result = text(view(hosts=24, ages={f"h{number}": LOST for number in range(4, 25)}))
+    assert "h23 and 1 more: no messages" in result
     hosts = {f"h{number}": LOST for number in range(4, 29)}
-    found = text(view(hosts=28, ages=hosts))
-    assert found.startswith("hosts h4, h5,")
-    assert "h23 and 5 more: no messages" in found
-    assert "h24" not in found
-    assert len(found) <= 2000
+    result = text(view(hosts=28, ages=hosts))
+    assert result.startswith("hosts h4, h5,")
+    assert "h23 and 5 more: no messages" in result
+    assert "h24" not in result
+    assert len(result) <= 2000
 
 
-def test_a_late_host_that_finished_holds_nothing_up() -> None:
+def test_late_finished_host_delays_nothing() -> None:
     known = view(ages={"h2": LATE}, finished=("h2",), r5=rank(5, ended_s=SETTLED, exit_code=1))
     assert text(known).endswith('rank 5 in phase "collective all_reduce 8 B": ended with exit code 1')
 
 
 @pytest.mark.parametrize(
-    ("patience_s", "found"), [(1.0, 20.0), (10.0, 20.0), (25.0, 50.0), (60.0, 120.0), (600.0, 120.0)]
+    ("patience_s", "result"), [(1.0, 20.0), (10.0, 20.0), (25.0, 50.0), (60.0, 120.0), (600.0, 120.0)]
 )
-def test_a_gang_comes_together_within_twice_its_time_out(patience_s: float, found: float) -> None:
-    assert join_timeout_s(patience_s) == found
-    assert found > HOST_SILENT_S
+def test_join_timeout_is_twice_the_group_timeout_within_bounds(patience_s: float, result: float) -> None:
+    assert join_timeout_s(patience_s) == result
+    assert result > HOST_SILENT_S
 
 
 @pytest.mark.parametrize(
-    ("code", "told"),
+    ("code", "expected"),
     [
         (None, "gone without an exit code, as is its guard process"),
         (0, "ended with exit code 0"),
@@ -222,10 +222,10 @@ def test_a_gang_comes_together_within_twice_its_time_out(patience_s: float, foun
         (-63, "killed by signal 63"),
     ],
 )
-def test_an_end_in_words(code: int | None, told: str) -> None:
-    assert describe_exit(code) == told
+def test_exit_code_in_words(code: int | None, expected: str) -> None:
+    assert describe_exit(code) == expected
 
 
-def test_a_state_is_taken_up_to_its_longest_text() -> None:
+def test_longest_valid_text_is_accepted() -> None:
     longest = replace(rank(3), phase="x" * 512)
     assert parse_rank_state(asdict(longest)) == longest

@@ -1,4 +1,4 @@
-"""What a rank's receiver, its guard's words and /proc make of it, one at a time, by a clock that is set."""
+"""The state of a rank from its heartbeats, its guard's messages and /proc, with a controlled clock."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class Clock:
-    """`time.monotonic()`, as it is set."""
+    """A controlled `time.monotonic()`."""
 
     def __init__(self) -> None:
         self.now = 1000.0
@@ -48,7 +48,7 @@ def receiver(tmp_path: Path) -> Iterator[HeartbeatReceiver]:
 
 
 class Proc:
-    """A /proc of our own."""
+    """A fake /proc."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
@@ -56,9 +56,9 @@ class Proc:
     def put(self, pid: int, state: str = "S", *, seconds: float = 0.0, parent: int = 1, born: int = 7) -> None:
         used = int(seconds * TICKS)
         rest = f"{state} {parent} 0 0 0 0 0 0 0 0 0 {used - used // 2} {used // 2} 0 0 20 0 1 0 {born} 0"
-        place = self._root / str(pid)
-        place.mkdir(parents=True, exist_ok=True)
-        (place / "stat").write_text(f"{pid} (a ) b (c) {rest}\n")
+        location = self._root / str(pid)
+        location.mkdir(parents=True, exist_ok=True)
+        (location / "stat").write_text(f"{pid} (a ) b (c) {rest}\n")
 
     def path(self, name: str) -> Path:
         return self._root / name.removeprefix("/proc/") if name.startswith("/proc/") else Path(name)
@@ -72,19 +72,19 @@ def proc(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Proc:
 
 
 def say(directory: Path, kind: str = "heartbeat", *, rank: int = 0, **over: Any) -> None:
-    """As a rank, or its guard, would."""
+    """Send a message as a rank or its guard."""
     beat = (
         {"pid": 4711, "phase": "gemm", "sequence": 3, "progress_at": 0.0, "failure": ""} if kind == "heartbeat" else {}
     )
-    place = os.open(directory, os.O_RDONLY)
+    location = os.open(directory, os.O_RDONLY)
     with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as channel:
-        channel.connect(f"/proc/self/fd/{place}/heartbeats")
+        channel.connect(f"/proc/self/fd/{location}/heartbeats")
         channel.send(json.dumps({"kind": kind, "rank": rank, "at": time.monotonic(), **beat, **over}).encode())
-    os.close(place)
+    os.close(location)
 
 
 def begun(directory: Path, receiver: HeartbeatReceiver) -> RankHeartbeat:
-    """A rank that has beaten once by itself, and does so again after the test."""
+    """Return a rank that has sent its first heartbeat."""
     made = RankHeartbeat(0, directory)
     assert select.select([receiver.socket], [], [], 5)[0]
     return made
@@ -93,7 +93,7 @@ def begun(directory: Path, receiver: HeartbeatReceiver) -> RankHeartbeat:
 # ---- the rank's side ----
 
 
-def test_a_process_beats_by_itself_as_the_rank_that_it_is(
+def test_process_sends_heartbeats_with_its_rank(
     receiver: HeartbeatReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(HEARTBEAT_DIRECTORY, str(tmp_path))
@@ -110,7 +110,7 @@ def test_a_process_beats_by_itself_as_the_rank_that_it_is(
     assert (said["grouped"], said["sequence"], said["waiting_since"], said["failure"]) == (False, 0, None, "")
 
 
-def test_a_process_that_was_started_by_hand_says_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_manually_started_process_sends_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     for name in (HEARTBEAT_DIRECTORY, "RANK"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
@@ -123,11 +123,11 @@ def test_a_process_that_was_started_by_hand_says_nothing(monkeypatch: pytest.Mon
         alone.record_progress()
     alone.record_failure("an error")
     sender = DatagramSender(0, tmp_path)
-    assert not sender.connected, "nobody listens there"
+    assert not sender.connected, "no receiver"
     sender._socket.close()
 
 
-def test_a_heart_stops_when_nobody_listens_any_more(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_heartbeat_thread_ends_with_its_receiver(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     before = set(threading.enumerate())
     begun(tmp_path, receiver)
     (thread,) = (each for each in threading.enumerate() if each.name == "heartbeat" and each not in before)
@@ -136,9 +136,7 @@ def test_a_heart_stops_when_nobody_listens_any_more(receiver: HeartbeatReceiver,
     assert not thread.is_alive()
 
 
-def test_a_rank_without_its_number_is_the_first(
-    receiver: HeartbeatReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rank_defaults_to_zero(receiver: HeartbeatReceiver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(HEARTBEAT_DIRECTORY, str(tmp_path))
     monkeypatch.delenv("RANK", raising=False)
     rank_heartbeat.cache_clear()
@@ -150,37 +148,33 @@ def test_a_rank_without_its_number_is_the_first(
     assert [state.alive_s is not None for state in receiver.states()] == [True, False]
 
 
-def test_how_long_a_rank_did_nothing_and_how_long_it_waits(
-    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock
-) -> None:
+def test_ages_of_progress_and_waiting(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock) -> None:
     rank = begun(tmp_path, receiver)
 
-    def seen(after_s: float) -> tuple[float, float | None, int]:
+    def values(after_s: float) -> tuple[float, float | None, int]:
         clock.now += after_s
         rank.send()
         receiver.read()
         state = receiver.states()[0]
         return state.progress_s, state.waiting_s, state.sequence
 
-    assert seen(5.0) == (5.0, None, 0)
+    assert values(5.0) == (5.0, None, 0)
     rank.record_progress()
-    assert seen(3.0) == (3.0, None, 0)
+    assert values(3.0) == (3.0, None, 0)
     with rank.in_collective():
-        assert seen(2.0) == (2.0, 2.0, 1)
-    assert seen(4.0) == (4.0, None, 1), "its progress is the end of what all did together"
+        assert values(2.0) == (2.0, 2.0, 1)
+    assert values(4.0) == (4.0, None, 1), "the end of a collective is progress"
     with rank.in_collective():
         pass
-    assert seen(1.0) == (1.0, None, 2)
+    assert values(1.0) == (1.0, None, 2)
 
 
-def test_the_first_failure_of_a_rank_is_the_one_that_is_told(
-    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock
-) -> None:
+def test_first_failure_of_a_rank_is_kept(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock) -> None:
     rank = begun(tmp_path, receiver)
     rank.send()
     assert receiver.read()
     rank.record_failure("watchdog: timed-out")
-    assert receiver.read(), "at once, and not with the next beat"
+    assert receiver.read(), "at once, not with the next heartbeat"
     clock.now += 6.0
     rank.record_failure("OutOfMemoryError")
     rank.send()
@@ -188,7 +182,7 @@ def test_the_first_failure_of_a_rank_is_the_one_that_is_told(
     assert (receiver.states()[0].failure, receiver.states()[0].failure_age_s) == ("timeout", 6.0)
 
 
-def test_a_phase_without_end_is_cut(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_long_phase_is_shortened(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     rank = begun(tmp_path, receiver)
     rank.phase = "x" * 10_000
     rank.send()
@@ -196,7 +190,7 @@ def test_a_phase_without_end_is_cut(receiver: HeartbeatReceiver, tmp_path: Path)
     assert len(receiver.states()[0].phase) == 300
 
 
-def test_a_rank_goes_on_where_its_supervisor_does_not_listen(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_rank_continues_without_a_receiver(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     rank = begun(tmp_path, receiver)
     for _ in range(2000):  # more than the kernel keeps
         rank.send()
@@ -208,21 +202,19 @@ def test_a_rank_goes_on_where_its_supervisor_does_not_listen(receiver: Heartbeat
 # ---- the supervisor's side ----
 
 
-def test_a_supervisor_that_begins_again_is_heard_and_leaves_nothing_open(
-    receiver: HeartbeatReceiver, tmp_path: Path
-) -> None:
-    def held() -> int:
+def test_new_receiver_takes_over_and_leaks_nothing(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+    def kept_open() -> int:
         return len(list(Path("/proc/self/fd").iterdir()))
 
-    before = held()
+    before = kept_open()
     again = HeartbeatReceiver(tmp_path, {0: "gpu=0"})
     say(tmp_path)
     assert (again.read(), receiver.read()) == (True, False)
     again.close()
-    assert held() == before
+    assert kept_open() == before
 
 
-def test_ranks_are_told_in_order_with_their_devices_and_as_they_were_before_their_first_beat(
+def test_states_are_in_rank_order_with_defaults_before_the_first_heartbeat(
     receiver: HeartbeatReceiver,
 ) -> None:
     first, second = receiver.states()
@@ -233,7 +225,7 @@ def test_ranks_are_told_in_order_with_their_devices_and_as_they_were_before_thei
     assert (first.ended_s, first.exit_code, first.terminated_by_launcher) == (None, None, False)
 
 
-def test_everything_in_a_beat_is_in_the_state(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock) -> None:
+def test_heartbeat_content_is_in_the_state(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock) -> None:
     say(tmp_path, grouped=True, waiting_since=990.0, progress_at=980.1234, failure="error", failed_at=970.0)
     assert receiver.read()
     clock.now += 1.0
@@ -243,7 +235,7 @@ def test_everything_in_a_beat_is_in_the_state(receiver: HeartbeatReceiver, tmp_p
     assert (state.alive_s, state.silent_s) == (1.0, 1.0)
 
 
-def test_age_counts_from_the_first_beat_and_silence_from_the_last(
+def test_age_counts_from_the_first_heartbeat_and_silence_from_the_last(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock
 ) -> None:
     for after_s in (0.0, 4.0):
@@ -257,15 +249,13 @@ def test_age_counts_from_the_first_beat_and_silence_from_the_last(
     assert receiver.states()[0].silent_s == 0.5
 
 
-def test_a_clock_that_was_read_a_moment_apart_makes_no_age_below_nothing(
-    receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock
-) -> None:
+def test_ages_are_never_negative(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock) -> None:
     say(tmp_path, progress_at=clock.now + 1.0)
     receiver.read()
     assert receiver.states()[0].progress_s == 0.0
 
 
-def test_news_is_a_first_beat_a_failure_or_an_end_and_nothing_else(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_only_first_heartbeat_failure_and_end_are_news(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     def news(*arguments: Any, **over: Any) -> bool:
         say(tmp_path, *arguments, **over)
         return receiver.read()
@@ -284,14 +274,14 @@ def test_news_is_a_first_beat_a_failure_or_an_end_and_nothing_else(receiver: Hea
     assert receiver.states()[1].ended_s is None
 
 
-def test_a_failure_with_the_first_word_is_news_among_others(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_failure_in_the_first_heartbeat_is_news(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     say(tmp_path, "guard", pid=os.getpid())
     say(tmp_path, failure="error")
     say(tmp_path, failure="error")
     assert receiver.read()
 
 
-def test_an_end_is_as_old_as_the_guard_says_and_never_of_tomorrow(
+def test_end_has_the_age_from_the_guard_and_is_never_in_the_future(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock
 ) -> None:
     clock.now = 997.0
@@ -305,7 +295,7 @@ def test_an_end_is_as_old_as_the_guard_says_and_never_of_tomorrow(
     assert (two.ended_s, two.exit_code, two.terminated_by_launcher) == (0.0, 0, True)
 
 
-def test_a_rank_whose_guard_is_gone_has_ended_and_its_own_word_counts_for_more(
+def test_lost_guard_means_an_end_until_its_message_arrives(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, proc: Proc
 ) -> None:
     proc.put(50)
@@ -317,7 +307,7 @@ def test_a_rank_whose_guard_is_gone_has_ended_and_its_own_word_counts_for_more(
     (tmp_path / "rank0.state.json").write_text('{"phase": "end", "exit_code": 3}')
     assert (receiver.states()[0].ended_s, receiver.states()[0].exit_code) == (0.0, 3)
     clock.now += 2.0
-    assert receiver.states()[0].ended_s == 2.0, "seen once"
+    assert receiver.states()[0].ended_s == 2.0, "noted once"
     say(tmp_path, "end", code=-9, terminated_by_launcher=True)
     assert receiver.read()
     assert (
@@ -330,7 +320,7 @@ def test_a_rank_whose_guard_is_gone_has_ended_and_its_own_word_counts_for_more(
     assert receiver.states()[0].exit_code == -9
 
 
-# ---- a rank that does not beat ----
+# ---- silent ranks ----
 
 
 def silent(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, seconds: float = UNSURE_S + 0.1) -> None:
@@ -342,18 +332,18 @@ def silent(receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, seconds: f
 @pytest.mark.parametrize(
     ("state", "stopped", "busy"), [("T", True, False), ("t", True, False), ("D", False, True), ("Z", False, False)]
 )
-def test_a_silent_rank_is_stopped_or_in_the_kernel_or_gone(
+def test_silent_rank_is_stopped_busy_in_the_kernel_or_gone(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, proc: Proc, state: str, stopped: bool, busy: bool
 ) -> None:
     proc.put(4711, state)
     silent(receiver, tmp_path, clock)
     for _ in range(2):
-        found = receiver.states()[0]
-        assert (found.stopped, found.busy) == (stopped, busy)
+        result = receiver.states()[0]
+        assert (result.stopped, result.busy) == (stopped, busy)
         clock.now += 1.0
 
 
-def test_a_rank_that_beats_or_has_ended_is_not_looked_at(
+def test_process_is_checked_only_while_its_rank_is_silent(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, proc: Proc
 ) -> None:
     proc.put(4711, "T")
@@ -367,20 +357,20 @@ def test_a_rank_that_beats_or_has_ended_is_not_looked_at(
 
 
 @pytest.mark.parametrize(("share", "busy"), [(1.0, True), (0.06, True), (0.04, False), (0.0, False)])
-def test_a_silent_rank_is_busy_where_it_uses_its_processor(
+def test_silent_rank_is_busy_if_it_uses_cpu_time(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, proc: Proc, share: float, busy: bool
 ) -> None:
     proc.put(4711, "R", seconds=1000.0)
     silent(receiver, tmp_path, clock)
-    assert receiver.states()[0].busy, "nothing is known yet"
-    assert receiver.states()[0].busy, "in the same moment neither"
+    assert receiver.states()[0].busy, "no CPU time to compare with yet"
+    assert receiver.states()[0].busy, "nor at the same moment"
     for seconds in (0.5, 10.0, 50.0):
         clock.now += seconds
         proc.put(4711, "R", seconds=1000.0 + share * (clock.now - 1000.0 - UNSURE_S - 0.1))
         assert (receiver.states()[0].busy, receiver.states()[0].stopped) == (busy, False)
 
 
-def test_use_of_the_processor_is_counted_anew_after_a_beat(
+def test_cpu_reference_is_reset_by_a_heartbeat(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, proc: Proc
 ) -> None:
     proc.put(4711, "R", seconds=1.0)
@@ -390,17 +380,17 @@ def test_use_of_the_processor_is_counted_anew_after_a_beat(
     silent(receiver, tmp_path, clock)
     assert receiver.states()[0].busy
     clock.now += 5.0
-    assert not receiver.states()[0].busy, "what it used before it beat again is no sign of life"
+    assert not receiver.states()[0].busy, "CPU time before the last heartbeat does not count"
 
 
 # ---- processes ----
 
 
-def test_a_process_is_read_whatever_its_name(proc: Proc) -> None:
+def test_process_is_read_with_any_name(proc: Proc) -> None:
     proc.put(12, "R", seconds=2.5, parent=5, born=99)
-    found = read_process(12)
-    assert found is not None
-    assert (found.state, found.parent, found.start_time, found.cpu_s) == ("R", 5, "99", 2.5)
+    result = read_process(12)
+    assert result is not None
+    assert (result.state, result.parent, result.start_time, result.cpu_s) == ("R", 5, "99", 2.5)
     for state in ("Z", "X"):
         proc.put(12, state)
         assert read_process(12) is None
@@ -409,13 +399,13 @@ def test_a_process_is_read_whatever_its_name(proc: Proc) -> None:
     assert read_process(12), "a name may be any bytes"
 
 
-def test_a_process_is_named_by_its_number_and_its_birth(proc: Proc) -> None:
+def test_identity_is_number_and_start_time(proc: Proc) -> None:
     proc.put(12, born=99)
     named = process_identity(12)
     assert (named, process_identity(13)) == ("12 99", "")
     assert is_alive(named)
     proc.put(12, born=100)
-    assert not is_alive(named), "another one has its number now"
+    assert not is_alive(named), "another process has its number now"
     assert not is_alive("13 99")
     assert is_alive(""), "none was given"
 
@@ -432,7 +422,7 @@ def test_a_process_is_named_by_its_number_and_its_birth(proc: Proc) -> None:
         (None, None),
     ],
 )
-def test_the_exit_code_that_a_rank_wrote_down(tmp_path: Path, text: str | None, code: int | None) -> None:
+def test_recorded_exit_code(tmp_path: Path, text: str | None, code: int | None) -> None:
     if text is not None:
         (tmp_path / "rank7.state.json").write_text(text)
     assert recorded_exit_code(tmp_path, 7) == code

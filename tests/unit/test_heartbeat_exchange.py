@@ -1,4 +1,4 @@
-"""What the head of a gang makes of each line that comes, one at a time, and when a supervisor may go."""
+"""How the first host of a gang handles each message, and when a supervisor may leave."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ VERDICT = Culprit(kind="rank_silent", hosts=("h3",), text="host h3 …", scope="
 
 @cache
 def address_of(port: int) -> str:
-    """A loopback address of this test's own: whoever else runs on this machine has none of its ports."""
+    """Return a loopback address of this test only, so that other processes use none of its ports."""
     return "127." + ".".join(str(1 + byte % 254) for byte in secrets.token_bytes(3))
 
 
@@ -37,7 +37,7 @@ def here(me: str, port: int) -> Gang:
 
 
 class Caller:
-    """A member that speaks line by line."""
+    """A member that sends line by line."""
 
     def __init__(self, head: PeerChannel, port: int) -> None:
         self._head, self._port = head, port
@@ -79,7 +79,7 @@ def head(port: int) -> Iterator[PeerChannel]:
     made.close()
 
 
-def test_a_word_is_taken_with_its_ranks_and_answered_with_its_number(head: PeerChannel, port: int) -> None:
+def test_status_is_stored_and_answered_with_its_number(head: PeerChannel, port: int) -> None:
     caller = Caller(head, port)
     answer = caller.say(ranks=[asdict(rank(4))], token="mine")
     assert answer == {"host": "h1", "token": "mine", "number": 1, "finished": False, "aborted": False, "verdict": None}
@@ -90,7 +90,7 @@ def test_a_word_is_taken_with_its_ranks_and_answered_with_its_number(head: PeerC
     caller.channel.close()
 
 
-def test_who_has_said_that_it_is_finished_is_so_for_good(head: PeerChannel, port: int) -> None:
+def test_finished_is_final(head: PeerChannel, port: int) -> None:
     caller = Caller(head, port)
     caller.say(finished=True)
     assert head.statuses["h3"].finished
@@ -100,7 +100,7 @@ def test_who_has_said_that_it_is_finished_is_so_for_good(head: PeerChannel, port
 
 
 @pytest.mark.parametrize("number", [1, 2, 0, -1])
-def test_a_word_that_is_not_newer_is_none(head: PeerChannel, port: int, number: int) -> None:
+def test_repeated_status_is_refused(head: PeerChannel, port: int, number: int) -> None:
     caller = Caller(head, port)
     caller.say(number=2)
     caller.channel.send(word(port, caller.greeting, number=number))
@@ -108,7 +108,7 @@ def test_a_word_that_is_not_newer_is_none(head: PeerChannel, port: int, number: 
     caller.channel.close()
 
 
-def test_words_of_another_launch_of_the_host_are_counted_anew(head: PeerChannel, port: int) -> None:
+def test_each_launch_numbers_its_own_statuses(head: PeerChannel, port: int) -> None:
     first = Caller(head, port)
     first.say(number=7)
     second = Caller(head, port)
@@ -118,7 +118,7 @@ def test_words_of_another_launch_of_the_host_are_counted_anew(head: PeerChannel,
         caller.channel.close()
 
 
-def test_every_caller_that_is_known_hears_the_verdict_and_nobody_else(head: PeerChannel, port: int) -> None:
+def test_only_identified_members_receive_the_verdict(head: PeerChannel, port: int) -> None:
     known, stranger = Caller(head, port), Caller(head, port)
     known.say(number=4)
     head.announce_verdict(VERDICT)
@@ -130,7 +130,7 @@ def test_every_caller_that_is_known_hears_the_verdict_and_nobody_else(head: Peer
         caller.channel.close()
 
 
-def test_who_hangs_up_says_so_in_its_last_word(head: PeerChannel, port: int) -> None:
+def test_closing_channel_sends_finished(head: PeerChannel, port: int) -> None:
     caller = Caller(head, port)
     caller.say()
     head.finished = True
@@ -140,21 +140,19 @@ def test_who_hangs_up_says_so_in_its_last_word(head: PeerChannel, port: int) -> 
     caller.channel.close()
 
 
-def test_all_members_of_a_gang_may_call_at_once_and_strangers_beside(head: PeerChannel, port: int) -> None:
+def test_all_members_and_some_strangers_can_connect_at_once(head: PeerChannel, port: int) -> None:
     most = transport.MAX_UNPROVEN + len(MEMBERS)
     callers = [Caller(head, port) for _ in range(most)]
     assert not any(hung_up(caller.channel, head) for caller in callers)
     callers.append(Caller(head, port))
     assert callers[0].gone(), "the oldest makes room"
     assert not any(hung_up(caller.channel, head) for caller in callers[1:])
-    assert callers[-1].say()["number"] == 1, "who takes it is heard"
+    assert callers[-1].say()["number"] == 1, "the new connection is accepted"
     for caller in callers:
         caller.channel.close()
 
 
-def test_a_caller_that_has_said_who_it_is_may_be_silent_for_longer(
-    head: PeerChannel, port: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_identified_member_may_be_silent_longer(head: PeerChannel, port: int, monkeypatch: pytest.MonkeyPatch) -> None:
     known, stranger = Caller(head, port), Caller(head, port)
     known.say()
     real = time.monotonic
@@ -173,14 +171,14 @@ def test_a_caller_that_has_said_who_it_is_may_be_silent_for_longer(
 
 @pytest.fixture
 def three(port: int) -> Iterator[list[PeerChannel]]:
-    found = [PeerChannel(here(host, port)) for host in MEMBERS]
-    until(lambda: all(set(MEMBERS) <= set(each.statuses) for each in found), *found)
-    yield found
-    for each in found:
+    result = [PeerChannel(here(host, port)) for host in MEMBERS]
+    until(lambda: all(set(MEMBERS) <= set(each.statuses) for each in result), *result)
+    yield result
+    for each in result:
         each.close()
 
 
-def test_a_member_that_finishes_is_known_to_both_watchers(three: list[PeerChannel]) -> None:
+def test_both_watchers_learn_that_a_member_finished(three: list[PeerChannel]) -> None:
     one, two, last = three
     last.finished = True
     last.publish_status([rank(4), rank(5)], at_once=True)
@@ -189,16 +187,14 @@ def test_a_member_that_finishes_is_known_to_both_watchers(three: list[PeerChanne
     assert not one.statuses["h2"].finished
 
 
-def test_words_are_said_once_a_second_and_at_once_where_there_is_news(
-    three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_status_is_sent_once_a_second_or_at_once(three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
     last = three[2]
     last.publish_status([], at_once=True)
     before, now = last._number, time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: now)
     last.publish_status([rank(4)])
     assert last._number == before
-    assert last.statuses["h3"].ranks == (rank(4),), "what it knows itself is never old"
+    assert last.statuses["h3"].ranks == (rank(4),), "its own status is always current"
     last.publish_status([], at_once=True)
     assert last._number == before + 1
     monkeypatch.setattr(time, "monotonic", lambda: now + peer_channel.STATUS_INTERVAL_S + 0.1)
@@ -206,7 +202,7 @@ def test_words_are_said_once_a_second_and_at_once_where_there_is_news(
     assert last._number == before + 2
 
 
-def test_a_member_is_heard_out_once_every_watcher_answered_its_last_word(three: list[PeerChannel]) -> None:
+def test_delivery_needs_an_answer_of_every_watcher(three: list[PeerChannel]) -> None:
     one, two, last = three
     last.publish_status([], at_once=True)
     assert not last.is_delivered()
@@ -224,7 +220,7 @@ def until_answered(member: PeerChannel, watcher: PeerChannel) -> None:
         member.poll(0.005)
 
 
-def test_nobody_waits_for_the_answer_of_one_that_is_finished_or_lost(three: list[PeerChannel]) -> None:
+def test_delivery_does_not_wait_for_finished_or_lost_watchers(three: list[PeerChannel]) -> None:
     one, two, last = three
     last.publish_status([], at_once=True)
     until_answered(last, one)
@@ -238,7 +234,7 @@ def test_nobody_waits_for_the_answer_of_one_that_is_finished_or_lost(three: list
     assert two.gang.me == "h2"
 
 
-def test_the_first_verdict_stays(three: list[PeerChannel]) -> None:
+def test_first_verdict_is_kept(three: list[PeerChannel]) -> None:
     one, two, last = three
     other = Culprit(kind="cut_off", hosts=("h2",), text="host h2 …")
     one.announce_verdict(VERDICT)
@@ -251,7 +247,7 @@ def test_the_first_verdict_stays(three: list[PeerChannel]) -> None:
     assert last.statuses["h1"].ranks == ()
 
 
-def test_a_watcher_that_falls_silent_is_called_again(three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_silent_watcher_is_reconnected(three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
     one, _, last = three
     line = last._watchers["h1"]
     real = time.monotonic
@@ -265,13 +261,11 @@ def test_a_watcher_that_falls_silent_is_called_again(three: list[PeerChannel], m
     until(lambda: one.statuses["h3"].at > before, one, last)
 
 
-def test_a_watcher_that_has_finished_is_not_called_again(
-    three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_finished_watcher_is_not_reconnected(three: list[PeerChannel], monkeypatch: pytest.MonkeyPatch) -> None:
     one, _, last = three
     one.finished = True
     one.close()
-    gone = peer_channel.RECONNECT_S - 0.5  # at once, and not for want of answers
+    gone = peer_channel.RECONNECT_S - 0.5  # at once, not because answers are missing
     until(lambda: last.statuses["h1"].finished and last._watchers["h1"].socket is None, last, patience_s=gone)
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + 10.0)
@@ -279,7 +273,7 @@ def test_a_watcher_that_has_finished_is_not_called_again(
     assert last._watchers["h1"].socket is None
 
 
-def test_whoever_stands_on_a_watchers_port_is_not_heard(port: int) -> None:
+def test_impostor_on_a_watchers_port_is_ignored(port: int) -> None:
     member = PeerChannel(here("h3", port))
     with listen(address_of(port), port) as listener:
         until(lambda: bool(select.select([listener], [], [], 0)[0]), member)
@@ -298,19 +292,19 @@ def test_whoever_stands_on_a_watchers_port_is_not_heard(port: int) -> None:
     member.close()
 
 
-def test_time_in_which_a_supervisor_did_not_run_makes_nobody_older(three: list[PeerChannel]) -> None:
+def test_pause_is_compensated_in_the_statuses(three: list[PeerChannel]) -> None:
     one = three[0]
     one.statuses["h2"] = PeerStatus(at=10.0, ranks=(rank(2),), finished=True)
     one.compensate_pause(5.0)
     assert one.statuses["h2"] == PeerStatus(at=15.0, ranks=(rank(2),), finished=True)
 
 
-def test_a_watcher_decides_where_all_before_it_are_silent_or_have_finished(port: int) -> None:
+def test_watcher_decides_if_all_before_it_are_silent_or_finished(port: int) -> None:
     members = ("h1", "h2", "h3")
     two = PeerChannel(here("h2", port))
     last = PeerChannel(here("h3", port))
     now = time.monotonic()
-    assert two.is_decider(now), "nobody has been heard of"
+    assert two.is_decider(now), "no statuses yet"
     for each, statuses, so in (
         (two, {"h1": PeerStatus(at=now - HOST_SILENT_S + 1)}, False),
         (two, {"h1": PeerStatus(at=now - HOST_SILENT_S - 1)}, True),
@@ -324,7 +318,7 @@ def test_a_watcher_decides_where_all_before_it_are_silent_or_have_finished(port:
     last.close()
 
 
-def test_another_socket_ends_the_waiting(head: PeerChannel) -> None:
+def test_poll_returns_for_data_on_another_socket(head: PeerChannel) -> None:
     with (
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as channel,
         socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as other,

@@ -29,11 +29,11 @@ from collectors.host.parsing import (
 from tests.fakes import host
 
 GIB = 1 << 30
-Seen = dict[str, Value | Absent]
+Readings = dict[str, Value | Absent]
 MC0, DIMM0 = "sys/devices/system/edac/mc/mc0", "sys/devices/system/edac/mc/mc0/dimm0"
 
 
-def readings(root: Path, *, full_snapshot: bool = False) -> Seen:
+def readings(root: Path, *, full_snapshot: bool = False) -> Readings:
     """`name` of a reading of the whole host, or `name scope` -> the reading."""
     return {
         family.name + (f" {scope(labels)}" if labels else ""): value
@@ -42,13 +42,13 @@ def readings(root: Path, *, full_snapshot: bool = False) -> Seen:
     }
 
 
-def changed(before: Seen, after: Seen) -> Seen:
-    """What reads otherwise than before."""
+def changed(before: Readings, after: Readings) -> Readings:
+    """Return the changed readings."""
     return {name: value for name, value in after.items() if before.get(name) != value}
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
     return readings(host.tree(tmp_path_factory.mktemp("host")), full_snapshot=True)
 
 
@@ -103,9 +103,9 @@ def test_a_host_reads_in_full(tmp_path: Path) -> None:
     }
 
 
-def test_a_snapshot_reads_what_a_scrape_has_no_time_for(tmp_path: Path, healthy: Seen) -> None:
-    seen = changed(readings(host.tree(tmp_path)), healthy)
-    assert {name: value for name, value in seen.items() if "dimm" not in name} == {
+def test_full_snapshot_adds_slow_readings(tmp_path: Path, healthy: Readings) -> None:
+    values = changed(readings(host.tree(tmp_path)), healthy)
+    assert {name: value for name, value in values.items() if "dimm" not in name} == {
         "host.cpu.sockets": 2,
         "host.cpu.cores": 2,
         "host.cpu.threads": 4,
@@ -124,8 +124,8 @@ def test_a_snapshot_reads_what_a_scrape_has_no_time_for(tmp_path: Path, healthy:
         "host.process.uninterruptible": 1,
         "host.persistence_daemon": True,
     }
-    assert seen["host.dimm.label mc=mc1,dimm=dimm0"] == "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
-    assert len([name for name in seen if name.startswith("host.dimm.")]) == 3 * 4
+    assert values["host.dimm.label mc=mc1,dimm=dimm0"] == "CPU_SrcID#1_MC#0_Chan#0_DIMM#0"
+    assert len([name for name in values if name.startswith("host.dimm.")]) == 3 * 4
 
 
 @pytest.mark.parametrize(
@@ -157,7 +157,7 @@ def test_a_snapshot_reads_what_a_scrape_has_no_time_for(tmp_path: Path, healthy:
     ],
 )  # fmt: skip
 def test_one_difference_changes_its_own_readings_only(
-    tmp_path: Path, healthy: Seen, files: Mapping[str, str | None], change: Seen
+    tmp_path: Path, healthy: Readings, files: Mapping[str, str | None], change: Readings
 ) -> None:
     assert changed(healthy, readings(host.tree(tmp_path, files=files), full_snapshot=True)) == change
 
@@ -183,30 +183,30 @@ def test_one_difference_changes_its_own_readings_only(
 def test_a_broken_file_costs_its_own_readings_only(
     tmp_path: Path, file: str, text: str | None, reasons: dict[str, str]
 ) -> None:
-    seen = readings(host.tree(tmp_path, **{file: text}))
+    values = readings(host.tree(tmp_path, **{file: text}))
     wrong = {
-        name: value.reason for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"
+        name: value.reason for name, value in values.items() if isinstance(value, Absent) and value.status == "error"
     }
     assert wrong == reasons
 
 
 @pytest.mark.parametrize("text", ["", "many\n"])
-def test_a_count_that_is_no_number_is_an_error(tmp_path: Path, healthy: Seen, text: str) -> None:
-    seen = changed(healthy, readings(host.tree(tmp_path, files={f"{MC0}/ue_count": text}), full_snapshot=True))
-    assert list(seen) == ["host.memory.ecc_uncorrected mc=mc0"]
-    absent = seen["host.memory.ecc_uncorrected mc=mc0"]
+def test_a_count_that_is_no_number_is_an_error(tmp_path: Path, healthy: Readings, text: str) -> None:
+    values = changed(healthy, readings(host.tree(tmp_path, files={f"{MC0}/ue_count": text}), full_snapshot=True))
+    assert list(values) == ["host.memory.ecc_uncorrected mc=mc0"]
+    absent = values["host.memory.ecc_uncorrected mc=mc0"]
     assert isinstance(absent, Absent)
     assert absent.status == "error"
 
 
-def test_what_a_small_machine_does_not_have_is_no_error(tmp_path: Path) -> None:
-    seen = readings(host.bare(tmp_path), full_snapshot=True)
-    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
+def test_missing_hardware_of_a_small_machine_is_not_an_error(tmp_path: Path) -> None:
+    values = readings(host.bare(tmp_path), full_snapshot=True)
+    assert [name for name, value in values.items() if isinstance(value, Absent) and value.status == "error"] == []
     for name in (
         "host.memory.ecc_uncorrected", "host.dimm.corrected", "host.numa.count", "host.cpu.governor", "host.cpu.sockets",
         "host.system.serial", "host.oom_kills", "host.kernel.machine_check", "host.persistence_daemon", "host.cpu.smt",
     ):  # fmt: skip
-        value = seen[name]
+        value = values[name]
         assert isinstance(value, Absent), name
         assert value.reason, name
 
@@ -223,9 +223,11 @@ def test_only_nvidia_gpus_count(tmp_path: Path, gpus: int) -> None:
 
 
 def test_a_host_without_sys_and_proc_gives_errors_only(tmp_path: Path) -> None:
-    seen = readings(tmp_path, full_snapshot=True)
-    assert [name for name, value in seen.items() if not isinstance(value, Absent)] == ["host.cpu.count"]
-    unsupported = {name for name, value in seen.items() if isinstance(value, Absent) and value.status == "unsupported"}
+    values = readings(tmp_path, full_snapshot=True)
+    assert [name for name, value in values.items() if not isinstance(value, Absent)] == ["host.cpu.count"]
+    unsupported = {
+        name for name, value in values.items() if isinstance(value, Absent) and value.status == "unsupported"
+    }
     assert unsupported == {"host.persistence_daemon"}  # no driver is loaded
 
 
@@ -237,8 +239,8 @@ def test_the_processor_is_asked_once(tmp_path: Path) -> None:
 
 
 def test_this_machine_reads_without_an_error() -> None:
-    seen = readings(Path("/"), full_snapshot=True)
-    wrong = {name: value for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"}
+    values = readings(Path("/"), full_snapshot=True)
+    wrong = {name: value for name, value in values.items() if isinstance(value, Absent) and value.status == "error"}
     wrong.pop("gpu.pci_count", None)  # a container may have no PCI bus
     if os.geteuid():
         wrong.pop("host.system.serial", None)
@@ -256,8 +258,8 @@ def test_this_machine_reads_without_an_error() -> None:
 )
 def test_a_virtual_machine(tmp_path: Path, flags: str, product: str, virtual: bool | None) -> None:
     files = {"proc/cpuinfo": f"model name\t: A CPU\n{flags}", "sys/class/dmi/id/product_name": product}
-    seen = readings(host.tree(tmp_path, files=files))["host.virtual_machine"]
-    assert seen == virtual if virtual is not None else isinstance(seen, Absent) and seen.status == "unsupported"
+    values = readings(host.tree(tmp_path, files=files))["host.virtual_machine"]
+    assert values == virtual if virtual is not None else isinstance(values, Absent) and values.status == "unsupported"
 
 
 # ---- parsers ----
@@ -310,7 +312,7 @@ def test_fields_with_and_without_a_unit_and_a_node() -> None:
         ("quiet -- --listen 10.0.0.1", "quiet"),
     ],
 )
-def test_options_of_one_host_and_secrets_stay_there(text: str, shared: str) -> None:
+def test_host_specific_options_and_secrets_are_removed(text: str, shared: str) -> None:
     assert shared_options(text) == shared
 
 
@@ -348,11 +350,11 @@ def test_the_chosen_of_several() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "seen"),
+    ("text", "values"),
     [("1 (systemd) S 0 1", ("systemd", "S")), ("7 (a) b (c)) D 1 7", ("a) b (c)", "D"))],
 )
-def test_a_process_may_be_called_anything(text: str, seen: tuple[str, str]) -> None:
-    assert process_state(text) == seen
+def test_a_process_may_be_called_anything(text: str, values: tuple[str, str]) -> None:
+    assert process_state(text) == values
 
 
 @pytest.mark.parametrize(
@@ -363,7 +365,7 @@ def test_firmware_that_was_never_filled_in(text: str) -> None:
         firmware_text(f"{text}\n")
 
 
-def test_a_processor_without_flags_does_not_tell() -> None:
+def test_virtual_machine_is_unknown_without_processor_flags() -> None:
     assert has_hypervisor_flag("flags\t: vme hypervisor lm\n")
     assert not has_hypervisor_flag("flags\t: vme no_hypervisor_guard lm\n")
     with pytest.raises(MissingError):

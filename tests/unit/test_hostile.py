@@ -218,9 +218,18 @@ def soak(**columns: list[float]) -> Spoil:
         (observation(value=1.0, params={"size_bytes": -1.7e308}), "params: 1.7e+308 is farther from 0"),
         (record(lambda made: made["snapshots"][0]["metrics"][0].update(values={"host": -1.7e308})), "farther from 0"),
         (record(lambda made: made["launches"][0].update(duration_s=1.7e308)), "duration_s: 1.7e+308 is greater"),
-        (observation(value=1.0, scope="gpu=0,partner=h2,gpu=3"), "scope gpu=0,partner=h2,gpu=3 says the same twice"),
-        (record(lambda made: made["snapshots"][0]["metrics"][0].update(values={"gpu=0,gpu=1": 1})), "the same twice"),
-        (observation(name="collector.nvml", status="error", reason="x"), "collector.nvml: collectors are told of in"),
+        (
+            observation(value=1.0, scope="gpu=0,partner=h2,gpu=3"),
+            "scope gpu=0,partner=h2,gpu=3 has the same label twice",
+        ),
+        (
+            record(lambda made: made["snapshots"][0]["metrics"][0].update(values={"gpu=0,gpu=1": 1})),
+            "the same label twice",
+        ),
+        (
+            observation(name="collector.nvml", status="error", reason="x"),
+            "collector.nvml: only snapshots report collectors",
+        ),
         (soak(n=[1], low=[1], high=[1]), "at, n, low, mean and high have 2, 1, 1, 2, 1 entries"),
         (soak(at=[1, 1]), "not in order"),
         (soak(mean=[5e-324, 1]), "nearer to 0 than any measurement"),

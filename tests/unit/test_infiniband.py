@@ -12,13 +12,13 @@ from collectors.base import Absent, Value, scope
 from collectors.infiniband import InfinibandCollector, parse_rate, parse_state
 from tests.fakes import links
 
-Seen = dict[tuple[str, str], Value | Absent]
-HCA, PLACE = links.IB[1], f"hca={links.IB[1]},port=1"
+Readings = dict[tuple[str, str], Value | Absent]
+HCA, SCOPE = links.IB[1], f"hca={links.IB[1]},port=1"
 ROCE = f"hca={links.ROCE},port=1"
 
 
-def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
-    """Every reading by its name, without `infiniband.`, and scope."""
+def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
+    """Return every reading by name, without `infiniband.`, and scope."""
     return {
         (family.name.removeprefix("infiniband."), scope(labels)): value
         for family in InfinibandCollector(root, full_snapshot=full_snapshot).collect()
@@ -26,8 +26,8 @@ def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
     }
 
 
-def changed(root: Path, fault: Callable[[Path], None]) -> Seen:
-    """What a fault changes."""
+def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
+    """Return the readings that a fault changes."""
     before = readings(root)
     fault(root)
     after = readings(root)
@@ -48,9 +48,9 @@ def root() -> Iterator[Path]:
 
 
 def test_a_healthy_port_and_its_adapter_read_in_full(root: Path) -> None:
-    seen = {name: value for (name, place), value in readings(root).items() if place in (PLACE, f"hca={HCA}")}
+    observed = {name: value for (name, location), value in readings(root).items() if location in (SCOPE, f"hca={HCA}")}
     counters = {name.lower() for name in (*links.ERRORS, *links.HARDWARE)} - {"port_rcv_switch_relay_errors"}
-    assert seen == {
+    assert observed == {
         "hca.firmware_version": "28.39.1002",
         "hca.board_id": "MT_0000000838",
         "hca.type": "MT4129",
@@ -74,9 +74,9 @@ def test_a_healthy_port_and_its_adapter_read_in_full(root: Path) -> None:
 
 
 def test_a_roce_port_names_its_interface(root: Path) -> None:
-    seen = {name: value for (name, place), value in readings(root).items() if place == ROCE}
-    told = ("link_layer", "interface", "roce_v2", "rate", "active", "unmanaged", "narrowed", "lid")
-    assert {name: seen[name] for name in told} == {
+    observed = {name: value for (name, location), value in readings(root).items() if location == ROCE}
+    reported = ("link_layer", "interface", "roce_v2", "rate", "active", "unmanaged", "narrowed", "lid")
+    assert {name: observed[name] for name in reported} == {
         "link_layer": "Ethernet",
         "interface": links.ROCE_INTERFACE,
         "roce_v2": True,
@@ -88,17 +88,17 @@ def test_a_roce_port_names_its_interface(root: Path) -> None:
     }
 
 
-def test_every_port_is_there_and_nothing_is_absent() -> None:
+def test_every_port_is_read_in_full() -> None:
     with links.host() as root:
-        seen = readings(root)
-    assert seen["port_count", "host"] == 9
-    assert {place for name, place in seen if name == "state"} == {
+        observed = readings(root)
+    assert observed["port_count", "host"] == 9
+    assert {location for name, location in observed if name == "state"} == {
         f"hca={hca},port=1" for hca in (*links.IB, links.ROCE)
     }
-    assert [key for key, value in seen.items() if isinstance(value, Absent)] == []
+    assert [key for key, value in observed.items() if isinstance(value, Absent)] == []
 
 
-def test_a_scrape_leaves_out_what_the_network_gave(root: Path) -> None:
+def test_scrape_leaves_out_network_addresses(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"lid", "sm_lid", "interface", "roce_v2"}
 
@@ -109,14 +109,14 @@ def test_a_scrape_leaves_out_what_the_network_gave(root: Path) -> None:
 @pytest.mark.parametrize("state", ["2: INIT", "3: ARMED"])
 def test_a_link_without_a_subnet_manager(root: Path, state: str) -> None:
     fault = changed(root, lambda root: write(root, state=state))
-    assert fault == {("state", PLACE): state[3:], ("active", PLACE): False, ("unmanaged", PLACE): True}
+    assert fault == {("state", SCOPE): state[3:], ("active", SCOPE): False, ("unmanaged", SCOPE): True}
 
 
 @pytest.mark.parametrize(("state", "physical"), [("1: DOWN", "2: Polling"), ("1: DOWN", "3: Disabled")])
 def test_a_port_without_a_cable_has_no_rate_and_no_fault(root: Path, state: str, physical: str) -> None:
     fault = changed(root, lambda root: write(root, state=state, phys_state=physical, rate="2.5 Gb/sec (1X SDR)"))
-    told = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
-    assert told == {"state": "DOWN", "phys_state": physical[3:], "active": False}
+    reported = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
+    assert reported == {"state": "DOWN", "phys_state": physical[3:], "active": False}
     absent = {name: value.status for (name, _), value in fault.items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(("rate", "width", "narrowed"), "unsupported")
 
@@ -138,18 +138,18 @@ def test_no_state(text: str) -> None:
 
 def test_one_lane_of_four(root: Path) -> None:
     fault = changed(root, lambda root: write(root, rate="100 Gb/sec (1X NDR)"))
-    assert fault == {("rate", PLACE): 12.5e9, ("width", PLACE): 1, ("narrowed", PLACE): True}
+    assert fault == {("rate", SCOPE): 12.5e9, ("width", SCOPE): 1, ("narrowed", SCOPE): True}
 
 
 def test_a_splitter_cable_has_two_lanes_by_design(root: Path) -> None:
     fault = changed(root, lambda root: write(root, rate="200 Gb/sec (2X NDR)"))
-    assert fault == {("rate", PLACE): 25e9, ("width", PLACE): 2}
+    assert fault == {("rate", SCOPE): 25e9, ("width", SCOPE): 2}
 
 
-def test_lanes_of_ethernet_say_nothing(root: Path) -> None:
+def test_ethernet_lanes_are_not_judged(root: Path) -> None:
     (links.port(root, links.ROCE) / "rate").write_text("25 Gb/sec (1X EDR)\n")
-    seen = readings(root)
-    assert (seen["width", ROCE], seen["narrowed", ROCE]) == (1, False)
+    observed = readings(root)
+    assert (observed["width", ROCE], observed["narrowed", ROCE]) == (1, False)
 
 
 @pytest.mark.parametrize(
@@ -176,22 +176,22 @@ def test_no_rate(text: str) -> None:
 
 @pytest.mark.parametrize("name", ["symbol_error", "link_downed", "VL15_dropped", "out_of_sequence", "np_cnp_sent"])
 def test_a_counter_that_rose(root: Path, name: str) -> None:
-    assert changed(root, lambda root: links.set_counter(root, HCA, name, 3)) == {(name.lower(), PLACE): 3}
+    assert changed(root, lambda root: links.set_counter(root, HCA, name, 3)) == {(name.lower(), SCOPE): 3}
 
 
-def test_data_are_counted_in_words(root: Path) -> None:
+def test_data_counters_are_converted_to_bytes(root: Path) -> None:
     fault = changed(root, lambda root: links.set_counter(root, HCA, "port_rcv_data", 1 << 40))
-    assert fault == {("port_rcv_data", PLACE): 4 << 40}
+    assert fault == {("port_rcv_data", SCOPE): 4 << 40}
 
 
 @pytest.mark.parametrize(
     ("name", "end"),
     [("symbol_error", 65535), ("link_downed", 255), ("local_link_integrity_errors", 15), ("port_xmit_wait", 2**32 - 1)],
 )
-def test_a_counter_at_its_end_hides_what_comes_after(root: Path, name: str, end: int) -> None:
-    assert changed(root, lambda root: links.set_counter(root, HCA, name, end - 1)) == {(name, PLACE): end - 1}
+def test_saturated_counter_is_an_error(root: Path, name: str, end: int) -> None:
+    assert changed(root, lambda root: links.set_counter(root, HCA, name, end - 1)) == {(name, SCOPE): end - 1}
     fault = changed(root, lambda root: links.set_counter(root, HCA, name, end))
-    assert getattr(fault.pop((name, PLACE)), "status", "") == "error"
+    assert getattr(fault.pop((name, SCOPE)), "status", "") == "error"
     assert fault == {}
 
 
@@ -204,11 +204,11 @@ def test_a_counter_that_the_adapter_lacks(root: Path, text: str | None) -> None:
 
     fault = changed(root, lack)
     assert {key: getattr(value, "status", "") for key, value in fault.items()} == {
-        ("symbol_error", PLACE): "unsupported"
+        ("symbol_error", SCOPE): "unsupported"
     }
 
 
-def test_counters_are_told_as_counters(root: Path) -> None:
+def test_counters_are_marked_as_counters(root: Path) -> None:
     families = list(InfinibandCollector(root, full_snapshot=True).collect())
     counting = {family.name.removeprefix("infiniband.") for family in families if family.counter}
     expected = {name.lower() for name in (*links.ERRORS, *links.HARDWARE)} - {"port_rcv_switch_relay_errors"}
@@ -224,21 +224,21 @@ def test_a_host_without_adapters_has_no_ports(tmp_path: Path) -> None:
 
 def test_an_adapter_that_is_gone(root: Path) -> None:
     (root / "sys/class/infiniband" / HCA).unlink()
-    seen = readings(root)
-    assert seen["port_count", "host"] == 2
-    assert [key for key in seen if HCA in key[1]] == []
+    observed = readings(root)
+    assert observed["port_count", "host"] == 2
+    assert [key for key in observed if HCA in key[1]] == []
 
 
 def test_soft_roce_and_virtual_functions_are_left_out(root: Path) -> None:
     links.write(root, "sys/class/infiniband/rxe0/ports/1/state", "4: ACTIVE\n")
     (links.pci(root, links.HCAS[0]) / "physfn").symlink_to("..")
-    seen = readings(root)
-    assert seen["port_count", "host"] == 2
-    assert [key for key in seen if "rxe0" in key[1] or links.IB[0] in key[1]] == []
+    observed = readings(root)
+    assert observed["port_count", "host"] == 2
+    assert [key for key in observed if "rxe0" in key[1] or links.IB[0] in key[1]] == []
 
 
 def test_an_adapter_whose_ports_vanish_costs_its_own_only(root: Path) -> None:
     shutil.rmtree(links.port(root, HCA).parent)
-    seen = readings(root)
-    assert seen["port_count", "host"] == 2
-    assert seen["hca.type", f"hca={HCA}"] == "MT4129"
+    observed = readings(root)
+    assert observed["port_count", "host"] == 2
+    assert observed["hca.type", f"hca={HCA}"] == "MT4129"

@@ -25,7 +25,8 @@ from fleet.judge.judge import judge
 from schemas.plans import Plan
 from schemas.records import Launch
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
-from schemas.timeline import SOAK, Series, Soak, Timeline
+from schemas.stages import SOAK
+from schemas.timeline import Series, Soak, Timeline
 from tests import builders
 from tests.unit.test_judge_edges import left, pack, small
 

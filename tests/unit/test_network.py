@@ -1,4 +1,4 @@
-"""The network collector over the /sys of a host with two NICs, among interfaces that are none."""
+"""The network collector over the /sys of a host with two NICs, among interfaces that are not NICs."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from collectors.base import Absent, Value, scope
 from collectors.network import NetworkCollector, parse_speed
 from tests.fakes import links
 
-Seen = dict[tuple[str, str], Value | Absent]
-NIC, PLACE = links.PLAIN_INTERFACE, f"nic={links.PLAIN_INTERFACE}"
+Readings = dict[tuple[str, str], Value | Absent]
+NIC, SCOPE = links.PLAIN_INTERFACE, f"nic={links.PLAIN_INTERFACE}"
 
 
-def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
-    """Every reading by its name, without `network.`, and scope."""
+def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
+    """Return every reading by name, without `network.`, and scope."""
     return {
         (family.name.removeprefix("network."), scope(labels)): value
         for family in NetworkCollector(root, full_snapshot=full_snapshot).collect()
@@ -24,8 +24,8 @@ def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
     }
 
 
-def changed(root: Path, fault: Callable[[Path], None]) -> Seen:
-    """What a fault changes."""
+def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
+    """Return the readings that a fault changes."""
     before = readings(root)
     fault(root)
     after = readings(root)
@@ -46,7 +46,7 @@ def root() -> Iterator[Path]:
 
 
 def test_a_healthy_nic_reads_in_full(root: Path) -> None:
-    assert {name: value for (name, place), value in readings(root).items() if place == PLACE} == {
+    assert {name: value for (name, location), value in readings(root).items() if location == SCOPE} == {
         "operstate": "up",
         "carrier": True,
         "carrier_changes": 2,
@@ -67,12 +67,12 @@ def test_a_healthy_nic_reads_in_full(root: Path) -> None:
 
 
 def test_only_nics_count(root: Path) -> None:
-    seen = readings(root)
-    assert seen["nic_count", "host"] == 2
-    assert {place for _, place in seen} == {"host", PLACE, f"nic={links.ROCE_INTERFACE}"}
+    observed = readings(root)
+    assert observed["nic_count", "host"] == 2
+    assert {location for _, location in observed} == {"host", SCOPE, f"nic={links.ROCE_INTERFACE}"}
 
 
-def test_a_scrape_leaves_out_what_does_not_change(root: Path) -> None:
+def test_scrape_leaves_out_constants(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {"mtu", "driver", "address", "pci_address"}
 
@@ -82,30 +82,30 @@ def test_a_scrape_leaves_out_what_does_not_change(root: Path) -> None:
 )
 def test_errors(root: Path, name: str) -> None:
     fault = changed(root, lambda root: (links.interface(root, NIC) / "statistics" / name).write_text("4\n"))
-    assert fault == {(name, PLACE): 4}
+    assert fault == {(name, SCOPE): 4}
 
 
 def test_a_link_that_came_and_went(root: Path) -> None:
-    assert changed(root, lambda root: write(root, carrier_changes=4)) == {("carrier_changes", PLACE): 4}
+    assert changed(root, lambda root: write(root, carrier_changes=4)) == {("carrier_changes", SCOPE): 4}
 
 
 def test_half_duplex(root: Path) -> None:
     fault = changed(root, lambda root: write(root, duplex="half"))
-    assert fault == {("duplex", PLACE): "half", ("half_duplex", PLACE): True}
+    assert fault == {("duplex", SCOPE): "half", ("half_duplex", SCOPE): True}
 
 
 def test_a_nic_without_a_cable_has_no_speed(root: Path) -> None:
     fault = changed(root, lambda root: write(root, operstate="down", carrier=0, speed=-1, duplex="unknown"))
-    told = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
-    assert told == {"operstate": "down", "carrier": False}
+    expected = {name: value for (name, _), value in fault.items() if not isinstance(value, Absent)}
+    assert expected == {"operstate": "down", "carrier": False}
     absent = {name: value.status for (name, _), value in fault.items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(("speed", "duplex", "half_duplex"), "unsupported")
 
 
-def test_a_nic_that_is_switched_off_refuses_to_tell(root: Path) -> None:
+def test_disabled_nic_has_no_readings(root: Path) -> None:
     for name in ("carrier", "speed", "duplex"):
         (links.interface(root, NIC) / name).unlink()
-        # Root may open it, and reading it gives EINVAL, as these three do of an interface that is down.
+        # Root can open the file, and reading it gives EINVAL, as for these three files of a disabled interface.
         (links.interface(root, NIC) / name).symlink_to("/proc/self/clear_refs")
     absent = {name: value for (name, _), value in readings(root).items() if isinstance(value, Absent)}
     assert absent == dict.fromkeys(
@@ -115,7 +115,7 @@ def test_a_nic_that_is_switched_off_refuses_to_tell(root: Path) -> None:
 
 def test_a_statistic_that_is_missing_is_an_error(root: Path) -> None:
     fault = changed(root, lambda root: (links.interface(root, NIC) / "statistics/rx_errors").unlink())
-    assert {key: getattr(value, "status", "") for key, value in fault.items()} == {("rx_errors", PLACE): "error"}
+    assert {key: getattr(value, "status", "") for key, value in fault.items()} == {("rx_errors", SCOPE): "error"}
 
 
 @pytest.mark.parametrize(("text", "rate"), [("400000", 50e9), ("1000", 125e6), ("10", 1.25e6)])
@@ -128,7 +128,7 @@ def test_no_speed(text: str) -> None:
     assert getattr(parse_speed(text), "status", "") == "unsupported"
 
 
-# ---- what is no NIC of the rack ----
+# ---- interfaces that are left out ----
 
 
 @pytest.mark.parametrize("name", ["on USB", "a virtual function", "a port of the switch in the NIC", "InfiniBand"])
@@ -143,19 +143,19 @@ def test_left_out(root: Path, name: str) -> None:
         write(root, type="32")
     else:
         write(root, phys_port_name="pf0vf3")
-    seen = readings(root)
-    assert seen["nic_count", "host"] == 1
-    assert [key for key in seen if key[1] == PLACE] == []
+    observed = readings(root)
+    assert observed["nic_count", "host"] == 1
+    assert [key for key in observed if key[1] == SCOPE] == []
 
 
 # ---- bonds and other machines ----
 
 
 @pytest.mark.parametrize(("state", "up"), [("up", 2), ("down", 1)])
-def test_a_bond_tells_how_many_of_its_interfaces_are_up(root: Path, state: str, up: int) -> None:
+def test_bond_counts_its_interfaces_that_are_up(root: Path, state: str, up: int) -> None:
     links.add_bond(root, "bond0", {links.ROCE_INTERFACE: "up", NIC: state})
-    seen = readings(root)
-    assert {name: value for (name, place), value in seen.items() if place == "nic=bond0"} == {
+    observed = readings(root)
+    assert {name: value for (name, location), value in observed.items() if location == "nic=bond0"} == {
         "bond.slave_count": 2,
         "bond.slaves_up": up,
     }
@@ -171,9 +171,9 @@ def test_a_virtual_machine_has_a_nic_on_virtio(root: Path) -> None:
     (below / "subsystem").symlink_to("../../../bus/virtio")
     (below / "driver").symlink_to("../../../bus/virtio/drivers/virtio_net")
     write(root, duplex="unknown", speed=-1)
-    seen = readings(root)
-    assert (seen["driver", PLACE], seen["pci_address", PLACE]) == ("virtio_net", links.PLAIN_NIC)
-    assert {name for (name, _), value in seen.items() if isinstance(value, Absent)} == {
+    observed = readings(root)
+    assert (observed["driver", SCOPE], observed["pci_address", SCOPE]) == ("virtio_net", links.PLAIN_NIC)
+    assert {name for (name, _), value in observed.items() if isinstance(value, Absent)} == {
         "speed",
         "duplex",
         "half_duplex",
@@ -185,5 +185,5 @@ def test_a_host_without_interfaces(tmp_path: Path) -> None:
 
 
 def test_this_machine_reads_without_errors() -> None:
-    seen = readings(Path("/"))
-    assert [value for value in seen.values() if isinstance(value, Absent) and value.status == "error"] == []
+    observed = readings(Path("/"))
+    assert [value for value in observed.values() if isinstance(value, Absent) and value.status == "error"] == []

@@ -1,4 +1,4 @@
-"""The NVML collector against a real library that answers from scenario files: what each fault changes, and nothing else."""
+"""The NVML collector with a stub library that answers from scenario files: each fault changes only its own readings."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ Readings = dict[str, object]
 
 LOST = "error: NVML: GPU is lost"
 NOT_SUPPORTED = "unsupported: NVML: Not Supported"
-NOT_FOUND = "unsupported: NVML: Function Not Found"
+NO_FUNCTION = "unsupported: NVML: Function Not Found"
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +52,7 @@ def readings(reader: nvml.Reader, base: str, *lines: str | bytes) -> Readings:
 
 
 def flat(snapshot: dict[str, list[dict[str, object]]]) -> Readings:
-    """The readings of a snapshot, without how long the collector took."""
+    """Return the readings of a snapshot, without the duration of the collector."""
     return {
         f"{metric['name']} {scope}": value
         for metric in snapshot["metrics"]
@@ -63,7 +63,7 @@ def flat(snapshot: dict[str, list[dict[str, object]]]) -> Readings:
 
 
 def changes(before: Readings, after: Readings) -> Readings:
-    """What is new or other in `after`; None for what is no longer there."""
+    """Return the new and changed readings in `after`; None for a removed reading."""
     names = [*before, *(name for name in after if name not in before)]
     return {name: after.get(name) for name in names if before.get(name) != after.get(name)}
 
@@ -190,23 +190,23 @@ HEALTH = {
 HOPPER_LACKS = NVLINK5 | {
     "gpu.numa_node",
     "gpu.fan.speed",
-    "gpu.temperature_slowdown",  # told as margins instead
+    "gpu.temperature_slowdown",  # reported as margins instead
     "gpu.temperature_shutdown",
     "gpu.retired_pages.count",  # rows are remapped instead
     "gpu.retired_pages.pending",
     "gpu.c2c.link_count",
     "gpu.c2c.missing_links",
-    "gpu.throttle.time",  # of any thermal reason: told apart instead
+    "gpu.throttle.time",  # of any thermal reason: reported separately instead
 }
 LACKS = {"healthy-h100x8": HOPPER_LACKS, "healthy-h200x4": HOPPER_LACKS | HEALTH}
 
 
 @pytest.mark.parametrize("name", HEALTHY)
 def test_a_healthy_machine_reads_in_full(reader: nvml.Reader, name: str) -> None:
-    seen = readings(reader, name)
-    assert {key: seen[key] for key in HEALTHY[name]} == HEALTHY[name]
-    assert "gpu.nvlink.active gpu=0,link=18" not in seen
-    absent = {key: value for key, value in seen.items() if re.match(r"(error|unsupported): ", str(value))}
+    observed = readings(reader, name)
+    assert {key: observed[key] for key in HEALTHY[name]} == HEALTHY[name]
+    assert "gpu.nvlink.active gpu=0,link=18" not in observed
+    absent = {key: value for key, value in observed.items() if re.match(r"(error|unsupported): ", str(value))}
     assert {key.split()[0] for key in absent} == LACKS[name], (
         "another needs its line in nvml_stub.c and in the scenario"
     )
@@ -227,9 +227,9 @@ def test_every_gpu_has_an_identity_of_its_own(reader: nvml.Reader) -> None:
 # ---- faults: scenario -> all that it changes ----
 
 ECC_COUNTS = [
-    f"{kind}_{place}{counter}"
+    f"{kind}_{location}{counter}"
     for kind in ("corrected", "uncorrectable")
-    for place in ("", "sram_", "dram_")
+    for location in ("", "sram_", "dram_")
     for counter in ("volatile", "aggregate")
 ]
 
@@ -286,9 +286,9 @@ FAULTS: dict[str, Readings] = {
     "older-driver": {
         "driver.version host": "525.147.05",
         "driver.cuda_version host": "12.0",
-        "driver.confidential_compute host": NOT_FOUND,
+        "driver.confidential_compute host": NO_FUNCTION,
         **{
-            f"{name} gpu={index}": NOT_FOUND
+            f"{name} gpu={index}": NO_FUNCTION
             for index in range(8)
             for name in (
                 "gpu.temperature_margin",
@@ -315,7 +315,7 @@ FAULTS: dict[str, Readings] = {
             for reason in ("sw_thermal", "hw_thermal", "hw_power_brake")
         },
         **{f"gpu.throttle.time gpu={index},reason=thermal": 0.0 for index in range(8)},
-        # the throttle reasons are read under the name that they had then
+        # these drivers have the old name of the function
     },
     "power-limit-lowered": {
         "gpu.power_limit gpu=3": 500.0,
@@ -368,7 +368,7 @@ OF_LINKS = (
     "gpu.nvlink.recoveries",
     "gpu.nvlink.crc_errors",
 )
-"""What a Hopper tells of each link."""
+"""Readings of each NVLink of a Hopper GPU."""
 OTHERS = (0, 2, 3, 4, 5, 6, 7)
 """The peers of GPU 1."""
 
@@ -480,18 +480,18 @@ def test_one_answer_changes_its_own_reading_only(reader: nvml.Reader, healthy: R
 
 
 def test_a_text_that_is_not_utf8_costs_its_own_reading(reader: nvml.Reader, healthy: Readings) -> None:
-    seen = changes(healthy, readings(reader, "healthy-h100x8", b"gpu.5.BoardPartNumber=692-\xff\xfe"))
-    assert list(seen) == ["gpu.part_number gpu=5"]
-    assert str(seen["gpu.part_number gpu=5"]).startswith("error: NVML: 'utf-8' codec can't decode")
+    observed = changes(healthy, readings(reader, "healthy-h100x8", b"gpu.5.BoardPartNumber=692-\xff\xfe"))
+    assert list(observed) == ["gpu.part_number gpu=5"]
+    assert str(observed["gpu.part_number gpu=5"]).startswith("error: NVML: 'utf-8' codec can't decode")
 
 
-# ---- what lies between two GPUs ----
+# ---- paths between GPUs ----
 
 
-def peers(seen: Readings) -> dict[tuple[int, int], object]:
-    """GPU and peer -> what lies between."""
-    found = ((re.fullmatch(r"gpu\.peer\.link gpu=(\d+),peer=(\d+)", key), value) for key, value in seen.items())
-    return {(int(pair[1]), int(pair[2])): value for pair, value in found if pair}
+def peers(observed: Readings) -> dict[tuple[int, int], object]:
+    """Return the path of each pair of GPU and peer."""
+    result = ((re.fullmatch(r"gpu\.peer\.link gpu=(\d+),peer=(\d+)", key), value) for key, value in observed.items())
+    return {(int(pair[1]), int(pair[2])): value for pair, value in result if pair}
 
 
 @pytest.mark.parametrize(("name", "gpus"), [("healthy-h100x8", 8), ("healthy-h200x4", 4)])
@@ -501,9 +501,9 @@ def test_through_a_switch_every_pair_has_all_links(reader: nvml.Reader, name: st
 
 
 def test_direct_links_count_for_the_peer_that_they_end_at(reader: nvml.Reader) -> None:
-    seen = readings(reader, "direct-a100x4")
-    assert seen["gpu.nvlink.active_links gpu=0"] == 12
-    assert peers(seen) == {(gpu, peer): "NV4" for gpu in range(4) for peer in range(4) if gpu != peer}
+    observed = readings(reader, "direct-a100x4")
+    assert observed["gpu.nvlink.active_links gpu=0"] == 12
+    assert peers(observed) == {(gpu, peer): "NV4" for gpu in range(4) for peer in range(4) if gpu != peer}
 
 
 def test_a_direct_link_that_is_down_costs_its_own_pair(reader: nvml.Reader) -> None:
@@ -530,10 +530,10 @@ def test_a_direct_link_with_an_unknown_end_is_not_counted_for_anybody(
     }
 
 
-def test_without_nvlink_the_path_over_pcie_is_told(reader: nvml.Reader) -> None:
-    seen = readings(reader, "pcie-only")
-    assert seen["gpu.nvlink.active_links gpu=0"] == NO_NVLINK
-    assert peers(seen) == {
+def test_pcie_path_is_reported_without_nvlink(reader: nvml.Reader) -> None:
+    observed = readings(reader, "pcie-only")
+    assert observed["gpu.nvlink.active_links gpu=0"] == NO_NVLINK
+    assert peers(observed) == {
         (gpu, peer): "PIX" if gpu // 2 == peer // 2 else "NODE" if gpu // 4 == peer // 4 else "SYS"
         for gpu in range(8)
         for peer in range(8)
@@ -545,8 +545,8 @@ def test_without_nvlink_the_path_over_pcie_is_told(reader: nvml.Reader) -> None:
     ("answer", "path"), [("20", "PXB"), ("30", "PHB"), ("0", "X"), ("7", "unknown"), ("!3", NOT_SUPPORTED)]
 )
 def test_other_paths_over_pcie(reader: nvml.Reader, answer: str, path: str) -> None:
-    seen = peers(readings(reader, "pcie-only", f"gpu.0.TopologyCommonAncestor.1={answer}"))
-    assert (seen[0, 1], seen[1, 0]) == (path, "PIX")
+    observed = peers(readings(reader, "pcie-only", f"gpu.0.TopologyCommonAncestor.1={answer}"))
+    assert (observed[0, 1], observed[1, 0]) == (path, "PIX")
 
 
 def test_a_lost_gpu_is_in_no_pair(reader: nvml.Reader) -> None:
@@ -554,18 +554,18 @@ def test_a_lost_gpu_is_in_no_pair(reader: nvml.Reader) -> None:
     assert peers(readings(reader, "gpu-lost")) == {(gpu, peer): "NV18" for gpu in rest for peer in rest if gpu != peer}
 
 
-# ---- a GPU that is lost ----
+# ---- lost GPUs ----
 
 
 def lost(healthy: Readings, gpu: int, why: str = LOST) -> Readings:
-    """What changes when nothing is heard of this GPU: all of its readings and its pairs."""
+    """Return the changes if this GPU does not answer: all of its readings and its pairs."""
     own: Readings = {key: None if "link=" in key or "peer=" in key else why for key in healthy if of(key, [gpu])}
     pairs: Readings = {key: None for key in healthy if key.endswith(f"peer={gpu}")}
     return {**own, **pairs, **{f"{name} gpu={gpu}": why for name in OF_LINKS}}
 
 
 def of(key: str, gpus: Iterable[int]) -> bool:
-    """Is this a reading of one of these GPUs?"""
+    """Return whether this is a reading of one of these GPUs."""
     return key.split()[1].split(",")[0] in {f"gpu={gpu}" for gpu in gpus}
 
 
@@ -576,9 +576,9 @@ def test_a_lost_gpu_costs_its_own_readings_only(reader: nvml.Reader, healthy: Re
 
 
 def test_a_lost_gpu_that_still_has_a_handle_gives_no_value(reader: nvml.Reader, healthy: Readings) -> None:
-    seen = changes(healthy, readings(reader, "gpu-lost", "gpu.3.HandleByIndex=0"))
+    observed = changes(healthy, readings(reader, "gpu-lost", "gpu.3.HandleByIndex=0"))
     pairs = {key: LOST for key in healthy if "peer=" in key and (of(key, [3]) or key.endswith("peer=3"))}
-    assert seen == {**lost(healthy, 3), **pairs}
+    assert observed == {**lost(healthy, 3), **pairs}
 
 
 def test_a_gpu_lost_and_back_while_the_collector_runs(reader: nvml.Reader, healthy: Readings) -> None:
@@ -588,14 +588,14 @@ def test_a_gpu_lost_and_back_while_the_collector_runs(reader: nvml.Reader, healt
     assert after == healthy
 
 
-# ---- what is not there ----
+# ---- absent readings ----
 
 
-def test_what_is_not_supported_says_so(reader: nvml.Reader, healthy: Readings) -> None:
+def test_unsupported_readings_have_a_reason(reader: nvml.Reader, healthy: Readings) -> None:
     taken = reader.take("not-supported")
-    seen = flat(taken["snapshot"])
-    assert seen.pop("gpu.count host") == 8
-    of_gpus = {key: value for key, value in seen.items() if of(key, range(8))}
+    observed = flat(taken["snapshot"])
+    assert observed.pop("gpu.count host") == 8
+    of_gpus = {key: value for key, value in observed.items() if of(key, range(8))}
     expected = {key for key in healthy if of(key, range(8)) and "link=" not in key}
     assert set(of_gpus) == expected | {f"{name} gpu={index}" for name in OF_LINKS for index in range(8)}
     assert set(of_gpus.values()) == {NOT_SUPPORTED, NO_NVLINK}
@@ -607,8 +607,8 @@ def test_functions_that_an_older_library_does_not_have(healthy: Readings, tmp_pa
     with nvml.Reader(older, tmp_path / "now") as reader:
         fields = [f"FieldValues.{number}=!3" for number in (193, 194, 230, 269, 270, 271)]
         versions = ("DriverVersion=525.147.05", "CudaDriverVersion=12000")
-        seen = readings(reader, "healthy-h100x8", *versions, *fields)
-    assert changes(healthy, seen) == FAULTS["older-driver"]
+        observed = readings(reader, "healthy-h100x8", *versions, *fields)
+    assert changes(healthy, observed) == FAULTS["older-driver"]
 
 
 @pytest.mark.parametrize(
@@ -621,7 +621,7 @@ def test_functions_that_an_older_library_does_not_have(healthy: Readings, tmp_pa
         ("healthy-h100x8", ["Init=!999"], None, UNKNOWN),
     ],
 )
-def test_only_a_driver_that_is_not_there_proves_that_no_gpu_is(
+def test_only_a_missing_driver_counts_zero_gpus(
     reader: nvml.Reader, base: str, lines: list[str], count: int | None, why: str
 ) -> None:
     taken = reader.take(base, *lines)
@@ -634,7 +634,7 @@ def test_only_a_driver_that_is_not_there_proves_that_no_gpu_is(
     assert taken["gpus"] == []
 
 
-def test_a_count_that_fails_is_told_as_such(reader: nvml.Reader) -> None:
+def test_failed_count_is_an_error(reader: nvml.Reader) -> None:
     assert readings(reader, "healthy-h100x8", "Count=!999") == {
         "gpu.count host": UNKNOWN,
         "driver.version host": "580.95.05",
@@ -643,17 +643,17 @@ def test_a_count_that_fails_is_told_as_such(reader: nvml.Reader) -> None:
     }
 
 
-@pytest.mark.parametrize("there", ["no library", "not a library"])
-def test_a_host_without_a_driver_has_no_gpu(tmp_path: Path, there: str) -> None:
-    if there == "not a library":
+@pytest.mark.parametrize("present", ["no library", "not a library"])
+def test_a_host_without_a_driver_has_no_gpu(tmp_path: Path, present: str) -> None:
+    if present == "not a library":
         (tmp_path / nvml.LIBRARY).write_text("")
     elif has_driver():
         pytest.skip("this machine has an NVIDIA driver")
     with nvml.Reader(tmp_path, tmp_path / "now") as reader:
-        seen = readings(reader, "healthy-h100x8")
+        observed = readings(reader, "healthy-h100x8")
     not_found = "unsupported: NVML: NVML Shared Library Not Found"
-    assert seen.pop("gpu.count host") == 0
-    assert seen == dict.fromkeys(
+    assert observed.pop("gpu.count host") == 0
+    assert observed == dict.fromkeys(
         ("driver.version host", "driver.cuda_version host", "driver.confidential_compute host"), not_found
     )
 
@@ -666,18 +666,18 @@ def has_driver() -> bool:
     return True
 
 
-# ---- a GPU that does not answer ----
+# ---- blocked GPUs ----
 
 BLOCKED = """
 import json, sys, time
 import pynvml
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
 collector, taken = NvmlCollector(full_snapshot=True, deadline_s=float(sys.argv[1])), []
 def look():
     began = time.monotonic()
-    snapshot, _ = take([collector], stage="preflight", phase="before")
+    snapshot, _ = take_snapshot([collector], stage="preflight", phase="before")
     taken.append([time.monotonic() - began, to_json(snapshot)])
 def held():
     try:
@@ -699,15 +699,15 @@ print(json.dumps([taken, held()]))
 NO_ANSWER = "error: no answer within 0.5 s"
 
 
-def taken_again(library: Path, scenario: Path, *later: str, held: bool = True) -> list[tuple[float, Readings]]:
+def taken_again(library: Path, scenario: Path, *later: str, kept_open: bool = True) -> list[tuple[float, Readings]]:
     """Seconds and readings: at once, and after each further line of the scenario, by the same collector.
 
     `held`: whether the library is expected to be held on to in the end, as one that waits in it still needs it. If not, it is
     looked at until it is let go: on a busy machine whoever is late is later.
     """
-    asked = ["-c", BLOCKED, "0.5", scenario, "held" if held else "let go", *later]
+    asked = ["-c", BLOCKED, "0.5", scenario, "kept_open" if kept_open else "let go", *later]
     taken, still = json.loads(nvml.python(asked, library, scenario))
-    assert still == held
+    assert still == kept_open
     return [(seconds, flat(snapshot)) for seconds, snapshot in taken]
 
 
@@ -715,32 +715,30 @@ def test_a_gpu_that_blocks_costs_itself_and_half_a_second_once(
     library: Path, healthy: Readings, tmp_path: Path
 ) -> None:
     scenario = nvml.write(tmp_path / "now", "blocked")
-    (first, seen), (second, again) = taken_again(library, scenario, "# nothing new")
-    assert changes(healthy, seen) == changes(healthy, again) == lost(healthy, 2, NO_ANSWER)
+    (first, observed), (second, again) = taken_again(library, scenario, "# nothing new")
+    assert changes(healthy, observed) == changes(healthy, again) == lost(healthy, 2, NO_ANSWER)
     assert 0.5 <= first < 3
-    assert second < 0.5, "who has not answered yet is not waited for again"
+    assert second < 0.5, "a blocked GPU is not waited for again"
 
 
 def test_a_handle_that_blocks_costs_its_gpu_only(library: Path, healthy: Readings, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.2.HandleByIndex=~600s")
-    ((_, seen),) = taken_again(library, scenario)
-    assert changes(healthy, seen) == lost(healthy, 2, NO_ANSWER)
+    ((_, observed),) = taken_again(library, scenario)
+    assert changes(healthy, observed) == lost(healthy, 2, NO_ANSWER)
 
 
 def test_a_gpu_that_answers_late_is_read_again_afterwards(library: Path, healthy: Readings, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.2.Serial=~1.2s")
     at_once, time_goes_by = "gpu.2.Serial=1654922006102", "gpu.5.Serial=~0.2s"
-    (_, first), (_, second), *_, (_, last) = taken_again(library, scenario, at_once, time_goes_by, held=False)
+    (_, first), (_, second), *_, (_, last) = taken_again(library, scenario, at_once, time_goes_by, kept_open=False)
     assert changes(healthy, first) == changes(healthy, second) == lost(healthy, 2, NO_ANSWER)
     assert last == healthy
 
 
-def test_a_question_about_a_pair_that_blocks_costs_the_pairs_of_who_was_asked(
-    library: Path, healthy: Readings, tmp_path: Path
-) -> None:
+def test_blocked_pair_query_costs_one_gpus_pairs(library: Path, healthy: Readings, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", "gpu.1.P2PStatus.6.2=~600s")
-    ((seconds, seen),) = taken_again(library, scenario)
-    assert changes(healthy, seen) == {
+    ((seconds, observed),) = taken_again(library, scenario)
+    assert changes(healthy, observed) == {
         f"gpu.peer.link gpu=1,peer={peer}": "error: no answer within 2 s" for peer in OTHERS
     }
     assert 2 <= seconds < 5
@@ -758,10 +756,10 @@ import json, sys
 import pynvml
 for name in sys.argv[1:]:
     delattr(pynvml, name)
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
-snapshot, _ = take([NvmlCollector(full_snapshot=True)], stage="preflight", phase="before")
+snapshot, _ = take_snapshot([NvmlCollector(full_snapshot=True)], stage="preflight", phase="before")
 print(json.dumps(to_json(snapshot)))
 """
 
@@ -787,7 +785,7 @@ print(json.dumps(to_json(snapshot)))
         ),
     ],
 )
-def test_what_the_installed_binding_lacks_is_unsupported(
+def test_function_missing_in_pynvml_is_unsupported(
     library: Path, healthy: Readings, gone: tuple[str, ...], lacks: dict[str, str]
 ) -> None:
     printed = nvml.python(["-c", WITHOUT, *gone], library, nvml.scenario("healthy-h100x8"))
@@ -798,10 +796,10 @@ def test_what_the_installed_binding_lacks_is_unsupported(
     }
 
 
-# ---- parts of other kinds ----
+# ---- other GPU models ----
 
 
-def test_a_grace_part_tells_its_chip_to_chip_links(reader: nvml.Reader) -> None:
+def test_grace_part_has_chip_to_chip_links(reader: nvml.Reader) -> None:
     grace = ("C2cModeInfoV=1", "FieldValues.170=10", "FieldValues.171=1", "NumaNodeId=8", "AddressingMode=2")
     whole, broken = (readings(reader, "healthy-h100x8", *grace, *line) for line in ([], ["gpu.0.FieldValues.171.4=0"]))
     assert whole["gpu.c2c.enabled gpu=0"] is True
@@ -812,7 +810,7 @@ def test_a_grace_part_tells_its_chip_to_chip_links(reader: nvml.Reader) -> None:
 
 
 def test_links_of_the_fifth_generation_have_other_counters(reader: nvml.Reader) -> None:
-    seen = readings(
+    observed = readings(
         reader,
         "healthy-h100x8",
         "NvLinkErrorCounter.*.*=!3",
@@ -822,7 +820,7 @@ def test_links_of_the_fifth_generation_have_other_counters(reader: nvml.Reader) 
         "FieldValues.22[1]=5 3",
         "FieldValues.220=0x50c",
     )
-    of_link = {key.split()[0]: value for key, value in seen.items() if key.endswith(" gpu=3,link=17")}
+    of_link = {key.split()[0]: value for key, value in observed.items() if key.endswith(" gpu=3,link=17")}
     assert of_link == {
         "gpu.nvlink.active": True,
         "gpu.nvlink.speed": 26_562_000_000,
@@ -833,7 +831,7 @@ def test_links_of_the_fifth_generation_have_other_counters(reader: nvml.Reader) 
         "gpu.nvlink.symbol_errors": 5,
         "gpu.nvlink.effective_error_ratio": pytest.approx(5e-12),
     }
-    assert seen["gpu.nvlink.replays gpu=3"] == seen["gpu.nvlink.crc_errors gpu=3"] == NOT_SUPPORTED
+    assert observed["gpu.nvlink.replays gpu=3"] == observed["gpu.nvlink.crc_errors gpu=3"] == NOT_SUPPORTED
 
 
 def test_fields_that_spoil_the_library_are_never_read(library: Path) -> None:
@@ -843,16 +841,16 @@ def test_fields_that_spoil_the_library_are_never_read(library: Path) -> None:
     assert not fields & {161, 162, 163}
 
 
-def test_links_before_hopper_tell_their_speed_elsewhere(reader: nvml.Reader) -> None:
-    seen = readings(reader, "direct-a100x4", "FieldValues.16?=!3", "FieldValues.90=25000")
-    assert seen["gpu.nvlink.speed gpu=1,link=3"] == 25e9
+def test_link_speed_before_hopper_uses_the_old_field(reader: nvml.Reader) -> None:
+    observed = readings(reader, "direct-a100x4", "FieldValues.16?=!3", "FieldValues.90=25000")
+    assert observed["gpu.nvlink.speed gpu=1,link=3"] == 25e9
 
 
 def test_a_first_link_that_is_down_hides_no_other_ones_errors(reader: nvml.Reader) -> None:
     down = ("gpu.1.NvLinkState.0=0", "gpu.1.NvLinkErrorCounter.0.*=!3", "gpu.1.NvLinkErrorCounter.5.0=4")
-    seen = readings(reader, "healthy-h200x4", *down)
-    assert seen["gpu.nvlink.replays gpu=1,link=0"] == NOT_SUPPORTED
-    assert seen["gpu.nvlink.replays gpu=1,link=5"] == 4
+    observed = readings(reader, "healthy-h200x4", *down)
+    assert observed["gpu.nvlink.replays gpu=1,link=0"] == NOT_SUPPORTED
+    assert observed["gpu.nvlink.replays gpu=1,link=5"] == 4
 
 
 @pytest.mark.parametrize(
@@ -868,7 +866,7 @@ def test_a_first_link_that_is_down_hides_no_other_ones_errors(reader: nvml.Reade
         ("pcie-only", [], NO_NVLINK),
     ],
 )
-def test_links_are_missed_only_where_they_must_be(
+def test_links_are_missing_only_behind_a_switch(
     reader: nvml.Reader, base: str, lines: list[str], missing: object
 ) -> None:
     assert readings(reader, base, *lines)["gpu.nvlink.missing_links gpu=0"] == missing
@@ -876,8 +874,8 @@ def test_links_are_missed_only_where_they_must_be(
 
 def test_throttle_times_under_the_numbers_of_the_first_r575_drivers(reader: nvml.Reader) -> None:
     moved = ("FieldValues.269=!2", "FieldValues.27?=7", "FieldValues.25[123]=1500000000 3")
-    seen = readings(reader, "healthy-h100x8", *moved)
-    assert {key: seen[key] for key in seen if key.startswith("gpu.throttle.time gpu=0,")} == {
+    observed = readings(reader, "healthy-h100x8", *moved)
+    assert {key: observed[key] for key in observed if key.startswith("gpu.throttle.time gpu=0,")} == {
         **{f"gpu.throttle.time gpu=0,reason={reason}": 0.0 for reason in ("sync_boost", "board_limit", "reliability")},
         **{
             f"gpu.throttle.time gpu=0,reason={reason}": 1.5 for reason in ("sw_thermal", "hw_thermal", "hw_power_brake")
@@ -887,7 +885,7 @@ def test_throttle_times_under_the_numbers_of_the_first_r575_drivers(reader: nvml
     }
 
 
-# ---- what a scrape costs ----
+# ---- cost of a scrape ----
 
 RECORDED = """
 import ctypes, functools, json, sys
@@ -917,13 +915,13 @@ CONSTANT = {"nvmlDeviceGetName", "nvmlDeviceGetSerial", "nvmlDeviceGetMaxPcieLin
 
 
 def recorded(library: Path, *full_snapshot: str) -> list[list[tuple[object, ...]]]:
-    """The calls of two collections."""
+    """Return the calls of two collections."""
     printed = nvml.python(["-c", RECORDED, *full_snapshot], library, nvml.scenario("healthy-h200x4"))
     return [[tuple(map(str, call)) for call in calls] for calls in json.loads(printed)]
 
 
 @pytest.mark.parametrize("full_snapshot", [(), ("full_snapshot",)])
-def test_nothing_is_asked_twice(library: Path, full_snapshot: tuple[str, ...]) -> None:
+def test_each_getter_is_called_once(library: Path, full_snapshot: tuple[str, ...]) -> None:
     for calls in recorded(library, *full_snapshot):
         assert [call for call in set(calls) if calls.count(call) > 1] == []
 
@@ -940,17 +938,17 @@ def test_a_scrape_asks_for_nothing_slow_and_for_constants_once(library: Path) ->
 
 def test_a_scrape_asks_each_gpu_little(library: Path) -> None:
     _, later = recorded(library)
-    assert len(later) / 4 < 85, "a call costs tens of microseconds on a real GPU: ask for fields together"
+    assert len(later) / 4 < 85, "a call costs tens of microseconds on a real GPU: read fields together"
 
 
-def test_a_scrape_tells_what_a_snapshot_tells_but_for_what_is_slow(reader: nvml.Reader, healthy: Readings) -> None:
+def test_scrape_matches_snapshot_except_slow_readings(reader: nvml.Reader, healthy: Readings) -> None:
     first, second = (flat(reader.take("healthy-h100x8", full_snapshot=False)["snapshot"]) for _ in range(2))
     assert first == second
     full_snapshot = {row.name for row in collector.GPU_READINGS if row.pace == "snapshot_only"}
     assert changes(healthy, first) == {key: None for key in healthy if key.split()[0] in full_snapshot}
 
 
-def test_what_an_exporter_keeps_belongs_to_the_part(reader: nvml.Reader) -> None:
+def test_cache_belongs_to_the_gpu_not_its_index(reader: nvml.Reader) -> None:
     swapped = ("gpu.2.UUID=GPU-00000000-1111-2222-3333-444444444444", "gpu.2.Serial=1650000000099")
     before, after = (
         flat(reader.take("healthy-h200x4", *lines, full_snapshot=False)["snapshot"]) for lines in ((), swapped)
@@ -961,7 +959,7 @@ def test_what_an_exporter_keeps_belongs_to_the_part(reader: nvml.Reader) -> None
     }
 
 
-def test_what_could_not_be_read_once_is_asked_for_again(reader: nvml.Reader) -> None:
+def test_failed_constant_is_read_again(reader: nvml.Reader) -> None:
     broken, whole = (
         flat(reader.take("healthy-h200x4", *lines, devices=[1], full_snapshot=False)["snapshot"])
         for lines in (["gpu.1.VbiosVersion=!999"], [])
@@ -969,34 +967,34 @@ def test_what_could_not_be_read_once_is_asked_for_again(reader: nvml.Reader) -> 
     assert changes(broken, whole) == {"gpu.vbios_version gpu=1": "96.00.A5.00.1A"}
 
 
-# ---- which GPUs ----
+# ---- selected GPUs ----
 
 
 @pytest.mark.parametrize(
-    ("devices", "found"), [([], [0, 1, 2, 3, 4, 5, 6, 7]), ([2, 5], [2, 5]), ([7], [7]), ([6, 9], [6])]
+    ("devices", "result"), [([], [0, 1, 2, 3, 4, 5, 6, 7]), ([2, 5], [2, 5]), ([7], [7]), ([6, 9], [6])]
 )
 def test_chosen_devices_are_the_only_ones_read(
-    reader: nvml.Reader, healthy: Readings, devices: list[int], found: list[int]
+    reader: nvml.Reader, healthy: Readings, devices: list[int], result: list[int]
 ) -> None:
     taken = reader.take("healthy-h100x8", devices=devices)
-    left_out = tuple(f"peer={index}" for index in range(8) if index not in found)
+    left_out = tuple(f"peer={index}" for index in range(8) if index not in result)
     expected = {
         key: value
         for key, value in healthy.items()
-        if key.endswith(" host") or (of(key, found) and not key.endswith(left_out))
+        if key.endswith(" host") or (of(key, result) and not key.endswith(left_out))
     }
-    assert flat(taken["snapshot"]) == {**expected, "gpu.count host": len(found)}
-    assert [gpu["index"] for gpu in taken["gpus"]] == found
+    assert flat(taken["snapshot"]) == {**expected, "gpu.count host": len(result)}
+    assert [gpu["index"] for gpu in taken["gpus"]] == result
 
 
-# ---- many times a second ----
+# ---- fast reader ----
 
 FAST_READER = """
 import json, sys
 from collectors.nvml import FastReader
 try:
     reader = FastReader(json.loads(sys.argv[1]))
-    if len(sys.argv) > 3:  # what happens between start and reading
+    if len(sys.argv) > 3:  # changes between start and reading
         with open(sys.argv[2], "a") as scenario:
             scenario.write(sys.argv[3])
     print(json.dumps(list(reader.read().items()), default=lambda absent: absent.reason))
@@ -1020,20 +1018,18 @@ def fast_readings(library: Path, scenario: Path, devices: list[int], *later: str
     ],
     ids=["now", "not supported", "without a value", "no such function"],
 )
-def test_power_is_that_of_the_moment_where_the_part_tells_it(
-    library: Path, tmp_path: Path, line: str, power: float
-) -> None:
+def test_instant_power_is_used_if_available(library: Path, tmp_path: Path, line: str, power: float) -> None:
     hot = ("gpu.1.ClockInfo.1=1980", "gpu.1.CurrentClocksEventReasons=0x4", "gpu.1.Temperature.0=66")
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8", line, *hot)
     assert fast_readings(library, scenario, [1]) == [[1, [power, 1980e6, 66.0, 4, 2619e6]]]
 
 
-def test_the_pulse_is_of_the_chosen_gpus(library: Path) -> None:
+def test_fast_reader_reads_the_chosen_gpus(library: Path) -> None:
     read = fast_readings(library, nvml.scenario("healthy-h200x4"), [3, 0])
     assert read == [[3, [76.291, 345e6, 28.0, 1, 3201e6]], [0, [79.064, 345e6, 29.0, 1, 3201e6]]]
 
 
-def test_a_pulse_names_a_lost_gpu_and_its_siblings_beat_on(library: Path, tmp_path: Path) -> None:
+def test_fast_reader_reports_a_lost_gpu_and_reads_the_others(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h100x8")
     for lost in (
         fast_readings(library, scenario, [2, 3], "gpu.3.*=!15\n"),
@@ -1045,7 +1041,7 @@ def test_a_pulse_names_a_lost_gpu_and_its_siblings_beat_on(library: Path, tmp_pa
     assert fast_readings(library, nvml.scenario("driver-not-loaded"), [0]) == "NVML: Driver Not Loaded"
 
 
-# ---- what spoils figures ----
+# ---- conflicts ----
 
 GPU_CONFLICTS = """
 import json, sys
@@ -1059,19 +1055,19 @@ def gpu_conflicts(
 ) -> list[str]:
     """Return the result of `gpu_conflicts` in a process of its own."""
     arguments = ["-c", GPU_CONFLICTS, json.dumps(list(devices)), "share" if share else ""]
-    found: list[str] = json.loads(nvml.python(arguments, library, scenario))
-    return found
+    result: list[str] = json.loads(nvml.python(arguments, library, scenario))
+    return result
 
 
 MIG = "gpu=2 is in MIG mode: switch it off with `nvidia-smi -i 2 -mig 0`"
 
 
-def test_an_idle_whole_gpu_is_no_obstacle(library: Path) -> None:
+def test_idle_gpu_has_no_conflicts(library: Path) -> None:
     assert gpu_conflicts(library, nvml.scenario("healthy-h100x8")) == []
 
 
 @pytest.mark.parametrize("share", [False, True])
-def test_mig_is_an_obstacle_even_where_gpus_are_shared(library: Path, share: bool) -> None:
+def test_mig_is_a_conflict_even_if_gpus_are_shared(library: Path, share: bool) -> None:
     assert gpu_conflicts(library, nvml.scenario("mig-on"), share=share) == [MIG]
     assert gpu_conflicts(library, nvml.scenario("mig-on"), [0, 1, 3], share=share) == []
 
@@ -1090,29 +1086,29 @@ def test_a_busy_gpu_names_its_processes(library: Path, tmp_path: Path) -> None:
 
 
 def test_a_gpu_full_of_processes_leaves_a_reason_that_a_record_takes(library: Path, tmp_path: Path) -> None:
-    crowd = ("ComputeRunningProcesses=1 2 3 4 5 6 7 8", "ProcessName.?=" + "x" * 300)
-    found = gpu_conflicts(library, nvml.write(tmp_path / "now", "healthy-h100x8", *crowd))
-    assert (len(found), found[-1]) == (17, "48 more")
-    assert len("; ".join(found)) < 2000
+    processes = ("ComputeRunningProcesses=1 2 3 4 5 6 7 8", "ProcessName.?=" + "x" * 300)
+    result = gpu_conflicts(library, nvml.write(tmp_path / "now", "healthy-h100x8", *processes))
+    assert (len(result), result[-1]) == (17, "48 more")
+    assert len("; ".join(result)) < 2000
 
 
-def test_a_lost_gpu_hides_no_obstacle_on_the_next(library: Path, tmp_path: Path) -> None:
+def test_lost_gpu_hides_no_conflict_of_the_next(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "gpu-lost", "gpu.4.ComputeRunningProcesses=4711")
     assert gpu_conflicts(library, scenario) == ["gpu=4 is in use by process 4711"]
     assert gpu_conflicts(library, scenario, [3]) == []
 
 
 @pytest.mark.parametrize("name", ["driver-not-loaded", "version-mismatch", "not-supported"])
-def test_where_nvml_does_not_answer_there_is_no_obstacle(library: Path, name: str) -> None:
+def test_no_conflicts_if_nvml_does_not_answer(library: Path, name: str) -> None:
     assert gpu_conflicts(library, nvml.scenario(name)) == []
 
 
-def test_without_a_library_there_is_no_obstacle(tmp_path: Path) -> None:
+def test_no_conflicts_without_a_library(tmp_path: Path) -> None:
     (tmp_path / nvml.LIBRARY).write_text("")
     assert gpu_conflicts(tmp_path, nvml.scenario("healthy-h100x8")) == []
 
 
-# ---- what holds of every reading ----
+# ---- all readings ----
 
 
 @pytest.mark.parametrize(
@@ -1126,7 +1122,7 @@ def test_a_reading_has_a_valid_name_a_known_unit_and_a_help(name: str, unit: str
     assert help
 
 
-def test_no_reading_stands_twice() -> None:
+def test_reading_names_are_unique() -> None:
     names = [kind.name for kind in collector.reading_kinds(True)]
     assert len(names) == len(set(names))
 
@@ -1147,7 +1143,7 @@ def test_an_nvml_error_becomes_a_reason(code: int, expected: Absent) -> None:
     assert translate(pynvml.NVMLError(code)) == expected
 
 
-# ---- counters of what keeps a GPU busy ----
+# ---- GPM counters ----
 
 GPM = """
 import json, sys, time
@@ -1169,11 +1165,11 @@ for later in sys.argv[2:]:
 
 
 def gpm(library: Path, scenario: Path, *later: str) -> list[tuple[Readings, int]]:
-    """What two GPUs tell at each collection before which these lines were added, and how often NVML is open after it."""
+    """Add each of these lines and collect; return the readings of two GPUs and how often NVML is open after it."""
     return [json.loads(line) for line in nvml.python(["-c", GPM, scenario, *later], library, scenario).splitlines()]
 
 
-def test_gpm_is_told_in_shares_and_bytes_at_every_collection(library: Path, tmp_path: Path) -> None:
+def test_gpm_values_are_shares_and_bytes(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
     busy = "gpu.1.GpmMetric.5=62.5\ngpu.1.GpmMetric.10=40\ngpu.1.GpmMetric.60=1024\ngpu.1.GpmMetric.13=!3\n"
     (idle, _), (loaded, opened) = gpm(library, scenario, "", busy)
@@ -1184,7 +1180,7 @@ def test_gpm_is_told_in_shares_and_bytes_at_every_collection(library: Path, tmp_
         "gpu.gpm.nvlink_received 1": 1024 * 1024**2,
         "gpu.gpm.fp16_active 1": NOT_SUPPORTED,
     }
-    assert opened == 1, "a sample lies in the library's memory"
+    assert opened == 1, "the library owns the memory of a sample"
 
 
 @pytest.mark.parametrize(
@@ -1201,25 +1197,23 @@ def test_gpm_is_told_in_shares_and_bytes_at_every_collection(library: Path, tmp_
         ("healthy-h200x4", "GpmMetric.*=nan\n", "error: NVML: not a number: nan"),
     ],
 )
-def test_gpm_that_cannot_be_had_says_why_and_goes_on(
-    library: Path, tmp_path: Path, base: str, line: str, why: str
-) -> None:
-    seen, again = gpm(library, nvml.write(tmp_path / "now", base), line, "")
-    assert all(str(told).startswith(why) for told in seen[0].values())
-    assert seen == again
+def test_absent_gpm_has_a_reason(library: Path, tmp_path: Path, base: str, line: str, why: str) -> None:
+    observed, again = gpm(library, nvml.write(tmp_path / "now", base), line, "")
+    assert all(str(reported).startswith(why) for reported in observed[0].values())
+    assert observed == again
 
 
 def test_a_gpu_that_is_lost_does_not_keep_nvml_open(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4", "gpu.1.GpmSupport=0")
-    (before, held), (after, open_) = gpm(library, scenario, "", "gpu.0.*=!15\n")
-    assert (before["gpu.gpm.sm_active 0"], held) == (0.0, 1)
+    (before, kept_open), (after, open_) = gpm(library, scenario, "", "gpu.0.*=!15\n")
+    assert (before["gpu.gpm.sm_active 0"], kept_open) == (0.0, 1)
     assert (after["gpu.gpm.sm_active 0"], open_) == (LOST, 0)
 
 
 def test_a_library_without_gpm_has_none(tmp_path: Path) -> None:
     older = nvml.build(tmp_path / "nvml", without=["nvmlGpmQueryDeviceSupport", "nvmlGpmSampleGet"])
-    ((told, _),) = gpm(older, nvml.write(tmp_path / "now", "healthy-h200x4"), "")
-    assert set(told.values()) == {NOT_FOUND}
+    ((reported, _),) = gpm(older, nvml.write(tmp_path / "now", "healthy-h200x4"), "")
+    assert set(reported.values()) == {NO_FUNCTION}
 
 
 IN_BACKGROUND = """
@@ -1244,28 +1238,30 @@ print(json.dumps([before, young, old, replays()]))
 """
 
 
-def test_an_exporter_has_the_links_counters_read_in_the_background(library: Path, tmp_path: Path) -> None:
+def test_exporter_reads_link_counters_in_the_background(library: Path, tmp_path: Path) -> None:
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4")
-    told = nvml.python(["-c", IN_BACKGROUND, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
-    *counted, last = json.loads(told)
-    assert (counted[0], last) == ("0", "7"), "asked for when a collection found it old, and told by the next"
-    assert counted in (["0", "0", "0"], ["0", "0", "7"]), "the third found it old, or the second on a busy machine"
+    reported = nvml.python(["-c", IN_BACKGROUND, scenario, "gpu.0.NvLinkErrorCounter.3.0=7\n"], library, scenario)
+    *counted, last = json.loads(reported)
+    assert (counted[0], last) == ("0", "7"), "an old reading is refreshed for the next collection"
+    assert counted in (["0", "0", "0"], ["0", "0", "7"]), (
+        "refreshed by the third collection, or by the second on a busy machine"
+    )
 
 
-def test_what_nobody_asked_for_in_a_long_time_is_read_at_once_and_no_failure(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_idle_slow_readings_are_read_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[float] = []
     now = [1000.0]
     monkeypatch.setattr(slow_readings, "_read_all", lambda gpu: (asked.append(now[0]), [("gpu.energy", {}, now[0])])[1])
     kept = slow_readings.SlowReadings(clock=lambda: now[0])
     gpu = Gpu(object())
-    told = []
-    for _ in range(3):  # scraped every half an hour
-        told += [value for _, _, value in kept.read(gpu, wait=False)]
+    reported = []
+    for _ in range(3):  # a scrape every half hour
+        reported += [value for _, _, value in kept.read(gpu, wait=False)]
         now[0] += 1800
-    assert told == asked == [1000.0, 2800.0, 4600.0]
+    assert reported == asked == [1000.0, 2800.0, 4600.0]
 
 
-def test_what_the_driver_does_not_answer_goes_stale_and_is_not_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unanswered_slow_readings_expire_without_a_second_call(monkeypatch: pytest.MonkeyPatch) -> None:
     gate, asked, now = threading.Event(), [], [1000.0]
 
     def ask(gpu: Gpu) -> list[tuple[str, dict[str, str], float]]:
@@ -1275,18 +1271,18 @@ def test_what_the_driver_does_not_answer_goes_stale_and_is_not_asked_again(monke
         return [("gpu.energy", {}, now[0])]
 
     monkeypatch.setattr(slow_readings, "_read_all", ask)
-    kept, told = slow_readings.SlowReadings(clock=lambda: now[0]), []
+    kept, reported = slow_readings.SlowReadings(clock=lambda: now[0]), []
     for _ in range(4):
-        told.append(kept.read(Gpu(object()), wait=False)[0][2])
+        reported.append(kept.read(Gpu(object()), wait=False)[0][2])
         now[0] += 400
     gate.set()
-    assert told[:3] == [1000.0] * 3
+    assert reported[:3] == [1000.0] * 3
     assert asked == [1000.0, 1400.0]
-    assert isinstance(told[3], Absent)
-    assert told[3].reason == "no answer for 1200 s"
+    assert isinstance(reported[3], Absent)
+    assert reported[3].reason == "no answer for 1200 s"
 
 
-def test_of_many_gpus_the_last_is_asked_while_there_is_time_to_answer() -> None:
+def test_last_of_many_calls_starts_before_the_deadline() -> None:
     gate, stuck = threading.Event(), dict[int, PendingCall[int]]()
 
     def ask(gpu: int) -> int:
@@ -1294,7 +1290,7 @@ def test_of_many_gpus_the_last_is_asked_while_there_is_time_to_answer() -> None:
             gate.wait()
         return gpu if not gate.wait(0.1) else -1
 
-    found = call_with_deadline({gpu: partial(ask, gpu) for gpu in range(21)}, 0.8, stuck)
+    result = call_with_deadline({gpu: partial(ask, gpu) for gpu in range(21)}, 0.8, stuck)
     gate.set()
-    assert found[20] == 20
+    assert result[20] == 20
     assert set(stuck) == set(range(20))

@@ -14,13 +14,13 @@ from collectors.pcie.config import largest_bar
 from collectors.pcie.links import parse_generation, parse_total
 from tests.fakes import links
 
-Seen = dict[tuple[str, str], Value | Absent]
+Readings = dict[tuple[str, str], Value | Absent]
 GPU, HCA, DRIVE, NVSWITCH = links.GPUS[1], links.HCAS[1], links.DRIVES[1], links.NVSWITCHES[0]
 PORT = links.GPU_PORTS[1]
 
 
-def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
-    """Every reading by its name and scope."""
+def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
+    """Return every reading by name and scope."""
     collector = PcieCollector(root, full_snapshot=full_snapshot)
     return {(family.name, scope(labels)): value for family in collector.collect() for labels, value in family.readings}
 
@@ -31,8 +31,8 @@ def root() -> Iterator[Path]:
         yield root
 
 
-def changed(root: Path, fault: Callable[[Path], None]) -> Seen:
-    """What a fault changes."""
+def changed(root: Path, fault: Callable[[Path], None]) -> Readings:
+    """Return the readings that a fault changes."""
     before = readings(root)
     fault(root)
     after = readings(root)
@@ -40,15 +40,15 @@ def changed(root: Path, fault: Callable[[Path], None]) -> Seen:
     return {key: value for key, value in after.items() if value != before[key]}
 
 
-def of(address: str, **values: Value) -> Seen:
-    """Readings of one device, by name with `__` for `.`."""
+def of(address: str, **values: Value) -> Readings:
+    """Return readings of one device, by name with `__` for `.`."""
     return {(f"pcie.{name.replace('__', '.')}", f"pci={address}"): value for name, value in values.items()}
 
 
 def test_a_healthy_gpu_reads_in_full(root: Path) -> None:
-    seen = {key: value for key, value in readings(root).items() if key[1] == f"pci={GPU}"}
+    observed = {key: value for key, value in readings(root).items() if key[1] == f"pci={GPU}"}
     none = Absent(status="unsupported", reason="the device is in no IOMMU group")
-    assert seen == of(
+    assert observed == of(
         GPU,
         generation=5,
         width=16,
@@ -77,21 +77,23 @@ def test_a_healthy_gpu_reads_in_full(root: Path) -> None:
     ) | {("pcie.iommu.group", f"pci={GPU}"): none, ("pcie.iommu.type", f"pci={GPU}"): none}
 
 
-def test_which_devices_are_looked_at() -> None:
+def test_relevant_devices_are_identified() -> None:
     with links.host() as root:
-        seen = readings(root)
-    kinds = {place.removeprefix("pci="): value for (name, place), value in seen.items() if name == "pcie.kind"}
+        observed = readings(root)
+    kinds = {
+        location.removeprefix("pci="): value for (name, location), value in observed.items() if name == "pcie.kind"
+    }
     assert kinds == {
         **dict.fromkeys(links.GPUS, "gpu"),
         **dict.fromkeys((*links.HCAS, links.ROCE_NIC), "network"),
         **dict.fromkeys(links.DRIVES, "nvme"),
         **dict.fromkeys(links.NVSWITCHES, "nvswitch"),
     }
-    assert seen["pcie.device_count", "host"] == len(kinds)
-    assert [key for key, value in seen.items() if isinstance(value, Absent) and ".iommu." not in key[0]] == []
+    assert observed["pcie.device_count", "host"] == len(kinds)
+    assert [key for key, value in observed.items() if isinstance(value, Absent) and ".iommu." not in key[0]] == []
 
 
-def test_a_scrape_reads_what_may_change_and_a_snapshot_the_rest_too(root: Path) -> None:
+def test_scrape_reads_what_changes_and_snapshot_everything(root: Path) -> None:
     scrape, snapshot = readings(root, full_snapshot=False), readings(root)
     assert scrape.items() <= snapshot.items()
     assert {name for name, _ in snapshot.keys() - scrape.keys()} == {
@@ -122,7 +124,7 @@ def test_a_port_that_can_do_less_is_no_fault_of_the_link(root: Path) -> None:
     assert changed(root, riser) == of(GPU, generation=4, width=8, port__generation_max=4, port__width_max=8)
 
 
-def test_a_drive_behind_a_slow_backplane_is_told_and_not_judged(root: Path) -> None:
+def test_drive_behind_a_slow_backplane_is_not_judged(root: Path) -> None:
     fault = changed(root, lambda root: links.set_link(root, DRIVE, "current", speed="8.0", width=2))
     assert fault == of(DRIVE, generation=3, width=2)
 
@@ -167,7 +169,7 @@ def test_no_speed(speed: str, status: str) -> None:
     assert value.status == status
 
 
-def test_limits_are_read_until_they_have_been_had(root: Path) -> None:
+def test_limits_are_read_until_successful(root: Path) -> None:
     collector = PcieCollector(root)
     links.set_link(root, GPU, "max", width=63)
     [*collector.collect()]
@@ -176,13 +178,15 @@ def test_limits_are_read_until_they_have_been_had(root: Path) -> None:
     assert ({"pci": GPU}, 16) in width.readings
 
 
-def test_a_device_that_leaves_the_bus_is_not_told_any_more(root: Path) -> None:
+def test_removed_device_is_no_longer_reported(root: Path) -> None:
     collector = PcieCollector(root)
     [*collector.collect()]
     (root / "sys/bus/pci/devices" / GPU).unlink()
-    seen = {(family.name, scope(labels)): value for family in collector.collect() for labels, value in family.readings}
-    assert seen["pcie.device_count", "host"] == 7
-    assert [key for key in seen if key[1] == f"pci={GPU}"] == []
+    observed = {
+        (family.name, scope(labels)): value for family in collector.collect() for labels, value in family.readings
+    }
+    assert observed["pcie.device_count", "host"] == 7
+    assert [key for key in observed if key[1] == f"pci={GPU}"] == []
 
 
 # ---- errors ----
@@ -249,11 +253,11 @@ def test_an_iommu_and_its_groups(root: Path) -> None:
         links.write(root, "sys/kernel/iommu_groups/47/type", "identity\n")
         (links.pci(root, GPU) / "iommu_group").symlink_to("../../../kernel/iommu_groups/47")
 
-    seen = changed(root, isolate)
-    assert seen == of(GPU, iommu__group=47, iommu__type="identity") | {("pcie.iommu.enabled", "host"): True}
+    observed = changed(root, isolate)
+    assert observed == of(GPU, iommu__group=47, iommu__type="identity") | {("pcie.iommu.enabled", "host"): True}
 
 
-def test_who_is_not_root_is_told_what_is_missing(root: Path) -> None:
+def test_reason_without_root_permission(root: Path) -> None:
     hidden = {(name, getattr(value, "status", "")) for (name, _), value in changed(root, links.as_unprivileged).items()}
     assert hidden == {
         (f"pcie.{name}", "unsupported")
@@ -280,12 +284,12 @@ def test_no_bar_has_an_address(text: str) -> None:
 
 def test_a_virtual_machine_lacks_much_and_nothing_is_wrong(tmp_path: Path) -> None:
     links.as_virtual_machine(tmp_path)
-    seen = readings(tmp_path)
-    assert seen["pcie.device_count", "host"] == 3
-    absent = {name: value.status for (name, _), value in seen.items() if isinstance(value, Absent)}
+    observed = readings(tmp_path)
+    assert observed["pcie.device_count", "host"] == 3
+    absent = {name: value.status for (name, _), value in observed.items() if isinstance(value, Absent)}
     assert set(absent.values()) == {"unsupported"}
     assert {"pcie.width", "pcie.narrowed", "pcie.slowed", "pcie.aer.fatal", "pcie.acs.redirected"} <= absent.keys()
-    assert {name for name, _ in seen} - absent.keys() == {
+    assert {name for name, _ in observed} - absent.keys() == {
         "pcie.device_count", "pcie.kind", "pcie.power_state", "pcie.bar1.size", "pcie.iommu.enabled", "pcie.max_payload",
         "pcie.max_payload_supported", "pcie.max_read_request", "pcie.relaxed_ordering.enabled",
     }  # fmt: skip
@@ -295,10 +299,10 @@ def test_ports_of_a_virtual_machine_prove_nothing(root: Path) -> None:
     links.write(root, "proc/cpuinfo", "flags\t\t: fpu hypervisor\n")
     links.set_link(root, GPU, "current", width=8)
     links.set_acs(root, PORT, links.ACS_KERNEL)
-    seen = readings(root)
+    observed = readings(root)
     for name in ("pcie.narrowed", "pcie.slowed", "pcie.acs.redirected"):
-        assert getattr(seen[name, f"pci={GPU}"], "status", "") == "unsupported"
-    assert seen["pcie.width", f"pci={GPU}"] == 8
+        assert getattr(observed[name, f"pci={GPU}"], "status", "") == "unsupported"
+    assert observed["pcie.width", f"pci={GPU}"] == 8
 
 
 def test_a_virtual_function_is_left_out(root: Path) -> None:
@@ -307,6 +311,6 @@ def test_a_virtual_function_is_left_out(root: Path) -> None:
 
 
 def test_a_machine_without_a_pci_bus(tmp_path: Path) -> None:
-    seen = readings(tmp_path)
-    assert list(seen) == [("pcie.device_count", "host")]
-    assert re.search("no PCI bus", str(seen["pcie.device_count", "host"]))
+    observed = readings(tmp_path)
+    assert list(observed) == [("pcie.device_count", "host")]
+    assert re.search("no PCI bus", str(observed["pcie.device_count", "host"]))

@@ -93,7 +93,7 @@ def test_waiting_is_told_on_standard_error_and_standard_output_stays_as_it_is(tm
     slow = {"name": "Wait", **WAIT, "ansible.builtin.command": {"argv": ["sleep", "4"]}, "changed_when": False}
     done = play(site(tmp_path, run_dir, slow), tmp_path, RACKPROOF_HEARTBEAT="1")
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "benchmark: h1, h2 measure now, for at most 15 min each" in done.stderr
+    assert "benchmark: h1, h2 are measuring, for at most 15 min each" in done.stderr
     assert "benchmark: 0 of 2 hosts done, h1 unknown, h2 unknown, at most 14 min 5" in done.stderr
     assert "measure" not in done.stdout
     assert "progress is not recorded any more" not in done.stderr

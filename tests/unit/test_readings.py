@@ -1,6 +1,6 @@
-"""schemas/readings.json is what the collectors read on a whole GPU host, and docs/checks.md what the shipped criteria ask of it.
+"""schemas/readings.json lists the readings of a complete GPU host, and docs/checks.md the shipped criteria on them.
 
-UPDATE_GOLDEN=1 writes both anew.
+UPDATE_GOLDEN=1 updates both.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ DOCS = Path(__file__).parents[2] / "docs" / "checks.md"
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def expected(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     memory = Path("/dev/shm")
     with tempfile.TemporaryDirectory(dir=memory if memory.is_dir() else None) as folder:
         root = whole.tree(Path(folder))
@@ -44,13 +44,13 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
         ).stdout
 
 
-def test_the_list_of_readings_is_what_the_collectors_read(told: str) -> None:
+def test_catalogue_of_readings_is_current(expected: str) -> None:
     if os.environ.get("UPDATE_GOLDEN"):
-        readings.PATH.write_text(told)
-    assert told == readings.PATH.read_text()
+        readings.PATH.write_text(expected)
+    assert expected == readings.PATH.read_text()
 
 
-def test_the_page_of_checks_is_what_the_packs_hold() -> None:
+def test_page_of_checks_is_current() -> None:
     page = checks([read_pack("common")])
     if os.environ.get("UPDATE_GOLDEN"):
         DOCS.write_text(page)

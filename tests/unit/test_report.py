@@ -417,4 +417,4 @@ def test_unwritable_report_is_not_a_decision(run: Path, more: list[str]) -> None
     page.mkdir(parents=True)
     done = rackproof("report", run, *more)
     assert (done.returncode, done.stdout) == (74, "")
-    assert f"rackproof: {page.parent}: Is a directory: the report there is old, or not whole" in done.stderr
+    assert f"rackproof: {page.parent}: Is a directory: the report there is old or incomplete" in done.stderr

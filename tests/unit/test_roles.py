@@ -126,6 +126,11 @@ def test_example_inventory_is_a_valid_one() -> None:
     assert plan.gangs() == {"rack12": ("r12-h01", "r12-h02", "r12-h03", "r12-h04")}
 
 
+def test_ignored_failure_has_a_comment_that_names_the_check_that_follows() -> None:
+    lines = [line for path in (ROOT / "roles").rglob("*.yml") for line in path.read_text().splitlines()]
+    assert [line for line in lines if re.search(r"failed_when: false(?! # .{20})", line)] == []
+
+
 @pytest.mark.parametrize("playbook", sorted(path.name for path in (ROOT / "playbooks").glob("*.yml")))
 def test_every_play_has_a_tag_that_operators_can_select(playbook: str) -> None:
     plays = yaml.safe_load((ROOT / "playbooks" / playbook).read_text())

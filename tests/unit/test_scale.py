@@ -23,8 +23,9 @@ from fleet.records.load import Run, load
 from fleet.report import scale
 from fleet.report.merge import merge
 from schemas import documents, quick
+from schemas.decode import record_from_json
 from schemas.plans import Choice, Chosen, Plan
-from schemas.records import Observation, Record, record_from_json, to_json
+from schemas.records import Observation, Record, to_json
 from schemas.reports import ALL, EXCEPTIONS, FAIL, INCONCLUSIVE, PASS, FleetReport, Verdict
 from schemas.waivers import Waiver
 from tests import builders, fleets

@@ -1,4 +1,4 @@
-"""Versions out of files and programs, and whether they belong together."""
+"""Versions from files and programs, and whether they match."""
 
 from __future__ import annotations
 
@@ -15,29 +15,29 @@ from collectors.files import MissingError
 from collectors.software import SoftwareCollector, is_open_module, module_version, release_field, toolkit_version
 from tests.fakes import host
 
-Seen = dict[str, Value | Absent]
+Readings = dict[str, Value | Absent]
 PROPRIETARY = (
     "NVRM version: NVIDIA UNIX x86_64 Kernel Module  535.216.03  Fri Oct 25 22:43:06 UTC 2024\nGCC version:  12\n"
 )
 LIBRARY = "usr/lib/x86_64-linux-gnu/libnvidia-ml.so.1"
 
 
-def readings(root: Path, *, full_snapshot: bool = True) -> Seen:
+def readings(root: Path, *, full_snapshot: bool = True) -> Readings:
     families = list(SoftwareCollector(root, full_snapshot).collect())
     assert all([labels for labels, _ in family.readings] == [HOST] for family in families)
     return {family.name.removeprefix("software."): family.readings[0][1] for family in families}
 
 
-def changed(before: Seen, after: Seen) -> Seen:
+def changed(before: Readings, after: Readings) -> Readings:
     return {name: value for name, value in after.items() if before[name] != value}
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
     return readings(host.tree(tmp_path_factory.mktemp("host")))
 
 
-def test_a_host_reads_in_full(healthy: Seen) -> None:
+def test_a_host_reads_in_full(healthy: Readings) -> None:
     assert healthy == {
         "driver_module.version": host.DRIVER,
         "driver_module.open": True,
@@ -65,7 +65,7 @@ def test_a_scrape_starts_no_program(tmp_path: Path) -> None:
     assert not (tmp_path / "started").exists()
 
 
-def test_libraries_that_were_upgraded_under_a_running_module(tmp_path: Path, healthy: Seen) -> None:
+def test_libraries_that_were_upgraded_under_a_running_module(tmp_path: Path, healthy: Readings) -> None:
     root = host.tree(tmp_path)
     (root / LIBRARY).unlink()
     (root / LIBRARY).symlink_to("libnvidia-ml.so.580.105.08")
@@ -75,7 +75,7 @@ def test_libraries_that_were_upgraded_under_a_running_module(tmp_path: Path, hea
     }
 
 
-def test_a_fabric_manager_of_another_version(tmp_path: Path, healthy: Seen) -> None:
+def test_a_fabric_manager_of_another_version(tmp_path: Path, healthy: Readings) -> None:
     root = host.tree(tmp_path)
     host.program(root / "usr/bin/nv-fabricmanager", "echo 'Fabric Manager version is : 570.86.15'")
     assert changed(healthy, readings(root)) == {
@@ -84,11 +84,11 @@ def test_a_fabric_manager_of_another_version(tmp_path: Path, healthy: Seen) -> N
     }
 
 
-def test_no_driver_is_no_mismatch(tmp_path: Path, healthy: Seen) -> None:
-    seen = changed(healthy, readings(host.tree(tmp_path, files={"proc/driver/nvidia/version": None})))
+def test_no_driver_is_no_mismatch(tmp_path: Path, healthy: Readings) -> None:
+    observed = changed(healthy, readings(host.tree(tmp_path, files={"proc/driver/nvidia/version": None})))
     none = Absent(status="unsupported", reason="no /proc/driver/nvidia/version")
     names = ("driver_module.version", "driver_module.open", "driver_library.matches", "fabric_manager.matches")
-    assert seen == dict.fromkeys(names, none)
+    assert observed == dict.fromkeys(names, none)
 
 
 @pytest.mark.parametrize(
@@ -101,11 +101,11 @@ def test_no_driver_is_no_mismatch(tmp_path: Path, healthy: Seen) -> None:
     ],
 )  # fmt: skip
 def test_a_broken_file_costs_its_own_readings_only(
-    tmp_path: Path, healthy: Seen, files: Mapping[str, str], names: set[str]
+    tmp_path: Path, healthy: Readings, files: Mapping[str, str], names: set[str]
 ) -> None:
-    seen = changed(healthy, readings(host.tree(tmp_path, files=files)))
-    assert set(seen) == names
-    assert {value.status for value in seen.values() if isinstance(value, Absent)} == {"error"}
+    observed = changed(healthy, readings(host.tree(tmp_path, files=files)))
+    assert set(observed) == names
+    assert {value.status for value in observed.values() if isinstance(value, Absent)} == {"error"}
 
 
 def test_a_link_without_a_version_is_an_error(tmp_path: Path) -> None:
@@ -118,14 +118,14 @@ def test_a_link_without_a_version_is_an_error(tmp_path: Path) -> None:
 
 
 def test_a_small_machine_has_no_errors(tmp_path: Path) -> None:
-    seen = readings(host.bare(tmp_path))
-    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
-    assert seen["os.id"] == "ubuntu"
+    observed = readings(host.bare(tmp_path))
+    assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
+    assert observed["os.id"] == "ubuntu"
 
 
 def test_this_machine_reads_without_an_error() -> None:
-    seen = readings(Path("/"))
-    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
+    observed = readings(Path("/"))
+    assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
 
 
 # ---- programs ----
@@ -139,7 +139,7 @@ def test_this_machine_reads_without_an_error() -> None:
         ("exec sleep 10", "tool --version: no answer within 0.3 s"),
     ],
 )
-def test_a_program_that_does_not_tell(tmp_path: Path, does: str, reason: str) -> None:
+def test_program_without_a_version_is_an_error(tmp_path: Path, does: str, reason: str) -> None:
     host.program(tmp_path / "usr/bin/tool", does)
     assert programs.program_version(tmp_path, "tool", r"version (\S+)", 0.3) == Absent(status="error", reason=reason)
 
@@ -147,9 +147,9 @@ def test_a_program_that_does_not_tell(tmp_path: Path, does: str, reason: str) ->
 def test_a_program_that_cannot_be_started(tmp_path: Path) -> None:
     host.program(tmp_path / "usr/sbin/tool", "")
     (tmp_path / "usr/sbin/tool").write_bytes(os.urandom(16))
-    told = programs.program_version(tmp_path, "tool", r"version (\S+)")
-    assert isinstance(told, Absent)
-    assert told.status == "error"
+    expected = programs.program_version(tmp_path, "tool", r"version (\S+)")
+    assert isinstance(expected, Absent)
+    assert expected.status == "error"
 
 
 def test_no_program_is_no_error(tmp_path: Path) -> None:

@@ -18,12 +18,12 @@ from collectors.storage.mounts import is_read_only, local_mounts, parse_mounts
 from collectors.storage.nvme import UnsupportedLogError, health_families, parse_log, read_smart_log
 from tests.fakes import host
 
-Seen = dict[str, Value | Absent]
+Readings = dict[str, Value | Absent]
 NVME = "storage.nvme."
 
 
 def log(**fields: int) -> bytes:
-    """A health log as a Samsung PM9A3 gives it after a year: 35 °C, 3 % used, 12 unsafe shutdowns."""
+    """Return the health log of a Samsung PM9A3 after a year: 35 °C, 3 % used, 12 unsafe shutdowns."""
     page = bytearray(512)
     values = {"warning": (0, 1, 0), "temperature": (1, 2, 308), "spare": (3, 1, 100), "threshold": (4, 1, 10),
               "used": (5, 1, 3), "read": (32, 16, 81_203_441), "written": (48, 16, 63_000_000), "cycles": (112, 16, 40),
@@ -35,10 +35,10 @@ def log(**fields: int) -> bytes:
 
 def space(path: Path) -> os.statvfs_result:
     """100 blocks of 4 KiB, 40 of them free, 30 for users; 10 files, 6 and 5."""
-    seen = SimpleNamespace(
+    observed = SimpleNamespace(
         f_frsize=4096, f_bsize=1 << 20, f_blocks=100, f_bfree=40, f_bavail=30, f_files=10, f_ffree=6, f_favail=5
     )
-    return cast("os.statvfs_result", seen)
+    return cast("os.statvfs_result", observed)
 
 
 def readings(
@@ -46,7 +46,7 @@ def readings(
     *,
     read_log: Callable[[Path], bytes] = lambda _: log(),
     statvfs: Callable[[Path], os.statvfs_result] = space,
-) -> Seen:
+) -> Readings:
     """`name scope` -> the reading."""
     collector = StorageCollector(root, full_snapshot=True, read_log=read_log, statvfs=statvfs)
     return {
@@ -54,17 +54,17 @@ def readings(
     }
 
 
-def changed(before: Seen, after: Seen) -> Seen:
-    """What reads otherwise than before."""
+def changed(before: Readings, after: Readings) -> Readings:
+    """Return the changed readings."""
     return {name: value for name, value in after.items() if before.get(name) != value}
 
 
 @pytest.fixture(scope="module")
-def healthy(tmp_path_factory: pytest.TempPathFactory) -> Seen:
+def healthy(tmp_path_factory: pytest.TempPathFactory) -> Readings:
     return readings(host.tree(tmp_path_factory.mktemp("host")))
 
 
-def test_a_host_reads_in_full(healthy: Seen) -> None:
+def test_a_host_reads_in_full(healthy: Readings) -> None:
     of_host = {name: value for name, value in healthy.items() if "disk=" not in name}
     assert of_host == {
         "storage.disk.count host": 2,
@@ -123,7 +123,7 @@ def test_a_scrape_asks_no_disk(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_one_difference_changes_its_own_readings_only(
-    tmp_path: Path, healthy: Seen, files: Mapping[str, str], change: Seen
+    tmp_path: Path, healthy: Readings, files: Mapping[str, str], change: Readings
 ) -> None:
     assert changed(healthy, readings(host.tree(tmp_path, files=files))) == change
 
@@ -143,31 +143,31 @@ def test_a_sata_disk(tmp_path: Path) -> None:
         f"{disk}/removable": "0",
         f"{disk}/queue/rotational": "1",
     }
-    seen = readings(host.tree(tmp_path, files=files))
-    assert seen["storage.disk.online disk=sdb"] is True
-    assert seen["storage.disk.io_errors disk=sdb"] == 31
-    assert seen["storage.disk.firmware disk=sdb"] == "D4CM"
-    assert seen["storage.disk.rotational disk=sdb"] is True
-    assert f"{NVME}spare disk=sdb" not in seen
+    observed = readings(host.tree(tmp_path, files=files))
+    assert observed["storage.disk.online disk=sdb"] is True
+    assert observed["storage.disk.io_errors disk=sdb"] == 31
+    assert observed["storage.disk.firmware disk=sdb"] == "D4CM"
+    assert observed["storage.disk.rotational disk=sdb"] is True
+    assert f"{NVME}spare disk=sdb" not in observed
 
 
 def test_a_small_machine_has_no_errors(tmp_path: Path) -> None:
-    seen = readings(host.bare(tmp_path))
-    assert [name for name, value in seen.items() if isinstance(value, Absent) and value.status == "error"] == []
-    assert seen["storage.disk.count host"] == 0
-    assert seen["storage.mount.available mount=_"] == 122880
+    observed = readings(host.bare(tmp_path))
+    assert [name for name, value in observed.items() if isinstance(value, Absent) and value.status == "error"] == []
+    assert observed["storage.disk.count host"] == 0
+    assert observed["storage.mount.available mount=_"] == 122880
     for name in ("storage.disk.online host", f"{NVME}critical_warning host", "storage.array.missing host"):
-        assert isinstance(seen[name], Absent)
+        assert isinstance(observed[name], Absent)
 
 
 def test_a_host_without_sys_and_proc_gives_errors(tmp_path: Path) -> None:
-    seen = readings(tmp_path)
-    assert all(isinstance(value, Absent) for value in seen.values())
+    observed = readings(tmp_path)
+    assert all(isinstance(value, Absent) for value in observed.values())
     for name in ("storage.disk.count host", "storage.state.read_only host", "storage.mount.size host"):
-        assert cast("Absent", seen[name]).status == "error", name
+        assert cast("Absent", observed[name]).status == "error", name
 
 
-def test_a_file_system_that_cannot_be_asked(tmp_path: Path, healthy: Seen) -> None:
+def test_a_file_system_that_cannot_be_asked(tmp_path: Path, healthy: Readings) -> None:
     def broken(path: Path) -> os.statvfs_result:
         if path.name == "scratch data":
             raise OSError(5, "Input/output error")
@@ -181,8 +181,8 @@ def test_a_file_system_that_cannot_be_asked(tmp_path: Path, healthy: Seen) -> No
 
 def test_this_machine_reads_without_an_error() -> None:
     collector = StorageCollector(full_snapshot=not os.geteuid())
-    told = [value for family in collector.collect() for _, value in family.readings]
-    assert [value for value in told if isinstance(value, Absent) and value.status == "error"] == []
+    reported = [value for family in collector.collect() for _, value in family.readings]
+    assert [value for value in reported if isinstance(value, Absent) and value.status == "error"] == []
 
 
 # ---- the health log ----
@@ -200,11 +200,11 @@ def test_this_machine_reads_without_an_error() -> None:
 )
 def test_one_field_of_the_log(fields: dict[str, int], name: str, value: Value) -> None:
     before, after = parse_log(log()), parse_log(log(**fields))
-    assert {key: seen for key, seen in after.items() if before[key] != seen} == {name: value}
+    assert {key: observed for key, observed in after.items() if before[key] != observed} == {name: value}
 
 
 @pytest.mark.parametrize("page", [b"", log()[:511], bytes(512)])
-def test_a_log_that_is_none(page: bytes) -> None:
+def test_invalid_log_is_refused(page: bytes) -> None:
     with pytest.raises(ValueError, match="no health log"):
         parse_log(page)
 
@@ -218,15 +218,15 @@ def test_a_log_that_is_none(page: bytes) -> None:
         (FileNotFoundError(2, "No such file"), "unsupported", "no /dev/nvme0n1 in this container"),
     ],
 )
-def test_a_disk_that_gives_no_log(tmp_path: Path, healthy: Seen, raised: OSError, status: str, reason: str) -> None:
+def test_a_disk_that_gives_no_log(tmp_path: Path, healthy: Readings, raised: OSError, status: str, reason: str) -> None:
     def read(path: Path) -> bytes:
         if path.name == "nvme0n1":
             raise raised
         return log()
 
-    seen = changed(healthy, readings(host.tree(tmp_path), read_log=read))
-    assert set(seen) == {name for name in healthy if name.startswith(NVME) and name.endswith("nvme0n1")}
-    assert set(seen.values()) == {Absent(status=status, reason=reason)}
+    observed = changed(healthy, readings(host.tree(tmp_path), read_log=read))
+    assert set(observed) == {name for name in healthy if name.startswith(NVME) and name.endswith("nvme0n1")}
+    assert set(observed.values()) == {Absent(status=status, reason=reason)}
 
 
 def test_a_disk_that_does_not_answer_costs_its_own_log_only(tmp_path: Path) -> None:
@@ -238,14 +238,14 @@ def test_a_disk_that_does_not_answer_costs_its_own_log_only(tmp_path: Path) -> N
         return log()
 
     began = time.monotonic()
-    told = list(health_families(tmp_path, ["nvme0n1", "nvme1n1", "nvme2n1"], read, deadline_s=0.2))
+    reported = list(health_families(tmp_path, ["nvme0n1", "nvme1n1", "nvme2n1"], read, deadline_s=0.2))
     assert time.monotonic() - began < 2
     gate.set()
     late = Absent(status="error", reason="no answer within 0.2 s")
-    assert [value for _, value in told[0].readings] == [late, late, 0]
+    assert [value for _, value in reported[0].readings] == [late, late, 0]
 
 
-def test_what_is_no_nvme_disk_refuses_the_command(tmp_path: Path) -> None:
+def test_file_that_is_not_an_nvme_disk_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "nvme0n1").write_bytes(log())
     with pytest.raises(OSError, match="Inappropriate ioctl"):
         read_smart_log(tmp_path / "nvme0n1")
@@ -254,9 +254,9 @@ def test_what_is_no_nvme_disk_refuses_the_command(tmp_path: Path) -> None:
 # ---- mounts ----
 
 
-def test_every_local_file_system_stands_once() -> None:
-    found = local_mounts(parse_mounts(host.FILES["proc/self/mountinfo"]))
-    assert [(mount.target, mount.kind, mount.source) for mount in found] == [
+def test_each_local_file_system_is_listed_once() -> None:
+    result = local_mounts(parse_mounts(host.FILES["proc/self/mountinfo"]))
+    assert [(mount.target, mount.kind, mount.source) for mount in result] == [
         ("/", "ext4", "/dev/md0"),
         ("/scratch data", "xfs", "/dev/nvme2n1"),
     ]
@@ -268,8 +268,8 @@ def test_single_files_of_a_container_are_no_file_systems(tmp_path: Path) -> None
         "proc/self/mountinfo": "1 0 0:50 / / rw - overlay overlay rw\n"
         "2 1 259:2 /docker/hosts /etc/hosts rw - ext4 /dev/nvme0n1p2 rw\n",
     }
-    seen = readings(host.tree(tmp_path, files=files))
-    assert [name for name in seen if name.startswith("storage.mount.size")] == ["storage.mount.size mount=_"]
+    observed = readings(host.tree(tmp_path, files=files))
+    assert [name for name in observed if name.startswith("storage.mount.size")] == ["storage.mount.size mount=_"]
 
 
 @pytest.mark.parametrize(
@@ -282,11 +282,11 @@ def test_single_files_of_a_container_are_no_file_systems(tmp_path: Path) -> None
         ("1 0 8:1 / / rw - ext4 /dev/sda1 rw\n2 1 8:1 / / rw - ext4 /dev/sda1 ro\n", True),
     ],
 )
-def test_where_a_host_keeps_its_state(lines: str, read_only: bool) -> None:
+def test_read_only_state_directory(lines: str, read_only: bool) -> None:
     assert is_read_only(parse_mounts(lines), "/var") is read_only
 
 
 @pytest.mark.parametrize("text", ["nonsense\n", "1 0 8:1 / / rw ext4 /dev/sda1 rw\n"])
-def test_what_is_no_mount(text: str) -> None:
+def test_invalid_mountinfo_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="not a line of mountinfo"):
         parse_mounts(text)

@@ -26,7 +26,7 @@ from typing import Any
 import pytest
 
 from fleet.watch import exporters, findings
-from fleet.watch.lines import Beats, changes
+from fleet.watch.lines import HeartbeatLines, changes
 from fleet.watch.progress import DONE, FAILED, LEFT, RUNNING, UNKNOWN, UNREACHABLE, WAITING
 from fleet.watch.screen import render
 from fleet.watch.tail import Tail
@@ -140,7 +140,7 @@ def test_hosts_go_from_stage_to_stage(run: Run) -> None:
     assert states(view, "benchmark") == {"h1": DONE, "h2": RUNNING, "h3": RUNNING}
     assert states(view, "gang") == dict.fromkeys(run.names, WAITING)
     assert (view.task, view.pending, view.answered) == (WAIT, ("h2", "h3"), 1)
-    left = {host.name: host.left_s for host in view.hosts}
+    left = {host.name: host.remaining_s for host in view.hosts}
     assert left["h1"] is None
     waits = run.plan.stage("benchmark").deadline_s - 300
     assert left["h2"] == pytest.approx(waits, abs=5)
@@ -191,7 +191,7 @@ def test_what_ran_when_the_playbook_was_killed_is_unknown_until_it_is_resumed(ru
         gone.kill()
     run.prepared()
     view = run.look()
-    assert (view.carried, view.over, view.task) == (False, True, "")
+    assert (view.is_running, view.over, view.task) == (False, True, "")
     assert states(view, "benchmark") == dict.fromkeys(run.names, UNKNOWN)
     assert states(view, "inspect") == dict.fromkeys(run.names, DONE)
     run.hold().prepared()
@@ -388,11 +388,11 @@ def test_progress_and_time_left_come_from_the_host(run: Run) -> None:
         view = run.look(asking=True)
     first, second, third = view.hosts
     assert first.cells["benchmark"].progress == 0.61
-    assert first.left_s == pytest.approx(130, abs=3)  # by its own clock, which need not be ours
-    assert (first.doing, second.doing) == ("stress", "")
+    assert first.remaining_s == pytest.approx(130, abs=3)  # by its own clock, which need not be ours
+    assert (first.benchmark, second.benchmark) == ("stress", "")
     assert second.cells["benchmark"].progress is None
     assert third.cells["benchmark"].progress is None
-    note = next(note for note in view.notes if note.startswith("how far the stage is cannot be told"))
+    note = next(note for note in view.notes if note.startswith("progress unknown"))
     assert "1 more host" in note
     assert "61 %" in "\n".join(render(view, 120))
 
@@ -458,10 +458,10 @@ def test_wide_screen_tells_everything(run: Run) -> None:
     run.befell("h2", FAILED, "deadline of 600 s")
     text = [re.sub(r"  +", "  ", line) for line in render(run.look(), 200)]
     assert text[0].startswith("r1 · r1 · standard")
-    assert text[1].startswith("carried out by alice on control1")
-    assert re.fullmatch(r"now: benchmark : Run the benchmarks, for 5 min( \d+ s)?, still at it: h3", text[2])
+    assert text[1].startswith("running: alice on control1")
+    assert re.fullmatch(r"now: benchmark : Run the benchmarks, for 5 min( \d+ s)?, waiting for: h3", text[2])
     assert "benchmark  1 failed  1 running  1 done" in text
-    assert "host  prepare  inspect  benchmark  gang  heard  time left  what" in text
+    assert "host  prepare  inspect  benchmark  gang  last seen  time left  what" in text
     assert f"h2  done  done  failed  left  5 min  deadline of 600 s (at {WAIT})" in text
 
 
@@ -483,14 +483,16 @@ def test_nothing_that_a_host_says_steers_the_terminal(text: str, run: Run) -> No
     run.tell(FAILED, host="h2")
     run.befell("h2", FAILED, text)
     view = run.look()
-    view = replace(view, hosts=tuple(replace(host, failed=(text,), doing=text) for host in view.hosts), notes=(text,))
+    view = replace(
+        view, hosts=tuple(replace(host, failed=(text,), benchmark=text) for host in view.hosts), notes=(text,)
+    )
     view = replace(view, judged=view.at, task=text, summary=())
     for columns in (40, 200):
         coloured = render(view, columns, 40, colour=True)
         harmless([ESCAPE.sub("", line) for line in coloured])
         assert max(width(ESCAPE.sub("", line)) for line in coloured) <= columns
         assert len(coloured) <= 40
-    harmless([*changes(old, view), *Beats(1).hear(replace(view, pending=("h1",)))])
+    harmless([*changes(old, view), *HeartbeatLines(1).hear(replace(view, pending=("h1",)))])
 
 
 def harmless(lines: list[str]) -> None:
@@ -550,13 +552,13 @@ def test_log_tells_changes_and_nothing_twice(run: Run) -> None:
 
 def test_waiting_is_told_at_its_begin_then_when_something_moved_then_rarely(run: Run) -> None:
     view = run.prepared().look()
-    begun, beats = view.task_since or 0.0, Beats(30)
+    begun, beats = view.task_since or 0.0, HeartbeatLines(30)
 
     def hear(after: float, share: float | None, pending: tuple[str, ...] = ("h1", "h2", "h3")) -> list[str]:
         hosts = tuple(
             replace(
                 host,
-                left_s=600 - after,
+                remaining_s=600 - after,
                 cells={**host.cells, "benchmark": replace(host.cells["benchmark"], progress=share)},
             )
             for host in view.hosts
@@ -566,7 +568,7 @@ def test_waiting_is_told_at_its_begin_then_when_something_moved_then_rarely(run:
 
     minutes = duration(run.plan.stage("benchmark").deadline_s)
     assert hear(1, 0.0) == []
-    assert hear(3, 0.0) == [f"benchmark: h1, h2, h3 measure now, for at most {minutes} each"]
+    assert hear(3, 0.0) == [f"benchmark: h1, h2, h3 are measuring, for at most {minutes} each"]
     assert hear(20, 0.1) == []
     assert hear(40, 0.2) == ["benchmark: 0 of 3 hosts done, h1 20 %, h2 20 %, h3 20 %, at most 9 min 20 s left"]
     assert hear(60, 0.3) == []
@@ -581,8 +583,8 @@ def test_task_that_takes_long_is_told_with_who_is_still_at_it(run: Run) -> None:
     run.prepared().task("agent : Install what the agent needs", ok=False).tell("ok", host="h1")
     view = run.look()
     later = replace(view, at=(view.task_since or 0.0) + 45)
-    assert [line[9:] for line in Beats(30).hear(later)] == [
-        "agent : Install what the agent needs: 1 of 3 hosts done, h2, h3 still at it for 45 s"
+    assert [line[9:] for line in HeartbeatLines(30).hear(later)] == [
+        "agent : Install what the agent needs: 1 of 3 hosts done, h2, h3 still running for 45 s"
     ]
 
 
@@ -593,7 +595,7 @@ def test_json_is_one_document_that_programs_can_read(run: Run, capsys: pytest.Ca
     run.prepared()
     assert rackproof.main(["watch", str(run.directory), "--once", "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == "rackproof.watch/1"
+    assert found["schema"] == "rackproof.watch/2"
     assert found["hosts"][0]["cells"]["benchmark"]["state"] == RUNNING
 
 
@@ -616,7 +618,7 @@ def test_log_ends_when_nobody_carries_out_the_run_any_more(run: Run) -> None:
         (run.directory / run_directory.LOCK).unlink()
         rest = process.stdout.read()
         assert process.wait(10) == 0
-    assert b"nobody carries out this run at the moment" in rest
+    assert b"the run is not running" in rest
     assert b"\x1b" not in rest
 
 

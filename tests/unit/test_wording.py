@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from fleet.integrations.notification import notice
+from fleet.integrations.notification import payload
 from fleet.report.html.page import render_html
 from fleet.report.junit import render_junit
 from fleet.report.markdown import render_markdown
 from fleet.report.prometheus import render_prometheus
-from fleet.report.rejudge import rejudged
+from fleet.report.rejudge import changed_verdicts
 from fleet.report.tables import devices, headline
 from fleet.report.tables.reasons import reasons
 from fleet.rma.parts import parts
@@ -102,7 +102,7 @@ def shown(report: FleetReport) -> dict[str, Any]:
         "manifest": bool(headline.manifest(report)),
         "unjudged": headline.unjudged(report),
         "reasons": [replace(item, text="", detail="", more=()) for item in reasons(report.verdicts)],
-        "devices": devices.table(report),
+        "devices": devices.device_figures(report),
         "parts": [(part.host, part.place, part.returned, len(part.findings)) for part in parts(report.verdicts)],
         "html": structure(render_html(report)),
         "junit": tags("".join(render_junit(report))),
@@ -123,7 +123,7 @@ def test_report_shows_the_same_in_other_words(report: FleetReport, seed: int) ->
 @pytest.mark.parametrize("seed", SEEDS)
 def test_judging_again_with_a_version_of_other_words_changes_nothing(report: FleetReport, seed: int) -> None:
     old = document(replace(reworded(report, Words(seed)), rackproof="0.9.0"))
-    assert rejudged(old, report) == ()
+    assert changed_verdicts(old, report) == ()
 
 
 def document(report: FleetReport) -> dict[str, Any]:
@@ -140,10 +140,10 @@ def test_notification_has_the_same_state_in_other_words(tmp_path: Path, seed: in
 
     made, plan = judged(tmp_path, change, rackproof_gang="none")
     words = Words(seed)
-    sent = notice(made, plan, link="", directory=tmp_path)
+    sent = payload(made, plan, link="", directory=tmp_path)
     for verdict in made["verdicts"]:
         verdict["reason"] = words(verdict["reason"])
-    again = notice(made, plan, link="", directory=tmp_path)
+    again = payload(made, plan, link="", directory=tmp_path)
     assert sent == again
     assert sent["state"] == ("busy" if in_use else "accepted")
 

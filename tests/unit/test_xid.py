@@ -1,4 +1,4 @@
-"""XIDs and SXids out of kernel logs: which lines count, how the log is read, and what the judge makes of a code."""
+"""XIDs and SXids in kernel logs: which lines count, how the log is read, and the verdict on each code."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def read(log: Path, *commands: Sequence[str], full_snapshot: bool = False) -> di
     return readings(XidCollector(log, full_snapshot, commands))
 
 
-def told(tmp_path: Path, *lines: str) -> Sequence[str]:
-    """A command that prints what a journal would."""
+def reported(tmp_path: Path, *lines: str) -> Sequence[str]:
+    """Return a command that prints these lines, as the journal does."""
     kept = tmp_path / "kept.txt"
     kept.write_text("\n".join(lines))
     return (sys.executable, "-c", f"print(open({str(kept)!r}).read())")
@@ -56,7 +56,7 @@ def test_the_time_of_a_line_is_read_in_every_form() -> None:
 
 
 @pytest.mark.parametrize(
-    ("line", "found"),
+    ("line", "result"),
     [
         (FALLEN, ("0000:5d:00.0", "79")),
         ("NVRM: Xid (PCI:0000:5D:00): 79, pid=1, GPU has fallen off the bus.", ("0000:5d:00.0", "79")),
@@ -74,18 +74,18 @@ def test_the_time_of_a_line_is_read_in_every_form() -> None:
         ("systemd[1]: Started Xid 79 watcher.", None),
         ("NVRM: Xid (PCI:0000:5d:00): , pid=1", None),
         ("NVRM: Xid (PCI:../../etc): 79, pid=1", None),
-        # A process may call itself what it likes.
+        # A process can choose any name.
         ("4,12,9,-;NVRM: Xid (PCI:0000:5d:00): 13, name=NVRM: Xid (PCI:0000:4c:00): 79, x", ("0000:5d:00.0", "13")),
         ("4,12,9,-;traps: NVRM: Xid (PCI:0000:4c:00): 79[8123] general protection fault", None),
         ("", None),
     ],
 )
-def test_the_lines_that_are_an_xid(line: str, found: tuple[str, str] | None) -> None:
-    assert parse_xid(message(line)) == found
+def test_the_lines_that_are_an_xid(line: str, result: tuple[str, str] | None) -> None:
+    assert parse_xid(message(line)) == result
 
 
 @pytest.mark.parametrize(
-    ("said", "found"),
+    ("said", "result"),
     [
         ("20034, Fatal, Link 30 LTSSM Fault Up", ("yes", "20034")),
         ("12028, Non-fatal, Link 32 egress non-posted PRIV error (First)", ("no", "12028")),
@@ -97,9 +97,9 @@ def test_the_lines_that_are_an_xid(line: str, found: tuple[str, str] | None) -> 
         ("xyz, Fatal error", None),
     ],
 )
-def test_an_sxid_counts_once_with_what_the_driver_calls_it(said: str, found: tuple[str, str] | None) -> None:
+def test_sxid_counts_once_with_its_severity(said: str, result: tuple[str, str] | None) -> None:
     line = f"[131453.740743] nvidia-nvswitch0: SXid (PCI:0000:C1:00.0): {said}"
-    assert parse_sxid(message(line)) == (found and ("0000:c1:00.0", *found))
+    assert parse_sxid(message(line)) == (result and ("0000:c1:00.0", *result))
 
 
 def test_addresses_are_spelt_as_sysfs_spells_them() -> None:
@@ -111,18 +111,18 @@ def test_addresses_are_spelt_as_sysfs_spells_them() -> None:
 
 
 def test_a_log_with_faults_is_counted_by_address_and_code() -> None:
-    found = read(LOGS / "faults.txt")
-    assert found["xid.last_seen"] == {"host": 93100.00009}
-    assert found["xid.count"] == {
+    result = read(LOGS / "faults.txt")
+    assert result["xid.last_seen"] == {"host": 93100.00009}
+    assert result["xid.count"] == {
         "pci=0000:4c:00.0,xid=48": 1,
         "pci=0000:4c:00.0,xid=63": 1,
         "pci=0000:4c:00.0,xid=94": 2,
         "pci=0000:5d:00.0,xid=79": 1,
     }
-    assert found["xid.message"] == {"pci=0000:5d:00.0,message=fallen_off_the_bus": 1}
-    assert found["sxid.last_seen"] == {"host": 94000.0}
-    assert found["sxid.count"] == {"pci=0000:07:00.0,fatal=no,sxid=12028": 1}
-    assert found["xid.log_complete"] == {"host": False}  # its first record is number 812
+    assert result["xid.message"] == {"pci=0000:5d:00.0,message=fallen_off_the_bus": 1}
+    assert result["sxid.last_seen"] == {"host": 94000.0}
+    assert result["sxid.count"] == {"pci=0000:07:00.0,fatal=no,sxid=12028": 1}
+    assert result["xid.log_complete"] == {"host": False}  # its first record is number 812
 
 
 def test_a_healthy_log_has_none() -> None:
@@ -134,27 +134,27 @@ def test_a_healthy_log_has_none() -> None:
 
 
 def test_three_lines_of_a_switch_are_one_error() -> None:
-    found = read(LOGS / "switch.txt")
-    assert found["sxid.count"] == {
+    result = read(LOGS / "switch.txt")
+    assert result["sxid.count"] == {
         "pci=0000:c1:00.0,fatal=yes,sxid=20034": 1,
         "pci=0000:c2:00.0,fatal=no,sxid=12021": 1,
         "pci=0000:c2:00.0,fatal=unsaid,sxid=10004": 1,
         "pci=0000:c4:00.0,fatal=no,sxid=22013": 1,
     }
-    assert found["sxid.last_seen"] == {"host": 94000.0002}
-    assert found["xid.log_complete"] == {"host": True}
+    assert result["sxid.last_seen"] == {"host": 94000.0002}
+    assert result["xid.log_complete"] == {"host": True}
 
 
-def test_of_nvlink_5_the_fatal_ones_are_counted_apart(tmp_path: Path) -> None:
+def test_fatal_nvlink_5_xids_are_counted_separately(tmp_path: Path) -> None:
     log = tmp_path / "kern.log"
     log.write_text(
         f"{BOOT}4,9,1,-;NVRM: Xid (PCI:0000:1b:00): 149, NETIR_BER_EVENT Nonfatal XC0 i0 Link 03 (0x00000013 0x0)\n"
         "4,10,2,-;NVRM: Xid (PCI:0000:1b:00): 149, NETIR_LINK_EVT Fatal XC0 i0 Link 00 (0x026001c6 0x0)\n"
         "4,11,3,-;NVRM: Xid (PCI:0000:1c:00): 31, pid=7, name=a Fatal flaw, MMU Fault\n"
     )
-    found = read(log)
-    assert found["xid.count"] == {"pci=0000:1b:00.0,xid=149": 2, "pci=0000:1c:00.0,xid=31": 1}
-    assert found["xid.fatal"] == {"pci=0000:1b:00.0,xid=149": 1}
+    result = read(log)
+    assert result["xid.count"] == {"pci=0000:1b:00.0,xid=149": 2, "pci=0000:1c:00.0,xid=31": 1}
+    assert result["xid.fatal"] == {"pci=0000:1b:00.0,xid=149": 1}
 
 
 @pytest.mark.parametrize("before", range(8100, 8200, 9))
@@ -170,7 +170,7 @@ def test_a_log_that_is_not_utf8_is_still_read(tmp_path: Path) -> None:
     assert read(log)["xid.last_seen"] == {"host": 91827.364554}
 
 
-def test_a_scrape_reads_on_and_what_was_counted_stays_counted(tmp_path: Path) -> None:
+def test_scrapes_accumulate_counts(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     os.mkfifo(log)
     writer = os.open(log, os.O_RDWR)
@@ -188,7 +188,7 @@ def test_a_scrape_reads_on_and_what_was_counted_stays_counted(tmp_path: Path) ->
 
 
 def kernel(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | OSError]) -> list[int]:
-    """A /dev/kmsg that answers so to each read; what is closed comes back."""
+    """Replace /dev/kmsg: each read gives the next of these answers. Return the closed descriptors."""
 
     def read(descriptor: int, size: int) -> bytes:
         assert (descriptor, size) == (99, 8192)
@@ -204,14 +204,12 @@ def kernel(monkeypatch: pytest.MonkeyPatch, answers: list[bytes | OSError]) -> l
 
 
 @pytest.mark.parametrize("full_snapshot", [False, True])
-def test_records_overwritten_before_they_were_read_are_passed_over_and_told(
-    monkeypatch: pytest.MonkeyPatch, full_snapshot: bool
-) -> None:
+def test_overwritten_records_make_the_log_incomplete(monkeypatch: pytest.MonkeyPatch, full_snapshot: bool) -> None:
     answers = [BOOT.encode(), FALLEN.encode(), BrokenPipeError(), FALLEN.encode(), BlockingIOError()]
     closed = kernel(monkeypatch, answers)
-    found = read(Path("/dev/kmsg"), full_snapshot=full_snapshot)
-    assert found["xid.count"] == {"pci=0000:5d:00.0,xid=79": 2}
-    assert found["xid.log_complete"] == {"host": False}
+    result = read(Path("/dev/kmsg"), full_snapshot=full_snapshot)
+    assert result["xid.count"] == {"pci=0000:5d:00.0,xid=79": 2}
+    assert result["xid.log_complete"] == {"host": False}
     assert closed == ([99] if full_snapshot else [])
 
 
@@ -234,8 +232,8 @@ def test_a_log_that_cannot_be_read_is_an_error_not_a_zero(tmp_path: Path, full_s
         (Path(os.devnull), "empty, without even the boot messages: not a kernel log"),
     ):
         absent = {"host": Absent(status="error", reason=f"{log}: {why}")}
-        found = {name: values for name, values in read(log, full_snapshot=full_snapshot).items() if values}
-        assert found == dict.fromkeys(("xid.last_seen", "xid.log_complete", "sxid.last_seen"), absent)
+        result = {name: values for name, values in read(log, full_snapshot=full_snapshot).items() if values}
+        assert result == dict.fromkeys(("xid.last_seen", "xid.log_complete", "sxid.last_seen"), absent)
 
 
 def test_a_refused_log_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -250,7 +248,7 @@ def test_a_refused_log_is_an_error_with_the_remedy(monkeypatch: pytest.MonkeyPat
     )
 
 
-# ---- what the journal kept ----
+# ---- the journal ----
 
 JOURNAL = (
     "[    0.000000] kernel: Linux version 6.8.0-45-generic",
@@ -260,12 +258,12 @@ JOURNAL = (
 )
 
 
-def test_a_snapshot_asks_the_journal_for_what_the_buffer_lost_and_counts_nothing_twice(tmp_path: Path) -> None:
+def test_snapshot_adds_lost_records_of_the_journal_once(tmp_path: Path) -> None:
     log = tmp_path / "kmsg"
     log.write_text(LATE + "4,7002,93000500000,-;NVRM: Xid (PCI:0000:4c:00): 48, pid=1\n")
-    found = read(log, told(tmp_path, *JOURNAL), full_snapshot=True)
-    assert found["xid.count"] == {"pci=0000:4c:00.0,xid=48": 1, "pci=0000:5d:00.0,xid=79": 1}
-    assert found["xid.log_complete"] == {"host": True}
+    result = read(log, reported(tmp_path, *JOURNAL), full_snapshot=True)
+    assert result["xid.count"] == {"pci=0000:4c:00.0,xid=48": 1, "pci=0000:5d:00.0,xid=79": 1}
+    assert result["xid.log_complete"] == {"host": True}
 
 
 def test_a_scrape_starts_no_process(tmp_path: Path) -> None:
@@ -282,16 +280,16 @@ def test_a_buffer_that_reaches_back_to_the_boot_is_enough(tmp_path: Path) -> Non
     assert not trace.exists()
 
 
-def test_where_the_buffer_is_refused_the_first_command_that_tells_anything_is_believed(tmp_path: Path) -> None:
+def test_first_command_with_output_replaces_a_refused_buffer(tmp_path: Path) -> None:
     none, fails = (sys.executable, "-c", ""), (sys.executable, "-c", "raise SystemExit('not permitted')")
-    commands = (("no-such-program",), none, fails, told(tmp_path, *JOURNAL[1:]))
-    found = read(tmp_path / "kmsg", *commands, full_snapshot=True)
-    assert found["xid.count"] == {"pci=0000:4c:00.0,xid=48": 1, "pci=0000:5d:00.0,xid=79": 1}
-    assert found["xid.last_seen"] == {"host": 93000.5}
-    assert found["xid.log_complete"] == {"host": False}
+    commands = (("no-such-program",), none, fails, reported(tmp_path, *JOURNAL[1:]))
+    result = read(tmp_path / "kmsg", *commands, full_snapshot=True)
+    assert result["xid.count"] == {"pci=0000:4c:00.0,xid=48": 1, "pci=0000:5d:00.0,xid=79": 1}
+    assert result["xid.last_seen"] == {"host": 93000.5}
+    assert result["xid.log_complete"] == {"host": False}
 
 
-def test_where_nothing_tells_the_log_the_error_says_what_was_tried(tmp_path: Path) -> None:
+def test_error_names_the_commands_that_were_tried(tmp_path: Path) -> None:
     (why,) = read(tmp_path / "kmsg", ("no-such-program",), ("true",), full_snapshot=True)["xid.last_seen"].values()
     assert isinstance(why, Absent)
     assert why.reason.endswith(
@@ -306,15 +304,15 @@ OURS = ("xid-", "sxid-")
 
 
 def judged(
-    counts: Mapping[str, object], *, seen: Sequence[float | str] = (0.0, 0.0), name: str = "xid.count"
+    counts: Mapping[str, object], *, observed: Sequence[float | str] = (0.0, 0.0), name: str = "xid.count"
 ) -> list[Verdict]:
-    """What is said of XIDs and SXids where both snapshots of h1 have these counts, and these times of the newest XID."""
+    """Return the verdicts on XIDs and SXids if both snapshots of h1 have these counts and times of the newest XID."""
     plan = builders.plan(profile="smoke")
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
     taken = tuple(
         replace(snapshot, metrics=(*filter(lambda metric: metric.name != "xid.last_seen", snapshot.metrics), *extra))
-        for snapshot, when in zip(first.snapshots, seen, strict=True)
+        for snapshot, when in zip(first.snapshots, observed, strict=True)
         for extra in [
             (
                 Metric(name=name, unit="1", values=counts),
@@ -329,12 +327,12 @@ def judged(
 
 
 def bad(verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
-    """Of what is no pass: criterion, verdict, scope and serial."""
+    """Return criterion, verdict, scope and serial of every verdict that is not a pass."""
     return [(item.criterion, item.verdict, item.scope, item.serial) for item in verdicts if item.verdict != PASS]
 
 
 def test_a_gpu_that_fell_off_the_bus_fails_by_its_serial_with_the_action_of_the_catalogue() -> None:
-    verdicts = judged({"pci=0000:01:00.0,xid=79": 1}, seen=(30.0, 30.0))
+    verdicts = judged({"pci=0000:01:00.0,xid=79": 1}, observed=(30.0, 30.0))
     assert bad(verdicts) == [("xid-79", FAIL, "gpu=1,xid=79", "h1-1")]
     (failed,) = (item for item in verdicts if item.verdict == FAIL)
     assert (failed.action, failed.value, failed.reason) == ("reboot", 1, "found 1, wanted = 0")
@@ -349,12 +347,12 @@ def test_a_gpu_that_the_record_does_not_know_fails_by_its_address() -> None:
     "code", ["13", "31", "43", "45", "63", "68", "92", "93", "94", "121", "137", "149", "154", "999"]
 )
 def test_a_code_from_before_the_run_that_needs_no_repair_is_no_fault(code: str) -> None:
-    assert bad(judged({f"pci=0000:01:00.0,xid={code}": 3}, seen=(30.0, 30.0))) == []
+    assert bad(judged({f"pci=0000:01:00.0,xid={code}": 3}, observed=(30.0, 30.0))) == []
 
 
 @pytest.mark.parametrize("code", ["13", "43", "63", "999"])
 def test_any_code_during_the_run_is(code: str) -> None:
-    verdicts = judged({f"pci=0000:01:00.0,xid={code}": 1}, seen=(0.0, 91827.4))
+    verdicts = judged({f"pci=0000:01:00.0,xid={code}": 1}, observed=(0.0, 91827.4))
     assert bad(verdicts) == [("xid-during-run", FAIL, "host", "")]
 
 
@@ -363,10 +361,10 @@ def test_a_log_without_errors_passes_because_it_was_read() -> None:
 
 
 @pytest.mark.parametrize(
-    "seen", [("error: refused", "error: refused"), (0.0, "error: refused"), ("error: refused", 0.0)]
+    "observed", [("error: refused", "error: refused"), (0.0, "error: refused"), ("error: refused", 0.0)]
 )
-def test_a_log_that_could_not_be_read_is_no_pass(seen: Sequence[float | str]) -> None:
-    assert bad(judged({}, seen=seen)) == [("xid-during-run", INCONCLUSIVE, "host", "")]
+def test_a_log_that_could_not_be_read_is_no_pass(observed: Sequence[float | str]) -> None:
+    assert bad(judged({}, observed=observed)) == [("xid-during-run", INCONCLUSIVE, "host", "")]
 
 
 def test_fatal_errors_of_nvlink_5_fail_and_others_do_not() -> None:
@@ -386,10 +384,10 @@ def test_fatal_errors_of_nvlink_5_fail_and_others_do_not() -> None:
         ("unsaid", "99999", ""),
     ],
 )
-def test_of_a_switch_what_is_fatal_fails(fatal: str, code: str, criterion: str) -> None:
-    place = f"pci=0000:c1:00.0,fatal={fatal},sxid={code}"
-    expected = [(criterion, FAIL, place, "")] if criterion else []
-    assert bad(judged({place: 2}, name="sxid.count")) == expected
+def test_fatal_switch_errors_fail(fatal: str, code: str, criterion: str) -> None:
+    location = f"pci=0000:c1:00.0,fatal={fatal},sxid={code}"
+    expected = [(criterion, FAIL, location, "")] if criterion else []
+    assert bad(judged({location: 2}, name="sxid.count")) == expected
 
 
 @pytest.mark.parametrize(
@@ -398,5 +396,5 @@ def test_of_a_switch_what_is_fatal_fails(fatal: str, code: str, criterion: str) 
 def test_each_code_is_judged_by_its_own_criterion_alone(item: Criterion) -> None:
     code = str(item.where["xid"])
     verdicts = judged({f"pci=0000:01:00.0,xid={code}": 1}, name=item.name)
-    assert [found[0] for found in bad(verdicts)] == [item.id]
+    assert [result[0] for result in bad(verdicts)] == [item.id]
     assert re.search(rf"\b{code}\b", item.source)

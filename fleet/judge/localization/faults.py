@@ -8,8 +8,8 @@ from fleet.judge.evidence import HostView
 from fleet.judge.localization.bisection import Conclusion
 from fleet.judge.localization.launches import EITHER, UNABLE, Attempt, conclusion, is_stuck
 from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect
-from schemas.probes import GANG
 from schemas.reports import FAIL, INCONCLUSIVE, Verdict, VerdictKind
+from schemas.stages import GANG
 
 CRITERION = "localise"
 STAGE = GANG

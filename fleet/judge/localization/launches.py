@@ -16,8 +16,9 @@ from fleet.judge.localization.bisection import Bisection, Conclusion, Outcome
 from fleet.judge.localization.matrix import HOST, LINK
 from schemas.catalogue import BENCHMARKS, DURATION
 from schemas.plans import Plan
-from schemas.probes import GANG, PROBE, TOGETHER
+from schemas.probes import TOGETHER
 from schemas.records import MEASURED, Culprit, Launch, Observation, Record
+from schemas.stages import GANG, PROBE
 
 FINISHED = "finished"
 UNABLE = "rank_unable"

@@ -14,6 +14,7 @@ from fleet.report.tables.distributions import SEVERITY, UNJUDGED, Distribution, 
 from fleet.report.titles import TITLES, title
 from schemas.records import Value
 from schemas.reports import FAIL, FleetReport
+from schemas.stages import BENCHMARK
 
 HEALTH = "Health"
 _MAX_WORST = 3
@@ -163,7 +164,7 @@ def _label(figure: Distribution) -> str:
 
 
 def _settings(figure: Distribution) -> str:
-    stage = figure.key.stage if figure.key.stage != "benchmark" else ""
+    stage = figure.key.stage if figure.key.stage != BENCHMARK else ""
     return ", ".join(text for text in (params_text(figure.key.params), stage) if text)
 
 

@@ -15,6 +15,7 @@ from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport, Verdict
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK
 
 FRAME = Frame(width=360.0, height=224.0, left=40.0, right=10.0, top=24.0, bottom=26.0)
 MANY_LINES = 12
@@ -163,7 +164,7 @@ def _label(group: RankGroup, members: int) -> str:
     scope = describe_scope(group.scope)
     if not group.host:
         return f"{scope} ({members} host{'s' if members != 1 else ''})"
-    plain = group.scope == "host" and group.stage == "benchmark"
+    plain = group.scope == "host" and group.stage == BENCHMARK
     return group.host if plain else f"{group.host}, {scope}, {group.stage}"
 
 

@@ -13,6 +13,7 @@ from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FleetReport
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK
 
 _KINDS = ("transport", "nvls", "channels")
 _MAX_NAMES = 6
@@ -65,7 +66,7 @@ def _by_user(report: FleetReport) -> dict[str, list[Observation]]:
     for host in report.hosts:
         for item in host.measurements:
             if item.name.startswith("collective."):
-                stage = "" if item.stage == "benchmark" else f", {item.stage}"
+                stage = "" if item.stage == BENCHMARK else f", {item.stage}"
                 user = describe_scope(item.scope) if _is_gang(item) else f"{host.name}{stage}"
                 users.setdefault(user, {})[(item.name, tuple(item.params.items()))] = item
     return {user: list(items.values()) for user, items in users.items()}

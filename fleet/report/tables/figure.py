@@ -11,6 +11,7 @@ from fleet.report.formatting import params_text
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Samples, Value
 from schemas.reports import FleetReport, HostReport, Verdict
+from schemas.stages import BENCHMARK
 
 MANY_HOSTS = 12
 """From this many hosts on, tables show the range over the fleet and list only hosts with findings."""
@@ -46,7 +47,7 @@ class FigureKey(NamedTuple):
     def label(self) -> str:
         """Return the settings in words, `host to device, alone`; with the stage if it is not `benchmark`."""
         text = params_text(self.params) or self.name.partition(".")[2].replace("_", " ")
-        return text if self.stage == "benchmark" else f"{text} ({self.stage})"
+        return text if self.stage == BENCHMARK else f"{text} ({self.stage})"
 
 
 @dataclass(frozen=True, kw_only=True)

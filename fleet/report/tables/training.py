@@ -12,6 +12,7 @@ from fleet.report.tables.figure import MANY_HOSTS
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK
 
 SYNTHETIC = "synthetic"
 _PREFIX = "training."
@@ -110,7 +111,7 @@ def _collect(report: FleetReport) -> tuple[dict[TrainingKey, dict[str, Observati
 
 def _trained_by(key: TrainingKey, members: int) -> str:
     if key.host:
-        return key.host if key.stage == "benchmark" else f"{key.host}, {key.stage}"
+        return key.host if key.stage == BENCHMARK else f"{key.host}, {key.stage}"
     return f"{describe_scope(key.scope)} ({members} host{'s' if members != 1 else ''})"
 
 

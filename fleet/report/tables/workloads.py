@@ -23,6 +23,7 @@ from fleet.report.titles import title
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, FleetReport
 from schemas.scopes import Scope
+from schemas.stages import BENCHMARK
 
 NAMES = ("fashion_mnist", "variants", "checkpoint", "model_parallel", "transformer", "overlap")
 _PREFIXES = tuple(f"{name}." for name in NAMES)
@@ -43,7 +44,7 @@ class RankGroup(NamedTuple):
         """Return the heading of the group's column."""
         if not self.host:
             return describe_scope(self.scope)
-        return self.host if self.stage == "benchmark" else f"{self.host}, {self.stage}"
+        return self.host if self.stage == BENCHMARK else f"{self.host}, {self.stage}"
 
 
 def workloads(report: FleetReport) -> Table | None:

@@ -35,11 +35,11 @@ TOO_NEW_FOR_R525 = (
     "nvmlDeviceGetC2cModeInfoV",
     "nvmlSystemGetConfComputeState",
 )
-"""Functions that we ask for and that a driver of the R525 branch does not have yet."""
+"""Functions that drivers of the R525 branch do not have."""
 
 
 def build(directory: Path, *, without: Iterable[str] = ()) -> Path:
-    """Puts the library into `directory`, and returns that; it is compiled once in a checkout.
+    """Put the library into `directory`, and return it; it is compiled once in a checkout.
 
     Args:
         directory: made where it is missing.
@@ -70,17 +70,17 @@ def _compile(library: Path, exports: str) -> None:
 
 
 def environment(library: Path, scenario: Path) -> dict[str, str]:
-    """What has to be added to a program's environment to have it find the library and its scenario."""
+    """Return the environment variables that select the library and its scenario."""
     return {"LD_LIBRARY_PATH": str(library.absolute()), "RACKPROOF_NVML_SCENARIO": str(scenario.absolute())}
 
 
 def scenario(name: str) -> Path:
-    """The scenario of that name under `scenarios/`."""
+    """Return the scenario of that name under `scenarios/`."""
     return SCENARIOS / f"{name}.conf"
 
 
 def write(path: Path, base: str, *lines: str | bytes) -> Path:
-    """A scenario of a test's own: that of the name `base`, and these lines over it. Replaces `path` in one step."""
+    """Write a scenario: `base`, overridden by these lines. Replaces `path` atomically."""
     temporary = path.with_name(f"{path.name}.new")
     added = [line.encode() if isinstance(line, str) else line for line in (f"include={scenario(base)}", *lines)]
     temporary.write_bytes(b"".join(line + b"\n" for line in added))
@@ -88,7 +88,7 @@ def write(path: Path, base: str, *lines: str | bytes) -> Path:
 
 
 def python(arguments: Iterable[str | Path], library: Path, scenario: Path) -> str:
-    """Runs Python with these arguments in the checkout, and returns what it printed."""
+    """Run Python with these arguments in the checkout, and return its output."""
     return subprocess.run(
         [sys.executable, *arguments],
         env={**os.environ, **environment(library, scenario)},
@@ -101,10 +101,10 @@ def python(arguments: Iterable[str | Path], library: Path, scenario: Path) -> st
 
 
 class Reader:
-    """A program that takes a snapshot with NVML alone whenever it is asked, while the scenario under it changes."""
+    """A program that takes NVML snapshots on request, while its scenario changes."""
 
     def __init__(self, library: Path, scenario: Path) -> None:
-        """Starts `take.py` with this library; `scenario` is a path that the reader may write to."""
+        """Start `take.py` with this library; the reader writes to `scenario`."""
         self._scenario = write(scenario, "healthy-h100x8")
         self._program = subprocess.Popen(
             [sys.executable, "-m", "tests.fakes.nvml.take"],
@@ -124,7 +124,7 @@ class Reader:
     def take(
         self, base: str, *lines: str | bytes, devices: Iterable[int] = (), full_snapshot: bool = True
     ) -> dict[str, Any]:
-        """The `snapshot`, and the `gpus` that it names, of the scenario `base` with these lines over it."""
+        """Return `snapshot` and `gpus` of the scenario `base`, overridden by these lines."""
         write(self._scenario, base, *lines)
         assert self._program.stdin
         assert self._program.stdout

@@ -1,4 +1,4 @@
-"""Takes a snapshot of NVML for each line on standard input, and prints it as a line of JSON.
+"""Take an NVML snapshot for each line on standard input, and print it as a line of JSON.
 
 A line is JSON: the NVML indices, and whether slow getters are read too. The collector and the library stay the same from line to
 line, as they do in the exporter.
@@ -10,18 +10,18 @@ import json
 import sys
 from functools import cache
 
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
 
 
 @cache
 def collector(full_snapshot: bool, *devices: int) -> NvmlCollector:
-    """One collector for each choice of devices; none chosen: all."""
+    """Return the collector of these devices; default: all."""
     return NvmlCollector(devices or None, full_snapshot)
 
 
 for line in sys.stdin:
     devices, full_snapshot = json.loads(line)
-    snapshot, gpus = take([collector(full_snapshot, *devices)], stage="preflight", phase="before")
+    snapshot, gpus = take_snapshot([collector(full_snapshot, *devices)], stage="preflight", phase="before")
     print(json.dumps({"snapshot": to_json(snapshot), "gpus": [to_json(gpu) for gpu in gpus]}), flush=True)

@@ -1,0 +1,91 @@
+"""Checks that a JSON schema cannot express: scopes have each label once, figures are plausible, columns have one length."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
+
+from schemas.records import Metric, Observation, Record, Value
+from schemas.scopes import Scope
+from schemas.timeline import Series, Soak
+
+COLLECTOR = "collector."
+"""Prefix of the metrics that report whether a collector worked; only snapshots have them."""
+LEAST, MOST = 1e-60, 1e60
+"""A measured value is 0 or its absolute value lies between these; sums and shares of others could be infinite."""
+MOST_IN_BUCKET, LONGEST_BUCKET_S = 1e9, 1e9
+
+
+def record_problem(record: Record) -> str:
+    """Return where and why a record cannot be ours although it matches its schema; an empty string if it can.
+
+    The metrics of its snapshots are checked by `metric_problem`.
+    """
+    observations = [*record.observations, *(item for launch in record.launches for item in launch.observations)]
+    return next(itertools.chain(_observation_problems(observations), _soak_problems(record.soak)), "")
+
+
+def metric_problem(metric: Metric) -> str:
+    """Return the same of one metric of a snapshot."""
+    if problem := _figure_problem(metric.values.values()):
+        return f"{metric.name}: {problem}"
+    return next(_scope_problems(metric.name, (*metric.values, *metric.absent)), "")
+
+
+def _observation_problems(observations: Sequence[Observation]) -> Iterator[str]:
+    # A host has thousands of observations and few different names and scopes.
+    for name in {item.name for item in observations}:
+        if name.startswith(COLLECTOR):
+            yield f"observations: {name}: only snapshots report collectors"
+    yield from _scope_problems("observations", {item.scope for item in observations})
+    samples = [item.samples for item in observations if item.samples]
+    values = [item.value for item in observations]
+    params = [value for item in observations for value in item.params.values()]
+    repeated = [value for each in samples for value in (each.min, each.p50, each.max, each.cv, each.precision)]
+    for where, figures in ("value", values), ("params", params), ("samples", repeated):
+        if problem := _figure_problem(figures):
+            yield f"observations: {where}: {problem}"
+
+
+def _figure_problem(figures: Iterable[Value]) -> str:
+    floats = [abs(figure) for figure in figures if type(figure) is float and figure]  # an int has 64 bits at most
+    if (least := min(floats, default=LEAST)) < LEAST:
+        return f"{least} is nearer to 0 than any measurement"
+    if (most := max(floats, default=MOST)) > MOST:
+        return f"{most} is farther from 0 than any measurement"
+    return ""
+
+
+def _scope_problems(where: str, scopes: Iterable[str]) -> Iterator[str]:
+    for scope in scopes:
+        if "," in scope and Scope.parse(scope).is_repeated:
+            yield _twice(where, scope)
+
+
+def _twice(where: str, scope: str) -> str:
+    return f"{where}: scope {scope} has the same label twice"
+
+
+def _soak_problems(soak: Soak | None) -> Iterator[str]:
+    if not soak:
+        return
+    if soak.timeline.bucket_s > LONGEST_BUCKET_S:
+        yield f"soak.timeline.bucket_s: {soak.timeline.bucket_s:g} s, more than the allowed {LONGEST_BUCKET_S:g} s"
+    for event in soak.timeline.events:
+        yield from _scope_problems(f"soak.timeline.events: {event.name}", (event.scope,))
+    for series in soak.timeline.series:
+        where = f"soak.timeline.series: {series.name}"
+        yield from _scope_problems(where, (series.scope,))
+        if problem := _column_problem(series):
+            yield f"{where} {series.scope}: {problem}"
+
+
+def _column_problem(series: Series) -> str:
+    lengths = [len(column) for column in (series.at, series.n, series.low, series.mean, series.high)]
+    if len(set(lengths)) > 1:
+        return f"at, n, low, mean and high have {', '.join(map(str, lengths))} entries, and all need the same number"
+    if any(later <= earlier for earlier, later in itertools.pairwise(series.at)):
+        return "its buckets (at) are not in order"
+    if max(series.n, default=0) > MOST_IN_BUCKET:
+        return f"n: {max(series.n)} figures in one bucket, more than the allowed {MOST_IN_BUCKET:g}"
+    return _figure_problem((*series.low, *series.mean, *series.high))
