@@ -49,7 +49,7 @@ def _cells(criterion: Criterion) -> Iterable[str]:
 
 
 def _meaning(criterion: Criterion) -> str:
-    helps = [reading.help for name, reading in READINGS.items() if criterion.speaks_of(name)]
+    helps = [reading.help for name, reading in READINGS.items() if criterion.matches_name(name)]
     benchmark = BENCHMARKS.get(criterion.name.split(".")[0])
     return _plain(helps[0] if helps else benchmark.summary if benchmark else "")
 
