@@ -132,7 +132,7 @@ class Named(Mapping[str, list[Observation]]):
         return found
 
     def _make(self, name: str) -> list[Observation]:
-        taken = [seen for snapshot, metric in self.metrics.get(name, ()) for seen in snapshot.told(metric)]
+        taken = [seen for snapshot, metric in self.metrics.get(name, ()) for seen in snapshot.observations_of(metric)]
         others = self._others.get(name, ())
         return [_placed(seen, self._places) for seen in (*taken, *others)]
 

@@ -26,7 +26,7 @@ TEXT = json.dumps(RECORD)
         ('{"a": NaN}', "NaN is not JSON"),
         ('{"a": -Infinity}', "-Infinity is not JSON"),
         ('{"a": 1e999}', "not finite"),
-        ('{"a": 1, "a": 2}', "'a' stands twice"),
+        ('{"a": 1, "a": 2}', "duplicate key 'a'"),
         ("[" * 20 + "]" * 20, "nested deeper"),
         ("[" * 100_000, "nested deeper"),
         ('{"a": ', "not JSON at offset 6 of 6"),
