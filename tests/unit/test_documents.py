@@ -44,7 +44,7 @@ def test_what_is_ambiguous_is_refused(text: Any, why: str) -> None:
 
 
 def test_what_is_too_large_is_refused() -> None:
-    with pytest.raises(documents.DocumentError, match="12 bytes, more than the 10"):
+    with pytest.raises(documents.DocumentError, match="12 bytes, more than the allowed 10"):
         documents.parse('{"a": "bcd"}', source="h1.json", max_bytes=10)
 
 
