@@ -20,7 +20,7 @@ INVENTORY ?= inventory/local/gpu.yml
 endif
 RUN_ID := $(shell date -u +%Y%m%dT%H%M%SZ)
 
-.PHONY: help screenshots acceptance demo golden test test-gpu test-image fuzz mutate lint lint-code lint-ansible collect-tests collection role-readmes dev clean count-gpus
+.PHONY: help screenshots acceptance demo golden test test-gpu test-image fuzz mutate lint lint-code lint-ansible collect-tests collection dev clean count-gpus
 
 help: ## Show the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:.*##/\t/' | expand -t 14
@@ -98,9 +98,10 @@ test: ## Everything that needs no GPU, with its gates
 	@$(MAKE) --no-print-directory --jobs 3 $(TOOLS) $(TORCHES) $(WHEELHOUSE) $(CRDS) lint-ansible lint-code collect-tests
 	$(BIN)/pytest --numprocesses 4 --dist loadfile --no-loadscope-reorder
 
-golden: $(STAMP) ## Write the catalogue of readings, docs/metrics.md, docs/checks.md and the alert rules from the code
+golden: $(STAMP) ## Write the catalogue of readings, docs/metrics.md, docs/checks.md, the alert rules and the role READMEs from the code
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/test_readings.py tests/unit/test_metrics_page.py
 	UPDATE_GOLDEN=1 $(BIN)/pytest -q -n 0 tests/unit/test_readings.py tests/unit/test_alerts.py # with the new catalogue
+	$(BIN)/python -m deploy.galaxy.role_readmes
 
 fuzz: $(STAMP) ## Break a run a million times (MUTATIONS, SEED): no crash, no wrong accept, no write outside
 	$(BIN)/python -m tests.fuzz --mutations $(or $(MUTATIONS),1000000) --seed $(or $(SEED),1)
@@ -122,9 +123,6 @@ screenshots: $(STAMP) ## Make the pictures of docs/images again
 
 collection: $(TOOLS) ## Build the Ansible collection, dist/rackproof-rackproof-VERSION.tar.gz
 	$(BIN)/ansible-galaxy collection build --force --output-path dist
-
-role-readmes: $(TOOLS) ## Generate roles/*/README.md from their metadata
-	$(BIN)/python -m deploy.galaxy.role_readmes
 
 clean: ## Remove what was built here
 	rm -rf $(VENV) build dist runs .lab

@@ -1,4 +1,4 @@
-"""Figures as people read them: from SI values to human units and as many digits as it takes."""
+"""Format SI values for people: human units, and as many digits as needed."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from schemas.records import Value
 
 NONE = "–"
 SIGNS: Mapping[str, str] = {"eq": "=", "ge": "≥", "le": "≤", "gt": ">", "lt": "<"}
-"""What a criterion's operators are written as."""
+"""Criterion operator -> sign."""
 
 _SCALES: Mapping[str, tuple[tuple[float, str], ...]] = {
     "B/s": ((1e8, "GB/s"), (1e5, "MB/s"), (1e2, "kB/s"), (0, "B/s")),
@@ -38,7 +38,7 @@ _PLAIN_UNITS = {"1": "", "Cel": "°C", "ratio": ""}
 
 
 def number(value: float, digits: int = 4) -> str:
-    """`value` to so many significant digits, without an exponent where it reads well, thousands apart from 10 000 on."""
+    """Format `value` with `digits` significant digits, without an exponent if possible, thousands separated from 10 000 on."""
     value = value or 0  # no sign
     whole = abs(value) >= 10 ** (digits - 1)
     apart = "," if abs(round(value)) >= 10_000 else ""
@@ -53,7 +53,7 @@ def number(value: float, digits: int = 4) -> str:
 
 
 def finite(value: Value) -> float | None:
-    """The value as a float, or None where it is no number, or one that a float cannot hold."""
+    """Return the value as a float, or None if it is not a number or too large for a float."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
@@ -64,7 +64,7 @@ def finite(value: Value) -> float | None:
 
 
 def scale(value: float, unit: str) -> tuple[float, str]:
-    """By what to divide values of that magnitude, and the unit they then have."""
+    """Return the divisor for values of that magnitude, and the resulting unit."""
     if unit == "B":
         return _binary(value)
     for least, name in _SCALES.get(unit, ()) if value else ():
@@ -75,7 +75,7 @@ def scale(value: float, unit: str) -> tuple[float, str]:
 
 def _binary(value: float) -> tuple[float, str]:
     if abs(value) < 1024**2 and value % 1024:
-        return 1.0, "B"  # 1500 B is no 1.465 KiB
+        return 1.0, "B"  # 1500 B, not 1.465 KiB
     for power, name in ((4, "TiB"), (3, "GiB"), (2, "MiB"), (1, "KiB")):
         if abs(value) >= 1024**power:
             return 1024.0**power, name
@@ -83,7 +83,7 @@ def _binary(value: float) -> tuple[float, str]:
 
 
 def quantity(value: Value, unit: str, digits: int = 4, like: float | None = None) -> str:
-    """A value and its unit as people say it: `364.8 GB/s`, `22.5 µs`, `1 GiB`, `yes`; in the unit of another (`like`)."""
+    """Format a value with its unit: `364.8 GB/s`, `22.5 µs`, `1 GiB`, `yes`; `like` is a value whose unit to use."""
     if value is None:
         return NONE
     if isinstance(value, bool):
@@ -100,13 +100,13 @@ def quantity(value: Value, unit: str, digits: int = 4, like: float | None = None
 
 
 def size(value: Value) -> str:
-    """A message or buffer size: `8 B`, `64 KiB`, `8 GiB`."""
+    """Format a message or buffer size: `8 B`, `64 KiB`, `8 GiB`."""
     return quantity(value, "B", 3) if isinstance(value, int | float) and not isinstance(value, bool) else str(value)
 
 
-@lru_cache(maxsize=4096, typed=True)  # most of what a fleet shows is a zero where a zero is wanted
+@lru_cache(maxsize=4096, typed=True)  # most verdicts of a fleet compare zero with zero
 def apart(value: Value, limit: Value, unit: str) -> tuple[str, str]:
-    """A value and what it is held against, in one unit, with as many digits as it takes to tell them apart."""
+    """Format a value and its limit in the same unit, with enough digits to distinguish them."""
     like = _larger(value, limit)
     found, wanted = quantity(value, unit, like=like), quantity(limit, unit, like=like)
     if found != wanted or value == limit:
@@ -116,14 +116,14 @@ def apart(value: Value, limit: Value, unit: str) -> tuple[str, str]:
 
 
 def digits_for(values: Collection[Value], unit: str, like: float | None = None) -> int:
-    """So many digits that values which differ read differently."""
+    """Return the digits needed so that different values read differently."""
     different = len({(isinstance(value, bool), value) for value in values})
     told = (4, 6, 9, 12, 17)
     return next((n for n in told if len({quantity(value, unit, n, like) for value in values}) >= different), told[-1])
 
 
 def _larger(value: Value, limit: Value) -> float | None:
-    """The larger of two numbers that read well in one unit; None where they do not."""
+    """Return the larger of two numbers that fit one unit, or None."""
     one, other = finite(value), finite(limit)
     if one is None or other is None:
         return None

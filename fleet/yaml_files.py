@@ -1,4 +1,4 @@
-"""YAML as strictly as JSON: no duplicate keys, no NaN, checked by a schema."""
+"""Read YAML as strictly as JSON: no duplicate keys, no NaN, checked against a schema."""
 
 from __future__ import annotations
 
@@ -11,23 +11,23 @@ from schemas import documents
 from schemas.errors import UsageError
 
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
-"""In C where PyYAML has it, which takes a tenth of the time."""
+"""The C loader if PyYAML has it: ten times as fast."""
 
 
 class _UniqueKeys(LOADER):  # type: ignore[misc,valid-type]
-    """SafeLoader takes the last of two equal keys without a word."""
+    """A loader that rejects duplicate keys; SafeLoader silently takes the last one."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         keys = [self.construct_object(key, deep=True) for key, _ in node.value]
         for index, key in enumerate(keys):
             if not isinstance(key, str):
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is no text", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} is not text", node.start_mark)
             if key in keys[:index]:
-                raise yaml.constructor.ConstructorError(None, None, f"the key {key!r} stands twice", node.start_mark)
+                raise yaml.constructor.ConstructorError(None, None, f"duplicate key {key!r}", node.start_mark)
         return dict(super().construct_mapping(node, deep))
 
 
-# A day is text, as in JSON: 2026-12-31 needs no quotes.
+# Dates stay text, as in JSON, so 2026-12-31 needs no quotes.
 _UniqueKeys.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in known if tag != "tag:yaml.org,2002:timestamp"]
     for first, known in _UniqueKeys.yaml_implicit_resolvers.items()
@@ -35,16 +35,16 @@ _UniqueKeys.yaml_implicit_resolvers = {
 
 
 def read_yaml(path: Path, schema: str) -> Any:
-    """The YAML document at `path`, checked against schemas/`schema`.schema.json.
+    """Return the YAML document at `path`, checked against schemas/`schema`.schema.json.
 
     Raises:
-        UsageError: unreadable, not YAML, ambiguous or not what the schema says; the message names file and place.
+        UsageError: unreadable, not YAML, ambiguous or invalid; the message names the file and the position.
     """
     try:
         document = yaml.load(path.read_text(encoding="utf-8"), Loader=_UniqueKeys)  # noqa: S506 - a SafeLoader
     except OSError as error:
-        raise UsageError(f"{path}: {error.strerror}") from error  # by which `rackproof` says what to do
-    # What is not what its tag says (`!!bool x`, `!!int ""`) PyYAML tells by whatever error it runs into.
+        raise UsageError(f"{path}: {error.strerror}") from error  # `rackproof` adds the remedy from the cause
+    # For a value that does not match its tag (`!!bool x`, `!!int ""`) PyYAML raises any of these.
     except (yaml.YAMLError, RecursionError, ValueError, LookupError, AttributeError, TypeError) as error:
         raise UsageError(f"{path}: not YAML: {' '.join(str(error).split())[:300]}") from None
     try:

@@ -20,6 +20,7 @@ from typing import Any
 
 import collectors
 from agent.launch import stage as stages
+from agent.launch.request import LaunchRequest
 from agent.placement.detect import detect_placement
 from agent.placement.rank_placement import TORCHRUN
 from agent.run import lease, readiness
@@ -116,7 +117,7 @@ def _run(options: argparse.Namespace) -> int:
     if not cpu and (note := machine.gpus.disagreement()):
         _say(f"note: {note}")
     if other := _other_lease(plan.run_id):
-        return _complain(f"this machine is held by {other.who()}: wait until it finishes", lease.HELD)
+        return _complain(f"this machine is held by {other.describe()}: wait until it finishes", lease.HELD)
     document = begin(options.run_dir, json.loads(json.dumps(to_json(plan))))
     if "study" in document:
         _study(options.run_dir, document)
@@ -212,7 +213,7 @@ def single_host_plan(options: argparse.Namespace, profile: Mapping[str, Any], ma
 
 def _other_lease(run_id: str) -> lease.Lease | None:
     try:
-        return lease.another(STATE, run_id)
+        return lease.held_by_other(STATE, run_id)
     except OSError:  # no permission to read it
         return None
 
@@ -221,15 +222,15 @@ def _measure(directory: Path, document: Mapping[str, Any]) -> None:
     """Take the snapshots and run the benchmarks under the supervisor, into the host's record; skip a finished stage."""
     plan = plan_from_json(document)
     host, planned = plan.hosts[0].name, plan.stage(BENCHMARK)
-    run = stages.take_up(directory / HOST_DIRECTORY, host, json.dumps(document))
-    record = stages.look(run, PREFLIGHT, once=True)
+    run = stages.start_run(directory / HOST_DIRECTORY, host, json.dumps(document))
+    record = stages.record_snapshot(run, PREFLIGHT, once=True)
     try:
-        if any(stages.made(launch, BENCHMARK, [host], 0) for launch in record.launches):
+        if stages.already_ran(record.launches, BENCHMARK, [host], 0):
             _say("the benchmarks already ran: nothing is measured twice")
             return
         count, kind = len(run.host.devices), "processes on CPUs" if plan.rehearsal else "GPUs"
         _say(f"run {plan.run_id}: {plan.profile} on {count} {kind} of {host}, at most {planned.deadline_s:g} s")
-        record = stages.measure(run, planned, [host])
+        record = stages.run_launch(run, LaunchRequest(stage=planned, members=(host,)))
         for launch in record.launches[-1:]:
             _say(f"stage {launch.stage}: {launch.outcome} {launch.reason}".rstrip())
     finally:
@@ -240,8 +241,8 @@ def _study(directory: Path, document: Mapping[str, Any]) -> None:
     """Measure the cells of a scaling study that one host can run, each under the supervisor and only once."""
     plan = plan_from_json(document)
     host, cells = plan.hosts[0].name, plan.study.cells if plan.study else ()
-    run = stages.take_up(directory / HOST_DIRECTORY, host, json.dumps(document))
-    stages.look(run, PREFLIGHT, once=True)
+    run = stages.start_run(directory / HOST_DIRECTORY, host, json.dumps(document))
+    stages.record_snapshot(run, PREFLIGHT, once=True)
     records = {gang: run.path(gang) for gang in ("", STUDIED)}
     while True:
         for gang, path in records.items():
@@ -256,8 +257,9 @@ def _study(directory: Path, document: Mapping[str, Any]) -> None:
                 f"{run.path(STUDIED)} has a cell {number} that is missing in {directory}: choose another --run-dir"
             )
         _say(f"cell {number} of {len(cells)}: {json.dumps(to_json(cells[number - 1]))}")
-        cell = run.of_cell(number)
-        record = stages.measure(cell, cell.plan.stage(CELL), [host], number)
+        cell = run.for_cell(number)
+        request = LaunchRequest(stage=cell.plan.stage(CELL), members=(host,), number=number)
+        record = stages.run_launch(cell, request)
         _say(f"cell {number}: {record.launches[-1].outcome} {record.launches[-1].reason}".rstrip())
 
 

@@ -9,6 +9,7 @@ import sys
 import traceback
 from pathlib import Path
 
+from rackproof.logs import configure_logging
 from rackproof.parser import Parser
 from schemas import VERSION, documents
 from schemas.errors import DEFECT, INTERRUPTED, TROUBLE, RackproofError, UsageError
@@ -54,7 +55,7 @@ Only the module of the requested verb is imported: each side has dependencies of
 """
 PACKAGES = ("agent", "collectors", "fleet", "rackproof", "schemas")
 EXTRAS = {
-    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec", "rich"),
+    "control": ("ansible", "jinja2", "jsonschema_rs", "msgspec"),
     "bench": ("numpy", "torch", "torchvision"),
     "parquet": ("pyarrow",),
 }
@@ -103,6 +104,7 @@ def _main(arguments: list[str] | None) -> int:
     if "call" not in options:
         parser.print_help()
         return UsageError.exit_code
+    configure_logging()
     try:
         return int(options.call(options))
     except Exception as error:  # noqa: BLE001 - Python's own exit code for a traceback, 1, would read as `rejected`

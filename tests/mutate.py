@@ -90,8 +90,8 @@ ROOMS = {
     ),
     "supervisor": Room(
         targets=(
-            "agent/launch/supervise.py", "agent/gang/heartbeat.py",
-            "agent/gang/monitor.py", "agent/gang/culprit.py", "agent/gang/peer_channel.py",
+            "agent/launch/supervise.py", "agent/gang/heartbeat.py", "agent/gang/heartbeat_receiver.py",
+            "agent/gang/monitor.py", "agent/gang/culprit.py", "agent/gang/peer_channel.py", "agent/gang/transport.py",
             "agent/launch/guard.py", "agent/sampling/snapshot_sampler.py",
             "agent/launch/process_tree.py", "agent/run/work_directory.py",
         ),

@@ -6,7 +6,7 @@ import argparse
 
 from agent.cli.common import fail, run_options
 from agent.cli.stages import run_stage, start_run
-from agent.launch import options as run_settings
+from agent.launch import options as launch_options
 from agent.placement.rank_placement import PlacementError
 from agent.run import lease
 from schemas.errors import HeldError
@@ -17,7 +17,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add bench to the command."""
     parser = verbs.add_parser(
         "bench",
-        parents=[run_options(), run_settings.without_ansible()],
+        parents=[run_options(), launch_options.standalone_options()],
         help="run the plan's benchmarks on this host alone",
         epilog="example: rackproof bench --run-dir /var/lib/rackproof/runs/r1 --host r12-h01",
     )
@@ -26,9 +26,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _bench(options: argparse.Namespace) -> int:
     try:
-        start_run(options)
+        run = start_run(options)
     except PlacementError as error:
         return fail(str(error))
     except HeldError as held:
         return fail(str(held), lease.HELD)
-    return run_settings.delivered(options, run_stage(options, BENCHMARK, [options.host]))
+    return run_stage(options, run, BENCHMARK, [run.host.name])

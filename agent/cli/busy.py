@@ -12,10 +12,10 @@ from pathlib import Path
 
 import collectors
 from agent.cli.common import read_text_argument
-from agent.exporter.live import publish
+from agent.exporter.live import publish_idle
 from agent.run import lease
 from agent.run.record import HostRun
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import gpu_conflicts
 from schemas.catalogue import BENCHMARKS
 from schemas.records import SKIPPED, Observation
@@ -38,7 +38,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--plan", required=True, help="plan of the run; - reads it from standard input")
     parser.add_argument("--run-dir", type=Path, required=True, help="directory of the run on this host")
     parser.add_argument("--host", required=True, help="this host's name in the plan")
-    parser.add_argument("--claim", help="lock.json of the run on the control node: who runs it")
+    parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
     parser.add_argument(
         "--because", action="append", default=[], help="a reason from elsewhere, such as a scheduler's job"
     )
@@ -50,10 +50,10 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 def _busy(options: argparse.Namespace) -> int:
     run = HostRun.begin(options.run_dir, options.host, read_text_argument(options.plan))
     reasons = [*filter(None, options.because), *_gpu_users(run)]
-    claim = lease.given(options.claim, run.plan.run_id, options.run_dir)
-    other = lease.another(lease.state_of(options.run_dir), run.plan.run_id, claim)
+    claim = lease.load_claim(options.claim, run.plan.run_id, options.run_dir)
+    other = lease.held_by_other(lease.state_directory(options.run_dir), run.plan.run_id, claim)
     if other and not options.take_over:
-        reasons.append(f"held by {other.who()}")
+        reasons.append(f"held by {other.describe()}")
     if reasons:
         hidden = len(reasons) - MAX_REASONS
         record_skipped(run, "; ".join([*reasons[:MAX_REASONS], *([f"{hidden} more"] if hidden > 0 else [])]))
@@ -80,13 +80,13 @@ def record_skipped(run: HostRun, reason: str) -> None:
     taken = []
     if not has_snapshot:
         sources = collectors.build_collectors(devices, full_snapshot=True)
-        taken = [take(sources, stage=PREFLIGHT, phase="before")]
-    run.add(
+        taken = [take_snapshot(sources, stage=PREFLIGHT, phase="before")]
+    run.append(
         snapshots=[snapshot for snapshot, _ in taken],
         gpus=[gpu for _, gpus in taken for gpu in gpus],
         observations=[item for item in _skipped_observations(run, reason) if item.stage not in measured],
     )
-    publish(run)
+    publish_idle(run)
 
 
 def _skipped_observations(run: HostRun, reason: str) -> Iterator[Observation]:

@@ -17,9 +17,9 @@ from prometheus_client import CollectorRegistry, write_to_textfile
 
 import collectors
 from agent.cli.common import fail, print_progress
-from agent.exporter.exporter import NAMES, Source, registry, serve
+from agent.exporter.exporter import COMPATIBLE_NAMES, Source, registry, serve
 from agent.exporter.run_metrics import RunSource
-from agent.exporter.sampler import LONGEST_WINDOW_S, MOST_HZ, SAMPLE_HZ, WINDOW_S, Sampler
+from agent.exporter.sampler import MAX_HZ, MAX_WINDOW_S, SAMPLE_HZ, WINDOW_S, GpuSampler
 from agent.exporter.web import FRESH_S
 from agent.exporter.web_config import WebConfig, WebConfigError, read_web_config
 from agent.run import background, lease
@@ -43,7 +43,9 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--web-config", type=Path, metavar="FILE", help="TLS and users, as Prometheus' web.config.yml")
     parser.add_argument("--gpus", default="", help="comma-separated NVML indices of the GPUs to read (default: all)")
     parser.add_argument(
-        "--compat", choices=sorted(NAMES), help="add the metric names of another exporter: dcgm, for its dashboards"
+        "--compat",
+        choices=sorted(COMPATIBLE_NAMES),
+        help="add the metric names of another exporter: dcgm, for its dashboards",
     )
     parser.add_argument(
         "--state",
@@ -106,7 +108,7 @@ def _export(options: argparse.Namespace) -> int:
     sampling = bool(options.sample_hz)
     readers = collectors.build_collectors(gpus, keep_nvml_open=sampling)
     sources: list[Source] = [RunSource(options.state)]
-    sources += [Sampler(gpus, options.sample_hz, options.window)] if sampling else []
+    sources += [GpuSampler(gpus, options.sample_hz, options.window)] if sampling else []
     if options.textfile:
         metrics = registry(readers, options.compat, sources)
         return _write_textfile(metrics, options.textfile, options.every or WRITE_S, ended)
@@ -119,7 +121,7 @@ def _export(options: argparse.Namespace) -> int:
         background.notify_systemd()
         end_of_run = EndOfRun(options.state)
         while not ended.wait(FRESH_S):  # with a time-out: a signal just before a wait without one would not end it
-            if options.for_run and end_of_run.is_reached(time.monotonic() - server.asked):
+            if options.for_run and end_of_run.is_reached(time.monotonic() - server.last_request):
                 print_progress("run finished, no scrapes; exiting")
                 break
     return 0
@@ -134,7 +136,7 @@ class EndOfRun:
     def is_reached(self, idle_s: float) -> bool:
         """Return whether a run had the host, none has it any more (docs/resume.md), and there was no scrape for long enough."""
         try:
-            has_run = lease.another(self._state, "") is not None
+            has_run = lease.held_by_other(self._state, "") is not None
         except (OSError, documents.DocumentError):
             return False  # unknown
         self._had_run |= has_run
@@ -168,10 +170,10 @@ def _usage_problem(options: argparse.Namespace) -> str:
         return f"--textfile {options.textfile}: its directory does not exist; create it, or give node_exporter's own"
     if options.every is not None and not 1 <= options.every <= MAX_INTERVAL_S:
         return f"--every {options.every:g}: give 1 to {MAX_INTERVAL_S:g} seconds"
-    if options.sample_hz and not 1 <= options.sample_hz <= MOST_HZ:
-        return f"--sample-hz {options.sample_hz:g}: give 1 to {MOST_HZ:g}, or 0 for none"
-    if not 1 <= options.window <= LONGEST_WINDOW_S:
-        return f"--window {options.window:g}: give 1 to {LONGEST_WINDOW_S:g} seconds"
+    if options.sample_hz and not 1 <= options.sample_hz <= MAX_HZ:
+        return f"--sample-hz {options.sample_hz:g}: give 1 to {MAX_HZ:g}, or 0 for none"
+    if not 1 <= options.window <= MAX_WINDOW_S:
+        return f"--window {options.window:g}: give 1 to {MAX_WINDOW_S:g} seconds"
     return ""
 
 

@@ -27,7 +27,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("--run-dir", type=run_directory, help="add the snapshot to the record of this run")
     parser.add_argument("--host", help="this host's name in the plan; required with --run-dir")
     parser.add_argument("--plan", help="plan to start the run with; - reads it from standard input")
-    parser.add_argument("--claim", help="lock.json of the run on the control node: who runs it")
+    parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
     parser.add_argument(
         "--take-over", action="store_true", help="end another run that has this host, and take the host"
     )
@@ -51,12 +51,14 @@ def _inspect(options: argparse.Namespace) -> int:
     if options.plan:
         plan = read_text_argument(options.plan)
         try:
-            run = stages.take_up(options.run_dir, options.host, plan, claim=options.claim, take_over=options.take_over)
+            run = stages.start_run(
+                options.run_dir, options.host, plan, claim=options.claim, take_over=options.take_over
+            )
         except HeldError as held:
             return fail(str(held), lease.HELD)
     else:
         run = HostRun(options.run_dir, options.host)
-    record = stages.look(run, options.stage, once=bool(options.plan))
+    record = stages.record_snapshot(run, options.stage, once=bool(options.plan))
     print_record(record, as_json=options.json)
     return 0
 

@@ -7,11 +7,12 @@ import os
 
 from agent.cli.common import fail, print_progress, run_options
 from agent.cli.stages import run_stage, start_run
-from agent.launch import options as run_settings
+from agent.launch import options as launch_options
 from agent.placement.detect import detect_placement
 from agent.placement.membership import check_gpu_allocation, select_members, use_all_processors
 from agent.placement.rank_placement import LAUNCHERS, MPI, TORCHRUN, PlacementError, RankPlacement
 from agent.run import lease
+from agent.run.record import HostRun
 from schemas.errors import HeldError
 from schemas.stages import GANG, PROBE
 
@@ -20,7 +21,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add launch to the command."""
     parser = verbs.add_parser(
         "launch",
-        parents=[run_options(), run_settings.without_ansible()],
+        parents=[run_options(), launch_options.standalone_options()],
         help="run this host's part of a gang (the hosts of one multi-node launch)",
         epilog="examples: rackproof launch --run-dir /var/lib/rackproof/runs/r1 --host r12-h01 --members r12-h01,r12-h02; "
         "mpirun --map-by ppr:1:node rackproof launch --launcher mpi --plan plan.json --run-dir /var/tmp/rackproof/runs/r1. "
@@ -73,20 +74,20 @@ def _launch(options: argparse.Namespace) -> int:
         if placement and not placement.supervises:
             print_progress(f"rank {placement.rank}: nothing to do; local rank 0 supervises the ranks of this host")
             return 0
-        members = _join_gang(options, placement)
+        run = start_run(options, placement)
+        members = _select_members(options, run, placement)
     except PlacementError as error:
         return fail(str(error))
     except HeldError as held:
         return fail(str(held), lease.HELD)
-    return run_settings.delivered(options, run_stage(options, PROBE if options.probe else GANG, members))
+    return run_stage(options, run, PROBE if options.probe else GANG, members)
 
 
-def _join_gang(options: argparse.Namespace, placement: RankPlacement | None) -> list[str]:
-    """Start the run if it is not started; return the hosts that start together. Raises PlacementError, HeldError."""
-    plan = start_run(options, placement).plan
-    members = select_members(plan, plan.host(options.host), options.members, placement)
+def _select_members(options: argparse.Namespace, run: HostRun, placement: RankPlacement | None) -> list[str]:
+    """Return the hosts that start together, and prepare this process for its ranks. Raises PlacementError."""
+    members = select_members(run.plan, run.host, options.members, placement)
     if placement:
-        check_gpu_allocation(plan.host(options.host), os.environ)
+        check_gpu_allocation(run.host, os.environ)
         if placement.launcher == MPI and (note := use_all_processors()):
             print_progress(note)
     return members

@@ -19,8 +19,9 @@ from agent.cli.common import fail, print_progress
 from agent.cli.emit_record import emit_records
 from agent.gang.discovery import discover_members
 from agent.gang.protocol import Gang, GangError
-from agent.launch import options as run_settings
-from agent.launch.stage import left_out, not_started
+from agent.launch import options as launch_options
+from agent.launch.request import LaunchRequest
+from agent.launch.stage import record_not_started
 from agent.placement.membership import find_host, use_all_processors
 from agent.placement.rank_placement import PlacementError, without_placement
 from agent.run import lease
@@ -57,7 +58,7 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add run-host to the command."""
     parser = verbs.add_parser(
         "run-host",
-        parents=[run_settings.without_ansible()],
+        parents=[launch_options.standalone_options()],
         help="run this host's part of a planned run without a control node, and print the record to the log",
         epilog="example: rackproof run-host --plan /etc/rackproof/plan.json. Exit codes: 0 a record was printed, whatever the "
         "result; 2 not possible on this host; 64 wrong usage; 75 another run has this host; 143 terminated, and the record so "
@@ -95,16 +96,15 @@ def _run_host(options: argparse.Namespace) -> int:
     if not 0 < options.port <= 65532:
         return fail(f"--port {options.port}: give 1 to 65532; the three ports after it are used as well")
     try:
-        run_settings.check(options)
-        plan = run_settings.plan_of(options)
-        options.host = options.host or os.environ.get(HOST_VARIABLE) or find_host(plan, os.environ)
-        text = run_settings.text_of(options)
+        launch_options.check_options(options)
+        given = launch_options.read_plan(options)
+        options.host = options.host or os.environ.get(HOST_VARIABLE) or find_host(given.plan, os.environ)
     except PlacementError as error:
         return fail(str(error))
-    options.run_dir = (options.run_dir or STATE / lease.RUNS / plan.run_id).absolute()
+    options.run_dir = (options.run_dir or STATE / lease.RUNS / given.plan.run_id).absolute()
     if note := use_all_processors() if _environment().keys() < os.environ.keys() else "":
         print_progress(note)
-    return HostRunner(options, plan, text).run()
+    return HostRunner(options, given.plan, given.text).run()
 
 
 class HostRunner:
@@ -131,7 +131,7 @@ class HostRunner:
         except TerminationRequested:
             run = run or self._started_run()
             if not run or self._emit(run):
-                lease.release(lease.state_of(self._options.run_dir), self._plan.run_id)
+                lease.release(lease.state_directory(self._options.run_dir), self._plan.run_id)
                 print_progress("terminated before the first snapshot: there is no record")
             return 128 + signal.SIGTERM
 
@@ -161,7 +161,8 @@ class HostRunner:
             self._run_verb("launch", *arguments, *self._verb_options())
         else:
             print_progress(reason)
-            left_out(run, run.host.gang, not_started(GANG, list(expected), 1, stage.deadline_s, reason))
+            request = LaunchRequest(stage=stage, members=tuple(expected), number=1)
+            record_not_started(run, run.host.gang, request, reason)
 
     def _verb_options(self) -> list[str]:
         """Return the options of this command line that the verbs take too."""
@@ -195,9 +196,9 @@ class HostRunner:
     def _emit(self, run: HostRun) -> int:
         """Publish the records in the log and in --results."""
         _on_termination(signal.SIG_IGN)  # a record that is printed in part is rejected
-        run_settings.delivered(self._options, 0)
+        launch_options.publish_results(self._options, run)
         count = 1 if self._options.quiet else emit_records(run)
-        lease.release(lease.state_of(run.directory), self._plan.run_id)
+        lease.release(lease.state_directory(run.directory), self._plan.run_id)
         return 0 if count else NO_RECORD
 
 

@@ -6,16 +6,18 @@ import argparse
 import json
 import os
 import sys
+from functools import partial
 
 from agent.cli.common import fail, print_progress, run_options
 from agent.exporter.live import Span
-from agent.launch import options as run_settings
+from agent.launch import options as launch_options
 from agent.launch import stage as stages
+from agent.launch.request import LaunchRequest
 from agent.placement.membership import find_host
 from agent.placement.rank_placement import PlacementError
 from agent.run import background, lease
-from agent.soak.soak import FAILURE, NOT_WELL, carry_out, look
-from agent.soak.soak_run import SoakRun, told
+from agent.soak.soak import ENDED_EARLY, FAILURE, run_soak, wait_for_soak
+from agent.soak.soak_run import SoakRun, format_progress
 from schemas.errors import HeldError
 from schemas.plans import Stage
 from schemas.records import Record, to_json
@@ -43,8 +45,8 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
 
 def _soak(options: argparse.Namespace) -> int:
     try:
-        options.host = options.host or find_host(run_settings.plan_of(options), os.environ)
-        run = SoakRun(options.run_dir, options.host)
+        host = options.host or find_host(launch_options.read_plan(options).plan, os.environ)
+        run = SoakRun(options.run_dir, host)
     except PlacementError as error:
         return fail(str(error))
     except KeyError:
@@ -52,38 +54,41 @@ def _soak(options: argparse.Namespace) -> int:
     if run.state.ended_by == FAILURE:
         run.reopen()
     if run.state.ended:
-        print(told(run.state) + ("" if run.state.reason else "; it is not measured again"))
+        print(format_progress(run.state) + ("" if run.state.reason else "; it is not measured again"))
         if run.state.reason and options.looks:
-            lease.release(lease.state_of(options.run_dir), run.plan.run_id)
-            return NOT_WELL
+            lease.release(lease.state_directory(options.run_dir), run.plan.run_id)
+            return ENDED_EARLY
         return 0
     stage = run.plan.stage(SOAK)
     try:
         if options.detach or options.looks:
             return _run_in_background(options, run, stage)
-        with background.alone(options.run_dir, SOAK):
-            run = SoakRun(options.run_dir, options.host)  # another process may have continued it meanwhile
+        with background.exclusive_task(options.run_dir, SOAK):
+            run = SoakRun(options.run_dir, host)  # another process may have continued it meanwhile
             if not run.state.ended:
-                carry_out(
+                run_soak(
                     run,
-                    lambda number, span: _measure_round(options, run, stage, number, span),
-                    stages.readers(run, full_snapshot=False),
+                    partial(_run_round, run, options.interface),
+                    stages.host_collectors(run, full_snapshot=False),
                     print_progress,
                 )
     except HeldError as held:
         return fail(str(held), lease.HELD)
-    print(json.dumps(to_json(run.state)) if options.json else told(run.state))
+    print(json.dumps(to_json(run.state)) if options.json else format_progress(run.state))
     return 0
 
 
-def _measure_round(options: argparse.Namespace, run: SoakRun, stage: Stage, number: int, span: Span) -> Record:
-    lease.renew(options.run_dir, run.plan, SOAK)
-    return stages.measure(run, stage, [options.host], number, interface=options.interface, span=span)
+def _run_round(run: SoakRun, interface: str, number: int, span: Span) -> Record:
+    lease.renew(run.directory, run.plan, SOAK)
+    request = LaunchRequest(
+        stage=run.plan.stage(SOAK), members=(run.host.name,), number=number, interface=interface, span=span
+    )
+    return stages.run_launch(run, request)
 
 
 def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) -> int:
     """Start the soak in the background, or continue it; with --looks, wait and report its progress."""
-    arguments = [sys.argv[0], SOAK, f"--run-dir={options.run_dir}", f"--host={options.host}"]
+    arguments = [sys.argv[0], SOAK, f"--run-dir={options.run_dir}", f"--host={run.host.name}"]
     arguments += [f"--interface={options.interface}"] if options.interface else []
 
     def start() -> None:
@@ -94,11 +99,11 @@ def _run_in_background(options: argparse.Namespace, run: SoakRun, stage: Stage) 
     if not options.looks:
         start()
         return 0
-    line, code = look(options.run_dir, options.host, stage.longest_s / options.looks, start)
+    line, code = wait_for_soak(options.run_dir, run.host.name, stage.longest_s / options.looks, start)
     print(line)
-    state = lease.state_of(options.run_dir)
-    if taken := lease.another(state, run.plan.run_id):
-        print(f"this host was taken by {taken.who()}", file=sys.stderr)
-    elif code == NOT_WELL:  # the host leaves the run and is free for others
+    state = lease.state_directory(options.run_dir)
+    if taken := lease.held_by_other(state, run.plan.run_id):
+        print(f"this host was taken by {taken.describe()}", file=sys.stderr)
+    elif code == ENDED_EARLY:  # the host leaves the run and is free for others
         lease.release(state, run.plan.run_id)
     return code

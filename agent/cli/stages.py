@@ -10,8 +10,9 @@ from collections.abc import Sequence
 
 from agent.cli.common import fail
 from agent.cli.wait import wait_for_stage
-from agent.launch import options as run_settings
+from agent.launch import options as launch_options
 from agent.launch import stage as stages
+from agent.launch.request import LaunchRequest
 from agent.placement.membership import find_host
 from agent.placement.rank_placement import RankPlacement
 from agent.run import background, lease
@@ -23,67 +24,71 @@ from schemas.stages import BENCHMARK, CELL, GANG, PREFLIGHT, PROBE
 
 
 def start_run(options: argparse.Namespace, placement: RankPlacement | None = None) -> HostRun:
-    """Return the run, started here if there is a --plan; set `options.host` if it is not given.
+    """Return the run, started here if there is a --plan.
 
     Raises:
         PlacementError: the host is not in the plan, or a setting is wrong.
         HeldError: another run has this host.
     """
-    plan = run_settings.plan_of(options)
-    options.host = options.host or find_host(plan, os.environ, placement)
-    run_settings.check(options)
-    if options.plan:
-        run = stages.take_up(options.run_dir, options.host, run_settings.text_of(options))
-        stages.look(run, PREFLIGHT, once=True)
+    given = launch_options.read_plan(options)
+    host = options.host or find_host(given.plan, os.environ, placement)
+    launch_options.check_options(options)
+    if given.text:
+        run = stages.start_run(options.run_dir, host, given.text)
+        stages.record_snapshot(run, PREFLIGHT, once=True)
         return run
-    return HostRun(options.run_dir, options.host)
+    return HostRun(options.run_dir, host)
 
 
-def run_stage(options: argparse.Namespace, stage: str, members: Sequence[str]) -> int:
-    """Run a stage while no other process of this host does, and while no other run has the host; return the exit code."""
-    run = HostRun(options.run_dir, options.host)
+def run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
+    """Run a stage, publish the record, and return the exit code.
+
+    No other process of this host runs a stage at the same time, and no other run has the host.
+    """
+    task = BENCHMARK if stage == BENCHMARK else GANG
     try:
         if options.detach:
-            lease.renew(options.run_dir, run.plan)
-            code = _run_stage(options, stage, list(members))
-            return code if code or not options.wait else wait_for_stage(run, BENCHMARK if stage == BENCHMARK else GANG)
-        with background.alone(options.run_dir, BENCHMARK if stage == BENCHMARK else GANG):
-            lease.renew(options.run_dir, run.plan, stage)
-            return _run_stage(options, stage, list(members))
+            lease.renew(run.directory, run.plan)
+            code = _run_stage(options, run, stage, members)
+            return code if code or not options.wait else wait_for_stage(run, task)
+        with background.exclusive_task(run.directory, task):
+            lease.renew(run.directory, run.plan, stage)
+            code = _run_stage(options, run, stage, members)
     except HeldError as held:
         return fail(str(held), lease.HELD)
+    if code == 0:
+        launch_options.publish_results(options, run)
+    return code
 
 
-def _run_stage(options: argparse.Namespace, stage: str, members: list[str]) -> int:
-    run, number = HostRun(options.run_dir, options.host), getattr(options, "number", 0)
+def _run_stage(options: argparse.Namespace, run: HostRun, stage: str, members: Sequence[str]) -> int:
+    number = getattr(options, "number", 0)
     try:
         if run.plan.study:
-            run, stage = run.of_cell(number), CELL
+            run, stage = run.for_cell(number), CELL
         planned = probe(run.plan.stage(GANG)) if stage == PROBE else run.plan.stage(stage)
         for member in members:
             run.plan.host(member)
     except KeyError as error:
         return fail(f"{error.args[0]!r} is not in the plan of run {run.plan.run_id}")
     gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
-    earlier = [launch for launch in run.record(gang).launches if stages.made(launch, stage, members, number)]
-    if earlier:
-        print(f"stage {stage} was {earlier[-1].outcome} at {earlier[-1].began}; it is not measured again")
+    if earlier := stages.already_ran(run.record(gang).launches, stage, members, number):
+        print(f"stage {stage} was {earlier.outcome} at {earlier.began}; it is not measured again")
         return 0
     if options.detach:
         arguments = [argument for argument in sys.argv if argument not in ("--detach", "--wait")]
-        print(background.start(arguments, options.run_dir, GANG if gang else stage))
+        print(background.start(arguments, run.directory, GANG if gang else stage))
         return 0
-    record = stages.measure(
-        run,
-        planned,
-        members,
-        number,
+    request = LaunchRequest(
+        stage=planned,
+        members=tuple(members),
+        number=number,
         port=getattr(options, "port", 0),
-        closed=getattr(options, "admit", "") == "members",
+        members_only=getattr(options, "admit", "") == "members",
         interface=options.interface,
-        exported=run_settings.exported(options),
+        environment=launch_options.rank_environment(options),
     )
-    print_record(record, as_json=options.json)
+    print_record(stages.run_launch(run, request), as_json=options.json)
     return 0
 
 

@@ -21,20 +21,22 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     parser.add_argument("directory", type=Path, help="directory that was given to --detach")
     parser.add_argument("--run-dir", type=Path, help="release the host if this run has it and nothing measures there")
     parser.add_argument("--end", action="store_true", help="end what measures here for the run of --run-dir")
-    parser.add_argument("--claim", help="lock.json of the run on the control node: who asks")
+    parser.add_argument("--claim", help="lock.json of the run on the control node, which identifies the operator")
     parser.add_argument("--take-over", action="store_true", help="end whatever measures here, for any run")
     parser.set_defaults(call=_stop)
 
 
 def _stop(options: argparse.Namespace) -> int:
     state, run_id = options.directory.absolute().parent, options.run_dir.name if options.run_dir else ""
-    claim = lease.given(options.claim, run_id, options.directory) if options.claim else None
-    other = lease.another(state, run_id, claim)
+    claim = lease.load_claim(options.claim, run_id, options.directory) if options.claim else None
+    other = lease.held_by_other(state, run_id, claim)
     if other and not options.take_over:
-        return fail(f"this host is held by {other.who()}: wait for its end, or set rackproof_take_over", lease.HELD)
+        return fail(
+            f"this host is held by {other.describe()}: wait for its end, or set rackproof_take_over", lease.HELD
+        )
     if run_id or options.take_over:
         end = options.end or options.take_over
-        if message := lease.release(state, run_id, anyones=options.take_over, end=end):
+        if message := lease.release(state, run_id, any_run=options.take_over, end=end):
             print(message)
         if end:
             run_directories = [options.run_dir] if run_id else []
@@ -46,5 +48,5 @@ def _stop(options: argparse.Namespace) -> int:
 def _stop_background(run_directories: Sequence[Path]) -> None:
     """Stop background processes of these runs, including those that have not yet entered themselves in the lease."""
     for path in sorted(path for directory in run_directories for path in directory.glob("*.pid")):
-        if background.runs(path.parent, path.stem):
+        if background.is_running(path.parent, path.stem):
             print(background.stop(path.parent, path.stem))

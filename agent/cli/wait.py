@@ -7,7 +7,7 @@ import sys
 
 from agent.run import background, lease
 from agent.run.record import HostRun, run_directory
-from agent.soak.soak_run import told
+from agent.soak.soak_run import format_progress
 from schemas.stages import BENCHMARK, GANG, SOAK
 
 NOT_FINISHED = 3
@@ -37,14 +37,14 @@ def wait_for_stage(run: HostRun, stage: str) -> int:
     print(background.wait(run.directory, stage, run.plan.stage(stage).longest_s + AFTER_DEADLINE_S))
     if stage == SOAK:
         soak = run.record().soak
-        print(told(soak) if soak else "no soak was run")
+        print(format_progress(soak) if soak else "no soak was run")
         return 0 if soak and soak.ended and not soak.reason else NOT_FINISHED
     gang = run.host.gang if stage == GANG else ""
     launches = [launch for launch in run.record(gang).launches if gang or launch.stage == stage]
     finished = bool(launches) and launches[-1].outcome == "finished"
-    state = lease.state_of(run.directory)
-    if taken := lease.another(state, run.plan.run_id):
-        print(f"this host was taken by {taken.who()}", file=sys.stderr)
+    state = lease.state_directory(run.directory)
+    if taken := lease.held_by_other(state, run.plan.run_id):
+        print(f"this host was taken by {taken.describe()}", file=sys.stderr)
     elif not finished and stage == BENCHMARK:  # the host leaves the run and is free for others
         lease.release(state, run.plan.run_id)
     return 0 if finished else NOT_FINISHED

@@ -6,12 +6,12 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.base import Collector
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
-from fleet.judge.pack_selection import packs_for
+from fleet.judge.pack_selection import select_packs
 from schemas import VERSION
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Gpu, Record, Snapshot
@@ -60,14 +60,14 @@ def examine(
         gpu_count: GPUs that the host should have; None: as many as are on its PCI bus.
         wait_s: seconds between the two snapshots.
     """
-    first, _ = take(collectors, stage=STAGE, phase="before")
+    first, _ = take_snapshot(collectors, stage=STAGE, phase="before")
     sleep(wait_s)
-    second, gpus = take(collectors, stage=STAGE, phase="after")
+    second, gpus = take_snapshot(collectors, stage=STAGE, phase="after")
     plan = plan_of(host, _on_the_bus(second) if gpu_count is None else gpu_count, first.at)
     verdicts = list(_at_idle(judged(plan, (first, second), gpus, packs), packs))
     if gpu_count is None:
         verdicts.append(_not_said(host))
-    chosen, _ = packs_for(plan, plan.hosts[0], gpus, packs)
+    chosen, _ = select_packs(plan, plan.hosts[0], gpus, packs)
     return Diagnosis(
         host=host,
         gpus=gpus,

@@ -1,7 +1,8 @@
-"""The collectors' families -> /metrics, while a run goes on."""
+"""Export the families of the collectors to Prometheus."""
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from collections import Counter
@@ -18,50 +19,76 @@ from agent.exporter.web_config import WebConfig
 from agent.sampling.snapshot import Stuck, collect
 from collectors.base import IDENTITY, Absent, Collector, Family, Labels
 
-NAMES = {"dcgm": DcgmRenamer}
-"""Exporters whose names are given beside our own where asked for."""
+log = logging.getLogger(__name__)
+
+COMPATIBLE_NAMES = {"dcgm": DcgmRenamer}
+"""Exporters whose metric names can be added to our own."""
 SCRAPE_DEADLINE_S = 8.0
-"""Under Prometheus' default scrape time-out of 10 s."""
+"""Below Prometheus' default scrape timeout of 10 s."""
 
 
 class Source(Protocol):
-    """What is exported and is no collector's: the run that goes on, the samples."""
+    """A source of Prometheus families that is not a collector: the run, the samples."""
 
     name: str
 
     def collect(self) -> Iterable[Metric]:
-        """Its families now. What it raises is told as a collector that failed."""
+        """Return its families now. An exception is exported like that of a failed collector."""
         ...
 
 
 class Exporter:
-    """A prometheus_client collector over ours. A reading that cannot be had is left out, and counted as absent."""
+    """A prometheus_client collector that reads our collectors. A missing reading is left out and counted."""
 
     def __init__(
         self, collectors: Sequence[Collector], compat: str | None = None, sources: Sequence[Source] = ()
     ) -> None:
-        """`compat` adds the names of another exporter, one of NAMES."""
+        """`compat` adds the names of another exporter, one of COMPATIBLE_NAMES."""
         self._collectors, self._sources = collectors, sources
-        self._compat = NAMES[compat]() if compat else None
-        self._one_at_a_time = threading.Lock()
+        self._compat_name, self._compat = compat, COMPATIBLE_NAMES[compat]() if compat else None
+        self._lock = threading.Lock()
         self._stuck: Stuck = {}
         self._stuck_since: dict[str, float] = {}
         self._last_success: dict[str, float] = {}
+        self._failures: dict[str, str] = {}
 
     def collect(self) -> Iterator[Metric]:
         """Yield every family as Prometheus sees it, and how each collector performed."""
-        with self._one_at_a_time:
+        with self._lock:
             # The families of the sources are Prometheus families already; they are collected in the same way.
             every = [*self._collectors, *cast("Sequence[Any]", self._sources)]
             collected, outcome = collect(every, SCRAPE_DEADLINE_S, self._stuck)
+            families = [family for family in collected if isinstance(family, Family)]
+            renamed = self._rename(families, outcome)
+            self._log_changes(outcome)
             collector_metrics = self._collector_metrics(outcome)
-        families = [family for family in collected if isinstance(family, Family)]
         yield from metrics(families)
-        if self._compat:
-            yield from self._compat(families)
+        yield from renamed
         yield from (family for family in cast("list[Any]", collected) if isinstance(family, Metric))
         yield _absences(families)
         yield from collector_metrics
+
+    def _rename(self, families: Sequence[Family], outcome: dict[str, float | str]) -> list[Metric]:
+        """Return the families under the names of the other exporter. A failure costs these names only."""
+        if self._compat is None or self._compat_name is None:
+            return []
+        try:
+            return list(self._compat(families))
+        except Exception as error:
+            log.exception("the names of %s cannot be exported", self._compat_name)
+            outcome[self._compat_name] = f"{type(error).__name__}: {error}"
+            return []
+
+    def _log_changes(self, outcome: dict[str, float | str]) -> None:
+        """Log each collector that failed, failed for another reason, or recovered since the previous scrape."""
+        for name, result in outcome.items():
+            previous = self._failures.get(name, "")
+            reason = result if isinstance(result, str) else ""
+            if reason and reason != previous:
+                log.warning("collector %s failed: %s", name, reason)
+            elif previous and not reason:
+                log.info("collector %s recovered", name)
+            self._failures[name] = reason
 
     def _collector_metrics(self, outcome: dict[str, float | str]) -> list[Metric]:
         """Return how each collector performed: success, duration, time of the last success, time stuck."""
@@ -86,12 +113,12 @@ class Exporter:
 
 
 def _gauge(name: str) -> GaugeMetricFamily:
-    own = EVERY[name]
-    return GaugeMetricFamily(own.name, own.help, labels=own.labels)
+    spec = EVERY[name]
+    return GaugeMetricFamily(spec.name, spec.help, labels=spec.labels)
 
 
 def metrics(families: Iterable[Family]) -> Iterator[Metric]:
-    """Numbers as gauges and counters; texts as labels of one `_info` series a scope."""
+    """Yield numbers as gauges and counters, and texts as labels of one `_info` series per scope."""
     texts: dict[tuple[tuple[str, str], ...], dict[str, str]] = {}
     for family in families:
         numbers = []
@@ -103,10 +130,10 @@ def metrics(families: Iterable[Family]) -> Iterator[Metric]:
         if numbers:
             yield _metric(family, numbers)
     kinds: dict[str, InfoMetricFamily] = {}
-    for places, names in texts.items():
-        kind = PREFIX + ("_".join(key for key, _ in places if key not in IDENTITY) or "host")
+    for labels_of_scope, names in texts.items():
+        kind = PREFIX + ("_".join(key for key, _ in labels_of_scope if key not in IDENTITY) or "host")
         info = kinds.setdefault(kind, InfoMetricFamily(kind, "Identity"))
-        info.add_sample(f"{kind}_info", {**names, **dict(places)}, 1.0)
+        info.add_sample(f"{kind}_info", {**names, **dict(labels_of_scope)}, 1.0)
     yield from kinds.values()
 
 
@@ -120,7 +147,7 @@ def _metric(family: Family, numbers: Sequence[tuple[Labels, float]]) -> Metric:
 
 
 def _absences(families: Iterable[Family]) -> Metric:
-    """How many readings of each GPU, or of the host, could not be had: a series that only ends is easily overlooked."""
+    """Return how many readings of each GPU, or of the host, are missing: a series that merely ends is easily overlooked."""
     missing = Counter(
         (labels.get("gpu", ""), value.status)
         for family in families
@@ -128,18 +155,18 @@ def _absences(families: Iterable[Family]) -> Metric:
         if isinstance(value, Absent)
     )
     metric = _gauge("rackproof_readings_absent")
-    for place, count in sorted(missing.items()):
-        metric.add_metric(place, count)
+    for labels, count in sorted(missing.items()):
+        metric.add_metric(labels, count)
     return metric
 
 
 def registry(
     collectors: Sequence[Collector], compat: str | None = None, sources: Sequence[Source] = ()
 ) -> CollectorRegistry:
-    """What is served, or written: the collectors as Prometheus sees them."""
-    found = CollectorRegistry(auto_describe=False)
-    found.register(_Undescribed(Exporter(collectors, compat, sources)))
-    return found
+    """Return the registry that is served or written: the collectors as Prometheus sees them."""
+    result = CollectorRegistry(auto_describe=False)
+    result.register(_Undescribed(Exporter(collectors, compat, sources)))
+    return result
 
 
 def serve(
@@ -151,25 +178,25 @@ def serve(
     sources: Sequence[Source] = (),
     fresh_s: float = FRESH_S,
 ) -> Server:
-    """Serves /metrics in a thread of its own, what the exporter itself costs (`process_…`) among it.
+    """Serve /metrics in a thread of its own, with the exporter's own cost (`process_…`).
 
-    Whoever asks again within `fresh_s` seconds is given the same page.
+    A client that scrapes again within `fresh_s` seconds gets the same page.
 
     Raises:
-        OSError: the address cannot be listened on.
+        OSError: the server cannot listen on the address.
         WebConfigError: the certificates of `web` cannot be used.
     """
-    found = registry(collectors, compat, sources)
-    ProcessCollector(registry=found)  # not in a file for node_exporter, which has families of these names
-    return Server(found, address, port, web, fresh_s)
+    served = registry(collectors, compat, sources)
+    ProcessCollector(registry=served)  # not in a file for node_exporter, which has families with these names
+    return Server(served, address, port, web, fresh_s)
 
 
 class _Undescribed:
-    """Registering must not read the hardware, so nothing is described beforehand."""
+    """Describes nothing: registering a collector must not read the hardware."""
 
     def __init__(self, exporter: Exporter) -> None:
         self.collect = exporter.collect
 
     def describe(self) -> list[Metric]:
-        """Nothing."""
+        """Return nothing."""
         return []

@@ -1,7 +1,8 @@
-"""What a run on this host is at, for its exporter to tell: runs/live.json, beside the directories of the runs.
+"""Publish the progress of a run for the exporter: `runs/live.json`, beside the run directories.
 
-Those are private, and the exporter is an account of its own that reads and writes nothing. So whoever runs a stage writes here,
-every EVERY_S and in one step, what anybody may know: run, stages, the ranks' newest figures. No nonce, address or log is in it.
+The run directories are private, and the exporter has an account of its own that neither reads nor writes them. Therefore
+whoever runs a stage writes this file every PERIOD_S, in one step, with what anyone may see: the run, its stages, and the newest
+figures of the ranks. It contains no nonce, address or log.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ import re
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from agent.exporter.figures import Json, Results, fold
+from agent.exporter.figures import Json, RankFiles, newest_figures
 from agent.gang.rank_state import RankState
 from agent.run.record import HostRun
 from schemas import VERSION, documents
@@ -28,135 +29,157 @@ from schemas.timeline import Soak
 
 FILE, RUNS = "live.json", "runs"
 SCHEMA = "rackproof.live/1"
-EVERY_S, SILENT_S = 2.0, 30.0
-"""A stage of which nothing was written for SILENT_S has lost its supervisor."""
+PERIOD_S, SILENT_S = 2.0, 30.0
+"""A running stage whose file was not written for SILENT_S has lost its supervisor."""
 GRACE_S = 5.0
 PHASES = ("start", "join", "readiness check", "leave", "end", "failed")
-"""What a rank may be at beside the benchmarks."""
+"""Phases of a rank other than the benchmarks."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Span:
-    """Of a stage that goes round again and again: seconds since 1970, and the share that was done when this round began."""
+    """The time of a soak, in seconds since 1970, and the share of it that was done when the current round began."""
 
     began: float
     ends: float
-    """From when on no other round begins."""
+    """No other round begins after this."""
     deadline: float
     progress: float
 
-    def told(self, now: float, since: float) -> Json:
-        """What takes the place of the one round's; `since` is when that began."""
-        left = max(self.ends - since, 1.0)
-        done = self.progress + (1 - self.progress) * (now - since) / left
+    def fields(self, now: float, round_began: float) -> Json:
+        """Return the fields of the stage that describe the soak as a whole, in place of those of the round."""
+        remaining = max(self.ends - round_began, 1.0)
+        done = self.progress + (1 - self.progress) * (now - round_began) / remaining
         return {"began": self.began, "deadline": self.deadline, "progress": max(0.0, min(1.0, done))}
 
 
-class Live(threading.Thread):
-    """Tells while a stage runs. A thread of its own: a driver that blocks must not silence it, nor a slow disk anybody else."""
+class LivePublisher(threading.Thread):
+    """Publishes a stage while it runs: a context manager.
+
+    It has a thread of its own, so that neither a blocked driver stops the file nor a slow disk the supervisor. If the stage ends
+    with an exception the thread is not waited for: whoever sent SIGTERM waits only a few seconds.
+    """
 
     def __init__(
         self,
         run: HostRun,
+        states: Callable[[], Sequence[RankState]],
         *,
         stage: str,
         deadline_s: float,
         work: Path,
         ranks: Iterable[int],
-        states: Callable[[], Sequence[RankState]],
         span: Span | None = None,
     ) -> None:
-        """`work` is where the ranks of those numbers leave their results, `states` how they are at this moment, `span` that of
-        the soak that this is a round of."""
+        """Prepare the publisher.
+
+        Args:
+            run: the host's run.
+            states: returns the current state of each rank.
+            stage, deadline_s: of the launch.
+            work: where the ranks with these numbers leave their results.
+            ranks: numbers of the ranks of this host.
+            span: of the soak that the launch is a round of.
+        """
         super().__init__(name="live", daemon=True)
         self._run, self._stage, self._states = run, stage, states
         self._began, self._deadline_s, self._span = time.time(), deadline_s, span
-        self._results = [Results(work, rank) for rank in ranks]
-        self._owed = owed(run, stage)
+        self._files = [RankFiles(work, rank) for rank in ranks]
+        self._expected = expected_count(run, stage)
         self._ended = threading.Event()
+
+    def __enter__(self) -> LivePublisher:
         self.start()
+        return self
+
+    def __exit__(self, kind: object, *_: object) -> None:
+        self._ended.set()
+        if kind is None:
+            self.join(timeout=GRACE_S)
 
     def run(self) -> None:
         try:
-            told = None if place(self._run) is None else document(self._run)
-        except documents.DocumentError:  # is told by who cannot go on without
+            document = None if live_path(self._run) is None else build_document(self._run)
+        except documents.DocumentError:  # an invalid record is reported by the caller that needs it
             return
-        while told:
-            stage = next((each for each in told["stages"] if each["name"] == self._stage), None)
+        while document:
+            stage = next((each for each in document["stages"] if each["name"] == self._stage), None)
             if stage is None:
                 stage = {"name": self._stage}
-                told["stages"].append(stage)
+                document["stages"].append(stage)
             stage.pop("ended", None)
-            stage |= self._now()
-            _write(self._run, told)
-            if self._ended.wait(EVERY_S):
+            stage |= self._running_fields()
+            _write(self._run, document)
+            if self._ended.wait(PERIOD_S):
                 return
 
-    def _now(self) -> Json:
-        seen = [item for result in self._results for item in result.read()]
-        figures, left_out = fold(seen, [item for result in self._results for item in result.now()])
-        found = {
+    def _running_fields(self) -> Json:
+        observations = [item for files in self._files for item in files.observations()]
+        training = [item for files in self._files for item in files.training_progress()]
+        figures, left_out = newest_figures(observations, training)
+        fields: Json = {
             "state": "running",
             "began": self._began,
             "deadline": self._began + self._deadline_s,
-            "ranks": [_rank(state) for state in self._states() if state.ended_s is None],
+            "ranks": [_rank_fields(state) for state in self._states() if state.ended_s is None],
             "figures": figures,
             "left_out": left_out,
-        } | ({"progress": min(1.0, _made(seen) / self._owed)} if self._owed else {})
-        return found | (self._span.told(time.time(), self._began) if self._span else {})
-
-    def end(self) -> None:
-        """Tells no more."""
-        self._ended.set()
-
-    def stop(self, record: Record) -> None:
-        """The stage is over, as the record says."""
-        self.end()
-        self.join(timeout=GRACE_S)
-        with contextlib.suppress(documents.DocumentError):
-            _write(self._run, document(self._run, record))
+        }
+        if self._expected:
+            fields["progress"] = min(1.0, _count(observations) / self._expected)
+        return fields | (self._span.fields(time.time(), self._began) if self._span else {})
 
 
-def tell(run: HostRun) -> None:
-    """Tells how the run stands, by whoever carried out its stage."""
+def publish_record(run: HostRun, record: Record | None = None) -> None:
+    """Publish the run as its records describe it. `record`: one of them that the caller has already read."""
     with contextlib.suppress(documents.DocumentError):
-        _write(run, document(run))
+        _write(run, build_document(run, record))
 
 
-def publish(run: HostRun) -> None:
-    """Tells how the run stands while no stage of it runs; where one does, it is told by that one's supervisor."""
-    path = place(run)
+def publish_idle(run: HostRun) -> None:
+    """Publish the run unless a stage of it is running: the supervisor of that stage publishes it."""
+    path = live_path(run)
     if path is None:
         return
-    with contextlib.suppress(documents.DocumentError):  # a record that cannot be believed is told by who needs it
-        told = document(run)
-        with contextlib.suppress(documents.DocumentError):
-            there = documents.read(path, "live")
-            fresh = there["run"]["run_id"] == run.plan.run_id and 0 <= time.time() - there["written"] < SILENT_S
-            if fresh and any(stage["state"] == "running" for stage in there["stages"]):
-                return
-        _write(run, told)
+    with contextlib.suppress(documents.DocumentError):
+        published = documents.read(path, "live")
+        fresh = published["run"]["run_id"] == run.plan.run_id and 0 <= time.time() - published["written"] < SILENT_S
+        if fresh and any(stage["state"] == "running" for stage in published["stages"]):
+            return
+    publish_record(run)
 
 
-def place(run: HostRun) -> Path | None:
-    """Where the file lies; None for a run whose directory is not among others, which has no exporter."""
+def live_path(run: HostRun) -> Path | None:
+    """Return the path of the file; None for a run directory that is not under `runs`, which has no exporter."""
     return run.directory.parent / FILE if run.directory.absolute().parent.name == RUNS else None
 
 
-def _write(run: HostRun, told: Json) -> None:
-    path = place(run)
+def _write(run: HostRun, document: Json) -> None:
+    path = live_path(run)
     if path:
         with contextlib.suppress(OSError):
-            documents.write_text(path, json.dumps({**told, "written": time.time()}, allow_nan=False), durable=False)
+            documents.write_text(path, json.dumps({**document, "written": time.time()}, allow_nan=False), durable=False)
 
 
-def document(run: HostRun, record: Record | None = None) -> Json:
-    """What the records say: of each stage how it ended and what was measured in it."""
+def build_document(run: HostRun, record: Record | None = None) -> Json:
+    """Return the run as its records describe it: how each stage ended, and what was measured in it."""
     gangs = dict.fromkeys(["", *([run.host.gang] if run.host.gang else [])])
     records = [record if record and record.gang == gang else run.record(gang) for gang in gangs]
     launches = [launch for record in records for launch in record.launches]
-    seen = [item for record in records for item in record.observations]
+    observations = [item for record in records for item in record.observations]
     names = dict.fromkeys([stage.name for stage in run.plan.stages] + [launch.stage for launch in launches])
+    stages = [
+        _stage_fields(
+            name,
+            [launch for launch in launches if launch.stage == name],
+            [item for item in observations if item.stage == name],
+            expected_count(run, name),
+        )
+        for name in names
+    ]
+    if soak := records[0].soak:
+        for stage in stages:
+            stage |= _soak_fields(soak, run.plan.stage(SOAK).deadline_s) if stage["name"] == SOAK else {}
     return {
         "schema": SCHEMA,
         "run": {
@@ -169,37 +192,25 @@ def document(run: HostRun, record: Record | None = None) -> Json:
             "rackproof": VERSION,
             "began": _seconds(records[0].began),
         },
-        "stages": [
-            _stage(
-                name,
-                [launch for launch in launches if launch.stage == name],
-                [item for item in seen if item.stage == name],
-                owed(run, name),
-            )
-            | (_soaked(soak, run.plan.stage(SOAK).deadline_s) if name == SOAK and (soak := records[0].soak) else {})
-            for name in names
-        ],
+        "stages": stages,
     }
 
 
-def _soaked(soak: Soak, round_s: float) -> Json:
-    """What a soak tells of its stage, beyond the last of its rounds: it goes on until it is said to be over."""
-    began, share = _seconds(soak.began), min(1.0, soak.soaked_s / soak.planned_s)
-    common = {"began": began, "progress": share}
+def _soak_fields(soak: Soak, round_s: float) -> Json:
+    """Return the fields that describe a soak as a whole: it runs until its own end, not the end of its last round."""
+    fields: Json = {"began": _seconds(soak.began), "progress": min(1.0, soak.soaked_s / soak.planned_s)}
     if not soak.ended:
-        return common | {
-            "state": "running",
-            "deadline": time.time() + max(0.0, soak.planned_s - soak.soaked_s) + round_s,
-        }
+        deadline = time.time() + max(0.0, soak.planned_s - soak.soaked_s) + round_s
+        return fields | {"state": "running", "deadline": deadline}
     ended = _seconds(soak.ended)
-    return common | {"state": "failed" if soak.reason else "finished", "deadline": ended, "ended": ended}
+    return fields | {"state": "failed" if soak.reason else "finished", "deadline": ended, "ended": ended}
 
 
-def _stage(name: str, launches: Sequence[Launch], seen: Sequence[Observation], owes: int) -> Json:
+def _stage_fields(name: str, launches: Sequence[Launch], observations: Sequence[Observation], expected: int) -> Json:
     if not launches:
         return {"name": name, "state": "planned"}
-    last, observations = launches[-1], [to_json(item) for item in seen]
-    figures, left_out = fold(observations)
+    last, items = launches[-1], [to_json(item) for item in observations]
+    figures, left_out = newest_figures(items)
     began = _seconds(last.began)
     return {
         "name": name,
@@ -210,42 +221,46 @@ def _stage(name: str, launches: Sequence[Launch], seen: Sequence[Observation], o
         "ended": began + last.duration_s,
         "figures": figures,
         "left_out": left_out,
-    } | ({"progress": min(1.0, _made(observations) / owes)} if owes else {})
+    } | ({"progress": min(1.0, _count(items) / expected)} if expected else {})
 
 
-def _seconds(moment: str) -> float:
-    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+def _seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
 
 
-def owed(run: HostRun, stage: str) -> int:
-    """How many observations the ranks of this host owe in the stage; what the supervisor adds at its end is not among them."""
+def expected_count(run: HostRun, stage: str) -> int:
+    """Return how many observations the ranks of this host must make in the stage, without those that the supervisor adds."""
     return sum(
         len(run.plan.scopes_of(run.host, item))
         for item in run.plan.expected_of(run.host)
-        if item.stage == stage and not _sampled(item.name)
+        if item.stage == stage and not _is_sampled(item.name)
     )
 
 
-def _sampled(name: str) -> bool:
+def _is_sampled(name: str) -> bool:
+    """Return whether the supervisor makes the observation, from NVML samples."""
     benchmark = BENCHMARKS.get(name.split(".")[0])
     return benchmark is not None and any(output.sampled and output.makes(name) for output in benchmark.outputs)
 
 
-def _made(seen: Iterable[Json]) -> int:
-    return len({(item["name"], item["scope"], str(item.get("params"))) for item in seen if not _sampled(item["name"])})
+def _count(items: Iterable[Mapping[str, object]]) -> int:
+    """Return how many different observations the ranks have made."""
+    return len(
+        {(item["name"], item["scope"], str(item.get("params"))) for item in items if not _is_sampled(str(item["name"]))}
+    )
 
 
-def _rank(state: RankState) -> Json:
+def _rank_fields(state: RankState) -> Json:
     return {
         "rank": state.rank,
         "scope": state.scope,
-        "at": at(state.phase),
+        "at": phase_label(state.phase),
         "silent_s": round(state.silent_s, 3),
         "waiting_s": round(state.waiting_s or 0.0, 3),
     }
 
 
-def at(phase: str) -> str:
-    """The benchmark that a rank's phase is of, or one of PHASES."""
+def phase_label(phase: str) -> str:
+    """Return the benchmark of a rank's phase, or one of PHASES."""
     word = re.split(r"[ ,:]", phase, maxsplit=1)[0]
     return word if word in BENCHMARKS else next((known for known in PHASES if phase.startswith(known)), PHASES[0])

@@ -1,7 +1,7 @@
-"""The exporter's HTTP server: many scrapers, one collection; slow, half-open and unknown clients cost next to nothing.
+"""The exporter's HTTP server: one collection for many scrapers; slow, half-open and unauthorized clients cost almost nothing.
 
-prometheus_client's own server has a thread a client, no time-out and a backlog of 5 (100 scrapers of a 57 KB page: p95 3.3 s;
-300 half-open clients held 302 threads). This one is a single event loop that knows two pages and closes each connection.
+prometheus_client's own server has a thread per client, no timeout and a backlog of 5 (100 scrapers of a 57 KB page: p95 3.3 s;
+300 half-open clients held 302 threads). This one is a single event loop with two pages that closes each connection.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import binascii
 import gzip
 import hashlib
 import hmac
+import logging
 import resource
 import secrets
 import ssl
@@ -27,35 +28,37 @@ from prometheus_client.exposition import choose_encoder
 
 from agent.exporter.web_config import WebConfig
 
+log = logging.getLogger(__name__)
+
 FRESH_S = 14.0
-"""A body this young is given again: Prometheus in pairs scrape at the same moment, and a look at the hardware takes a processor
-10 ms a GPU (measured, H200), which once a second would be 8 % of it where there are eight. Short of 15 s, a usual interval."""
+"""A page is cached for this long: Prometheus servers in pairs scrape at the same moment, and reading the hardware takes 10 ms of
+CPU time per GPU (measured, H200): with eight GPUs and one reading a second, 8 % of a CPU. Just below 15 s, a usual interval."""
 HEAD_BYTES, HEAD_S, WRITE_S = 16_384, 5.0, 10.0
-MOST_CONNECTIONS = 2048
+MAX_CONNECTIONS = 2048
 BACKLOG = 1024
 INDEX = b"<!doctype html><html><head><title>Rackproof exporter</title></head><body><a href=/metrics>Metrics</a></body></html>"
 
 
 class Page:
-    """/metrics: rendered by one thread, for everybody who asks at about the same time."""
+    """The page /metrics: rendered by one thread for all clients that ask at about the same time."""
 
     def __init__(self, registry: CollectorRegistry, fresh_s: float) -> None:
         self._registry = registry
         self._fresh_s = fresh_s
         self._lock = asyncio.Lock()
-        self._kept: dict[tuple[str, bool], tuple[float, bytes]] = {}
-        self.asked = time.monotonic()
+        self._cache: dict[tuple[str, bool], tuple[float, bytes]] = {}
+        self.last_request = time.monotonic()
 
     async def get(self, accept: str, zipped: bool) -> tuple[str, bytes]:
-        """Content type and body, as Prometheus negotiates them."""
+        """Return content type and body, as Prometheus negotiates them."""
         encoder, kind = choose_encoder(accept)
-        self.asked = time.monotonic()
+        self.last_request = time.monotonic()
         async with self._lock:
-            began, body = self._kept.get((kind, zipped), (0.0, b""))
+            began, body = self._cache.get((kind, zipped), (0.0, b""))
             if not body or time.monotonic() - began > self._fresh_s:
                 began = time.monotonic()
                 body = await asyncio.to_thread(self._render, encoder, zipped)
-                self._kept[(kind, zipped)] = (began, body)
+                self._cache[(kind, zipped)] = (began, body)
         return kind, body
 
     def _render(self, encoder: Callable[[CollectorRegistry], bytes], zipped: bool) -> bytes:
@@ -64,17 +67,17 @@ class Page:
 
 
 class Users:
-    """Basic authentication against bcrypt hashes; a password that was right once is not hashed again."""
+    """Basic authentication against bcrypt hashes. A correct password is remembered, so that bcrypt is not computed again."""
 
     def __init__(self, hashes: Mapping[str, str]) -> None:
         self._hashes = {name: text.encode() for name, text in hashes.items()}
-        self._nobody = bcrypt.hashpw(secrets.token_bytes(16), bcrypt.gensalt(10))
+        self._dummy_hash = bcrypt.hashpw(secrets.token_bytes(16), bcrypt.gensalt(10))
         self._salt = secrets.token_bytes(16)
-        self._right: set[bytes] = set()
-        self._one_at_a_time = ThreadPoolExecutor(1, "bcrypt")  # who guesses passwords gets one core at most
+        self._verified: set[bytes] = set()
+        self._executor = ThreadPoolExecutor(1, "bcrypt")  # guessing passwords uses one core at most
 
     async def admits(self, header: str) -> bool:
-        """Whether that Authorization header is one of theirs. Unknown users take as long as wrong passwords."""
+        """Return whether the Authorization header is valid. An unknown user takes as long as a wrong password."""
         if not self._hashes:
             return True
         scheme, _, encoded = header.partition(" ")
@@ -85,20 +88,20 @@ class Users:
         if scheme.lower() != "basic":
             return False
         known = self._hashes.get(name)
-        seen = hmac.digest(self._salt, encoded.encode(), hashlib.sha256)
-        if known and seen in self._right:
+        fingerprint = hmac.digest(self._salt, encoded.encode(), hashlib.sha256)
+        if known and fingerprint in self._verified:
             return True
-        # bcrypt takes 72 bytes and no more, which its newer versions refuse to cut.
+        # bcrypt uses 72 bytes at most, and its newer versions reject more.
         loop, secret = asyncio.get_running_loop(), password.encode()[:72]
-        right = await loop.run_in_executor(self._one_at_a_time, bcrypt.checkpw, secret, known or self._nobody)
-        if known and right:
-            self._right.add(seen)
-        return bool(known) and right
+        correct = await loop.run_in_executor(self._executor, bcrypt.checkpw, secret, known or self._dummy_hash)
+        if known and correct:
+            self._verified.add(fingerprint)
+        return bool(known) and correct
 
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """What a client sent."""
+    """The request of a client."""
 
     method: str
     path: str
@@ -106,7 +109,7 @@ class Request:
 
 
 class Server:
-    """Serves a registry until it is closed. Raises OSError where the address cannot be listened on."""
+    """Serves a registry until it is closed. Raises OSError if it cannot listen on the address."""
 
     def __init__(
         self,
@@ -120,8 +123,8 @@ class Server:
         self._page = Page(registry, fresh_s)
         self._users = Users(self._web.users)
         self._connections = 0
-        self._most = min(
-            MOST_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
+        self._max_connections = min(
+            MAX_CONNECTIONS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // 2
         )  # the collectors open files too
         self._tls = self._web.context()
         self._loop = asyncio.new_event_loop()
@@ -146,9 +149,9 @@ class Server:
         )
 
     @property
-    def asked(self) -> float:
-        """When somebody last asked for the page, or it was begun, on the monotonic clock."""
-        return self._page.asked
+    def last_request(self) -> float:
+        """Time of the last request for the page, or of the start, on the monotonic clock."""
+        return self._page.last_request
 
     @property
     def scheme(self) -> str:
@@ -156,7 +159,7 @@ class Server:
         return "https" if self._tls else "http"
 
     def close(self) -> None:
-        """Ends every connection, and the thread."""
+        """Close every connection, and end the thread."""
         self._loop.call_soon_threadsafe(self._server.close)
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
@@ -173,7 +176,7 @@ class Server:
         self.close()
 
     async def _client(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._connections >= self._most:
+        if self._connections >= self._max_connections:
             writer.transport.abort()
             return
         self._connections += 1
@@ -188,7 +191,7 @@ class Server:
             writer.write(_response(431, b"the request is too long\n"))
             writer.close()
         except (OSError, EOFError, asyncio.TimeoutError, ssl.SSLError):
-            pass  # a client that went away, or never came to the point
+            pass  # the client disconnected, or did not complete its request
         finally:
             writer.transport.abort()
             self._connections -= 1
@@ -204,10 +207,14 @@ class Server:
         if request.path == "/":
             kind, body = "text/html; charset=utf-8", INDEX
         elif request.path == "/metrics":
-            kind, body = await self._page.get(request.headers.get("accept", ""), zipped)
+            try:
+                kind, body = await self._page.get(request.headers.get("accept", ""), zipped)
+            except Exception:
+                log.exception("/metrics cannot be rendered")
+                return _response(500, b"the metrics cannot be rendered: see the log of the exporter\n")
             headers |= {"Content-Encoding": "gzip"} if zipped else {}
         else:
-            return _response(404, b"there is /metrics\n")
+            return _response(404, b"not found: see /metrics\n")
         return _response(200, body, {"Content-Type": kind, **headers}, silent=request.method == "HEAD")
 
 
@@ -221,18 +228,19 @@ def _parsed(head: bytes) -> Request | None:
     return Request(method=words[0], path=words[1].partition("?")[0], headers=headers)
 
 
-_SAID = {
+_PHRASES = {
     200: "OK",
     400: "Bad Request",
     401: "Unauthorized",
     404: "Not Found",
     405: "Method Not Allowed",
     431: "Request Header Fields Too Large",
+    500: "Internal Server Error",
 }
 
 
 def _response(status: int, body: bytes, headers: Mapping[str, str] | None = None, silent: bool = False) -> bytes:
-    told = {"Content-Type": "text/plain; charset=utf-8", **(headers or {})}
-    told |= {"Content-Length": str(len(body)), "Connection": "close", "X-Content-Type-Options": "nosniff"}
-    head = "".join(f"{name}: {value}\r\n" for name, value in told.items())
-    return f"HTTP/1.1 {status} {_SAID[status]}\r\n{head}\r\n".encode() + (b"" if silent else body)
+    fields = {"Content-Type": "text/plain; charset=utf-8", **(headers or {})}
+    fields |= {"Content-Length": str(len(body)), "Connection": "close", "X-Content-Type-Options": "nosniff"}
+    head = "".join(f"{name}: {value}\r\n" for name, value in fields.items())
+    return f"HTTP/1.1 {status} {_PHRASES[status]}\r\n{head}\r\n".encode() + (b"" if silent else body)

@@ -22,7 +22,7 @@ from agent.gang.culprit import (
 from agent.gang.heartbeat_receiver import HeartbeatReceiver
 from agent.gang.peer_channel import PeerChannel
 from agent.gang.rank_state import RankState
-from agent.sampling.oom import Memory
+from agent.sampling.oom import OomWatch
 from schemas.records import Culprit
 
 PAUSE_S = 2.0
@@ -44,7 +44,7 @@ class GangMonitor:
         self._began = self._polled_at = time.monotonic()
         self._judge_at = 0.0
         self._verdict: Culprit | None = None
-        self._memory, self._kill_reasons = Memory(), dict[int, str]()
+        self._memory, self._kill_reasons = OomWatch(), dict[int, str]()
         self._launcher_exit, self._last_line, self._launcher_ended_at = "", "", 0.0
         """Description, last line of output and time of an unprompted, unsuccessful end of the launcher."""
         self._launcher_code: int | None = None
@@ -155,7 +155,7 @@ class GangMonitor:
 
     def out_of_memory_reason(self) -> str:
         """Return how the kernel killed a process of this launch for lack of memory; empty if there is no sign of it."""
-        return self._memory.killed(self.pids())
+        return self._memory.describe_kill(self.pids())
 
     def await_verdict(self, exit_code: int | None, last_line: str = "") -> Culprit | None:
         """After the end of the launcher, wait for the verdict if something went wrong.

@@ -1,4 +1,4 @@
-"""What `bench` and `launch` are told where no playbook carries out the run: a plan, a place for the records, settings of NCCL."""
+"""Options of `bench`, `launch` and `run-host` for a run without a playbook: a plan, a place for the records, NCCL settings."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import argparse
 import re
 import sys
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 
 from agent.placement.rank_placement import PlacementError
@@ -18,86 +19,90 @@ LEVELS = ("VERSION", "WARN", "INFO", "TRACE")
 STANDARD_INPUT = "-"
 
 
-def without_ansible() -> argparse.ArgumentParser:
-    """The options, as a parent of the verbs' parsers."""
+@dataclass(frozen=True, kw_only=True)
+class GivenPlan:
+    """A plan from the command line, or from the run directory."""
+
+    plan: Plan
+    text: str
+    """JSON text of `--plan`; empty if the run was begun before."""
+
+
+def standalone_options() -> argparse.ArgumentParser:
+    """Return the options, as a parent of the parsers of the verbs."""
     parser = argparse.ArgumentParser(add_help=False)
     group = parser.add_argument_group("without Ansible")
     group.add_argument("--plan", help="begin the run here with this plan.json, and take its first snapshot; - reads it")
     group.add_argument(
         "--results",
         type=Path,
-        help="directory of the run that all hosts share: the record is put there at the end, for `rackproof report`",
+        help="run directory that all hosts share: the record is copied there at the end, for `rackproof report`",
     )
     group.add_argument(
         "--ethernet", action="store_true", help="NCCL uses sockets and no InfiniBand or RoCE (NCCL_IB_DISABLE=1)"
     )
-    group.add_argument("--nccl-debug", choices=LEVELS, help="what NCCL says in the ranks' logs (NCCL_DEBUG)")
+    group.add_argument(
+        "--nccl-debug", choices=LEVELS, help="level of NCCL's messages in the logs of the ranks (NCCL_DEBUG)"
+    )
     group.add_argument(
         "--env", action="append", default=[], metavar="NAME=VALUE", help="a variable for the ranks; may be repeated"
     )
     return parser
 
 
-def exported(options: argparse.Namespace) -> dict[str, str]:
-    """The variables that these options give the ranks."""
-    found = {"NCCL_IB_DISABLE": "1"} if getattr(options, "ethernet", False) else {}
+def rank_environment(options: argparse.Namespace) -> dict[str, str]:
+    """Return the variables that these options set for the ranks. Raises PlacementError if one is malformed."""
+    variables = {"NCCL_IB_DISABLE": "1"} if getattr(options, "ethernet", False) else {}
     if level := getattr(options, "nccl_debug", None):
-        found["NCCL_DEBUG"] = level
-    return found | dict(_pair(text) for text in getattr(options, "env", ()))
+        variables["NCCL_DEBUG"] = level
+    return variables | dict(_parse_variable(text) for text in getattr(options, "env", ()))
 
 
-def _pair(text: str) -> tuple[str, str]:
+def _parse_variable(text: str) -> tuple[str, str]:
     name, equals, value = text.partition("=")
     if not equals or not re.fullmatch(r"[A-Za-z_][A-Za-z0-9_]*", name):
         raise PlacementError(f"--env {text}: write NAME=VALUE, such as NCCL_SOCKET_IFNAME=eth0")
     return name, value
 
 
-def text_of(options: argparse.Namespace) -> str:
-    """The plan that was given, as text; standard input is read once."""
-    if options.plan == STANDARD_INPUT and options.detach:
-        raise PlacementError("--plan - with --detach: standard input is gone by then; give the plan as a file")
-    if options.plan != STANDARD_INPUT:
-        return Path(options.plan).read_text(encoding="utf-8")
-    if not hasattr(options, "plan_text"):
-        options.plan_text = sys.stdin.read()
-    return str(options.plan_text)
-
-
-def plan_of(options: argparse.Namespace) -> Plan:
-    """The plan that was given, or that the run was begun with here.
+def read_plan(options: argparse.Namespace) -> GivenPlan:
+    """Read the plan of `--plan`, or of the run directory if there is none. Standard input can be read only once.
 
     Raises:
-        documents.DocumentError: it is not one.
-        OSError: it cannot be read.
+        PlacementError: `--plan -` with `--detach`.
+        documents.DocumentError: the plan is invalid.
+        OSError: the plan cannot be read.
     """
-    if not getattr(options, "plan", None):
-        return plan_from_json(documents.read(RunDirectory(options.run_dir).plan, "plan", max_bytes=PLAN_BYTES))
-    source = f"--plan {options.plan}"
-    document = documents.parse(text_of(options), source=source, max_bytes=PLAN_BYTES)
+    path = getattr(options, "plan", None)
+    if not path:
+        document = documents.read(RunDirectory(options.run_dir).plan, "plan", max_bytes=PLAN_BYTES)
+        return GivenPlan(plan=plan_from_json(document), text="")
+    if path == STANDARD_INPUT and options.detach:
+        raise PlacementError("--plan - with --detach: standard input is closed by then; give the plan as a file")
+    text = sys.stdin.read() if path == STANDARD_INPUT else Path(path).read_text(encoding="utf-8")
+    source = f"--plan {path}"
+    document = documents.parse(text, source=source, max_bytes=PLAN_BYTES)
     documents.validate(document, "plan", source=source)
-    return plan_from_json(document)
+    return GivenPlan(plan=plan_from_json(document), text=text)
 
 
-def check(options: argparse.Namespace) -> None:
-    """Raises PlacementError or OSError where the settings are wrong, or the record would have no place at the end."""
-    exported(options)
+def check_options(options: argparse.Namespace) -> None:
+    """Check the variables, and that the record can be written to `--results` at the end. Raises PlacementError or OSError."""
+    rank_environment(options)
     if options.results:
         options.results.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=options.results):
             pass
 
 
-def delivered(options: argparse.Namespace, code: int) -> int:
-    """Puts what this host has written where it was asked for; the exit code."""
-    if code or options.detach or not options.results:
-        return code
-    run = HostRun(options.run_dir, options.host)
-    name, gang = run.host.name, run.host.gang
+def publish_results(options: argparse.Namespace, run: HostRun) -> None:
+    """Copy the plan and the records of this host to `--results`, if it is given."""
+    if not options.results:
+        return
     plan = RunDirectory(options.results).plan
     if not plan.exists():
         documents.write_text(plan, RunDirectory(run.directory).plan.read_text(encoding="utf-8"))
-    for place, path in ((record_name(name), run.path()), (record_name(name, gang), run.path(gang))):
-        if path.exists() and (gang or path == run.path()):
-            documents.write_text(options.results / place, path.read_text(encoding="utf-8"))
-    return 0
+    for gang in dict.fromkeys(("", run.host.gang)):
+        if (record := run.path(gang)).exists():
+            target = options.results / record_name(run.host.name, gang)
+            documents.write_text(target, record.read_text(encoding="utf-8"))

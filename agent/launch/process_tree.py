@@ -1,4 +1,4 @@
-"""A process and all that came of it, whatever session it is in: found, and ended."""
+"""A process and all of its descendants, in whatever session they are: find them and end them."""
 
 from __future__ import annotations
 
@@ -12,52 +12,53 @@ GRACE_S = 5.0
 
 
 class ProcessTree:
-    """A process and all that came of it, found by parent and kept by identity, so that an orphan is not lost."""
+    """A process and its descendants, found by parent and remembered by start time, so that an orphan is not lost.
+
+    psutil would find children only while their parent lives, and would have to be installed on every host.
+    """
 
     def __init__(self, root: int) -> None:
-        self._seen: dict[int, str] = {}
+        self._start_times: dict[int, str] = {}
         self._root = root
-        self.look()
+        self.scan()
 
-    def look(self) -> None:
-        """Takes note of every living descendant."""
-        table = {pid: (parent, born) for pid, parent, born in _processes()}
-        family = {pid for pid, born in self._seen.items() if table.get(pid, (0, ""))[1] == born} | {self._root}
-        grew = True
-        while grew:
-            more = {pid for pid, (parent, _) in table.items() if parent in family} - family
-            family |= more
-            grew = bool(more)
-        self._seen |= {pid: table[pid][1] for pid in family if pid in table}
+    def scan(self) -> None:
+        """Remember every living descendant."""
+        table = {pid: (parent, start_time) for pid, parent, start_time in _processes()}
+        tree = {pid for pid, start_time in self._start_times.items() if table.get(pid, (0, ""))[1] == start_time}
+        tree.add(self._root)
+        while children := {pid for pid, (parent, _) in table.items() if parent in tree} - tree:
+            tree |= children
+        self._start_times |= {pid: table[pid][1] for pid in tree if pid in table}
 
     def pids(self) -> list[int]:
-        """Of all that ever were."""
-        return list(self._seen)
+        """Return the process ids of all members so far, living or not."""
+        return list(self._start_times)
 
     def alive(self) -> list[int]:
-        """Those that still run (a zombie does not)."""
-        table = {pid: born for pid, _, born in _processes()}
-        return [pid for pid, born in self._seen.items() if table.get(pid) == born]
+        """Return the members that still run; a zombie does not."""
+        table = {pid: start_time for pid, _, start_time in _processes()}
+        return [pid for pid, start_time in self._start_times.items() if table.get(pid) == start_time]
 
     def end(self, grace_s: float | None = None) -> None:
-        """SIGTERM, then SIGKILL after `grace_s` (GRACE_S where not given), to whatever is left."""
-        self.look()
+        """Send SIGTERM to every member, and SIGKILL after `grace_s` (default: GRACE_S) to those that remain."""
+        self.scan()
         for number, patience in ((signal.SIGTERM, GRACE_S if grace_s is None else grace_s), (signal.SIGKILL, GRACE_S)):
             for pid in self.alive():
                 try:
                     os.kill(pid, number)
-                    os.kill(pid, signal.SIGCONT)  # a stopped process takes no SIGTERM
+                    os.kill(pid, signal.SIGCONT)  # a stopped process does not handle SIGTERM
                 except ProcessLookupError:
                     continue
-            ends = time.monotonic() + patience
-            while self.alive() and time.monotonic() < ends:
+            end = time.monotonic() + patience
+            while self.alive() and time.monotonic() < end:
                 time.sleep(0.05)
-                self.look()
+                self.scan()
 
 
 def _processes() -> list[tuple[int, int, str]]:
-    """(pid, parent, start time) of every process that is not a zombie."""
-    found = []
+    """Return pid, parent and start time of every process that is not a zombie."""
+    processes = []
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
@@ -65,5 +66,5 @@ def _processes() -> list[tuple[int, int, str]]:
             except OSError:
                 continue
             if fields[0] not in ("Z", "X"):
-                found.append((int(entry.name), int(fields[1]), fields[19]))
-    return found
+                processes.append((int(entry.name), int(fields[1]), fields[19]))
+    return processes

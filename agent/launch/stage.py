@@ -1,197 +1,214 @@
-"""One launch of a stage on this host: what is seen to before, who may measure, and what of it gets into the record."""
+"""Carry out one launch of a stage on this host: check what it needs, supervise it, and append its outcome to the record."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 import collectors
-from agent.exporter.live import Span, publish
+from agent.exporter.live import LivePublisher, publish_idle, publish_record
 from agent.gang.peer_channel import PeerChannel
 from agent.gang.protocol import Gang, GangError
-from agent.launch.supervise import supervise
-from agent.launch.torchrun import LaunchError, torchrun
+from agent.launch.outcome import MAX_REASON, LaunchOutcome
+from agent.launch.request import LaunchRequest
+from agent.launch.supervise import LaunchSpec, supervise
+from agent.launch.torchrun import LaunchError, torchrun_command
 from agent.run import background, lease
 from agent.run.record import HostRun, private_directory
-from agent.run.work_directory import set_aside
-from agent.sampling.snapshot import now, take
-from collectors.base import Absent
+from agent.run.work_directory import archive_logs
+from agent.sampling.snapshot import take_snapshot, utc_now
+from collectors.base import Absent, Collector
 from collectors.nvml import gpu_conflicts, gpu_indices
 from schemas import documents
-from schemas.plans import Stage
 from schemas.records import Launch, Record
 from schemas.stages import CELL, GANG, PROBE
 
-TRIES, MOST_TRIES = "tries.json", 3
-"""How often each cell of a study was begun, in the run's directory. One that came to an end is in the record, however it ended;
-one that never is has its supervisor killed, and would be launched for ever, at a cost that nobody counts."""
+log = logging.getLogger(__name__)
+
+ATTEMPTS_FILE, MAX_ATTEMPTS = "tries.json", 3
+"""Counts, in the run directory, how often each cell of a study was begun. A cell that ended is in the record, however it ended. A
+cell whose supervisor is killed each time would be launched for ever."""
 
 
-def take_up(run_dir: Path, host: str, plan: str, *, claim: str | None = None, take_over: bool = False) -> HostRun:
-    """Begins the run of this plan (JSON) on this host, or goes on with it.
+def start_run(run_dir: Path, host: str, plan: str, *, claim: str | None = None, take_over: bool = False) -> HostRun:
+    """Begin the run of this plan (JSON) on this host, or continue it.
 
     Raises:
-        documents.DocumentError: the plan or what lies there cannot be believed.
+        documents.DocumentError: the plan or a file in the run directory is invalid.
         HeldError: another run has this host.
     """
     run = HostRun.begin(run_dir, host, plan)
-    by = lease.given(claim, run.plan.run_id, run_dir)
-    if note := lease.take(run_dir, run.plan, by, take_over=take_over):
-        _progress(note)
+    claimant = lease.load_claim(claim, run.plan.run_id, run_dir)
+    if note := lease.acquire(run_dir, run.plan, claimant, take_over=take_over):
+        log.info("%s", note)
     return run
 
 
-def look(run: HostRun, stage: str, *, once: bool) -> Record:
-    """Adds a snapshot to the record; `once`: unless the stage has one, with which its counters are compared."""
-    with background.alone(run.directory, "inspect"):
+def record_snapshot(run: HostRun, stage: str, *, once: bool) -> Record:
+    """Add a snapshot to the record. With `once`, only if the stage has none yet: its counters are compared with the first."""
+    with background.exclusive_task(run.directory, "inspect"):
         record = run.record()
-        if not (once and any((seen.stage, seen.phase) == (stage, "before") for seen in record.snapshots)):
-            snapshot, gpus = take(readers(run), stage=stage, phase="before")
-            record = run.add(snapshots=[snapshot], gpus=gpus)
-    publish(run)
+        if not (once and any((taken.stage, taken.phase) == (stage, "before") for taken in record.snapshots)):
+            snapshot, gpus = take_snapshot(host_collectors(run), stage=stage, phase="before")
+            record = run.append(snapshots=[snapshot], gpus=gpus)
+    publish_idle(run)
     return record
 
 
-def measure(
-    run: HostRun,
-    planned: Stage,
-    members: list[str],
-    number: int = 0,
-    *,
-    port: int = 0,
-    closed: bool = False,
-    interface: str = "",
-    span: Span | None = None,
-    exported: Mapping[str, str] | None = None,
-) -> Record:
-    """One launch of a stage on this host; the record with it, whatever became of it.
-
-    Args:
-        members: who starts together, in rank order.
-        number: which launch of the gang, or which round of a soak, this is.
-        port: the rendezvous on the first member, after which the heartbeats' ports come.
-        closed: only from the members' addresses can anybody connect.
-        interface: network interface for NCCL and gloo; empty: they choose.
-        span: of the soak that it is a round of.
-        exported: variables that the operator gives the ranks.
-    """
-    stage, gang = planned.name, run.host.gang if planned.name in (GANG, PROBE, CELL) else ""
-    if stage == CELL and (why := worn_out(run, number)):
-        return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, why))
-    if none := _no_gpu(run):
-        return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, none))
-    if run.host.device == "gpu" and (found := gpu_conflicts(run.host.devices, share=run.host.share_gpus)):
-        reason = f"{'; '.join(found)}: end it, or set rackproof_share_gpus to measure beside it"
-        return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, reason))
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # so that the ranks are ended and not left behind
-    work = run.directory / "work" / stage
-    set_aside(work, run.directory / "logs")
-    shutil.rmtree(work, ignore_errors=True)
-    private_directory(work)
-    meeting = Gang.from_plan(run.plan, run.host, f"{stage} {number}", members, port, members_only=closed)
+def run_launch(run: HostRun, request: LaunchRequest) -> Record:
+    """Carry out one launch of a stage on this host, and return the record with its outcome, whatever it was."""
+    stage = request.stage.name
+    gang = run.host.gang if stage in (GANG, PROBE, CELL) else ""
+    if reason := _reason_not_to_start(run, request):
+        return record_not_started(run, gang, request, reason)
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the supervisor, which ends the ranks
+    work = _empty_work_directory(run, stage)
+    about = f"{stage} {request.number}"
+    gang_members = Gang.from_plan(
+        run.plan, run.host, about, request.members, request.port, members_only=request.members_only
+    )
     try:
-        command = torchrun(
+        command = torchrun_command(
             run.plan,
             run.host,
-            planned,
-            gang=meeting,
+            request,
+            gang=gang_members,
             work=work,
-            data=lease.state_of(run.directory) / "data",
-            port=port,
-            interface=interface,
+            data=lease.state_directory(run.directory) / "data",
             uuids={gpu.index: gpu.uuid for gpu in run.record().gpus},
-            exported=exported or {},
         )
-        exchange = PeerChannel(meeting) if len(members) > 1 else None
+        channel = PeerChannel(gang_members) if len(request.members) > 1 else None
     except (LaunchError, GangError) as error:
-        return left_out(run, gang, not_started(stage, members, number, planned.deadline_s, str(error)))
-    return supervise(
-        run,
-        readers(run),
-        command,
+        return record_not_started(run, gang, request, str(error))
+    spec = LaunchSpec(
         stage=stage,
-        gang=gang,
-        members=members,
+        host=run.host,
+        members=request.members,
+        command=command,
         work=work,
-        deadline_s=planned.deadline_s,
-        report=_progress,
-        meanwhile=readers(run, full_snapshot=False),
-        exchange=exchange,
-        patience_s=planned.collective_timeout_s,
-        number=number,
-        span=span,
+        deadline_s=request.stage.deadline_s,
+        collective_timeout_s=request.stage.collective_timeout_s,
+        number=request.number,
+        collectors=host_collectors(run),
+        fast_collectors=host_collectors(run, full_snapshot=False),
+    )
+    live = partial(
+        LivePublisher,
+        run,
+        stage=stage,
+        deadline_s=spec.deadline_s,
+        work=work,
+        ranks=command.ranks,
+        span=request.span,
+    )
+    outcome = supervise(spec, report=_report, channel=channel, live=live)
+    return append_outcome(run, gang, outcome)
+
+
+def append_outcome(run: HostRun, gang: str, outcome: LaunchOutcome) -> Record:
+    """Append the outcome of a launch to the record, and publish the record for the exporter."""
+    record = run.append(
+        gang,
+        snapshots=outcome.snapshots,
+        gpus=outcome.gpus,
+        observations=outcome.observations,
+        launches=[outcome.launch],
+        software=outcome.software,
+    )
+    publish_record(run, record)
+    return record
+
+
+def record_not_started(run: HostRun, gang: str, request: LaunchRequest, reason: str) -> Record:
+    """Append a launch that could not be started to the record."""
+    launch = Launch(
+        stage=request.stage.name,
+        outcome="failed",
+        reason=reason[:MAX_REASON],
+        members=request.members,
+        began=utc_now(),
+        duration_s=0.0,
+        deadline_s=request.stage.deadline_s,
+        ranks=(),
+        log_tail="",
+        number=request.number,
+    )
+    return append_outcome(run, gang, LaunchOutcome(launch=launch))
+
+
+def already_ran(launches: Sequence[Launch], stage: str, members: Sequence[str], number: int) -> Launch | None:
+    """Return the launch that is asked for: the one with this number, however it ended; without a number, one that finished."""
+    for launch in reversed(launches):
+        if (launch.stage, launch.members) == (stage, tuple(members)) and (
+            launch.number == number if number else launch.outcome == "finished"
+        ):
+            return launch
+    return None
+
+
+def host_collectors(run: HostRun, *, full_snapshot: bool = True) -> list[Collector]:
+    """Return the collectors, for the GPUs under test."""
+    return collectors.build_collectors(
+        run.host.devices if run.host.device == "gpu" else None, full_snapshot=full_snapshot
     )
 
 
-def worn_out(run: HostRun, number: int) -> str:
-    """Why that cell is not begun once more; empty where it is, which is noted."""
-    path = run.directory / TRIES
+def count_attempt(run: HostRun, number: int) -> str:
+    """Count one more attempt at this cell of a study. Return why there must be no other; then nothing is counted."""
+    path = run.directory / ATTEMPTS_FILE
     try:
-        known = documents.parse(path.read_bytes(), source=str(path))
+        document = documents.parse(path.read_bytes(), source=str(path))
     except (OSError, documents.DocumentError):
-        known = None
-    tries = {str(key): times for key, times in (known if isinstance(known, dict) else {}).items() if type(times) is int}
-    if (begun := tries.get(str(number), 0)) >= MOST_TRIES:
+        document = None
+    items = document.items() if isinstance(document, dict) else ()
+    attempts = {str(key): count for key, count in items if type(count) is int}
+    if (count := attempts.get(str(number), 0)) >= MAX_ATTEMPTS:
         return (
-            f"it was begun {begun} times on host {run.host.name}, and each time its supervisor ended without a word: "
-            f"see {run.directory / 'logs'} and the kernel's log for what killed it"
+            f"it was begun {count} times on host {run.host.name}, and each time its supervisor was killed: "
+            f"see {run.directory / 'logs'} and the kernel log"
         )
-    documents.write(path, {**tries, str(number): begun + 1})
+    documents.write(path, {**attempts, str(number): count + 1})
+    return ""
+
+
+def _reason_not_to_start(run: HostRun, request: LaunchRequest) -> str:
+    """Return why this launch must not start; empty if it may."""
+    if request.stage.name == CELL and (reason := count_attempt(run, request.number)):
+        return reason
+    if run.host.device != "gpu":
+        return ""
+    if reason := _no_gpu(run):
+        return reason
+    if conflicts := gpu_conflicts(run.host.devices, share=run.host.share_gpus):
+        return f"{'; '.join(conflicts)}: end it, or set rackproof_share_gpus to measure beside it"
     return ""
 
 
 def _no_gpu(run: HostRun) -> str:
-    """Why ranks on GPUs would find none; empty where there are some, of which each rank tells whether its own is there."""
-    there = gpu_indices() if run.host.device == "gpu" else [0]
-    if there and not isinstance(there, Absent):
+    """Return why the ranks would find no GPU at all; empty if NVML has some. Each rank checks its own GPU itself."""
+    indices = gpu_indices()
+    if indices and not isinstance(indices, Absent):
         return ""
-    reason = there.reason if isinstance(there, Absent) else "it counts 0"
+    reason = indices.reason if isinstance(indices, Absent) else "it counts 0"
     return (
         f"the plan has {len(run.host.devices)} GPUs on host {run.host.name}, and the driver answers for none ({reason}): "
         "nvidia-smi must list them; in a container, start it with --gpus all"
     )
 
 
-def left_out(run: HostRun, gang: str, launch: Launch) -> Record:
-    """The record with a launch that could not be started."""
-    record = run.add(gang, launches=[launch])
-    publish(run)
-    return record
+def _empty_work_directory(run: HostRun, stage: str) -> Path:
+    """Return the work directory of the stage, empty and private; the logs of the previous attempt are archived."""
+    work = run.directory / "work" / stage
+    archive_logs(work, run.directory / "logs")
+    shutil.rmtree(work, ignore_errors=True)
+    private_directory(work)
+    return work
 
 
-def not_started(stage: str, members: list[str], number: int, deadline_s: float, reason: str) -> Launch:
-    """A launch that had no ranks."""
-    return Launch(
-        stage=stage,
-        outcome="failed",
-        reason=reason[:4096],
-        members=tuple(members),
-        began=now(),
-        duration_s=0.0,
-        deadline_s=deadline_s,
-        ranks=(),
-        log_tail="",
-        number=number,
-    )
-
-
-def made(launch: Launch, stage: str, members: list[str], number: int) -> bool:
-    """Whether this is the launch that is asked for: by its number, however it ended; without one, it finished."""
-    if (launch.stage, launch.members) != (stage, tuple(members)):
-        return False
-    return launch.number == number if number else launch.outcome == "finished"
-
-
-def readers(run: HostRun, *, full_snapshot: bool = True) -> list[collectors.base.Collector]:
-    """The collectors, for the GPUs that are under test."""
-    return collectors.build_collectors(
-        run.host.devices if run.host.device == "gpu" else None, full_snapshot=full_snapshot
-    )
-
-
-def _progress(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-    sys.stderr.flush()
+def _report(line: str) -> None:
+    log.info("%s", line)

@@ -1,8 +1,9 @@
-"""Runs the ranks of one stage under a deadline, and writes a record whatever becomes of them.
+"""Run the ranks of one launch under a deadline, and return its outcome whatever happens to them.
 
-torchrun itself can hang (seen for 330 s behind a cut link), and its ranks outlive it: so the whole process tree is found
-and ended; and every rank has left what it measured so far in a file of its own. Meanwhile the ranks' heartbeats are watched,
-here and, in a gang, with the other supervisors: who stops the others is named and the gang is ended, long before torch gives up.
+torchrun itself can hang (observed for 330 s behind a cut link), and its ranks outlive it. Therefore the supervisor tracks and
+ends the whole process tree, and each rank writes what it measured so far to a file of its own. The supervisor also watches the
+ranks' heartbeats, in a gang together with the other supervisors: the part that stops the others is identified and the gang is
+ended, long before torch gives up.
 """
 
 from __future__ import annotations
@@ -13,217 +14,238 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-from agent.exporter.live import Live, Span
-from agent.gang.culprit import rank_unable
 from agent.gang.flight_recorder import dump_flight_records, flight_recorder_env
 from agent.gang.heartbeat import HEARTBEAT_DIRECTORY, LAUNCHED, SUPERVISOR
 from agent.gang.heartbeat_receiver import HeartbeatReceiver
 from agent.gang.monitor import GangMonitor
 from agent.gang.peer_channel import PeerChannel
 from agent.gang.processes import process_identity
+from agent.gang.rank_state import RankState
+from agent.launch.outcome import LaunchOutcome, RanksEnd, conclude
 from agent.launch.process_tree import GRACE_S, ProcessTree
-from agent.run.record import HostRun
-from agent.run.work_directory import begun, cap_logs, end_of, last_line, results, tail, unable
-from agent.sampling.snapshot import now, take
-from agent.sampling.snapshot_sampler import Sampler
+from agent.run import work_directory
+from agent.sampling.snapshot import take_snapshot, utc_now
+from agent.sampling.snapshot_sampler import SnapshotSampler
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Collector
-from schemas.records import Culprit, Launch, Rank, Record
+from schemas.plans import PlannedHost
+from schemas.records import Culprit, Gpu, Launch
 from schemas.stages import CELL, PROBE, SOAK
 
 CULPRIT_GRACE_S = 1.0
-"""Between SIGTERM and SIGKILL where somebody was named: torchrun may wait for a lost host where no SIGTERM reaches it."""
-LOOK_S = 0.2
-FAMILY_S = 0.4
-"""Between two looks at which processes there are."""
+"""Between SIGTERM and SIGKILL if a culprit is known: torchrun may wait for a lost host and never handle the SIGTERM."""
+POLL_S = 0.2
+PROCESS_SCAN_S = 0.4
+"""Between two scans of the process table."""
+
+StatesReader = Callable[[], Sequence[RankState]]
+"""Returns the current state of each rank."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Command:
-    """What a launcher made of a stage: a program that starts this host's ranks."""
+    """A command that starts the ranks of this host."""
 
     arguments: Sequence[str]
     environment: Mapping[str, str]
     ranks: Mapping[int, int]
-    """rank -> local_rank of the ranks that run on this host."""
+    """rank -> local_rank of the ranks on this host."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchSpec:
+    """One launch of a stage on this host."""
+
+    stage: str
+    host: PlannedHost
+    members: tuple[str, ...]
+    """Hosts that start together, in rank order."""
+    command: Command
+    work: Path
+    """Directory, empty and private, in which the ranks leave results and logs."""
+    deadline_s: float
+    """After which the process tree is killed."""
+    collective_timeout_s: float = 60.0
+    """Timeout of the process group."""
+    number: int = 0
+    """Number of this launch of the gang, or of the round of a soak."""
+    collectors: Sequence[Collector] = ()
+    """Read before and after the launch."""
+    fast_collectors: Sequence[Collector] = ()
+    """Read while the ranks run: slow readings would disturb them."""
+
+    @property
+    def keeps_results_apart(self) -> bool:
+        """Whether the results belong to the launch alone, as for a probe or a cell of a study; it has no snapshots then."""
+        return self.stage in (PROBE, CELL)
 
 
 def supervise(
-    run: HostRun,
-    collectors: Sequence[Collector],
-    command: Command,
+    spec: LaunchSpec,
     *,
-    stage: str,
-    gang: str,
-    members: Sequence[str],
-    work: Path,
-    deadline_s: float,
     report: Callable[[str], None],
-    meanwhile: Sequence[Collector] | None = None,
-    exchange: PeerChannel | None = None,
-    patience_s: float = 60.0,
-    number: int = 0,
-    span: Span | None = None,
-) -> Record:
-    """Runs the command and returns the record, to which the outcome, the results and three snapshots were added.
-
-    Of a probe, or a cell of a study, no snapshot is kept, and its launch has what it measured.
+    channel: PeerChannel | None = None,
+    live: Callable[[StatesReader], contextlib.AbstractContextManager[object]] | None = None,
+) -> LaunchOutcome:
+    """Run the launch and return its outcome.
 
     Args:
-        run: the host's run.
-        collectors: asked before and after.
-        meanwhile: asked while the ranks run, which slow readings would disturb; None: the same.
-        command: what to run.
-        stage, gang, members: which stage this is, and who takes part, in rank order.
-        work: directory, empty and private, in which the ranks leave results and logs.
-        deadline_s: seconds after which the process tree is killed.
-        report: told one line at a time what goes on.
-        exchange: how the other supervisors of the gang are heard of; None: there are none.
-        patience_s: the process group's time-out.
-        number: which launch of the gang, or which round of a soak, this is.
-        span: of the soak that it is a round of.
+        spec: the launch.
+        report: called with one line of progress at a time.
+        channel: connects the supervisors of the gang; None if this host is alone. It is closed.
+        live: publishes the states of the ranks while it is entered.
     """
-    probes = stage in (PROBE, CELL)
-    with contextlib.ExitStack() as ending:  # what was begun, whatever goes wrong; who asked for it may wait 5 s
-        if exchange:
-            ending.callback(exchange.close)
-        before, gpus = take(collectors, stage=stage, phase="before")
-        run.add(gang, snapshots=[] if probes else [before], gpus=gpus)
-        began, start = now(), time.monotonic()
-        telemetry = Telemetry(run.host.devices) if run.host.device == "gpu" else None
-        if telemetry:
-            ending.callback(telemetry.stop)
-        sampler = Sampler(collectors if meanwhile is None else meanwhile, stage)
-        ending.callback(sampler.end)
-        receiver = HeartbeatReceiver(work, {rank: run.host.scopes[local] for rank, local in command.ranks.items()})
-        ending.callback(receiver.close)
-        live = Live(
-            run, stage=stage, deadline_s=deadline_s, work=work, ranks=command.ranks, states=receiver.states, span=span
-        )
-        ending.callback(live.end)
-        monitor = GangMonitor(run.host.name, receiver, exchange, patience_s)
-        try:
-            exit_code, culprit = _run(command, monitor, stage, work, deadline_s, report)
-            states, killed = monitor.states(), monitor.out_of_memory_reason()
-        finally:
-            monitor.announce_exit()
-        duration = time.monotonic() - start
-        during = sampler.stop()
-        if telemetry:
-            telemetry.stop()
-        after, gpus = take(collectors, stage=stage, phase="after")
-        ranks = [end_of(work, rank, local, states[rank]) for rank, local in sorted(command.ranks.items())]
-        outcome, reason = _outcome(exit_code, deadline_s, ranks, killed)
-        observations, windows, software, problems = results(work, command.ranks)
-        if culprit:  # the same words on every host
-            outcome, reason, problems = "failed", culprit.text, []
-        elif outcome == "finished" and len(members) > 1 and (why := unable(work, command.ranks)):
-            rank = next(iter(why))
-            culprit = rank_unable(run.host.name, states[rank], why[rank], len(why) - 1)
-            outcome, reason = "failed", culprit.text
-            report(f"stage {stage}: {reason}")
-        if culprit and culprit.kind == "rank_ended" and culprit.hosts == (run.host.name,) and not monitor.has_started():
-            ranks = []  # it could not start any: no part of it is to blame
-        if telemetry:
-            observations += telemetry.observations(windows, observations, stage)
-        cap_logs(work)
+    with contextlib.ExitStack() as cleanup:
+        if channel:
+            cleanup.callback(channel.close)
+        before, gpus = take_snapshot(spec.collectors, stage=spec.stage, phase="before")
+        began, start = utc_now(), time.monotonic()
+        scopes = {rank: spec.host.scopes[local_rank] for rank, local_rank in spec.command.ranks.items()}
+        receiver = cleanup.enter_context(contextlib.closing(HeartbeatReceiver(spec.work, scopes)))
+        if live:
+            cleanup.enter_context(live(receiver.states))
+        with _telemetry(spec.host) as telemetry, SnapshotSampler(spec.fast_collectors, spec.stage) as sampler:
+            end = _monitor_ranks(spec, receiver, channel, report)
+            duration_s = time.monotonic() - start
+        after, gpus_after = take_snapshot(spec.collectors, stage=spec.stage, phase="after")
         launch = Launch(
-            stage=stage,
-            outcome=outcome,
-            reason="; ".join([reason, *problems] if reason else problems)[:4096],
-            members=tuple(members),
+            stage=spec.stage,
+            outcome="",
+            reason="",
+            members=spec.members,
             began=began,
-            duration_s=round(duration, 3),
-            deadline_s=deadline_s,
+            duration_s=round(duration_s, 3),
+            deadline_s=spec.deadline_s,
+            ranks=(),
+            log_tail="",
+            number=spec.number,
+        )
+        outcome = _collect_results(spec, launch, end, telemetry, report)
+        snapshots = () if spec.keeps_results_apart else (before, *sampler.selected(), after)
+        return replace(outcome, snapshots=snapshots, gpus=_merge_gpus(gpus, gpus_after))
+
+
+def _telemetry(host: PlannedHost) -> contextlib.AbstractContextManager[Telemetry | None]:
+    return Telemetry(host.devices) if host.device == "gpu" else contextlib.nullcontext()
+
+
+def _merge_gpus(before: Sequence[Gpu], after: Sequence[Gpu]) -> tuple[Gpu, ...]:
+    """Return every GPU that either snapshot identified: one that was lost during the launch is still in the record."""
+    return tuple(({gpu.index: gpu for gpu in before} | {gpu.index: gpu for gpu in after}).values())
+
+
+def _collect_results(
+    spec: LaunchSpec, launch: Launch, end: RanksEnd, telemetry: Telemetry | None, report: Callable[[str], None]
+) -> LaunchOutcome:
+    """Read what the ranks left in the work directory, and complete the launch with it."""
+    local_ranks = spec.command.ranks
+    ranks = [
+        work_directory.read_rank_end(spec.work, rank, local_rank, end.states[rank])
+        for rank, local_rank in sorted(local_ranks.items())
+    ]
+    results = work_directory.read_results(spec.work, local_ranks)
+    conclusion = conclude(
+        end,
+        host=spec.host.name,
+        ranks=ranks,
+        excluded=work_directory.read_excluded_ranks(spec.work, local_ranks) if len(spec.members) > 1 else {},
+        problems=results.problems,
+        deadline_s=spec.deadline_s,
+    )
+    culprit = conclusion.culprit
+    if culprit and culprit is not end.culprit:
+        report(f"stage {spec.stage}: {culprit.text}")
+    if culprit and culprit.kind == "rank_ended" and culprit.hosts == (spec.host.name,) and not end.any_rank_started:
+        ranks = []  # the launcher failed before any rank started, so that no part of this host is at fault
+    observations, timeline = results.observations, None
+    if telemetry:
+        observations = (*observations, *telemetry.observations(results.windows, observations, spec.stage))
+        if not spec.keeps_results_apart and spec.stage != SOAK:
+            timeline = telemetry.trace(work_directory.benchmark_start_times(spec.work, local_ranks))
+    work_directory.truncate_logs(spec.work)
+    return LaunchOutcome(
+        launch=replace(
+            launch,
+            outcome=conclusion.outcome,
+            reason=conclusion.reason,
             ranks=tuple(ranks),
-            log_tail=tail(work / "launcher.log"),
+            log_tail=work_directory.read_tail(spec.work / work_directory.LAUNCHER_LOG),
             culprit=culprit,
-            number=number,
-            observations=tuple(observations) if probes else (),
-            timeline=telemetry.trace(begun(work, command.ranks))
-            if telemetry and not probes and stage != SOAK
-            else None,
-        )
-        record = run.add(
-            gang,
-            snapshots=[] if probes else [*during, after],
-            gpus=gpus,
-            observations=[] if probes else observations,
-            launches=[launch],
-            software=software,
-        )
-        live.stop(record)
-        return record
+            observations=observations if spec.keeps_results_apart else (),
+            timeline=timeline,
+        ),
+        observations=() if spec.keeps_results_apart else observations,
+        software=results.software,
+    )
 
 
-def _run(
-    command: Command, monitor: GangMonitor, stage: str, work: Path, deadline_s: float, report: Callable[[str], None]
-) -> tuple[int | None, Culprit | None]:
-    """The launcher's exit code, None where we ended it, and for whom it was ended."""
-    ends = time.monotonic() + deadline_s
-    with (work / "launcher.log").open("wb") as log:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "agent.launch.guard", "--leash", str(os.getpid()), *command.arguments],
+def _monitor_ranks(
+    spec: LaunchSpec, receiver: HeartbeatReceiver, channel: PeerChannel | None, report: Callable[[str], None]
+) -> RanksEnd:
+    """Run the command while the gang is monitored, and announce the end to the other hosts."""
+    monitor = GangMonitor(spec.host.name, receiver, channel, spec.collective_timeout_s)
+    try:
+        exit_code, culprit = _run(spec, monitor, report)
+        return RanksEnd(
+            exit_code=exit_code,
+            culprit=culprit,
+            states=monitor.states(),
+            oom_kill=monitor.out_of_memory_reason(),
+            any_rank_started=monitor.has_started(),
+        )
+    finally:
+        monitor.announce_exit()
+
+
+def _run(spec: LaunchSpec, monitor: GangMonitor, report: Callable[[str], None]) -> tuple[int | None, Culprit | None]:
+    """Return the exit code of the launcher, None if we ended it, and the culprit for whom it was ended."""
+    end = time.monotonic() + spec.deadline_s
+    log_path = spec.work / work_directory.LAUNCHER_LOG
+    process = _start(spec, log_path)
+    tree = ProcessTree(process.pid)
+    monitor.pids = tree.pids
+    next_scan, culprit = 0.0, None
+    try:
+        while process.poll() is None:
+            if time.monotonic() > end:
+                report(f"stage {spec.stage}: not finished after {spec.deadline_s:g} s; ending all of its processes")
+                return None, None
+            if time.monotonic() > next_scan:
+                tree.scan()
+                next_scan = time.monotonic() + PROCESS_SCAN_S
+            if culprit := monitor.poll(POLL_S):
+                report(f"stage {spec.stage}: {culprit.text}; ending all of its processes")
+                if culprit.kind != "rank_ended":  # after the end of a rank, the dumps of the others add nothing
+                    dump_flight_records(spec.work, sorted(spec.command.ranks))
+                return None, culprit
+        culprit = monitor.await_verdict(process.returncode, work_directory.last_error_line(log_path))
+        return process.returncode, culprit
+    finally:
+        if process.poll() is None and not culprit:
+            monitor.announce_abort()
+        tree.end(CULPRIT_GRACE_S if culprit else None)
+        with contextlib.suppress(subprocess.TimeoutExpired):  # a process that hangs in the kernel cannot be waited for
+            process.wait(timeout=GRACE_S)
+
+
+def _start(spec: LaunchSpec, log_path: Path) -> subprocess.Popen[bytes]:
+    """Start the launcher under the guard, which kills it when this process ends."""
+    with log_path.open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "agent.launch.guard", "--supervisor", str(os.getpid()), *spec.command.arguments],
             env={
-                **flight_recorder_env(work),
-                **command.environment,
-                HEARTBEAT_DIRECTORY: str(work),
+                **flight_recorder_env(spec.work),
+                **spec.command.environment,
+                HEARTBEAT_DIRECTORY: str(spec.work),
                 SUPERVISOR: process_identity(os.getpid()),
                 LAUNCHED: repr(time.monotonic()),
             },
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
-            cwd=work,
+            cwd=spec.work,
             start_new_session=True,
         )
-        family = ProcessTree(process.pid)
-        monitor.pids = family.pids
-        look_at, culprit = 0.0, None
-        try:
-            while process.poll() is None:
-                if time.monotonic() > ends:
-                    report(f"stage {stage}: deadline of {deadline_s:g} s passed, ending every process of it")
-                    return None, None
-                if time.monotonic() > look_at:
-                    family.look()
-                    look_at = time.monotonic() + FAMILY_S
-                if culprit := monitor.poll(LOOK_S):
-                    return _give_up(culprit, stage, work, sorted(command.ranks), report)
-            culprit = monitor.await_verdict(process.returncode, last_line(work / "launcher.log"))
-            return process.returncode, culprit
-        finally:
-            if process.poll() is None and not culprit:
-                monitor.announce_abort()
-            family.end(CULPRIT_GRACE_S if culprit else None)
-            with contextlib.suppress(subprocess.TimeoutExpired):  # one that hangs in the kernel cannot be waited for
-                process.wait(timeout=GRACE_S)
-
-
-def _give_up(
-    culprit: Culprit, stage: str, work: Path, ranks: Sequence[int], report: Callable[[str], None]
-) -> tuple[None, Culprit]:
-    report(f"stage {stage}: {culprit.text}; ending every process of it")
-    if culprit.kind != "rank_ended":  # the others know nothing that its end does not tell
-        dump_flight_records(work, ranks)
-    return None, culprit
-
-
-def _outcome(exit_code: int | None, deadline_s: float, ranks: Sequence[Rank], killed: str) -> tuple[str, str]:
-    """`killed`: what is known of a process that the kernel killed: the launcher itself, or one that the ranks waited for."""
-    more = f"; a process of it was {killed}" if killed else ""
-    if exit_code is None:
-        silent = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'}" for rank in ranks if rank.exit_code is None)
-        return "deadline", f"not finished after {deadline_s:g} s ({silent or 'every rank had ended'}){more}"
-    failed = [rank for rank in ranks if rank.exit_code != 0]
-    if exit_code or failed:
-        who = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'} ({_how(rank.exit_code)})" for rank in failed)
-        return "failed", f"the launcher ended with {exit_code}: {who or 'every rank had ended well'}{more}"
-    return "finished", ""
-
-
-def _how(exit_code: int | None) -> str:
-    return "no exit of its own" if exit_code is None else f"exit code {exit_code}"

@@ -1,6 +1,6 @@
-"""torchrun: the default launcher. Static rendezvous, so that ranks follow the order of the hosts and one port is enough.
+"""Build the torchrun command of this host: static rendezvous, so that ranks follow the order of the hosts on one port.
 
-The store listens on the first host's address in the plan alone; with one host, where nobody else can reach it.
+The store listens on the planned address of the first host only; for a launch on one host, on the loopback interface.
 """
 
 from __future__ import annotations
@@ -16,66 +16,64 @@ from typing import Any
 from agent.gang.protocol import Gang
 from agent.gang.transport import own_address, resolve
 from agent.launch import guard
+from agent.launch.request import LaunchRequest
 from agent.launch.supervise import Command
 from agent.placement.rank_placement import without_placement
 from agent.run.work_directory import write_request
 from schemas.catalogue import BENCHMARKS, settings
 from schemas.errors import RackproofError
-from schemas.plans import Plan, PlannedHost, Stage
+from schemas.plans import Plan, PlannedHost
 from schemas.stages import CELL, GANG
 
 LOOPBACK = "lo", "127.0.0.1"
-"""Where the ranks of one host meet."""
+"""Interface and address on which the ranks of a single host connect."""
 
 
 class LaunchError(RackproofError):
     """The ranks cannot be started on this host; the message says why and what to do."""
 
 
-def torchrun(
+def torchrun_command(
     plan: Plan,
     host: PlannedHost,
-    stage: Stage,
+    request: LaunchRequest,
     *,
     gang: Gang,
     work: Path,
     data: Path,
-    port: int,
-    interface: str,
     uuids: Mapping[int, str],
-    exported: Mapping[str, str] | None = None,
 ) -> Command:
-    """The torchrun of this host's part of a stage.
+    """Return the torchrun command of this host's part of a launch.
 
     Args:
-        gang: who starts together, in rank order; `host` is one of them. One member: this host alone.
-        work: where request, results and logs go.
-        data: where the operator's training data was staged, if any was.
-        port: the rendezvous on the first member.
-        interface: network interface for NCCL and gloo; empty: they choose.
-        uuids: NVML index -> UUID, where known: a rank that is given another GPU measures nothing.
-        exported: variables that the operator gives the ranks, before all others.
+        plan, host: of the run.
+        request: the launch. Its variables override all others.
+        gang: the hosts that start together, in rank order; one member: this host alone.
+        work: directory for the request to the ranks, their results and their logs.
+        data: directory of the training data that the operator staged, if any.
+        uuids: NVML index -> UUID, as far as known: a rank that gets another GPU measures nothing.
 
     Raises:
-        LaunchError: torch is not there, `host` is not a member, or the first member's name cannot be resolved.
-        GangError: only members are to be admitted, and one's name cannot be resolved.
+        LaunchError: torch is not installed, `host` is not a member, or the name of the first member cannot be resolved.
+        GangError: only members may connect, and the name of one cannot be resolved.
     """
-    members = gang.members
+    stage, members = request.stage, gang.members
     if importlib.util.find_spec("torch") is None:
         raise LaunchError(
-            f"torch is not installed for {sys.executable}: where the host brings one, set rackproof_system_torch and the "
-            "Python that has it, rackproof_python; or put torch into the wheelhouse"
+            f"torch is not installed for {sys.executable}: if the host provides it, set rackproof_system_torch, and "
+            "rackproof_python to the Python that has it; otherwise add torch to the wheelhouse"
         )
     if host.name not in members:
         raise LaunchError(f"host {host.name} is not among the members {', '.join(members)}")
-    if stage.cpus * len(host.devices) > (there := len(os.sched_getaffinity(0))):
+    needed_cpus, cpus = stage.cpus * len(host.devices), len(os.sched_getaffinity(0))
+    if needed_cpus > cpus:
         raise LaunchError(
-            f"host {host.name} gives {there} CPUs, and {len(host.devices)} ranks with {stage.cpus} each need "
-            f"{stage.cpus * len(host.devices)}: ask for fewer a rank"
+            f"host {host.name} has {cpus} CPUs, and {len(host.devices)} ranks with {stage.cpus} each need {needed_cpus}: "
+            "plan fewer CPUs per rank"
         )
     node_rank = members.index(host.name)
     first_rank = sum(len(plan.host(name).devices) for name in members[:node_rank])
-    request = write_request(
+    rank_request = write_request(
         work,
         {
             "stage": stage.name,
@@ -90,77 +88,71 @@ def torchrun(
             "benchmarks": {name: _settings(name, chosen, data) for name, chosen in stage.benchmarks.items()},
         },
     )
+    rendezvous = _write_rendezvous(gang, node_rank, request, work)
+    environment = _environment(host, request.interface, work, single_host=len(members) == 1)
     return Command(
         arguments=[
-            *(
-                sys.executable,
-                "-m",
-                "agent.benchmarks.rendezvous",
-                str(_meeting(gang, node_rank, port, work, stage)),
-            ),
+            *(sys.executable, "-m", "agent.benchmarks.rendezvous", str(rendezvous)),
             *(f"--nnodes={len(members)}", f"--nproc-per-node={len(host.devices)}", "--max-restarts=0"),
-            # Forks of torchrun itself: torch, which takes seconds to import, is there once a host and not once a rank more.
-            *("--run-path", "--start-method=fork", guard.__file__, "agent.benchmarks", "--request", str(request)),
+            # Ranks are forks of torchrun: torch takes seconds to import, and is imported once per host, not once per rank.
+            *("--run-path", "--start-method=fork", guard.__file__, "agent.benchmarks", "--request", str(rank_request)),
         ],
-        environment={**_environment(host, interface, work, alone=len(members) == 1), **(exported or {})},
-        ranks={first_rank + local: local for local in range(len(host.devices))},
+        environment={**environment, **request.environment},
+        ranks={first_rank + local_rank: local_rank for local_rank in range(len(host.devices))},
     )
 
 
-def _meeting(gang: Gang, node_rank: int, port: int, work: Path, stage: Stage) -> Path:
-    """Where and under which name the ranks meet, and whether they train, as a file: `ps` shows arguments to everybody."""
-    place: dict[str, object] = {"address": LOOPBACK[1], "port": 0, "admitted": []}
+def _write_rendezvous(gang: Gang, node_rank: int, request: LaunchRequest, work: Path) -> Path:
+    """Write address and secret name of the rendezvous to a private file: `ps` would show arguments to every user."""
+    address, port = LOOPBACK[1], 0
     if len(gang.members) > 1:
         first = own_address(gang) if node_rank == 0 else gang.addresses[gang.members[0]]
+        port = request.port
         try:
-            place = {"address": str(resolve(first, port)[1][0]), "port": port, "admitted": []}
+            address = str(resolve(first, port)[1][0])
         except OSError as error:
             raise LaunchError(
-                f"host {gang.members[0]} has no address here: {first}: {error.strerror or error}; "
-                "give a number as rackproof_fabric_address"
+                f"host {gang.members[0]}: its address {first} cannot be resolved here: {error.strerror or error}; "
+                "set rackproof_fabric_address to a numeric address"
             ) from None
-        if node_rank == 0:
-            place["admitted"] = sorted(gang.allowed_addresses)
+    document = {
+        "address": address,
+        "port": port,
+        "admitted": sorted(gang.allowed_addresses) if node_rank == 0 and len(gang.members) > 1 else [],
+        "name": gang.store_prefix,
+        "rank": node_rank,
+        "hosts": len(gang.members),
+        "trains": any(BENCHMARKS[name].trains for name in request.stage.benchmarks),
+    }
     path = work / "rendezvous.json"
     path.touch(mode=0o600)
-    path.write_text(
-        json.dumps(
-            {
-                **place,
-                "name": gang.store_prefix,
-                "rank": node_rank,
-                "hosts": len(gang.members),
-                "trains": any(BENCHMARKS[name].trains for name in stage.benchmarks),
-            }
-        ),
-        encoding="utf-8",
-    )
+    path.write_text(json.dumps(document), encoding="utf-8")
     return path
 
 
 def _settings(benchmark: str, chosen: Mapping[str, Any], data: Path) -> dict[str, Any]:
-    """The plan's settings; what trains looks for staged data first."""
+    """Return the settings of a benchmark. A training benchmark looks for staged data before it uses its own."""
     values = settings(benchmark, chosen)
     if "data_directories" in values:
         values["data_directories"] = [str(data), *values["data_directories"]]
     return values
 
 
-def _environment(host: PlannedHost, interface: str, work: Path, *, alone: bool) -> dict[str, str]:
+def _environment(host: PlannedHost, interface: str, work: Path, *, single_host: bool) -> dict[str, str]:
     environment = {
         **without_placement(os.environ),
         "PYTHONUNBUFFERED": "1",
-        # What torch.compile builds is run: it must not lie where others can write, as /tmp is.
+        # torch.compile executes what it builds, so that other users must not be able to write there, as in /tmp.
         "TORCHINDUCTOR_CACHE_DIR": str(work / "inductor"),
         "TRITON_CACHE_DIR": str(work / "triton"),
-        # NVML numbers GPUs by PCI address; CUDA must do the same for an index to mean one part.
+        # NVML numbers GPUs by PCI address. CUDA must do the same, so that an index means the same GPU.
         "CUDA_DEVICE_ORDER": "PCI_BUS_ID",
         "CUDA_VISIBLE_DEVICES": ",".join(map(str, host.devices)) if host.device == "gpu" else "",
         "OMP_NUM_THREADS": os.environ.get("OMP_NUM_THREADS", "1"),
     }
     if interface:
-        # `=` asks NCCL for exactly this name; gloo takes names as they are.
+        # With `=` NCCL matches exactly this name, not a prefix. gloo always does.
         environment |= {"NCCL_SOCKET_IFNAME": f"={interface}", "GLOO_SOCKET_IFNAME": interface}
-    if alone:
+    if single_host:
         environment["GLOO_SOCKET_IFNAME"] = LOOPBACK[0]
     return {**environment, **host.environment}

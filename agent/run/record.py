@@ -1,4 +1,4 @@
-"""The run directory on a host: the plan as it was given, and the record as it grows."""
+"""The run directory on a host: the plan, and the record, which each step of the run appends to."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import copy
 import functools
 import os
 import stat
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Concatenate, ParamSpec
 
-from agent.sampling.snapshot import now
+from agent.sampling.snapshot import utc_now
 from schemas import VERSION, documents
 from schemas.decode import record_from_json
 from schemas.locks import exclusive
@@ -23,27 +23,29 @@ PLAN_BYTES = 64_000_000
 _P = ParamSpec("_P")
 
 
-def _one_at_a_time(change: Callable[Concatenate[HostRun, _P], Record]) -> Callable[Concatenate[HostRun, _P], Record]:
-    """Two that change the record at once, such as a snapshot beside a stage, must not lose what the other wrote."""
+def _with_record_locked(
+    change: Callable[Concatenate[HostRun, _P], Record],
+) -> Callable[Concatenate[HostRun, _P], Record]:
+    """Lock the record: two processes that change it at once, such as a snapshot during a stage, must not lose an update."""
 
     @functools.wraps(change)
-    def alone(run: HostRun, /, *arguments: _P.args, **options: _P.kwargs) -> Record:
+    def locked(run: HostRun, /, *arguments: _P.args, **options: _P.kwargs) -> Record:
         with exclusive(run.directory / "record.lock"):
             return change(run, *arguments, **options)
 
-    return alone
+    return locked
 
 
 def run_directory(path: str) -> Path:
-    """For a command line: as it lies now, since the ranks run elsewhere."""
+    """Return the path of a command line as an absolute path: the ranks run in another directory."""
     return Path(path).absolute()
 
 
 class HostRun:
-    """One host's part in one run, kept under `directory`.
+    """One host's part in one run, in `directory`.
 
     Raises:
-        documents.DocumentError: the plan or a record there cannot be believed, or the host is not in the plan.
+        documents.DocumentError: the plan or a record in it is invalid, or the host is not in the plan.
     """
 
     def __init__(self, directory: Path, host: str) -> None:
@@ -59,41 +61,42 @@ class HostRun:
 
     @classmethod
     def begin(cls, directory: Path, host: str, plan: str) -> HostRun:
-        """Takes up the plan (JSON text) in `directory`, which is made, private to its owner.
+        """Write the plan (JSON text) into `directory`, which is created for its owner alone, unless it is already there.
 
         Raises:
-            documents.DocumentError: the plan is not one, another run's plan lies there, or the directory is not ours.
+            documents.DocumentError: the plan is invalid, or the directory is unsafe or has the plan of another run.
         """
         document = documents.parse(plan, source="the plan", max_bytes=PLAN_BYTES)
         documents.validate(document, "plan", source="the plan")
         private_directory(directory)
         path = RunDirectory(directory).plan
         if path.exists():
-            there = documents.read(path, "plan", max_bytes=PLAN_BYTES)
-            if (there["run_id"], there["nonce"]) != (document["run_id"], document["nonce"]):
+            existing = documents.read(path, "plan", max_bytes=PLAN_BYTES)
+            if (existing["run_id"], existing["nonce"]) != (document["run_id"], document["nonce"]):
                 raise documents.DocumentError(
-                    f"{directory} belongs to run {there['run_id']} of {there['created']}: give this run another run_id"
+                    f"{directory} belongs to run {existing['run_id']} of {existing['created']}: "
+                    "give this run another run_id"
                 )
         else:
             documents.write(path, document)
         return cls(directory, host)
 
-    def of_cell(self, number: int) -> HostRun:
-        """The same run and record, with the plan of one cell of its study. Raises KeyError where there is no such cell."""
-        found = copy.copy(self)
-        found.plan = self.plan.of_cell(number)
-        found.host = found.plan.host(self.host.name)
-        return found
+    def for_cell(self, number: int) -> HostRun:
+        """Return the same run and record with the plan of one cell of its study. Raises KeyError if there is no such cell."""
+        run = copy.copy(self)
+        run.plan = self.plan.of_cell(number)
+        run.host = run.plan.host(self.host.name)
+        return run
 
     def path(self, gang: str = "") -> Path:
-        """Where the host record, or the record of its part in `gang`, lies."""
+        """Return the path of the host's record, or of the record of its part in `gang`."""
         return own_record(self.directory, gang)
 
     def record(self, gang: str = "") -> Record:
-        """The record as it stands; a new one where there is none yet."""
+        """Read the record; return an empty one if there is none yet."""
         path = self.path(gang)
         if not path.exists():
-            began = now()
+            began = utc_now()
             return Record(
                 run_id=self.plan.run_id,
                 nonce=self.plan.nonce,
@@ -108,8 +111,8 @@ class HostRun:
             raise documents.DocumentError(f"{path}: a record of run {record.run_id}, not of {self.plan.run_id}")
         return record
 
-    @_one_at_a_time
-    def add(
+    @_with_record_locked
+    def append(
         self,
         gang: str = "",
         *,
@@ -117,18 +120,18 @@ class HostRun:
         gpus: Iterable[Gpu] = (),
         observations: Iterable[Observation] = (),
         launches: Iterable[Launch] = (),
-        software: dict[str, str] | None = None,
+        software: Mapping[str, str] | None = None,
     ) -> Record:
-        """Adds what was seen to the record and writes it in one step.
+        """Add these parts to the record and write it in one step; return the record.
 
-        What a launch measures takes the place of what an earlier launch of its stage did, which that one keeps.
+        The observations of a launch replace those of an earlier launch of the same stage, which are moved into that launch.
         """
         record = self.record(gang)
-        known = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}
+        known_gpus = {gpu.index: gpu for gpu in record.gpus} | {gpu.index: gpu for gpu in gpus}
         record = replace(
-            self.grown(record, tuple(snapshots), tuple(observations), tuple(launches)),
-            ended=now(),
-            gpus=tuple(known[index] for index in sorted(known)),
+            self.merge(record, tuple(snapshots), tuple(observations), tuple(launches)),
+            ended=utc_now(),
+            gpus=tuple(known_gpus[index] for index in sorted(known_gpus)),
             software={**record.software, **(software or {})},
         )
         document = to_json(record)
@@ -136,48 +139,49 @@ class HostRun:
         documents.write(self.path(gang), document)
         return record
 
-    def grown(
+    def merge(
         self,
         record: Record,
         snapshots: tuple[Snapshot, ...],
         observations: tuple[Observation, ...],
         launches: tuple[Launch, ...],
     ) -> Record:
-        """The record with what was seen."""
-        again = {seen.stage for seen in observations} | {launch.stage for launch in launches if launch.ranks}
-        before = tuple(seen for seen in record.observations if seen.stage not in again)
+        """Return the record with these parts added."""
+        repeated = {observation.stage for observation in observations}
+        repeated |= {launch.stage for launch in launches if launch.ranks}
+        kept = tuple(observation for observation in record.observations if observation.stage not in repeated)
         return replace(
             record,
             snapshots=(*record.snapshots, *snapshots),
-            observations=(*before, *observations),
-            launches=(*_keeping(record, again), *launches),
+            observations=(*kept, *observations),
+            launches=(*_with_own_observations(record, repeated), *launches),
         )
 
 
-def _keeping(record: Record, again: set[str]) -> Iterator[Launch]:
-    """The record's launches; the last one of each of these stages that had ranks with what the record had of it."""
-    last = {launch.stage: place for place, launch in enumerate(record.launches) if launch.ranks}
-    for place, launch in enumerate(record.launches):
-        if launch.stage in again and last.get(launch.stage) == place:
-            theirs = tuple(seen for seen in record.observations if seen.stage == launch.stage)
-            launch = replace(launch, observations=(*launch.observations, *theirs))
+def _with_own_observations(record: Record, repeated: set[str]) -> Iterator[Launch]:
+    """Yield the launches. The last launch with ranks of each repeated stage gets the stage's observations."""
+    last = {launch.stage: index for index, launch in enumerate(record.launches) if launch.ranks}
+    for index, launch in enumerate(record.launches):
+        if launch.stage in repeated and last.get(launch.stage) == index:
+            own = tuple(observation for observation in record.observations if observation.stage == launch.stage)
+            launch = replace(launch, observations=(*launch.observations, *own))
         yield launch
 
 
 def private_directory(path: Path) -> None:
-    """Makes `path`, or accepts it where it is a real directory that only its owner, us, can write.
+    """Create `path`, or accept it if it is a real directory that belongs to this user and that no other user can write.
 
     Raises:
-        documents.DocumentError: it is a link, somebody else's, or writable by others.
+        documents.DocumentError: it is a link, belongs to another user, or others can write it.
     """
     path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     path.mkdir(exist_ok=True, mode=0o700)
-    found = path.lstat()
-    if not stat.S_ISDIR(found.st_mode):
+    status = path.lstat()
+    if not stat.S_ISDIR(status.st_mode):
         raise documents.DocumentError(f"{path} is not a directory")
-    if found.st_uid != os.geteuid():
+    if status.st_uid != os.geteuid():
         raise documents.DocumentError(
-            f"{path} belongs to user {found.st_uid}, not to user {os.geteuid()} who runs this"
+            f"{path} belongs to user {status.st_uid}, not to user {os.geteuid()} who runs this"
         )
-    if found.st_mode & 0o022:
+    if status.st_mode & 0o022:
         raise documents.DocumentError(f"{path} is writable by others: chmod go-w {path}")

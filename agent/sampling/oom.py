@@ -1,7 +1,7 @@
-"""Was a process killed for want of memory? By what the kernel counts of it, and by its log where that can be read.
+"""Detect whether the kernel killed a process because memory ran out: by its counters, and by its log if that can be read.
 
-Such a rank is simply gone, by SIGKILL, as if somebody had ended it. The kernel counts its kills for each control group
-(`oom_kill`), and for the whole machine; a kill that was not counted while we watched was none of its own.
+Such a rank simply ends by SIGKILL, as if a user had killed it. The kernel counts these kills (`oom_kill`) for each control
+group and for the whole machine. Only kills that were counted while we watched are attributed to this launch.
 """
 
 from __future__ import annotations
@@ -13,74 +13,55 @@ from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agent.sampling.cgroups import cgroup_chains
 from collectors import kernel_log
 from schemas import documents
 
 NO_LIMIT = 1 << 60
-"""Version 1 of the control groups says so of a group without one."""
-_KILLED_FOR_IT = "killed by the kernel for want of memory"
-_KILLED = re.compile(r"((?:Memory cgroup o|O)ut of memory): Killed process (\d+) \((.{1,64}?)\)")
+"""Version 1 of the control groups reports more than this for a group without a limit."""
+_OOM_KILL = "killed by the kernel for want of memory"
+_KERNEL_MESSAGE = re.compile(r"((?:Memory cgroup o|O)ut of memory): Killed process (\d+) \((.{1,64}?)\)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Group:
-    """A control group, or the machine, as it is now."""
+    """The counters of a control group, or of the machine."""
 
     path: str
-    """Below it the kernel counts; empty for the machine."""
+    """Directory of the group; empty for the machine."""
     kills: int
     hits: int = 0
-    """How often its own limit was met."""
+    """How often its own limit was reached."""
     limit: int | None = None
     """In bytes."""
 
 
-def groups(root: Path = Path("/"), process: str = "self") -> list[Group]:
-    """The control groups that hold the process, its own first and those above it after it; last the machine."""
-    found = []
-    for place, top in _places(root, process):
-        while place.is_relative_to(top):
-            if group := _group(place):
-                found.append(group)
-            place = place.parent
-        if found:
+def read_groups(root: Path = Path("/"), process: str = "self") -> list[Group]:
+    """Return the control groups of the process that count kills, from its own upwards, and last the machine."""
+    groups: list[Group] = []
+    for chain in cgroup_chains("memory", root, process):
+        groups = [group for path in chain if (group := _read_group(path))]
+        if groups:
             break
-    machine = _machine(root)
-    return [*found, *([machine] if machine else [])]
+    machine = _read_machine(root)
+    return [*groups, *([machine] if machine else [])]
 
 
-def _places(root: Path, process: str) -> list[tuple[Path, Path]]:
-    """(its own group, the topmost one) in each hierarchy that may count memory."""
-    try:
-        lines = (root / f"proc/{process}/cgroup").read_text(errors="replace").splitlines()
-    except OSError:
-        return []
-    tree, found = root / "sys/fs/cgroup", []
-    for _, controllers, path in (line.split(":", 2) for line in lines if line.count(":") >= 2):
-        below = path.lstrip("/") if ".." not in path else ""
-        if "memory" in controllers.split(","):
-            found.append((tree / "memory" / below, tree / "memory"))
-        elif not controllers:
-            top = tree / "unified" if (tree / "unified").is_dir() else tree
-            found.append((top / below, top))
-    return found
-
-
-def _group(place: Path) -> Group | None:
-    """None where the kernel counts nothing there, as at the root of version 2, or the group is gone."""
-    if kept := _counts(place / "memory.events"):
-        hits = (_counts(place / "memory.events.local") or kept).get("oom", 0)
-        limit = _number(place / "memory.max")
-    elif kept := _counts(place / "memory.oom_control"):
-        hits, limit = _number(place / "memory.failcnt") or 0, _number(place / "memory.limit_in_bytes")
-    if "oom_kill" not in kept:
+def _read_group(path: Path) -> Group | None:
+    """Return the counters of a group; None if it is gone, or counts nothing, as the root of version 2."""
+    if counters := _read_counters(path / "memory.events"):
+        hits = (_read_counters(path / "memory.events.local") or counters).get("oom", 0)
+        limit = _read_number(path / "memory.max")
+    elif counters := _read_counters(path / "memory.oom_control"):
+        hits, limit = _read_number(path / "memory.failcnt") or 0, _read_number(path / "memory.limit_in_bytes")
+    if "oom_kill" not in counters:
         return None
     return Group(
-        path=str(place), kills=kept["oom_kill"], hits=hits, limit=None if limit and limit > NO_LIMIT else limit
+        path=str(path), kills=counters["oom_kill"], hits=hits, limit=None if limit and limit > NO_LIMIT else limit
     )
 
 
-def _counts(path: Path) -> dict[str, int]:
+def _read_counters(path: Path) -> dict[str, int]:
     try:
         fields = [line.split() for line in path.read_text(errors="replace").splitlines()]
     except OSError:
@@ -88,7 +69,7 @@ def _counts(path: Path) -> dict[str, int]:
     return {pair[0]: int(pair[1]) for pair in fields if len(pair) == 2 and pair[1].isdecimal()}
 
 
-def _number(path: Path) -> int | None:
+def _read_number(path: Path) -> int | None:
     try:
         text = path.read_text(errors="replace").strip()
     except OSError:
@@ -96,72 +77,73 @@ def _number(path: Path) -> int | None:
     return int(text) if text.isdecimal() else None
 
 
-class Memory:
-    """Watches from its making on."""
+class OomWatch:
+    """Detects kills from its creation on."""
 
     def __init__(self, root: Path = Path("/")) -> None:
         self._root = root
-        self._before, self._began = groups(root), time.clock_gettime(time.CLOCK_BOOTTIME)
+        self._before, self._began = read_groups(root), time.clock_gettime(time.CLOCK_BOOTTIME)
 
-    def killed(self, pids: Collection[int] = ()) -> str:
-        """That one of our processes was killed for want of memory, in words; empty where nothing says so.
+    def describe_kill(self, pids: Collection[int] = ()) -> str:
+        """Return in words that the kernel killed one of our processes; empty if there is no sign of it.
 
         Args:
-            pids: theirs, as far as they are known: where no control group of ours counts, the kernel's log is asked for them.
+            pids: of our processes, as far as known: if only the machine counts kills, the kernel log must name one of them.
         """
-        said = since(self._before, self._root)
-        if not said or self._before[0].path:
-            return said
-        logged = self._logged(pids)
-        return said if logged is None else logged and f"{_KILLED_FOR_IT} ({logged})"
+        kill = describe_kills_since(self._before, self._root)
+        if not kill or self._before[0].path:
+            return kill
+        message = self._kernel_message(pids)
+        return kill if message is None else message and f"{_OOM_KILL} ({message})"
 
-    def _logged(self, pids: Collection[int]) -> str | None:
-        """What the kernel's log has of them since we watch; None where it cannot be read."""
+    def _kernel_message(self, pids: Collection[int]) -> str | None:
+        """Return the kernel's message about one of these processes; empty if there is none, None if the log cannot be read."""
         try:
             lines = kernel_log.read_log(self._root / "dev/kmsg", commands=()).lines
         except OSError:
             return None
         for line in reversed(lines):
-            found = _KILLED.search(kernel_log.message(line))
-            if found and int(found[2]) in pids and kernel_log.uptime(line) >= self._began:
-                return f"kernel log: {found[0]}"
+            match = _KERNEL_MESSAGE.search(kernel_log.message(line))
+            if match and int(match[2]) in pids and kernel_log.uptime(line) >= self._began:
+                return f"kernel log: {match[0]}"
         return ""
 
 
-def since(before: Sequence[Group], root: Path = Path("/")) -> str:
-    """Kills counted since then in the nearest group that is still there, in words; empty where there were none."""
-    there = [(group, now) for group in before if (now := _again(group, root))]
-    # The machine counts everybody's kills: it is asked only where no control group of ours ever counted.
-    if not there or (not there[0][0].path and len(before) > 1):
+def describe_kills_since(before: Sequence[Group], root: Path = Path("/")) -> str:
+    """Return in words the kills that the nearest remaining group has counted since then; empty if there are none."""
+    pairs = [(group, now) for group in before if (now := _read_again(group, root))]
+    # The machine counts the kills of every process: it is used only if no control group of ours ever counted.
+    if not pairs or (not pairs[0][0].path and len(before) > 1):
         return ""
-    count = there[0][1].kills - there[0][0].kills
+    nearest_before, nearest_now = pairs[0]
+    count = nearest_now.kills - nearest_before.kills
     if count <= 0:
         return ""
-    if not there[0][0].path:
-        return f"{_KILLED_FOR_IT} (oom_kill {count} on this host)"
-    met = [now.limit for earlier, now in there if now.limit is not None and now.hits > earlier.hits]
-    why = f"limit {min(met) / 1e6:.0f} MB" if met else "the host had none left"
-    return f"{_KILLED_FOR_IT} (oom_kill {count}, {why})"
+    if not nearest_before.path:
+        return f"{_OOM_KILL} (oom_kill {count} on this host)"
+    limits = [now.limit for earlier, now in pairs if now.limit is not None and now.hits > earlier.hits]
+    reason = f"limit {min(limits) / 1e6:.0f} MB" if limits else "the host had none left"
+    return f"{_OOM_KILL} (oom_kill {count}, {reason})"
 
 
-def _again(group: Group, root: Path) -> Group | None:
-    return _group(Path(group.path)) if group.path else _machine(root)
+def _read_again(group: Group, root: Path) -> Group | None:
+    return _read_group(Path(group.path)) if group.path else _read_machine(root)
 
 
-def _machine(root: Path) -> Group | None:
-    kills = _counts(root / "proc/vmstat").get("oom_kill")
+def _read_machine(root: Path) -> Group | None:
+    kills = _read_counters(root / "proc/vmstat").get("oom_kill")
     return None if kills is None else Group(path="", kills=kills)
 
 
-def remember(path: Path) -> None:
-    """Writes down what is counted now, for `told` after the end of a process that cannot speak any more."""
-    documents.write_text(path, json.dumps([asdict(group) for group in groups()]))
+def save_counters(path: Path) -> None:
+    """Save the current counters, for `describe_kill_since_save` after a process has ended."""
+    documents.write_text(path, json.dumps([asdict(group) for group in read_groups()]))
 
 
-def told(path: Path) -> str:
-    """What was killed for want of memory since `remember`, in words; empty where nothing was, or nothing was remembered."""
+def describe_kill_since_save(path: Path) -> str:
+    """Return in words what was killed since `save_counters`; empty if nothing was, or no counters were saved."""
     try:
         before = [Group(**item) for item in json.loads(path.read_bytes())]
     except (OSError, ValueError, TypeError):
         return ""
-    return since(before)
+    return describe_kills_since(before)

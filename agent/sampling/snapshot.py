@@ -1,4 +1,4 @@
-"""Snapshots for the record, from the collectors' families."""
+"""Take snapshots for the record from the families of the collectors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Stuck = dict[str, PendingCall[Any]]
 """Collector -> its call that is past the deadline."""
 
 
-def now() -> str:
+def utc_now() -> str:
     """Return the current time in UTC, ISO 8601 with `Z`."""
     return datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%S.%fZ")
 
@@ -50,8 +50,8 @@ def _timed(collector: Collector) -> tuple[list[Family], float]:
     return families, time.monotonic() - start
 
 
-def take(
-    collectors: Iterable[Collector], *, stage: str, phase: str, clock: Callable[[], str] = now
+def take_snapshot(
+    collectors: Iterable[Collector], *, stage: str, phase: str, clock: Callable[[], str] = utc_now
 ) -> tuple[Snapshot, tuple[Gpu, ...]]:
     """Return a snapshot of all collectors, and the GPUs in it."""
     at, began = clock(), time.monotonic()
@@ -94,14 +94,17 @@ def _metric(family: Family) -> Metric:
     )
 
 
+IDENTITY_FAMILIES = ("gpu.name", "gpu.serial", "gpu.uuid", "gpu.pci_bus_id")
+
+
 def identities(families: Iterable[Family]) -> tuple[Gpu, ...]:
-    """The GPUs by which a record names its parts. A GPU that does not tell its name is not among them."""
-    known: dict[str, dict[str, str]] = {}
+    """Return the GPUs that the families identify. A GPU without a name is left out."""
+    parts_by_gpu: dict[str, dict[str, str]] = {}
     for family in families:
-        if family.name in ("gpu.name", "gpu.serial", "gpu.uuid", "gpu.pci_bus_id"):
+        if family.name in IDENTITY_FAMILIES:
             for labels, value in family.readings:
                 if not isinstance(value, Absent):
-                    known.setdefault(labels["gpu"], {})[family.name.removeprefix("gpu.")] = str(value)
+                    parts_by_gpu.setdefault(labels["gpu"], {})[family.name.removeprefix("gpu.")] = str(value)
     return tuple(
         Gpu(
             index=int(index),
@@ -110,6 +113,6 @@ def identities(families: Iterable[Family]) -> tuple[Gpu, ...]:
             name=parts["name"],
             pci_bus_id=parts.get("pci_bus_id", ""),
         )
-        for index, parts in sorted(known.items(), key=lambda item: int(item[0]))
+        for index, parts in sorted(parts_by_gpu.items(), key=lambda item: int(item[0]))
         if "name" in parts
     )

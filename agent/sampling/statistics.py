@@ -1,4 +1,4 @@
-"""Of repeated times: median, extremes, spread, and how sure the median is."""
+"""Summarize repeated measurements: median, extremes, spread, and the precision of the median."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from schemas.records import Samples
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """Seconds of each repetition, and why there were no more: `precision` or `time`."""
+    """Seconds of each repetition, and why the repetitions stopped: `precision` or `time`."""
 
     seconds: Sequence[float]
     stopped: str = ""
 
 
 def interval(values: Sequence[float]) -> float | None:
-    """Half the 95 % confidence interval of the median over the median; None where there are fewer than six values.
+    """Return half the 95 % confidence interval of the median, relative to the median; None for fewer than six values.
 
     Distribution-free, from the order statistics (Conover, Practical Nonparametric Statistics, 3.2): the times of a GPU
-    are skewed, so that a normal interval would promise too much.
+    are skewed, so that a normal interval would be too narrow.
     """
     n, ordered = len(values), sorted(values)
     if n < 6 or not ordered[0] > 0:
@@ -32,7 +32,7 @@ def interval(values: Sequence[float]) -> float | None:
 
 
 def summarize(values: Sequence[float], stopped: str = "") -> Samples:
-    """Count, extremes, median, coefficient of variation and precision of one or more values."""
+    """Return count, extremes, median, coefficient of variation and precision of one or more values."""
     mean = statistics.fmean(values)
     return Samples(
         n=len(values),

@@ -1,4 +1,4 @@
-"""What each GPU drew, and what held its clocks down, while the ranks were at it: sampled many times a second."""
+"""Sample power, clocks, temperature and throttling of each GPU many times a second while the ranks run."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from agent.sampling.statistics import summarize
@@ -20,144 +20,191 @@ from schemas.scopes import Scope
 from schemas.trace import UNREAD, Trace, traced
 
 PERIOD_S = 0.05
-KEPT = 72_000
-"""Samples kept, an hour of them."""
-LEAST_HZ = 10.0
-LONGEST_GAP_S = 1.0
-"""What was sampled more thinly proves nothing: a slowdown would fall between the samples."""
+MAX_SAMPLES = 72_000
+"""An hour of samples."""
+MIN_HZ = 10.0
+MAX_GAP_S = 1.0
+"""A window with a lower rate or a longer gap proves nothing: a slowdown could fall between two samples."""
 
-Sample = tuple[float, Mapping[int, GpuSample | Absent]]
+GpuSamples = Mapping[int, GpuSample | Absent]
+"""NVML index -> what the GPU showed at one moment."""
 
 
-class Beating(threading.Thread):
-    """Reads power, clocks, temperature and clock event reasons of these GPUs until it is told to stop.
+class NvmlPoller(threading.Thread):
+    """Reads GPUs at a fixed period until it is stopped: a context manager.
 
-    A daemon: a driver that blocks must not keep the process.
+    The thread is a daemon and is not waited for: a driver that blocks must not keep the process alive.
     """
 
-    def __init__(self, pulse: Callable[[], FastReader], period_s: float) -> None:
+    def __init__(self, open_reader: Callable[[], FastReader], period_s: float) -> None:
         super().__init__(daemon=True)
-        self._pulse, self._period_s = pulse, period_s
-        self._ended = threading.Event()
+        self._open_reader, self._period_s = open_reader, period_s
+        self._stopped = threading.Event()
         self._error = ""
 
     def run(self) -> None:
         try:
-            self.beat(self._pulse())
-        except Exception as error:  # noqa: BLE001 - NVML's own errors are as many as its versions; each costs the samples only
+            self.poll(self._open_reader())
+        except Exception as error:  # noqa: BLE001 - NVML's errors differ from version to version; each costs the samples only
             self._error = f"{type(error).__name__}: {error}"
 
-    def beat(self, pulse: FastReader) -> None:
-        """Reads until the end."""
-        while not self._ended.wait(self._period_s):
-            self.take(time.monotonic(), pulse.read())
+    def poll(self, reader: FastReader) -> None:
+        """Read until the poller is stopped."""
+        while not self._stopped.wait(self._period_s):
+            self.handle(time.monotonic(), reader.read())
 
-    def take(self, at: float, beats: Mapping[int, GpuSample | Absent]) -> None:
-        """One sample."""
+    def handle(self, at: float, samples: GpuSamples) -> None:
+        """Process the samples of one moment, by the clock of `time.monotonic()`."""
         raise NotImplementedError
 
     def stop(self) -> None:
-        """No more samples."""
-        self._ended.set()
+        """Read no more."""
+        self._stopped.set()
 
 
-class Telemetry(Beating):
-    """Keeps what it reads, for the times that the ranks ask for, and how it went all along, for who looks at it later."""
+class Telemetry(NvmlPoller):
+    """Keeps the samples of a launch: for the time windows that the ranks ask for, and as a timeline of the whole launch."""
 
     def __init__(self, devices: Iterable[int]) -> None:
         devices = list(devices)
         super().__init__(lambda: FastReader(devices), PERIOD_S)
         self._devices = devices
-        self._samples: deque[Sample] = deque(maxlen=KEPT)
+        self._samples: deque[tuple[float, GpuSamples]] = deque(maxlen=MAX_SAMPLES)
         self._recorder = Recorder()
         self._lost: dict[int, str] = {}
-        self._heard: set[int] = set()
+        self._sampled: set[int] = set()
+        self._began = time.monotonic()
+
+    def __enter__(self) -> Telemetry:
         self._began = time.monotonic()
         self.start()
+        return self
 
-    def take(self, at: float, beats: Mapping[int, GpuSample | Absent]) -> None:
-        self._samples.append((at, beats))
-        self._recorder.beats(at - self._began, beats)
-        self._heard |= beats.keys()
-        for index, beat in beats.items():
-            if isinstance(beat, Absent):
-                self._recorder.add(at - self._began, UNREAD, f"gpu={index}", "1", 1.0)
-                self._lost.setdefault(index, beat.reason or beat.status)
+    def __exit__(self, *_: object) -> None:
+        self.stop()
 
-    def trace(self, begun: Mapping[str, float]) -> Trace | None:
-        """What every GPU showed from the beginning on, in few buckets; None where there was no time to look.
+    def handle(self, at: float, samples: GpuSamples) -> None:
+        self._samples.append((at, samples))
+        self._recorder.add_samples(at - self._began, samples)
+        self._sampled |= samples.keys()
+        for index, sample in samples.items():
+            if isinstance(sample, Absent):
+                self._recorder.add_value(at - self._began, UNREAD, f"gpu={index}", "1", 1.0)
+                self._lost.setdefault(index, sample.reason or sample.status)
+
+    def trace(self, start_times: Mapping[str, float]) -> Trace | None:
+        """Return a short timeline of every GPU over the launch; None if there was no time for a sample.
 
         Args:
-            begun: benchmark -> when it began, by the clock of `time.monotonic()`.
+            start_times: benchmark -> when it began, by the clock of `time.monotonic()`.
         """
         now = time.monotonic()
-        began_s = {name: max(0.0, at - self._began) for name, at in begun.items() if at <= now}
+        began_s = {name: max(0.0, at - self._began) for name, at in start_times.items() if at <= now}
         silent = self._error or ("the driver gave no sample" if now - self._began > 1 else "")
-        reasons = {**{index: silent for index in self._devices if silent and index not in self._heard}, **self._lost}
-        lost = {str(index): reason[:512] for index, reason in sorted(reasons.items())}
+        unsampled = {index: silent for index in self._devices if silent and index not in self._sampled}
+        lost = {str(index): reason[:512] for index, reason in sorted({**unsampled, **self._lost}.items())}
         return traced(self._recorder.timeline(), began_s, lost)
 
     def observations(
         self, windows: Sequence[Mapping[str, Any]], measured: Sequence[Observation], stage: str
     ) -> list[Observation]:
-        """For each window that a rank asked for, the catalogue's sampled outputs of its benchmark on that device."""
+        """Return, for each window that a rank asked for, the sampled outputs of its benchmark on that GPU."""
         samples = list(self._samples)
-        return [found for window in windows for found in self._of(window, samples, measured, stage)]
+        return [
+            observation
+            for window in windows
+            for observation in self._window_observations(window, samples, measured, stage)
+        ]
 
-    def _of(
-        self, window: Mapping[str, Any], samples: Sequence[Sample], measured: Sequence[Observation], stage: str
-    ) -> Iterable[Observation]:
-        benchmark, scope, params = window["benchmark"], window["scope"], window["params"]
-        index = int(Scope.parse(scope).get("gpu"))
-        span = window["end"] - window["begin"]
-        read = [(at, beats[index]) for at, beats in samples if window["begin"] <= at <= window["end"]]
-        seen = [beat for _, beat in read if not isinstance(beat, Absent)]
-        reason = self._error or _too_thin(window, read)
+    def _window_observations(
+        self,
+        window: Mapping[str, Any],
+        samples: Sequence[tuple[float, GpuSamples]],
+        measured: Sequence[Observation],
+        stage: str,
+    ) -> Iterator[Observation]:
+        index = int(Scope.parse(window["scope"]).get("gpu"))
+        in_window = [(at, by_gpu[index]) for at, by_gpu in samples if window["begin"] <= at <= window["end"]]
+        reason = self._error or _why_unusable(window, in_window)
         if reason:
-            for output in BENCHMARKS[benchmark].outputs:
-                if output.sampled:
-                    yield Observation(
-                        name=output.name,
-                        scope=scope,
-                        stage=stage,
-                        unit=output.unit,
-                        status=ERROR,
-                        reason=reason,
-                        params=params,
-                    )
+            yield from _errors(window, stage, reason)
             return
-        power, clock, temperature, reasons, *_ = zip(*seen, strict=True)
-        common: dict[str, Any] = {"scope": scope, "stage": stage, "status": MEASURED}
-        told = {**params, "samples_per_second": round(len(seen) / span, 1)}
-        for name, unit, values in (("power", "W", power), ("clock", "Hz", clock), ("temperature", "Cel", temperature)):
-            figures = summarize(values)
-            # At its limit power and clock swing, and NVML gives the clock in steps of 1 %: their means; the highest temperature.
-            value = figures.max if name == "temperature" else statistics.fmean(values)
-            yield Observation(
-                name=f"{benchmark}.{name}", unit=unit, value=value, samples=figures, params=told, **common
-            )
-        for reason, mask in THROTTLE_REASONS.items():
-            share = sum(bool(seen & mask) for seen in reasons) / len(reasons)
-            yield Observation(
-                name=f"{benchmark}.throttled_share", unit="1", value=share, params={**told, "reason": reason}, **common
-            )
-        for rate in measured:
-            if (rate.name, rate.scope, rate.status) == (f"{benchmark}.throughput", scope, MEASURED) and (
-                params.items() <= rate.params.items()
-            ):
-                for name, unit, values in (("efficiency", "FLOP/J", power), ("flop_per_cycle", "FLOP/cycle", clock)):
-                    value = float(rate.value or 0) / statistics.fmean(values)
-                    yield Observation(name=f"{benchmark}.{name}", unit=unit, value=value, params=told, **common)
+        values = [sample for _, sample in in_window if isinstance(sample, GpuSample)]
+        rate = round(len(values) / (window["end"] - window["begin"]), 1)
+        common: dict[str, Any] = {"scope": window["scope"], "stage": stage, "status": MEASURED}
+        params = {**window["params"], "samples_per_second": rate}
+        yield from _levels(window["benchmark"], values, params, common)
+        yield from _throttled_shares(window["benchmark"], values, params, common)
+        yield from _efficiencies(window, values, measured, params, common)
 
 
-def _too_thin(window: Mapping[str, Any], read: Sequence[tuple[float, GpuSample | Absent]]) -> str:
-    """Why the samples do not tell what went on in the window, or an empty string."""
-    lost = [beat.reason for _, beat in read if isinstance(beat, Absent)]
-    if lost:
-        return f"{len(lost)} of {len(read)} samples could not be had: {lost[-1]}"
-    times = [window["begin"], *(at for at, _ in read), window["end"]]
+def _errors(window: Mapping[str, Any], stage: str, reason: str) -> Iterator[Observation]:
+    for output in BENCHMARKS[window["benchmark"]].outputs:
+        if output.sampled:
+            yield Observation(
+                name=output.name,
+                scope=window["scope"],
+                stage=stage,
+                unit=output.unit,
+                status=ERROR,
+                reason=reason,
+                params=window["params"],
+            )
+
+
+def _levels(
+    benchmark: str, samples: Sequence[GpuSample], params: dict[str, Any], common: dict[str, Any]
+) -> Iterator[Observation]:
+    """Yield mean power, mean clock and highest temperature.
+
+    At its power limit a GPU swings in power and clock, and NVML reports the clock in steps of 1 %: therefore the mean.
+    """
+    for name, unit, values in (
+        ("power", "W", [sample.power for sample in samples]),
+        ("clock", "Hz", [sample.clock for sample in samples]),
+        ("temperature", "Cel", [sample.temperature for sample in samples]),
+    ):
+        summary = summarize(values)
+        value = summary.max if name == "temperature" else statistics.fmean(values)
+        yield Observation(name=f"{benchmark}.{name}", unit=unit, value=value, samples=summary, params=params, **common)
+
+
+def _throttled_shares(
+    benchmark: str, samples: Sequence[GpuSample], params: dict[str, Any], common: dict[str, Any]
+) -> Iterator[Observation]:
+    for reason, mask in THROTTLE_REASONS.items():
+        share = sum(bool(sample.reasons & mask) for sample in samples) / len(samples)
+        yield Observation(
+            name=f"{benchmark}.throttled_share", unit="1", value=share, params={**params, "reason": reason}, **common
+        )
+
+
+def _efficiencies(
+    window: Mapping[str, Any],
+    samples: Sequence[GpuSample],
+    measured: Sequence[Observation],
+    params: dict[str, Any],
+    common: dict[str, Any],
+) -> Iterator[Observation]:
+    """Yield the measured throughput of the window per joule and per clock cycle."""
+    benchmark = window["benchmark"]
+    power, clock = (statistics.fmean(values) for values in zip(*((s.power, s.clock) for s in samples), strict=True))
+    for rate in measured:
+        is_throughput = (rate.name, rate.scope, rate.status) == (f"{benchmark}.throughput", window["scope"], MEASURED)
+        if is_throughput and window["params"].items() <= rate.params.items():
+            for name, unit, mean in (("efficiency", "FLOP/J", power), ("flop_per_cycle", "FLOP/cycle", clock)):
+                value = float(rate.value or 0) / mean
+                yield Observation(name=f"{benchmark}.{name}", unit=unit, value=value, params=params, **common)
+
+
+def _why_unusable(window: Mapping[str, Any], samples: Sequence[tuple[float, GpuSample | Absent]]) -> str:
+    """Return why these samples do not describe the window; empty if they do."""
+    failed = [sample.reason for _, sample in samples if isinstance(sample, Absent)]
+    if failed:
+        return f"{len(failed)} of {len(samples)} samples failed: {failed[-1]}"
+    times = [window["begin"], *(at for at, _ in samples), window["end"]]
     gap = max(later - earlier for earlier, later in itertools.pairwise(times))
     span = window["end"] - window["begin"]
-    if len(read) < LEAST_HZ * span or gap > LONGEST_GAP_S:
-        return f"{len(read)} samples in {span:.1f} s, {gap:.1f} s without one: fewer than {LEAST_HZ:g} a second"
+    if len(samples) < MIN_HZ * span or gap > MAX_GAP_S:
+        return f"{len(samples)} samples in {span:.1f} s, longest gap {gap:.1f} s: fewer than {MIN_HZ:g} a second"
     return ""

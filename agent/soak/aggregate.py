@@ -1,7 +1,7 @@
-"""Many rounds of the same benchmarks -> one observation of each figure, a few launches and a few snapshots.
+"""Aggregate many rounds of the same benchmarks: one observation per figure, a few launches and a few snapshots.
 
-What must never be (wrong words, a loss that is no number, a round in which a figure could not be had) stays, however many
-good rounds come after it; of what is a rate the median over the soak is told.
+A fault (wrong words, a loss that is not a number, a figure that could not be measured in one round) stays, however many good
+rounds follow. A rate becomes its median over the soak.
 """
 
 from __future__ import annotations
@@ -11,94 +11,98 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import replace
 
-from agent.sampling.snapshot_sampler import Watch
+from agent.sampling.snapshot_sampler import SnapshotSelector
 from agent.sampling.timeline import Recorder
 from schemas.catalogue import BENCHMARKS
 from schemas.readings import READINGS
 from schemas.records import MEASURED, Launch, Metric, Observation, Samples, Snapshot, Value
 
-APART = ("numa", "world_size")
-"""Parameters that the catalogue does not list, and that make another figure all the same."""
+EXTRA_KEYS = ("numa", "world_size")
+"""Parameters that the catalogue does not list, and that identify a figure nevertheless."""
 ADDED = ("wrong_words", "wrong_products", "wrong_elements", "mismatches")
 WORST = {"temperature": max, "throttled_share": max, "loss_ratio": max, "tested_share": min, "accuracy": min}
-"""Last parts of names -> which of many rounds' values is told."""
+"""Last part of a name -> which of the values of many rounds is kept."""
 DIGEST, MISMATCHES = "digest.value", "digest.mismatches"
 THEN = ", then "
-"""Between texts that should have been one and the same in all rounds."""
+"""Separates texts that should have been the same in all rounds."""
 FIRST_LAUNCHES, LAST_LAUNCHES, FAILED_LAUNCHES = 1, 3, 16
 CHANGED_SNAPSHOTS = 8
-FALLEN_PAIRS = 8
-"""Two snapshots between which the host was started anew, that are kept besides."""
+REBOOT_PAIRS = 8
+"""Pairs of snapshots before and after a reboot that are kept."""
 UPTIME = "host.uptime"
-RESTLESS = ("gpu.throttle.active", "gpu.tenant", "host.cpu.governor", "gpu.performance_state")
-"""Flags that come and go as work does: that they changed is no reason to keep a snapshot."""
-_OVER = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]
+CHANGES_WITH_LOAD = ("gpu.throttle.active", "gpu.tenant", "host.cpu.governor", "gpu.performance_state")
+"""Readings that change with the load: their change is no reason to keep a snapshot."""
+_IDENTIFYING = [(output, frozenset(output.over)) for entry in BENCHMARKS.values() for output in entry.outputs]
 
-Place = tuple[str, str, tuple[tuple[str, Value], ...]]
-
-
-def settings_of(seen: Observation) -> dict[str, Value]:
-    """The parameters by which two rounds' figures are the same figure."""
-    over = next((keys for output, keys in _OVER if output.makes(seen.name)), None)
-    if over is None:
-        return dict(seen.params)
-    return {key: value for key, value in seen.params.items() if key in over or key in APART}
+FigureKey = tuple[str, str, tuple[tuple[str, Value], ...]]
+"""Name, scope and identifying parameters."""
 
 
-def place_of(seen: Observation) -> Place:
-    """Which figure of which part it is."""
-    return seen.name, seen.scope, tuple(sorted(settings_of(seen).items()))
+def identifying_params(observation: Observation) -> dict[str, Value]:
+    """Return the parameters by which figures of two rounds are the same figure."""
+    keys = next((keys for output, keys in _IDENTIFYING if output.makes(observation.name)), None)
+    if keys is None:
+        return dict(observation.params)
+    return {key: value for key, value in observation.params.items() if key in keys or key in EXTRA_KEYS}
 
 
-def folded(
-    before: Sequence[Observation], seen: Sequence[Observation], recorder: Recorder, *, at_s: float, number: int
+def figure_key(observation: Observation) -> FigureKey:
+    """Return which figure of which part the observation is."""
+    return observation.name, observation.scope, tuple(sorted(identifying_params(observation).items()))
+
+
+def aggregate_rounds(
+    before: Sequence[Observation], new: Sequence[Observation], recorder: Recorder, *, at_s: float, number: int
 ) -> list[Observation]:
-    """The observations of all rounds, from those of the rounds before and those of this one."""
-    found = {place_of(item): item for item in before}
-    for item in seen:
-        place = place_of(item)
-        old = found.get(place)
-        value = item.value
-        if item.status == MEASURED and isinstance(value, int | float) and not isinstance(value, bool):
-            recorder.add(at_s, item.name, item.scope, item.unit, float(value), settings_of(item))
+    """Return the observations of all rounds, from those of the rounds before and those of round `number`."""
+    by_key = {figure_key(observation): observation for observation in before}
+    for observation in new:
+        key = figure_key(observation)
+        old = by_key.get(key)
+        value = observation.value
+        if observation.status == MEASURED and isinstance(value, int | float) and not isinstance(value, bool):
+            params = identifying_params(observation)
+            recorder.add_value(at_s, observation.name, observation.scope, observation.unit, float(value), params)
         if old is not None and old.status != MEASURED:
             continue
-        if item.status != MEASURED:
-            item = replace(item, reason=f"in round {number}: {item.reason}"[:4096], samples=None)
+        if observation.status != MEASURED:
+            reason = f"in round {number}: {observation.reason}"[:4096]
+            observation = replace(observation, reason=reason, samples=None)
         elif old is not None:
-            item = _joined(old, item, recorder)
-            if item.name == DIGEST and item.value != old.value:  # it did not repeat itself, if not within a round
-                _add_mismatch(found, (MISMATCHES, *place[1:]))
-        found[place] = item
-    return list(found.values())
+            observation = _combine(old, observation, recorder)
+            if observation.name == DIGEST and observation.value != old.value:  # it differs between rounds
+                _add_mismatch(by_key, (MISMATCHES, *key[1:]))
+        by_key[key] = observation
+    return list(by_key.values())
 
 
-def _add_mismatch(found: dict[Place, Observation], place: Place) -> None:
-    counted = found.get(place)
-    if counted and isinstance(counted.value, int):
-        found[place] = replace(counted, value=counted.value + 1)
+def _add_mismatch(by_key: dict[FigureKey, Observation], key: FigureKey) -> None:
+    count = by_key.get(key)
+    if count and isinstance(count.value, int):
+        by_key[key] = replace(count, value=count.value + 1)
 
 
-def _joined(old: Observation, new: Observation, recorder: Recorder) -> Observation:
-    """Two rounds' measurements of one figure, `old` being that of all rounds before."""
-    one, other = old.value, new.value
-    if isinstance(other, bool):
-        return replace(new, value=bool(one) and other)
-    if isinstance(one, str) or isinstance(other, str) or one is None or other is None:
-        seen = str(one).split(THEN)
-        return replace(new, value=THEN.join([*seen, *([] if str(other) in seen else [str(other)])])[:1024])
+def _combine(old: Observation, new: Observation, recorder: Recorder) -> Observation:
+    """Combine the figure of all rounds before, `old`, with that of the new round."""
+    old_value, new_value = old.value, new.value
+    if isinstance(new_value, bool):
+        return replace(new, value=bool(old_value) and new_value)
+    if isinstance(old_value, str) or isinstance(new_value, str) or old_value is None or new_value is None:
+        texts = str(old_value).split(THEN)
+        more = [] if str(new_value) in texts else [str(new_value)]
+        return replace(new, value=THEN.join([*texts, *more])[:1024])
     last = new.name.rpartition(".")[2]
     if last in ADDED:
-        return replace(new, value=one + other)
+        return replace(new, value=old_value + new_value)
     samples = _samples(new, recorder)
     if last in WORST:
-        return replace(new, value=WORST[last](one, other), samples=samples)
+        return replace(new, value=WORST[last](old_value, new_value), samples=samples)
     return replace(new, value=samples.p50, samples=samples)
 
 
-def _samples(seen: Observation, recorder: Recorder) -> Samples:
-    """Count, extremes and median of the rounds so far, as far as the buckets tell."""
-    series = recorder.of(seen.name, seen.scope, settings_of(seen))
+def _samples(observation: Observation, recorder: Recorder) -> Samples:
+    """Return count, extremes and median of the rounds so far, at the resolution of the recorder's buckets."""
+    series = recorder.series(observation.name, observation.scope, identifying_params(observation))
     assert series is not None  # noqa: S101 - the value was added just before
     spread = statistics.pstdev(series.mean)
     mean = statistics.fmean(series.mean)
@@ -111,49 +115,53 @@ def _samples(seen: Observation, recorder: Recorder) -> Samples:
     )
 
 
-def few_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
-    """The first, the last and those that failed; the logs of ranks that ended well are left out."""
-    failed = [place for place, launch in enumerate(launches) if not launch.good]
+def select_launches(launches: Sequence[Launch]) -> tuple[Launch, ...]:
+    """Return the first launch, the last ones and the failed ones. Logs of ranks that finished are dropped."""
+    failed = [index for index, launch in enumerate(launches) if not launch.good]
     chosen = {
         *range(FIRST_LAUNCHES),
         *failed[:FAILED_LAUNCHES],
         *range(max(0, len(launches) - LAST_LAUNCHES), len(launches)),
     }
-    return tuple(_brief(launch) for place, launch in enumerate(launches) if place in chosen)
+    return tuple(_without_logs(launch) for index, launch in enumerate(launches) if index in chosen)
 
 
-def _brief(launch: Launch) -> Launch:
+def _without_logs(launch: Launch) -> Launch:
     if not launch.good:
         return launch
     return replace(launch, log_tail="", ranks=tuple(replace(rank, log_tail="") for rank in launch.ranks))
 
 
-def few_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
-    """The first before, the last after, those in which a state was another or a counter had fallen, both sides of a reboot,
-    and of the others what a stage keeps."""
-    watch = Watch()
-    for taken in snapshots:
-        if taken.phase == "during":
-            watch.see(taken)
-    edges = [taken for taken in snapshots if taken.phase != "during"]
+def select_snapshots(snapshots: Sequence[Snapshot]) -> tuple[Snapshot, ...]:
+    """Return the snapshots that the record keeps.
+
+    These are the first before a round and the last after one, those with a changed state or a counter that fell, both sides of
+    a reboot, and of those during the rounds the ones that a stage keeps.
+    """
+    selector = SnapshotSelector()
+    for snapshot in snapshots:
+        if snapshot.phase == "during":
+            selector.add(snapshot)
+    edges = [snapshot for snapshot in snapshots if snapshot.phase != "during"]
     kept = edges[:1] + edges[-1:] if len(edges) > 1 else edges
     changed = [later for earlier, later in itertools.pairwise(edges) if _differs(earlier, later)]
-    reboots = [pair for pair in itertools.pairwise(edges) if _rebooted(*pair)][:FALLEN_PAIRS]
-    for taken in (*changed[:CHANGED_SNAPSHOTS], *itertools.chain.from_iterable(reboots)):
-        kept += [taken] if taken not in kept else []
-    return tuple(sorted([*kept, *watch.kept()], key=lambda taken: taken.at))
+    reboots = [pair for pair in itertools.pairwise(edges) if _rebooted(*pair)][:REBOOT_PAIRS]
+    for snapshot in (*changed[:CHANGED_SNAPSHOTS], *itertools.chain.from_iterable(reboots)):
+        kept += [snapshot] if snapshot not in kept else []
+    return tuple(sorted([*kept, *selector.selected()], key=lambda snapshot: snapshot.at))
 
 
 def _rebooted(earlier: Snapshot, later: Snapshot) -> bool:
-    """Whether the time since boot fell: the one side without the other would not show it, once it has grown again."""
+    """Return whether the uptime fell. Both sides are needed: once the uptime has grown again, one alone does not show it."""
     before, after = (
-        [value for metric in taken.metrics if metric.name == UPTIME for value in metric.values.values()]
-        for taken in (earlier, later)
+        [value for metric in snapshot.metrics if metric.name == UPTIME for value in metric.values.values()]
+        for snapshot in (earlier, later)
     )
-    return any(
-        isinstance(one, int | float) and isinstance(other, int | float) and other < one
-        for one, other in zip(before, after, strict=False)
-    )
+    return any(_fell(old, new) for old, new in zip(before, after, strict=False))
+
+
+def _fell(old: Value, new: Value) -> bool:
+    return isinstance(old, int | float) and isinstance(new, int | float) and new < old
 
 
 def _differs(earlier: Snapshot, later: Snapshot) -> bool:
@@ -161,18 +169,15 @@ def _differs(earlier: Snapshot, later: Snapshot) -> bool:
     return any(
         _changed(before[metric.name], metric)
         for metric in later.metrics
-        if metric.name in before and not metric.name.startswith(RESTLESS)
+        if metric.name in before and not metric.name.startswith(CHANGES_WITH_LOAD)
     )
 
 
 def _changed(before: Metric, after: Metric) -> bool:
-    """Whether a flag, a text or a reason is another, or a counter has fallen. A number that is no counter may go up and down."""
-    counter = after.name in READINGS and READINGS[after.name].counter
+    """Return whether a flag, a text or a reason changed, or a counter fell. Other numbers may rise and fall."""
     if before.absent.keys() != after.absent.keys():
         return True
     pairs = [(before.values[scope], value) for scope, value in after.values.items() if scope in before.values]
-    if counter:
-        return any(
-            isinstance(one, int | float) and isinstance(other, int | float) and other < one for one, other in pairs
-        )
-    return any(one != other for one, other in pairs if isinstance(other, bool | str))
+    if after.name in READINGS and READINGS[after.name].counter:
+        return any(_fell(old, new) for old, new in pairs)
+    return any(old != new for old, new in pairs if isinstance(new, bool | str))

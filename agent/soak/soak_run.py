@@ -1,4 +1,4 @@
-"""A host's part in a run while it soaks: the record, which every round is folded into, and how far the soak is."""
+"""A host's part in a run during a soak: the record, into which each round is aggregated, and the progress of the soak."""
 
 from __future__ import annotations
 
@@ -13,33 +13,33 @@ from pathlib import Path
 
 from agent.exporter.live import Span
 from agent.run.record import HostRun
-from agent.run.work_directory import results, set_aside
-from agent.sampling.snapshot import now
+from agent.run.work_directory import archive_logs, read_results
+from agent.sampling.snapshot import utc_now
 from agent.sampling.timeline import Recorder
-from agent.soak.aggregate import few_launches, few_snapshots, folded
+from agent.soak.aggregate import aggregate_rounds, select_launches, select_snapshots
 from schemas import documents
 from schemas.records import ERROR, MEASURED, Launch, Observation, Record, Snapshot, to_json
 from schemas.stages import SOAK
 from schemas.timeline import Soak, soak_from_json
 
 CHECKPOINT, CHECKPOINT_BYTES = "soak.json", 32_000_000
-ROUND = "soak.round"
-"""Beside the ranks' files: the number of the round that is under way."""
-OUR_DOING = re.compile(
+ROUND_FILE = "soak.round"
+"""Number of the round that is running, beside the ranks' files."""
+CAUSED_BY_INTERRUPTION = re.compile(
     r"SIGTERM|signal 15|SystemExit: 143|Connection (closed|reset) by (remote )?peer|Broken pipe|remote process exited"
     r"|failed to recv, got 0 bytes",
     re.IGNORECASE,
 )
-"""Errors of a round that was cut off: its ranks were ended with their supervisor, some before others."""
+"""Errors of a round that was interrupted: its ranks ended with their supervisor, some before others."""
 
 
 class SoakRun(HostRun):
-    """A host's part in a run while it soaks: what a round brings is folded into what the rounds before brought."""
+    """A host's part in a run during a soak: each round is aggregated with the rounds before."""
 
     def __init__(self, directory: Path, host: str) -> None:
         super().__init__(directory, host)
         self._planned_s = self.plan.stage(SOAK).duration_s
-        self._state = self._last()
+        self._state = self._read_state()
         self._base_s = self._state.soaked_s
         self._recorder = Recorder(self._state.timeline)
         self._lock = threading.Lock()
@@ -47,169 +47,177 @@ class SoakRun(HostRun):
         self._started: float | None = None
         self._offset_s = 0.0
 
-    def _last(self) -> Soak:
-        """How far it was when that was last written: beside the record, where a round was cut off."""
-        found = self.record().soak
+    def _read_state(self) -> Soak:
+        """Return the progress that was written last: in the record, or in the checkpoint if a round was interrupted."""
+        recorded = self.record().soak
         try:
-            there = soak_from_json(documents.read(self.directory / CHECKPOINT, SOAK, max_bytes=CHECKPOINT_BYTES))
+            document = documents.read(self.directory / CHECKPOINT, SOAK, max_bytes=CHECKPOINT_BYTES)
+            checkpoint = soak_from_json(document)
         except documents.DocumentError:
-            there = None
-        if found and found.ended and there:  # the checkpoint has more series
-            return replace(found, timeline=there.timeline)
-        if there and (found is None or (there.began, there.soaked_s) >= (found.began, found.soaked_s)):
-            return there
-        return found or Soak(began=now(), planned_s=self._planned_s, soaked_s=0.0)
+            checkpoint = None
+        if recorded and recorded.ended and checkpoint:  # the checkpoint has more series
+            return replace(recorded, timeline=checkpoint.timeline)
+        if checkpoint and (
+            recorded is None or (checkpoint.began, checkpoint.soaked_s) >= (recorded.began, recorded.soaked_s)
+        ):
+            return checkpoint
+        return recorded or Soak(began=utc_now(), planned_s=self._planned_s, soaked_s=0.0)
 
     @property
     def state(self) -> Soak:
-        """How far it is now, with every series."""
+        """The progress now, with every series."""
         with self._lock:
             return replace(self._state, soaked_s=round(self.soaked_s, 1), timeline=self._recorder.timeline())
 
     @property
     def recorder(self) -> Recorder:
-        """Takes what is seen meanwhile."""
+        """Records values and events during the rounds."""
         return self._recorder
 
     @property
     def soaked_s(self) -> float:
-        """Seconds in which it was carried out."""
+        """Seconds in which the soak was running."""
         return self._base_s + (time.monotonic() - self._started if self._started is not None else 0.0)
 
     @property
     def left_s(self) -> float:
-        """Seconds to go."""
+        """Seconds that remain."""
         return self._planned_s - self.soaked_s
 
     def at_s(self, monotonic: float | None = None) -> float:
-        """Seconds since it began, by the clock of this process from its start on: one that is set must not turn time back."""
+        """Return the seconds since the soak began. Uses the monotonic clock: setting the system clock must not turn time back."""
         return self._offset_s + (time.monotonic() if monotonic is None else monotonic) - (self._started or 0.0)
 
     def start(self) -> None:
-        """From here on time counts."""
+        """Begin to count time."""
         self._started = time.monotonic()
         self._offset_s = max(0.0, time.time() - self._began_at, self._base_s)
 
     def span(self) -> Span:
-        """When it began, and when it will be over if nobody cuts it off."""
+        """Return when the soak began, and when it ends if it is not interrupted."""
         ends = time.time() + max(0.0, self.left_s)
         deadline = ends + self.plan.stage(SOAK).deadline_s
         return Span(began=self._began_at, ends=ends, deadline=deadline, progress=self.progress())
 
     def progress(self) -> float:
-        """The share that is done."""
+        """Return the share that is done."""
         return min(1.0, self.soaked_s / self._planned_s)
 
-    def checkpoint(self) -> None:
-        """Writes down how far it is."""
+    def write_checkpoint(self) -> None:
+        """Write the progress to a file."""
         documents.write_text(self.directory / CHECKPOINT, json.dumps(to_json(self.state), allow_nan=False))
 
-    def grown(
+    def merge(
         self,
         record: Record,
         snapshots: tuple[Snapshot, ...],
         observations: tuple[Observation, ...],
         launches: tuple[Launch, ...],
     ) -> Record:
-        """The record with one more round, and no larger for it."""
-        ours = tuple(seen for seen in record.observations if seen.stage == SOAK)
-        others = tuple(seen for seen in record.observations if seen.stage != SOAK)
+        """Return the record with one more round; its size stays bounded."""
+        before = tuple(observation for observation in record.observations if observation.stage == SOAK)
+        others = tuple(observation for observation in record.observations if observation.stage != SOAK)
         with self._lock:
             for launch in launches:
-                done = launch.good
-                self._state = replace(
-                    self._state, finished=self._state.finished + done, failed=self._state.failed + (not done)
-                )
-                if not done:
-                    self._recorder.note(self.at_s(), "soak.round", "host", f"round {launch.number}: {launch.reason}")
-            ours = tuple(folded(ours, observations, self._recorder, at_s=self.at_s(), number=self._state.rounds))
+                self._count(launch)
+            soaked = aggregate_rounds(before, observations, self._recorder, at_s=self.at_s(), number=self._state.rounds)
         state = self.state
         return replace(
             record,
-            observations=(*others, *ours),
+            observations=(*others, *soaked),
             snapshots=(
-                *(taken for taken in record.snapshots if taken.stage != SOAK),
-                *few_snapshots([taken for taken in (*record.snapshots, *snapshots) if taken.stage == SOAK]),
+                *(snapshot for snapshot in record.snapshots if snapshot.stage != SOAK),
+                *select_snapshots([s for s in (*record.snapshots, *snapshots) if s.stage == SOAK]),
             ),
             launches=(
                 *(launch for launch in record.launches if launch.stage != SOAK),
-                *few_launches([launch for launch in (*record.launches, *launches) if launch.stage == SOAK]),
+                *select_launches([launch for launch in (*record.launches, *launches) if launch.stage == SOAK]),
             ),
             soak=replace(state, timeline=self._recorder.timeline(whole=False)),
         )
 
-    def salvage(self, work: Path) -> str:
-        """Folds in what the ranks of a round that was cut off had measured, and tells of it; nothing where there was none."""
+    def _count(self, launch: Launch) -> None:
+        good = launch.good
+        self._state = replace(self._state, finished=self._state.finished + good, failed=self._state.failed + (not good))
+        if not good:
+            text = f"round {launch.number}: {launch.reason}"
+            self._recorder.add_event(self.at_s(), "soak.round", "host", text)
+
+    def salvage_round(self, work: Path) -> str:
+        """Record what the ranks of an interrupted round had measured; return a line about it, empty if there was none."""
         if not work.is_dir():
             return ""
-        number, recorded = self._under_way(), self.record().soak
+        number, recorded = self._running_round(), self.record().soak
         if recorded and 0 < number <= recorded.rounds:
-            self.clear(work)
+            self.clear_work(work)
             return ""
-        seen = [item for item in results(work, range(len(self.host.devices)))[0] if _counts(item)]
+        observations = read_results(work, range(len(self.host.devices))).observations
+        valid = [observation for observation in observations if _is_valid_despite_interruption(observation)]
         with self._lock:
-            if not 0 < number <= self._state.rounds:  # the checkpoint may have counted what the record lacks
+            if not 0 < number <= self._state.rounds:  # the checkpoint may have counted a round that the record lacks
                 self._state = replace(self._state, cut=self._state.cut + 1)
-        self.recorder.note(self.at_s(), "soak.cut", "host", "the round was cut off with its supervisor")
-        self.add(observations=seen)
-        self.clear(work)
-        return f"a round was cut off; {len(seen)} figures that it had measured count"
+        self.recorder.add_event(self.at_s(), "soak.cut", "host", "the round was interrupted with its supervisor")
+        self.append(observations=valid)
+        self.clear_work(work)
+        return f"a round was interrupted; {len(valid)} figures that it had measured count"
 
     def begin_round(self) -> int:
-        """The number of the next round, which is written down: after a kill it tells whether the record has that round."""
+        """Return the number of the next round, and write it down: after a kill it shows whether the record has that round."""
         number = self.state.rounds + 1
-        documents.write_text(self.directory / "work" / ROUND, f"{number}\n")
+        documents.write_text(self.directory / "work" / ROUND_FILE, f"{number}\n")
         return number
 
-    def _under_way(self) -> int:
-        """Number of the round that was begun last; 0 where that is not known."""
+    def _running_round(self) -> int:
+        """Return the number of the round that was begun last; 0 if it is not known."""
         try:
-            return int((self.directory / "work" / ROUND).read_text())
+            return int((self.directory / "work" / ROUND_FILE).read_text())
         except (OSError, ValueError):
             return 0
 
-    def clear(self, work: Path, *, keep_logs: bool = True) -> None:
-        """Removes what the ranks of a round left."""
+    def clear_work(self, work: Path, *, keep_logs: bool = True) -> None:
+        """Remove what the ranks of a round left."""
         if keep_logs:
-            set_aside(work, self.directory / "logs")
+            archive_logs(work, self.directory / "logs")
         shutil.rmtree(work, ignore_errors=True)
-        (work.parent / ROUND).unlink(missing_ok=True)
+        (work.parent / ROUND_FILE).unlink(missing_ok=True)
 
     def reopen(self) -> None:
-        """Where it had ended because nothing came to its end, it is tried again; the rounds that failed stay counted."""
+        """Continue a soak that ended because its rounds failed; the failed rounds stay counted."""
         with self._lock:
             self._state = replace(self._state, ended="", reason="", ended_by="")
-        self.add()
-        self.checkpoint()
+        self.append()
+        self.write_checkpoint()
 
-    def finish(self, by: str, reason: str) -> Record:
-        """It is over: before its time, where a reason is given."""
+    def finish(self, ended_by: str, reason: str) -> Record:
+        """End the soak; a reason means that it ended before its time."""
         with self._lock:
-            self._state = replace(self._state, ended=now(), ended_by=by, reason=reason[:4096])
-        record = self.add()
-        self.checkpoint()
+            self._state = replace(self._state, ended=utc_now(), ended_by=ended_by, reason=reason[:4096])
+        record = self.append()
+        self.write_checkpoint()
         return record
 
 
-def _counts(seen: Observation) -> bool:
-    """Whether it counts though its round was cut off: what was measured, and an error that is not of our own making."""
-    return seen.status == MEASURED or (seen.status == ERROR and not OUR_DOING.search(seen.reason))
+def _is_valid_despite_interruption(observation: Observation) -> bool:
+    """Return whether the observation was measured, or is an error that the interruption did not cause."""
+    if observation.status == ERROR:
+        return not CAUSED_BY_INTERRUPTION.search(observation.reason)
+    return observation.status == MEASURED
 
 
-def _seconds(moment: str) -> float:
-    return datetime.fromisoformat(moment.replace("Z", "+00:00")).timestamp()
+def _seconds(timestamp: str) -> float:
+    return datetime.fromisoformat(timestamp.replace("Z", "+00:00")).timestamp()
 
 
-def told(soak: Soak) -> str:
-    """How far it is, on one line for people."""
+def format_progress(soak: Soak) -> str:
+    """Return the progress on one line for people."""
     rounds = f"round {soak.rounds}" + (f", {soak.failed} of them failed" if soak.failed else "")
-    time_ = f"{_span(soak.soaked_s)} of {_span(soak.planned_s)}"
+    progress = f"{_duration(soak.soaked_s)} of {_duration(soak.planned_s)}"
     if not soak.ended:
-        return f"soak: {time_}, {rounds}"
-    return f"soak: ended after {time_}, {rounds}" + (f": {soak.reason}" if soak.reason else "")
+        return f"soak: {progress}, {rounds}"
+    return f"soak: ended after {progress}, {rounds}" + (f": {soak.reason}" if soak.reason else "")
 
 
-def _span(seconds: float) -> str:
+def _duration(seconds: float) -> str:
     minutes, rest = divmod(round(seconds), 60)
     hours, minutes = divmod(minutes, 60)
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{rest} s"

@@ -1,4 +1,4 @@
-"""Whether what a soak has found ends it: the host's own record, judged as the plan's `stop_on` says."""
+"""Decide whether a finding ends a soak: judge the host's own record by the plan's `stop_on` policy."""
 
 from __future__ import annotations
 
@@ -15,41 +15,44 @@ from schemas.reports import FAIL, Verdict
 from schemas.stages import SOAK
 
 FATAL = frozenset({"rma", "inspect_hardware", "reset_gpu", "reboot"})
-"""What a finding asks for with which a host is out of work."""
-VALUES = ("wrong_words", "wrong_products", "wrong_elements", "mismatches", "identical", "loss_finite")
-"""Last parts of what a benchmark finds out of a part's health; the others tell how fast it is."""
+"""Actions that take a host out of service."""
+HEALTH_FIGURES = ("wrong_words", "wrong_products", "wrong_elements", "mismatches", "identical", "loss_finite")
+"""Last parts of the names of benchmark figures that show the health of a part; all others show its speed."""
 
 
-def known_packs(run: HostRun) -> tuple[Pack, ...]:
-    """The shipped packs, and of those that the inventory names the ones that this host has too."""
+def read_known_packs(run: HostRun) -> tuple[Pack, ...]:
+    """Return the shipped criteria packs, and those packs of the inventory that are installed on this host too."""
     try:
         return read_packs([name for name in run.plan.criteria if not name.endswith((".yml", ".yaml"))])
     except UsageError:
         return read_packs([])
 
 
-def ending(run: HostRun, record: Record, packs: Sequence[Pack]) -> str:
-    """The finding of the host's own by which the policy ends its soak; empty where there is none."""
+def stopping_finding(run: HostRun, record: Record, packs: Sequence[Pack]) -> str:
+    """Return the finding for which the policy ends this host's soak, in words; empty if there is none."""
     policy = run.plan.stage(SOAK).stop_on
     if policy == "never":
         return ""
-    alone = replace(
+    own_plan = replace(
         run.plan,
         hosts=(run.host,),
         manifest=tuple(part for part in run.plan.manifest if part.host == run.host.name),
     )
-    found = [item for item in judge(alone, {run.host.name: Evidence(records=(record,))}, packs) if item.verdict == FAIL]
+    verdicts = judge(own_plan, {run.host.name: Evidence(records=(record,))}, packs)
+    failed = [verdict for verdict in verdicts if verdict.verdict == FAIL]
     compared = {item.id for pack in packs for item in pack.criteria if item.same_as_fleet is not None}
-    chosen = [item for item in found if policy == "any" or (is_fatal(item) and item.criterion not in compared)]
-    if not chosen:
+    stopping = [
+        verdict for verdict in failed if policy == "any" or (is_fatal(verdict) and verdict.criterion not in compared)
+    ]
+    if not stopping:
         return ""
-    first = chosen[0]
-    more = f" (and {len(chosen) - 1} more)" if len(chosen) > 1 else ""
+    first = stopping[0]
+    more = f" (and {len(stopping) - 1} more)" if len(stopping) > 1 else ""
     part = "" if first.scope == "host" else f"{first.scope} "
     return f"{part}{first.name}: {first.reason}; {first.action.replace('_', ' ')}{more}"
 
 
-def is_fatal(found: Verdict) -> bool:
-    """Whether a finding is one of health, with which the host is out of work; how fast it is waits for the report."""
-    healthy = not from_benchmark(found.name) and not found.name.startswith("drift.")
-    return found.action in FATAL and (healthy or found.name.rpartition(".")[2] in VALUES)
+def is_fatal(verdict: Verdict) -> bool:
+    """Return whether a finding shows a part that is out of service; findings about speed wait for the report."""
+    is_reading = not from_benchmark(verdict.name) and not verdict.name.startswith("drift.")
+    return verdict.action in FATAL and (is_reading or verdict.name.rpartition(".")[2] in HEALTH_FIGURES)

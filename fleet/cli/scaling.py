@@ -1,4 +1,4 @@
-"""The verb `scaling`: the page of a study, from the records of its cells."""
+"""`rackproof scaling`: write the page of a scaling study from the records of its cells."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add scaling to the command."""
     scaling = verbs.add_parser(
         "scaling",
-        help="write the page of a scaling study; exits 0 measured, but for what inventory or budget leave out, 2 incomplete",
-        epilog="example: rackproof scaling runs/study1 --price 12 --currency USD. A study is begun by playbooks/scaling.yml, "
-        "or on one machine by rackproof run --profile scaling. Exit codes: 0 every cell was measured, but for those that the "
-        "inventory has no room for and those after the budget; 2 one failed or is missing, or there is no run; 64 wrong usage; "
-        "74 the page could not be written.",
+        help="write the page of a scaling study; exits 0 complete (except for what inventory or budget exclude), 2 incomplete",
+        epilog="example: rackproof scaling runs/study1 --price 12 --currency USD. Run a study with playbooks/scaling.yml, or on "
+        "one machine with rackproof run --profile scaling. Exit codes: 0 every cell was measured, except for those that need "
+        "more hosts than the inventory has or exceed the budget; 2 a cell failed or is missing, or there is no run; "
+        "64 wrong usage; 74 the page could not be written.",
     )
     scaling.add_argument("run_dir", type=Path, help="directory of the run")
     scaling.add_argument(
         "--price",
         type=float,
-        help="of a host for an hour, in place of the study's; what stopped the study stays as it was",
+        help="price of a host per hour, in place of the study's; it does not change what stopped the study",
     )
-    scaling.add_argument("--currency", help="of the price, such as USD (default: the study's)")
+    scaling.add_argument("--currency", help="currency of the price, such as USD (default: the study's)")
     scaling.add_argument("--json", action="store_true", help="print scaling.json")
     scaling.set_defaults(call=call)
 
@@ -51,18 +51,18 @@ def call(options: argparse.Namespace) -> int:
     """Run the verb."""
     if options.price is not None and not 0 < options.price <= MOST_PRICE:
         raise UsageError(
-            f"--price {options.price}: give what a host costs in an hour, more than 0, {MOST_PRICE:g} at most"
+            f"--price {options.price}: give the price of a host per hour, more than 0 and at most {MOST_PRICE:g}"
         )
     if options.currency is not None and not re.fullmatch(r"[^\s<>&|`]{1,8}", options.currency):
-        raise UsageError(f"--currency {options.currency}: give a short name of it, such as USD")
+        raise UsageError(f"--currency {options.currency}: give a short name, such as USD")
     run = load(options.run_dir, alone=False, study=True)
     if run.plan.study is None:
-        raise UsageError(f"{options.run_dir} is no scaling study: rackproof report {options.run_dir}")
+        raise UsageError(f"{options.run_dir} is not a scaling study: run rackproof report {options.run_dir}")
     refused = tuple(clean(f"{item.path}: {item.reason}") for item in run.quarantined)
     found = replace(outcome(run.plan, run.evidence, price=options.price), refused=refused)
     currency = clean(run.plan.study.currency if options.currency is None else options.currency)
     document = _document(run.plan, run.plan.study, found, currency)
-    written = {  # all of them before the first is written: they are of one state, or not there
+    written = {  # render all before writing the first, so that the files are consistent
         "scaling.json": documents.text(document),
         "scaling.md": render_markdown(run.plan, found, currency),
         "scaling.html": render_html(run.plan, found, currency),
@@ -76,13 +76,13 @@ def call(options: argparse.Namespace) -> int:
     else:
         print(f"{sentence(found)}\n{render_lines(found, currency)}")
         for line in refused:
-            print(f"not believed: {line}")
+            print(f"rejected: {line}")
         print(f"page: {options.run_dir / 'scaling.html'}")
     return MEASURED if found.complete else TROUBLE
 
 
 def _document(plan: Plan, study: Study, found: Outcome, currency: str) -> dict[str, Any]:
-    """The study for programs. What is not known is not there."""
+    """Return the JSON document of the study. Unknown values are left out."""
     return {
         "schema": SCHEMA,
         "run_id": plan.run_id,

@@ -1,4 +1,4 @@
-"""`rackproof simulate`: arguments to calls."""
+"""`rackproof simulate`: write the run of a simulated fleet."""
 
 from __future__ import annotations
 
@@ -21,17 +21,19 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     """Add simulate to the command."""
     verb = verbs.add_parser(
         "simulate",
-        help="write the run of a fleet that does not exist, with the faults that you name; its report says SIMULATED",
-        description="Writes a run directory as if the hosts of a made-up fleet had been measured: the real plan, and records "
-        "drawn from what real GPUs measured. `rackproof report RUN_DIR` judges it. Everything in it is marked as simulated, and "
-        "nothing that comes of it accepts hardware.",
+        help="write the run of a simulated fleet with given faults; its report says SIMULATED",
+        description="Writes a run directory as if the hosts of a simulated fleet had been measured: a real plan, and records "
+        "drawn from measurements of real GPUs. `rackproof report RUN_DIR` judges it. Everything is marked as simulated and "
+        "cannot accept hardware.",
         epilog="example: rackproof simulate runs/demo --hosts 64 --racks 8 --fault ecc --fault slow_nic:r03-h02:5 "
         f"--fault unreachable. Kinds of faults: {', '.join(FAULTS)}",
     )
-    verb.add_argument("run_dir", type=Path, nargs="?", help="directory to be made; its name is the run id")
+    verb.add_argument("run_dir", type=Path, nargs="?", help="new directory; its name is the run id")
     verb.add_argument("--hosts", type=_count, default=8, help="hosts (default: %(default)s)")
-    verb.add_argument("--gpus", type=_count, default=8, help=f"GPUs a host, {MOST_GPUS} at most (default: %(default)s)")
-    verb.add_argument("--racks", type=_count, help="racks (default: one for eight hosts)")
+    verb.add_argument(
+        "--gpus", type=_count, default=8, help=f"GPUs per host, at most {MOST_GPUS} (default: %(default)s)"
+    )
+    verb.add_argument("--racks", type=_count, help="racks (default: one per eight hosts)")
     verb.add_argument("--model", default="h200-sxm", help=f"GPU: {', '.join(models())} (default: %(default)s)")
     verb.add_argument("--profile", default="standard", help="as for rackproof plan (default: %(default)s)")
     verb.add_argument("--gang", choices=["rack", "all", "none"], default="rack",
@@ -39,24 +41,29 @@ def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None
     verb.add_argument("--fabric-gbps", type=float, default=400.0,
                       help="line rate of the fabric port of each GPU (default: %(default)g)")  # fmt: skip
     verb.add_argument("--fault", action="append", default=[], metavar="KIND[:HOST[:GPU]]",
-                      help="may be repeated; without a place it is somewhere, by the seed")  # fmt: skip
-    verb.add_argument("--seed", type=int, default=0, help="another run of the same parts (default: %(default)s)")
+                      help="may be repeated; without a host the seed selects one")  # fmt: skip
+    verb.add_argument(
+        "--seed",
+        type=int,
+        default=0,
+        help="seed; another one gives another run of the same parts (default: %(default)s)",
+    )
     verb.add_argument("--readings", choices=[ALL, JUDGED], default=ALL,
-                      help=f"{JUDGED}: those alone that criteria speak of, for large fleets (default: %(default)s)")  # fmt: skip
-    verb.add_argument("--jobs", type=_count, default=1, help="processes that write (default: %(default)s)")
-    verb.add_argument("--list-faults", action="store_true", help="show the kinds of faults")
-    verb.add_argument("--json", action="store_true", help="print what was made, and where the faults are, as JSON")
+                      help=f"{JUDGED}: only those that criteria match, for large fleets (default: %(default)s)")  # fmt: skip
+    verb.add_argument("--jobs", type=_count, default=1, help="writer processes (default: %(default)s)")
+    verb.add_argument("--list-faults", action="store_true", help="list the kinds of faults")
+    verb.add_argument("--json", action="store_true", help="print the run and the location of its faults as JSON")
     verb.set_defaults(call=call)
 
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not 1 <= int(text) <= 1_000_000:
-        raise argparse.ArgumentTypeError(f"{text} is no whole number from 1 to 1000000")
+        raise argparse.ArgumentTypeError(f"{text} is not a whole number from 1 to 1000000")
     return int(text)
 
 
 def call(options: argparse.Namespace) -> int:
-    """Carries out the verb. Raises UsageError."""
+    """Run the verb."""
     if options.list_faults:
         kinds = [{"kind": fault.kind, "of": "gpu" if fault.of_gpu else "host", "about": fault.about}
                  for fault in FAULTS.values()]  # fmt: skip
@@ -64,13 +71,11 @@ def call(options: argparse.Namespace) -> int:
         print(json.dumps(kinds, indent=1) if options.json else "\n".join(lines))
         return 0
     if options.run_dir is None:
-        raise UsageError("no RUN_DIR: give the directory to be made, such as runs/demo")
+        raise UsageError("no RUN_DIR: give a new directory, such as runs/demo")
     fleet = _fleet(options)
     directory: Path = options.run_dir
     if directory.is_symlink() or (directory.exists() and (not directory.is_dir() or any(directory.iterdir()))):
-        raise UsageError(
-            f"{directory} is there already: a simulated run is not written into anything; give another name"
-        )
+        raise UsageError(f"{directory} already exists: a simulated run needs a new directory; give another name")
     began = time.monotonic()
     plan = fleet.plan(directory.absolute().name, datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"))
     faults = placed(options.fault, plan, fleet.seed)
@@ -97,13 +102,13 @@ def _fleet(options: argparse.Namespace) -> Fleet:
         raise UsageError(f"--racks {racks}: more than there are hosts ({options.hosts})")
     if options.hosts < 2 * {"rack": racks, "all": 1, "none": 0}[options.gang]:
         raise UsageError(
-            f"--hosts {options.hosts} --racks {racks} --gang {options.gang}: a gang has 1 host, and no fewer than 2 launch "
-            "together: give more hosts for each gang, or --gang none"
+            f"--hosts {options.hosts} --racks {racks} --gang {options.gang}: a gang has 1 host, but a launch needs at least 2: "
+            "give more hosts per gang, or --gang none"
         )
     if options.gpus > MOST_GPUS:
-        raise UsageError(f"--gpus {options.gpus}: a host has {MOST_GPUS} at most")
+        raise UsageError(f"--gpus {options.gpus}: a host has at most {MOST_GPUS}")
     if not 0 < options.fabric_gbps <= 100_000:
-        raise UsageError(f"--fabric-gbps {options.fabric_gbps:g}: give more than 0, and 100000 at most")
+        raise UsageError(f"--fabric-gbps {options.fabric_gbps:g}: give more than 0 and at most 100000")
     return Fleet(
         hosts=options.hosts,
         gpus=options.gpus,

@@ -1,4 +1,4 @@
-"""The inventory: which hosts are to be accepted, and what the operator says they are."""
+"""Read the inventory: the hosts to accept, and their variables."""
 
 from __future__ import annotations
 
@@ -20,12 +20,12 @@ Variables = dict[str, Any]
 
 
 def read_inventory(sources: Iterable[str]) -> dict[str, Variables]:
-    """Host -> its variables, for every host of the group `gpu_hosts`, in inventory order.
+    """Return host -> variables for every host of the group `gpu_hosts`, in inventory order.
 
-    `sources` are what `ansible-playbook -i` takes, or one JSON file in the form `ansible-inventory --list` prints.
+    `sources` are as for `ansible-playbook -i`, or one JSON file in the format of `ansible-inventory --list`.
 
     Raises:
-        UsageError: no such inventory, no such group, no hosts, or a variable that is unknown or of the wrong kind.
+        UsageError: the inventory, the group or its hosts are missing, or a variable is unknown or of the wrong type.
     """
     hosts = hosts_of(_listing(list(sources)))
     check_variables(hosts)
@@ -64,18 +64,18 @@ def _ansible_inventory(sources: list[str]) -> str:
     arguments = [argument for source in sources for argument in ("-i", source)]
     done = subprocess.run([program, *arguments, "--list"], capture_output=True, text=True, check=False)
     if done.returncode:
-        told = " ".join(done.stderr.split())
-        cause = re.search(r"<<< caused by >>> (.*?) Origin: (\S+)", told)  # once, of all plugins that tried
-        raise UsageError(f"inventory {', '.join(sources)}: {f'{cause[2]}: {cause[1]}' if cause else told[:500]}")
+        message = " ".join(done.stderr.split())
+        cause = re.search(r"<<< caused by >>> (.*?) Origin: (\S+)", message)  # once, of all plugins that tried
+        raise UsageError(f"inventory {', '.join(sources)}: {f'{cause[2]}: {cause[1]}' if cause else message[:500]}")
     return done.stdout
 
 
 def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
-    """The hosts of `gpu_hosts` and its child groups, each with its variables."""
+    """Return the hosts of `gpu_hosts` and its child groups, each with its variables."""
     if GROUP not in listing:
         known = [name for name in listing if name != "_meta"]
         raise UsageError(
-            f"the inventory has no group {GROUP}{documents.nearest(GROUP, known)}: put the hosts to be accepted into it"
+            f"the inventory has no group {GROUP}{documents.nearest(GROUP, known)}: add the hosts to accept to it"
         )
     names: list[str] = []
     pending, seen = [GROUP], set()
@@ -96,14 +96,14 @@ def check_variables(hosts: Mapping[str, Variables]) -> None:
     """Raise UsageError naming host and variable, with the nearest valid name, where a variable of ours is wrong."""
     for name, variables in hosts.items():
         if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}", name):
-            raise UsageError(f"host {name!r}: a host name has letters, digits, '.', '_' and '-' only")
+            raise UsageError(f"host {name!r}: a host name may have only letters, digits, '.', '_' and '-'")
         ours = {key: value for key, value in variables.items() if OURS.match(key)}
-        # A name that is no variable first: it stands at the top.
+        # Unknown variable names sort first.
         for error in sorted(documents.faults(ours, "inventory"), key=lambda error: [str(step) for step in error.path]):
             if isinstance(error.instance, str) and "{{" in error.instance:
                 raise UsageError(
-                    f"host {name}: {error.path[0]}: {error.instance!r} is a template, and only a playbook fills it in: "
-                    "give a value here, or have the playbook plan"
+                    f"host {name}: {error.path[0]}: {error.instance!r} is a template, which only a playbook evaluates: "
+                    "give a value here, or plan with the playbook"
                 )
             raise UsageError(f"host {name}: {documents.explain(error).replace('the document: ', 'variable ')}")
 

@@ -1,4 +1,4 @@
-"""The manifest: the parts that were ordered, from the CSV or YAML file that came with the order. Read when the plan is made."""
+"""Read the manifest, the parts that were ordered, from the CSV or YAML file that came with the order."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NEEDED = ("host", "kind", "serial")
 MAX_BYTES = 16_000_000
 
 Row = tuple[int, Mapping[str, str]]
-"""Number of the line, and what it says by column."""
+"""Line number, and values by column."""
 
 _ROUNDED = re.compile(r"\d+(?:[.,]\d+)?[eE]\+?\d+")
 _WRITTEN = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -30,10 +30,10 @@ _DEVICE = re.compile(r"[A-Za-z][A-Za-z0-9_.-]{0,31}")
 
 
 def read_manifest(name: str, hosts: Iterable[str]) -> tuple[Part, ...]:
-    """The parts in the file of that path, which belong to these hosts.
+    """Return the parts in a manifest file for these hosts.
 
     Raises:
-        UsageError: unreadable, no manifest, or a line that cannot be right; the message names file, line, value and remedy.
+        UsageError: unreadable, not a manifest, or a line is invalid; the message names file, line, value and remedy.
     """
     path, known = Path(name), list(hosts)
     text = _text(path)
@@ -41,7 +41,7 @@ def read_manifest(name: str, hosts: Iterable[str]) -> tuple[Part, ...]:
     parts = tuple(_part(f"{path.name} line {line}", row, known) for line, row in rows)
     if not parts:
         raise UsageError(f"{path}: lists no part: give a line for each, with {', '.join(NEEDED)}")
-    _refuse_twice(parts)
+    _refuse_duplicates(parts)
     return parts
 
 
@@ -54,7 +54,7 @@ def _text(path: Path) -> str:
             '"{{ inventory_dir }}/NAME" in an inventory that a playbook reads'
         ) from None
     if len(content) > MAX_BYTES:
-        raise UsageError(f"{path}: {len(content)} bytes, more than the {MAX_BYTES} that a manifest may have")
+        raise UsageError(f"{path}: {len(content)} bytes; a manifest may have at most {MAX_BYTES}")
     try:
         return content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
@@ -62,12 +62,12 @@ def _text(path: Path) -> str:
 
 
 def _csv_rows(path: Path, text: str) -> list[Row]:
-    """The lines of a CSV file; a spreadsheet may have put semicolons or tabs between the columns."""
+    """Return the lines of a CSV file; spreadsheets may separate columns with semicolons or tabs."""
     if "\0" in text:
-        raise UsageError(f"{path}: holds a NUL: save it as `CSV UTF-8`")
+        raise UsageError(f"{path}: contains a NUL character: save it as `CSV UTF-8`")
     head = next((line for line in text.splitlines() if line.strip()), "")
-    between = max(",;\t", key=head.count)
-    reader = csv.reader(io.StringIO(text, newline=""), delimiter=between, strict=True)
+    separator = max(",;\t", key=head.count)
+    reader = csv.reader(io.StringIO(text, newline=""), delimiter=separator, strict=True)
     names: list[str] = []
     rows: list[Row] = []
     try:
@@ -94,7 +94,7 @@ def _check_columns(where: str, names: list[str]) -> None:
                 f"{where}: unknown column {name}{documents.nearest(name, COLUMNS)}: there are {', '.join(COLUMNS)}"
             )
         if found.count(name) > 1:
-            raise UsageError(f"{where}: the column {name} stands twice")
+            raise UsageError(f"{where}: duplicate column {name}")
     missing = [name for name in NEEDED if name not in found]
     if missing:
         raise UsageError(
@@ -106,11 +106,11 @@ def _check_cells(where: str, values: list[str], names: list[str]) -> None:
     beyond = [value for value in values[len(names) :] if value]
     unnamed = [value for name, value in zip(names, values, strict=False) if value and not name]
     if extra := [*beyond, *unnamed]:
-        raise UsageError(f"{where}: {extra[0]!r} stands in no column: quote a value that holds the separator")
+        raise UsageError(f"{where}: {extra[0]!r} is outside the columns: quote values that contain the separator")
 
 
 def _yaml_rows(path: Path, text: str) -> list[Row]:
-    """The items of a YAML list, every value as it is written: YAML makes other numbers of serials and addresses."""
+    """Return the items of a YAML list with every value as text: YAML would turn serials and addresses into numbers."""
     try:
         document = yaml.compose(text, Loader=yaml.BaseLoader)
     except (yaml.YAMLError, RecursionError, ValueError) as error:
@@ -123,7 +123,7 @@ def _yaml_rows(path: Path, text: str) -> list[Row]:
 def _yaml_row(path: Path, item: yaml.Node) -> dict[str, str]:
     where = f"{path.name} line {item.start_mark.line + 1}"
     if not isinstance(item, yaml.MappingNode):
-        raise UsageError(f"{where}: no part: give it as {{host: NAME, kind: gpu, serial: NUMBER}}")
+        raise UsageError(f"{where}: not a part: write {{host: NAME, kind: gpu, serial: NUMBER}}")
     row: dict[str, str] = {}
     for key, value in item.value:
         if not isinstance(key, yaml.ScalarNode) or not isinstance(value, yaml.ScalarNode):
@@ -131,7 +131,7 @@ def _yaml_row(path: Path, item: yaml.Node) -> dict[str, str]:
                 f"{path.name} line {key.start_mark.line + 1}: expected one value for each of {', '.join(COLUMNS)}"
             )
         if key.value in row:
-            raise UsageError(f"{path.name} line {key.start_mark.line + 1}: the key {key.value!r} stands twice")
+            raise UsageError(f"{path.name} line {key.start_mark.line + 1}: duplicate key {key.value!r}")
         row[key.value] = value.value.strip()
     _check_columns(where, list(row))
     return row
@@ -162,23 +162,23 @@ def _serial(where: str, kind: str, serial: str) -> str:
     if _ROUNDED.fullmatch(serial) and (kind == GPU or "+" in serial):
         raise UsageError(
             f"{where}: serial {serial} was rounded by a spreadsheet, and its digits are lost: "
-            "format the column as text, enter the serials again, and export anew"
+            "format the column as text, enter the serials again, and export again"
         )
     if kind == GPU:
         if not _WRITTEN.fullmatch(serial) or not identity(kind, serial):
             raise UsageError(
-                f"{where}: serial {serial!r} is none of a GPU: letters and digits, as nvidia-smi -q has it"
+                f"{where}: {serial!r} is not a valid GPU serial: give letters and digits, as nvidia-smi -q shows it"
             )
         return serial
     if not re.fullmatch(r"[0-9a-f]{12}|[0-9a-f]{16}", identity(kind, serial)):
         raise UsageError(
-            f"{where}: serial {serial!r} is none of a NIC: its node GUID (16 hexadecimal digits) or MAC address (12)"
+            f"{where}: {serial!r} is not a valid NIC serial: give its node GUID (16 hexadecimal digits) or MAC address (12)"
         )
     return serial
 
 
 def _slot(where: str, kind: str, slot: str) -> str:
-    """The slot as the judge knows it: a PCI address as sysfs spells it, an index, or a NIC's name."""
+    """Return the slot in the judge's form: a PCI address as in sysfs, an index, or the name of a NIC."""
     if not slot:
         return ""
     if pci := _PCI.fullmatch(slot.lower()):
@@ -193,19 +193,19 @@ def _slot(where: str, kind: str, slot: str) -> str:
     raise UsageError(f"{where}: slot {slot!r}: give a PCI address (0000:1b:00.0), {other}, or nothing")
 
 
-def _refuse_twice(parts: Iterable[Part]) -> None:
-    """Raise UsageError if two lines name one part, or one place."""
+def _refuse_duplicates(parts: Iterable[Part]) -> None:
+    """Raise UsageError if two lines name the same part or the same slot."""
     serials: dict[tuple[str, str], Part] = {}
-    places: dict[tuple[str, str, str], Part] = {}
+    slots: dict[tuple[str, str, str], Part] = {}
     for part in parts:
         first = serials.setdefault((part.kind, identity(part.kind, part.serial)), part)
         if first is not part:
             raise UsageError(
                 f"{part.origin}: serial {part.serial} is listed twice ({first.origin}, for {first.host}): "
-                "one part is in one place"
+                "a part can be in only one slot"
             )
-        there = places.setdefault((part.host, part.kind, part.slot), part) if part.slot else part
-        if there is not part:
+        other = slots.setdefault((part.host, part.kind, part.slot), part) if part.slot else part
+        if other is not part:
             raise UsageError(
-                f"{part.origin}: slot {part.slot} of {part.host} holds {there.serial} already ({there.origin})"
+                f"{part.origin}: slot {part.slot} of {part.host} holds {other.serial} already ({other.origin})"
             )

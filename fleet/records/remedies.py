@@ -1,4 +1,4 @@
-"""What to do where Ansible, ssh, sudo or pip tell only what is wrong: their words, and our sentence for them."""
+"""Remedies for errors of Ansible, ssh, sudo and pip that name the problem but not the fix."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ REMEDIES = (
     ),
     (
         r"ssh: (connect to host .*: (Connection (refused|timed out)|No route to host)|Could not resolve hostname)",
-        "see that ssh reaches it: ansible_host, ansible_port, the host's network",
+        "check that ssh reaches the host: ansible_host, ansible_port, its network",
     ),
     (
         r"Missing sudo password|Incorrect sudo password|sudo: a password is required",
@@ -39,7 +39,7 @@ REMEDIES = (
 
 
 def with_remedy(message: str) -> str:
-    """The message, and what to do about it where it is one of those that do not say so themselves."""
+    """Return the message with its remedy, if there is one."""
     for words, remedy in REMEDIES:
         if re.search(words, message):
             return f"{message.rstrip('.')}: {remedy}"

@@ -49,7 +49,7 @@ def _cells(criterion: Criterion) -> Iterable[str]:
 
 
 def _meaning(criterion: Criterion) -> str:
-    found = [reading.help for name, reading in READINGS.items() if criterion.speaks_of(name)]
+    found = [reading.help for name, reading in READINGS.items() if criterion.matches_name(name)]
     benchmark = BENCHMARKS.get(criterion.name.split(".")[0])
     return _plain(found[0] if found else benchmark.summary if benchmark else "")
 

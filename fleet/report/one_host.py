@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from fleet.judge.criteria import Pack
 from fleet.records.load import Run
-from fleet.report.scale import report_on_host
+from fleet.report.run_report import report_on_host
 from schemas import documents
 from schemas.errors import UsageError, writing
 from schemas.records import to_json

@@ -14,7 +14,7 @@ from typing import Any
 
 import collectors
 from agent.exporter.metrics_page import page
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.base import IDENTITY, Collector
 from collectors.clock import ClockCollector, ClockState
 from collectors.storage import StorageCollector
@@ -96,7 +96,7 @@ def readings(root: Path) -> dict[str, dict[str, Any]]:
 def main(root: Path) -> None:
     """Answer each line with a snapshot and its GPUs."""
     for line in sys.stdin:
-        snapshot, gpus = take(everything(root), stage="doctor", phase=line.strip())
+        snapshot, gpus = take_snapshot(everything(root), stage="doctor", phase=line.strip())
         print(json.dumps({"snapshot": to_json(snapshot), "gpus": [to_json(gpu) for gpu in gpus]}), flush=True)
 
 

@@ -15,7 +15,7 @@ import pytest
 
 import collectors
 from agent.exporter.exporter import serve
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from fleet.judge.criteria import read_packs
 from fleet.judge.judge import Evidence
 from fleet.planning.plan import make_plan, read_profile
@@ -37,8 +37,8 @@ def count() -> int:
     return len([line for line in listed.splitlines() if line.startswith("GPU ")])
 
 
-def test_snapshot_names_every_gpu_and_gives_a_reason_for_what_is_not_there(count: int) -> None:
-    taken, gpus = take(collectors.build_collectors(), stage="test", phase="before")
+def test_snapshot_has_every_gpu_and_reasons_for_missing_readings(count: int) -> None:
+    taken, gpus = take_snapshot(collectors.build_collectors(), stage="test", phase="before")
     assert [gpu.index for gpu in gpus] == list(range(count))
     assert len({gpu.serial for gpu in gpus}) == len({gpu.uuid for gpu in gpus}) == count
     assert all(why.startswith("unsupported: ") for metric in taken.metrics for why in metric.absent.values())

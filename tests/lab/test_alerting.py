@@ -166,13 +166,13 @@ FAULTS: dict[str, tuple[Callable[[Site], None], Callable[[Site], None], dict[str
         lambda site: site.scenario("gpu.2.TotalEccErrors.1.0=2"),
         reset,
         {"alertname": "RackproofGpuEccUncorrectable", "gpu": "2", "action": "reset_gpu"},
-        "h1: GPU 2 met memory errors beyond ECC",
+        "h1: GPU 2 has uncorrectable memory errors",
     ),
     "thermal": (
         lambda site: site.scenario("gpu.1.CurrentClocksEventReasons=0x48", "gpu.1.CurrentClocksThrottleReasons=0x48"),
         reset,
         {"alertname": "RackproofGpuThermalSlowdown", "gpu": "1", "reason": "hw_thermal", "action": "inspect_hardware"},
-        "h1: GPU 1 is slowed down by heat",
+        "h1: GPU 1 is throttled by heat",
     ),
     "xid": (
         lambda site: site.log("NVRM: Xid (PCI:0000:5D:00): 79, pid='<unknown>', GPU has fallen off the bus."),
@@ -190,7 +190,7 @@ FAULTS: dict[str, tuple[Callable[[Site], None], Callable[[Site], None], dict[str
         lambda site: site.scenario("gpu.3.*=!15"),
         reset,
         {"alertname": "RackproofGpuGone", "action": "reboot"},
-        "h1: a GPU is gone",
+        "h1: a GPU is missing",
     ),
 }
 

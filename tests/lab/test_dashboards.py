@@ -22,7 +22,7 @@ from typing import Any
 
 import pytest
 
-from agent.exporter.live import Live
+from agent.exporter.live import LivePublisher
 from agent.gang.rank_state import RankState
 from agent.run.record import HostRun
 from fleet.judge.criteria import read_packs
@@ -150,10 +150,10 @@ def export(directory: Path, library: Path, port: int) -> subprocess.Popen[str]:
     return start(command, directory / "exporter.log", nvml.environment(library, directory / "scenario"))
 
 
-def running(directory: Path, plan: Any, host: str) -> tuple[HostRun, Live]:
+def running(directory: Path, plan: Any, host: str) -> tuple[HostRun, LivePublisher]:
     """A run of which the gang's stage has ended, and the benchmarks go on."""
     run = HostRun.begin(directory / "state" / "runs" / plan.run_id, host, json.dumps(to_json(plan)))
-    run.add(launches=[builders.launch("preflight", (host,)), builders.launch("gang", HOSTS)])
+    run.append(launches=[builders.launch("preflight", (host,)), builders.launch("gang", HOSTS)])
     work = run.directory / "work"
     work.mkdir()
     observations = builders.results(plan, host, "benchmark")
@@ -164,7 +164,7 @@ def running(directory: Path, plan: Any, host: str) -> tuple[HostRun, Live]:
     step = builders.observation("training.step_time", 0.25, unit="s", network="resnet50")
     loss = builders.observation("training.loss", 1.5, network="resnet50")
     (work / "rank0.now.json").write_text(json.dumps({"observations": [to_json(item) for item in (step, loss)]}))
-    return run, Live(
+    return run, LivePublisher(
         run,
         stage="benchmark",
         deadline_s=3600.0,

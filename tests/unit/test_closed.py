@@ -17,7 +17,8 @@ import pytest
 from agent.gang.allow_list import admit_only
 from agent.gang.protocol import Gang, GangError
 from agent.gang.transport import listen
-from agent.launch.torchrun import LaunchError, torchrun
+from agent.launch.request import LaunchRequest
+from agent.launch.torchrun import LaunchError, torchrun_command
 from tests import builders
 
 ROOT = Path(__file__).parents[2]
@@ -153,8 +154,8 @@ def meeting(
     addresses = dict.fromkeys(members, "127.0.0.1")
     gang = Gang.from_plan(plan, host, stage, members, 29500, members_only=members_only)
     gang = Gang(**{**vars(gang), "addresses": addresses})
-    common = {"work": work, "data": work, "port": 29500, "interface": "eth7", "uuids": {}}
-    command = torchrun(plan, host, plan.stage("gang"), gang=gang, **common)  # type: ignore[arg-type]
+    request = LaunchRequest(stage=plan.stage("gang"), members=gang.members, port=29500, interface="eth7")
+    command = torchrun_command(plan, host, request, gang=gang, work=work, data=work, uuids={})
     rendezvous: dict[str, Any] = json.loads((work / "rendezvous.json").read_text())
     assert not any(rendezvous["name"] in argument or plan.nonce in argument for argument in command.arguments)
     assert (work / "rendezvous.json").stat().st_mode & 0o077 == 0
@@ -206,9 +207,9 @@ def test_member_without_an_address_is_named(tmp_path: Path) -> None:
     gang = Gang(**{**vars(gang), "addresses": {"node1": "nowhere.invalid", "node2": "127.0.0.1"}})
     with pytest.raises(GangError, match=r"nowhere\.invalid has no address here"):
         _ = gang.allowed_addresses
-    common = {"work": tmp_path, "data": tmp_path, "port": 29500, "interface": "", "uuids": {}}
-    with pytest.raises(LaunchError, match=r"host node1 has no address here: nowhere\.invalid"):
-        torchrun(plan, plan.host("node2"), plan.stage("gang"), gang=gang, **common)  # type: ignore[arg-type]
+    request = LaunchRequest(stage=plan.stage("gang"), members=gang.members, port=29500)
+    with pytest.raises(LaunchError, match=r"host node1: its address nowhere\.invalid cannot be resolved here"):
+        torchrun_command(plan, plan.host("node2"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
 
 
 RANK = """

@@ -133,7 +133,7 @@ def test_different_models_are_not_compared() -> None:
     assert findings(plan, evidence) == []
 
 
-def test_digest_that_could_not_be_computed_counts_for_nobody() -> None:
+def test_missing_digest_has_no_vote() -> None:
     plan = alone("h1", gpu_count=4)
     evidence = told(plan, {("h1", "gpu=3"): BAD})
 
@@ -146,7 +146,7 @@ def test_digest_that_could_not_be_computed_counts_for_nobody() -> None:
     assert "2 of 3 GPUs" in findings(plan, evidence)[0].reason
 
 
-def test_gpu_with_nothing_to_compare_with_is_told_as_not_judged() -> None:
+def test_single_gpu_is_not_judged() -> None:
     plan = alone("h1", gpu_count=1)
     evidence = builders.evidence(plan)
     assert verdicts(plan, evidence) == []
@@ -155,7 +155,7 @@ def test_gpu_with_nothing_to_compare_with_is_told_as_not_judged() -> None:
     assert any(line.startswith("Digests of 1 of 1 GPUs: NOT JUDGED") for line in report.acceptance.summary)
 
 
-def test_lonely_gpu_of_a_fleet_that_is_judged_is_told_by_name() -> None:
+def test_unjudged_gpu_is_named() -> None:
     plan = alone("h1", "h2", "h3", gpu_count=1)
     evidence = builders.evidence(plan)
     evidence["h3"] = with_software(evidence["h3"], torch="9")

@@ -421,6 +421,46 @@ def test_the_server_answers_a_scrape(serving: Callable[..., str]) -> None:
     assert found[("process_resident_memory_bytes", ())] > 0, "what the exporter itself costs"
 
 
+def scrape_over_http(url: str) -> Series:
+    with urllib.request.urlopen(url, timeout=5) as answer:
+        return series(answer.read().decode())
+
+
+def test_failed_collector_is_logged_when_its_reason_changes(
+    serving: Callable[..., str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO", logger="agent")
+    reasons = iter(["", "first", "first", "second", "", ""])
+
+    def read() -> list[Family]:
+        if reason := next(reasons):
+            raise OSError(reason)
+        return load()
+
+    url = serving(Fake("disk", read), fresh_s=0.0)
+    success = [scrape_over_http(url)[("rackproof_collector_success", (("collector", "disk"),))] for _ in range(6)]
+    assert success == [1, 0, 0, 0, 1, 1]
+    assert [record.getMessage() for record in caplog.records] == [
+        "collector disk failed: OSError: first",
+        "collector disk failed: OSError: second",
+        "collector disk recovered",
+    ]
+
+
+def test_failed_renaming_costs_only_the_other_exporters_names(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(_: object) -> Iterator[Metric]:
+        raise KeyError("gpu")
+
+    monkeypatch.setitem(exporter.COMPATIBLE_NAMES, "dcgm", lambda: refuse)
+    with serve([Fake("good", load)], "127.0.0.1", 0, compat="dcgm") as server:
+        scraped = scrape_over_http(f"http://127.0.0.1:{server.port}/metrics")
+    assert scraped[("rackproof_host_load", ())] == 0.5
+    assert scraped[("rackproof_collector_success", (("collector", "dcgm"),))] == 0
+    assert "the names of dcgm cannot be exported" in caplog.text
+
+
 def test_nothing_is_read_before_the_first_scrape_and_everything_once_a_moment(serving: Callable[..., str]) -> None:
     collector = Fake("good", load)
     url = serving(collector, fresh_s=0.2)
@@ -435,10 +475,10 @@ def test_nothing_is_read_before_the_first_scrape_and_everything_once_a_moment(se
 
 def test_the_server_knows_when_it_was_last_asked() -> None:
     with serve([Fake("good", load)], "127.0.0.1", 0) as server:
-        began = server.asked
+        began = server.last_request
         time.sleep(0.01)
         with urllib.request.urlopen(f"http://127.0.0.1:{server.port}/metrics", timeout=5):
-            assert server.asked > began
+            assert server.last_request > began
 
 
 def test_a_taken_port_is_an_error(serving: Callable[..., str]) -> None:

@@ -36,7 +36,7 @@ from agent.gang.processes import process_identity, read_process
 from agent.gang.protocol import Gang, GangError
 from agent.gang.rank_state import RankState, parse_rank_state
 from agent.gang.transport import listen
-from agent.run.work_directory import MOST_ATTEMPTS, MOST_LOG_BYTES, cap_logs, set_aside
+from agent.run.work_directory import MAX_ARCHIVED_ATTEMPTS, MAX_LOG_BYTES, archive_logs, truncate_logs
 from schemas.records import Culprit
 
 NOW = 1000.0
@@ -664,7 +664,7 @@ def launched(tmp_path: Path) -> list[int]:
     )
     supervisor = (
         "import os, subprocess, sys\n"
-        "subprocess.run([sys.executable, '-m', 'agent.launch.guard', '--leash', str(os.getpid()),"
+        "subprocess.run([sys.executable, '-m', 'agent.launch.guard', '--supervisor', str(os.getpid()),"
         f" sys.executable, '-c', {launcher!r}])"
     )
     with subprocess.Popen(
@@ -696,20 +696,20 @@ def test_pause_of_the_supervisor_is_not_silence(tmp_path: Path, monkeypatch: pyt
 
 
 def test_logs_and_dumps_of_an_attempt_are_kept_and_bounded(tmp_path: Path) -> None:
-    for attempt in range(MOST_ATTEMPTS + 2):
+    for attempt in range(MAX_ARCHIVED_ATTEMPTS + 2):
         work = tmp_path / "work" / "gang"
         work.mkdir(parents=True, exist_ok=True)
         (work / "rank0.log").write_text(f"attempt {attempt}")
         (work / "flight.rank0").write_bytes(b"\x80")
         os.mkfifo(work / "flight.rank0.pipe")
         with (work / "launcher.log").open("wb") as log:
-            log.truncate(MOST_LOG_BYTES + 1)
-        cap_logs(work)
+            log.truncate(MAX_LOG_BYTES + 1)
+        truncate_logs(work)
         assert not (work / "flight.rank0.pipe").exists()
-        set_aside(work, tmp_path / "logs")
+        archive_logs(work, tmp_path / "logs")
         assert list(work.iterdir()) == []
     kept = sorted((tmp_path / "logs").iterdir())
-    assert len(kept) == MOST_ATTEMPTS
-    assert (kept[-1] / "rank0.log").read_text() == f"attempt {MOST_ATTEMPTS + 1}"
+    assert len(kept) == MAX_ARCHIVED_ATTEMPTS
+    assert (kept[-1] / "rank0.log").read_text() == f"attempt {MAX_ARCHIVED_ATTEMPTS + 1}"
     assert (kept[-1] / "flight.rank0").exists()
-    assert (kept[-1] / "launcher.log").stat().st_size == MOST_LOG_BYTES
+    assert (kept[-1] / "launcher.log").stat().st_size == MAX_LOG_BYTES

@@ -173,7 +173,7 @@ def test_pods_are_valid_in_every_word(template: Resource) -> None:
         ("exporter-monitored", "ServiceMonitor", "spec", "endpoint"),
     ],
 )
-def test_the_schemas_name_a_key_that_there_is_not(overlay: str, kind: str, path: str, key: str) -> None:
+def test_schemas_reject_an_unknown_key(overlay: str, kind: str, path: str, key: str) -> None:
     resource = json.loads(json.dumps(of_kind(overlay, kind)[0]))
     place = resource
     for part in path.split("/") if path else ():
@@ -216,7 +216,7 @@ def test_mounts_and_volumes_belong_together_and_the_image_has_a_registry(templat
 
 
 @pytest.mark.parametrize("template", PODS_OF_ALL)
-def test_whoever_has_gpus_has_shared_memory_and_gets_to_gpu_nodes(template: Resource) -> None:
+def test_gpu_pods_have_shared_memory_and_tolerate_gpu_nodes(template: Resource) -> None:
     pod = template["spec"]
     for container in pod["containers"]:
         if "nvidia.com/gpu" not in container["resources"].get("limits", {}):

@@ -16,8 +16,9 @@ import pytest
 
 from agent.gang.protocol import Gang
 from agent.launch import stage
-from agent.launch.options import exported, without_ansible
-from agent.launch.torchrun import torchrun
+from agent.launch.options import rank_environment, standalone_options
+from agent.launch.request import LaunchRequest
+from agent.launch.torchrun import torchrun_command
 from agent.placement import detect, membership, mpi, slurm, torch_env
 from agent.placement.rank_placement import MPI, SLURM, TORCHRUN, PlacementError, RankPlacement, without_placement
 from agent.run.record import HostRun
@@ -58,13 +59,13 @@ def srun(rank: int = 0, size: int = 2, local: int = 0, node: int = 0, **more: st
 
 
 @pytest.mark.parametrize("variables", [open_mpi(3, 4, 1), hydra(3, 4, 1)], ids=["open-mpi", "hydra"])
-def test_mpirun_tells_rank_and_hosts(variables: dict[str, str]) -> None:
+def test_placement_is_read_from_mpirun(variables: dict[str, str]) -> None:
     assert mpi.read_placement(variables) == RankPlacement(
         launcher=MPI, rank=3, size=4, local_rank=1, local_size=2, nodes=2
     )
 
 
-def test_srun_tells_the_hosts_by_name() -> None:
+def test_placement_is_read_from_srun() -> None:
     placement = slurm.read_placement(srun(rank=3, size=4, local=1, node=1))
     assert (placement.rank, placement.local_rank, placement.local_size, placement.nodes, placement.node) == (
         3,
@@ -91,7 +92,7 @@ def test_node_lists_are_read_as_slurm_writes_them(text: str, names: tuple[str, .
 
 
 @pytest.mark.parametrize("text", ["n[1-", "n[3-1]", "n[a-b]", "n[0-99999999]", "n[1,,2]"])
-def test_a_node_list_that_is_none_is_refused(text: str) -> None:
+def test_invalid_node_list_is_refused(text: str) -> None:
     with pytest.raises(PlacementError, match="node list"):
         slurm.expand_node_list(text)
 
@@ -131,14 +132,14 @@ WRONG = [
 
 
 @pytest.mark.parametrize(("launcher", "variables", "said"), WRONG)
-def test_what_is_wrong_with_the_variables_is_named(launcher: str, variables: dict[str, str], said: str) -> None:
-    with pytest.raises(PlacementError) as told:
+def test_wrong_launcher_variables_are_named(launcher: str, variables: dict[str, str], said: str) -> None:
+    with pytest.raises(PlacementError) as error:
         detect.detect_placement(launcher, variables)
-    assert said in str(told.value)
+    assert said in str(error.value)
 
 
-def test_one_process_by_another_launcher_is_no_launch() -> None:
-    """A shell in a job of one task, or mpirun -np 1: nobody else launches the host too."""
+def test_single_process_of_another_launcher_is_allowed() -> None:
+    """A shell in a job of one task, or mpirun -np 1: no other process launches the host."""
     one = {"SLURM_JOB_ID": "7", "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1", "OMPI_COMM_WORLD_SIZE": "1"}
     assert detect.detect_placement(TORCHRUN, one) is None
 
@@ -149,7 +150,7 @@ def test_mpirun_within_a_job_of_slurm_is_mpirun() -> None:
     )
 
 
-def test_what_a_process_starts_is_not_told_its_place() -> None:
+def test_placement_is_not_passed_to_children() -> None:
     assert without_placement({**open_mpi(), **hydra(), **srun(), "PMIX_RANK": "0", "NCCL_DEBUG": "INFO"}).keys() == {
         "NCCL_DEBUG",
         "SLURM_JOB_ID",
@@ -197,10 +198,10 @@ WRONG_BY_HAND = [
 
 
 @pytest.mark.parametrize(("variables", "said"), WRONG_BY_HAND)
-def test_ranks_without_a_place_are_told_why(variables: dict[str, str], said: str) -> None:
-    with pytest.raises(PlacementError) as told:
+def test_wrong_rank_variables_are_named(variables: dict[str, str], said: str) -> None:
+    with pytest.raises(PlacementError) as error:
         torch_env.torch_variables(variables)
-    assert said in str(told.value)
+    assert said in str(error.value)
 
 
 def gpu_nodes(root: Path, count: int) -> Path:
@@ -235,7 +236,7 @@ def placement(size: int, local_size: int, **more: Any) -> RankPlacement:
     )
 
 
-def test_a_host_is_found_by_the_names_it_goes_by(plan: Plan) -> None:
+def test_host_is_matched_by_its_names(plan: Plan) -> None:
     assert membership.find_host(plan, {"SLURMD_NODENAME": "h2"}) == "h2"
     assert membership.find_host(plan, {"PMIX_HOSTNAME": "h1.example.org"}) == "h1"
     assert membership.find_host(plan, {}, placement(2, 1, host="10.0.0.2")) == "h2"
@@ -270,25 +271,20 @@ def test_a_job_that_was_given_fewer_gpus_than_ranks_is_refused() -> None:
         membership.check_gpu_allocation(host, {"CUDA_VISIBLE_DEVICES": "0,1"})
 
 
-def test_the_ranks_get_the_settings_of_nccl_and_no_place_of_another_launcher(
-    plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ranks_get_nccl_settings_but_no_placement(plan: Plan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name, value in {**open_mpi(), "PET_NODE_RANK": "1", "NCCL_DEBUG": "WARN", "NCCL_ALGO": "Ring"}.items():
         monkeypatch.setenv(name, value)
-    parser = without_ansible()
+    parser = standalone_options()
     given = parser.parse_args(["--ethernet", "--nccl-debug", "INFO", "--env", "NCCL_NET=Socket", "--env", "A=b=c"])
-    command = torchrun(
-        plan,
-        plan.host("h1"),
-        plan.stage("gang"),
-        gang=Gang.from_plan(plan, plan.host("h1"), "gang 0", ["h1", "h2"], 29500),
-        work=tmp_path,
-        data=tmp_path,
+    request = LaunchRequest(
+        stage=plan.stage("gang"),
+        members=("h1", "h2"),
         port=29500,
         interface="eth0",
-        uuids={},
-        exported=exported(given),
+        environment=rank_environment(given),
     )
+    gang = Gang.from_plan(plan, plan.host("h1"), "gang 0", request.members, 29500)
+    command = torchrun_command(plan, plan.host("h1"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
     told = {key: value for key, value in command.environment.items() if key.startswith(("NCCL_", "OMPI", "PET_", "A"))}
     assert {key: told.get(key) for key in ("A", "NCCL_NET", "NCCL_ALGO")} == {
         "A": "b=c",
@@ -302,25 +298,21 @@ def test_the_ranks_get_the_settings_of_nccl_and_no_place_of_another_launcher(
 @pytest.mark.parametrize("interface", ["", "eth0"])
 @pytest.mark.parametrize("hosts", [["h1"], ["h1", "h2"]], ids=["alone", "together"])
 def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All that ranks are started with. UPDATE_GOLDEN=1 writes it anew."""
+    """All that ranks are started with. UPDATE_GOLDEN=1 rewrites it."""
     plan, update = builders.plan("h1", "h2"), os.environ.get("UPDATE_GOLDEN")
     for name in os.environ:
         monkeypatch.delenv(name)
     monkeypatch.setenv("PATH", "/usr/bin")
-    command = torchrun(
-        plan,
-        plan.host(hosts[-1]),
-        plan.stage("gang" if len(hosts) > 1 else "benchmark"),
-        gang=replace(
-            Gang.from_plan(plan, plan.host(hosts[-1]), "gang 0", hosts, 29500),
-            addresses=dict.fromkeys(hosts, "10.0.0.1"),
-        ),
-        work=tmp_path,
-        data=tmp_path / "data",
+    host = plan.host(hosts[-1])
+    launch = LaunchRequest(
+        stage=plan.stage("gang" if len(hosts) > 1 else "benchmark"),
+        members=tuple(hosts),
         port=29500,
         interface=interface,
-        uuids={0: "GPU-a", 1: "GPU-b"},
     )
+    gang = replace(Gang.from_plan(plan, host, "gang 0", hosts, 29500), addresses=dict.fromkeys(hosts, "10.0.0.1"))
+    uuids = {0: "GPU-a", 1: "GPU-b"}
+    command = torchrun_command(plan, host, launch, gang=gang, work=tmp_path, data=tmp_path / "data", uuids=uuids)
     meeting = json.loads((tmp_path / "rendezvous.json").read_text())
     request = json.loads((tmp_path / "request.json").read_text())
     meeting["name"] = "a secret" if meeting["name"] else ""
@@ -342,7 +334,7 @@ def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: p
 def test_a_host_on_which_no_gpu_answers_starts_no_ranks(tmp_path: Path) -> None:
     plan = builders.plan("h1", rackproof_gang="none")
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
-    (launch,) = stage.measure(run, plan.stage("benchmark"), ["h1"]).launches
+    (launch,) = stage.run_launch(run, LaunchRequest(stage=plan.stage("benchmark"), members=("h1",))).launches
     assert (launch.outcome, launch.ranks) == ("failed", ())
     assert launch.reason.startswith("the plan has 2 GPUs on host h1, and the driver answers for none (")
 
@@ -371,7 +363,7 @@ def test_hosts_that_a_scheduler_picked_are_planned_as_one_gang(capsys: pytest.Ca
         (["--hosts", "a,b", "-i", "inventory/example"], "either -i with an inventory, or --hosts with their names"),
         (["--hosts", "a,a", "--gpus", "8"], "--hosts names a twice"),
         (["--hosts", "a=10.0.0.1,b=10.0.0.1", "--gpus", "8"], "hosts a and b have the same address 10.0.0.1"),
-        (["--hosts", "a,", "--gpus", "8"], "host '': a host name has letters"),
+        (["--hosts", "a,", "--gpus", "8"], "host '': a host name may have only letters"),
         (["--hosts", "a,b"], "host a: rackproof_gpu_count is missing"),
     ],
 )
@@ -436,14 +428,14 @@ def test_a_rank_that_is_well_placed_goes_on_to_torch(poisoned: Path) -> None:
     assert "torch was imported" in program(poisoned, open_mpi(1, 2, 1, 2), "agent.benchmarks").stderr
 
 
-def test_results_that_cannot_be_written_are_told_before_torch_is_imported(poisoned: Path, tmp_path: Path) -> None:
+def test_unwritable_results_fail_before_torch_is_imported(poisoned: Path, tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     done = program(poisoned, {}, "agent.benchmarks", "--results", tmp_path / "file" / "results")
     assert done.returncode == 2
     assert f"{tmp_path}/file/results: Not a directory: give another directory" in done.stderr
 
 
-def test_a_port_in_use_is_told_before_torch_is_imported(poisoned: Path, taken_port: int) -> None:
+def test_port_in_use_fails_before_torch_is_imported(poisoned: Path, taken_port: int) -> None:
     done = program(poisoned, open_mpi(0, 2, 0, 2, MASTER_PORT=str(taken_port)), "agent.benchmarks")
     assert done.returncode == 2
     assert f"rendezvous port {taken_port}: Address already in use; set MASTER_PORT" in done.stderr

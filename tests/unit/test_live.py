@@ -20,15 +20,14 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from agent.exporter import live, run_metrics
 from agent.exporter.exporter import Exporter
-from agent.exporter.figures import MOST_FIGURES, Results, fold
+from agent.exporter.figures import MAX_FIGURES, RankFiles, newest_figures
 from agent.exporter.metric_names import EVERY, label_name
 from agent.exporter.run_metrics import RunSource
-from agent.launch import supervise
-from agent.launch.supervise import Command
 from agent.run.record import HostRun
 from schemas import documents
 from schemas.records import Launch, to_json
 from tests import builders
+from tests.launches import launch_program
 
 Json = dict[str, Any]
 Series = dict[tuple[str, tuple[tuple[str, str], ...]], float]
@@ -88,24 +87,14 @@ for rank in (0, 1):
 @pytest.fixture
 def bench(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], None]]:
     """A stage that runs until it is called; two ranks, of which one lives."""
-    monkeypatch.setattr(live, "EVERY_S", 0.1)
+    monkeypatch.setattr(live, "PERIOD_S", 0.1)
     work = run.directory / "work"
     work.mkdir()
     environment = {**os.environ, "WORK": str(work), "CHECKOUT": str(Path(__file__).parents[2]), "RANK": "0"}
-    command = Command(
-        arguments=[sys.executable, "-c", textwrap.dedent(RANK)], environment=environment, ranks={0: 0, 1: 1}
-    )
     thread = threading.Thread(
-        target=supervise.supervise,
-        args=(run, [], command),
-        kwargs={
-            "stage": "benchmark",
-            "gang": "",
-            "members": ["h1"],
-            "work": work,
-            "deadline_s": 60.0,
-            "report": lambda line: None,
-        },
+        target=launch_program,
+        args=(run, [sys.executable, "-c", textwrap.dedent(RANK)]),
+        kwargs={"environment": environment, "ranks": {0: 0, 1: 1}, "deadline_s": 60.0},
     )
     thread.start()
 
@@ -127,7 +116,7 @@ def wait_for(run: HostRun, what: Callable[[Json], object]) -> Json:
 
 
 def test_a_run_that_began_tells_who_it_is_and_what_is_planned(run: HostRun) -> None:
-    live.publish(run)
+    live.publish_idle(run)
     found = series(told(run))
     ((_, labels),) = [key for key in found if key[0] == "run_info"]
     assert dict(labels).items() >= {"run_id": "r1", "rack": "r1", "profile": "rehearsal", "rehearsal": "true"}.items()
@@ -183,12 +172,12 @@ def test_nothing_secret_is_told(run: HostRun, bench: Callable[[], None]) -> None
 
 def test_a_snapshot_beside_a_stage_does_not_make_it_look_ended(run: HostRun, bench: Callable[[], None]) -> None:
     wait_for(run, lambda found: found["stages"][0]["state"] == "running")
-    live.publish(run)
+    live.publish_idle(run)
     assert told(run)["stages"][0]["state"] == "running"
 
 
 def test_a_supervisor_that_is_gone_leaves_a_silent_stage(run: HostRun) -> None:
-    document = live.document(run) | {"written": time.time()}
+    document = live.build_document(run) | {"written": time.time()}
     document["stages"][0] |= {"state": "running", "began": document["written"], "deadline": document["written"] + 60}
     document["stages"][0]["ranks"] = [{"rank": 0, "scope": "cpu=0", "at": "gemm", "silent_s": 0.1, "waiting_s": 0.0}]
     documents.validate(document, "live", source="the test's")
@@ -203,7 +192,7 @@ def test_attempts_are_counted_by_their_outcome(run: HostRun) -> None:
         return builders.launch("benchmark", ("h1",), outcome)
 
     record = replace(run.record(), launches=(launch("deadline"), launch("failed"), launch("finished")))
-    found = series(live.document(run, record) | {"written": 0.0})
+    found = series(live.build_document(run, record) | {"written": 0.0})
     assert state(found, "benchmark") == ["finished"]
     for outcome in ("deadline", "failed", "finished"):
         assert found[("stage_finished", (("outcome", outcome), ("stage", "benchmark")))] == 1
@@ -211,7 +200,7 @@ def test_attempts_are_counted_by_their_outcome(run: HostRun) -> None:
 
 def test_a_directory_that_is_no_runs_tells_nothing(tmp_path: Path) -> None:
     plan = builders.plan(profile="rehearsal")
-    live.publish(HostRun.begin(tmp_path / "elsewhere", "h1", json.dumps(to_json(plan))))
+    live.publish_idle(HostRun.begin(tmp_path / "elsewhere", "h1", json.dumps(to_json(plan))))
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
 
 
@@ -224,7 +213,7 @@ def observation(name: str, value: object, unit: str = "1", scope: str = "host", 
 
 def folded(*seen: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], float]:
     """Metric and label values -> value."""
-    figures, left_out = fold(seen, now)
+    figures, left_out = newest_figures(seen, now)
     assert left_out == 0
     return {
         (figure["metric"].removeprefix("rackproof_benchmark_"), *figure["labels"].values()): figure["value"]
@@ -275,15 +264,15 @@ def test_the_measured_figure_takes_the_place_of_the_one_under_way() -> None:
 
 def test_what_is_beyond_the_bound_is_said() -> None:
     many = [observation("gemm.throughput", 1.0, "FLOP/s", f"gpu={index}", dtype="bf16") for index in range(600)]
-    figures, left_out = fold(many)
-    assert (len(figures), left_out) == (MOST_FIGURES, 600 - MOST_FIGURES)
+    figures, left_out = newest_figures(many)
+    assert (len(figures), left_out) == (MAX_FIGURES, 600 - MAX_FIGURES)
 
 
 def test_everything_that_a_healthy_host_measures_fits_and_is_in_the_list_of_names() -> None:
     plan = builders.plan("h1", "h2", gpu_count=8)
     for stage in ("benchmark", "gang"):
         seen = [to_json(item) for item in builders.results(plan, "h1", stage)]
-        figures, left_out = fold(seen)
+        figures, left_out = newest_figures(seen)
         assert left_out == 0
         assert len(figures) > 20
         for figure in figures:
@@ -298,10 +287,10 @@ def test_everything_that_a_healthy_host_measures_fits_and_is_in_the_list_of_name
 )
 def test_what_a_rank_leaves_half_done_tells_nothing(tmp_path: Path, left: str) -> None:
     (tmp_path / "rank0.json").write_text(left)
-    results = Results(tmp_path, 0)
-    assert (results.read(), results.now()) == ([], [])
+    results = RankFiles(tmp_path, 0)
+    assert (results.observations(), results.training_progress()) == ([], [])
     (tmp_path / "rank0.json").write_text(json.dumps({"observations": [observation("gemm.throughput", 1.0, "FLOP/s")]}))
-    assert len(results.read()) == 1
+    assert len(results.observations()) == 1
 
 
 @pytest.mark.parametrize(
@@ -316,7 +305,7 @@ def test_what_a_rank_leaves_half_done_tells_nothing(tmp_path: Path, left: str) -
     ],
 )
 def test_a_rank_is_at_one_of_few_places(phase: str, at: str) -> None:
-    assert live.at(phase) == at
+    assert live.phase_label(phase) == at
 
 
 # ---- the exporter ----
@@ -349,7 +338,7 @@ def test_a_host_without_a_run_has_nothing_to_tell(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("broken", ["", "{}", '{"schema": "rackproof.live/2"}', "link"])
 def test_a_file_that_cannot_be_believed_is_a_failure(run: HostRun, broken: str) -> None:
-    live.publish(run)
+    live.publish_idle(run)
     path = run.directory.parent / "live.json"
     assert scrape(run.directory.parents[1])[SUCCESS] == 1
     if broken == "link":
@@ -365,7 +354,7 @@ def test_a_file_that_cannot_be_believed_is_a_failure(run: HostRun, broken: str) 
 def test_hostile_words_stay_words(run: HostRun) -> None:
     host = dataclasses.replace(run.host, rack='r"1\\\n# HELP evil x')
     run.host = host
-    live.publish(run)
+    live.publish_idle(run)
     found = scrape(run.directory.parents[1])
     ((_, labels),) = [key for key in found if key[0] == "run_info"]
     assert dict(labels)["rack"] == host.rack

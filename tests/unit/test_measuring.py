@@ -18,7 +18,7 @@ from agent.benchmarks.memory import integrity
 from agent.benchmarks.runner import _check_readiness, run_all
 from agent.benchmarks.runtime import nccl_log
 from agent.benchmarks.runtime.context import Context
-from agent.run.work_directory import unable
+from agent.run.work_directory import read_excluded_ranks
 from agent.sampling.statistics import interval, summarize
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Absent
@@ -236,7 +236,7 @@ def test_lost_device_costs_its_own_and_the_group_figures(tmp_path: Path, monkeyp
     assert reasons[("integrity.wrong_words", "error")] == "the device was lost: ECC"
     assert "rank 0 cannot take part: the device was lost: ECC" in reasons[("collective.all_reduce.busbw", "skipped")]
     rank.set_phase("end", 0)
-    assert unable(tmp_path, [0, 1]) == {0: "the device was lost: ECC"}
+    assert read_excluded_ranks(tmp_path, [0, 1]) == {0: "the device was lost: ECC"}
 
 
 PATTERNS = settings("integrity", {})["patterns"]
@@ -335,10 +335,9 @@ def test_telemetry_gives_what_the_catalogue_wants_of_the_time_that_was_asked_for
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("agent.sampling.telemetry.FastReader", Pulse)
-    telemetry = Telemetry([2, 3])
-    begin = time.monotonic()
-    time.sleep(0.5)
-    telemetry.stop()
+    with Telemetry([2, 3]) as telemetry:
+        begin = time.monotonic()
+        time.sleep(0.5)
     rate = Observation(
         name="stress.throughput",
         scope="gpu=3",
@@ -371,8 +370,8 @@ def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
         raise OSError("NVML: GPU is lost")
 
     monkeypatch.setattr("agent.sampling.telemetry.FastReader", dead)
-    telemetry = Telemetry([0])
-    telemetry.join()
+    with Telemetry([0]) as telemetry:
+        telemetry.join()
     window = {"benchmark": "stress", "scope": "gpu=0", "begin": 0.0, "end": 9e9, "params": {"dtype": "bf16"}}
     found = telemetry.observations([window], [], "benchmark")
     assert found
@@ -383,7 +382,7 @@ def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     ("pause", "lose", "why"),
     [
         (0.3, False, "fewer than 10 a second"),
-        (0.05, True, "samples could not be had: NVML: GPU is lost"),
+        (0.05, True, "samples failed: NVML: GPU is lost"),
     ],
 )
 def test_telemetry_that_saw_too_little_proves_nothing(
@@ -401,9 +400,8 @@ def test_telemetry_that_saw_too_little_proves_nothing(
 
     monkeypatch.setattr("agent.sampling.telemetry.FastReader", Poor)
     begin = time.monotonic()
-    telemetry = Telemetry([0])
-    time.sleep(0.6)
-    telemetry.stop()
+    with Telemetry([0]) as telemetry:
+        time.sleep(0.6)
     window = {"benchmark": "stress", "scope": "gpu=0", "begin": begin, "end": begin + 0.5, "params": {"dtype": "bf16"}}
     found = telemetry.observations([window], [], "benchmark")
     assert {seen.status for seen in found} == {"error"}

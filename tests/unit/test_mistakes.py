@@ -71,7 +71,7 @@ def reported(run: Path, capsys: pytest.CaptureFixture[str]) -> Path:
         ("--verison", "rackproof: unknown option --verison (did you mean --version?)"),
         ("report", "rackproof report: the following arguments are required: run_dir: see rackproof report --help"),
         ("report a b", "rackproof report: unexpected argument 'b': see rackproof report --help"),
-        ("simulate --hosts 0", "rackproof simulate: argument --hosts: 0 is no whole number from 1 to 1000000: see "),
+        ("simulate --hosts 0", "rackproof simulate: argument --hosts: 0 is not a whole number from 1 to 1000000: see "),
         ("simulate x --seed -1 --seeds 2", "rackproof simulate: unknown option --seeds (did you mean --seed?)"),
         ("repotr runs/a", "rackproof: unknown verb 'repotr' (did you mean report?)"),
     ],

@@ -671,13 +671,13 @@ def has_driver() -> bool:
 BLOCKED = """
 import json, sys, time
 import pynvml
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
 collector, taken = NvmlCollector(full_snapshot=True, deadline_s=float(sys.argv[1])), []
 def look():
     began = time.monotonic()
-    snapshot, _ = take([collector], stage="preflight", phase="before")
+    snapshot, _ = take_snapshot([collector], stage="preflight", phase="before")
     taken.append([time.monotonic() - began, to_json(snapshot)])
 def held():
     try:
@@ -756,10 +756,10 @@ import json, sys
 import pynvml
 for name in sys.argv[1:]:
     delattr(pynvml, name)
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
-snapshot, _ = take([NvmlCollector(full_snapshot=True)], stage="preflight", phase="before")
+snapshot, _ = take_snapshot([NvmlCollector(full_snapshot=True)], stage="preflight", phase="before")
 print(json.dumps(to_json(snapshot)))
 """
 

@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from agent.gang.rank_state import RankState, parse_rank_state
-from agent.launch import supervise
+from agent.launch.outcome import RanksEnd, conclude
 from agent.run import background
 from agent.sampling import oom
-from agent.sampling.oom import Memory
+from agent.sampling.oom import OomWatch
 from schemas.records import to_json
 
 MB = 1_000_000
@@ -54,25 +54,25 @@ def tree(tmp_path: Path, request: pytest.FixtureRequest) -> Tree:
 
 
 def test_kill_at_the_limit_of_a_group_above_is_told_with_that_limit(tree: Tree) -> None:
-    memory = Memory(tree.root)
-    assert memory.killed() == ""
+    memory = OomWatch(tree.root)
+    assert memory.describe_kill() == ""
     tree.group("slice/session", kills=1)
     tree.group("slice", kills=1, hits=3, limit=500 * MB)
-    assert memory.killed() == "killed by the kernel for want of memory (oom_kill 1, limit 500 MB)"
+    assert memory.describe_kill() == "killed by the kernel for want of memory (oom_kill 1, limit 500 MB)"
 
 
 def test_kill_below_every_limit_is_the_hosts_own_want(tree: Tree) -> None:
-    memory = Memory(tree.root)
+    memory = OomWatch(tree.root)
     tree.group("slice/session", kills=2)
-    assert memory.killed() == "killed by the kernel for want of memory (oom_kill 2, the host had none left)"
+    assert memory.describe_kill() == "killed by the kernel for want of memory (oom_kill 2, the host had none left)"
 
 
 def test_kill_before_or_of_somebody_else_is_not_ours(tree: Tree) -> None:
     tree.group("slice/session", kills=5)
-    memory = Memory(tree.root)
+    memory = OomWatch(tree.root)
     tree.machine(7)
     tree.group("slice", kills=6, hits=1, limit=500 * MB)
-    assert memory.killed([4711]) == ""
+    assert memory.describe_kill([4711]) == ""
 
 
 LOG = "6,{number},{at},-;Out of memory: Killed process {pid} (python3) total-vm:94692kB, anon-rss:30464kB\n"
@@ -95,38 +95,38 @@ def test_where_no_group_counts_the_kernels_log_tells_whose_it_was(
     tmp_path: Path, log: tuple[int, int] | None, said: str
 ) -> None:
     tree = Tree(tmp_path, version=0)
-    memory = Memory(tmp_path)
+    memory = OomWatch(tmp_path)
     tree.machine(1)
     if log:
         write(tmp_path / "dev/kmsg", LOG.format(number=0, at=log[0], pid=log[1]))
-    assert memory.killed([4711]) == said
+    assert memory.describe_kill([4711]) == said
 
 
 def test_nothing_is_said_where_nothing_can_be_read(tmp_path: Path) -> None:
-    assert oom.groups(tmp_path) == []
-    assert Memory(tmp_path).killed([1]) == ""
+    assert oom.read_groups(tmp_path) == []
+    assert OomWatch(tmp_path).describe_kill([1]) == ""
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"path": 1}]'])
 def test_broken_memory_of_a_process_says_nothing(tmp_path: Path, text: str) -> None:
     write(tmp_path / "gang.memory", text)
-    assert oom.told(tmp_path / "gang.memory") == ""
+    assert oom.describe_kill_since_save(tmp_path / "gang.memory") == ""
 
 
 def test_what_is_remembered_speaks_when_its_group_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A session's group goes with its last process; version 2 counts in the groups above it, too."""
     tree = Tree(tmp_path, version=2)
-    monkeypatch.setattr(oom, "groups", lambda: _groups(tmp_path))
-    oom.remember(tmp_path / "bench.memory")
+    monkeypatch.setattr(oom, "read_groups", lambda: read_groups(tmp_path))
+    oom.save_counters(tmp_path / "bench.memory")
     assert len(json.loads((tmp_path / "bench.memory").read_text())) == 3
-    assert oom.told(tmp_path / "bench.memory") == ""
+    assert oom.describe_kill_since_save(tmp_path / "bench.memory") == ""
     tree.group("slice", kills=1, hits=1, limit=500 * MB)
     for path in sorted((tree.top / "slice/session").iterdir()):
         path.unlink()
-    assert oom.told(tmp_path / "bench.memory").endswith("(oom_kill 1, limit 500 MB)")
+    assert oom.describe_kill_since_save(tmp_path / "bench.memory").endswith("(oom_kill 1, limit 500 MB)")
 
 
-_groups = oom.groups
+read_groups = oom.read_groups
 
 
 def test_the_reason_is_told_to_the_other_hosts() -> None:
@@ -136,13 +136,14 @@ def test_the_reason_is_told_to_the_other_hosts() -> None:
 
 def test_launcher_that_was_killed_for_it_is_told_although_no_rank_is_to_blame() -> None:
     killed = "killed by the kernel for want of memory (oom_kill 1, limit 500 MB)"
-    outcome, reason = supervise._outcome(-9, 20.0, [], killed)
-    assert (outcome, reason) == (
-        "failed",
-        f"the launcher ended with -9: every rank had ended well; a process of it was {killed}",
-    )
-    assert supervise._outcome(0, 20.0, [], killed) == ("finished", "")
+    for exit_code, outcome, reason in (
+        (-9, "failed", f"the launcher exited with -9: every rank had finished; a process of this launch was {killed}"),
+        (0, "finished", ""),
+    ):
+        end = RanksEnd(exit_code=exit_code, culprit=None, states={}, oom_kill=killed, any_rank_started=True)
+        conclusion = conclude(end, host="h1", ranks=[], excluded={}, problems=[], deadline_s=20.0)
+        assert (conclusion.outcome, conclusion.reason) == (outcome, reason)
 
 
 def test_room_is_missed_only_where_there_is_none(tmp_path: Path) -> None:
-    assert list(background._no_room(tmp_path)) == []
+    assert list(background._why_unwritable(tmp_path)) == []

@@ -18,7 +18,7 @@ from fleet.records.remedies import with_remedy
         ("/bin/sh: 1: /usr/bin/python3: not found", "not found: the host has no such Python"),
         ("/opt/conda/bin/python: No such file or directory", "directory: the host has no such Python"),
         ("ERROR: No matching distribution found for pyyaml<7,>=6.0", "docs/air-gapped.md"),
-        ("ssh: connect to host h1 port 22: Connection refused", "refused: see that ssh reaches it"),
+        ("ssh: connect to host h1 port 22: Connection refused", "refused: check that ssh reaches the host"),
         (
             "NewConnectionError: [Errno 113] No route to host ERROR: No matching distribution found for torch==2.8.0",
             "docs/air-gapped.md",

@@ -273,9 +273,9 @@ def claim(state: Path, run_id: str, since: str, **changes: object) -> Claim:
     return replace(of(1, state / "control" / run_id), since=f"2026-11-21T{since}:00.000000Z", **changes)  # type: ignore[arg-type]
 
 
-def take(state: Path, run_id: str, since: str = "04:00", *, take_over: bool = False, **changes: object) -> str:
+def acquire(state: Path, run_id: str, since: str = "04:00", *, take_over: bool = False, **changes: object) -> str:
     (state / "runs").mkdir(exist_ok=True)
-    return lease.take(
+    return lease.acquire(
         state / "runs" / run_id, plan(run_id), claim(state, run_id, since, **changes), take_over=take_over
     )
 
@@ -295,39 +295,39 @@ ELSEWHERE = {"machine": "another", "user": "bob", "host": "control2"}
 
 
 def test_another_run_is_refused_and_told_who_has_the_host(tmp_path: Path) -> None:
-    assert take(tmp_path, "r1") == ""
+    assert acquire(tmp_path, "r1") == ""
     before = lying(tmp_path)
     with pytest.raises(HeldError) as refused:
-        take(tmp_path, "r2", "05:00", **ELSEWHERE)
+        acquire(tmp_path, "r2", "05:00", **ELSEWHERE)
     assert f"held by run r1 of alice on control1 since {before['since']}" in str(refused.value)
     assert "rackproof_take_over" in str(refused.value)
     assert lying(tmp_path) == before
 
 
 def test_same_run_goes_on_with_its_lease(tmp_path: Path) -> None:
-    take(tmp_path, "r1")
+    acquire(tmp_path, "r1")
     since = lying(tmp_path)["since"]
-    assert take(tmp_path, "r1", "05:00", user="carol") == ""
+    assert acquire(tmp_path, "r1", "05:00", user="carol") == ""
     assert lying(tmp_path)["since"] == since
     assert lying(tmp_path)["by"]["user"] == "carol"  # type: ignore[index]
 
 
 def test_same_name_of_another_plan_is_another_run(tmp_path: Path) -> None:
-    take(tmp_path, "r1")
+    acquire(tmp_path, "r1")
     other = replace(plan("r1"), nonce="f" * 32)
     with pytest.raises(HeldError):
-        lease.take(tmp_path / "runs" / "r1", other, claim(tmp_path, "r1", "05:00", **ELSEWHERE))
+        lease.acquire(tmp_path / "runs" / "r1", other, claim(tmp_path, "r1", "05:00", **ELSEWHERE))
 
 
 def test_lease_ends_when_nothing_was_heard_for_longer_than_the_longest_stage(tmp_path: Path) -> None:
-    take(tmp_path, "r1")
+    acquire(tmp_path, "r1")
     longest = max(stage.deadline_s for stage in plan().stages)
     assert lying(tmp_path)["lasts_s"] == longest + lease.IDLE_S
     aged(tmp_path, longest + lease.IDLE_S - 30)
     with pytest.raises(HeldError):
-        take(tmp_path, "r2", "05:00", **ELSEWHERE)
+        acquire(tmp_path, "r2", "05:00", **ELSEWHERE)
     aged(tmp_path, longest + lease.IDLE_S + 30)
-    assert take(tmp_path, "r2", "05:00", **ELSEWHERE).startswith("taken over from run r1 of alice on control1")
+    assert acquire(tmp_path, "r2", "05:00", **ELSEWHERE).startswith("taken over from run r1 of alice on control1")
 
 
 EXPORT = """
@@ -345,17 +345,17 @@ def test_exporter_detects_the_end_of_its_run(tmp_path: Path) -> None:
     end_of_run = EndOfRun(tmp_path)
     scraped, idle = lease.IDLE_S - 1, lease.IDLE_S + 1
     assert not end_of_run.is_reached(idle)  # no run yet: the host is only monitored
-    take(tmp_path, "r1")
+    acquire(tmp_path, "r1")
     assert not end_of_run.is_reached(idle)
     aged(tmp_path, float(str(lying(tmp_path)["lasts_s"])) + 1)
     assert not end_of_run.is_reached(scraped)
     assert end_of_run.is_reached(idle)
-    take(tmp_path, "r2", **ELSEWHERE)
+    acquire(tmp_path, "r2", **ELSEWHERE)
     assert not end_of_run.is_reached(idle)
 
 
 def test_exporter_exits_after_its_run(tmp_path: Path) -> None:
-    take(tmp_path, "r1")
+    acquire(tmp_path, "r1")
     command = [sys.executable, "-c", EXPORT, tmp_path]
     with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as exporter:
         assert exporter.stderr
@@ -368,8 +368,8 @@ def test_exporter_exits_after_its_run(tmp_path: Path) -> None:
 
 
 def test_control_node_that_knows_the_other_run_is_over_takes_the_host(tmp_path: Path) -> None:
-    take(tmp_path, "r1")
-    assert "is not carried out any more" in take(tmp_path, "r2", "05:00")
+    acquire(tmp_path, "r1")
+    assert "is no longer running" in acquire(tmp_path, "r2", "05:00")
 
 
 @pytest.mark.parametrize(
@@ -383,9 +383,9 @@ def test_control_node_that_knows_the_other_run_is_over_takes_the_host(tmp_path: 
 def test_control_node_that_does_not_know_it_over_does_not(
     since: str, changes: dict[str, object], tmp_path: Path
 ) -> None:
-    take(tmp_path, "r1")
+    acquire(tmp_path, "r1")
     with pytest.raises(HeldError):
-        take(tmp_path, "r2", since, **changes)
+        acquire(tmp_path, "r2", since, **changes)
 
 
 SUPERVISOR = """
@@ -402,7 +402,7 @@ time.sleep(600)
 @pytest.fixture
 def supervisor(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
     """Measures for r1, which has the host."""
-    take(tmp_path, "r1")
+    acquire(tmp_path, "r1")
     command = [sys.executable, "-c", SUPERVISOR, str(tmp_path)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
@@ -416,21 +416,21 @@ def test_host_on_which_a_stage_runs_is_not_taken_however_old_the_lease(
 ) -> None:
     aged(tmp_path, 1e6)
     with pytest.raises(HeldError, match=f"its stage benchmark as process {supervisor.pid} "):
-        take(tmp_path, "r2", "05:00")
+        acquire(tmp_path, "r2", "05:00")
     supervisor.kill()
     supervisor.wait()
-    assert take(tmp_path, "r2", "05:00")
+    assert acquire(tmp_path, "r2", "05:00")
 
 
 def test_taking_over_ends_what_the_other_run_does_here(tmp_path: Path, supervisor: subprocess.Popen[str]) -> None:
-    assert take(tmp_path, "r2", take_over=True, **ELSEWHERE).startswith("taken over by force from run r1")
+    assert acquire(tmp_path, "r2", take_over=True, **ELSEWHERE).startswith("taken over by force from run r1")
     assert supervisor.wait() == -signal.SIGTERM
     with pytest.raises(HeldError, match="held by run r2 of bob"):
         lease.renew(tmp_path / "runs" / "r1", plan("r1"))
 
 
 def test_only_the_run_itself_gives_the_host_back(tmp_path: Path) -> None:
-    take(tmp_path, "r1")
+    acquire(tmp_path, "r1")
     lease.release(tmp_path, "r2")
     assert (tmp_path / "lease.json").exists()
     lease.release(tmp_path, "r1")
@@ -438,7 +438,7 @@ def test_only_the_run_itself_gives_the_host_back(tmp_path: Path) -> None:
 
 
 def test_stop_leaves_alone_what_another_run_has(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    take(tmp_path, "r1")
+    acquire(tmp_path, "r1")
     exporter, by = (
         str(tmp_path / "exporter"),
         json.dumps({**vars(claim(tmp_path, "r2", "05:00", **ELSEWHERE)), "running": []}),
@@ -466,27 +466,27 @@ def test_the_end_of_a_playbook_ends_no_stage_that_goes_on(
     tmp_path: Path, supervisor: subprocess.Popen[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert rackproof.main(["stop", str(tmp_path / "exporter"), "--run-dir", "/x/runs/r1"]) == 0
-    assert f"stage benchmark of run r1 goes on (process {supervisor.pid})" in capsys.readouterr().out
+    assert f"stage benchmark of run r1 is still running (process {supervisor.pid})" in capsys.readouterr().out
     assert supervisor.poll() is None
     assert (tmp_path / "lease.json").exists()
 
 
 def test_stop_ends_what_has_only_begun(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run_dir = tmp_path / "runs" / "r1"
-    take(tmp_path, "r1")
+    acquire(tmp_path, "r1")
     start = "from pathlib import Path; from agent.run import background; "
     start += f"background.start(['-c', 'import time; time.sleep(600)'], Path({str(run_dir)!r}), 'soak')"
     subprocess.run([sys.executable, "-c", start], cwd=ROOT, check=True)
     assert rackproof.main(["stop", str(tmp_path / "exporter"), "--run-dir", str(run_dir), "--end"]) == 0
     assert capsys.readouterr().out == "soak ended\nexporter does not run\n"
-    assert not background.runs(run_dir, "soak")
+    assert not background.is_running(run_dir, "soak")
 
 
 def test_a_look_does_not_begin_again_what_was_stopped(tmp_path: Path) -> None:
-    take(tmp_path, "r1")
+    acquire(tmp_path, "r1")
     lease.renew(tmp_path / "runs" / "r1", plan("r1"), taken=True)
     lease.release(tmp_path, "r1")
-    with pytest.raises(HeldError, match="run r1 was stopped on this host: resume it to go on"):
+    with pytest.raises(HeldError, match="run r1 was stopped on this host: resume it to continue"):
         lease.renew(tmp_path / "runs" / "r1", plan("r1"), taken=True)
     assert not (tmp_path / "lease.json").exists()
 
@@ -532,7 +532,7 @@ def test_run_that_goes_on_keeps_its_first_snapshot(tmp_path: Path) -> None:
 def test_nothing_is_lost_where_several_add_to_a_record_at_once(run: HostRun) -> None:
     def add(number: int) -> None:
         snapshot = Snapshot(stage=f"s{number}", phase="before", at=builders.WHEN, duration_s=0.0, metrics=())
-        HostRun(run.directory, "h1").add(snapshots=[snapshot])
+        HostRun(run.directory, "h1").append(snapshots=[snapshot])
 
     threads = [threading.Thread(target=add, args=(number,)) for number in range(12)]
     for thread in threads:
@@ -554,11 +554,11 @@ def test_started_twice_at_once_it_runs_once(tmp_path: Path) -> None:
 
 def test_who_comes_while_a_stage_is_carried_out_waits_for_its_end(tmp_path: Path) -> None:
     hold = f"import sys, time; sys.path.insert(0, {str(ROOT)!r}); from pathlib import Path; from agent.run import background\n"
-    hold += f"with background.alone(Path({str(tmp_path)!r}), 'stage'):\n    print('up', flush=True); time.sleep(600)"
+    hold += f"with background.exclusive_task(Path({str(tmp_path)!r}), 'stage'):\n    print('up', flush=True); time.sleep(600)"
     with subprocess.Popen([sys.executable, "-c", hold], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert process.stdout.readline() == "up\n"
         threading.Timer(0.5, process.kill).start()
         began = time.monotonic()
-        with background.alone(tmp_path, "stage"):
+        with background.exclusive_task(tmp_path, "stage"):
             assert time.monotonic() - began >= 0.4

@@ -141,7 +141,7 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return nvml.build(tmp_path_factory.mktemp("nvml"))
 
 
-def test_what_keeps_a_gpu_machine_from_being_measured_is_told_line_by_line(library: Path, tmp_path: Path) -> None:
+def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
     """The driver answers for four GPUs; torch here is a build for CPUs, and the directory cannot be written."""
     (tmp_path / "file").touch()
     there = nvml.environment(library, nvml.scenario("healthy-h200x4"))
@@ -176,7 +176,7 @@ def test_the_two_counts_of_gpus_must_agree_or_are_named() -> None:
     assert "the driver answers for 1" in gpus(8, 1, given=2).disagreement()
 
 
-def test_no_gpu_that_answers_is_told_with_its_cause() -> None:
+def test_unresponsive_gpus_are_reported_with_the_cause() -> None:
     assert readiness.no_gpus(gpus(8, 8)) == ""
     assert "8 NVIDIA GPUs are there and the driver answers for none (Driver Not Loaded)" in readiness.no_gpus(
         gpus(8, BROKEN)
@@ -227,7 +227,7 @@ def test_a_machine_that_is_in_order_has_no_problem(fit: Path) -> None:
     assert told(fit, variables={"CUDA_VISIBLE_DEVICES": "0,1,2"}) == []
 
 
-def test_torch_must_be_there_with_cuda_that_the_driver_supports(fit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_torch_needs_cuda_that_the_driver_supports(fit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_torch(fit, "cuda: Optional[str] = '13.0'")
     (line,) = told(fit)
     assert line.startswith(
@@ -243,7 +243,7 @@ def test_torch_must_be_there_with_cuda_that_the_driver_supports(fit: Path, monke
     assert told(fit, cpu=True)[0].startswith(f"torch is not installed for {sys.executable}")
 
 
-def test_too_little_memory_is_told_with_what_is_needed(fit: Path) -> None:
+def test_too_little_memory_is_reported(fit: Path) -> None:
     assert told(fit, **{"host.memory.available": 3 << 30}) == [
         "3.0 GiB of memory are available, and 2 GPUs need 8.0 GiB: free memory, or raise the limit"
     ]
@@ -256,7 +256,7 @@ def test_too_little_memory_is_told_with_what_is_needed(fit: Path) -> None:
     assert told(fit) == []
 
 
-def test_too_little_shared_memory_is_told_with_the_remedy(fit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_too_little_shared_memory_is_reported_with_the_remedy(fit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "SHM_BYTES", 1 << 60)
     (line,) = told(fit)
     assert "start the container with --ipc=host or --shm-size=1g" in line
@@ -277,7 +277,7 @@ def planned(tmp_path: Path, profile: str = "standard", found: int = 4, **chosen:
     return single_host_plan(options(tmp_path, **chosen), single_host_profile(read_profile(profile)), machine, NOW)
 
 
-def test_what_was_ordered_is_planned_and_else_what_was_found(tmp_path: Path) -> None:
+def test_requested_devices_are_planned_or_else_all(tmp_path: Path) -> None:
     assert planned(tmp_path, gpus=8).hosts[0].devices == tuple(range(8)), "four of them will be missed"
     assert not planned(tmp_path, gpus=8).hosts[0].count_found
     found = planned(tmp_path).hosts[0]
@@ -324,7 +324,7 @@ def test_this_machines_own_run_of_the_playbooks_is_respected(tmp_path: Path, mon
     state = tmp_path / "state"
     (state / "runs").mkdir(parents=True)
     other = builders.plan("h1", profile="rehearsal", rackproof_gang="none")
-    lease.take(state / "runs" / "r1", other, lease.given(None, "r1", state / "runs" / "r1"))
+    lease.acquire(state / "runs" / "r1", other, lease.load_claim(None, "r1", state / "runs" / "r1"))
     monkeypatch.setattr(local_run, "STATE", state)
     assert main(["run", "--profile", "rehearsal", "--run-dir", str(tmp_path / "mine")]) == lease.HELD
     assert not (tmp_path / "mine/plan.json").exists()

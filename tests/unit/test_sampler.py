@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.exporter.sampler import BUCKETS, Samples
+from agent.exporter.sampler import BUCKETS, GpuHistory
 from collectors.base import Absent
 from collectors.nvml import GpuLimits, GpuSample
 from tests.fakes import nvml
@@ -22,7 +22,7 @@ LOST = Absent(status="error", reason="NVML: GPU is lost")
 Told = dict[str, float]
 
 
-def told(samples: Samples) -> Told:
+def told(samples: GpuHistory) -> Told:
     """Sample name, and its label beside the GPU's own -> value."""
     found: Told = {}
 
@@ -30,16 +30,16 @@ def told(samples: Samples) -> Told:
         more = [f"{key}={text}" for key, text in labels.items() if key not in ("gpu", "uuid")]
         found[" ".join([(name + suffix).removeprefix("rackproof_gpu_"), *more])] = value
 
-    samples.tell(add)
+    samples.export(add)
     return found
 
 
-def sampled(*beats: GpuSample | Absent, bounds: GpuLimits | Absent = H200, window_s: float = 100.0) -> Samples:
+def sampled(*beats: GpuSample | Absent, bounds: GpuLimits | Absent = H200, window_s: float = 100.0) -> GpuHistory:
     """A GPU that showed these, a tenth of a second apart, until now."""
-    samples, now = Samples(0, window_s), time.monotonic()
-    samples.know(now, bounds)
+    samples, now = GpuHistory(0, window_s), time.monotonic()
+    samples.set_limits(now, bounds)
     for number, beat in enumerate(beats, 1 - len(beats)):
-        samples.take(now + number / 10, beat)
+        samples.add(now + number / 10, beat)
     return samples
 
 
@@ -80,7 +80,7 @@ def test_histograms_count_as_prometheus_wants_it() -> None:
 
 def test_time_without_samples_is_not_counted_as_throttled() -> None:
     samples = sampled(DIP)
-    samples.take(time.monotonic() + 60, DIP)
+    samples.add(time.monotonic() + 60, DIP)
     assert told(samples)["throttle_sampled_seconds_total reason=power_cap"] == 1.0
 
 
@@ -96,7 +96,7 @@ def test_a_gpu_without_a_limit_has_no_share_of_it() -> None:
 
 def test_another_gpu_in_the_same_place_begins_anew() -> None:
     samples = sampled(*[DIP] * 5)
-    samples.know(time.monotonic(), H200._replace(uuid="GPU-2"))
+    samples.set_limits(time.monotonic(), H200._replace(uuid="GPU-2"))
     found = told(samples)
     assert found["window_samples"] == found["power_of_limit_ratio_count"] == 0
 
@@ -106,8 +106,8 @@ def test_another_gpu_in_the_same_place_begins_anew() -> None:
 PROGRAM = """
 import json, sys, time
 from agent.exporter import sampler
-sampler.STUCK_S, sampler.LOOK_S, sampler.RETRY_S = 0.5, 0.1, 1.0
-sampling = sampler.Sampler(hz=50, window_s=30)
+sampler.STUCK_S, sampler.CHECK_S, sampler.RETRY_S = 0.5, 0.1, 1.0
+sampling = sampler.GpuSampler(hz=50, window_s=30)
 def told():
     try:
         found = sampling.collect()

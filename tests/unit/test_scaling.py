@@ -15,8 +15,9 @@ import yaml
 
 from agent.benchmarks.runtime.host_cpu import parse_cpu_list, pin_to_cpus, select_cpus
 from agent.gang.protocol import Gang
-from agent.launch.stage import measure, worn_out
-from agent.launch.torchrun import LaunchError, torchrun
+from agent.launch.request import LaunchRequest
+from agent.launch.stage import count_attempt, run_launch
+from agent.launch.torchrun import LaunchError, torchrun_command
 from agent.run.record import HostRun
 from fleet.judge.evidence import Evidence
 from fleet.planning.begin import begin
@@ -542,7 +543,7 @@ def test_a_study_is_not_judged_and_an_acceptance_is_no_study(
     other = tmp_path / "r1"
     begin(other, json.loads(json.dumps(to_json(builders.plan()))))
     assert main(["scaling", str(other)]) == 64
-    assert f"{other} is no scaling study: rackproof report {other}" in capsys.readouterr().err
+    assert f"{other} is not a scaling study: run rackproof report {other}" in capsys.readouterr().err
     assert main(["scaling", str(tmp_path / "none")]) == 2
 
 
@@ -569,10 +570,10 @@ def test_a_currency_steers_no_terminal(tmp_path: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--price", "0"], "--price 0.0: give what a host costs in an hour, more than 0"),
-        (["--price", "nan"], "--price nan: give what a host costs in an hour"),
-        (["--price", "1e308"], "--price 1e+308: give what a host costs in an hour, more than 0, 1e+12 at most"),
-        (["--currency", "U S"], "--currency U S: give a short name of it, such as USD"),
+        (["--price", "0"], "--price 0.0: give the price of a host per hour, more than 0"),
+        (["--price", "nan"], "--price nan: give the price of a host per hour"),
+        (["--price", "1e308"], "--price 1e+308: give the price of a host per hour, more than 0 and at most 1e+12"),
+        (["--currency", "U S"], "--currency U S: give a short name, such as USD"),
     ],
 )
 def test_wrong_options_are_named(run: Path, options: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -591,7 +592,7 @@ def test_one_machine_measures_its_cells_without_a_playbook_and_none_twice(
     assert main(arguments) == 2
     told = capfd.readouterr()
     assert "1 of 3 cells were measured, 1 failed, 1 left out." in told.out
-    assert "3: 1 × 1, batch 8, fp32, 9999 CPUs a GPU: failed: host me gives" in told.out
+    assert "3: 1 × 1, batch 8, fp32, 9999 CPUs a GPU: failed: host me has" in told.out
     assert "cell 1: finished" in told.err
     document = json.loads((tmp_path / "s1" / "scaling.json").read_text())
     first = document["cells"][0]
@@ -605,15 +606,15 @@ def test_a_cell_whose_supervisor_is_killed_each_time_is_given_up(tmp_path: Path)
     """Without a record of it, it would be the next one for ever; and what it costs would count for no limit."""
     plan = study(tmp_path, "h1", matrix=[{"gpus": [1]}], profile=REHEARSAL)
     run = HostRun.begin(tmp_path / "host", "h1", json.dumps(to_json(plan)))
-    cell = run.of_cell(1)
+    cell = run.for_cell(1)
     for _ in range(3):  # each begun, and none lived to tell of it
         assert next_cell(plan, {}, ["h1"]).launches[0].number == 1
-        assert not worn_out(cell, 1)
-    record = measure(cell, cell.plan.stage(CELL), ["h1"], 1)
+        assert not count_attempt(cell, 1)
+    record = run_launch(cell, LaunchRequest(stage=cell.plan.stage(CELL), members=("h1",), number=1))
     (row,) = outcome(plan, {"h1": Evidence(records=(record,))}).rows
     assert row.state == FAILED
-    assert row.reason.startswith("it was begun 3 times on host h1, and each time its supervisor ended without a word")
-    assert not worn_out(cell, 2), "another cell has tries of its own"
+    assert row.reason.startswith("it was begun 3 times on host h1, and each time its supervisor was killed")
+    assert not count_attempt(cell, 2), "another cell has tries of its own"
 
 
 # --- processors
@@ -642,5 +643,6 @@ def test_more_processors_than_a_host_gives_are_refused_before_anything_starts(tm
     plan = study(tmp_path, "h1", matrix=[{"gpus": [2], "cpus": [10_000]}]).of_cell(1)
     host = plan.hosts[0]
     gang = Gang.from_plan(plan, host, "cell 1", ["h1"], 29500)
-    with pytest.raises(LaunchError, match=r"host h1 gives \d+ CPUs, and 2 ranks with 10000 each need 20000"):
-        torchrun(plan, host, plan.stages[0], gang=gang, work=tmp_path, data=tmp_path, port=0, interface="", uuids={})
+    request = LaunchRequest(stage=plan.stages[0], members=("h1",))
+    with pytest.raises(LaunchError, match=r"host h1 has \d+ CPUs, and 2 ranks with 10000 each need 20000"):
+        torchrun_command(plan, host, request, gang=gang, work=tmp_path, data=tmp_path, uuids={})

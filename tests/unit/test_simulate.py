@@ -81,7 +81,8 @@ def test_a_part_in_order_is_never_out_of_what_parts_measured() -> None:
 @pytest.mark.parametrize(("hosts", "gpus", "racks"), [(64, 2, 8), (3, 8, 1)])
 def test_a_fleet_in_order_has_nothing_wrong(tmp_path: Path, hosts: int, gpus: int, racks: int) -> None:
     report = report_of(run_of(tmp_path / "run", hosts=hosts, gpus=gpus, racks=racks))
-    assert {verdict.verdict for verdict in report.verdicts} == {PASS}
+    assert {verdict.verdict for verdict in report.verdicts} <= {PASS}
+    assert not any(row.failed or row.inconclusive for row in report.judged)
     assert report.coverage.expected == report.coverage.measured > 0
     assert not report.quarantined
     assert report.acceptance.status == "SIMULATED PASS"
@@ -318,7 +319,7 @@ def test_the_command_says_what_it_did_and_where_the_faults_are(
     assert told["faults"][0] == {"kind": "ecc", "host": "r02-h01", "gpu": 1}
     assert told["faults"][1]["host"] != "r02-h01"
     assert main(command) == 64  # what is there is never written into
-    assert "is there already" in capsys.readouterr().err
+    assert "already exists" in capsys.readouterr().err
 
 
 def test_the_kinds_of_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> None:
@@ -338,10 +339,10 @@ def test_the_kinds_of_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> N
         (["--profile", "soak"], "is not simulated"),
         (["--profile", "scaling"], "is not simulated"),
         (["--racks", "9"], "more than there are hosts"),
-        (["--hosts", "3", "--racks", "3"], "has 1 host, and no fewer than 2 launch together: give more hosts"),
+        (["--hosts", "3", "--racks", "3"], "has 1 host, but a launch needs at least 2: give more hosts"),
         (["--hosts", "1", "--gang", "all"], "--gang all: a gang has 1 host"),
         (["--model", "h100-sxm"], "no data of h100-sxm"),
-        (["--gpus", "17"], "16 at most"),
+        (["--gpus", "17"], "at most 16"),
     ],
 )
 def test_what_cannot_be_simulated_is_told_in_one_line(

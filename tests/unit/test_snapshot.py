@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.sampling.snapshot import Stuck, collect, identities, now, take
+from agent.sampling.snapshot import Stuck, collect, identities, take_snapshot, utc_now
 from collectors.base import HOST, Absent, Family
 from schemas import documents
 from schemas.decode import record_from_json
@@ -156,7 +156,7 @@ def test_a_driver_that_blocks_costs_the_readings_of_the_driver_only(tmp_path: Pa
 
 
 def test_a_snapshot_says_how_each_collector_fared() -> None:
-    snapshot, gpus = take(
+    snapshot, gpus = take_snapshot(
         [Fake("bad", broken), Fake("good", load)], stage="preflight", phase="before", clock=lambda: WHEN
     )
     assert (snapshot.stage, snapshot.phase, snapshot.at, gpus) == ("preflight", "before", WHEN, ())
@@ -174,7 +174,7 @@ def test_scopes_leave_identity_out_and_absence_keeps_its_reason() -> None:
     family.add({"gpu": "0", "uuid": "GPU-1", "link": "3"}, True)
     family.add({"gpu": "1", "link": "3"}, Absent(status="error", reason="NVML: GPU is lost"))
     family.add({"gpu": "2"}, Absent(status="unsupported", reason=""))
-    snapshot, _ = take([Fake("gpus", lambda: [family])], stage="soak", phase="during")
+    snapshot, _ = take_snapshot([Fake("gpus", lambda: [family])], stage="soak", phase="during")
     metric = snapshot.metrics[0]
     assert metric.values == {"gpu=0,link=3": True}
     assert metric.absent == {
@@ -193,7 +193,7 @@ def test_what_is_too_long_for_a_record_is_cut() -> None:
         absent = Absent(status="error", reason="y" * 5000)
         return [*load("z" * 5000), Family(name="host.uptime", unit="s", help="Uptime", readings=[(HOST, absent)])]
 
-    snapshot, _ = take([Fake("loud", shouts), Fake("long", long)], stage="preflight", phase="before")
+    snapshot, _ = take_snapshot([Fake("loud", shouts), Fake("long", long)], stage="preflight", phase="before")
     found = {metric.name: metric for metric in snapshot.metrics}
     assert found["host.load"].values == {"host": "z" * 1024}
     assert found["host.uptime"].absent == {"host": ("error: " + "y" * 5000)[:1024]}
@@ -202,7 +202,7 @@ def test_what_is_too_long_for_a_record_is_cut() -> None:
 
 
 def test_now_is_a_time_that_a_record_takes() -> None:
-    snapshot, _ = take([], stage="preflight", phase="before", clock=now)
+    snapshot, _ = take_snapshot([], stage="preflight", phase="before", clock=utc_now)
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 

@@ -16,12 +16,12 @@ from typing import Any
 
 import pytest
 
-from agent.exporter.live import Span, document, tell
+from agent.exporter.live import Span, build_document, publish_record
 from agent.run.record import HostRun
-from agent.sampling.timeline import MOST_BUCKETS, MOST_EVENTS, Recorder
+from agent.sampling.timeline import MAX_BUCKETS, MAX_EVENTS, Recorder
 from agent.soak import soak
-from agent.soak.aggregate import few_launches, few_snapshots, folded
-from agent.soak.soak import carry_out
+from agent.soak.aggregate import aggregate_rounds, select_launches, select_snapshots
+from agent.soak.soak import run_soak
 from agent.soak.soak_run import CHECKPOINT, SoakRun
 from collectors.base import Absent
 from collectors.nvml import GpuSample
@@ -53,11 +53,11 @@ STRESS = {"dtype": "fp32"}
 def test_full_buckets_become_one_of_two_and_lose_neither_extreme_nor_mean() -> None:
     recorder, values = Recorder(), [random.Random(at).uniform(1, 2) for at in range(1000)]  # noqa: S311
     for at, value in enumerate(values):
-        recorder.add(at, "gpu.power", "gpu=0", "W", value)
+        recorder.add_value(at, "gpu.power", "gpu=0", "W", value)
     found = recorder.timeline()
     series = found.series[0]
     assert found.bucket_s == 8
-    assert len(series.at) == 125 <= MOST_BUCKETS
+    assert len(series.at) == 125 <= MAX_BUCKETS
     assert sum(series.n) == 1000
     assert (min(series.low), max(series.high)) == pytest.approx((min(values), max(values)), rel=1e-4)
     assert statistics.fmean(series.mean) == pytest.approx(statistics.fmean(values), rel=1e-4)
@@ -65,8 +65,8 @@ def test_full_buckets_become_one_of_two_and_lose_neither_extreme_nor_mean() -> N
 
 def test_series_keep_the_same_buckets_when_one_of_them_is_new() -> None:
     recorder = Recorder()
-    recorder.add(5000, "gpu.power", "gpu=0", "W", 1.0)
-    recorder.add(10, "gpu.power", "gpu=1", "W", 2.0)
+    recorder.add_value(5000, "gpu.power", "gpu=0", "W", 1.0)
+    recorder.add_value(10, "gpu.power", "gpu=1", "W", 2.0)
     found = recorder.timeline()
     assert [(one.scope, one.at[0] * found.bucket_s) for one in found.series] == [("gpu=0", 4992), ("gpu=1", 0)]
 
@@ -74,12 +74,12 @@ def test_series_keep_the_same_buckets_when_one_of_them_is_new() -> None:
 def test_recorder_goes_on_where_another_process_was_cut_off() -> None:
     whole, first = Recorder(), Recorder()
     for at in range(300):
-        whole.add(at, "gpu.power", "gpu=0", "W", at)
-        first.add(at, "gpu.power", "gpu=0", "W", at)
+        whole.add_value(at, "gpu.power", "gpu=0", "W", at)
+        first.add_value(at, "gpu.power", "gpu=0", "W", at)
     second = Recorder(soak_from_json({**to_json(state(first.timeline()))}).timeline)
     for at in range(300, 700):
-        whole.add(at, "gpu.power", "gpu=0", "W", at)
-        second.add(at, "gpu.power", "gpu=0", "W", at)
+        whole.add_value(at, "gpu.power", "gpu=0", "W", at)
+        second.add_value(at, "gpu.power", "gpu=0", "W", at)
     one, other = whole.timeline(), second.timeline()
     assert (one.bucket_s, one.series[0].at, one.series[0].n) == (other.bucket_s, other.series[0].at, other.series[0].n)
     assert one.series[0].mean == pytest.approx(other.series[0].mean, rel=1e-3)
@@ -99,7 +99,7 @@ def counters(**values: float) -> Snapshot:
 def test_counter_that_rises_is_an_event_and_one_that_stands_is_none() -> None:
     recorder = Recorder()
     for at, replays in ((0, 7), (10, 7), (20, 9), (30, 9), (40, 10), (5000, 11)):
-        recorder.see(at, counters(gpu__pcie__replays=replays, gpu__energy=at, gpu__power=at))
+        recorder.add_counters(at, counters(gpu__pcie__replays=replays, gpu__energy=at, gpu__power=at))
     events = recorder.timeline().events
     assert [(one.at_s, one.until_s, one.name, one.scope, one.count) for one in events] == [
         (20, 40, "gpu.pcie.replays", "gpu=0", 3),
@@ -115,8 +115,8 @@ def test_xid_that_was_never_seen_is_an_event_and_an_old_one_is_none() -> None:
         return Snapshot(stage=SOAK, phase="during", at=builders.WHEN, duration_s=0.1, metrics=(metric,))
 
     recorder = Recorder()
-    recorder.see(0, xids(x31=2))
-    recorder.see(10, xids(x31=2, x79=1))
+    recorder.add_counters(0, xids(x31=2))
+    recorder.add_counters(10, xids(x31=2, x79=1))
     assert [(one.scope, one.count) for one in recorder.timeline().events] == [("pci=0000:1b:00.0,xid=79", 1)]
 
 
@@ -124,22 +124,22 @@ def test_clock_that_is_held_down_for_heat_is_told_apart_from_the_power_limit() -
     recorder = Recorder()
     for at in range(100):
         hot = 0x40 if 50 <= at < 60 else 0
-        recorder.beats(at, {0: GpuSample(690.0, 1.5e9, 60.0, 0x4 | hot, 2.6e9)})
-    recorder.beats(100, {0: Absent(status="error", reason="GPU is lost")})
+        recorder.add_samples(at, {0: GpuSample(690.0, 1.5e9, 60.0, 0x4 | hot, 2.6e9)})
+    recorder.add_samples(100, {0: Absent(status="error", reason="GPU is lost")})
     found = {(one.name, one.scope): one for one in recorder.timeline().series}
     assert sum(found["gpu.throttle.active", "gpu=0,reason=other"].mean) == 10
     assert sum(found["gpu.throttle.active", "gpu=0,reason=power_cap"].mean) == 100
     assert [(one.at_s, one.name, one.scope, one.count, one.text) for one in recorder.timeline().events] == [
-        (50, "gpu.throttle.active", "gpu=0,reason=hw_thermal", 10, "its clocks were held down"),
+        (50, "gpu.throttle.active", "gpu=0,reason=hw_thermal", 10, "its clocks were throttled"),
         (100, "gpu.power", "gpu=0", 1, "error: GPU is lost"),
     ]
 
 
 def test_events_without_end_are_counted_and_not_kept() -> None:
     recorder = Recorder()
-    for number in range(MOST_EVENTS + 50):
-        recorder.note(number * 1000.0, "gpu.pcie.replays", "gpu=0")
-    assert (len(recorder.timeline().events), recorder.timeline().left_out) == (MOST_EVENTS, 50)
+    for number in range(MAX_EVENTS + 50):
+        recorder.add_event(number * 1000.0, "gpu.pcie.replays", "gpu=0")
+    assert (len(recorder.timeline().events), recorder.timeline().left_out) == (MAX_EVENTS, 50)
 
 
 # ---- many rounds, one observation
@@ -152,7 +152,7 @@ def rate(value: float, name: str = "stress.throughput", **params: Any) -> Observ
 def rounds(*seen: Observation) -> Observation:
     recorder, found = Recorder(), []
     for number, item in enumerate(seen, 1):
-        found = folded(found, [item], recorder, at_s=number * 300.0, number=number)
+        found = aggregate_rounds(found, [item], recorder, at_s=number * 300.0, number=number)
     assert len(found) == 1
     return found[0]
 
@@ -192,7 +192,7 @@ def test_gpu_that_computes_another_digest_in_another_round_does_not_repeat_itsel
     for number, digest in enumerate(("aa", "aa", "bb", "aa", "bb"), 1):
         seen = [rate(0.0, "digest.value", workload="gemm"), rate(0, "digest.mismatches", workload="gemm")]
         seen[0] = replace(seen[0], value=digest, params={"workload": "gemm", "repetitions": number})
-        found = folded(found, seen, recorder, at_s=number, number=number)
+        found = aggregate_rounds(found, seen, recorder, at_s=number, number=number)
     assert [(one.name, one.value) for one in found] == [("digest.value", "aa, then bb"), ("digest.mismatches", 1)]
 
 
@@ -206,7 +206,7 @@ def test_of_many_launches_the_first_the_last_and_the_failed_are_kept() -> None:
     kept: tuple[Launch, ...] = ()
     for number in range(1, 400):
         outcome = "failed" if number in (50, 60) else "finished"
-        kept = few_launches(
+        kept = select_launches(
             [*kept, replace(builders.launch(SOAK, ("h1",), outcome), number=number, log_tail="x" * 4000)]
         )
     assert [launch.number for launch in kept] == [1, 50, 60, 397, 398, 399]
@@ -223,7 +223,7 @@ def test_of_many_snapshots_the_edges_and_those_with_a_change_are_kept() -> None:
     for number in range(300):
         replays = number if number < 200 else number - 200  # the driver was loaded again
         pending = number == 100
-        kept = few_snapshots(
+        kept = select_snapshots(
             [*kept, taken("after", number, gpu__pcie__replays=replays, gpu__remapped_rows__pending=pending)]
         )
     read = [{metric.name: metric.values.get("gpu=0") for metric in one.metrics} for one in kept]
@@ -236,7 +236,7 @@ def test_both_sides_of_a_reboot_are_kept() -> None:
     for number in range(300):
         up = 50_000.0 + number if number < 100 else 300_000.0 + number if number > 200 else number - 90.0
         seen = replace(taken("before", number), metrics=(Metric(name="host.uptime", unit="s", values={"host": up}),))
-        kept = few_snapshots([*kept, seen])
+        kept = select_snapshots([*kept, seen])
     assert [one.metrics[0].values["host"] for one in kept] == [50_000.0, 50_099.0, 10.0, 300_299.0]
 
 
@@ -262,9 +262,9 @@ def go(run: SoakRun, measure: Round, outcome: str = "finished", step_s: float = 
         turned[0] += step_s
         run._base_s += step_s
         made = replace(builders.launch(SOAK, ("h1",), outcome, "" if outcome == "finished" else "why"), number=number)
-        return run.add(observations=observations, launches=[made])
+        return run.append(observations=observations, launches=[made])
 
-    return carry_out(run, launch, [], lambda line: None, sleep=lambda wait: None)
+    return run_soak(run, launch, [], lambda line: None, sleep=lambda wait: None)
 
 
 def good(run: SoakRun, number: int) -> list[Observation]:
@@ -326,10 +326,10 @@ def test_checkpoint_beside_the_record_is_what_a_killed_host_goes_on_from(tmp_pat
     run = begin(tmp_path, "10m")
     run.start()
     run._base_s = 100.0
-    run.add(launches=[builders.launch(SOAK, ("h1",))])
+    run.append(launches=[builders.launch(SOAK, ("h1",))])
     run._base_s = 160.0
-    run.recorder.add(160, "gpu.power", "gpu=0", "W", 690.0)
-    run.checkpoint()
+    run.recorder.add_value(160, "gpu.power", "gpu=0", "W", 690.0)
+    run.write_checkpoint()
     again = SoakRun(run.directory, "h1")
     assert again.state.soaked_s >= 160.0
     assert [one.name for one in again.state.timeline.series] == ["gpu.power"]
@@ -364,14 +364,14 @@ def test_rounds_that_come_to_no_end_end_the_soak_and_a_resumed_run_tries_again(t
     run = begin(tmp_path, "1h")
     record = go(run, lambda run, number: [], outcome="failed")
     assert record.soak
-    assert (record.soak.ended_by, record.soak.failed) == ("failure", soak.MOST_FAILED)
-    assert record.soak.reason == "3 rounds in a row did not come to their end: why"
+    assert (record.soak.ended_by, record.soak.failed) == ("failure", soak.MAX_FAILED)
+    assert record.soak.reason == "3 rounds in a row failed: why"
     again = SoakRun(run.directory, "h1")
     again.reopen()
     assert not SoakRun(run.directory, "h1").state.ended
     record = go(again, good, step_s=1800.0)
     assert record.soak
-    assert (record.soak.ended_by, record.soak.failed) == ("time", soak.MOST_FAILED)  # not forgotten
+    assert (record.soak.ended_by, record.soak.failed) == ("time", soak.MAX_FAILED)  # not forgotten
     assert [launch.number for launch in record.launches] == [1, 2, 3, 4, 5]
 
 
@@ -379,7 +379,7 @@ def test_round_that_finished_and_cannot_be_believed_is_a_failed_one(tmp_path: Pa
     run = begin(tmp_path, "1h")
     run.start()
     bad = builders.launch(SOAK, ("h1",), "finished", "no result of rank 0: not JSON")
-    run.add(launches=[replace(bad, number=1)])
+    run.append(launches=[replace(bad, number=1)])
     assert (run.state.finished, run.state.failed) == (0, 1)
 
 
@@ -398,7 +398,7 @@ def test_error_of_a_round_that_was_cut_off_counts_and_our_own_doing_does_not(tmp
     ended = replace(rate(0.0, "memory.bandwidth"), status=ERROR, value=None, reason="RuntimeError: got SIGTERM")
     run.start()
     run.begin_round()
-    assert run.salvage(leave(run, lost, ended))
+    assert run.salvage_round(leave(run, lost, ended))
     assert [(seen.name, seen.status, seen.reason) for seen in run.record().observations] == [
         ("stress.throughput", ERROR, "in round 1: CUDA error: an illegal memory access")
     ]
@@ -410,14 +410,14 @@ def test_round_that_is_in_the_record_is_not_counted_again_after_a_kill(tmp_path:
     number = run.begin_round()
     wrong_words = rate(3, "integrity.wrong_words", pattern="random")
     work = leave(run, wrong_words)
-    run.add(observations=[wrong_words], launches=[replace(builders.launch(SOAK, ("h1",)), number=number)])
+    run.append(observations=[wrong_words], launches=[replace(builders.launch(SOAK, ("h1",)), number=number)])
     again = SoakRun(run.directory, "h1")  # killed before the work was cleared
-    assert again.salvage(work) == ""
+    assert again.salvage_round(work) == ""
     assert not work.exists()
     assert (again.state.finished, again.state.cut) == (1, 0)
     assert [seen.value for seen in again.record().observations] == [3]
     again.begin_round()
-    assert again.salvage(leave(again, wrong_words))
+    assert again.salvage_round(leave(again, wrong_words))
     assert (again.state.finished, again.state.cut) == (1, 1)
     assert [seen.value for seen in again.record().observations] == [6]
 
@@ -429,8 +429,8 @@ def test_record_of_a_week_is_no_larger_than_that_of_a_day(tmp_path: Path) -> Non
         run.start()
         for at in range(0, hours * 3600, 300):
             for gpu in range(8):
-                run.recorder.add(at, "gpu.power", f"gpu={gpu}", "W", 690.0 + at % 7)
-        sizes.append(len(json.dumps(to_json(run.add()))))
+                run.recorder.add_value(at, "gpu.power", f"gpu={gpu}", "W", 690.0 + at % 7)
+        sizes.append(len(json.dumps(to_json(run.append()))))
     assert sizes[1] < 1.5 * sizes[0]
 
 
@@ -438,17 +438,17 @@ def test_exporter_is_told_of_progress_against_the_end_of_the_soak(tmp_path: Path
     run = begin(tmp_path / "runs", "10m")
     run.start()
     run._base_s = 150.0
-    run.add(observations=good(run, 1), launches=[builders.launch(SOAK, ("h1",))])
-    told = document(run)
+    run.append(observations=good(run, 1), launches=[builders.launch(SOAK, ("h1",))])
+    told = build_document(run)
     documents.validate({**told, "written": 0}, "live", source="live.json")
     stage = next(one for one in told["stages"] if one["name"] == SOAK)
     assert (stage["state"], stage["progress"]) == ("running", pytest.approx(0.25, abs=0.01))
     assert stage["deadline"] == pytest.approx(time.time() + 450 + 120, abs=5)  # a round that has begun comes to its end
     span = run.span()
-    halfway = span.told(time.time() + span.ends / 2 - time.time() / 2, time.time())
+    halfway = span.fields(time.time() + span.ends / 2 - time.time() / 2, time.time())
     assert halfway["progress"] == pytest.approx(0.625, abs=0.01)
     run.finish("finding", "gpu=1: bad")
-    tell(run)
+    publish_record(run)
     there = documents.read(tmp_path / "runs" / "live.json", "live")
     assert [one["state"] for one in there["stages"] if one["name"] == SOAK] == ["failed"]
 
@@ -479,7 +479,7 @@ GPU = """
 import json, sys, time
 from pathlib import Path
 from agent.run.record import HostRun
-from agent.soak.soak import carry_out
+from agent.soak.soak import run_soak
 from agent.soak.soak_run import SoakRun
 from schemas.records import to_json
 from schemas.stages import SOAK
@@ -493,9 +493,9 @@ run = SoakRun(directory, "h1")
 
 def launch(number, span):
     time.sleep(1.2)
-    return run.add(launches=[builders.launch(SOAK, ("h1",))])
+    return run.append(launches=[builders.launch(SOAK, ("h1",))])
 
-record = carry_out(run, launch, collectors.build_collectors([0, 1, 2, 3], root=directory), lambda line: None)
+record = run_soak(run, launch, collectors.build_collectors([0, 1, 2, 3], root=directory), lambda line: None)
 print(json.dumps(to_json(record)["soak"]))
 """
 
@@ -529,7 +529,7 @@ def soaked(plan: Plan, **changes: Callable[[float], float]) -> dict[str, Any]:
         for at in range(270, int(DAY), 300):
             for gpu in host.devices:
                 share = changes.get(f"{host.name}_{gpu}", lambda at: 1.0)(at) * noise.gauss(1.0, 0.003)
-                recorder.add(at, "stress.throughput", f"gpu={gpu}", "FLOP/s", 6.5e14 * share, {"dtype": "bf16"})
+                recorder.add_value(at, "stress.throughput", f"gpu={gpu}", "FLOP/s", 6.5e14 * share, {"dtype": "bf16"})
         alone, *rest = left[host.name].records
         alone = replace(
             alone,
@@ -673,7 +673,7 @@ def test_drift_of_a_soak_of_minutes_is_told_as_not_judged(plan: Plan) -> None:
     for name, found in left.items():
         alone, *rest = found.records
         few = Recorder()
-        few.add(200, "stress.throughput", "gpu=0", "FLOP/s", 6.5e14, {"dtype": "bf16"})
+        few.add_value(200, "stress.throughput", "gpu=0", "FLOP/s", 6.5e14, {"dtype": "bf16"})
         soak = replace(alone.soak, planned_s=300.0, soaked_s=310.0, finished=2, timeline=few.timeline())
         left[name] = replace(found, records=(replace(alone, soak=soak), *rest))
     report = merge(short, left, read_packs([]))
@@ -697,7 +697,7 @@ def test_host_that_never_soaked_is_no_pass(plan: Plan) -> None:
 def test_course_needs_more_than_the_start() -> None:
     recorder = Recorder()
     for at in range(0, 3000, 300):
-        recorder.add(at, "stress.throughput", "gpu=0", "FLOP/s", 1.0)
+        recorder.add_value(at, "stress.throughput", "gpu=0", "FLOP/s", 1.0)
     timeline = recorder.timeline()
     assert course(timeline.series[0], state(timeline)) is None  # all of it in the first hour
     assert course(timeline.series[0], state(timeline, planned_s=3000.0)) is not None
@@ -730,7 +730,7 @@ def test_report_without_a_soak_has_nothing_of_it() -> None:
 def test_thinner_timeline_keeps_the_extremes() -> None:
     recorder = Recorder()
     for at in range(0, 86400, 300):
-        recorder.add(at, "gpu.power", "gpu=0", "W", 1000.0 if at == 43200 else 690.0)
+        recorder.add_value(at, "gpu.power", "gpu=0", "W", 1000.0 if at == 43200 else 690.0)
     found = thinned(recorder.timeline(), 40)
     assert len(found.series[0].at) <= 40
     assert max(found.series[0].high) == 1000.0

@@ -21,10 +21,11 @@ import pytest
 from agent.benchmarks.runtime import host_cpu
 from agent.benchmarks.training.straggler import trimmed_mean
 from fleet.judge.criteria import Criterion, Pack, read_packs
-from fleet.judge.evaluate import held
-from fleet.judge.evidence import HostView, Planned
+from fleet.judge.evaluate import evaluate
+from fleet.judge.evidence import Planned
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import Evidence, judge
-from fleet.judge.outliers import Fleet
+from fleet.judge.outliers import FleetFigures
 from fleet.judge.stragglers import with_causes
 from fleet.planning.plan import make_plan
 from schemas.plans import Plan
@@ -98,16 +99,16 @@ def _seen(name: str, value: float, scope: str, unit: str, stage: str, **params: 
 def judged(of: Plan, left: Mapping[str, Evidence], packs: tuple[Pack, ...] = PACKS) -> list[Verdict]:
     """What the criteria on these figures say, with the causes."""
     views = [HostView(of, host, left[host.name], packs) for host in of.hosts]
-    fleet = Fleet(Planned(of), views)
+    fleet = FleetFigures(Planned(of), views)
     own = [(view, item) for view in views for item in view.criteria().values() if item.name.startswith("straggler.")]
-    return with_causes(views, [verdict for view, criterion in own for verdict in held(view, criterion, fleet)])
+    return with_causes(views, [verdict for view, criterion in own for verdict in evaluate(view, criterion, fleet)])
 
 
 def named(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
     return [(item.stage, item.host, item.scope) for item in verdicts if item.verdict == FAIL]
 
 
-def test_nobody_is_named_where_all_are_alike() -> None:
+def test_equal_ranks_have_no_straggler() -> None:
     of = plan()
     verdicts = judged(of, evidence(of))
     assert {verdict.verdict for verdict in verdicts} == {PASS}
@@ -196,7 +197,7 @@ def test_rank_that_the_others_wait_for_is_named_with_its_cause(figures: Any, tol
     assert found.detail == f"{found.reason.partition('; found ')[0]}; 110 % of the fleet's median 15.99 ms over 4 GPUs"
 
 
-def test_gpu_that_is_slow_on_its_host_alone_is_named_there() -> None:
+def test_gpu_slow_in_the_host_stage_is_named() -> None:
     of = plan()
     (found,) = (
         verdict for verdict in judged(of, evidence(of, {("benchmark", "h2", "gpu=1"): HOT})) if verdict.verdict == FAIL
@@ -217,7 +218,7 @@ def test_of_two_gpus_neither_is_named() -> None:
     assert judged(of, evidence(of, {("gang", "h2", "gpu=0"): HOT})) == []
 
 
-def test_rehearsal_names_nobody() -> None:
+def test_rehearsal_has_no_straggler() -> None:
     """Processes that share processors may differ by anything."""
     of = plan(device="cpu")
     assert of.rehearsal
@@ -236,7 +237,7 @@ def test_figure_that_could_not_be_had_is_inconclusive(name: str) -> None:
     assert [(item.host, item.scope, item.verdict) for item in found] == [("h2", "gpu=1", INCONCLUSIVE)]
 
 
-def test_what_a_kernel_does_not_tell_is_no_gap() -> None:
+def test_unsupported_kernel_counter_is_not_missing() -> None:
     of = plan()
     left = evidence(of)
     for name in ("cpu_pressure", "cpu_throttled_share", "cpu_wait", "cpus"):

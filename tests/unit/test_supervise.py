@@ -17,8 +17,7 @@ import pytest
 
 from agent.gang import culprit
 from agent.gang.monitor import GangMonitor
-from agent.launch import process_tree, supervise
-from agent.launch.supervise import Command
+from agent.launch import process_tree
 from agent.run.record import HostRun
 from agent.sampling import snapshot_sampler
 from collectors.base import Collector, Family
@@ -26,6 +25,7 @@ from schemas import documents
 from schemas.records import Record, to_json
 from tests import builders
 from tests.fakes import nvml
+from tests.launches import launch_program
 
 
 @pytest.fixture
@@ -44,21 +44,14 @@ def launch(
     """Supervises a Python program in place of torchrun, with two ranks on this host."""
     work = run.directory / "work"
     work.mkdir()
-    return supervise.supervise(
+    return launch_program(
         run,
-        collectors,
-        Command(
-            arguments=[sys.executable, "-c", textwrap.dedent(program)],
-            environment={**os.environ, "WORK": str(work)},
-            ranks={0: 0, 1: 1},
-        ),
-        stage="benchmark",
-        gang="",
-        members=["h1"],
-        work=work,
+        [sys.executable, "-c", textwrap.dedent(program)],
+        environment={**os.environ, "WORK": str(work)},
+        ranks={0: 0, 1: 1},
         deadline_s=deadline_s,
-        report=lambda line: None,
-        meanwhile=meanwhile,
+        collectors=collectors,
+        fast_collectors=collectors if meanwhile is None else meanwhile,
     )
 
 
@@ -85,7 +78,7 @@ def test_finished_launch_brings_every_ranks_results(run: HostRun) -> None:
 def left(monkeypatch: pytest.MonkeyPatch) -> list[GangMonitor]:
     """Those of this host's watches that are to tell the others that it ended its ranks itself."""
     found: list[GangMonitor] = []
-    monkeypatch.setattr(GangMonitor, "leave", lambda monitor: found.append(monitor))
+    monkeypatch.setattr(GangMonitor, "announce_abort", lambda monitor: found.append(monitor))
     return found
 
 
@@ -93,7 +86,7 @@ def test_failed_launch_names_the_rank_its_phase_and_its_exit_code(run: HostRun, 
     program = "ranks, phase, code = (0,), 'end', 0" + RESULT + "ranks, phase, code = (1,), 'gemm bf16', 1" + RESULT
     record = launch(run, program + "\nprint('the last words')\nraise SystemExit(3)")
     assert record.launches[0].outcome == "failed"
-    assert record.launches[0].reason == "the launcher ended with 3: rank 1 in gemm bf16 (exit code 1)"
+    assert record.launches[0].reason == "the launcher exited with 3: rank 1 in gemm bf16 (exit code 1)"
     assert record.launches[0].log_tail == "the last words\n"
     assert len(record.observations) == 2
     assert not left
@@ -199,7 +192,7 @@ def test_rank_that_holds_up_the_others_is_named_and_all_are_ended(
 
 def test_driver_that_blocks_does_not_hold_up_the_watch(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot may take its whole deadline; the ranks' end is seen at once."""
-    monkeypatch.setattr(snapshot_sampler, "SAMPLE_S", 0.1)
+    monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.1)
     monkeypatch.setattr(snapshot_sampler, "GRACE_S", 0.2)
     ended = threading.Event()
 

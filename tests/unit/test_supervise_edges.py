@@ -31,18 +31,27 @@ from agent.gang.processes import process_identity
 from agent.gang.protocol import Gang
 from agent.gang.rank_state import RankState
 from agent.launch import process_tree, supervise
+from agent.launch.outcome import RanksEnd, conclude
 from agent.launch.process_tree import ProcessTree
-from agent.launch.supervise import Command
 from agent.run import work_directory
 from agent.run.record import HostRun
-from agent.run.work_directory import begun, cap_logs, end_of, results, set_aside, tail, write_request
+from agent.run.work_directory import (
+    archive_logs,
+    benchmark_start_times,
+    read_rank_end,
+    read_results,
+    read_tail,
+    truncate_logs,
+    write_request,
+)
 from agent.sampling import snapshot_sampler
-from agent.sampling.oom import Memory
-from agent.sampling.snapshot_sampler import Watch
+from agent.sampling.oom import OomWatch
+from agent.sampling.snapshot_sampler import SnapshotSelector
 from collectors.base import Family
 from schemas.records import Culprit, Metric, Rank, Record, Snapshot, to_json
 from schemas.stages import CELL, PROBE, SOAK
 from tests import builders
+from tests.launches import launch_program
 from tests.unit.test_heartbeat import port
 from tests.unit.test_heartbeat_edges import Clock, Proc, say
 from tests.unit.test_heartbeat_exchange import address_of
@@ -74,10 +83,10 @@ def snapshot(at: int, watts: Any = 0.0, alarm: str = "", absent: str = "") -> Sn
 
 
 def kept(*seen: Snapshot) -> list[int]:
-    watch = Watch()
+    selector = SnapshotSelector()
     for each in seen:
-        watch.see(each)
-    return [int(each.at[-3:-1]) for each in watch.kept()]
+        selector.add(each)
+    return [int(each.at[-3:-1]) for each in selector.selected()]
 
 
 def test_the_snapshot_under_the_highest_load_is_kept() -> None:
@@ -158,7 +167,7 @@ def test_an_orphan_stays_of_the_tree_and_so_does_what_it_starts(table: Table) ->
     table.remove(10)
     table.put(11, 1)
     table.put(12, 11)
-    tree.look()
+    tree.scan()
     assert sorted(tree.alive()) == [11, 12]
     assert sorted(tree.pids()) == [10, 11, 12]
 
@@ -169,7 +178,7 @@ def test_a_stranger_with_the_number_of_one_that_ended_is_none_of_the_tree(table:
     tree = ProcessTree(10)
     table.put(11, 1, born=8)
     table.put(12, 11)
-    tree.look()
+    tree.scan()
     assert tree.alive() == [10]
     tree.end(0.0)
     assert {pid for pid, _ in table.sent} == {10}
@@ -248,21 +257,23 @@ def rank(number: int, exit_code: int | None, phase: str = "gemm bf16") -> Rank:
         (0, [rank(0, 0), rank(1, 0)], "finished", ""),
         (None, [rank(0, 0), rank(1, None, "")], "deadline", "not finished after 9 s (rank 1 in start)"),
         (None, [rank(0, 0)], "deadline", "not finished after 9 s (every rank had ended)"),
-        (1, [rank(0, 0)], "failed", "the launcher ended with 1: every rank had ended well"),
+        (1, [rank(0, 0)], "failed", "the launcher exited with 1: every rank had finished"),
         (
             0,
             [rank(0, None), rank(1, 3, "")],
             "failed",
-            "the launcher ended with 0: rank 0 in gemm bf16 (no exit of its own), rank 1 in start (exit code 3)",
+            "the launcher exited with 0: rank 0 in gemm bf16 (no exit code of its own), rank 1 in start (exit code 3)",
         ),
     ],
 )
 def test_an_outcome_names_every_rank_that_did_not_end_well(
     exit_code: int | None, ranks: list[Rank], outcome: str, reason: str
 ) -> None:
-    assert supervise._outcome(exit_code, 9.0, ranks, "") == (outcome, reason)
-    killed = supervise._outcome(exit_code, 9.0, ranks, "killed for want of memory")
-    assert killed == (outcome, f"{reason}; a process of it was killed for want of memory" if reason else "")
+    more = "; a process of this launch was killed for want of memory" if reason else ""
+    for oom_kill, expected in (("", reason), ("killed for want of memory", reason + more)):
+        end = RanksEnd(exit_code=exit_code, culprit=None, states={}, oom_kill=oom_kill, any_rank_started=True)
+        conclusion = conclude(end, host="h1", ranks=ranks, excluded={}, problems=[], deadline_s=9.0)
+        assert (conclusion.outcome, conclusion.reason) == (outcome, expected)
 
 
 SEEN = RankState(rank=0, scope="gpu=0", phase="stress", exit_code=-9)
@@ -289,7 +300,7 @@ def test_a_ranks_end_is_what_it_wrote_itself_or_else_what_its_guard_saw(
     if state is not None:
         (tmp_path / "rank5.state.json").write_text(json.dumps(state))
     (tmp_path / "rank5.log").write_text("bye")
-    found = end_of(tmp_path, 5, 1, seen)
+    found = read_rank_end(tmp_path, 5, 1, seen)
     assert found == Rank(rank=5, local_rank=1, phase=phase, exit_code=exit_code, log_tail="bye")
 
 
@@ -307,7 +318,11 @@ def test_a_benchmark_began_when_the_first_rank_came_to_it(tmp_path: Path) -> Non
         ]
     ):
         (tmp_path / f"rank{number}.state.json").write_text(json.dumps(said))
-    assert list(begun(tmp_path, range(7)).items()) == [("digest", 8.0), ("gemm", 11.0), ("stress", 30.0)]
+    assert list(benchmark_start_times(tmp_path, range(7)).items()) == [
+        ("digest", 8.0),
+        ("gemm", 11.0),
+        ("stress", 30.0),
+    ]
 
 
 def result(number: int, **over: Any) -> dict[str, Any]:
@@ -324,20 +339,20 @@ def result(number: int, **over: Any) -> dict[str, Any]:
 def test_what_the_ranks_measured_is_taken_in_their_order(tmp_path: Path) -> None:
     for number in (10, 2):
         (tmp_path / f"rank{number}.json").write_text(json.dumps(result(number)))
-    observations, windows, software, problems = results(tmp_path, (10, 3, 2))
-    assert [seen.scope for seen in observations] == ["cpu=2", "cpu=10"]
-    assert (windows, software) == ([], {"lib2": "2", "lib10": "2"})
-    assert len(problems) == 1
-    assert problems[0].startswith("no result of rank 3: ")
+    results = read_results(tmp_path, (10, 3, 2))
+    assert [observation.scope for observation in results.observations] == ["cpu=2", "cpu=10"]
+    assert (results.windows, results.software) == ((), {"lib2": "2", "lib10": "2"})
+    assert len(results.problems) == 1
+    assert results.problems[0].startswith("no result of rank 3: ")
 
 
 def test_the_end_of_a_log_is_its_last_bytes(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    assert tail(log) == ""
+    assert read_tail(log) == ""
     log.write_bytes(b"a\xffbc")
-    assert (tail(log), tail(log, 2), tail(log, 3)) == ("a\ufffdbc", "bc", "\ufffdbc")
+    assert (read_tail(log), read_tail(log, 2), read_tail(log, 3)) == ("a\ufffdbc", "bc", "\ufffdbc")
     log.write_bytes(b"x" * 10_000)
-    assert len(tail(log)) == 4000
+    assert len(read_tail(log)) == 4000
 
 
 def test_a_request_lies_where_the_ranks_read_it(tmp_path: Path) -> None:
@@ -346,14 +361,14 @@ def test_a_request_lies_where_the_ranks_read_it(tmp_path: Path) -> None:
 
 
 def test_only_what_the_ranks_wrote_themselves_is_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_directory, "MOST_LOG_BYTES", 8)
+    monkeypatch.setattr(work_directory, "MAX_LOG_BYTES", 8)
     (tmp_path / "else").mkdir()
     for name in ("rank0.log", "flight.rank0", "rank0.json", "else/victim"):
         (tmp_path / name).write_text("123456789")
     (tmp_path / "rank1.log").write_text("12345678")
     (tmp_path / "rank2.log").symlink_to(tmp_path / "else" / "victim")
     os.mkfifo(tmp_path / "flight.rank0.pipe")
-    cap_logs(tmp_path)
+    truncate_logs(tmp_path)
     sizes = {path.name: path.lstat().st_size for path in tmp_path.iterdir() if stat.S_ISREG(path.lstat().st_mode)}
     assert sizes == {"rank0.log": 8, "flight.rank0": 8, "rank0.json": 9, "rank1.log": 8}
     assert (tmp_path / "else" / "victim").stat().st_size == 9
@@ -363,7 +378,7 @@ def test_only_what_the_ranks_wrote_themselves_is_cut(tmp_path: Path, monkeypatch
 def test_the_oldest_attempts_of_the_same_stage_make_room(tmp_path: Path) -> None:
     work, logs = tmp_path / "gang", tmp_path / "logs"
     work.mkdir()
-    set_aside(work, logs)
+    archive_logs(work, logs)
     assert not logs.exists(), "there was no attempt before"
     for number in range(8):
         (logs / f"gang.{number}").mkdir(parents=True)
@@ -373,7 +388,7 @@ def test_the_oldest_attempts_of_the_same_stage_make_room(tmp_path: Path) -> None
     (logs / "gang.file").write_text("")
     (work / "rank0.log").write_text("")
     (work / "request.json").write_text("{}")
-    set_aside(work, logs)
+    archive_logs(work, logs)
     left = {path.name for path in logs.iterdir()}
     assert left > {"benchmark.1", "gang.file", *(f"gang.{number}" for number in range(7))}
     assert "gang.7" not in left
@@ -422,7 +437,7 @@ def test_a_rank_that_the_kernel_killed_is_told_with_its_reason(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = Tree(tmp_path / "root", 2)
-    monkeypatch.setattr(monitor, "Memory", functools.partial(Memory, tree.root))
+    monkeypatch.setattr(monitor, "OomWatch", functools.partial(OomWatch, tree.root))
     watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path, "end", rank=0, code=1, terminated_by_launcher=False)
     say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=True)
@@ -639,8 +654,8 @@ def test_each_rank_that_listens_is_asked_for_its_dump_and_waited_for(
 def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> HostRun:
     for module in (culprit, monitor):
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
-    monkeypatch.setattr(supervise, "LOOK_S", 0.02)
-    monkeypatch.setattr(supervise, "FAMILY_S", 0.02)
+    monkeypatch.setattr(supervise, "POLL_S", 0.02)
+    monkeypatch.setattr(supervise, "PROCESS_SCAN_S", 0.02)
     monkeypatch.setattr(process_tree, "GRACE_S", 0.3)
     plan = builders.plan(profile="rehearsal")
     return HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(plan)))
@@ -653,15 +668,13 @@ def launch(run: HostRun, program: str, collectors: Sequence[Asked] = (), **over:
     for number in (0, 1):
         (work / f"rank{number}.json").write_text(json.dumps(result(number)))
         (work / f"rank{number}.state.json").write_text(json.dumps({"phase": "end", "exit_code": 0}))
-    asked: dict[str, Any] = {
-        "stage": "benchmark", "gang": "", "members": ["h1"], "work": work, "deadline_s": 20.0, "report": lambda _: None,
-    }  # fmt: skip
-    command = Command(
-        arguments=["sh", "-c", textwrap.dedent(program)],
+    return launch_program(
+        run,
+        ["sh", "-c", textwrap.dedent(program)],
         environment={**os.environ, "TORCH_NCCL_TRACE_BUFFER_SIZE": "7", HEARTBEAT_DIRECTORY: "/nowhere"},
         ranks={0: 0, 1: 1},
+        **{"collectors": collectors, "fast_collectors": collectors, **over},
     )
-    return supervise.supervise(run, collectors, command, **{**asked, **over})
 
 
 def test_the_ranks_find_their_supervisor_and_a_place_for_their_dumps(run: HostRun) -> None:
@@ -683,7 +696,7 @@ def test_the_ranks_find_their_supervisor_and_a_place_for_their_dumps(run: HostRu
 
 def test_what_was_asked_for_stands_in_the_launch(run: HostRun) -> None:
     record = launch(
-        run, "echo said; echo so >&2", gang="r1", stage="gang", members=["h1", "h2"], number=3, deadline_s=30.0
+        run, "echo said; echo so >&2", gang="r1", stage="gang", members=("h1", "h2"), number=3, deadline_s=30.0
     )
     (done,) = record.launches
     assert (done.stage, done.members, done.number, done.deadline_s) == ("gang", ("h1", "h2"), 3, 30.0)
@@ -697,7 +710,7 @@ def test_what_was_asked_for_stands_in_the_launch(run: HostRun) -> None:
 
 
 def test_a_log_without_measure_is_cut(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(work_directory, "MOST_LOG_BYTES", 8)
+    monkeypatch.setattr(work_directory, "MAX_LOG_BYTES", 8)
     assert launch(run, "echo 0123456789").launches[0].log_tail == "01234567"
     assert (run.directory / "work" / "launcher.log").stat().st_size == 8
 
@@ -724,8 +737,9 @@ class Asked:
 def test_while_the_ranks_run_the_quick_collectors_are_asked(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, meanwhile: list[Asked] | None, asked: str
 ) -> None:
-    monkeypatch.setattr(snapshot_sampler, "SAMPLE_S", 0.02)
-    record = launch(run, "sleep 0.3", [Asked("thorough")], meanwhile=meanwhile)
+    monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.02)
+    fast = [Asked("thorough")] if meanwhile is None else meanwhile
+    record = launch(run, "sleep 0.3", [Asked("thorough")], fast_collectors=fast)
     seen = [
         (taken.stage, taken.phase, metric.name)
         for taken in record.snapshots
@@ -749,37 +763,46 @@ def test_of_a_launch_on_gpus_it_is_told_how_it_went(tmp_path: Path, stage: str, 
     assert (timeline is not None) == told
 
 
-@pytest.mark.parametrize("place", ["take", "HeartbeatReceiver", "Live", "GangMonitor", "_run", "cap_logs"])
-def test_whatever_goes_wrong_nothing_that_was_begun_is_left(
-    tmp_path: Path, gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, place: str
+@pytest.mark.parametrize(
+    "broken",
+    [
+        "agent.launch.supervise.take_snapshot",
+        "agent.launch.supervise.HeartbeatReceiver",
+        "tests.launches.LivePublisher",
+        "agent.launch.supervise.GangMonitor",
+        "agent.launch.supervise._run",
+        "agent.run.work_directory.truncate_logs",
+    ],
+)
+def test_failed_supervisor_leaves_no_thread_and_no_socket(
+    tmp_path: Path, gang: Callable[..., Gang], monkeypatch: pytest.MonkeyPatch, broken: str
 ) -> None:
-    """Threads that look at GPUs and tell how the run stands, the gang's listener, and the ranks' socket."""
     run = HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
-    made: list[HeartbeatReceiver] = []
+    receivers: list[HeartbeatReceiver] = []
     before = set(threading.enumerate())
 
-    def noted(directory: Path, ranks: Mapping[int, str]) -> HeartbeatReceiver:
-        made.append(HeartbeatReceiver(directory, ranks))
-        return made[-1]
+    def open_receiver(directory: Path, ranks: Mapping[int, str]) -> HeartbeatReceiver:
+        receivers.append(HeartbeatReceiver(directory, ranks))
+        return receivers[-1]
 
     def refuse(*_: Any, **__: Any) -> Any:
         raise OSError("no space left on device")
 
     monkeypatch.setattr("agent.sampling.telemetry.FastReader", lambda _: SimpleNamespace(read=dict))
-    monkeypatch.setattr(supervise, "HeartbeatReceiver", noted)
-    monkeypatch.setattr(supervise, place, refuse)
+    monkeypatch.setattr(supervise, "HeartbeatReceiver", open_receiver)
+    monkeypatch.setattr(broken, refuse)
     with pytest.raises(OSError, match="no space left"):
-        launch(run, "true", exchange=PeerChannel(gang("h1")))
+        launch(run, "true", channel=PeerChannel(gang("h1")))
     for thread in set(threading.enumerate()) - before:
         thread.join(5)
     assert set(threading.enumerate()) <= before
-    assert all(receiver.socket.fileno() == -1 for receiver in made)
+    assert all(receiver.socket.fileno() == -1 for receiver in receivers)
     PeerChannel(gang("h1")).close()  # its port is free
 
 
 def test_what_cannot_be_read_stands_beside_the_outcome(run: HostRun) -> None:
     reason = launch(run, "echo [] > rank1.json; exit 2").launches[0].reason
-    assert reason.startswith("the launcher ended with 2: every rank had ended well; no result of rank 1: ")
+    assert reason.startswith("the launcher exited with 2: every rank had finished; no result of rank 1: ")
 
 
 def test_a_host_whose_launcher_ended_early_has_started_no_rank(
@@ -790,7 +813,7 @@ def test_a_host_whose_launcher_ended_early_has_started_no_rank(
         monkeypatch.setattr(module, "SETTLE_S", 0.1)
     exchange = PeerChannel(gang("h1", 2))
     exchange.statuses = {"h2": PeerStatus(at=time.monotonic(), finished=True)}
-    done = launch(run, "echo 'ImportError: no torch'; exit 1", exchange=exchange, members=["h1", "h2"]).launches[0]
+    done = launch(run, "echo 'ImportError: no torch'; exit 1", channel=exchange, members=("h1", "h2")).launches[0]
     assert done.reason.endswith("its launcher ended with exit code 1 before any rank started: ImportError: no torch")
     assert (done.outcome, done.ranks) == ("failed", ())
 
@@ -815,7 +838,7 @@ def test_a_host_that_is_to_blame_for_something_else_keeps_its_ranks(
 )  # fmt: skip
 def test_the_last_words_of_a_log_are_its_error(tmp_path: Path, log: str, line: str) -> None:
     (tmp_path / "launcher.log").write_text(log)
-    assert work_directory.last_line(tmp_path / "launcher.log") == line
+    assert work_directory.last_error_line(tmp_path / "launcher.log") == line
 
 
 def test_a_gang_hears_of_a_rank_that_could_not_take_part(run: HostRun) -> None:
@@ -823,7 +846,7 @@ def test_a_gang_hears_of_a_rank_that_could_not_take_part(run: HostRun) -> None:
     why = "the device was lost: CUDA error: uncorrectable ECC error encountered"
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": why})
     lines: list[str] = []
-    done = launch(run, f"echo '{state}' > rank1.state.json", members=["h1", "h2"], report=lines.append).launches[0]
+    done = launch(run, f"echo '{state}' > rank1.state.json", members=("h1", "h2"), report=lines.append).launches[0]
     text = f'host h1 cpu=1 rank 1 in phase "readiness check": cannot take part: {why}'
     assert (done.outcome, done.reason, lines) == ("failed", text, [f"stage benchmark: {text}"])
     assert done.culprit == Culprit(
@@ -834,7 +857,7 @@ def test_a_gang_hears_of_a_rank_that_could_not_take_part(run: HostRun) -> None:
 def test_what_else_went_wrong_stands_beside_the_ranks_that_could_not_take_part(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
     both = f"echo '{state}' | tee rank0.state.json > rank1.state.json; echo [] > rank1.json"
-    done = launch(run, both, members=["h1", "h2"]).launches[0]
+    done = launch(run, both, members=("h1", "h2")).launches[0]
     assert done.culprit
     assert done.culprit.text.endswith(
         'rank 0 in phase "readiness check": cannot take part: the device was lost; and 1 more of its ranks'
@@ -845,7 +868,7 @@ def test_what_else_went_wrong_stands_beside_the_ranks_that_could_not_take_part(r
 def test_a_deadline_is_told_although_a_rank_could_not_take_part(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
     slow = f"echo '{state}' > rank1.state.json; sleep 60"
-    done = launch(run, slow, members=["h1", "h2"], deadline_s=0.5).launches[0]
+    done = launch(run, slow, members=("h1", "h2"), deadline_s=0.5).launches[0]
     assert (done.outcome, done.culprit) == ("deadline", None)
 
 
@@ -868,7 +891,7 @@ def at_work_in(directory: Path) -> list[str]:
 def test_at_its_deadline_a_launch_is_ended_and_that_is_told(run: HostRun) -> None:
     lines: list[str] = []
     done = launch(run, "sleep 60 & sleep 60", report=lines.append, deadline_s=0.5).launches[0]
-    assert lines == ["stage benchmark: deadline of 0.5 s passed, ending every process of it"]
+    assert lines == ["stage benchmark: not finished after 0.5 s; ending all of its processes"]
     assert (done.outcome, done.culprit) == ("deadline", None)
     assert at_work_in(run.directory / "work") == []
 
@@ -897,7 +920,7 @@ def test_for_somebody_who_is_named_a_launch_is_ended_at_once(run: HostRun, monke
     done = launch(run, program, report=lines.append).launches[0]
     assert done.culprit is not None
     assert (done.outcome, done.culprit.kind, done.culprit.rank) == ("failed", "rank_ended", 1)
-    assert lines == [f"stage benchmark: {done.culprit.text}; ending every process of it"]
+    assert lines == [f"stage benchmark: {done.culprit.text}; ending all of its processes"]
     assert done.reason == done.culprit.text
     assert os.read(reader, 1) == b"", "the others know nothing that its end does not tell"
     os.close(reader)

@@ -1,4 +1,4 @@
-"""A rank under its guard, and a launcher on its leash, as forks of this very process: how each ends, and what is told of it."""
+"""A rank under its guard, and a launcher under its guard, as forks of this process: how each ends, and what is reported."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ class Rank:
         monkeypatch.setenv(HEARTBEAT_DIRECTORY, str(directory))
         monkeypatch.setenv("RANK", "3")
         monkeypatch.delenv(SUPERVISOR, raising=False)
-        monkeypatch.setattr(guard, "LOOK_S", 0.02)
+        monkeypatch.setattr(guard, "POLL_S", 0.02)
         monkeypatch.syspath_prepend(str(directory))
         monkeypatch.setattr(sys, "argv", ["guard", f"program_{directory.name}", str(self._told), "--more"])
 
@@ -268,7 +268,7 @@ def test_a_rank_ends_with_its_supervisor(rank: Rank, monkeypatch: pytest.MonkeyP
     monkeypatch.setenv(SUPERVISOR, process_identity(supervisor))
     rank.start(child_of("signal.pause()"))
     until(lambda: Path(f"{rank._told}.child").exists() and Path(f"{rank._told}.child").read_text())
-    select.select([], [], [], 3 * guard.LOOK_S)
+    select.select([], [], [], 3 * guard.POLL_S)
     assert read_process(rank.pid), "it goes on as long as the supervisor does"
     os.kill(supervisor, signal.SIGKILL)
     os.waitpid(supervisor, 0)
@@ -288,7 +288,7 @@ def test_a_rank_in_a_group_of_its_own_ends_with_its_supervisor_too(rank: Rank, m
 
 def test_a_rank_ends_with_its_launcher_and_at_once(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     """The launcher is a process between this one and the guard."""
-    monkeypatch.setattr(guard, "LOOK_S", 10 * TIMEOUT_S)
+    monkeypatch.setattr(guard, "POLL_S", 10 * TIMEOUT_S)
 
     def launcher() -> int:
         if os.fork():
@@ -334,7 +334,7 @@ def test_a_rank_without_a_number_is_told_as_the_first(rank: Rank, monkeypatch: p
     assert rank.beats.states()[0].exit_code == 2
 
 
-# ---- a launcher on its leash ----
+# ---- a launcher under its guard ----
 
 
 def test_a_launcher_ends_with_its_supervisor(tmp_path: Path) -> None:
@@ -342,7 +342,7 @@ def test_a_launcher_ends_with_its_supervisor(tmp_path: Path) -> None:
         mine = os.getpid()
         launcher = os.fork()
         if not launcher:
-            sys.argv = ["guard", "--leash", str(mine), "sleep", "600"]
+            sys.argv = ["guard", "--supervisor", str(mine), "sleep", "600"]
             return guard.main()
         (tmp_path / "part").write_text(str(launcher))
         (tmp_path / "part").rename(tmp_path / "launcher")
@@ -359,9 +359,9 @@ def test_a_launcher_ends_with_its_supervisor(tmp_path: Path) -> None:
 
 
 def test_a_launcher_whose_supervisor_had_ended_before_does_not_begin(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys, "argv", ["guard", "--leash", "1", "true"])
+    monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", "1", "true"])
     if os.getpid() == 1:
         pytest.skip("this is process 1")
     assert code_of(forked(guard.main)) == guard.ORPHANED
-    monkeypatch.setattr(sys, "argv", ["guard", "--leash", str(os.getpid()), "sh", "-c", "exit 6"])
+    monkeypatch.setattr(sys, "argv", ["guard", "--supervisor", str(os.getpid()), "sh", "-c", "exit 6"])
     assert code_of(forked(guard.main)) == 6

@@ -5,22 +5,23 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from agent.run.work_directory import begun
+from agent.run.work_directory import benchmark_start_times
 from agent.sampling.telemetry import PERIOD_S, Telemetry
 from collectors.base import Absent
 from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
+from fleet.report.hosts import without_measurements
 from fleet.report.html import host_data
 from fleet.report.html.launch_traces import launch_traces
 from fleet.report.html.page import render_html
 from fleet.report.merge import merge
-from fleet.report.scale_full import reduced
 from schemas import documents, quick
 from schemas.decode import record_from_json
 from schemas.plans import Plan
@@ -37,9 +38,10 @@ LOST = Absent(status="error", reason="NVML: GPU is lost")
 
 
 class Fed(Telemetry):
-    """The same without a thread: what it takes comes from the test."""
+    """Telemetry without a thread: the samples come from the test."""
 
-    def start(self) -> None:
+    def __init__(self, devices: Iterable[int]) -> None:
+        super().__init__(devices)
         self._began = 0.0
 
 
@@ -56,7 +58,7 @@ def fed(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **over: Any)
     telemetry = Fed(range(gpus))
     for tick in range(int(seconds * hz)):
         at = tick / hz
-        telemetry.take(
+        telemetry.handle(
             at, {index: over.get(f"gpu{index}", lambda at, i=index: beat(at, i))(at) for index in range(gpus)}
         )
     found = telemetry.trace({})
@@ -130,7 +132,7 @@ def test_time_in_which_nobody_looked_is_a_gap_of_all() -> None:
     """A driver that hangs fails no sample: there is none."""
     telemetry = Fed([0])
     for at in (*range(10), *range(20, 30)):
-        telemetry.take(float(at), {0: beat(at)})
+        telemetry.handle(float(at), {0: beat(at)})
     found = telemetry.trace({})
     assert found
     assert found.gpus["0"]["clock_mhz"].split()[8:22] == ["345"] * 2 + ["."] * 10 + ["1755"] * 2
@@ -200,7 +202,7 @@ def test_timeline_that_is_none_of_ours_is_refused(broken: dict[str, Any]) -> Non
 WATCHED = """
 import json, os, sys, time
 from pathlib import Path
-from agent.launch import supervise
+from tests.launches import launch_program
 from agent.run.record import HostRun
 from schemas.records import to_json
 from tests import builders
@@ -222,13 +224,14 @@ for stage, profile in (("benchmark", "standard"), ("soak", "soak")):
     run = HostRun.begin(folder / stage, "h1", json.dumps(to_json(plan)))
     work = run.directory / "work"
     work.mkdir()
-    command = supervise.Command(
-        arguments=[sys.executable, "-c", rank if stage == "benchmark" else "import time; time.sleep(0.5)"],
+    record = launch_program(
+        run,
+        [sys.executable, "-c", rank if stage == "benchmark" else "import time; time.sleep(0.5)"],
         environment={**os.environ, "PYTHONPATH": os.getcwd()},
         ranks={0: 0},
-    )
-    record = supervise.supervise(
-        run, (), command, stage=stage, gang="", members=["h1"], work=work, deadline_s=30, report=print
+        stage=stage,
+        deadline_s=30.0,
+        report=print,
     )
     assert record.launches[0].good or stage == "soak", record.launches[0]
     print(json.dumps(to_json(record.launches[0]).get("timeline")))
@@ -252,7 +255,7 @@ def test_supervisor_keeps_what_the_driver_told_it_while_the_ranks_ran(tmp_path: 
     assert 2.9 <= trace["began_s"]["stress"] - trace["began_s"]["gemm"] < 10
 
 
-def test_start_times_of_benchmarks_are_read(tmp_path: Path) -> None:
+def test_ranks_tell_when_each_benchmark_began(tmp_path: Path) -> None:
     before = time.monotonic()
     for number in (1, 0):
         rank = context(tmp_path, rank=number)
@@ -262,14 +265,14 @@ def test_start_times_of_benchmarks_are_read(tmp_path: Path) -> None:
         rank.set_phase("end", 0)
     (tmp_path / "rank2.state.json").write_text('{"begun": {"stress": "soon", "gemm": 1e300}}')
     (tmp_path / "rank3.state.json").write_text('{"begun": ["stress"]}')
-    starts = begun(tmp_path, range(5))
-    assert list(starts) == ["gemm", "collective"]
-    assert before <= starts["gemm"] < starts["collective"] < before + 5
+    found = benchmark_start_times(tmp_path, range(5))
+    assert list(found) == ["gemm", "collective"]
+    assert before <= found["gemm"] < found["collective"] < before + 5
 
 
 def test_benchmark_that_begins_after_all_is_over_began_nowhere() -> None:
     telemetry = Fed([0])
-    telemetry.take(0.5, {0: beat(0.5)})
+    telemetry.handle(0.5, {0: beat(0.5)})
     found = telemetry.trace({"gemm": 0.25, "stress": 1e300})
     assert found
     assert found.began_s == {"gemm": 0.2}
@@ -383,7 +386,7 @@ def test_plots_do_not_displace_host_pages(plan: Plan) -> None:
 def test_reduced_host_has_no_trace(plan: Plan) -> None:
     host = replace(with_trace(plan, fed(60)).hosts[0], decision="rejected")
     assert host.launches[0].timeline
-    assert all(launch.timeline is None for launch in reduced(host).launches)
+    assert all(launch.timeline is None for launch in without_measurements(host).launches)
 
 
 def test_report_with_timelines_fits_its_schema(plan: Plan) -> None:

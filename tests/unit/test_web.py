@@ -15,7 +15,7 @@ from pathlib import Path
 
 import bcrypt
 import pytest
-from prometheus_client import CollectorRegistry, Gauge
+from prometheus_client import CollectorRegistry, Gauge, Metric
 
 from agent.exporter import web
 from agent.exporter.web import Server
@@ -97,6 +97,25 @@ def test_metrics_plain_zipped_and_as_openmetrics() -> None:
             ["curl", "--silent", "-H", "Accept-Encoding: gzip", f"{url}/metrics"], capture_output=True, check=True
         )
         assert b"rackproof_answer 42.0" in gzip.decompress(zipped.stdout)
+
+
+def test_page_that_cannot_be_rendered_is_a_server_error_with_a_log_line(caplog: pytest.LogCaptureFixture) -> None:
+    class Broken:
+        def describe(self) -> list[Metric]:
+            return []
+
+        def collect(self) -> Iterator[Metric]:
+            raise ValueError("a family without a name")
+
+    broken = CollectorRegistry()
+    broken.register(Broken())  # type: ignore[arg-type]
+    with Server(broken, "127.0.0.1", 0) as server:
+        status, body = curl(f"http://127.0.0.1:{server.port}/metrics")
+        assert (status, curl(f"http://127.0.0.1:{server.port}/")[0]) == (500, 200)
+    assert "cannot be rendered" in body
+    assert "a family without a name" not in body
+    assert "/metrics cannot be rendered" in caplog.text
+    assert "a family without a name" in caplog.text
 
 
 @pytest.mark.parametrize(

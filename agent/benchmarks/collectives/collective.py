@@ -27,7 +27,7 @@ SPAN_S = 0.02
 CPU_SPAN_S = 1e-4
 """A CPU's clock costs 0.1 µs, and on ranks that share processors many operations in a row add up to seconds."""
 GRAPH_CALLS = 100
-PLACES = 12
+BUFFER_PAIRS = 12
 """The address of the buffers changes a figure by up to 5 % (measured, 4 H200, all_to_all of 128 MiB; 0.3 % with the same
 buffers). So large operations are timed with several pairs of buffers, and the median is taken over all of them."""
 LARGE_BYTES = 1 << 20
@@ -100,8 +100,8 @@ def _measure(
         return
     wrong_before = buffers.run_and_check()
     context.synchronize()  # has a time-out, unlike reading the count
-    places = [buffers, *_allocate_more(context, case, communicator)]
-    series = _sample(context, [place.run for place in places], settings)
+    buffer_pairs = [buffers, *_allocate_more(context, case, communicator)]
+    series = _sample(context, [pair.run for pair in buffer_pairs], settings)
     wrong_after = buffers.run_and_check()
     context.synchronize()
     wrong = context.sum_over_ranks(float(wrong_before + wrong_after))
@@ -110,8 +110,8 @@ def _measure(
     params = _params(context, case.size) | {"placement": case.placement, **choice}
     if buffers.moved != case.size:  # a chunk has at least one element: with more than two ranks 8 B are not enough
         params["moved_bytes"] = buffers.moved
-    if len(places) > 1:
-        params["places"] = len(places)
+    if len(buffer_pairs) > 1:
+        params["places"] = len(buffer_pairs)
     values: dict[str, Value] = {
         "algbw": algbw,
         "busbw": algbw * OPERATIONS[case.op].factor(context.world_size),
@@ -153,7 +153,7 @@ def _allocate_more(context: Context, case: Case, communicator: Communicator | No
         return []
     torch.cuda.empty_cache()
     free, _ = torch.cuda.mem_get_info(context.device)
-    count = context.min_max_over_ranks(min(PLACES - 1, int(free * MEMORY_SHARE / (2 * case.size))))[0]
+    count = context.min_max_over_ranks(min(BUFFER_PAIRS - 1, int(free * MEMORY_SHARE / (2 * case.size))))[0]
     return [
         CollectiveBuffers(*case, context.rank, context.world_size, context.device, communicator) for _ in range(count)
     ]

@@ -10,7 +10,7 @@ import json
 import sys
 from functools import cache
 
-from agent.sampling.snapshot import take
+from agent.sampling.snapshot import take_snapshot
 from collectors.nvml import NvmlCollector
 from schemas.records import to_json
 
@@ -23,5 +23,5 @@ def collector(full_snapshot: bool, *devices: int) -> NvmlCollector:
 
 for line in sys.stdin:
     devices, full_snapshot = json.loads(line)
-    snapshot, gpus = take([collector(full_snapshot, *devices)], stage="preflight", phase="before")
+    snapshot, gpus = take_snapshot([collector(full_snapshot, *devices)], stage="preflight", phase="before")
     print(json.dumps({"snapshot": to_json(snapshot), "gpus": [to_json(gpu) for gpu in gpus]}), flush=True)

@@ -1,0 +1,95 @@
+"""The outcome of one launch: what its record gets, and why the launch failed if it did."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+from agent.gang.culprit import rank_unable
+from agent.gang.rank_state import RankState
+from schemas.records import Culprit, Gpu, Launch, Observation, Rank, Snapshot
+
+MAX_REASON = 4096
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchOutcome:
+    """Everything that one launch adds to the record."""
+
+    launch: Launch
+    snapshots: tuple[Snapshot, ...] = ()
+    gpus: tuple[Gpu, ...] = ()
+    observations: tuple[Observation, ...] = ()
+    software: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class RanksEnd:
+    """How the ranks of this host ended."""
+
+    exit_code: int | None
+    """Exit code of the launcher; None if the supervisor ended it."""
+    culprit: Culprit | None
+    """The part for which the launch was ended."""
+    states: Mapping[int, RankState]
+    oom_kill: str
+    """Process of this launch that the kernel killed because memory ran out, in words; empty: none."""
+    any_rank_started: bool
+
+
+@dataclass(frozen=True, kw_only=True)
+class Conclusion:
+    """How a launch ended, and why."""
+
+    outcome: str
+    reason: str
+    culprit: Culprit | None = None
+
+
+def conclude(
+    end: RanksEnd,
+    *,
+    host: str,
+    ranks: Sequence[Rank],
+    excluded: Mapping[int, str],
+    problems: Sequence[str],
+    deadline_s: float,
+) -> Conclusion:
+    """Return how the launch ended.
+
+    Args:
+        end: how the ranks ended.
+        host: this host.
+        ranks: the ranks of this host.
+        excluded: rank -> why it could not join the process group. Empty for a launch on one host, where each missing figure
+            carries its own reason.
+        problems: result files that cannot be used.
+        deadline_s: of the launch.
+    """
+    if end.culprit:  # every host of the gang gives the same reason
+        return Conclusion(outcome="failed", reason=end.culprit.text[:MAX_REASON], culprit=end.culprit)
+    outcome, reason = _outcome(end.exit_code, deadline_s, ranks, end.oom_kill)
+    culprit = None
+    if outcome == "finished" and excluded:
+        rank, why = next(iter(excluded.items()))
+        culprit = rank_unable(host, end.states[rank], why, len(excluded) - 1)
+        outcome, reason = "failed", culprit.text
+    text = "; ".join([reason, *problems] if reason else problems)
+    return Conclusion(outcome=outcome, reason=text[:MAX_REASON], culprit=culprit)
+
+
+def _outcome(exit_code: int | None, deadline_s: float, ranks: Sequence[Rank], oom_kill: str) -> tuple[str, str]:
+    """Return the outcome and its reason. The OOM-killed process may be the launcher, or one that the ranks waited for."""
+    more = f"; a process of this launch was {oom_kill}" if oom_kill else ""
+    if exit_code is None:
+        running = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'}" for rank in ranks if rank.exit_code is None)
+        return "deadline", f"not finished after {deadline_s:g} s ({running or 'every rank had ended'}){more}"
+    failed = [rank for rank in ranks if rank.exit_code != 0]
+    if exit_code or failed:
+        ends = ", ".join(f"rank {rank.rank} in {rank.phase or 'start'} ({_end(rank.exit_code)})" for rank in failed)
+        return "failed", f"the launcher exited with {exit_code}: {ends or 'every rank had finished'}{more}"
+    return "finished", ""
+
+
+def _end(exit_code: int | None) -> str:
+    return "no exit code of its own" if exit_code is None else f"exit code {exit_code}"

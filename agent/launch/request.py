@@ -1,0 +1,30 @@
+"""A request for one launch of a stage."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from agent.exporter.live import Span
+from schemas.plans import Stage
+
+
+@dataclass(frozen=True, kw_only=True)
+class LaunchRequest:
+    """One launch of a stage, as the operator or the playbook asks for it."""
+
+    stage: Stage
+    members: tuple[str, ...]
+    """Hosts that start together, in rank order; one: this host alone."""
+    number: int = 0
+    """Number of the launch of the gang, of the cell of a study, or of the round of a soak; 0: not numbered."""
+    port: int = 0
+    """Port of the rendezvous on the first member; the heartbeats use the next two."""
+    members_only: bool = False
+    """Accept connections from the addresses of the members only."""
+    interface: str = ""
+    """Network interface for NCCL and gloo; empty: they choose."""
+    environment: Mapping[str, str] = field(default_factory=dict)
+    """Variables that the operator sets for the ranks."""
+    span: Span | None = None
+    """Of the soak that the launch is a round of."""

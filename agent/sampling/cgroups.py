@@ -1,0 +1,28 @@
+"""The control groups of a process, in version 1 and version 2 of the hierarchy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+
+def cgroup_chains(controller: str, root: Path = Path("/"), process: str = "self") -> Iterator[list[Path]]:
+    """Yield, for each hierarchy that may have this controller, the group of the process and then each group above it."""
+    try:
+        lines = (root / f"proc/{process}/cgroup").read_text(errors="replace").splitlines()
+    except OSError:
+        return
+    tree = root / "sys/fs/cgroup"
+    for line in lines:
+        if line.count(":") < 2:
+            continue
+        _, controllers, path = line.split(":", 2)
+        if not controllers:  # version 2
+            tops = [tree / "unified" if (tree / "unified").is_dir() else tree]
+        elif controller in controllers.split(","):
+            tops = [tree / name for name in dict.fromkeys((controllers, controller)) if (tree / name).is_dir()][:1]
+        else:
+            continue
+        for top in tops:
+            group = top / (path.lstrip("/") if ".." not in path else "")
+            yield [group, *(parent for parent in group.parents if parent.is_relative_to(top))]

@@ -1,0 +1,23 @@
+"""Logging of the command: one line per record, on standard error."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+
+
+class _StandardError(logging.Handler):
+    """Writes to whatever `sys.stderr` is at that moment."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with contextlib.suppress(OSError):  # standard error may be closed; the command continues
+            print(self.format(record), file=sys.stderr, flush=True)
+
+
+def configure_logging() -> None:
+    """Log INFO and above to standard error."""
+    root = logging.getLogger()
+    if not any(isinstance(handler, _StandardError) for handler in root.handlers):
+        root.addHandler(_StandardError())
+    root.setLevel(logging.INFO)

@@ -1,0 +1,42 @@
+"""Launches of a program in place of torchrun, for tests of the supervisor."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from typing import Any
+
+from agent.exporter.live import LivePublisher
+from agent.launch.stage import append_outcome
+from agent.launch.supervise import Command, LaunchSpec, supervise
+from agent.run.record import HostRun
+from schemas.records import Record
+
+
+def launch_program(
+    run: HostRun,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    ranks: Mapping[int, int],
+    gang: str = "",
+    report: Callable[[str], None] = lambda line: None,
+    channel: Any = None,
+    **fields: Any,
+) -> Record:
+    """Run the program under the supervisor and return the record, as `run_launch` does; `fields` are those of a LaunchSpec."""
+    spec = LaunchSpec(
+        **{
+            "stage": "benchmark",
+            "host": run.host,
+            "members": ("h1",),
+            "command": Command(arguments=arguments, environment=environment, ranks=ranks),
+            "work": run.directory / "work",
+            "deadline_s": 20.0,
+            **fields,
+        }
+    )
+    live = partial(
+        LivePublisher, run, stage=spec.stage, deadline_s=spec.deadline_s, work=spec.work, ranks=spec.command.ranks
+    )
+    return append_outcome(run, gang, supervise(spec, report=report, channel=channel, live=live))
