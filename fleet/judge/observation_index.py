@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fleet.judge.evidence import Evidence, with_gpu_scope
 from schemas.catalogue import Expectation
 from schemas.records import MEASURED, Metric, Observation, Snapshot, Value
+from schemas.scopes import Scope
 
 
 class ObservationIndex(Mapping[str, list[Observation]]):
@@ -49,7 +50,9 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         ]
         others = self._others.get(name, ())
         return [
-            with_gpu_scope(observation, self._gpu_scopes) if observation.scope.startswith("pci=") else observation
+            with_gpu_scope(observation, self._gpu_scopes)
+            if Scope.parse(observation.scope).device_kind == "pci"
+            else observation
             for observation in (*readings, *others)
         ]
 
