@@ -47,6 +47,12 @@ def text(value: documents.Json) -> str:
     return encoded.decode() + "\n"
 
 
+def token(metric: Metric) -> int:
+    """Return the number by which a `Reader` knows a metric again: equal numbers mean equal metrics; 0 if it has none."""
+    number: int = metric.__dict__.get("token", 0)
+    return number
+
+
 class Reader:
     """Reads records of one run. Metrics that have been read before, byte for byte, are the same objects again."""
 
@@ -59,19 +65,16 @@ class Reader:
             self._absent = re.compile(metrics["items"]["properties"]["absent"]["additionalProperties"]["pattern"])
             self._most_metrics = int(metrics["maxItems"])
 
-    def record(self, text: bytes) -> Record | None:
-        """The record in `text`; None where the authority must decide."""
-        if not available() or len(text) > MAX_BYTES or b"\\u003" in text:  # a colon in disguise
-            return None
-        # It may be a number of more than 64 bits. The first look is the faster one.
-        if _LONG in text.translate(_DIGITS) and _LONG_NUMBER.search(text):
+    def record(self, text: bytes, *, is_checked: bool = False) -> Record | None:
+        """Return the record in `text`; None if the authority must decide. `is_checked`: a reader accepted these bytes before."""
+        if not available() or (not is_checked and _is_suspicious(text)):
             return None
         try:
-            return self._record(text)
+            return self._record(text, is_checked)
         except (msgspec.MsgspecError, UnicodeDecodeError, OverflowError, ValueError, RecursionError):
             return None
 
-    def _record(self, text: bytes) -> Record | None:
+    def _record(self, text: bytes, is_checked: bool) -> Record | None:
         frame = self._decode.decode(text)
         document = {name: value for name in frame.__struct_fields__ if (value := getattr(frame, name)) is not _unset()}
         colons = 0
@@ -81,41 +84,54 @@ class Reader:
                 return None
             metrics = []
             for raw in taken.metrics:
-                known = self._kept.get(bytes(raw)) or self._metric(bytes(raw))
+                known = self._kept.get(bytes(raw)) or self._metric(bytes(raw), is_checked)
                 if known is None:
                     return None
                 metrics.append(known[0])
                 colons += known[1]
-            snapshots.append((taken, tuple(metrics)))
+            snapshots.append((_without(taken), tuple(metrics)))
         observations = document.get("observations", ())
-        whole = document | {"snapshots": [_without(taken) for taken, _ in snapshots]} if snapshots else document
+        whole = document | {"snapshots": [taken for taken, _ in snapshots]} if snapshots else document
         outer = whole | {"observations": []} if observations else whole
+        if is_checked:
+            return record_from_parts(outer, snapshots, observations)
         if not compiled("record").is_valid(outer) or not compiled(_OBSERVATIONS).is_valid(list(observations)):
             return None
-        # Every colon of the text is one of what was read: no key stood twice, for one of the two would be lost.
+        # Every colon of the text is in what was decoded: no key is duplicate, or one of its two values would be lost.
         if msgspec.json.encode(whole).count(b":") + colons != text.count(b":"):
             return None
-        record = record_from_parts(outer, [(_without(taken), metrics) for taken, metrics in snapshots], observations)
+        record = record_from_parts(outer, snapshots, observations)
         return None if record_problem(record) else record
 
-    def _metric(self, raw: bytes) -> tuple[Metric, int] | None:
+    def _metric(self, raw: bytes, is_checked: bool) -> tuple[Metric, int] | None:
         document = msgspec.json.decode(raw)
-        if not compiled(_METRIC).is_valid(document):
-            return None
-        absent = document.get("absent", {})
-        if not all(map(self._absent.search, absent.values())):  # where two regular expressions do not agree
-            return None
-        if msgspec.json.encode(document).count(b":") != raw.count(b":"):
+        if not is_checked and not self._is_valid_metric(document, raw):
             return None
         if len(self._kept) >= MOST_KEPT:
             self._kept.clear()
         metric = Metric(**document)
-        if metric_problem(metric):
+        if not is_checked and metric_problem(metric):
             return None
         self._tokens += 1
-        vars(metric)["token"] = self._tokens  # by which it is known again; none is ever used twice
-        found = self._kept[raw] = (metric, raw.count(b":"))
-        return found
+        vars(metric)["token"] = self._tokens  # it is known again by this number, which is never used twice
+        kept = self._kept[raw] = (metric, raw.count(b":"))
+        return kept
+
+    def _is_valid_metric(self, document: Any, raw: bytes) -> bool:
+        if not compiled(_METRIC).is_valid(document):
+            return False
+        if not all(map(self._absent.search, document.get("absent", {}).values())):  # two regular expressions disagree
+            return False
+        colons: int = msgspec.json.encode(document).count(b":")
+        return colons == raw.count(b":")
+
+
+def _is_suspicious(text: bytes) -> bool:
+    """Return whether the text is too large, or may hold an escaped colon or a number of more than 64 bits."""
+    if len(text) > MAX_BYTES or b"\\u003" in text:
+        return True
+    # The first search is the faster one.
+    return _LONG in text.translate(_DIGITS) and _LONG_NUMBER.search(text) is not None
 
 
 def _without(taken: Any) -> dict[str, Any]:

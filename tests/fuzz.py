@@ -38,7 +38,7 @@ import yaml
 
 from fleet.judge.criteria import Criterion, Pack, read_packs
 from fleet.records import baseline_store, run_lock
-from fleet.records.load import Records, load
+from fleet.records.load import RecordReader, load
 from fleet.report.merge import merge
 from schemas import documents, quick
 from schemas.errors import USAGE, RunError
@@ -109,7 +109,7 @@ def short_pack() -> Pack:
         "memory.bandwidth",
         "digest.mismatches",
     }
-    chosen = [item for item in WHOLE.criteria if item.name in names or any(map(item.speaks_of, GANG_FIGURES))]
+    chosen = [item for item in WHOLE.criteria if item.name in names or any(map(item.matches_name, GANG_FIGURES))]
     return replace(WHOLE, criteria=tuple(chosen))
 
 
@@ -416,12 +416,12 @@ class Trial:
         self.directory, self.draw = parent / "r1", random.Random(seed)  # noqa: S311
         self.plan, self.full = small_run(self.directory, full, gang), full
         self.packs = PACKS if full else (short_pack(),)
-        self.records = Records(self.directory, self.plan, {})
+        self.records = RecordReader(self.directory, self.plan, {})
         own = [f"hosts/{host.name}.json" for host in self.plan.hosts]
         shared = [f"gangs/{host.gang}/{host.name}.json" for host in self.plan.hosts if host.gang]
         names = ["plan.json", "events.jsonl", *own, *shared]
         self.sound = {name: (self.directory / name).read_bytes() for name in names}
-        self.evidence = {host.name: self.records.read(host)[0] for host in self.plan.hosts}
+        self.evidence = {host.name: self.records.read(host.name)[0] for host in self.plan.hosts}
         self.weights = [1] * 2 + [60 // len(self.plan.hosts)] * len(own) + [120 // len(self.plan.hosts)] * len(shared)
         self.broken = ""
         self.found = Findings()
@@ -447,7 +447,7 @@ class Trial:
     def _read(self, name: str, text: bytes, number: int) -> None:
         if name.endswith(".json") and name != "plan.json":
             host = self.plan.host(Path(name).stem)
-            left = self.records.read(host)[0]
+            left = self.records.read(host.name)[0]
             whole = len(left.records) == len(_gangs_of(vars(host)))
             if not whole and (not host.gang or number % INCOMPLETE):
                 self.found.counts["refused"] += 1

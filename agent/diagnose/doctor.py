@@ -11,7 +11,7 @@ from collectors.base import Collector
 from fleet.judge.criteria import Pack
 from fleet.judge.evidence import Evidence
 from fleet.judge.judge import judge
-from fleet.judge.pack_selection import packs_for
+from fleet.judge.pack_selection import select_packs
 from schemas import VERSION
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Gpu, Record, Snapshot
@@ -67,7 +67,7 @@ def examine(
     verdicts = list(_at_idle(judged(plan, (first, second), gpus, packs), packs))
     if gpu_count is None:
         verdicts.append(_not_said(host))
-    chosen, _ = packs_for(plan, plan.hosts[0], gpus, packs)
+    chosen, _ = select_packs(plan, plan.hosts[0], gpus, packs)
     return Diagnosis(
         host=host,
         gpus=gpus,

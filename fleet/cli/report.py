@@ -52,7 +52,7 @@ def call(options: argparse.Namespace) -> int:
     run, report = judge_run(options.run_dir, options.criteria, options.waivers)
     document = to_json(report)
     documents.validate(document, "report", source="our own report")
-    text = quick.text(document) if run.large else documents.text(document)
+    text = quick.text(document)
     paths = RunDirectory(options.run_dir)
     with writing(options.run_dir):
         documents.write_text(paths.report, text)

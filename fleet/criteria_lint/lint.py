@@ -116,7 +116,7 @@ def _check_pack(pack: Pack) -> Iterator[Finding]:
         absolute = (
             item
             for item in pack.criteria
-            if item.speaks_of(name) and not (item.vs_fleet or item.baseline) and item.same_as_fleet is None
+            if item.matches_name(name) and not (item.vs_fleet or item.baseline) and item.same_as_fleet is None
         )
         if name not in pack.unknown and not any(item.stage != GANG for item in absolute):
             yield finding(name, "neither judged nor listed as unknown", "add a criterion, or a line under unknown")
@@ -124,7 +124,7 @@ def _check_pack(pack: Pack) -> Iterator[Finding]:
 
 def _matching_outputs(criterion: Criterion) -> list[tuple[Output, Benchmark | None]]:
     """Return the benchmark outputs that the criterion judges; none if it judges a collector's reading."""
-    return [(output, benchmark) for name, output, benchmark in _observation_names() if criterion.speaks_of(name)]
+    return [(output, benchmark) for name, output, benchmark in _observation_names() if criterion.matches_name(name)]
 
 
 def _check_contract(criterion: Criterion) -> Iterator[Finding]:
@@ -139,7 +139,7 @@ def _check_contract(criterion: Criterion) -> Iterator[Finding]:
             yield about(criterion, criterion.name, why, "name one of schemas/readings.json")
         if criterion.scope and criterion.scope not in COLLECTED_SCOPES:
             yield about(criterion, criterion.scope, "unknown kind of scope", one_of(COLLECTED_SCOPES))
-        units = {reading.unit for name, reading in READINGS.items() if criterion.speaks_of(name)}
+        units = {reading.unit for name, reading in READINGS.items() if criterion.matches_name(name)}
         if units and criterion.unit not in units:
             yield about(criterion, criterion.unit, "not the unit of the reading", one_of(units))
         return

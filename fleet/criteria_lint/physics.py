@@ -65,7 +65,7 @@ def _check_links(criterion: Criterion, pack: Pack) -> Iterator[Finding]:
         ("gpu.nvlink.active_links", "nvlink", "links"),
     ):
         nominal, value = pack.datasheet.get(part, {}).get(key), criterion.value
-        if nominal is None or not criterion.speaks_of(name) or not isinstance(value, int | float):
+        if nominal is None or not criterion.matches_name(name) or not isinstance(value, int | float):
             continue
         if criterion.operator in ("eq", "ge") and value != nominal:
             why = f"{'under' if value < nominal else 'over'} the part's {key}"

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from fleet.diff.comparison import Comparison
 from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.evidence import Evidence
-from fleet.judge.pack_selection import packs_for
+from fleet.judge.pack_selection import select_packs
 from fleet.records.host_state import accepted_state, host_state
 from schemas.baselines import FIGURES_GONE, PARTS, REGRESSED, UNCLEAR, Change
 from schemas.plans import Plan, PlannedHost
@@ -47,7 +47,7 @@ def add_host(comparison: Comparison, plan: Plan, host: PlannedHost, evidence: Ev
 
 def criteria_of(plan: Plan, host: PlannedHost, left: Evidence, packs: Sequence[Pack]) -> list[Criterion]:
     """Return the criteria that compare a host with its baseline, as the judge selects them."""
-    applied = packs_for(plan, host, left.gpus(), packs)[0]
+    applied = select_packs(plan, host, left.gpus(), packs)[0]
     chosen = {item.id: item for pack in applied for item in pack.criteria}
     return [item for item in chosen.values() if item.baseline is not None]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from fleet.judge.baseline import READINGS, WIDEST, direction, noise
 from fleet.judge.criteria import Criterion
-from fleet.judge.matching import concerns
+from fleet.judge.matching import matches
 from fleet.quantities import apart
 from fleet.records.host_state import Figure, HostState, gpus_by_serial
 from schemas.baselines import (
@@ -128,7 +128,7 @@ def _noise(was: Level, now: Figure, criteria: Sequence[Criterion]) -> _Noise:
         params=was.params,
     )
     for criterion in criteria:
-        if criterion.baseline and criterion.speaks_of(was.name) and concerns(criterion, observation):
+        if criterion.baseline and criterion.matches_name(was.name) and matches(criterion, observation):
             limit = criterion.baseline
             floor = abs(limit.change / was.value) if limit.change is not None and was.value else abs(1 - limit.fraction)
             share = round(max(floor, limit.sigmas * own), 6)

@@ -12,22 +12,16 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fleet.judge.criteria import Criterion
 from fleet.judge.direction import HIGH, LOW, NEVER, RATES
 from fleet.judge.finding import FLOORS
-from fleet.judge.matching import concerns
 from fleet.quantities import quantity
-from schemas.baselines import HostBaseline, Key, Level, PartBaseline
+from schemas.baselines import HostBaseline, Key, Level
 from schemas.records import MEASURED, Gpu, Observation, Samples, Value
-from schemas.reports import Verdict, VerdictKind
 from schemas.scopes import HOST, Scope
-
-if TYPE_CHECKING:
-    from fleet.judge.evidence import HostView
 
 CRITERION = "baseline"
 SOURCE = "the record on which the part was accepted"
@@ -257,56 +251,3 @@ def too_noisy(level: Level) -> str:
     if not noise(level):
         return "the noise of the accepted figure is not known (three accepted runs tell it), and the criterion goes by that alone"
     return f"the accepted runs scatter by {noise(level) * 100:.2g} % (sigma): no loss can be told from their noise"
-
-
-def judge_presence(view: HostView) -> Iterator[Verdict]:
-    """Inconclusive for the host, and for each GPU, that has no accepted record where the plan compares with one, or whose
-    record has none of what it is compared by.
-    """
-    if view.plan.baseline is None:
-        return
-    left = view.evidence.baseline
-    problem = left.problem if left else "the baseline was not read"
-    if problem or left is None:
-        yield _absent(view, "host", problem)
-        return
-    if left.host is None:
-        yield _absent(view, "host", f"no accepted record of host {view.host.name} in {view.plan.baseline.directory}")
-    bare = _bare(view)
-    if left.host is not None and "" in bare:
-        yield _absent(view, "host", f"the accepted record of host {view.host.name} has {NOTHING_OF_IT}")
-    for gpu in view.evidence.gpus() if view.host.device == "gpu" else ():
-        scope = f"gpu={gpu.index}"
-        if scope in view.host.scopes and identity(gpu) not in left.gpus:
-            yield _absent(view, scope, _unknown_gpu(gpu, left.host))
-        elif scope in view.host.scopes and identity(gpu) in bare:
-            yield _absent(view, scope, f"the accepted record of serial {identity(gpu)} has {NOTHING_OF_IT}")
-
-
-NOTHING_OF_IT = "none of the figures that this run is compared by"
-
-
-def _bare(view: HostView) -> set[str]:
-    """The parts, the host as an empty serial, of which something was measured that is compared, and nothing was accepted."""
-    known: dict[str, bool] = {}
-    for criterion in view.criteria().values():
-        if criterion.baseline is None:
-            continue
-        for name in [name for name in view.observations if criterion.speaks_of(name)]:
-            for seen in view.observations[name]:
-                part = view.accepted.part(seen.scope)
-                if seen.status == MEASURED and not known.get(part) and concerns(criterion, seen):
-                    known[part] = view.accepted.level(seen) is not None
-    return {part for part, compared in known.items() if not compared}
-
-
-def _unknown_gpu(gpu: Gpu, host: PartBaseline | None) -> str:
-    before = next((other for other in host.gpus if other.pci_bus_id == gpu.pci_bus_id), None) if host else None
-    came = f": it came in place of {identity(before)}" if before and identity(before) != identity(gpu) else ""
-    return f"no accepted record of serial {identity(gpu) or 'unknown'}{came}"
-
-
-def _absent(view: HostView, scope: str, why: str) -> Verdict:
-    remedy = "accept a full run of it without rackproof_baseline, then `rackproof baseline accept`"
-    verdict = view.inconclusive(CRITERION, scope, f"{why}; {remedy}")
-    return replace(verdict, kind=VerdictKind.NO_BASELINE, criterion=CRITERION, source=SOURCE)

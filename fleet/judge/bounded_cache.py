@@ -1,20 +1,30 @@
-"""What is remembered so that it is not worked out again, and never grows beyond a size."""
+"""A cache of bounded size for results that can be computed again."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import TypeVar
 
 K = TypeVar("K")
 V = TypeVar("V")
 
 
-class Bounded(dict[K, V]):
-    """A dictionary that begins anew when it would hold more than so many: what is lost is worked out again."""
+class BoundedCache(dict[K, V]):
+    """A dictionary that is emptied when it would exceed its size."""
 
-    def __init__(self, most: int) -> None:
-        self.most = most
+    def __init__(self, max_entries: int, on_removal: Callable[[V], None] | None = None) -> None:
+        """`on_removal` is called with each value that leaves the cache."""
+        self.max_entries = max_entries
+        self._on_removal = on_removal
 
     def __setitem__(self, key: K, value: V) -> None:
-        if len(self) >= self.most:
+        if len(self) >= self.max_entries:
             self.clear()
         super().__setitem__(key, value)
+
+    def clear(self) -> None:
+        """Remove every entry."""
+        for value in self.values() if self._on_removal else ():
+            if self._on_removal:
+                self._on_removal(value)
+        super().clear()

@@ -86,7 +86,7 @@ class Criterion:
         """Whether it compares numbers with the fleet's."""
         return self.fleet_fraction is not None or self.fleet_deviations is not None
 
-    def speaks_of(self, name: str) -> bool:
+    def matches_name(self, name: str) -> bool:
         """Whether it judges observations of that name: a `*` in its own name stands for any one component."""
         return name == self.name if "*" not in self.name else _matches(self.name, name)
 

@@ -11,7 +11,7 @@ from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from fleet.judge.evidence import HostView
+from fleet.judge.host_view import HostView
 from schemas.records import MEASURED
 from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import Scope

@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
 from schemas.catalogue import BENCHMARKS
 from schemas.records import MEASURED, Observation, Record
 from schemas.reports import FAIL, Verdict, VerdictKind
@@ -88,6 +89,11 @@ def _drifts(record: Record) -> Iterator[Observation]:
                 value=round(found.lowest, 5),
                 params=series.params,
             )
+
+
+def is_drift(name: str) -> bool:
+    """Return whether observations of that name are drifts, which the judge adds to what a host measured."""
+    return name.startswith(f"{DRIFT}.")
 
 
 def is_rate(series: Series) -> bool:

@@ -1,4 +1,4 @@
-"""What was seen, held against the criteria that speak of it."""
+"""Evaluate the observations of a host against the criteria that match them."""
 
 from __future__ import annotations
 
@@ -11,15 +11,16 @@ from fleet.judge import baseline, outliers
 from fleet.judge.absence import with_absence
 from fleet.judge.change import change, net
 from fleet.judge.criteria import Criterion
-from fleet.judge.evidence import HostView, from_benchmark
+from fleet.judge.evidence import from_benchmark
 from fleet.judge.finding import FLOORS
-from fleet.judge.matching import concerns as concerns
+from fleet.judge.host_view import HostView
+from fleet.judge.matching import matches
 from fleet.quantities import SIGNS, apart, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
-_HOLDS: Mapping[str, Callable[[float, float], bool]] = {
+HOLDS: Mapping[str, Callable[[float, float], bool]] = {
     "eq": operator.eq,
     "ge": operator.ge,
     "le": operator.le,
@@ -28,142 +29,164 @@ _HOLDS: Mapping[str, Callable[[float, float], bool]] = {
 }
 
 
-def held(view: HostView, criterion: Criterion, fleet: outliers.Fleet) -> Iterator[Verdict]:
-    """Every verdict that one criterion gives on one host."""
-    if criterion.variable == "fabric_bytes_per_second" and not view.host.fabric_gbps:
-        return  # the inventory does not say what to expect; the report lists what went unjudged
-    if criterion.baseline is not None and view.plan.baseline is None:
+def evaluate(view: HostView, criterion: Criterion, figures: outliers.FleetFigures) -> Iterator[Verdict]:
+    """Yield every verdict of one criterion on one host; `figures` are what its figures may be compared with."""
+    if not is_applicable(view, criterion):
         return
     groups = series(view, criterion)
     for group in groups:
-        verdict = _on_series(view, criterion, group, fleet)
+        verdict = _on_series(view, criterion, group, figures)
         if verdict:
             yield verdict
     if not from_benchmark(criterion.name):
         yield from unobserved(view, criterion, groups)
 
 
+def is_applicable(view: HostView, criterion: Criterion) -> bool:
+    """Return whether the inventory and the plan give the criterion a limit; the report lists what was not judged."""
+    if criterion.variable == "fabric_bytes_per_second" and not view.host.fabric_gbps:
+        return False
+    return criterion.baseline is None or view.plan.baseline is not None
+
+
 def series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
-    """What a criterion is for, each figure of each part by itself, in the order in which it was observed."""
+    """Return the observations that match the criterion, one list for each figure of each part, in the order of time."""
     benchmark = from_benchmark(criterion.name)
-    groups: dict[tuple[str, ...], list[Observation]] = defaultdict(list)
-    for seen in spoken_of(view, criterion):
-        if concerns(criterion, seen):
-            params = sorted(f"{key}={value}" for key, value in seen.params.items() if key != "phase")
-            groups[(seen.name, seen.scope, *params, seen.stage if benchmark else "")].append(seen)
+    if not benchmark and "*" not in criterion.name and "phase" not in criterion.where:
+        by_scope = view.observations.by_scope(criterion.name)
+        if by_scope:
+            return _series_of_readings(criterion, by_scope)
+    groups: dict[tuple[object, ...], list[Observation]] = defaultdict(list)
+    for observation in with_matching_name(view, criterion):
+        if matches(criterion, observation):
+            params = observation.params
+            settings: Sequence[str] = ()
+            if len(params) > 1 or "phase" not in params:
+                settings = sorted(f"{key}={value}" for key, value in params.items() if key != "phase")
+            stage = observation.stage if benchmark else ""
+            groups[(observation.name, observation.scope, *settings, stage)].append(observation)
     return list(groups.values())
 
 
-def spoken_of(view: HostView, criterion: Criterion) -> list[Observation]:
-    """What the host observed under the names that a criterion is for, whatever its scope and parameters."""
+def _series_of_readings(criterion: Criterion, by_scope: Mapping[str, list[Observation]]) -> list[list[Observation]]:
+    """Return the same for readings: all readings of one scope match, or none does, if their stage matches."""
+    groups = [group for group in by_scope.values() if matches(criterion, group[0], any_stage=True)]
+    if criterion.stage:
+        groups = [[item for item in group if item.stage == criterion.stage] for group in groups]
+    return [group for group in groups if group]
+
+
+def with_matching_name(view: HostView, criterion: Criterion) -> list[Observation]:
+    """Return the observations whose name the criterion matches, whatever their scope and parameters."""
     if "*" not in criterion.name:
         return view.observations[criterion.name]
-    return [seen for name in view.observations if criterion.speaks_of(name) for seen in view.observations[name]]
+    return [item for name in view.observations if criterion.matches_name(name) for item in view.observations[name]]
 
 
 def _on_series(
-    view: HostView, criterion: Criterion, group: Sequence[Observation], fleet: outliers.Fleet
+    view: HostView, criterion: Criterion, group: Sequence[Observation], figures: outliers.FleetFigures
 ) -> Verdict | None:
-    """The verdict on one series of observations; None where another step of the judgement tells what is missing."""
+    """Return the verdict on one series; None if another step of the judge reports what is missing."""
     benchmark = from_benchmark(criterion.name)
-    measured = [seen for seen in group if seen.status == MEASURED]
-    lost = [seen for seen in group if seen.status == ERROR]
+    measured = [item for item in group if item.status == MEASURED]
+    lost = [item for item in group if item.status == ERROR]
     if measured and group[-1].status == UNSUPPORTED and not criterion.optional:
-        lost.append(group[-1])  # the part told it before
-    found = _on_measured(view, criterion, measured, fleet) if measured else None
-    if found and lost and found.verdict == PASS and not benchmark and not criterion.best_of_run:
+        lost.append(group[-1])  # the part reported it earlier
+    verdict = _on_measured(view, criterion, measured, figures) if measured else None
+    if verdict and lost and verdict.verdict == PASS and not benchmark and not criterion.best_of_run:
         reason = f"{lost[-1].status} {lost[-1].params.get('phase', '')} {lost[-1].stage}: {lost[-1].reason}"
-        verdict = view.inconclusive(lost[-1].name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
-        return with_absence(verdict, lost[-1])
-    # What was measured and has no verdict has nothing to be compared with.
-    if found or benchmark or measured or (criterion.optional and group[-1].status == UNSUPPORTED):
-        return found
+        absent = view.inconclusive(lost[-1].name, lost[-1].scope, reason, lost[-1].stage, criterion=criterion)
+        return with_absence(absent, lost[-1])
+    # A measured figure without a verdict has nothing to be compared with.
+    if verdict or benchmark or measured or (criterion.optional and group[-1].status == UNSUPPORTED):
+        return verdict
     last = group[-1]
     reason = f"{last.status}: {last.reason}"
     return with_absence(view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion), last)
 
 
 def unobserved(view: HostView, criterion: Criterion, groups: Sequence[Sequence[Observation]]) -> Iterator[Verdict]:
-    """A criterion on what every host or GPU must show, where nothing was read at all; `groups` as `series` has them."""
-    seen = {group[0].scope for group in groups} | set(view.unseen())
-    if criterion.scope in ("host", "") and not seen:
+    """Yield inconclusive verdicts for the host or its GPUs without any reading; `groups` come from `series`."""
+    observed = {group[0].scope for group in groups} | set(view.unseen)
+    if criterion.scope in ("host", "") and not observed:
         yield view.inconclusive(criterion.name, "host", "not observed", criterion=criterion)
     if criterion.scope in ("gpu", "reason", "link") and view.host.device == "gpu":
-        below = {Scope.parse(scope).device for scope in seen}
+        parts = {Scope.parse(scope).device for scope in observed}
         for scope in view.host.scopes:
-            if scope not in below:
+            if scope not in parts:
                 yield view.inconclusive(criterion.name, scope, "not observed", criterion=criterion)
 
 
 def _on_measured(
-    view: HostView, criterion: Criterion, seen: Sequence[Observation], fleet: outliers.Fleet
+    view: HostView, criterion: Criterion, measured: Sequence[Observation], figures: outliers.FleetFigures
 ) -> Verdict | None:
-    """The verdict on what was measured: the worst of it, the best, or the change over the run.
+    """Return the verdict on measured values: on the worst of them, the best, or the change over the run.
 
-    None where it is optional and the fleet too small to compare with; the report lists it as not judged.
+    None if the criterion is optional and the fleet is too small to compare with; the report lists it as not judged.
     """
     limit, detail = limit_of(view, criterion), ""
     if criterion.baseline is not None:
-        return _against_accepted(view, criterion, seen)
+        return _against_accepted(view, criterion, measured)
     if criterion.vs_fleet:
-        crowd = fleet.crowd(view, seen[-1], criterion)
-        enough = outliers.enough(criterion, crowd)
+        peers = figures.peers(view, measured[-1], criterion)
+        enough = outliers.enough(criterion, peers)
         if not enough and criterion.optional:
             return None
         if not enough:
-            last, reason = seen[-1], outliers.too_few(crowd, criterion)
+            last, reason = measured[-1], outliers.too_few(peers, criterion)
             verdict = view.inconclusive(last.name, last.scope, reason, last.stage, last.params, criterion)
             return replace(verdict, kind=VerdictKind.TOO_FEW_PEERS, value=last.value, unit=criterion.unit)
-        limit = outliers.limit(criterion, crowd)
-        detail = outliers.explained(criterion, crowd, quantity(crowd.median, criterion.unit))
+        limit = outliers.limit(criterion, peers)
+        detail = outliers.explanation(criterion, peers, quantity(peers.median, criterion.unit))
     if criterion.delta:
-        return _on_change(view, criterion, seen, limit)
-    chosen = _chosen(criterion, seen, limit)
+        return _on_change(view, criterion, measured, limit)
+    chosen = _decisive(criterion, measured, limit)
     return _verdict(view, criterion, chosen, chosen.value, limit, detail)
 
 
-def _against_accepted(view: HostView, criterion: Criterion, seen: Sequence[Observation]) -> Verdict | None:
-    """The verdict against what the same part showed when it was accepted.
+def _against_accepted(view: HostView, criterion: Criterion, measured: Sequence[Observation]) -> Verdict | None:
+    """Return the verdict against the accepted record of the same part.
 
-    None where the part has no accepted record, which is told once for the part (`baseline.judge_presence`).
+    None if the part has no accepted record: `presence.judge_presence` reports that once for the part.
     """
-    last = seen[-1]
+    last = measured[-1]
     level = view.accepted.level(last)
     if level is None and (criterion.optional or not view.accepted.has(last.scope)):
         return None
-    found = baseline.limit(criterion, level) if level else None
-    if found is None:
+    limit = baseline.limit(criterion, level) if level else None
+    if limit is None:
         why = baseline.too_noisy(level) if level else "its accepted record does not have this figure"
         verdict = view.inconclusive(last.name, last.scope, why, last.stage, last.params, criterion)
         return replace(verdict, kind=VerdictKind.NO_BASELINE, value=last.value, unit=criterion.unit)
-    chosen = _chosen(criterion, seen, found[0])
-    return _verdict(view, criterion, chosen, chosen.value, *found)
+    chosen = _decisive(criterion, measured, limit[0])
+    return _verdict(view, criterion, chosen, chosen.value, *limit)
 
 
-def _on_change(view: HostView, criterion: Criterion, seen: Sequence[Observation], limit: Value) -> Verdict:
-    """The verdict on what a counter rose by; a failure names the stage in which most of it came."""
-    last = seen[-1]
-    taken = [(item.stage, item.params.get("phase")) for item in (seen[0], last)]
-    if len(seen) < 2 or taken != [view.first_snapshot, view.last_snapshot]:
+def _on_change(view: HostView, criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Verdict:
+    """Return the verdict on the increase of a counter; a failure names the stage with most of it."""
+    last = measured[-1]
+    phases = [(item.stage, item.params.get("phase")) for item in (measured[0], last)]
+    if len(measured) < 2 or phases != [view.first_snapshot, view.last_snapshot]:
         reason = "not read both before and after the run: no change can be told"
         return view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
     if criterion.operator in FLOORS:
-        return _verdict(view, criterion, last, net(seen), limit, "")
-    found = change(seen)
-    chosen = replace(found.seen, stage=found.stage)
-    if not holds(criterion.operator, found.total, limit):
-        detail = "; ".join(text for text in (found.where, found.fell) if text)
-        return _verdict(view, criterion, chosen, found.total, limit, detail)
-    if found.fell:
-        reason = f"{found.fell}: the counter was reset, and increments just before the reset are lost"
+        return _verdict(view, criterion, last, net(measured), limit, "")
+    increase = change(measured)
+    chosen = replace(increase.seen, stage=increase.stage)
+    if not holds(criterion.operator, increase.total, limit):
+        detail = "; ".join(text for text in (increase.where, increase.fell) if text)
+        return _verdict(view, criterion, chosen, increase.total, limit, detail)
+    if increase.fell:
+        reason = f"{increase.fell}: the counter was reset, and increments just before the reset are lost"
         verdict = view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion)
         return replace(verdict, kind=VerdictKind.CONTRADICTORY)
-    return _verdict(view, criterion, chosen, found.total, limit, "")
+    return _verdict(view, criterion, chosen, increase.total, limit, "")
 
 
-def _chosen(criterion: Criterion, seen: Sequence[Observation], limit: Value) -> Observation:
-    failing = [item for item in seen if not holds(criterion.operator, item.value, limit)]
-    holding = [item for item in seen if item not in failing]
+def _decisive(criterion: Criterion, measured: Sequence[Observation], limit: Value) -> Observation:
+    """Return the observation that decides: the last failing one; with `best_of_run` the first that holds."""
+    failing = [item for item in measured if not holds(criterion.operator, item.value, limit)]
+    holding = [item for item in measured if item not in failing]
     return (holding or failing)[0] if criterion.best_of_run else (failing or holding)[-1]
 
 
@@ -171,7 +194,7 @@ def _verdict(
     view: HostView, criterion: Criterion, chosen: Observation, value: Value, limit: Value, detail: str
 ) -> Verdict:
     passed = holds(criterion.operator, value, limit)
-    told = sentence(criterion, value, limit)
+    comparison = sentence(criterion, value, limit)
     return Verdict(
         host=view.host.name,
         scope=chosen.scope,
@@ -186,7 +209,7 @@ def _verdict(
         limit=limit,
         operator=criterion.operator,
         unit=criterion.unit,
-        reason=f"{told} ({detail})" if detail else told,
+        reason=f"{comparison} ({detail})" if detail else comparison,
         detail=detail,
         action="none" if passed else criterion.action,
         source=criterion.source,
@@ -196,7 +219,7 @@ def _verdict(
 
 
 def limit_of(view: HostView, criterion: Criterion) -> Value:
-    """The limit, where it needs neither the fleet nor an accepted record."""
+    """Return the limit of a criterion that needs neither the fleet nor an accepted record."""
     if criterion.expected is not None:
         return criterion.expected * criterion.fraction
     if criterion.variable == "gpu_count":
@@ -207,13 +230,13 @@ def limit_of(view: HostView, criterion: Criterion) -> Value:
 
 
 def sentence(criterion: Criterion, value: Value, limit: Value) -> str:
-    """`found 5, wanted = 8`; `found 4043 GB/s, wanted ≥ 4192 GB/s`."""
+    """Return the comparison in words: `found 5, wanted = 8`; `found 4043 GB/s, wanted ≥ 4192 GB/s`."""
     found, wanted = apart(value, limit, criterion.unit)
     return f"{'changed by' if criterion.delta else 'found'} {found}, wanted {SIGNS[criterion.operator]} {wanted}"
 
 
 def holds(how: str, value: Value, limit: Value) -> bool:
-    """Whether the comparison holds; a value of another kind than its limit never does."""
+    """Return whether the comparison holds; never for a value of another type than its limit."""
     if isinstance(value, int | float) and isinstance(limit, int | float):
-        return isinstance(value, bool) == isinstance(limit, bool) and _HOLDS[how](value, limit)
+        return isinstance(value, bool) == isinstance(limit, bool) and HOLDS[how](value, limit)
     return how == "eq" and value is not None and type(value) is type(limit) and value == limit

@@ -7,7 +7,8 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 
 from fleet.judge.absence import with_absence
-from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
 from fleet.judge.localization.launches import attempts
 from schemas.catalogue import Expectation, possible
 from schemas.plans import Plan
@@ -108,7 +109,7 @@ def planned(view: HostView) -> Iterator[Verdict]:
                 partner = Scope.parse(scope).get("partner")
                 if partner and members and partner not in members:
                     continue  # it is told of the host that did not take part, not of each that missed it
-                found = view.index.find(item, scope)
+                found = view.lookup.find(item, scope)
                 if found is None:
                     missing.append(view.inconclusive(item.name, scope, f"not observed; {why}", stage.name, item.params))
                 elif found.status == MEASURED:
@@ -180,9 +181,9 @@ def _stage_problem(view: HostView, stage: str) -> str:
 
 def unseen(view: HostView) -> Iterator[Verdict]:
     """Every planned GPU of which nothing was measured."""
-    for scope in view.unseen():
+    for scope in view.unseen:
         reason = "nothing was observed of this GPU"
-        if view.beyond(scope):
+        if view.is_beyond_driver(scope):
             count = len(view.serials)
             reason += f": the driver has {count}, and numbers them from 0, so that this number tells no slot"
         yield view.inconclusive("gpu", scope, reason)

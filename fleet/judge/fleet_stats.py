@@ -1,58 +1,65 @@
-"""What the judge must know of the whole fleet to judge one host: gathered host by host, in any order, and put together."""
+"""What the judge must know about the whole fleet to judge one host."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-
-from fleet.judge.digests import Digests
-from fleet.judge.evidence import HostView, Planned
+from fleet.judge.digests import DigestCounts
+from fleet.judge.evidence import Planned
 from fleet.judge.expectations import Twins
+from fleet.judge.host_view import HostView
+from fleet.judge.manifest import Stock, stock
 from fleet.judge.missing import Slots
-from fleet.judge.outliers import Fleet
-from fleet.judge.paths import Path
+from fleet.judge.outliers import FleetFigures
+from fleet.judge.paths import NormalPaths
 from fleet.judge.stragglers import Ranks
-from fleet.judge.uniformity import Groups
+from fleet.judge.uniformity import ValueGroups
 
 
-class Known:
-    """Figures, versions, digests, serials and slots of all hosts, as far as others are compared with them."""
+class FleetStats:
+    """The figures, versions, digests, serials and slots that hosts are compared by.
 
-    def __init__(self, planned: Planned, views: Iterable[HostView] = ()) -> None:
-        self.fleet = Fleet(planned)
-        self.groups = Groups()
-        self.digests = Digests(planned)
+    Statistics of different hosts can be merged in any order. `settle` ends the merging; after that, hosts are judged.
+    """
+
+    def __init__(self, planned: Planned) -> None:
+        self.planned = planned
+        self.figures = FleetFigures(planned)
+        self.groups = ValueGroups()
+        self.digests = DigestCounts(planned)
         self.ranks = Ranks()
-        self.twins = Twins()
+        self.duplicates = Twins()
         self.slots = Slots()
-        self.normal: set[Path] = set()
-        """Paths that explain no slowness, besides those of the hosts that are judged."""
-        for view in views:
-            self.add(view)
+        self.paths = NormalPaths()
+        self.inventories: list[Stock] = []
+        """The parts of each host; only if the plan has a manifest."""
 
-    def add(self, view: HostView) -> None:
-        """Takes what one host shows."""
-        self.compare(view)
+    def add_identities(self, view: HostView) -> None:
+        """Add what must be counted on every host: the identities of its parts, and its digests."""
+        self.duplicates.add(view.host.name, view.evidence)
+        self.slots.add(view)
         if view.has_record:
             self.digests.add(view)
-        self.name(view)
+        if view.plan.manifest:
+            self.inventories.append(stock(view))
 
-    def name(self, view: HostView) -> None:
-        """Takes which GPUs a host has, and where."""
-        self.twins.add(view.host.name, view.evidence)
-        self.slots.add(view)
-
-    def compare(self, view: HostView) -> None:
-        """Takes the figures and versions of one host."""
-        self.fleet.add(view)
+    def add_values(self, view: HostView) -> None:
+        """Add the figures, versions and transport paths of one host."""
+        self.figures.add(view)
         self.groups.add(view)
         self.ranks.add(view)
+        if view.has_record:
+            self.paths.add(view, self.figures)
 
-    def update(self, other: Known) -> None:
-        """Takes what is known of other hosts."""
-        self.fleet.update(other.fleet)
+    def update(self, other: FleetStats) -> None:
+        """Add the statistics of other hosts."""
+        self.figures.update(other.figures)
         self.groups.update(other.groups)
         self.digests.update(other.digests)
         self.ranks.update(other.ranks)
-        self.twins.update(other.twins)
+        self.duplicates.update(other.duplicates)
         self.slots.update(other.slots)
-        self.normal |= other.normal
+        self.paths.update(other.paths)
+        self.inventories += other.inventories
+
+    def settle(self) -> None:
+        """Conclude what only the statistics of all hosts can tell."""
+        self.paths.settle(self.figures)

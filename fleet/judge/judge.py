@@ -1,104 +1,112 @@
-"""judge(plan, evidence, packs) -> verdicts. A pure function: the same input, the same verdicts, today or in a year.
+"""judge(plan, evidence, packs) -> verdicts: a pure function.
 
-What the plan expects and nobody saw is inconclusive (`expected`). What was seen is held against every criterion that speaks
-of it (`held`), where need be against the fleet's other parts (`outliers`, `uniform`, `digests`), against its own beginning
-(`drift`), and against what was ordered (`manifest`).
+What the plan expects and no host measured is inconclusive (`expectations`). Observations are evaluated against every criterion
+that matches them (`evaluate`): by a limit, by the other parts of the fleet (`outliers`, `uniformity`, `digests`), by their own
+beginning (`drift`), and by the manifest (`manifest`). Failures are annotated with what explains them.
+
+A fleet of any size is judged in two passes: `gather` collects the statistics of all hosts, `judge_hosts` judges hosts with them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.judge import expectations
-from fleet.judge.baseline import judge_presence
-from fleet.judge.criteria import Pack
+from fleet.judge.criteria import Criterion, Pack
 from fleet.judge.culprits import with_culprits
 from fleet.judge.digests import judge_digests
 from fleet.judge.drift import soaked, with_course, with_drift
-from fleet.judge.evaluate import held
-from fleet.judge.evidence import Evidence, HostView, Planned
-from fleet.judge.fleet_stats import Known
+from fleet.judge.evaluate import evaluate
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.fleet_stats import FleetStats
+from fleet.judge.gather import gather
+from fleet.judge.host_view import HostView
 from fleet.judge.localization import judge_pairs
 from fleet.judge.manifest import judge_manifest
 from fleet.judge.missing import with_missing
-from fleet.judge.outliers import Fleet
-from fleet.judge.paths import normal_paths, with_lost_path
+from fleet.judge.passes import Remaining
+from fleet.judge.paths import with_lost_path
+from fleet.judge.presence import judge_presence
 from fleet.judge.stragglers import with_causes
-from fleet.judge.uniformity import Groups, observed, uniform
+from fleet.judge.uniformity import has_observation, uniform
 from fleet.judge.waivers import Waived
 from schemas.plans import Plan
-from schemas.reports import Verdict, VerdictKind
+from schemas.reports import FAIL, Verdict, VerdictKind
 
 __all__ = ["Evidence", "judge"]
 
 
 def judge(
-    plan: Plan,
-    evidence: Mapping[str, Evidence],
-    packs: Sequence[Pack],
-    known: Known | None = None,
-    well: Collection[str] = (),
+    plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack], stats: FleetStats | None = None
 ) -> list[Verdict]:
-    """Every verdict on every host of the plan, in plan order.
+    """Return every verdict on every host of the plan, in plan order.
 
     Args:
-        plan: what must exist. A host of the plan that `evidence` lacks is inconclusive.
+        plan: what must exist. A host of the plan without evidence is inconclusive.
         evidence: host -> what it left behind.
-        packs: every pack that may apply; which ones do is read from the plan and the GPUs' names.
-        known: what is known of the whole fleet, where these hosts are a part of it; gangs are never divided. It learns which
-            paths are normal for these hosts.
-        well: hosts of which it is known that by themselves, and against the fleet, they pass: of these only what their gang
-            makes of them is told.
+        packs: every pack that may apply; plan and GPU names decide which ones do.
+        stats: statistics of the whole fleet, if these hosts are a part of it. They must be whole gangs.
     """
-    left = {host.name: with_drift(evidence.get(host.name, Evidence())) for host in plan.hosts}
-    views = [HostView(plan, host, left[host.name], packs) for host in plan.hosts]
-    planned = Planned(plan)
-    known = known or Known(planned, views)
-    found = [
-        (view, [] if view.host.name in well else list(_of_host(view, known.fleet, known.groups))) for view in views
-    ]
-    normal = known.normal = known.normal | normal_paths(found)
-    verdicts = [
-        with_course(view, with_missing(view, with_lost_path(view, verdict, of_host, normal), known.slots))
-        for view, of_host in found
-        for verdict in with_culprits(view, of_host)
-    ]
-    verdicts = with_causes(views, verdicts, known.ranks)
-    believed = [view for view in views if view.has_record]
-    everything = [
+    views = host_views(plan, evidence, packs)
+    if stats is None:
+        stats = gather(Planned(plan), views)
+    return with_waivers(plan, [*judge_hosts(plan, views, stats), *judge_manifest(plan, views)])
+
+
+def host_views(plan: Plan, evidence: Mapping[str, Evidence], packs: Sequence[Pack]) -> list[HostView]:
+    """Return a view of each host of the plan."""
+    return [host_view(plan, host.name, evidence.get(host.name, Evidence()), packs) for host in plan.hosts]
+
+
+def host_view(plan: Plan, name: str, evidence: Evidence, packs: Sequence[Pack]) -> HostView:
+    """Return the view of one host, with the drift of its soak among its observations."""
+    return HostView(plan, plan.host(name), with_drift(evidence), packs)
+
+
+def judge_hosts(
+    plan: Plan, views: Sequence[HostView], stats: FleetStats, remaining: Mapping[str, Remaining] | None = None
+) -> list[Verdict]:
+    """Return the verdicts on hosts of whole gangs; those that the manifest and waivers add are the caller's.
+
+    `remaining` says for each host what is left to evaluate. Passes that were counted already are then not returned.
+    """
+    verdicts = []
+    for view in views:
+        of_host = evaluate_host(view, stats, remaining[view.host.name] if remaining else None)
+        verdicts += _annotate(view, of_host, stats) if any(item.verdict == FAIL for item in of_host) else of_host
+    verdicts = with_causes(views, verdicts, stats.ranks)
+    with_record = [view for view in views if view.has_record]
+    evidence = {view.host.name: view.evidence for view in views}
+    return [
         *verdicts,
-        *judge_digests([view for view in believed if view.host.name not in well], planned, known.digests),
-        *judge_pairs(believed, verdicts),
-        *expectations.duplicates(left, known.twins),
-        *expectations.divided(plan, left),
-        *judge_manifest(plan, views),
+        *judge_digests(with_record, stats.planned, stats.digests),
+        *judge_pairs(with_record, verdicts),
+        *expectations.duplicates(evidence, stats.duplicates),
+        *expectations.divided(plan, evidence),
     ]
+
+
+def with_waivers(plan: Plan, verdicts: Iterable[Verdict]) -> list[Verdict]:
+    """Return the verdicts, each with the waiver of the plan that covers it."""
     waived = Waived(plan.waivers, plan.created)
-    return [waived.verdict(verdict) for verdict in everything] if plan.waivers else everything
+    return [waived.verdict(verdict) for verdict in verdicts] if plan.waivers else list(verdicts)
 
 
-def _of_host(view: HostView, fleet: Fleet, groups: Groups) -> Iterator[Verdict]:
-    """The verdicts on one host; `fleet` and `groups` are what its figures and its versions may be compared with."""
+def evaluate_host(view: HostView, stats: FleetStats, remaining: Remaining | None = None) -> list[Verdict]:
+    """Return the verdicts on one host by its own observations; of those that are `remaining` if it is given."""
     if not view.has_record:
         reason = view.evidence.problem or "the host left no record"
-        yield _with_user(view, view.inconclusive("record", "host", reason))
-        return
+        return [_with_user(view, view.inconclusive("record", "host", reason))]
+    verdicts = []
     if view.evidence.problem:
-        verdict = view.inconclusive("host.events", "host", view.evidence.problem, kind=VerdictKind.UNFINISHED)
-        yield _with_user(view, verdict)
-    yield from without_criteria(view)
-    for criterion in view.criteria().values():
-        if criterion.same_as_fleet is None:
-            verdicts = [*held(view, criterion, fleet)]
-            silent = not verdicts
-        else:
-            verdicts = [*uniform(view, criterion, groups)]
-            silent = criterion.same_as_fleet and not verdicts and not observed(view, criterion)
-        yield from verdicts
-        if silent and view.must_speak(criterion):
-            reason = "nothing was observed that this criterion speaks of"
-            yield view.inconclusive(criterion.name, "host", reason, criterion.stage, criterion=criterion)
+        problem = view.inconclusive("host.events", "host", view.evidence.problem, kind=VerdictKind.UNFINISHED)
+        verdicts.append(_with_user(view, problem))
+    verdicts += without_criteria(view, plan_is_met=remaining is not None and remaining.plan_is_met)
+    for criterion in view.criteria().values() if remaining is None else remaining.criteria:
+        evaluated = remaining.verdicts.get(criterion.id) if remaining else None
+        verdicts += by_criterion(view, criterion, stats) if evaluated is None else evaluated
+    return verdicts
 
 
 def _with_user(view: HostView, verdict: Verdict) -> Verdict:
@@ -107,13 +115,37 @@ def _with_user(view: HostView, verdict: Verdict) -> Verdict:
     return replace(verdict, kind=VerdictKind.IN_USE, user=user) if user else verdict
 
 
-def without_criteria(view: HostView) -> Iterator[Verdict]:
-    """What can be said of a host that left a record before any criterion is looked at."""
+def by_criterion(view: HostView, criterion: Criterion, stats: FleetStats) -> list[Verdict]:
+    """Return every verdict of one criterion on one host."""
+    if criterion.same_as_fleet is None:
+        verdicts = list(evaluate(view, criterion, stats.figures))
+        unmatched = not verdicts
+    else:
+        verdicts = list(uniform(view, criterion, stats.groups))
+        unmatched = criterion.same_as_fleet and not verdicts and not has_observation(view, criterion)
+    if unmatched and view.must_match(criterion):
+        reason = "no observation matches this criterion"
+        verdicts.append(view.inconclusive(criterion.name, "host", reason, criterion.stage, criterion=criterion))
+    return verdicts
+
+
+def without_criteria(view: HostView, *, plan_is_met: bool = False) -> Iterator[Verdict]:
+    """Yield the verdicts on a host that need no criterion; `plan_is_met`: all that the plan expects was measured."""
     yield from expectations.model(view)
     yield from expectations.constancy(view)
     yield from expectations.collectors(view)
-    yield from expectations.planned(view)
-    yield from expectations.reported(view)
+    if not plan_is_met:
+        yield from expectations.planned(view)
+        yield from expectations.reported(view)
     yield from expectations.unseen(view)
     yield from soaked(view)
     yield from judge_presence(view)
+
+
+def _annotate(view: HostView, verdicts: Sequence[Verdict], stats: FleetStats) -> list[Verdict]:
+    """Return the verdicts on one host; each failure with what explains it, and the part that it is attributed to."""
+    normal = stats.paths.paths
+    return [
+        with_course(view, with_missing(view, with_lost_path(view, verdict, verdicts, normal), stats.slots))
+        for verdict in with_culprits(view, verdicts)
+    ]

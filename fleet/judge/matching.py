@@ -1,4 +1,4 @@
-"""Which observations a criterion is for."""
+"""Decide which observations a criterion applies to."""
 
 from __future__ import annotations
 
@@ -7,11 +7,16 @@ from schemas.records import Observation
 from schemas.scopes import Scope
 
 
-def concerns(criterion: Criterion, seen: Observation) -> bool:
-    """Whether the criterion is for an observation of that scope, stage and parameters."""
-    scope = Scope.parse(seen.scope)
+def matches(criterion: Criterion, observation: Observation, *, any_stage: bool = False) -> bool:
+    """Return whether the criterion is for the scope, stage and parameters of this observation.
+
+    The caller has compared the name (`Criterion.matches_name`).
+    """
+    scope = Scope.parse(observation.scope)
     if criterion.scope and criterion.scope != scope.kind:
         return False
-    if criterion.stage and criterion.stage != seen.stage:
+    if criterion.stage and not any_stage and criterion.stage != observation.stage:
         return False
-    return all(seen.params.get(key, scope.labels.get(key)) == value for key, value in criterion.where.items())
+    if not criterion.where:
+        return True
+    return all(observation.params.get(key, scope.labels.get(key)) == value for key, value in criterion.where.items())

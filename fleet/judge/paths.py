@@ -7,11 +7,17 @@ would pass for a setting.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
+from functools import lru_cache
 
-from fleet.judge.evidence import HostView
-from schemas.records import MEASURED, Value
+from fleet.judge import outliers
+from fleet.judge.criteria import Criterion
+from fleet.judge.evaluate import evaluate, holds, series
+from fleet.judge.finding import FLOORS
+from fleet.judge.host_view import HostView
+from fleet.judge.outliers import FigureKey, FleetFigures
+from schemas.records import MEASURED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict
 from schemas.scopes import Scope
 
@@ -30,17 +36,77 @@ Path = tuple[str, str, str, Value, Value]
 """Criterion, observation, stage, size in bytes, transport."""
 
 
-def normal_paths(found: Iterable[tuple[HostView, Sequence[Verdict]]]) -> set[Path]:
-    """The transports over which some ranks reach what a criterion wants: they explain no failure of others."""
-    return {
-        path_of(view, verdict)
-        for view, verdicts in found
-        for verdict in verdicts
-        if verdict.verdict == PASS and is_bandwidth(verdict)
-    }
+class NormalPaths:
+    """The transports over which some ranks of the fleet reach the wanted bandwidth: they explain no failure of others.
+
+    Whether a figure passes may depend on the whole fleet. So the best figure of each path is kept, and compared with its limit
+    when the figures of all hosts are known.
+    """
+
+    def __init__(self) -> None:
+        self._passing: set[Path] = set()
+        self._best: dict[tuple[Path, FigureKey, str], tuple[Criterion, float]] = {}
+        """Path, figure and scope -> the criterion and the best value."""
+        self.paths: frozenset[Path] = frozenset()
+        """The normal paths; complete after `settle`."""
+
+    def add(self, view: HostView, figures: FleetFigures) -> None:
+        """Add the paths of one host; `figures` give the keys by which its figures are compared."""
+        names = [name for name in view.observations.benchmark_names() if is_bandwidth_name(name)]
+        for criterion in view.criteria().values() if names else ():
+            if criterion.same_as_fleet is None and any(map(criterion.matches_name, names)):
+                self._add(view, criterion, figures)
+
+    def _add(self, view: HostView, criterion: Criterion, figures: FleetFigures) -> None:
+        if not criterion.vs_fleet:
+            for verdict in evaluate(view, criterion, figures):
+                if verdict.verdict == PASS and is_bandwidth(verdict):
+                    self._passing.add(path_of(view, verdict))
+            return
+        for group in series(view, criterion):
+            measured = [item for item in group if item.status == MEASURED]
+            numbers = [float(item.value or 0) for item in measured if _is_number(item.value)]
+            if measured and len(numbers) == len(measured):
+                last = measured[-1]
+                path = (criterion.id, *_figure_path(view, last))
+                self.add_figure(path, figures.key(view, last), last.scope, criterion, numbers)
+
+    def add_passing(self, path: Path) -> None:
+        """Add a path of a figure that passes."""
+        self._passing.add(path)
+
+    def add_figure(self, path: Path, key: FigureKey, scope: str, criterion: Criterion, values: Sequence[float]) -> None:
+        """Add the repeated values of one figure that is compared with the fleet."""
+        floor = criterion.operator in FLOORS
+        worst, best = (min, max) if floor else (max, min)
+        value = (best if criterion.best_of_run else worst)(values)
+        place = (path, key, scope if criterion.by_position else "")
+        known = self._best.get(place)
+        self._best[place] = (criterion, value if known is None else best(known[1], value))
+
+    def update(self, other: NormalPaths) -> None:
+        """Add the paths of other hosts."""
+        self._passing |= other._passing
+        for (path, key, scope), (criterion, value) in other._best.items():
+            known = self._best.get((path, key, scope))
+            best = max if criterion.operator in FLOORS else min
+            self._best[(path, key, scope)] = (criterion, value if known is None else best(known[1], value))
+
+    def settle(self, figures: FleetFigures) -> None:
+        """Compare the best figures with the limits that the whole fleet gives."""
+        passing = set(self._passing)
+        for (path, key, scope), (criterion, value) in self._best.items():
+            peers = figures.peers_at(key, scope, criterion)
+            if outliers.enough(criterion, peers) and holds(criterion.operator, value, outliers.limit(criterion, peers)):
+                passing.add(path)
+        self.paths = frozenset(passing)
 
 
-def with_lost_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: set[Path]) -> Verdict:
+def _is_number(value: Value) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def with_lost_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict], normal: Collection[Path]) -> Verdict:
     """The verdict; where it fails a bandwidth and NCCL's path explains it, with the path in front, and no part to act on.
 
     The action stays where a link of the host fails by itself. A missing NVLS gets the remedy.
@@ -49,7 +115,7 @@ def with_lost_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict],
         view: the host.
         verdict: on that host.
         of_host: every verdict on it.
-        normal: as `normal_paths` has it.
+        normal: paths over which others of the fleet are fast enough (`NormalPaths`).
     """
     if verdict.verdict != FAIL:
         return verdict
@@ -66,21 +132,28 @@ def with_lost_path(view: HostView, verdict: Verdict, of_host: Sequence[Verdict],
 
 def is_bandwidth(verdict: Verdict) -> bool:
     """Whether it is about the bandwidth of a collective."""
-    return verdict.name.startswith("collective.") and verdict.name.endswith(".busbw")
+    return is_bandwidth_name(verdict.name)
+
+
+def is_bandwidth_name(name: str) -> bool:
+    """Return whether observations of that name are the bandwidth of a collective."""
+    return name.startswith("collective.") and name.endswith(".busbw")
 
 
 def path_of(view: HostView, verdict: Verdict) -> Path:
-    """The way that the ranks of a figure talk."""
-    size = verdict.params.get("size_bytes")
-    return verdict.criterion, verdict.name, verdict.stage, size, _told(view, verdict, "transport")
+    """Return the path that the ranks of a figure use."""
+    return (verdict.criterion, *_figure_path(view, verdict))
+
+
+def _figure_path(view: HostView, item: Observation | Verdict) -> tuple[str, str, Value, Value]:
+    return item.name, item.stage, item.params.get("size_bytes"), _told(view, item, "transport")
 
 
 def _transport(view: HostView, verdict: Verdict) -> str:
     """What is slow about the transports that NCCL chose for this figure's ranks, or empty."""
-    told = _told(view, verdict, "transport")
-    names = re.split(r"[,;|+\s]+", told) if isinstance(told, str) else []
-    if Scope.parse(verdict.scope).is_gang:
-        slow = next((name for name in names if _slow_between(name)), "")
+    within = not Scope.parse(verdict.scope).is_gang
+    slow = slow_transport(_told(view, verdict, "transport"), within=within)
+    if not within:
         if slow.upper().startswith("NET/SOCKET"):
             return f"the ranks talk over {slow}, not InfiniBand: NCCL's fast path is lost; {CHECK_BETWEEN}"
         return (
@@ -88,15 +161,23 @@ def _transport(view: HostView, verdict: Verdict) -> str:
             if slow
             else ""
         )
-    slow = next((name for name in names if name.upper().startswith(("SHM", "NET"))), "")
     if not slow or not _has_peers(view):
         return ""
     return f"the ranks talk over {slow}, not P2P: NCCL's fast path is lost; {CHECK_WITHIN}"
 
 
+@lru_cache(maxsize=1024)
+def slow_transport(transport: Value, *, within: bool) -> str:
+    """Return the transport that is not NCCL's fast one, within a host or between hosts; empty if all are fast."""
+    names = re.split(r"[,;|+\s]+", transport) if isinstance(transport, str) else []
+    if within:
+        return next((name for name in names if name.upper().startswith(("SHM", "NET"))), "")
+    return next((name for name in names if _slow_between(name)), "")
+
+
 def _has_peers(view: HostView) -> bool:
     """Whether GPUs of the model reach each other's memory: where they do not, NCCL goes through the host's."""
-    return any(item.speaks_of("peer_copy.access") and item.value is True for item in view.criteria().values())
+    return any(item.matches_name("peer_copy.access") and item.value is True for item in view.criteria().values())
 
 
 def _slow_between(name: str) -> bool:
@@ -104,7 +185,7 @@ def _slow_between(name: str) -> bool:
     return upper.startswith("NET/SOCKET") or (upper.startswith("NET/IB") and "GDRDMA" not in upper)
 
 
-def _told(view: HostView, verdict: Verdict, kind: str) -> Value:
+def _told(view: HostView, verdict: Observation | Verdict, kind: str) -> Value:
     """What the launch observed of its path, else what the figure itself says."""
     seen = [
         item.value

@@ -13,7 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
-from fleet.judge.evidence import HostView
+from fleet.judge.host_view import HostView
 from schemas.records import MEASURED, Observation
 from schemas.reports import FAIL, Verdict
 

@@ -1,8 +1,8 @@
-"""Parts that were ordered alike must be alike: one value against the value that most of its group show.
+"""Compare parts that must be alike: one value against the value that most parts of its group show.
 
-A group is the GPUs, or the hosts, of one GPU model that launch together (one gang; all of them where nothing launches
-together). Which side of a difference is wrong nobody can tell, only which one is the odd one: it fails. Where as many show
-one value as another, each fails and names the others, for such a fleet is not what was ordered either.
+A group is the GPUs, or the hosts, of one GPU model that launch together (one gang; all of them if nothing launches together).
+Which side of a difference is wrong is not known, so the odd one fails. If two values are equally common, every part fails and
+names the others: such a fleet is not what was ordered either.
 """
 
 from __future__ import annotations
@@ -13,234 +13,240 @@ from dataclasses import dataclass, field
 
 from fleet.judge.absence import with_absence
 from fleet.judge.criteria import Criterion
-from fleet.judge.evaluate import concerns, spoken_of
-from fleet.judge.evidence import HostView
+from fleet.judge.evaluate import with_matching_name
+from fleet.judge.host_view import HostView
+from fleet.judge.matching import matches
 from fleet.quantities import digits_for, quantity
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Observation, Value
 from schemas.reports import FAIL, PASS, Verdict, VerdictKind
 from schemas.scopes import Scope
 
-_NAMED_VALUES = 4
+_MOST_VALUES = 4
+"""Values of a group that a verdict names."""
 _AS_MOST = "; give it what they have, and measure again"
 _AS_ONE = "; give all of them one, and measure again"
 _CHANGED = "; it changed during the run: measure again"
-"""What to do where no part is to be touched (action `none`): the version is another."""
+"""What to do if no part is to be touched (action `none`): the version is another."""
 
-Key = tuple[str, str, str, str, str]
+GroupKey = tuple[str, str, str, str, str]
 """Criterion, name, GPU model, gang and place: what two values must share to be compared."""
+KindKey = tuple[str, str, str]
+"""Criterion, GPU models and gang: the hosts among which a value is expected on all if one reports it."""
 
 
 @dataclass(kw_only=True)
-class Group:
+class ValueGroup:
     """How many parts of a group show which last value."""
 
     what: str
     counts: Counter[tuple[bool, Value]] = field(default_factory=Counter)
-    _told: list[tuple[Value, int]] = field(default_factory=list)
+    _by_count: list[tuple[Value, int]] = field(default_factory=list)
 
-    def add(self, value: Value) -> None:
-        """Counts one part."""
-        self.counts[_exact(value)] += 1
-        self._told = []
+    def add(self, value: Value, parts: int = 1) -> None:
+        """Count parts that show this value."""
+        self.counts[_exact(value)] += parts
+        self._by_count = []
 
-    def update(self, other: Group) -> None:
-        """Counts the parts of another."""
+    def update(self, other: ValueGroup) -> None:
+        """Add the counts of other hosts."""
         self.counts.update(other.counts)
-        self._told = []
+        self._by_count = []
 
     @property
     def total(self) -> int:
-        """Its parts."""
+        """Return the number of parts."""
         return self.counts.total()
 
-    def told(self) -> list[tuple[Value, int]]:
-        """Each value and how many parts show it, the commonest first."""
-        if not self._told:
-            found = sorted(self.counts.items(), key=lambda item: (-item[1], str(item[0])))
-            self._told = [(value, count) for (_, value), count in found]
-        return self._told
+    def by_count(self) -> list[tuple[Value, int]]:
+        """Return each value and how many parts show it, the most common first."""
+        if not self._by_count:
+            counts = sorted(self.counts.items(), key=lambda item: (-item[1], str(item[0])))
+            self._by_count = [(value, count) for (_, value), count in counts]
+        return self._by_count
 
     @property
     def plural(self) -> str:
-        """`GPUs`, `hosts`."""
+        """Return the name of several parts: `GPUs`, `hosts`."""
         return f"{self.what}s"
 
 
 def _exact(value: Value) -> tuple[bool, Value]:
-    """To Python, True and 1 are the same."""
+    """Return a key that tells True from 1, which Python holds equal."""
     return isinstance(value, bool), value
 
 
-class Groups:
-    """Every value that some criterion wants to be the same over its group; several, each of other hosts, can be put together."""
+@dataclass(frozen=True, kw_only=True)
+class PartValue:
+    """The last value of one part that a criterion wants to be the same in its group."""
+
+    key: GroupKey
+    what: str
+    value: Value
+    kind: KindKey
+
+
+class ValueGroups:
+    """Every value that a criterion wants to be the same in its group. Groups of different hosts can be merged in any order."""
 
     def __init__(self, views: Iterable[HostView] = ()) -> None:
-        self._groups: dict[Key, Group] = {}
-        self._told: set[tuple[str, str, str]] = set()
+        self._groups: dict[GroupKey, ValueGroup] = {}
+        self._kinds: set[KindKey] = set()
         for view in views:
             self.add(view)
 
     def add(self, view: HostView) -> None:
-        """Takes what the host shows of it."""
+        """Count the values of a host."""
         for criterion in view.criteria().values():
             if criterion.same_as_fleet:
-                self._add(view, criterion)
+                for part in part_values(view, criterion):
+                    self.add_part(part)
 
-    def _add(self, view: HostView, criterion: Criterion) -> None:
-        own: dict[tuple[Key, str], tuple[str, Value]] = {}
-        for seen in spoken_of(view, criterion):
-            if seen.status == MEASURED and concerns(criterion, seen):
-                key, what = group_key(view, criterion, seen)
-                own[(key, seen.scope)] = what, seen.value
-        for (key, _), (what, value) in own.items():
-            self.feed(key, what, value, (criterion.id, *kin(view)))
-
-    def feed(self, key: Key, what: str, value: Value, told: tuple[str, str, str]) -> None:
-        """Counts the last value of one part; `told` as `told` is asked for it."""
-        group = self._groups.get(key)
+    def add_part(self, part: PartValue, parts: int = 1) -> None:
+        """Count the value of one part, or of as many parts of like hosts."""
+        group = self._groups.get(part.key)
         if group is None:
-            group = self._groups[key] = Group(what=what)
-        group.add(value)
-        self._told.add(told)
+            group = self._groups[part.key] = ValueGroup(what=part.what)
+        group.add(part.value, parts)
+        self._kinds.add(part.kind)
 
-    def update(self, other: Groups) -> None:
-        """Takes what another has of other hosts."""
+    def update(self, other: ValueGroups) -> None:
+        """Add the values of other hosts."""
         for key, group in other._groups.items():
-            self._groups.setdefault(key, Group(what=group.what)).update(group)
-        self._told |= other._told
+            self._groups.setdefault(key, ValueGroup(what=group.what)).update(group)
+        self._kinds |= other._kinds
 
-    def of(self, view: HostView, criterion: Criterion, seen: Observation) -> Group:
-        """The group that a value of this host belongs to."""
-        key, what = group_key(view, criterion, seen)
-        return self._groups.get(key) or Group(what=what)
+    def of(self, view: HostView, criterion: Criterion, observation: Observation) -> ValueGroup:
+        """Return the group of an observation of this host."""
+        key, what = group_key(view, criterion, observation)
+        return self._groups.get(key) or ValueGroup(what=what)
 
-    def at(self, key: Key) -> Group:
-        """The group of that key."""
-        return self._groups.get(key) or Group(what="")
-
-    def told(self, key: tuple[str, str, str]) -> bool:
-        """Whether any host of these (criterion, models, gang) shows what the criterion compares."""
-        return key in self._told
-
-    def others_tell(self, view: HostView, criterion: Criterion) -> bool:
-        """Whether another host of the group shows what this criterion compares, where this one does not."""
-        return (criterion.id, *kin(view)) in self._told
+    def has_value(self, view: HostView, criterion: Criterion) -> bool:
+        """Return whether a host of the group reports what this criterion compares."""
+        return (criterion.id, *view.peer_key) in self._kinds
 
 
-def kin(view: HostView) -> tuple[str, str]:
-    """What hosts must share to be alike: the models of their GPUs, and the gang."""
-    return " and ".join(sorted(set(view.names.values()))), view.host.gang
+def part_values(view: HostView, criterion: Criterion) -> list[PartValue]:
+    """Return the last value of each part of a host that the criterion compares."""
+    values: dict[tuple[GroupKey, str], PartValue] = {}
+    kind = (criterion.id, *view.peer_key)
+    for observation in with_matching_name(view, criterion):
+        if observation.status == MEASURED and matches(criterion, observation):
+            key, what = group_key(view, criterion, observation)
+            values[(key, observation.scope)] = PartValue(key=key, what=what, value=observation.value, kind=kind)
+    return list(values.values())
 
 
-def group_key(view: HostView, criterion: Criterion, seen: Observation | Verdict) -> tuple[Key, str]:
-    """The group of an observation, and what a part of it is called.
+def group_key(view: HostView, criterion: Criterion, item: Observation | Verdict) -> tuple[GroupKey, str]:
+    """Return the group of an observation, and what a part of it is called.
 
-    GPUs of a model are alike wherever they sit. Anything else is compared with what has its name on the other hosts: an
-    adapter for storage need not be like the one beside it.
+    GPUs of a model are alike in every slot. Anything else is compared with what has its name on the other hosts: a storage
+    adapter need not be like the one beside it.
     """
-    scope = Scope.parse(seen.scope)
-    models, gang = kin(view)
+    scope = Scope.parse(item.scope)
+    models, gang = view.peer_key
     if scope.device_kind == "gpu":
-        key = (criterion.id, seen.name, view.names.get(scope.device, ""), gang, f"gpu,{scope.below}")
+        key = (criterion.id, item.name, view.names.get(scope.device, ""), gang, f"gpu,{scope.below}")
         return key, "place" if scope.below else "GPU"
-    return (criterion.id, seen.name, models, gang, seen.scope), "host"
+    return (criterion.id, item.name, models, gang, item.scope), "host"
 
 
-def observed(view: HostView, criterion: Criterion) -> bool:
-    """Whether the host observed anything that the criterion is for."""
-    return any(concerns(criterion, seen) for seen in spoken_of(view, criterion))
+def has_observation(view: HostView, criterion: Criterion) -> bool:
+    """Return whether the host observed anything that the criterion applies to."""
+    return any(matches(criterion, observation) for observation in with_matching_name(view, criterion))
 
 
-def uniform(view: HostView, criterion: Criterion, groups: Groups) -> Iterator[Verdict]:
-    """Every verdict that one criterion gives on one host; none where there is nothing to compare it with."""
+def uniform(view: HostView, criterion: Criterion, groups: ValueGroups) -> Iterator[Verdict]:
+    """Yield every verdict of one criterion on one host; none if there is nothing to compare it with."""
     if not criterion.same_as_fleet:
         return
-    series = same_series(view, criterion)
+    series = _series(view, criterion)
     for items in series:
         yield from _on_series(view, criterion, items, groups)
-    if not series and not criterion.optional and groups.others_tell(view, criterion):
-        yield view.inconclusive(criterion.name, "host", "not observed, and other hosts tell it", criterion=criterion)
+    if not series and not criterion.optional and groups.has_value(view, criterion):
+        yield view.inconclusive(criterion.name, "host", "not observed, but other hosts report it", criterion=criterion)
 
 
-def same_series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
-    """What a criterion compares, each figure of each part by itself, in the order in which it was observed."""
-    found: dict[tuple[str, str], list[Observation]] = defaultdict(list)
-    for seen in spoken_of(view, criterion):
-        if concerns(criterion, seen):
-            found[(seen.name, seen.scope)].append(seen)
-    return list(found.values())
+def _series(view: HostView, criterion: Criterion) -> list[list[Observation]]:
+    """Return what a criterion compares, one list for each figure of each part, in the order of time."""
+    series: dict[tuple[str, str], list[Observation]] = defaultdict(list)
+    for observation in with_matching_name(view, criterion):
+        if matches(criterion, observation):
+            series[(observation.name, observation.scope)].append(observation)
+    return list(series.values())
 
 
-def _on_series(view: HostView, criterion: Criterion, items: Sequence[Observation], groups: Groups) -> Iterator[Verdict]:
-    measured, last = [seen for seen in items if seen.status == MEASURED], items[-1]
+def _on_series(
+    view: HostView, criterion: Criterion, items: Sequence[Observation], groups: ValueGroups
+) -> Iterator[Verdict]:
+    measured, last = [item for item in items if item.status == MEASURED], items[-1]
     group = groups.of(view, criterion, last)
     if group.total == bool(measured):
         return  # there is no other part
     if measured and last.status != ERROR:
-        yield _compared(view, criterion, measured, group)
+        yield _compare(view, criterion, measured, group)
     elif not (criterion.optional and last.status == UNSUPPORTED):
         reason = f"{last.status}: {last.reason}"
         yield with_absence(view.inconclusive(last.name, last.scope, reason, last.stage, criterion=criterion), last)
 
 
-def _compared(view: HostView, criterion: Criterion, measured: Sequence[Observation], group: Group) -> Verdict:
-    told = group.told()
-    value, count = told[0]
-    if len(told) > 1 and told[1][1] == count:
-        seen = measured[-1]
-        digits = digits_for([seen.value, *(value for value, _ in told[:_NAMED_VALUES])], criterion.unit)
-        return _verdict(view, criterion, seen, None, _tie(criterion, told, group, digits), digits, _AS_ONE)
-    # A text or a flag must never have been another during the run; a number may be regulated.
-    looked = measured[-1:] if isinstance(value, float | int) and not isinstance(value, bool) else measured
-    odd = [seen for seen in looked if _exact(seen.value) != _exact(value)]
+def _compare(view: HostView, criterion: Criterion, measured: Sequence[Observation], group: ValueGroup) -> Verdict:
+    by_count = group.by_count()
+    value, count = by_count[0]
+    if len(by_count) > 1 and by_count[1][1] == count:
+        last = measured[-1]
+        digits = digits_for([last.value, *(value for value, _ in by_count[:_MOST_VALUES])], criterion.unit)
+        return _verdict(view, criterion, last, None, _tie(criterion, group, digits), digits, _AS_ONE)
+    # A text or a flag must not change during the run; a number may be regulated.
+    is_number = isinstance(value, float | int) and not isinstance(value, bool)
+    odd = [item for item in (measured[-1:] if is_number else measured) if _exact(item.value) != _exact(value)]
     if odd:
         digits = digits_for([odd[-1].value, value], criterion.unit)
         most = f"{count} of {group.total} {group.plural} have {quantity(value, criterion.unit, digits)}"
         remedy = _CHANGED if _exact(measured[-1].value) == _exact(value) else _AS_MOST
         return _verdict(view, criterion, odd[-1], value, most, digits, remedy)
-    alike = f"as on all {count} {group.plural}" if len(told) == 1 else f"as on {count} of {group.total} {group.plural}"
+    alike = (
+        f"as on all {count} {group.plural}" if len(by_count) == 1 else f"as on {count} of {group.total} {group.plural}"
+    )
     return _verdict(view, criterion, measured[-1], value, alike)
 
 
-def _tie(criterion: Criterion, told: Sequence[tuple[Value, int]], group: Group, digits: int) -> str:
-    """`1 of 2 hosts has X, 1 has Y`."""
-    named = [(f"{count} of {group.total} {group.plural}" if not index else str(count), value, count)
-             for index, (value, count) in enumerate(told[:_NAMED_VALUES])]  # fmt: skip
-    texts = [
-        f"{many} {'has' if count == 1 else 'have'} {quantity(value, criterion.unit, digits)}"
-        for many, value, count in named
-    ]
-    more = [f"{len(told) - _NAMED_VALUES} more values"] if len(told) > _NAMED_VALUES else []
+def _tie(criterion: Criterion, group: ValueGroup, digits: int) -> str:
+    """Return the most common values in words: `1 of 2 hosts has X, 1 has Y`."""
+    by_count, texts = group.by_count(), []
+    for index, (value, count) in enumerate(by_count[:_MOST_VALUES]):
+        many = str(count) if index else f"{count} of {group.total} {group.plural}"
+        texts.append(f"{many} {'has' if count == 1 else 'have'} {quantity(value, criterion.unit, digits)}")
+    more = [f"{len(by_count) - _MOST_VALUES} more values"] if len(by_count) > _MOST_VALUES else []
     return ", ".join([*texts, *more])
 
 
 def _verdict(
     view: HostView,
     criterion: Criterion,
-    seen: Observation,
+    observation: Observation,
     limit: Value,
     detail: str,
     digits: int = 4,
     remedy: str = "",
 ) -> Verdict:
-    """The verdict on one value; without a limit there is no value that most show, and every side fails."""
-    passed = limit is not None and _exact(seen.value) == _exact(limit)
+    """Return the verdict on one value; without a limit no value is the most common, and every part fails."""
+    passed = limit is not None and _exact(observation.value) == _exact(limit)
     detail += remedy if not passed and criterion.action == "none" else ""
     return Verdict(
         host=view.host.name,
-        scope=seen.scope,
-        serial=view.serial(seen.scope),
-        name=seen.name,
-        stage=seen.stage,
-        params=seen.params,
+        scope=observation.scope,
+        serial=view.serial(observation.scope),
+        name=observation.name,
+        stage=observation.stage,
+        params=observation.params,
         verdict=PASS if passed else FAIL,
         criterion=criterion.id,
         kind=VerdictKind.PEERS,
-        value=seen.value,
+        value=observation.value,
         limit=limit,
         operator="eq" if limit is not None else "",
         unit=criterion.unit,
-        reason=f"found {quantity(seen.value, criterion.unit, digits)}, {detail}",
+        reason=f"found {quantity(observation.value, criterion.unit, digits)}, {detail}",
         detail=detail,
         action="none" if passed else criterion.action,
         source=criterion.source,

@@ -15,13 +15,14 @@ from functools import cached_property
 from typing import Any
 
 from fleet.judge.criteria import Pack
-from fleet.judge.evaluate import held
-from fleet.judge.evidence import Evidence, HostView, Planned
+from fleet.judge.evaluate import evaluate
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.host_view import HostView
 from fleet.judge.localization.bisection import Conclusion
 from fleet.judge.localization.faults import last_of
 from fleet.judge.localization.launches import Attempt, attempts, conclusion, is_stuck, unfit
 from fleet.judge.localization.verdicts import is_slow, judge_pairs
-from fleet.judge.outliers import Fleet
+from fleet.judge.outliers import FleetFigures
 from schemas.plans import Plan
 from schemas.reports import FAIL, Verdict
 from schemas.stages import GANG
@@ -132,13 +133,13 @@ class _Judged:
     @cached_property
     def collectives(self) -> list[Verdict]:
         """Return the verdicts on collectives across the gang."""
-        fleet = Fleet(Planned(self._plan), self._views.values())
+        figures = FleetFigures(Planned(self._plan), self._views.values())
         return [
             verdict
             for view in self._views.values()
             for criterion in view.criteria().values()
             if criterion.name.startswith("collective.") and criterion.same_as_fleet is None
-            for verdict in held(view, criterion, fleet)
+            for verdict in evaluate(view, criterion, figures)
         ]
 
 

@@ -8,35 +8,43 @@ from dataclasses import replace
 
 from fleet.diff.against_baseline import BaselineDiff, diff_against_baseline
 from fleet.judge.criteria import Pack
-from fleet.judge.evidence import Evidence, Index, Planned
-from fleet.judge.judge import judge
-from fleet.judge.pack_selection import packs_for
-from fleet.judge.tally import Tally
-from fleet.records.versions import versions
-from fleet.report.summary import acceptance
+from fleet.judge.evidence import Evidence
+from fleet.judge.fleet_stats import FleetStats
+from fleet.judge.gather import gather
+from fleet.judge.judge import host_views, with_waivers
+from fleet.judge.manifest import judge_stocks
+from fleet.report.facts import HostFacts, fleet_figures
+from fleet.report.hosts import (
+    MEASURED_HOSTS,
+    Context,
+    HostJudge,
+    JudgedHosts,
+    context_of,
+    decide,
+    units,
+    without_measurements,
+    worst_decision,
+)
+from fleet.report.summary import Findings, acceptance
 from fleet.report.unjudged import not_judged
 from schemas import VERSION
-from schemas.plans import Plan, PlannedHost
-from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED
+from schemas.plans import Plan
 from schemas.reports import (
-    ACCEPTED,
+    ALL,
+    EXCEPTIONS,
     FAIL,
-    INCOMPLETE,
     INCONCLUSIVE,
+    PASS,
     REJECTED,
     Coverage,
     FleetReport,
     HostReport,
-    Judged,
     Quarantined,
     Verdict,
 )
-from schemas.run_directory import record_name
-from schemas.timeline import Soak, thinned
 
-LINK = "gpu.peer.link"
-MOST_BUCKETS = 40
-"""Of a soak's timeline."""
+MAX_VERDICTS, MAX_VERDICTS_OF_HOST = 20_000, 200
+"""Verdicts of a report that does not show every host in full; of one host, if there are more than that in all."""
 
 
 def merge(
@@ -47,151 +55,106 @@ def merge(
     events: Mapping[str, Sequence[str]] | None = None,
     quarantined: Iterable[Quarantined] = (),
 ) -> FleetReport:
-    """The report on the run.
+    """Return the report on a run.
 
     Args:
         plan: what must exist.
         evidence: host -> what it left behind.
         packs: every pack that may apply.
-        events: host -> what the control node saw happen to it.
-        quarantined: files in the run directory that were not believed.
+        events: host -> what the control node recorded of it.
+        quarantined: rejected files of the run directory.
     """
-    verdicts = judge(plan, evidence, packs)
-    of_host: dict[str, list[Verdict]] = {host.name: [] for host in plan.hosts}
-    for verdict in verdicts:
-        of_host[verdict.host].append(verdict)
-    hosts = tuple(
-        host_report(
-            plan,
-            host,
-            evidence.get(host.name, Evidence()),
-            of_host[host.name],
-            packs,
-            tuple((events or {}).get(host.name, ())),
-        )
-        for host in plan.hosts
-    )
-    records = [record for left in evidence.values() for record in left.records]
-    tally = Tally(Planned(plan), {host.name: place for place, host in enumerate(plan.hosts)})
-    for verdict in verdicts:
-        tally.add(verdict)
-    return put_together(
-        plan,
-        hosts,
-        verdicts,
-        packs,
-        quarantined=quarantined,
-        ended=max((record.ended for record in records), default=plan.created),
-        since=diff_against_baseline(plan, evidence, packs),
-        judged=tally.judged(),
+    context = context_of(plan, packs, events or {})
+    stats = gather(context.planned, host_views(plan, evidence, packs))
+    judge = HostJudge(context, stats)
+    for unit in units(plan):
+        judge.add(unit, evidence)
+    return fleet_report(
+        context, stats, judge.finish(), quarantined=quarantined, since=diff_against_baseline(plan, evidence, packs)
     )
 
 
-def put_together(
-    plan: Plan,
-    hosts: Sequence[HostReport],
-    verdicts: Sequence[Verdict],
-    packs: Sequence[Pack],
-    *,
-    quarantined: Iterable[Quarantined],
-    ended: str,
-    since: BaselineDiff,
-    judged: tuple[Judged, ...],
+def fleet_report(
+    context: Context, stats: FleetStats, judged: JudgedHosts, *, quarantined: Iterable[Quarantined], since: BaselineDiff
 ) -> FleetReport:
-    """The report from what is told of each host; of verdicts that pass one of each kind is enough."""
-    strays = tuple(sorted(quarantined, key=lambda item: item.path))
-    decision = decide(verdicts, [host.decision for host in hosts])
+    """Return the report on a run from the results on all of its hosts."""
+    plan, tally = context.plan, judged.tally
+    manifest = with_waivers(plan, judge_stocks(plan, stats.inventories))
+    for verdict in manifest:
+        tally.add(verdict)
+    verdicts = sorted([*judged.verdicts, *manifest], key=lambda verdict: context.places[verdict.host])
+    exceptions = [verdict for verdict in verdicts if verdict.verdict != PASS]
+    hosts = _in_order(context, judged.hosts, manifest)
+    rows = tally.judged(_serials(hosts))
+    decision = worst_decision(host.decision for host in hosts)
+    findings = Findings(
+        plan=plan,
+        hosts=hosts,
+        facts={host.name: judged.facts[host.name] for host in plan.hosts},
+        judged=rows,
+        exceptions=exceptions,
+        manifest=manifest,
+        since=since,
+    )
+    listed = verdicts if context.in_full else _limited(exceptions)
+    total = sum(row.passed + row.failed + row.inconclusive for row in rows)
     return FleetReport(
         run_id=plan.run_id,
         profile=plan.profile,
         rehearsal=plan.rehearsal,
         simulated=plan.simulated,
         decision=decision,
-        acceptance=acceptance(plan, decision, verdicts, hosts, since),
+        acceptance=acceptance(findings, decision),
         began=plan.created,
-        ended=ended,
+        ended=judged.ended or plan.created,
         rackproof=VERSION,
         coverage=_total(host.coverage for host in hosts),
         hosts=tuple(hosts),
-        verdicts=tuple(verdicts),
-        quarantined=strays,
-        not_judged=not_judged(hosts, verdicts),
-        unknown=_unknown(hosts, packs),
+        verdicts=tuple(listed),
+        quarantined=tuple(sorted(quarantined, key=lambda item: item.path)),
+        not_judged=not_judged(findings.facts, rows),
+        unknown=_unknown(hosts, findings.facts, context.packs),
         waivers=plan.waivers,
         baseline=plan.baseline.digest if plan.baseline else "",
         changes=since.changes,
-        judged=judged,
+        judged=rows,
+        detail=ALL if context.in_full else EXCEPTIONS,
+        left_out=total - len(listed),
     )
 
 
-def decide(verdicts: Iterable[Verdict], host_decisions: Iterable[str] = ()) -> str:
-    """`rejected` where anything fails, else `incomplete` where anything is inconclusive, else `accepted`.
-
-    What somebody answers for (a waiver) does not count.
-    """
-    judged = list(verdicts)
-    found = {verdict.verdict for verdict in judged if verdict.stands}
-    if FAIL in found or REJECTED in (decisions := set(host_decisions)):
-        return REJECTED
-    if INCONCLUSIVE in found or not judged or INCOMPLETE in decisions:
-        return INCOMPLETE
-    return ACCEPTED
-
-
-def host_report(
-    plan: Plan,
-    host: PlannedHost,
-    left: Evidence,
-    verdicts: Sequence[Verdict],
-    packs: Sequence[Pack],
-    events: tuple[str, ...],
-) -> HostReport:
-    """What is told of one host."""
-    applied = packs_for(plan, host, left.gpus(), packs)[0]
-    return HostReport(
-        name=host.name,
-        rack=host.rack,
-        decision=decide(verdicts),
-        record=record_name(host.name),
-        coverage=_coverage(plan, host, left),
-        gpus=left.gpus(),
-        software=versions(left, {item.id: item for pack in applied for item in pack.criteria}.values()),
-        packs=tuple(pack.name for pack in applied),
-        events=events,
-        launches=left.launches(),
-        measurements=tuple(left.benchmarks()),
-        links=_links(left),
-        soak=_soak(left),
-    )
+def _in_order(context: Context, reports: Mapping[str, HostReport], manifest: Iterable[Verdict]) -> list[HostReport]:
+    """Return the hosts in the order of the plan, their decisions with the manifest, and measurements of not too many."""
+    hosts = [reports[host.name] for host in context.plan.hosts]
+    ordered: dict[str, list[Verdict]] = {}
+    for verdict in manifest:
+        ordered.setdefault(verdict.host, []).append(verdict)
+    for place, host in enumerate(hosts):
+        if host.name in ordered and any(verdict.stands for verdict in ordered[host.name]):
+            hosts[place] = replace(host, decision=worst_decision([host.decision, decide(ordered[host.name])]))
+    with_measurements = [place for place, host in enumerate(hosts) if host.measurements]
+    with_measurements.sort(key=lambda place: (hosts[place].decision != REJECTED, place))
+    for place in () if context.in_full else with_measurements[MEASURED_HOSTS:]:
+        hosts[place] = without_measurements(hosts[place])
+    return hosts
 
 
-def _soak(left: Evidence) -> Soak | None:
-    """The host's soak with as many buckets as a picture needs."""
-    found = next((record.soak for record in left.records if record.soak), None)
-    return replace(found, timeline=thinned(found.timeline, MOST_BUCKETS)) if found else None
+def _limited(exceptions: Sequence[Verdict]) -> list[Verdict]:
+    """Return all of them if they are not too many; else failures first, and not all of one host; in the order of the plan."""
+    if len(exceptions) <= MAX_VERDICTS:
+        return list(exceptions)
+    counts: Counter[str] = Counter()
+    kept: set[int] = set()
+    for kind in (FAIL, INCONCLUSIVE):
+        for at, verdict in enumerate(exceptions):
+            if verdict.verdict == kind and len(kept) < MAX_VERDICTS and counts[verdict.host] < MAX_VERDICTS_OF_HOST:
+                counts[verdict.host] += 1
+                kept.add(at)
+    return [verdict for at, verdict in enumerate(exceptions) if at in kept]
 
 
-def _coverage(plan: Plan, host: PlannedHost, left: Evidence) -> Coverage:
-    seen = Index(left.benchmarks())
-    statuses = Counter(
-        found.status if (found := seen.find(item, scope)) else ""
-        for item in plan.expected_of(host)
-        for scope in plan.scopes_of(host, item)
-    )
-    return Coverage(
-        expected=statuses.total(),
-        measured=statuses[MEASURED],
-        missing=statuses[""],
-        error=statuses[ERROR],
-        skipped=statuses[SKIPPED],
-        unsupported=statuses[UNSUPPORTED],
-    )
-
-
-def _links(left: Evidence) -> dict[str, str]:
-    """What links each pair of the host's GPUs, as the last snapshot that could read it says."""
-    metrics = [metric for record in left.records for taken in record.snapshots for metric in taken.metrics]
-    return {scope: str(value) for metric in metrics if metric.name == LINK for scope, value in metric.values.items()}
+def _serials(hosts: Iterable[HostReport]) -> dict[tuple[str, str], str]:
+    return {(host.name, f"gpu={gpu.index}"): gpu.serial for host in hosts for gpu in host.gpus}
 
 
 def _total(coverages: Iterable[Coverage]) -> Coverage:
@@ -203,9 +166,10 @@ def _total(coverages: Iterable[Coverage]) -> Coverage:
     )
 
 
-def _unknown(hosts: Sequence[HostReport], packs: Iterable[Pack]) -> dict[str, str]:
+def _unknown(hosts: Sequence[HostReport], facts: Mapping[str, HostFacts], packs: Iterable[Pack]) -> dict[str, str]:
+    """Return the names that were measured and have no figure in the packs of these hosts -> why."""
     applied = {name for host in hosts for name in host.packs}
-    measured = {seen.name for host in hosts for seen in host.measurements if seen.status == MEASURED}
+    measured = {name for _, name, _ in fleet_figures(facts)}
     return {
         name: why for pack in packs if pack.name in applied for name, why in pack.unknown.items() if name in measured
     }

@@ -8,7 +8,7 @@ from pathlib import Path
 from fleet.criteria_lint.checked_packs import checked_packs
 from fleet.inventory.waivers_file import with_waivers
 from fleet.records.load import Run, load
-from fleet.report.scale import report_of
+from fleet.report.run_report import report_of
 from schemas.reports import ACCEPTED, INCOMPLETE, REJECTED, FleetReport
 
 EXIT_CODES = {ACCEPTED: 0, REJECTED: 1, INCOMPLETE: 2}

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 from fleet.diff.against_baseline import BaselineDiff
 from fleet.diff.against_baseline import summary as changes_summary
-from fleet.judge.drift import DRIFT, FIRST_S, span, untold
+from fleet.judge.drift import DRIFT, FIRST_S, span
 from fleet.judge.evidence import pci_address
 from fleet.judge.localization.faults import CRITERION as LOCALISED
 from fleet.judge.manifest import as_ordered
 from fleet.judge.waivers import summary as waivers_summary
 from fleet.planning.test_selection import selection_summary, status_suffix
 from fleet.report.causes import causes
+from fleet.report.facts import HostFacts
 from fleet.report.titles import TITLES, VALUES_ONLY
 from fleet.report.unjudged import speed_unjudged, unjudged_bandwidth, unjudged_digests
 from schemas.catalogue import DURATION
@@ -28,13 +30,14 @@ from schemas.reports import (
     REJECTED,
     Acceptance,
     HostReport,
+    Judged,
     LineKind,
     SummaryLine,
     Verdict,
     mark,
 )
 from schemas.scopes import Scope
-from schemas.stages import GANG, SOAK
+from schemas.stages import SOAK
 
 STATUS = {ACCEPTED: "PASS", REJECTED: "FAIL", INCOMPLETE: "INCOMPLETE"}
 UNJUDGED = "NOT JUDGED (no criterion applies)"
@@ -55,10 +58,26 @@ _TOLD_PARAMS = (
 )
 
 
-def acceptance(
-    plan: Plan, decision: str, verdicts: Sequence[Verdict], hosts: Sequence[HostReport], since: BaselineDiff
-) -> Acceptance:
-    """The decision in a word, and the lines that are printed under it."""
+@dataclass(frozen=True, kw_only=True)
+class Findings:
+    """What the summary of a fleet is made of."""
+
+    plan: Plan
+    hosts: Sequence[HostReport]
+    facts: Mapping[str, HostFacts]
+    """Facts of each host, in the order of the plan."""
+    judged: Sequence[Judged]
+    """Every verdict of the fleet, summed up."""
+    exceptions: Sequence[Verdict]
+    """All verdicts that do not pass."""
+    manifest: Sequence[Verdict]
+    """All verdicts on what was ordered."""
+    since: BaselineDiff
+
+
+def acceptance(found: Findings, decision: str) -> Acceptance:
+    """Return the decision in a word, and the lines that are printed under it."""
+    plan, hosts = found.plan, found.hosts
     accepted = sum(host.decision == ACCEPTED for host in hosts)
     gpus = sum(len(host.gpus) for host in hosts)
     what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
@@ -70,21 +89,21 @@ def acceptance(
     counted = f"{accepted} of {len(hosts)} {passed}{''.join(f', {n} {word}' for n, word in others if n)} ({what})"
     values = {"total": len(hosts), "accepted": accepted, "gpus": gpus}
     lines = [SummaryLine(kind=LineKind.COUNT, title="Hosts", text=counted, values=values)]
-    lines += _smaller_gangs(plan, hosts)
-    lines += _soaked(plan, hosts)
+    lines += _smaller_gangs(plan, found.facts)
+    lines += _soaked(found)
     lines += selection_summary(plan)
-    lines += _stages(plan, hosts, verdicts)
-    if ordered := as_ordered(plan, verdicts):
+    lines += _stages(found)
+    if ordered := as_ordered(plan, found.manifest):
         lines.append(SummaryLine(kind=LineKind.MANIFEST, title="Manifest", text=ordered))
-    lines += unjudged_bandwidth(plan, hosts, verdicts)
-    lines += unjudged_digests(plan, hosts, verdicts)
+    lines += unjudged_bandwidth(plan, found.facts)
+    lines += unjudged_digests(plan, hosts, found.facts)
     lines += allowances(plan.hosts)
-    lines += waivers_summary(plan.waivers, verdicts, plan.created)
-    lines += changes_summary(plan, since)
-    lines += reasons(verdicts, slots((host.name, gpu) for host in hosts for gpu in host.gpus))
+    lines += waivers_summary(plan.waivers, found.exceptions, plan.created)
+    lines += changes_summary(plan, found.since)
+    lines += reasons(found.exceptions, slots((host.name, gpu) for host in hosts for gpu in host.gpus))
     packs = ", ".join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or "none"
     lines.append(SummaryLine(kind=LineKind.CRITERIA, title="Criteria", text=packs))
-    return Acceptance(status=status_of(plan, decision, verdicts), lines=tuple(lines))
+    return Acceptance(status=status_of(plan, decision, found.exceptions), lines=tuple(lines))
 
 
 def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
@@ -112,15 +131,17 @@ def _names(names: Sequence[str], most: int) -> str:
     return f"{', '.join(name[:MOST_OF_NAME] for name in names[:most])}{more}"
 
 
-def _soaked(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[SummaryLine]:
+def _soaked(found: Findings) -> Iterator[SummaryLine]:
     """Yield how long the hosts soaked, if the plan has a soak."""
+    plan, hosts = found.plan, found.hosts
     planned = next((stage.duration_s for stage in plan.stages if stage.name == SOAK), 0.0)
     soaks = [host.soak for host in hosts if host.soak]
     if planned:
         whole = [soak for soak in soaks if soak.ended and not soak.reason]
         least = f", the shortest {span(min(soak.soaked_s for soak in soaks))}" if 0 < len(soaks) != len(whole) else ""
         rounds = sum(soak.rounds for soak in soaks)
-        short = sorted({name for soak in soaks if soak.planned_s < FIRST_S for name in untold(soak)})
+        short_soaks = [host.name for host in hosts if host.soak and host.soak.planned_s < FIRST_S]
+        short = sorted({name for host in short_soaks for name in found.facts[host].rates_without_drift})
         text = f"{len(whole)} of {len(hosts)} hosts soaked {span(planned)}{least} ({rounds} rounds in all)"
         values = {"total": len(hosts), "finished": len(whole), "rounds": rounds}
         yield SummaryLine(kind=LineKind.SOAK, title="Soak", text=text, values=values)
@@ -129,15 +150,15 @@ def _soaked(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[SummaryLine]:
             yield SummaryLine(kind=LineKind.NOT_JUDGED, title="Drift", text=text)
 
 
-def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[SummaryLine]:
-    """With whom each gang was measured, where some of its hosts were left out: figures of fewer hosts are not the gang's."""
-    # Where a rank had no device, the other hosts came to a good end, with nothing measured.
-    spoilt = {(launch.number, launch.members) for host in hosts for launch in host.launches if launch.culprit}
+def _smaller_gangs(plan: Plan, facts: Mapping[str, HostFacts]) -> Iterator[SummaryLine]:
+    """Yield the hosts that measured together, for each gang that left hosts out: their figures are not those of the gang."""
+    # If a rank has no device, the launch ends well on the other hosts, and measures nothing.
+    launches = [(host, launch) for host, of_host in facts.items() for launch in of_host.gang_launches]
+    without_result = {(launch.number, launch.members) for _, launch in launches if launch.culprit}
     last = {
-        host.name: launch.members
-        for host in hosts
-        for launch in host.launches
-        if launch.stage == GANG and launch.outcome == "finished" and (launch.number, launch.members) not in spoilt
+        host: launch.members
+        for host, launch in launches
+        if launch.outcome == "finished" and (launch.number, launch.members) not in without_result
     }
     for gang, planned in plan.gangs().items():
         groups = sorted(dict.fromkeys(last[host] for host in planned if host in last), key=len, reverse=True)
@@ -148,40 +169,43 @@ def _smaller_gangs(plan: Plan, hosts: Sequence[HostReport]) -> Iterator[SummaryL
             text = f"{len(members)} of {len(planned)} hosts were measured together ({names}){but if without else ''}"
             values = {"total": len(planned), "measured": len(members)}
             yield SummaryLine(kind=LineKind.CAVEAT, title=f"Gang {gang}", text=text, values=values)
-        if not groups and any(
-            launch.stage == GANG for host in hosts if host.name in planned for launch in host.launches
-        ):
+        if not groups and any(facts[host].gang_launches for host in planned):
             text = f"no launch of its {len(planned)} hosts finished"
             values = {"total": len(planned), "measured": 0}
             yield SummaryLine(kind=LineKind.CAVEAT, title=f"Gang {gang}", text=text, values=values)
 
 
-def _kind(verdict: Verdict) -> str:
-    """The benchmark that a verdict is about; empty where it is about the health of host or GPU."""
-    first = verdict.name.removeprefix(f"{DRIFT}.").split(".")[0]
-    if verdict.name == DURATION.name:
-        first = str(verdict.params.get("benchmark", ""))
+def _kind(item: Verdict | Judged) -> str:
+    """Return the benchmark that a verdict is about; empty for the health of host or GPU."""
+    first = item.name.removeprefix(f"{DRIFT}.").split(".")[0]
+    if item.name == DURATION.name:
+        first = str(item.params.get("benchmark", ""))
     return first if first in TITLES else ""
 
 
-def _stages(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> Iterator[SummaryLine]:
-    """Yield the state of each kind of measurement over the fleet, the health snapshots among them."""
+def _stages(found: Findings) -> Iterator[SummaryLine]:
+    """Yield the state of each kind of measurement over the fleet, the health readings first."""
+    plan = found.plan
     planned = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
-    planned &= {item.name.split(".")[0] for host in plan.hosts for item in plan.expected_of(host)}
-    seen: dict[str, set[tuple[str, bool]]] = {}
-    for verdict in verdicts:
+    lists = {id(expected): expected for expected in map(plan.expected_of, plan.hosts)}
+    planned &= {item.name.split(".")[0] for expected in lists.values() for item in expected}
+    states: dict[str, set[tuple[str, bool]]] = {}
+    for row in found.judged:
+        if row.passed:
+            states.setdefault(_kind(row), set()).add((PASS, False))
+    for verdict in found.exceptions:
         state = verdict.verdict, verdict.waiver is not None
-        seen.setdefault(_kind(verdict), set()).add(state)
-        # What a stage or a host left out as a whole is missing from each kind that it should have measured.
+        states.setdefault(_kind(verdict), set()).add(state)
+        # A stage that a host did not run is missing from each kind of measurement of that stage.
         for stage in plan.stages:
             if verdict.name in ("record", f"stage.{stage.name}"):
                 for benchmark in stage.benchmarks:
-                    seen.setdefault(benchmark, set()).add(state)
+                    states.setdefault(benchmark, set()).add(state)
     health = "Host health" if plan.rehearsal else "Host and GPU health"
     titles = {"": health, **{name: title for name, title in TITLES.items() if name in planned}}
-    slow = speed_unjudged(hosts, verdicts)
+    slow = speed_unjudged(found.facts, found.judged)
     for kind, title in titles.items():
-        gravest, word = _state(seen.get(kind, set()))
+        gravest, word = _state(states.get(kind, set()))
         word = VALUES_ONLY if gravest == PASS and kind in slow else word
         yield SummaryLine(kind=LineKind.CHECK, title=title, text=word, verdict=gravest)
 

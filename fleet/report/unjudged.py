@@ -1,101 +1,93 @@
-"""What was measured and judged by nothing: the report says so, for a pass without a judgement is none."""
+"""What was measured but not judged. The report names it: a measurement without a judgement is not a pass."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Mapping, Sequence
 
 from fleet.judge.digests import NAME as DIGEST
+from fleet.judge.paths import is_bandwidth_name
+from fleet.report.facts import HostFacts, fleet_figures
 from schemas.plans import Plan
-from schemas.records import MEASURED
-from schemas.reports import HostReport, LineKind, NotJudged, SummaryLine, Verdict
+from schemas.reports import HostReport, Judged, LineKind, NotJudged, SummaryLine
 from schemas.stages import BENCHMARK, GANG
 
-_NAMED_OPS = 3
+_MAX_OPERATIONS = 3
 _RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
 _SPEEDS = frozenset({"dataloader.sufficiency", "overlap.hidden_share", "overlap.slowdown", "transformer.mfu"})
-"""Ratios that tell how fast a thing is."""
+"""Ratios that tell how fast a part is."""
+
+Facts = Mapping[str, HostFacts]
+"""Host -> its facts, in the order of the plan."""
 
 
-def unjudged_bandwidth(plan: Plan, hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> list[SummaryLine]:
-    """A line for each stage that measured the bandwidth of operations which no criterion spoke of on some host."""
+def unjudged_bandwidth(plan: Plan, facts: Facts) -> list[SummaryLine]:
+    """Return a line for each stage with the bandwidth of operations that no criterion judged on some host."""
     lines = []
     for stage, what in ((BENCHMARK, "within hosts"), (GANG, "between hosts")):
         measured = {
-            (seen.name.split(".")[1], host.name): None
-            for host in hosts
-            for seen in host.measurements
-            if (seen.stage, seen.status) == (stage, MEASURED) and is_busbw(seen.name)
+            (name.split(".")[1], host): None
+            for host, of_host in facts.items()
+            for its_stage, name, _ in of_host.measured
+            if its_stage == stage and is_bandwidth_name(name)
         }
         judged = {
-            (item.name.split(".")[1], item.host)
-            for item in verdicts
-            if item.stage == stage and is_busbw(item.name) and item.limit is not None
+            (name.split(".")[1], host)
+            for host, of_host in facts.items()
+            for its_stage, name in of_host.judged_bandwidths
+            if its_stage == stage
         }
-        left = [key for key in measured if key not in judged]
-        if left and not plan.rehearsal:
+        unjudged = [key for key in measured if key not in judged]
+        if unjudged and not plan.rehearsal:
             unset = stage == GANG and not any(host.fabric_gbps for host in plan.hosts)
             why = "rackproof_fabric_gbps is not set" if unset else "no criterion for this GPU, count and size"
-            text = f"NOT JUDGED{_which(left, list(measured))} ({why})"
+            text = f"NOT JUDGED{_which(unjudged, list(measured))} ({why})"
             lines.append(SummaryLine(kind=LineKind.NOT_JUDGED, title=f"Bandwidth {what}", text=text))
     return lines
 
 
-def is_busbw(name: str) -> bool:
-    """Whether it is the bandwidth of a collective."""
-    return name.startswith("collective.") and name.endswith(".busbw")
-
-
-def _which(left: Sequence[tuple[str, str]], measured: Sequence[tuple[str, str]]) -> str:
-    """` for broadcast, gather on 2 of 8 hosts`; empty where it is all of them."""
-    ops, all_ops = ([*dict.fromkeys(op for op, _ in some)] for some in (left, measured))
-    hosts, all_hosts = (len({host for _, host in some}) for some in (left, measured))
-    told = ", ".join(ops) if len(ops) <= _NAMED_OPS else f"{len(ops)} of {len(all_ops)} operations"
-    which = f" for {told}" if len(ops) < len(all_ops) else ""
+def _which(unjudged: Sequence[tuple[str, str]], measured: Sequence[tuple[str, str]]) -> str:
+    """Return ` for broadcast, gather on 2 of 8 hosts`; empty if it is all of them."""
+    operations, all_operations = ([*dict.fromkeys(name for name, _ in some)] for some in (unjudged, measured))
+    hosts, all_hosts = (len({host for _, host in some}) for some in (unjudged, measured))
+    names = ", ".join(operations)
+    if len(operations) > _MAX_OPERATIONS:
+        names = f"{len(operations)} of {len(all_operations)} operations"
+    which = f" for {names}" if len(operations) < len(all_operations) else ""
     return which + (f" on {hosts} of {all_hosts} hosts" if hosts < all_hosts else "")
 
 
-def _uncompared_digests(hosts: Sequence[HostReport], verdicts: Iterable[Verdict]) -> list[tuple[str, str, str]]:
-    """Stage, host and scope of each GPU whose digests were compared with no other GPU's."""
-    compared = {
-        (item.stage, item.host, item.scope) for item in verdicts if item.name == DIGEST and item.criterion != "plan"
-    }
-    found = {
-        (seen.stage, host.name, seen.scope): None
-        for host in hosts
-        for seen in host.measurements
-        if seen.name == DIGEST and seen.status == MEASURED
-    }
-    return [place for place in found if place not in compared]
-
-
-def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], verdicts: Iterable[Verdict]) -> list[SummaryLine]:
-    """A line where GPUs had no other to be compared with."""
-    left = len({place[1:] for place in _uncompared_digests(hosts, verdicts)})
-    if not left or plan.rehearsal:
+def unjudged_digests(plan: Plan, hosts: Sequence[HostReport], facts: Facts) -> list[SummaryLine]:
+    """Return a line if there are GPUs without another one to compare their digests with."""
+    gpus = {(host, scope) for host, of_host in facts.items() for _, scope in of_host.uncompared_digests}
+    if not gpus or plan.rehearsal:
         return []
     total = sum(len(host.gpus) for host in hosts)
     text = "NOT JUDGED (no GPU of the same model and software to compare with)"
-    values = {"not_judged": left, "total": total}
-    return [SummaryLine(kind=LineKind.NOT_JUDGED, title=f"Digests of {left} of {total} GPUs", text=text, values=values)]
+    values = {"not_judged": len(gpus), "total": total}
+    title = f"Digests of {len(gpus)} of {total} GPUs"
+    return [SummaryLine(kind=LineKind.NOT_JUDGED, title=title, text=text, values=values)]
 
 
-def speed_unjudged(hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> set[str]:
-    """Benchmarks whose rates were measured, and of whose speed no criterion speaks."""
-    rates = {seen.name for host in hosts for seen in host.measurements if seen.unit in _RATES}
-    judged = {item.name for item in verdicts if item.limit is not None} & (rates | _SPEEDS)
-    return {name.split(".")[0] for name in rates} - {name.split(".")[0] for name in judged}
+def speed_unjudged(facts: Facts, judged: Sequence[Judged]) -> set[str]:
+    """Return the benchmarks whose rates were measured, but not judged."""
+    rates = {name for _, name, unit in fleet_figures(facts) if unit in _RATES}
+    with_limit = {row.name for row in judged if row.operator} & (rates | _SPEEDS)
+    return {name.split(".")[0] for name in rates} - {name.split(".")[0] for name in with_limit}
 
 
-def not_judged(hosts: Sequence[HostReport], verdicts: Sequence[Verdict]) -> tuple[NotJudged, ...]:
+def not_judged(facts: Facts, judged: Sequence[Judged]) -> tuple[NotJudged, ...]:
     """Return everything that was measured and that no criterion judged."""
-    judged = {(verdict.stage, verdict.name) for verdict in verdicts if verdict.criterion != "plan"}
-    measured = {(seen.stage, seen.name) for host in hosts for seen in host.measurements if seen.status == MEASURED}
-    lonely = {
-        (stage, DIGEST, host, scope)
-        for stage, host, scope in _uncompared_digests(hosts, verdicts)
-        if (stage, DIGEST) in judged
+    rows = {(row.stage, row.name) for row in judged if row.criterion != "plan"}
+    measured = {(stage, name) for stage, name, _ in fleet_figures(facts)}
+    figures = {
+        (stage, name, "", "") for stage, name in measured if (stage, name) not in rows and ("", name) not in rows
     }
-    figures = {(stage, name, "", "") for stage, name in measured - judged} | lonely
+    figures |= {
+        (stage, DIGEST, host, scope)
+        for host, of_host in facts.items()
+        for stage, scope in of_host.uncompared_digests
+        if (stage, DIGEST) in rows
+    }
     return tuple(
         NotJudged(name=name, stage=stage, host=host, scope=scope) for stage, name, host, scope in sorted(figures)
     )

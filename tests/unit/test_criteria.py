@@ -378,11 +378,11 @@ def test_versions_are_compared_and_rates_are_not() -> None:
 
 def test_a_star_stands_for_one_component() -> None:
     every = criterion(name="collective.*.wrong_elements")
-    assert every.speaks_of("collective.all_reduce.wrong_elements")
-    assert not every.speaks_of("collective.all_reduce.busbw")
-    assert not every.speaks_of("collective.all_reduce.in_place.wrong_elements")
-    assert criterion().speaks_of("memory.bandwidth")
-    assert not criterion().speaks_of("memory.bandwidths")
+    assert every.matches_name("collective.all_reduce.wrong_elements")
+    assert not every.matches_name("collective.all_reduce.busbw")
+    assert not every.matches_name("collective.all_reduce.in_place.wrong_elements")
+    assert criterion().matches_name("memory.bandwidth")
+    assert not criterion().matches_name("memory.bandwidths")
 
 
 def test_correctness_is_judged_in_a_rehearsal_as_on_gpus() -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from fleet.judge.criteria import read_packs
 from fleet.judge.culprits import with_culprits
-from fleet.judge.evidence import HostView
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.waivers import Waived
 from fleet.report.summary import reasons

@@ -15,7 +15,6 @@ from fleet.judge.baseline import (
     direction,
     identity,
     is_kept,
-    judge_presence,
     key_of,
     level_of,
     limit,
@@ -27,8 +26,9 @@ from fleet.judge.baseline import (
     too_noisy,
 )
 from fleet.judge.criteria import Criterion, VsBaseline
-from fleet.judge.evidence import HostView
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
+from fleet.judge.presence import judge_presence
 from schemas.baselines import Accepted as Run
 from schemas.baselines import HostBaseline, Level, PartBaseline, PlannedBaseline
 from schemas.records import ERROR, MEASURED, Observation, Samples

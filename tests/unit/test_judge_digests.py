@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fleet.judge.digests import Digests, agrees, judge_digests, told_digests
-from fleet.judge.evidence import Evidence, HostView, Planned
+from fleet.judge.digests import DigestCounts, gpu_digests, judge_digests, uncompared_digests
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.host_view import HostView
 from schemas.records import ERROR, UNSUPPORTED, Metric, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
 from tests import builders
@@ -34,7 +34,7 @@ def driver(value: Any = "570", absent: str = "") -> Metric:
 
 
 def judged(*views: HostView) -> list[Verdict]:
-    return judge_digests(views, PLANNED, Digests(PLANNED, views))
+    return judge_digests(views, PLANNED, DigestCounts(PLANNED, views))
 
 
 def told(*views: HostView) -> list[tuple[str, str, str]]:
@@ -59,18 +59,6 @@ def three(first: Any = GOOD, second: Any = GOOD, third: Any = GOOD) -> list[Host
 )
 def test_from_how_many_on_a_majority_is_believed(views: list[HostView], verdicts: list[str]) -> None:
     assert [item.verdict for item in judged(*views)] == verdicts
-
-
-@pytest.mark.parametrize(
-    ("digest", "counts", "right"),
-    [
-        (GOOD, {GOOD: 1}, True), (GOOD, {GOOD: 2}, True), (GOOD, {GOOD: 1, BAD: 1}, False), (GOOD, {GOOD: 2, BAD: 1}, True),
-        (BAD, {GOOD: 2, BAD: 1}, False), (GOOD, {GOOD: 2, BAD: 2}, False), (GOOD, {GOOD: 2, BAD: 1, "x": 1}, False),
-        (GOOD, {GOOD: 3, BAD: 1, "x": 1}, True), (BAD, {GOOD: 2}, False),
-    ],
-)  # fmt: skip
-def test_first_pass_groups_digests_alike(digest: str, counts: dict[Any, int], right: bool) -> None:
-    assert agrees(digest, Counter(counts)) is right
 
 
 def test_digest_verdict_texts() -> None:
@@ -147,15 +135,22 @@ def test_a_digest_that_could_not_be_had_is_compared_with_none(status: str) -> No
     lost = replace(seen(), value=None, status=status, reason="lost")
     assert told(view("h1", lost), *three()[1:]) == [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
     assert told(view("h1", seen(), lost), *three()[1:])[0][0] == "h2"
-    assert told_digests(view("h1"), PLANNED) == []
+    assert gpu_digests(view("h1"), PLANNED) == []
 
 
 def test_digests_are_the_same_whatever_parts_they_are_put_together_from() -> None:
     views = three(BAD)
-    parts = [Digests(PLANNED, [one]) for one in views]
+    parts = [DigestCounts(PLANNED, [one]) for one in views]
     parts[0].update(parts[1])
     parts[0].update(parts[2])
-    whole = Digests(PLANNED, views)
-    ((key, _),) = told_digests(views[0], PLANNED)
+    whole = DigestCounts(PLANNED, views)
+    ((key, _),) = gpu_digests(views[0], PLANNED)
     assert parts[0].of(key) == whole.of(key) == {GOOD: 2, BAD: 1}
     assert whole.of(("nothing",)) == {}
+
+
+def test_digests_without_another_gpu_to_compare_with_are_named() -> None:
+    odd = view("h1", seen(), seen(scope="gpu=1", size=1))
+    counts = DigestCounts(PLANNED, [odd, *three()[1:]])
+    assert uncompared_digests(odd, PLANNED, counts) == [("benchmark", "gpu=1")]
+    assert uncompared_digests(view("h1", seen(), gpus=()), PLANNED, counts) == [("benchmark", "gpu=0")]

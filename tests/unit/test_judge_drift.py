@@ -20,7 +20,8 @@ from fleet.judge.drift import (
     with_course,
     with_drift,
 )
-from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from schemas.plans import Plan
 from schemas.records import Launch

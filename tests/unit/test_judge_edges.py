@@ -13,16 +13,18 @@ import pytest
 from fleet.judge import outliers
 from fleet.judge.change import change, net
 from fleet.judge.criteria import Criterion, Pack, VsBaseline
-from fleet.judge.evaluate import concerns, held, holds, sentence, series
-from fleet.judge.evidence import Evidence, HostView, Planned
+from fleet.judge.evaluate import evaluate, holds, matches, sentence, series
+from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.expectations import Twins
-from fleet.judge.fleet_stats import Known
+from fleet.judge.gather import Gatherer, gather
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
-from fleet.judge.outliers import Fleet
+from fleet.judge.outliers import FleetFigures
 from fleet.judge.waivers import Waived, covers, summary
 from fleet.quantities import apart
 from fleet.report import summary as report_summary
-from fleet.report.merge import decide, merge
+from fleet.report.hosts import decide, worst_decision
+from fleet.report.merge import merge
 from fleet.report.summary import slots
 from schemas.baselines import Accepted, HostBaseline, Level, PartBaseline, PlannedBaseline
 from schemas.plans import Plan
@@ -104,7 +106,7 @@ def then(evidence: Evidence, *metrics: Metric) -> Evidence:
     return replace(evidence, records=(replace(record, snapshots=(*record.snapshots[:-1], last)),))
 
 
-# held
+# evaluate
 
 
 @pytest.mark.parametrize(
@@ -271,7 +273,7 @@ def test_stages_are_figures_apart_for_benchmarks_and_not_for_readings() -> None:
 )
 def test_what_a_criterion_is_for(over: Any, scope: str, params: Any, right: bool) -> None:
     seen = Observation(name="x.y", scope=scope, stage="preflight", unit="1", status=MEASURED, value=1, params=params)
-    assert concerns(criterion("x.y", **over), seen) is right
+    assert matches(criterion("x.y", **over), seen) is right
 
 
 def test_verdict_shows_the_last_bad_reading_or_the_first_good_one() -> None:
@@ -362,7 +364,7 @@ def test_no_baseline_verdict_without_a_baseline() -> None:
     rule = criterion(value=None, baseline=VsBaseline(fraction=0.9), operator="ge")
     assert judged(plan, left(plan, "h1", reading(1.0)), rule) == []
     view = HostView(plan, plan.hosts[0], left(plan), [pack(rule)])
-    assert [*held(view, rule, Fleet(Planned(plan)))] == []
+    assert [*evaluate(view, rule, FleetFigures(Planned(plan)))] == []
 
 
 STEPS = (
@@ -661,7 +663,7 @@ def test_site_criterion_that_matches_nothing_is_reported(over: Any, lines: int) 
     plan = small()
     rule = criterion("disk.thing", scope="disk", origin="ours", **over)
     told = judge(plan, {"h1": left(plan)}, [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)])
-    assert [item.reason for item in told] == ["nothing was observed that this criterion speaks of"] * lines
+    assert [item.reason for item in told] == ["no observation matches this criterion"] * lines
     assert [(item.scope, item.name, item.criterion) for item in told] == [("host", "disk.thing", "c")] * lines
     shipped = judge(plan, {"h1": left(plan)}, [pack(replace(rule, origin="h200-sxm"))])
     assert shipped == []
@@ -907,28 +909,36 @@ GOOD, UNKNOWN = replace(BAD, verdict=PASS, severity=""), replace(BAD, verdict=IN
 
 
 @pytest.mark.parametrize(
-    ("verdicts", "hosts", "decision"),
+    ("verdicts", "decision"),
     [
-        ([GOOD], [], ACCEPTED),
-        ([GOOD], [ACCEPTED], ACCEPTED),
-        ([], [], INCOMPLETE),
-        ([], [ACCEPTED], INCOMPLETE),
-        ([GOOD, UNKNOWN], [], INCOMPLETE),
-        ([GOOD, UNKNOWN, BAD], [], REJECTED),
-        ([BAD], [ACCEPTED], REJECTED),
-        ([GOOD], [ACCEPTED, INCOMPLETE], INCOMPLETE),
-        ([GOOD], [INCOMPLETE, REJECTED], REJECTED),
-        ([UNKNOWN], [REJECTED], REJECTED),
-        ([GOOD, replace(BAD, waiver=waiver())], [ACCEPTED], ACCEPTED),
-        ([replace(BAD, waiver=waiver())], [], ACCEPTED),
-        ([replace(BAD, waiver=waiver()), UNKNOWN], [], INCOMPLETE),
-        ([replace(UNKNOWN, waiver=waiver(absent=True))], [], ACCEPTED),
+        ([GOOD], ACCEPTED),
+        ([], INCOMPLETE),
+        ([GOOD, UNKNOWN], INCOMPLETE),
+        ([GOOD, UNKNOWN, BAD], REJECTED),
+        ([BAD], REJECTED),
+        ([GOOD, replace(BAD, waiver=waiver())], ACCEPTED),
+        ([replace(BAD, waiver=waiver())], ACCEPTED),
+        ([replace(BAD, waiver=waiver()), UNKNOWN], INCOMPLETE),
+        ([replace(UNKNOWN, waiver=waiver(absent=True))], ACCEPTED),
     ],
 )
-def test_the_decision(verdicts: list[Verdict], hosts: list[str], decision: str) -> None:
-    assert decide(verdicts, hosts) == decision
-    assert decide(iter(verdicts), iter(hosts)) == decision
-    assert decide(reversed(verdicts), reversed(hosts)) == decision
+def test_decision_on_a_host(verdicts: list[Verdict], decision: str) -> None:
+    assert decide(verdicts) == decision
+    assert decide(reversed(verdicts)) == decision
+
+
+@pytest.mark.parametrize(
+    ("hosts", "decision"),
+    [
+        ([ACCEPTED], ACCEPTED),
+        ([], INCOMPLETE),
+        ([ACCEPTED, INCOMPLETE], INCOMPLETE),
+        ([ACCEPTED, INCOMPLETE, REJECTED], REJECTED),
+    ],
+)
+def test_decision_on_a_fleet_is_that_of_its_worst_host(hosts: list[str], decision: str) -> None:
+    assert worst_decision(hosts) == decision
+    assert worst_decision(reversed(hosts)) == decision
 
 
 @pytest.mark.parametrize(("value", "limit"), [(0.3, 0.1 * 3), (216.49999e9, 216.5e9), (1.0 - 1e-16, 1.0)])
@@ -1112,15 +1122,15 @@ def test_what_is_made_up_never_reads_as_an_acceptance() -> None:
 
 
 def fleet_of(values: dict[str, Any], rule: Criterion, parts: int = 1, scope: str = "gpu=0") -> list[Verdict]:
-    """The verdicts on hosts that show these values, put together from `parts` knowledges in turn."""
+    """Return the verdicts on hosts that show these values, with statistics that are merged from `parts` parts."""
     plan = small(*values)
     made = {host: left(plan, host, reading(value, scope=scope)) for host, value in values.items()}
     packs = [pack(rule)]
-    knowns = [Known(Planned(plan)) for _ in range(parts)]
+    gatherers = [Gatherer(Planned(plan)) for _ in range(parts)]
     for at, host in enumerate(plan.hosts):
-        knowns[at % parts].add(HostView(plan, host, made[host.name], packs))
-    first, *others = knowns
-    first.fleet.crowd(HostView(plan, plan.hosts[0], made["h1"], packs), made["h1"].observations()[0])
+        gatherers[at % parts].add(HostView(plan, host, made[host.name], packs))
+    first, *others = [gatherer.finish() for gatherer in gatherers]
+    first.figures.peers(HostView(plan, plan.hosts[0], made["h1"], packs), made["h1"].observations()[0])
     for other in others:
         first.update(other)
     together = [item for item in judge(plan, made, packs, first) if item.criterion == "c"]
@@ -1177,7 +1187,7 @@ def test_deviations_from_the_median_either_way() -> None:
         dict(list(values.items())[: outliers.LEAST_SPREAD - 1]), criterion(fleet_deviations=3.0, operator="le")
     )
     assert {item.verdict for item in few} == {INCONCLUSIVE}
-    assert f"a spread needs at least {outliers.LEAST_SPREAD}" in few[0].reason
+    assert f"a deviation needs at least {outliers.LEAST_SPREAD}" in few[0].reason
     enough = fleet_of(
         dict(list(values.items())[: outliers.LEAST_SPREAD]), criterion(fleet_deviations=3.0, operator="le")
     )
@@ -1192,40 +1202,40 @@ def test_how_many_a_median_needs(count: int) -> None:
 
 
 def test_gang_figure_counts_once_and_each_scope_separately() -> None:
-    fleet = Fleet(Planned(small()))
+    fleet = FleetFigures(Planned(small()))
     key = ("m", "n", "s", "gpu", ())
     for host in range(3):
-        fleet.feed(key, "gpu=0,link=1", 1.0 + host)
-        fleet.feed(key, "gang=r1", 7.0)
-    fleet.feed(key, "gang=r2", 9.0)
-    assert fleet.at(key, "gpu=0").values == (1.0, 2.0, 3.0, 7.0, 9.0)
-    other = Fleet(Planned(small()))
+        fleet.add_figure(key, "gpu=0,link=1", 1.0 + host)
+        fleet.add_figure(key, "gang=r1", 7.0)
+    fleet.add_figure(key, "gang=r2", 9.0)
+    assert fleet.peers_at(key, "gpu=0").values == (1.0, 2.0, 3.0, 7.0, 9.0)
+    other = FleetFigures(Planned(small()))
     for at in range(outliers.LEAST_SPREAD):
-        other.feed(key, "gpu=1,link=1", 20.0 - at)
-    other.feed(key, "gang=r3", 5.0)
+        other.add_figure(key, "gpu=1,link=1", 20.0 - at)
+    other.add_figure(key, "gang=r3", 5.0)
     fleet.update(other)
-    whole = fleet.at(key, "gpu=0")
+    whole = fleet.peers_at(key, "gpu=0")
     assert len(whole.values) == 3 + outliers.LEAST_SPREAD + 3
     assert list(whole.values) == sorted(whole.values)
     placed = criterion(fleet_fraction=0.9, by_position=True)
-    assert fleet.at(key, "gpu=1,link=7", placed).values == tuple(
+    assert fleet.peers_at(key, "gpu=1,link=7", placed).values == tuple(
         sorted(20.0 - at for at in range(outliers.LEAST_SPREAD))
     )
-    assert fleet.at(key, "gpu=0,link=7", placed) == whole  # too few at that place
-    fleet.feed(key, "gpu=0", 0.5)
-    assert fleet.at(key, "gpu=0").values[0] == 0.5
-    assert (whole.model, fleet.at(("", "n", "s", "gpu", ()), "gpu=0").model) == ("m", "this kind")
+    assert fleet.peers_at(key, "gpu=0,link=7", placed) == whole  # too few at that place
+    fleet.add_figure(key, "gpu=0", 0.5)
+    assert fleet.peers_at(key, "gpu=0").values[0] == 0.5
+    assert (whole.model, fleet.peers_at(("", "n", "s", "gpu", ()), "gpu=0").model) == ("m", "this kind")
 
 
 def test_what_is_no_finite_number_is_in_no_median() -> None:
     plan = small("h1", "h2", "h3")
     rule = criterion(fleet_fraction=0.9, operator="ge")
-    fleet = Fleet(Planned(plan))
+    fleet = FleetFigures(Planned(plan))
     for host, value in (("h1", "x"), ("h2", 5), ("h3", 6.0)):
         fleet.add(HostView(plan, plan.host(host), left(plan, host, reading(value)), [pack(rule)]))
     view = HostView(plan, plan.host("h2"), left(plan, "h2", reading(5)), [pack(rule)])
-    assert fleet.crowd(view, view.observations["gpu.thing"][0]).values == (5.0, 6.0)
-    assert fleet.crowd(view, view.observations["memory.bandwidth"][0]).values == ()
+    assert fleet.peers(view, view.observations["gpu.thing"][0]).values == (5.0, 6.0)
+    assert fleet.peers(view, view.observations["memory.bandwidth"][0]).values == ()
 
 
 # what else the plan asks
@@ -1260,12 +1270,6 @@ def test_a_host_without_a_record_takes_no_part_in_comparisons_of_digests() -> No
     alone = Evidence(records=odd.records[1:])
     told = [item for item in judged(plan, made | {"h3": alone}) if item.verdict != PASS]
     assert [(item.host, item.name) for item in told] == [("h3", "record")]
-
-
-def test_passing_host_reports_only_its_gang_verdicts() -> None:
-    plan = small("h1", "h2")
-    made = {host: left(plan, host, reading(2)) for host in ("h1", "h2")}
-    assert {item.host for item in judge(plan, made, [pack(criterion())], well=("h1",))} == {"h2"}
 
 
 def test_reasons_show_parameters_and_fold_by_benchmark_and_criterion() -> None:
@@ -1341,15 +1345,16 @@ def test_what_is_known_of_parts_of_the_fleet_is_put_together() -> None:
     ]
     views = [HostView(plan, host, each, rules) for host, each in zip(plan.hosts, made, strict=True)]
     path = ("c", "x", "gang", 8, "P2P")
-    whole, parts = Known(Planned(plan), views), [Known(Planned(plan), [view]) for view in views]
-    parts[1].normal.add(path)
+    whole, parts = gather(Planned(plan), views), [gather(Planned(plan), [view]) for view in views]
+    parts[1].paths.add_passing(path)
     for part in parts[1:]:
         parts[0].update(part)
-    assert parts[0].normal == {path}
+    parts[0].settle()
+    assert parts[0].paths.paths == {path}
     kind = ("NVIDIA H200", "benchmark")
     for known in (whole, parts[0]):
         assert known.ranks.usual(kind, {}) == {"compute": 0.02}
-        assert len(known.fleet.crowd(views[0], views[0].observations["memory.bandwidth"][0]).values) == 3
+        assert len(known.figures.peers(views[0], views[0].observations["memory.bandwidth"][0]).values) == 3
 
 
 def test_fleet_is_compared_by_model_scope_kind_and_position() -> None:
@@ -1361,14 +1366,14 @@ def test_fleet_is_compared_by_model_scope_kind_and_position() -> None:
         HostView(plan, plan.hosts[0], left(plan, "h1", gpus=two), packs),
         HostView(plan, plan.hosts[1], left(plan, "h2"), packs),
     ]
-    fleet = Fleet(Planned(plan), views)
+    fleet = FleetFigures(Planned(plan), views)
     seen = views[0].observations["memory.bandwidth"]
-    assert [(fleet.crowd(views[0], item).model, len(fleet.crowd(views[0], item).values)) for item in seen] == [
+    assert [(fleet.peers(views[0], item).model, len(fleet.peers(views[0], item).values)) for item in seen] == [
         ("NVIDIA X", 1), ("NVIDIA H200", 3)
     ]  # fmt: skip
     keys = [fleet.key(views[0], replace(item, scope=scope)) for item in seen[:1] for scope in ("host", "gpu=1,link=3")]
     assert [(key[0], key[3]) for key in keys] == [("NVIDIA H200 and NVIDIA X", "host"), ("NVIDIA H200", "link")]
-    assert [crowd.count for crowd in (fleet.at(keys[0], "host"), fleet.crowd(views[1], seen[1]))] == [
+    assert [crowd.count for crowd in (fleet.peers_at(keys[0], "host"), fleet.peers(views[1], seen[1]))] == [
         "0 hosts",
         "3 GPUs",
     ]

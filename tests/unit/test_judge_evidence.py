@@ -7,18 +7,12 @@ from typing import Any
 
 import pytest
 
-from fleet.judge.bounded_cache import Bounded
+from fleet.judge.bounded_cache import BoundedCache
 from fleet.judge.criteria import Pack
-from fleet.judge.evidence import (
-    Evidence,
-    HostView,
-    Index,
-    Named,
-    Planned,
-    from_benchmark,
-    pci_address,
-)
-from fleet.judge.pack_selection import criteria_of, packs_for
+from fleet.judge.evidence import Evidence, Planned, from_benchmark, pci_address
+from fleet.judge.host_view import HostView
+from fleet.judge.observation_index import ObservationIndex, ObservationLookup
+from fleet.judge.pack_selection import criteria_by_id, select_packs
 from schemas.catalogue import Expectation
 from schemas.plans import Plan
 from schemas.records import ERROR, MEASURED, UNSUPPORTED, Metric, Observation, Snapshot
@@ -62,10 +56,10 @@ def test_pci_readings_are_attributed_to_the_gpu() -> None:
     made = evidence(shot(0, *readings), observations=(seen(scope="pci=0000:00:00.0"),))
     scopes = ["gpu=1,link=2", "pci=0000:99:00.0", "hca=mlx5_0", "gpu=0"]
     assert [item.scope for item in made.observations()] == scopes
-    named = Named(made)
+    named = ObservationIndex(made)
     assert [item.scope for item in (*named["gpu.thing"], *named["memory.bandwidth"])] == scopes
     nameless = evidence(gpus=tuple(replace(gpu, pci_bus_id="") for gpu in RECORD.gpus))
-    assert nameless.places() == {}
+    assert nameless.gpu_scopes() == {}
 
 
 def test_snapshots_of_all_records_come_in_the_order_of_time() -> None:
@@ -106,7 +100,7 @@ def test_what_a_host_shows_by_name() -> None:
         shot(0, reading(1)), shot(1, reading(2), reading(3, name="gpu.other")),
         observations=(seen(), seen("gpu.thing", value=9)), software={"nccl": "2"},
     )  # fmt: skip
-    named = Named(made)
+    named = ObservationIndex(made)
     assert list(named) == ["gpu.thing", "gpu.other", "memory.bandwidth", "launch.nccl"]
     assert len(named) == 4
     assert [item.value for item in named["gpu.thing"]] == [1, 2, 9]
@@ -121,10 +115,10 @@ def test_scope_with_measurements() -> None:
     made = evidence(shot(0, reading(1), reading(absent="error: x", scope="gpu=2")), observations=(lost,))
     view = host_view(made)
     assert [view.measured_at(f"gpu={index}") for index in range(3)] == [True, False, False]
-    assert view.unseen() == ["gpu=1"]
-    assert host_view(evidence(observations=(seen(scope="gpu=1"),))).unseen() == ["gpu=0"]
+    assert view.unseen == ["gpu=1"]
+    assert host_view(evidence(observations=(seen(scope="gpu=1"),))).unseen == ["gpu=0"]
     processes = replace(PLAN, hosts=(replace(PLAN.hosts[0], device="cpu"),))
-    assert host_view(made, plan=processes).unseen() == []
+    assert host_view(made, plan=processes).unseen == []
 
 
 def test_stages_with_observations() -> None:
@@ -161,8 +155,8 @@ ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", 
 )  # fmt: skip
 def test_the_observation_that_an_expectation_asks_for(made: list[Observation], found: int | None) -> None:
     wanted = None if found is None else made[found]
-    assert Index(made).find(ASKED, "gpu=0") is wanted
-    named = Index(Named(evidence(observations=tuple(made))))
+    assert ObservationLookup(made).find(ASKED, "gpu=0") is wanted
+    named = ObservationLookup(ObservationIndex(evidence(observations=tuple(made))))
     assert [named.find(ASKED, "gpu=0") for _ in range(2)] == [wanted, wanted]
 
 
@@ -189,7 +183,7 @@ def test_serials_are_those_of_the_gpu_that_a_scope_begins_with() -> None:
 
 def test_a_pack_of_the_operators_own_is_none_that_is_shipped() -> None:
     packs = [pack(), pack(name="common"), pack(name="common", chosen=True), pack(name="mine", chosen=True)]
-    assert host_view(left(PLAN), *packs).operators == {"mine"}
+    assert host_view(left(PLAN), *packs).operator_packs == {"mine"}
 
 
 def test_what_a_part_lacks() -> None:
@@ -202,9 +196,9 @@ def test_what_a_part_lacks() -> None:
 def test_the_last_pack_has_the_last_word_on_a_criterion() -> None:
     one, two = pack(criterion(value=1), criterion(id="d")), pack(criterion(value=2))
     packs = [one, two]
-    assert {key: item.value for key, item in criteria_of(packs).items()} == {"c": 2, "d": 1}
-    assert criteria_of(packs) is criteria_of(list(packs))
-    assert criteria_of([two, one])["c"].value == 1
+    assert {key: item.value for key, item in criteria_by_id(packs).items()} == {"c": 2, "d": 1}
+    assert criteria_by_id(packs) is criteria_by_id(list(packs))
+    assert criteria_by_id([two, one])["c"].value == 1
 
 
 def test_unjudgeable_evidence_is_its_own_verdict() -> None:
@@ -227,7 +221,7 @@ def test_unjudgeable_evidence_is_its_own_verdict() -> None:
         ("", "NVIDIA H200,NVIDIA X", ["common", "mine"], "no criteria pack for NVIDIA H200, NVIDIA X"),
         ("", "NVIDIA H200,NVIDIA H200", ["h200-sxm", "mine"], ""),
         ("x100", "NVIDIA H200", ["common", "mine"], "no criteria pack for x100"),
-        ("", "", ["common", "mine"], "no criteria pack for a GPU that nobody saw"),
+        ("", "", ["common", "mine"], "no criteria pack for an unknown GPU"),
         ("", "NVIDIA H100", ["common", "mine"], "no criteria pack for NVIDIA H100"),
     ],
 )
@@ -238,9 +232,9 @@ def test_the_packs_that_judge_a_host(model: str, gpus: str, names: list[str], wh
     ]  # fmt: skip
     found = [replace(builders.gpu("h1", at), name=name) for at, name in enumerate(gpus.split(",")) if name]
     host = replace(PLAN.hosts[0], gpu_model=model)
-    packs, said = packs_for(PLAN, host, found, shipped)
+    packs, said = select_packs(PLAN, host, found, shipped)
     assert ([item.name for item in packs], said) == (names, why)
-    rehearsed, nothing = packs_for(replace(PLAN, rehearsal=True), host, found, shipped)
+    rehearsed, nothing = select_packs(replace(PLAN, rehearsal=True), host, found, shipped)
     assert ([item.name for item in rehearsed], nothing) == (["rehearsal", "mine"], "")
 
 
@@ -256,7 +250,7 @@ def test_what_a_benchmark_makes(name: str, right: bool) -> None:
 
 
 def test_what_is_remembered_never_grows_beyond_its_size() -> None:
-    kept: Bounded[int, int] = Bounded(3)
+    kept: BoundedCache[int, int] = BoundedCache(3)
     for number in range(3):
         kept[number] = number
     assert dict(kept) == {0: 0, 1: 1, 2: 2}
@@ -266,4 +260,4 @@ def test_what_is_remembered_never_grows_beyond_its_size() -> None:
 
 def test_an_unsupported_reading_is_no_measurement() -> None:
     made = evidence(observations=(seen(status=UNSUPPORTED),))
-    assert host_view(made).unseen() == ["gpu=0", "gpu=1"]
+    assert host_view(made).unseen == ["gpu=0", "gpu=1"]

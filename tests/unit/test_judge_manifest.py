@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fleet.judge.evidence import HostView
+from fleet.judge.host_view import HostView
 from fleet.judge.manifest import as_ordered, identity, judge_manifest, stock
 from schemas.plans import Part, Plan
 from schemas.records import Metric

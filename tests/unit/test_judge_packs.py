@@ -84,7 +84,7 @@ def test_packs_are_read_by_name_or_by_file(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_names_that_a_criterion_matches(own: str, other: str, right: bool) -> None:
     made = Criterion(id="c", name=own, operator="ge", unit="1", action="rma", source="x", value=1)
-    assert made.speaks_of(other) is right
+    assert made.matches_name(other) is right
 
 
 def test_how_grave_a_failure_is_follows_from_what_is_to_be_done() -> None:

@@ -8,14 +8,17 @@ from typing import Any
 import pytest
 
 from fleet.judge.criteria import Criterion
-from fleet.judge.evidence import Evidence, HostView
-from fleet.judge.paths import CHECK_NVLS, is_bandwidth, normal_paths, path_of, with_lost_path
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.gather import Gatherer, gather
+from fleet.judge.host_view import HostView
+from fleet.judge.paths import CHECK_NVLS, is_bandwidth, path_of, with_lost_path
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict
+from tests import builders
 from tests.unit.test_judge_edges import criterion, left, pack, small
 
 PLAN = small(gpu_count=2)
-ACCESS = criterion("peer_copy.access", scope="peer", value=True)
+ACCESS = criterion("peer_copy.access", id="access", scope="peer", value=True)
 
 
 def told(transport: Any, *, stage: str = "benchmark", scope: str = "host", status: str = MEASURED) -> Observation:
@@ -112,16 +115,48 @@ def test_a_bad_link_is_acted_on_whatever_the_path(other: Verdict, action: str) -
     assert judged(slow(), told("SHM"), others=(other,)).action == action
 
 
-def test_a_path_over_which_others_are_fast_explains_nothing() -> None:
-    here = view(told("SHM"))
-    quick = slow(verdict=PASS)
-    for found, explained in (
-        ([], True), ([quick], False), ([slow()], True), ([replace(quick, name="collective.all_reduce.latency")], True),
-        ([replace(quick, params={"size_bytes": 16})], True), ([replace(quick, criterion="d")], True),
-        ([replace(quick, stage="gang")], True),
-    ):  # fmt: skip
-        normal = normal_paths([(here, found)])
-        assert (with_lost_path(here, slow(), [], normal) != slow()) is explained
+BANDWIDTH = criterion("collective.all_reduce.busbw", id="c", scope="host", operator="ge", value=2.0)
+
+
+def speed(value: Any, **params: Any) -> Observation:
+    return builders.observation("collective.all_reduce.busbw", value, scope="host", **{"size_bytes": 8, **params})
+
+
+@pytest.mark.parametrize(
+    ("rule", "seen", "explained"),
+    [
+        (BANDWIDTH, [], True), (BANDWIDTH, [speed(3.0)], False), (BANDWIDTH, [speed(1.0)], True),
+        (BANDWIDTH, [speed(3.0), speed(1.0)], True), (BANDWIDTH, [speed(3.0, size_bytes=16)], True),
+        (replace(BANDWIDTH, id="d"), [speed(3.0)], True), (BANDWIDTH, [replace(speed(3.0), stage="gang")], True),
+        (replace(BANDWIDTH, best_of_run=True), [speed(3.0), speed(1.0)], False), (BANDWIDTH, [speed("fast")], True),
+    ],
+)  # fmt: skip
+def test_path_over_which_others_are_fast_explains_no_failure(
+    rule: Criterion, seen: list[Observation], explained: bool
+) -> None:
+    here = view(told("SHM"), *seen, rules=(ACCESS, rule))
+    stats = gather(Planned(PLAN), [here])
+    assert (with_lost_path(here, slow(), [], stats.paths.paths) != slow()) is explained
+
+
+@pytest.mark.parametrize("best_of_run", [False, True])
+@pytest.mark.parametrize("parts", [1, 2, 4])
+def test_path_may_be_fast_by_the_figures_of_the_fleet(parts: int, best_of_run: bool) -> None:
+    hosts = ("h1", "h2", "h3", "h4")
+    plan = small(*hosts)
+    rule = replace(BANDWIDTH, value=None, fleet_fraction=0.9, best_of_run=best_of_run)
+    made = {
+        host: HostView(plan, plan.host(host), left(plan, host, observations=(told(way), speed(value))), [pack(rule)])
+        for host, way, value in zip(hosts, ("P2P", "SHM", "SHM/x", "SHM"), (10.0, 10.0, 8.0, 7.0), strict=True)
+    }
+    gatherers = [Gatherer(Planned(plan)) for _ in range(parts)]
+    for number, host in enumerate(hosts):
+        gatherers[number % parts].add(made[host])
+    first, *others = [gatherer.finish() for gatherer in gatherers]
+    for other in others:
+        first.update(other)
+    first.settle()
+    assert {path[-1] for path in first.paths.paths} - {"P2P"} == {"SHM"}
 
 
 def test_the_path_is_that_of_the_same_launch_the_last_that_was_measured() -> None:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
 from fleet.judge.stragglers import Ranks, ranks_of, with_causes
 from schemas.records import ERROR, Launch, Observation, Rank
 from schemas.reports import FAIL, PASS, Verdict

@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
 from fleet.judge.localization import Bisection, Conclusion, Kind, Outcome, Pair, Suspect, explain, judge_pairs
 from schemas import tournament
 from schemas.plans import Plan, PlannedHost

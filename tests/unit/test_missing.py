@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from fleet.judge.criteria import read_packs
-from fleet.judge.evidence import Evidence, HostView
+from fleet.judge.evidence import Evidence
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import judge
 from fleet.judge.missing import BUS, DRIVER, Slots
 from fleet.simulate.fleet import Fleet, placed, simulate
@@ -202,14 +203,14 @@ def test_gpu_reported_lost_keeps_its_index() -> None:
     told = builders.with_snapshot(last, replace(last.records[0].snapshots[-1], metrics=(lost,)))
     for left, beyond in ((last, True), (told, False)):
         view = HostView(PLAN, PLAN.host("h2"), left, read_packs([]))
-        assert [view.beyond(scope) for scope in ("gpu=3", "gpu=3,peer=1", "gpu=1,peer=3", "host")] == [
+        assert [view.is_beyond_driver(scope) for scope in ("gpu=3", "gpu=3,peer=1", "gpu=1,peer=3", "host")] == [
             beyond, beyond, False, False,
         ]  # fmt: skip
 
 
 def test_no_slot_if_indices_do_not_start_at_0() -> None:
     left = named(host("h2", ALL), lambda gpu: gpu if gpu.index else None)
-    assert not HostView(PLAN, PLAN.host("h2"), left, read_packs([])).beyond("gpu=4")
+    assert not HostView(PLAN, PLAN.host("h2"), left, read_packs([])).is_beyond_driver("gpu=4")
 
 
 def test_half_of_the_hosts_are_not_most() -> None:

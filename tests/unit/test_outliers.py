@@ -60,7 +60,7 @@ def test_outlier_fails_alone_with_the_spread() -> None:
 def test_spread_of_few_parts_is_not_known() -> None:
     found = judged(criterion(fleet_deviations=6.0), fleet(3, h2=(0.5, 1.0)))
     assert {item.verdict for item in found.values()} == {INCONCLUSIVE}
-    assert "a spread needs at least 8" in next(iter(found.values())).reason
+    assert "a deviation needs at least 8" in next(iter(found.values())).reason
     assert judged(criterion(fleet_deviations=6.0, optional=True), fleet(3)) == {}
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from fleet.records import load as loading
 from fleet.records import run_lock
+from fleet.report import hosts
 from fleet.report.of_run import judge_report
 from fleet.signature import signing
 from fleet.signature.rejudged import Rules
@@ -218,7 +218,7 @@ def test_every_view_that_a_report_leaves_is_made_again_before_it_is_signed(
 def test_a_large_fleet_is_signed_with_the_observations_that_were_asked_for(
     options: tuple[str, ...], keys: Path, tmp_path: Path, verify: Verify, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(loading, "LARGE", 1)
+    monkeypatch.setattr(hosts, "FULL_HOSTS", 1)
     write_run(tmp_path / "r1", PLAN)
     assert main(["report", str(tmp_path / "r1"), *options]) == 0
     assert main(["sign", str(tmp_path / "r1"), "--key", str(keys / "alice")]) == 0

@@ -21,10 +21,11 @@ import pytest
 from agent.benchmarks.runtime import host_cpu
 from agent.benchmarks.training.straggler import trimmed_mean
 from fleet.judge.criteria import Criterion, Pack, read_packs
-from fleet.judge.evaluate import held
-from fleet.judge.evidence import HostView, Planned
+from fleet.judge.evaluate import evaluate
+from fleet.judge.evidence import Planned
+from fleet.judge.host_view import HostView
 from fleet.judge.judge import Evidence, judge
-from fleet.judge.outliers import Fleet
+from fleet.judge.outliers import FleetFigures
 from fleet.judge.stragglers import with_causes
 from fleet.planning.plan import make_plan
 from schemas.plans import Plan
@@ -98,9 +99,9 @@ def _seen(name: str, value: float, scope: str, unit: str, stage: str, **params: 
 def judged(of: Plan, left: Mapping[str, Evidence], packs: tuple[Pack, ...] = PACKS) -> list[Verdict]:
     """What the criteria on these figures say, with the causes."""
     views = [HostView(of, host, left[host.name], packs) for host in of.hosts]
-    fleet = Fleet(Planned(of), views)
+    fleet = FleetFigures(Planned(of), views)
     own = [(view, item) for view in views for item in view.criteria().values() if item.name.startswith("straggler.")]
-    return with_causes(views, [verdict for view, criterion in own for verdict in held(view, criterion, fleet)])
+    return with_causes(views, [verdict for view, criterion in own for verdict in evaluate(view, criterion, fleet)])
 
 
 def named(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:

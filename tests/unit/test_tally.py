@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fleet.judge.evidence import Planned
-from fleet.judge.row import MOST_BINS, MOST_EXACT, MOST_FAR, MOST_VALUES, Row, worst
+from fleet.judge.row import MAX_BINS, MAX_EXACT, MAX_FARTHEST, MAX_VALUES, Row, worst
 from fleet.judge.tally import Tally
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Far, Judged, Verdict
 from tests import builders
@@ -85,25 +85,25 @@ def test_what_fails_comes_before_what_is_unknown_and_that_before_what_passes() -
 
 @pytest.mark.parametrize("parts", [1, 3])
 def test_only_the_worst_values_are_listed(parts: int) -> None:
-    count = 3 * MOST_FAR
+    count = 3 * MAX_FARTHEST
     rows = [row() for _ in range(parts)]
     for place in range(count):
         add(rows[place % parts], place, float(count - place))
     for other in rows[1:]:
         rows[0].update(other)
-    assert hosts(rows[0].judged({})) == [f"h{count - 1 - at}" for at in range(MOST_FAR)]
+    assert hosts(rows[0].judged({})) == [f"h{count - 1 - at}" for at in range(MAX_FARTHEST)]
 
 
 @pytest.mark.parametrize("operator", ["ge", "le"])
 def test_a_number_that_passes_is_counted_alike_by_the_short_way(operator: str) -> None:
     values = [float(number * 7 % 50) for number in range(45)]
     plain, short = row(operator=operator), row(operator=operator)
-    short.note(5.0)
-    short.upward = operator == "ge"
+    short.add_limit(5.0)
+    short.higher_is_better = operator == "ge"
     for place, value in enumerate(values):
         plain.add(PASS, value, 5.0, place, f"h{place}", "gpu=0", "")
         if place % 3:
-            short.put(value, place, f"h{place}", "gpu=0")
+            short.add_pass(value, place, f"h{place}", "gpu=0")
         else:
             short.add(PASS, value, 5.0, place, f"h{place}", "gpu=0", "")
     assert short.judged({}) == plain.judged({})
@@ -111,17 +111,17 @@ def test_a_number_that_passes_is_counted_alike_by_the_short_way(operator: str) -
 
 def test_failure_is_listed_after_ten_passes() -> None:
     one = row()
-    for place in range(2 * MOST_FAR):
-        one.put(1.0, place, f"h{place}", "gpu=0")
+    for place in range(2 * MAX_FARTHEST):
+        one.add_pass(1.0, place, f"h{place}", "gpu=0")
     add(one, 99, 0.5, FAIL)
     for place in range(30, 40):
-        one.put(0.1 * place, place, f"h{place}", "gpu=0")
+        one.add_pass(0.1 * place, place, f"h{place}", "gpu=0")
     assert hosts(one.judged({}))[:3] == ["h99", "h0", "h1"]
     only = row()
-    for place in range(MOST_FAR + 1):
+    for place in range(MAX_FARTHEST + 1):
         add(only, place, 1.0, FAIL)
-    only.put(0.1, 50, "h50", "gpu=0")
-    assert hosts(only.judged({})) == [f"h{at}" for at in range(MOST_FAR)]
+    only.add_pass(0.1, 50, "h50", "gpu=0")
+    assert hosts(only.judged({})) == [f"h{at}" for at in range(MAX_FARTHEST)]
 
 
 @pytest.mark.parametrize(("value", "told"), [(7.0, 7), (True, None), ("on", None), (None, None), (float("nan"), None)])
@@ -129,7 +129,7 @@ def test_what_many_hosts_have_in_common_is_counted_at_once(value: Any, told: int
     plain, short = row(operator="eq"), row(operator="eq")
     for place in range(14):
         plain.add(PASS, value, value, place, f"h{place}", "host", "")
-    short.many(value, value, [(place, f"h{place}") for place in range(MOST_FAR)], 14, "host")
+    short.add_repeated(value, value, [(place, f"h{place}") for place in range(MAX_FARTHEST)], 14, "host")
     found = short.judged({})
     if not (isinstance(value, float) and math.isnan(value)):  # which no two limits of are the same
         assert found == plain.judged({})
@@ -140,7 +140,7 @@ def test_what_many_hosts_have_in_common_is_counted_at_once(value: Any, told: int
 
 def test_count_never_exceeds_the_number_of_values() -> None:
     one = row()
-    one.many(7.0, 7.0, [(0, "h0"), (1, "h1")], 2, "host")
+    one.add_repeated(7.0, 7.0, [(0, "h0"), (1, "h1")], 2, "host")
     found = one.judged({})
     assert found.passed == 2
     assert found.spread
@@ -195,11 +195,11 @@ def test_common_limit_is_shown() -> None:
 
 def test_text_values_are_sorted_by_frequency() -> None:
     one = row(operator="eq")
-    for at in range(MOST_VALUES + 2):
+    for at in range(MAX_VALUES + 2):
         for place in range(at + 1):
             add(one, place, f"v{at}", limit="v0")
     add(one, 0, "w", limit="v0")
-    assert [*one.judged({}).values.items()] == [(f"v{at}", at + 1) for at in range(MOST_VALUES + 1, 1, -1)]
+    assert [*one.judged({}).values.items()] == [(f"v{at}", at + 1) for at in range(MAX_VALUES + 1, 1, -1)]
     tie = row(operator="eq")
     for place, value in enumerate(("b", "a", True)):
         add(tie, place, value)
@@ -213,11 +213,11 @@ def test_how_values_lie() -> None:
     spread = one.judged({}).spread
     assert spread
     assert (spread.n, spread.min, spread.p05, spread.p50, spread.p95, spread.max) == (101, 200, 205, 250, 295, 300)
-    assert len(spread.bins) == MOST_BINS
-    width = 100 / MOST_BINS
+    assert len(spread.bins) == MAX_BINS
+    width = 100 / MAX_BINS
     assert list(spread.bins) == [
-        sum(at * width <= value < (at + 1) * width or (value == 100 and at == MOST_BINS - 1) for value in range(101))
-        for at in range(MOST_BINS)
+        sum(at * width <= value < (at + 1) * width or (value == 100 and at == MAX_BINS - 1) for value in range(101))
+        for at in range(MAX_BINS)
     ]
     assert all(isinstance(value, int) for value in (spread.min, spread.p50, spread.max))
 
@@ -249,7 +249,7 @@ def test_values_at_the_edge(values: tuple[float, ...], told: tuple[Any, ...]) ->
 
 @pytest.mark.parametrize("more", [0, 1])
 def test_from_a_thousand_values_on_they_are_rounded(more: int) -> None:
-    values = [100 + at / 1000 for at in range(MOST_EXACT + more)]
+    values = [100 + at / 1000 for at in range(MAX_EXACT + more)]
     one, halves = row(), [row(), row()]
     for place, value in enumerate(values):
         add(one, place, value)
@@ -267,36 +267,36 @@ def test_a_rounded_row_takes_one_that_is_not_and_the_other_way() -> None:
         made = row()
         for place in range(count):
             add(made, place, first + place / 1000)
-        made.settle()
+        made.flush()
         return made
 
-    whole = filled(MOST_EXACT + 5, 100.0)
+    whole = filled(MAX_EXACT + 5, 100.0)
     for at in range(3):
         add(whole, 9000 + at, 100.0001 * (at + 1))
     for turned in (False, True):
-        many, few = filled(MOST_EXACT + 5, 100.0), row()
+        many, few = filled(MAX_EXACT + 5, 100.0), row()
         for at in range(3):
             add(few, 9000 + at, 100.0001 * (at + 1))
         first, other = (few, many) if turned else (many, few)
         first.update(other)
         assert first.judged({}) == whole.judged({})
-    many = filled(MOST_EXACT + 5, 100.0)
-    many.many(100.12345, 5.0, [(0, "h0")], 9, "gpu=0")
+    many = filled(MAX_EXACT + 5, 100.0)
+    many.add_repeated(100.12345, 5.0, [(0, "h0")], 9, "gpu=0")
     assert many.rounded
     assert 100.12345 not in many.numbers
 
 
 def test_what_is_put_aside_is_counted_before_it_grows(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("fleet.judge.row.BUFFERED", 4)
+    monkeypatch.setattr("fleet.judge.row.MAX_BUFFERED", 4)
     one = row()
-    one.note(0.0)
+    one.add_limit(0.0)
     for place in range(4):
-        one.put(1.0, place, f"h{place}", "gpu=0")
+        one.add_pass(1.0, place, f"h{place}", "gpu=0")
     assert (one.passing, one.counts[PASS], one.numbers) == ([], 4, {1.0: 4})
     for place in range(4):
         add(one, place, 2.0)
     assert (one.buffer, one.numbers[2.0]) == ([], 4)
-    one.put(3.0, 0, "h0", "gpu=0")
+    one.add_pass(3.0, 0, "h0", "gpu=0")
     assert one.judged({}).passed == 9
 
 
@@ -304,12 +304,12 @@ def test_what_is_put_aside_is_counted_before_it_grows(monkeypatch: pytest.Monkey
 def test_worse_value_replaces_the_last_of_the_worst(short: bool) -> None:
     def pass_(value: float, place: int) -> None:
         if short:
-            one.put(value, place, f"h{place}", "gpu=0")
+            one.add_pass(value, place, f"h{place}", "gpu=0")
         else:
             add(one, place, value)
 
     one = row()
-    for place in range(MOST_FAR):
+    for place in range(MAX_FARTHEST):
         pass_(float(place), place)
     pass_(9.5, 10)
     assert hosts(one.judged({}))[-1] == "h9"
@@ -318,16 +318,16 @@ def test_worse_value_replaces_the_last_of_the_worst(short: bool) -> None:
     # Of those that are equally far the first of the plan, in whatever order they come; after rows were put together, too.
     other = row()
     for place in range(60, 40, -1):
-        other.put(3.0, place, f"h{place}", "gpu=0")
+        other.add_pass(3.0, place, f"h{place}", "gpu=0")
     one = row()
     for place in range(80, 60, -1):
         pass_(3.0, place)
     one.update(other)
-    assert [far[5] for far in one.far] == [f"h{place}" for place in range(41, 51)]
+    assert [far[5] for far in one.farthest] == [f"h{place}" for place in range(41, 51)]
     pass_(3.0, 7)
-    assert one.far[0][5] == "h7"
+    assert one.farthest[0][5] == "h7"
     pass_(2.0, 99)
-    assert [far[5] for far in one.far][:2] == ["h99", "h7"]
+    assert [far[5] for far in one.farthest][:2] == ["h99", "h7"]
 
 
 def test_words_and_numbers_of_one_row_come_in_the_order_of_the_plan() -> None:
@@ -343,7 +343,7 @@ def test_words_and_numbers_of_one_row_come_in_the_order_of_the_plan() -> None:
 
 def test_common_findings_list_their_serials() -> None:
     one = row()
-    one.many(7.0, 5.0, [(0, "h0")], 1, "gpu=0")
+    one.add_repeated(7.0, 5.0, [(0, "h0")], 1, "gpu=0")
     add(one, 1, 8.0)
     assert [far.serial for far in one.judged({("h0", "gpu=0"): "S"}).farthest] == ["S", "S1"]
 
@@ -375,23 +375,6 @@ def test_the_graver_of_two_actions() -> None:
     one, other = row(), row(action="rma")
     one.update(other)
     assert one.action == "rma"
-
-
-def test_a_pass_stands_in_for_a_row() -> None:
-    one = row()
-    assert one.stand_in().limit is None
-    one.note(7.0)
-    one.note(12.0)
-    one.note(11.0)  # of limits that differ two are kept
-    told = one.stand_in()
-    assert (told.verdict, told.criterion, told.name, told.stage, told.limit) == (
-        PASS,
-        "c",
-        "gemm.throughput",
-        "benchmark",
-        12.0,
-    )
-    assert (told.host, told.scope, told.reason, told.params) == ("", "", "", {"dtype": "bf16"})
 
 
 # Tallies

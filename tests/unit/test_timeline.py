@@ -17,11 +17,11 @@ from agent.sampling.telemetry import PERIOD_S, Telemetry
 from collectors.base import Absent
 from collectors.nvml import GpuSample
 from fleet.judge.criteria import read_packs
+from fleet.report.hosts import without_measurements
 from fleet.report.html import host_data
 from fleet.report.html.launch_traces import launch_traces
 from fleet.report.html.page import render_html
 from fleet.report.merge import merge
-from fleet.report.scale_full import reduced
 from schemas import documents, quick
 from schemas.decode import record_from_json
 from schemas.plans import Plan
@@ -386,7 +386,7 @@ def test_plots_do_not_displace_host_pages(plan: Plan) -> None:
 def test_reduced_host_has_no_trace(plan: Plan) -> None:
     host = replace(with_trace(plan, fed(60)).hosts[0], decision="rejected")
     assert host.launches[0].timeline
-    assert all(launch.timeline is None for launch in reduced(host).launches)
+    assert all(launch.timeline is None for launch in without_measurements(host).launches)
 
 
 def test_report_with_timelines_fits_its_schema(plan: Plan) -> None:

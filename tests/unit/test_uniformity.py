@@ -181,7 +181,7 @@ def test_host_with_an_unreadable_version_is_inconclusive(lost: tuple[str, str]) 
 def test_host_without_a_version_that_others_have_is_inconclusive() -> None:
     made = plan("h1", "h2")
     found = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04"}))
-    assert told(found) == [("h2", "host", INCONCLUSIVE, "not observed, and other hosts tell it")]
+    assert told(found) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
 
 
 def test_part_without_the_reading_is_left_out_where_the_criterion_is_optional() -> None:
@@ -263,7 +263,7 @@ def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
     made = plan("h1", "h2")
     pack = mixed(tmp_path / "mine.yml", id="uniform-mine", name="software.mine", same_as_fleet=True)
     found = told(verdicts(made, builders.evidence(made), pack))
-    assert [reason for *_, reason in found] == ["nothing was observed that this criterion speaks of"] * 2
+    assert [reason for *_, reason in found] == ["no observation matches this criterion"] * 2
 
 
 @pytest.mark.parametrize("over", [{"operator": "ge"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-from fleet.judge.evidence import HostView
+from fleet.judge.host_view import HostView
 from fleet.judge.localization.bisection import Conclusion
 from fleet.judge.localization.launches import EITHER, UNABLE, Attempt, conclusion, is_stuck
 from fleet.judge.localization.matrix import FABRIC, HOST, LINK, Suspect
@@ -50,7 +50,7 @@ def _named(attempt: Attempt, views: Mapping[str, HostView], settled: Collection[
     for host, why in attempt.blamed().items():
         culprit = attempt.unable.get(host) or (attempt.culprit if host not in attempt.not_started else None)
         if culprit and host in views and host not in settled:
-            unknown = views[host].beyond(culprit.scope) or (culprit.kind == UNABLE and views[host].renumbered)
+            unknown = views[host].is_beyond_driver(culprit.scope) or (culprit.kind == UNABLE and views[host].renumbered)
             scope = "host" if unknown else culprit.scope or "host"
             yield _verdict(views[host], scope, why, fails=attempt.sure(host))
 

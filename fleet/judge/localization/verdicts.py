@@ -12,7 +12,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from fleet.judge.evidence import HostView, from_benchmark
+from fleet.judge.evidence import from_benchmark
+from fleet.judge.host_view import HostView
 from fleet.judge.localization.faults import CRITERION, STAGE, judge_faults, last_of
 from fleet.judge.localization.launches import Attempt, attempts
 from fleet.judge.localization.matrix import (

@@ -1,0 +1,237 @@
+"""Gather the statistics of a fleet host by host; what many hosts report in the same way is worked out once."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.judge.bounded_cache import BoundedCache
+from fleet.judge.criteria import Criterion
+from fleet.judge.evaluate import holds, is_applicable, limit_of, series
+from fleet.judge.evidence import LAUNCH, Planned, from_benchmark
+from fleet.judge.fleet_stats import FleetStats
+from fleet.judge.host_view import HostView
+from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
+from fleet.judge.outliers import FigureKey
+from fleet.judge.paths import is_bandwidth_name, slow_transport
+from fleet.judge.stragglers import Kind, ranks_of
+from fleet.judge.uniformity import PartValue, part_values
+from schemas.records import MEASURED, Observation, Value
+
+MAX_LAYOUTS, MAX_READINGS = 500, 50_000
+
+
+@dataclass(kw_only=True)
+class _Readings:
+    """What equal readings add to the statistics, and on how many hosts they were found."""
+
+    parts: list[PartValue]
+    figures: list[tuple[FigureKey, str, float]]
+    hosts: int = 0
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Bandwidth:
+    """One figure of a layout whose transport may be normal."""
+
+    criterion: Criterion
+    key: FigureKey
+    scope: str
+    positions: tuple[int, ...]
+    name: str
+    stage: str
+    size: Value
+    transport: Value
+    """As the figure itself reports it."""
+    transport_position: int | None
+    """Position of the transport that the launch reports; it has precedence."""
+    limit: Value
+    """The limit of a criterion that does not compare with the fleet."""
+
+
+@dataclass(kw_only=True)
+class _Layout:
+    """What the hosts of one layout add to the statistics, by the positions of their values."""
+
+    number: int
+    is_plain: bool = True
+    """Every value that counts is a number or a version at a known position."""
+    figures: list[tuple[FigureKey, str, int]] = field(default_factory=list)
+    ranks: list[tuple[Kind, str, int]] = field(default_factory=list)
+    bandwidths: list[_Bandwidth] = field(default_factory=list)
+    readings: list[tuple[Criterion | None, tuple[str, ...]]] = field(default_factory=list)
+    """Criteria with `same_as_fleet` on readings, and None for readings with `vs_fleet`; each with its names."""
+
+
+class Gatherer:
+    """Collects the statistics of hosts; `finish` returns them."""
+
+    def __init__(self, planned: Planned) -> None:
+        self._stats = FleetStats(planned)
+        self._layouts: BoundedCache[Any, _Layout] = BoundedCache(MAX_LAYOUTS)
+        self._compiled = 0
+        self._readings: BoundedCache[Any, _Readings] = BoundedCache(MAX_READINGS, self._count)
+
+    def add(self, view: HostView) -> None:
+        """Add one host."""
+        self._stats.add_identities(view)
+        if not is_regular(view):
+            self._stats.add_values(view)
+            return
+        host = HostValues(view)
+        layout = self._layouts.get(host.key)
+        if layout is None:
+            self._compiled += 1
+            layout = self._layouts[host.key] = self._compile(host)
+        values = host.values
+        numbers = [(key, scope, values[position]) for key, scope, position in layout.figures]
+        ranks = [(kind, figure, values[position]) for kind, figure, position in layout.ranks]
+        if not layout.is_plain or not all(_is_finite(value) for _, _, value in (*numbers, *ranks)):
+            self._stats.add_values(view)
+            return
+        for key, scope, number in numbers:
+            self._stats.figures.add_figure(key, host.own_scope(scope), float(number))  # type: ignore[arg-type]
+        for kind, figure, value in ranks:
+            self._stats.ranks.feed(kind, figure, float(value))  # type: ignore[arg-type]
+        self._add_bandwidths(layout, host)
+        for criterion, names in layout.readings:
+            self._add_readings(layout, host, criterion, names)
+
+    def finish(self) -> FleetStats:
+        """Return the statistics of all hosts that were added."""
+        self._readings.clear()
+        self._layouts.clear()
+        return self._stats
+
+    def _count(self, readings: _Readings) -> None:
+        for part in readings.parts:
+            self._stats.groups.add_part(part, readings.hosts)
+        for key, scope, number in readings.figures:
+            self._stats.figures.add_figure(key, scope, number, readings.hosts)
+
+    def _add_readings(
+        self, layout: _Layout, host: HostValues, criterion: Criterion | None, names: tuple[str, ...]
+    ) -> None:
+        view = host.view
+        tokens = host.readings_key(names)
+        key = (layout.number, criterion.id if criterion else "", view.host.gang if criterion else "", tokens)
+        readings = self._readings.get(key) if tokens is not None else None
+        if readings is None:
+            readings = _Readings(
+                parts=part_values(view, criterion) if criterion else [],
+                figures=[item for name in names for item in self._stats.figures.figures(view, name)]
+                if criterion is None
+                else [],
+            )
+            if tokens is None:
+                readings.hosts = 1
+                self._count(readings)
+                return
+            self._readings[key] = readings
+        readings.hosts += 1
+
+    def _add_bandwidths(self, layout: _Layout, host: HostValues) -> None:
+        for item in layout.bandwidths:
+            at = item.transport_position
+            transport = item.transport if at is None else host.values[at]
+            if not slow_transport(transport, within=item.scope != GANG_SCOPE):
+                continue  # a fast transport never explains a failure
+            values = [host.values[position] for position in item.positions]
+            path = (item.criterion.id, item.name, item.stage, item.size, transport)
+            if not item.criterion.vs_fleet:
+                passing = any if item.criterion.best_of_run else all
+                if passing(holds(item.criterion.operator, value, item.limit) for value in values):
+                    self._stats.paths.add_passing(path)
+            elif all(_is_finite(value) for value in values):
+                scope = host.own_scope(item.scope)
+                self._stats.paths.add_figure(path, item.key, scope, item.criterion, values)  # type: ignore[arg-type]
+
+    def _compile(self, host: HostValues) -> _Layout:
+        layout = _Layout(number=self._compiled)
+        try:
+            self._compile_figures(host, layout)
+        except KeyError:  # an observation that is at no fixed position
+            layout.is_plain = False
+        self._compile_readings(host.view, layout)
+        return layout
+
+    def _compile_figures(self, host: HostValues, layout: _Layout) -> None:
+        """Add the positions of figures, ranks and bandwidths. Raises KeyError if one has no fixed position."""
+        view, positions = host.view, host.positions()
+        for name in view.observations.benchmark_names():
+            if any(item.vs_fleet and item.matches_name(name) for item in view.criteria().values()):
+                for (key, scope), item in self._stats.figures.latest(view, name).items():
+                    layout.figures.append((key, host.layout_scope(scope), positions[id(item)]))
+        for kind, figure, item in ranks_of(view):
+            layout.ranks.append((kind, figure, positions[id(item)]))
+        names = [name for name in view.observations.benchmark_names() if is_bandwidth_name(name)]
+        for criterion in view.criteria().values():
+            if criterion.same_as_fleet is not None or not any(map(criterion.matches_name, names)):
+                continue
+            if not is_applicable(view, criterion):
+                continue
+            if criterion.baseline is not None or criterion.delta:
+                layout.is_plain = False
+            for group in series(view, criterion):
+                measured = [item for item in group if item.status == MEASURED]
+                if measured:
+                    layout.bandwidths.append(self._bandwidth(host, criterion, measured, positions))
+
+    def _compile_readings(self, view: HostView, layout: _Layout) -> None:
+        """Add the criteria that compare readings with those of other hosts."""
+        metrics = tuple(view.observations.metrics)
+        compared: list[str] = []
+        for criterion in view.criteria().values():
+            names = tuple(name for name in metrics if criterion.matches_name(name))
+            if criterion.same_as_fleet:
+                layout.is_plain &= not any(map(criterion.matches_name, _benchmark_names(view)))
+                if criterion.name.startswith(f"{LAUNCH}."):
+                    layout.readings.append((criterion, ()))
+                elif names:
+                    layout.readings.append((criterion, names))
+            elif criterion.vs_fleet:
+                compared += names
+        if compared:
+            layout.readings.append((None, tuple(dict.fromkeys(compared))))
+
+    def _bandwidth(
+        self, host: HostValues, criterion: Criterion, measured: list[Observation], positions: dict[int, int]
+    ) -> _Bandwidth:
+        last = measured[-1]
+        transports = [
+            item
+            for item in host.view.observations["collective.transport"]
+            if (item.stage, item.scope, item.status) == (last.stage, last.scope, MEASURED)
+        ]
+        return _Bandwidth(
+            criterion=criterion,
+            key=self._stats.figures.key(host.view, last),
+            scope=host.layout_scope(last.scope),
+            positions=tuple(positions[id(item)] for item in measured),
+            name=last.name,
+            stage=last.stage,
+            size=last.params.get("size_bytes"),
+            transport=last.params.get("transport"),
+            transport_position=positions[id(transports[-1])] if transports else None,
+            limit=limit_of(host.view, criterion),
+        )
+
+
+def gather(planned: Planned, views: Iterable[HostView]) -> FleetStats:
+    """Return the settled statistics of these hosts."""
+    gatherer = Gatherer(planned)
+    for view in views:
+        gatherer.add(view)
+    stats = gatherer.finish()
+    stats.settle()
+    return stats
+
+
+def _benchmark_names(view: HostView) -> list[str]:
+    return [name for name in view.observations.benchmark_names() if from_benchmark(name)]
+
+
+def _is_finite(value: Value) -> bool:
+    return isinstance(value, float | int) and math.isfinite(value)

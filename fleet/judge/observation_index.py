@@ -1,0 +1,142 @@
+"""Look up the observations of one host by name, or by what the plan expects."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+
+from fleet.judge.evidence import Evidence, with_gpu_scope
+from schemas.catalogue import Expectation
+from schemas.records import MEASURED, Metric, Observation, Snapshot, Value
+
+
+class ObservationIndex(Mapping[str, list[Observation]]):
+    """The observations of a host by name, in the order in which they were made, and the versions that its ranks reported.
+
+    Observations of a snapshot are built when their name is first asked for: most names are never judged. A name that the host
+    does not have gives an empty list.
+    """
+
+    def __init__(self, evidence: Evidence) -> None:
+        self._gpu_scopes = evidence.gpu_scopes()
+        self.metrics: dict[str, list[tuple[Snapshot, Metric]]] = {}
+        """Name -> the snapshots that have it."""
+        metrics = self.metrics
+        for snapshot in evidence.snapshots():
+            for metric in snapshot.metrics:
+                if metric.name in metrics:
+                    metrics[metric.name].append((snapshot, metric))
+                else:
+                    metrics[metric.name] = [(snapshot, metric)]
+        self._others: dict[str, list[Observation]] = {}
+        self._versions = evidence.versions()
+        for observation in (*evidence.benchmarks(), *self._versions):
+            self._others.setdefault(observation.name, []).append(observation)
+        self._built: dict[str, list[Observation]] = {}
+        self._by_scope: dict[str, dict[str, list[Observation]]] = {}
+
+    def __getitem__(self, name: str) -> list[Observation]:
+        observations = self._built.get(name)
+        if observations is None:
+            observations = self._built[name] = self._build(name)
+        return observations
+
+    def _build(self, name: str) -> list[Observation]:
+        readings = [
+            observation for snapshot, metric in self.metrics.get(name, ()) for observation in snapshot.told(metric)
+        ]
+        others = self._others.get(name, ())
+        return [
+            with_gpu_scope(observation, self._gpu_scopes) if observation.scope.startswith("pci=") else observation
+            for observation in (*readings, *others)
+        ]
+
+    def by_scope(self, name: str) -> dict[str, list[Observation]]:
+        """Return the readings of that name by scope; empty if a benchmark made one, whose parameters tell figures apart."""
+        if name in self._others:
+            return {}
+        by_scope = self._by_scope.get(name)
+        if by_scope is None:
+            by_scope = self._by_scope[name] = {}
+            for observation in self[name]:
+                by_scope.setdefault(observation.scope, []).append(observation)
+        return by_scope
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.metrics or name in self._others
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(dict.fromkeys((*self.metrics, *self._others)))
+
+    def __len__(self) -> int:
+        return len(self.metrics.keys() | self._others.keys())
+
+    def benchmark_names(self) -> Iterable[str]:
+        """Return the names of all observations that no snapshot made: benchmark results, and versions of the ranks."""
+        return self._others.keys()
+
+    def measured_at(self, scope: str) -> bool:
+        """Return whether the host measured anything in that scope."""
+        if any(scope in metric.values for metrics in self.metrics.values() for _, metric in metrics):
+            return True
+        return any(item.scope == scope and item.status == MEASURED for name in self for item in self[name])
+
+    def stages(self) -> set[str]:
+        """Return the stages of which there is any observation; versions of the ranks do not count."""
+        stages = {
+            snapshot.stage
+            for metrics in self.metrics.values()
+            for snapshot, metric in metrics
+            if metric.values or metric.absent
+        }
+        versions = set(map(id, self._versions))
+        return stages | {item.stage for items in self._others.values() for item in items if id(item) not in versions}
+
+
+class ObservationLookup:
+    """Find the observation that an expectation of the plan asks for, without a search through all of them."""
+
+    def __init__(self, observations: Iterable[Observation] | ObservationIndex) -> None:
+        self._index = observations if isinstance(observations, ObservationIndex) else None
+        self._by_place: dict[tuple[str, str, str], list[Observation]] = defaultdict(list)
+        """Observations by name, stage and scope."""
+        self._filed_names: set[str] = set()
+        self._by_params: dict[tuple[str, ...], dict[tuple[Value, ...], list[Observation]]] = {}
+        """Observations of one place by the values of the parameters that were asked for."""
+        for observation in observations if not isinstance(observations, ObservationIndex) else ():
+            self._file(observation)
+
+    def _file(self, observation: Observation) -> None:
+        self._by_place[(observation.name, observation.stage, observation.scope)].append(observation)
+
+    def find(self, expectation: Expectation, scope: str) -> Observation | None:
+        """Return the observation that an expectation asks for in `scope`; the last one if a stage was run again."""
+        if self._index is not None and expectation.name not in self._filed_names:
+            self._filed_names.add(expectation.name)
+            for observation in self._index[expectation.name]:
+                self._file(observation)
+        place = (expectation.name, expectation.stage, scope)
+        by_params = self._by_params.get((*place, *expectation.params))
+        if by_params is None:
+            by_params = self._by_params[(*place, *expectation.params)] = defaultdict(list)
+            for observation in self._by_place.get(place, ()):
+                if expectation.params.keys() <= observation.params.keys():
+                    by_params[tuple(observation.params[name] for name in expectation.params)].append(observation)
+        return _latest(by_params.get(tuple(expectation.params.values()), ()))
+
+
+def _latest(observations: Sequence[Observation]) -> Observation | None:
+    """Return the last of the observations that one expectation asks for.
+
+    If local and remote memory were measured, a good result of one does not hide the failure of the other.
+    """
+    if len(observations) < 2:
+        return observations[0] if observations else None
+    latest: dict[Value, Observation] = {}
+    for observation in observations:
+        memory = observation.params.get("numa")
+        for other in [other for other in latest if memory is None or other is None]:
+            del latest[other]
+        latest[memory] = observation
+    lost = [observation for observation in latest.values() if observation.status != MEASURED]
+    return next(iter(lost or reversed(list(latest.values()))), None)

@@ -1,0 +1,327 @@
+"""Count the criteria that a host passes without building their verdicts.
+
+Most verdicts of a fleet are passes, and many of them are alike. What this module does not count, `judge` evaluates: it decides
+nothing against a host. Equal readings are evaluated once. Benchmark values are compared with limits that were found once for
+all hosts of a layout.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fleet.judge import expectations, outliers
+from fleet.judge.bounded_cache import BoundedCache
+from fleet.judge.criteria import Criterion
+from fleet.judge.drift import is_drift
+from fleet.judge.evaluate import HOLDS, holds, is_applicable, limit_of, series
+from fleet.judge.evidence import LAUNCH, from_benchmark
+from fleet.judge.fleet_stats import FleetStats
+from fleet.judge.host_view import HostView
+from fleet.judge.layout import GANG_SCOPE, HostValues, is_regular
+from fleet.judge.paths import is_bandwidth_name
+from fleet.judge.row import MAX_FARTHEST, Row
+from fleet.judge.tally import Tally
+from schemas.records import MEASURED, Observation, Value
+from schemas.reports import PASS, Verdict
+
+MAX_LAYOUTS, MAX_READINGS = 500, 50_000
+
+Evaluate = Callable[[HostView, Criterion], list[Verdict]]
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Check:
+    """One figure of a layout and its limit."""
+
+    positions: tuple[int, ...]
+    """All values of the figure; each must hold."""
+    chosen: int
+    """Position of the value that the verdict reports."""
+    scope: str
+    limit: Value
+    operator: str
+    row: Row
+    is_number: bool
+    """The row counts numbers that pass without their limit."""
+
+
+@dataclass(kw_only=True)
+class _Step:
+    """How one criterion is applied to the hosts of a layout; by `checks`, or by the readings of `names`."""
+
+    criterion: Criterion
+    checks: Sequence[_Check] | None = None
+    names: tuple[str, ...] | None = None
+    """Without checks and names the criterion is evaluated in full."""
+
+
+@dataclass(kw_only=True)
+class Layout:
+    """What is known of all hosts whose benchmarks made the same observations."""
+
+    number: int
+    steps: list[_Step]
+    is_complete: bool
+    """Everything that the plan expects was measured, except by pairs of hosts."""
+    statuses: Counter[str]
+    """Status of each expected observation, except of pairs of hosts; empty for a missing one."""
+    measured: tuple[tuple[str, str, str], ...]
+    """Stage, name and unit of everything that was measured, except by pairs of hosts."""
+    judged_bandwidths: frozenset[tuple[str, str]]
+    """Stage and name of the bandwidths of collectives that have a limit."""
+
+
+@dataclass(kw_only=True)
+class _Repeated:
+    """Passes that several hosts have in common, because their readings are equal."""
+
+    passes: list[Verdict]
+    count: int = 0
+    hosts: list[tuple[int, str]] = field(default_factory=list)
+    """Place in the plan and name of the first of these hosts."""
+
+    def add(self, place: int, host: str) -> None:
+        """Count one more host."""
+        self.count += 1
+        if len(self.hosts) < MAX_FARTHEST:
+            bisect.insort(self.hosts, (place, host))
+        elif place < self.hosts[-1][0]:
+            self.hosts.pop()
+            bisect.insort(self.hosts, (place, host))
+
+
+@dataclass(kw_only=True)
+class Remaining:
+    """What is left to evaluate on a host after its passes were counted."""
+
+    criteria: list[Criterion]
+    verdicts: dict[str, list[Verdict]] = field(default_factory=dict)
+    """Verdicts of criteria that were evaluated already; by id."""
+    plan_is_met: bool = False
+    """Everything that the plan expects was measured, and no benchmark reported an error."""
+    values: HostValues | None = None
+    """The values of a host that shares its layout with others."""
+    layout: Layout | None = None
+    passes: int = 0
+    """Passes that were counted."""
+
+    @property
+    def layout_number(self) -> int:
+        """Return the number of the layout, 0 without one."""
+        return self.layout.number if self.layout else 0
+
+
+class PassCounter:
+    """Counts the passes of hosts in a tally; hosts are judged with the statistics of the whole fleet."""
+
+    def __init__(self, stats: FleetStats, tally: Tally, places: Mapping[str, int], evaluate: Evaluate) -> None:
+        """`places` maps hosts to their positions in the plan; `evaluate` returns the verdicts of a criterion on a host."""
+        self._stats, self._tally, self._places, self._evaluate = stats, tally, places, evaluate
+        self._layouts: BoundedCache[Any, Layout] = BoundedCache(MAX_LAYOUTS)
+        self._compiled = 0
+        self._readings: BoundedCache[Any, _Repeated | None] = BoundedCache(MAX_READINGS, self._pour)
+
+    def finish(self) -> None:
+        """Count what was put aside."""
+        self._readings.clear()
+        self._layouts.clear()
+
+    def count(self, view: HostView) -> Remaining:
+        """Count what the host passes for certain, and return what is left to evaluate."""
+        criteria = list(view.criteria().values())
+        if not is_regular(view):
+            return Remaining(criteria=criteria)
+        values = HostValues(view)
+        layout = self._layouts.get(values.key)
+        if layout is None:
+            self._compiled += 1
+            layout = self._layouts[values.key] = self._compile(values)
+        remaining = Remaining(criteria=[], values=values, layout=layout)
+        remaining.plan_is_met = layout.is_complete and values.has_all_partners()
+        name, place = view.host.name, self._places[view.host.name]
+        for step in layout.steps:
+            if step.checks is not None:
+                passed = _passes(step.checks, values.values)
+                if passed:
+                    _count(step.checks, values, place, name)
+                    remaining.passes += len(step.checks)
+            else:
+                passed = step.names is not None and self._count_readings(values, step, remaining)
+            if not passed:
+                remaining.criteria.append(step.criterion)
+        return remaining
+
+    def _count_readings(self, values: HostValues, step: _Step, remaining: Remaining) -> bool:
+        """Return whether the criterion passes on the readings of this host; else keep its verdicts."""
+        view, criterion, names = values.view, step.criterion, step.names or ()
+        tokens = values.readings_key(names)
+        key = (remaining.layout_number, criterion.id, view.host.gang if criterion.same_as_fleet else "", tokens)
+        if tokens is not None and key in self._readings:
+            repeated = self._readings[key]
+            if repeated is None:
+                return False
+            repeated.add(self._places[view.host.name], view.host.name)
+            remaining.passes += len(repeated.passes)
+            return True
+        verdicts = self._evaluate(view, criterion)
+        if any(verdict.verdict != PASS for verdict in verdicts):
+            remaining.verdicts[criterion.id] = verdicts
+            if tokens is not None:
+                self._readings[key] = None
+            return False
+        for verdict in verdicts:
+            self._tally.add(verdict)
+        remaining.passes += len(verdicts)
+        if tokens is not None:
+            self._readings[key] = _Repeated(passes=verdicts)
+        return True
+
+    def _pour(self, repeated: _Repeated | None) -> None:
+        if repeated and repeated.count:
+            self._tally.add_repeated(repeated.passes, repeated.hosts, repeated.count)
+
+    def _compile(self, values: HostValues) -> Layout:
+        view, positions = values.view, values.positions()
+        incomplete = [
+            verdict
+            for verdict in (*expectations.planned(view), *expectations.reported(view))
+            if "partner=" not in verdict.scope
+        ]
+        every = (self._step(values, criterion, positions) for criterion in view.criteria().values())
+        steps = [step for step in every if step]
+        return Layout(
+            number=self._compiled,
+            steps=steps,
+            is_complete=not incomplete,
+            statuses=Counter(
+                item.status if (item := view.lookup.find(wanted, scope)) else ""
+                for wanted in view.expected
+                if wanted.scope != "peers"
+                for scope in view.plan.scopes_of(view.host, wanted)
+            ),
+            measured=measured_figures(values.observations),
+            judged_bandwidths=frozenset(
+                (check.row.stage, check.row.name)
+                for step in steps
+                for check in step.checks or ()
+                if is_bandwidth_name(check.row.name)
+            ),
+        )
+
+    def _step(self, values: HostValues, criterion: Criterion, positions: Mapping[int, int]) -> _Step | None:
+        """Return how the criterion is applied; None if it gives no verdict on hosts of this layout."""
+        view, in_full = values.view, _Step(criterion=criterion)
+        if criterion.same_as_fleet is False:
+            return None
+        if not is_applicable(view, criterion):
+            return in_full if view.must_match(criterion) else None
+        readings = tuple(name for name in view.observations.metrics if criterion.matches_name(name))
+        results = any(map(criterion.matches_name, view.observations.benchmark_names()))
+        if from_benchmark(criterion.name):
+            return in_full if readings else self._benchmark_step(values, criterion, positions)
+        if criterion.name.startswith(f"{LAUNCH}."):
+            return in_full if readings else _Step(criterion=criterion, names=())
+        return in_full if results else _Step(criterion=criterion, names=readings)
+
+    def _benchmark_step(self, values: HostValues, criterion: Criterion, positions: Mapping[int, int]) -> _Step | None:
+        view, in_full = values.view, _Step(criterion=criterion)
+        if criterion.same_as_fleet or criterion.baseline is not None or criterion.delta:
+            return in_full
+        checks = []
+        for group in series(view, criterion):
+            measured = [item for item in group if item.status == MEASURED]
+            if not measured:
+                continue
+            if any(id(item) not in positions for item in measured):
+                return in_full
+            limit = self._limit(values, criterion, measured[-1])
+            if limit is None:
+                if criterion.vs_fleet and criterion.optional:
+                    continue
+                return in_full
+            checks.append(self._check(values, criterion, measured, limit, positions))
+        if not checks:
+            return in_full if view.must_match(criterion) else None
+        return _Step(criterion=criterion, checks=checks)
+
+    def _limit(self, values: HostValues, criterion: Criterion, last: Observation) -> Value:
+        """Return the limit of a figure; None if there is none, or if it is not the same for all hosts of the layout."""
+        if not criterion.vs_fleet:
+            return limit_of(values.view, criterion)
+        peers = self._stats.figures.peers(values.view, last, criterion)
+        if not outliers.enough(criterion, peers) or (criterion.by_position and last.scope.startswith("gang=")):
+            return None
+        return outliers.limit(criterion, peers)
+
+    def _check(
+        self,
+        values: HostValues,
+        criterion: Criterion,
+        measured: Sequence[Observation],
+        limit: Value,
+        positions: Mapping[int, int],
+    ) -> _Check:
+        last = measured[-1]
+        template = Verdict(
+            host=values.view.host.name,
+            scope=last.scope,
+            name=last.name,
+            stage=last.stage,
+            params=last.params,
+            verdict=PASS,
+            criterion=criterion.id,
+            limit=limit,
+            operator=criterion.operator,
+            unit=criterion.unit,
+            reason="",
+            source=criterion.source,
+            basis=criterion.basis,
+        )
+        row = self._tally.row(template)
+        row.add_limit(limit)
+        places = tuple(positions[id(item)] for item in measured)
+        return _Check(
+            positions=places,
+            chosen=places[0] if criterion.best_of_run else places[-1],
+            scope=values.layout_scope(last.scope),
+            limit=limit,
+            operator=criterion.operator,
+            row=row,
+            is_number=criterion.operator != "eq"
+            and row.operator == criterion.operator
+            and isinstance(limit, int | float)
+            and not isinstance(limit, bool),
+        )
+
+
+def measured_figures(observations: Iterable[Observation]) -> tuple[tuple[str, str, str], ...]:
+    """Return stage, name and unit of everything that was measured by benchmarks."""
+    measured = (item for item in observations if item.status == MEASURED and not is_drift(item.name))
+    return tuple(dict.fromkeys((item.stage, item.name, item.unit) for item in measured))
+
+
+def _passes(checks: Sequence[_Check], values: Sequence[Value]) -> bool:
+    for check in checks:
+        limit, operator = check.limit, check.operator
+        for position in check.positions:
+            value = values[position]
+            if type(value) is float and check.is_number:
+                if not HOLDS[operator](value, limit):  # type: ignore[arg-type]
+                    return False
+            elif not holds(operator, value, limit):
+                return False
+    return True
+
+
+def _count(checks: Sequence[_Check], values: HostValues, place: int, host: str) -> None:
+    for check in checks:
+        value = values.values[check.chosen]
+        scope = values.gang_scope if check.scope == GANG_SCOPE else check.scope
+        if check.is_number:
+            check.row.add_pass(value, place, host, scope)  # type: ignore[arg-type]
+        else:
+            check.row.add(PASS, value, check.limit, place, host, scope, "")

@@ -1,0 +1,67 @@
+"""Report the parts that have no accepted record, if the plan compares with a baseline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+from fleet.judge.baseline import CRITERION, SOURCE, identity
+from fleet.judge.host_view import HostView
+from fleet.judge.matching import matches
+from schemas.baselines import PartBaseline
+from schemas.records import MEASURED, Gpu
+from schemas.reports import Verdict, VerdictKind
+
+NO_FIGURES = "none of the figures that this run is compared by"
+
+
+def judge_presence(view: HostView) -> Iterator[Verdict]:
+    """Yield an inconclusive verdict for the host, and for each GPU, without an accepted record to compare with.
+
+    A record without any of the figures that are compared counts as none.
+    """
+    if view.plan.baseline is None:
+        return
+    accepted = view.evidence.baseline
+    problem = accepted.problem if accepted else "the baseline was not read"
+    if problem or accepted is None:
+        yield _absent(view, "host", problem)
+        return
+    if accepted.host is None:
+        yield _absent(view, "host", f"no accepted record of host {view.host.name} in {view.plan.baseline.directory}")
+    without_figures = _without_figures(view)
+    if accepted.host is not None and "" in without_figures:
+        yield _absent(view, "host", f"the accepted record of host {view.host.name} has {NO_FIGURES}")
+    for gpu in view.gpus if view.host.device == "gpu" else ():
+        scope = f"gpu={gpu.index}"
+        if scope in view.host.scopes and identity(gpu) not in accepted.gpus:
+            yield _absent(view, scope, _unknown_gpu(gpu, accepted.host))
+        elif scope in view.host.scopes and identity(gpu) in without_figures:
+            yield _absent(view, scope, f"the accepted record of serial {identity(gpu)} has {NO_FIGURES}")
+
+
+def _without_figures(view: HostView) -> set[str]:
+    """Return the serials of the parts (empty for the host) with figures to compare, of which none was accepted."""
+    has_figure: dict[str, bool] = {}
+    for criterion in view.criteria().values():
+        if criterion.baseline is None:
+            continue
+        for name in [name for name in view.observations if criterion.matches_name(name)]:
+            for observation in view.observations[name]:
+                part = view.accepted.part(observation.scope)
+                measured = observation.status == MEASURED and matches(criterion, observation)
+                if measured and not has_figure.get(part):
+                    has_figure[part] = view.accepted.level(observation) is not None
+    return {part for part, accepted in has_figure.items() if not accepted}
+
+
+def _unknown_gpu(gpu: Gpu, host: PartBaseline | None) -> str:
+    before = next((other for other in host.gpus if other.pci_bus_id == gpu.pci_bus_id), None) if host else None
+    came = f": it came in place of {identity(before)}" if before and identity(before) != identity(gpu) else ""
+    return f"no accepted record of serial {identity(gpu) or 'unknown'}{came}"
+
+
+def _absent(view: HostView, scope: str, why: str) -> Verdict:
+    remedy = "accept a full run of it without rackproof_baseline, then `rackproof baseline accept`"
+    verdict = view.inconclusive(CRITERION, scope, f"{why}; {remedy}")
+    return replace(verdict, kind=VerdictKind.NO_BASELINE, criterion=CRITERION, source=SOURCE)

@@ -1,0 +1,83 @@
+"""What the summary of a fleet needs of each host, whether or not the report shows the host in full. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from fleet.judge.digests import uncompared_digests
+from fleet.judge.drift import untold
+from fleet.judge.fleet_stats import FleetStats
+from fleet.judge.host_view import HostView
+from fleet.judge.passes import Remaining, measured_figures
+from fleet.judge.paths import is_bandwidth
+from schemas.records import Launch
+from schemas.reports import Verdict
+from schemas.stages import GANG
+
+Figure = tuple[str, str]
+"""Stage and name."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class HostFacts:
+    """What the summary needs of one host."""
+
+    measured: tuple[tuple[str, str, str], ...] = ()
+    """Stage, name and unit of everything that its benchmarks measured."""
+    judged_bandwidths: frozenset[Figure] = frozenset()
+    """The bandwidths of collectives that were compared with a limit."""
+    uncompared_digests: tuple[Figure, ...] = ()
+    """Stage and scope of digests without another GPU to compare with."""
+    gang_launches: tuple[Launch, ...] = ()
+    """With whom it was launched, and how that ended."""
+    rates_without_drift: tuple[str, ...] = ()
+    """Rates of its soak with too few values to tell a drift."""
+
+
+class FactCollector:
+    """Collects the facts of hosts. Equal facts of several hosts are one object: there may be 100 000 hosts."""
+
+    def __init__(self, stats: FleetStats) -> None:
+        self._stats = stats
+        self._shared: dict[Any, Any] = {}
+
+    def collect(self, view: HostView, verdicts: Iterable[Verdict], remaining: Remaining | None) -> HostFacts:
+        """Return the facts of one host; `verdicts` are those that were not counted as passes."""
+        layout = remaining.layout if remaining else None
+        if remaining and remaining.layout and remaining.values:
+            measured = remaining.layout.measured + measured_figures(remaining.values.with_partners)
+        else:
+            measured = measured_figures(view.evidence.benchmarks())
+        judged = frozenset(
+            (item.stage, item.name) for item in verdicts if item.limit is not None and is_bandwidth(item)
+        )
+        return HostFacts(
+            measured=self._share(measured),
+            judged_bandwidths=self._share(judged | layout.judged_bandwidths if layout else judged),
+            uncompared_digests=tuple(uncompared_digests(view, self._stats.planned, self._stats.digests)),
+            gang_launches=tuple(self._launch(launch) for launch in view.evidence.launches() if launch.stage == GANG),
+            rates_without_drift=tuple(
+                name for record in view.evidence.records if record.soak for name in untold(record.soak)
+            ),
+        )
+
+    def _launch(self, launch: Launch) -> Launch:
+        """Return what the summary says of a launch."""
+        key = (launch.number, launch.outcome, launch.members, launch.culprit)
+        if key not in self._shared:
+            self._shared[key] = replace(
+                launch, reason="", ranks=(), log_tail="", observations=(), timeline=None, began="", duration_s=0.0
+            )
+        shared: Launch = self._shared[key]
+        return shared
+
+    def _share(self, value: Any) -> Any:
+        return self._shared.setdefault(value, value)
+
+
+def fleet_figures(facts: Mapping[str, HostFacts]) -> Iterator[tuple[str, str, str]]:
+    """Yield stage, name and unit of everything that a host of the fleet measured."""
+    distinct = {id(item.measured): item.measured for item in facts.values()}
+    return iter(dict.fromkeys(figure for measured in distinct.values() for figure in measured))

@@ -1,0 +1,271 @@
+"""Judge the hosts of a run part by part, and report on each. Pure.
+
+A part is whole gangs. Results of different parts can be merged in any order, so processes may judge them.
+"""
+
+from __future__ import annotations
+
+import bisect
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fleet.judge.criteria import Pack
+from fleet.judge.evidence import Evidence, Planned
+from fleet.judge.fleet_stats import FleetStats
+from fleet.judge.host_view import HostView
+from fleet.judge.judge import by_criterion, host_views, judge_hosts, with_waivers
+from fleet.judge.passes import PassCounter, Remaining
+from fleet.judge.tally import Tally
+from fleet.records.versions import version_names, versions
+from fleet.report.facts import FactCollector, HostFacts
+from schemas import quick
+from schemas.plans import Plan
+from schemas.records import ERROR, MEASURED, SKIPPED, UNSUPPORTED
+from schemas.reports import (
+    ACCEPTED,
+    FAIL,
+    INCOMPLETE,
+    INCONCLUSIVE,
+    PASS,
+    REJECTED,
+    Coverage,
+    HostReport,
+    Verdict,
+)
+from schemas.run_directory import record_name
+from schemas.timeline import Soak, thinned
+
+LINK = "gpu.peer.link"
+MAX_BUCKETS = 40
+"""Buckets of a soak's timeline in the report."""
+FULL_HOSTS = 16
+"""Hosts of a fleet up to which the report lists every verdict; of a larger one it lists those that do not pass."""
+MEASURED_HOSTS = 64
+"""Hosts of a fleet up to which the report holds what accepted hosts measured; also the rejected, and the incomplete hosts of a
+larger fleet whose measurements it holds."""
+
+Unit = tuple[str, ...]
+"""Hosts that are judged together: a gang, or one host without a gang."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Context:
+    """What is the same for all parts of a run."""
+
+    plan: Plan
+    packs: Sequence[Pack]
+    events: Mapping[str, Sequence[str]]
+    """Host -> what the control node recorded of it."""
+    in_full: bool
+    """Whether the report lists every verdict, also those that pass."""
+    planned: Planned
+    places: Mapping[str, int]
+    """Host -> its position in the plan."""
+
+
+def context_of(
+    plan: Plan, packs: Sequence[Pack], events: Mapping[str, Sequence[str]], *, in_full: bool | None = None
+) -> Context:
+    """Return the context of a run; the number of its hosts decides whether they are shown in full."""
+    return Context(
+        plan=plan,
+        packs=packs,
+        events=events,
+        in_full=len(plan.hosts) <= FULL_HOSTS if in_full is None else in_full,
+        planned=Planned(plan),
+        places={host.name: place for place, host in enumerate(plan.hosts)},
+    )
+
+
+def units(plan: Plan, names: Iterable[str] | None = None) -> list[Unit]:
+    """Return the hosts that are judged together, for these hosts or for all of the plan."""
+    gangs = plan.gangs()
+    found: dict[str, Unit] = {}
+    for name in [host.name for host in plan.hosts] if names is None else names:
+        gang = plan.host(name).gang
+        found[gang or f" {name}"] = gangs[gang] if gang else (name,)
+    return list(found.values())
+
+
+@dataclass(kw_only=True)
+class JudgedHosts:
+    """The results on some hosts of a run."""
+
+    tally: Tally
+    hosts: dict[str, HostReport] = field(default_factory=dict)
+    facts: dict[str, HostFacts] = field(default_factory=dict)
+    verdicts: list[Verdict] = field(default_factory=list)
+    """All verdicts if the report lists them; else those that do not pass."""
+    ended: str = ""
+    """When the last record ended."""
+
+    def update(self, other: JudgedHosts) -> None:
+        """Add the results on other hosts."""
+        self.tally.update(other.tally)
+        self.hosts |= other.hosts
+        self.facts |= other.facts
+        self.verdicts += other.verdicts
+        self.ended = max(self.ended, other.ended)
+
+
+class HostJudge:
+    """Judges hosts with the statistics of the whole fleet; `finish` returns the results."""
+
+    def __init__(self, context: Context, stats: FleetStats) -> None:
+        self._context, self._stats = context, stats
+        self._found = JudgedHosts(tally=Tally(context.planned, context.places))
+        self._facts = FactCollector(stats)
+        self._passes = PassCounter(
+            stats, self._found.tally, context.places, lambda view, criterion: by_criterion(view, criterion, stats)
+        )
+        self._shared: dict[Any, Any] = {}
+        self._measured: dict[str, list[tuple[int, str]]] = {REJECTED: [], INCOMPLETE: []}
+        """Decision -> place and name of the hosts whose measurements are kept."""
+
+    def add(self, unit: Unit, evidence: Mapping[str, Evidence]) -> None:
+        """Judge the hosts of a unit."""
+        context, found = self._context, self._found
+        part = context.plan.only(unit)
+        views = host_views(part, evidence, context.packs)
+        remaining = None if context.in_full else {view.host.name: self._passes.count(view) for view in views}
+        verdicts = with_waivers(part, judge_hosts(part, views, self._stats, remaining))
+        of_host: dict[str, list[Verdict]] = {view.host.name: [] for view in views}
+        for verdict in verdicts:
+            found.tally.add(verdict)
+            of_host[verdict.host].append(verdict)
+        for view in views:
+            name = view.host.name
+            rest = remaining[name] if remaining else None
+            left = evidence.get(name, Evidence())
+            self._report(view, left, of_host[name], rest)
+            found.facts[name] = self._facts.collect(view, of_host[name], rest)
+            found.verdicts += [item for item in of_host[name] if context.in_full or item.verdict != PASS]
+            found.ended = max([found.ended, *(record.ended for record in left.records)])
+
+    def finish(self) -> JudgedHosts:
+        """Return the results on all hosts that were added."""
+        self._passes.finish()
+        for row in self._found.tally.rows.values():
+            row.flush()
+        return self._found
+
+    def _report(self, view: HostView, left: Evidence, verdicts: Sequence[Verdict], rest: Remaining | None) -> None:
+        """Report on one host, with its measurements if there are not too many such hosts already."""
+        name, events = view.host.name, tuple(self._context.events.get(view.host.name, ()))
+        decision = decide(verdicts)
+        if rest and rest.passes and not any(verdict.stands for verdict in verdicts):
+            decision = ACCEPTED
+        report = HostReport(
+            name=name,
+            rack=view.host.rack,
+            decision=decision,
+            record=record_name(name),
+            coverage=self._share(_coverage(view, rest)),
+            gpus=view.gpus,
+            software=self._software(view),
+            packs=self._share(tuple(pack.name for pack in view.packs)),
+            events=events,
+            soak=_soak(left),
+        )
+        if self._context.in_full or decision != ACCEPTED or len(self._context.places) <= MEASURED_HOSTS:
+            report = replace(
+                report, launches=left.launches(), measurements=tuple(left.benchmarks()), links=_links(left)
+            )
+            if decision != ACCEPTED and not self._context.in_full:
+                report = self._limited(report)
+        else:
+            report = without_measurements(report)
+        self._found.hosts[name] = report
+
+    def _limited(self, report: HostReport) -> HostReport:
+        """Return the report on a host that is not accepted; without measurements if there are enough such hosts before it."""
+        kept = self._measured[report.decision]
+        bisect.insort(kept, (self._context.places[report.name], report.name))
+        if len(kept) > MEASURED_HOSTS:
+            _, name = kept.pop()
+            if name == report.name:
+                return without_measurements(report)
+            self._found.hosts[name] = without_measurements(self._found.hosts[name])
+        return report
+
+    def _software(self, view: HostView) -> Mapping[str, str]:
+        """Return the versions that the host reported; the same object for hosts that report the same."""
+        criteria = view.criteria().values()
+        key: Any = ("names", view.kind, tuple(view.observations))
+        if key not in self._shared:
+            compared = [item for item in criteria if item.same_as_fleet is not None]
+            self._shared[key] = version_names(view.observations, compared)
+        names = self._shared[key]
+        metrics = view.observations.metrics
+        tokens = tuple(quick.token(metric) for name in names for _, metric in metrics.get(name, ()))
+        if 0 in tokens or any(name not in metrics for name in names):
+            return versions(view.evidence, criteria, view.observations)
+        key = ("versions", view.kind, tokens, *view.evidence.software().items())
+        if key not in self._shared:
+            self._shared[key] = versions(view.evidence, criteria, view.observations)
+        shared: Mapping[str, str] = self._shared[key]
+        return shared
+
+    def _share(self, value: Any) -> Any:
+        return self._shared.setdefault(value, value)
+
+
+def decide(verdicts: Iterable[Verdict]) -> str:
+    """Return `rejected` if a verdict fails, else `incomplete` if one is inconclusive, else `accepted`.
+
+    A waived verdict does not count. Without any verdict nothing is accepted.
+    """
+    judged = list(verdicts)
+    standing = {verdict.verdict for verdict in judged if verdict.stands}
+    if FAIL in standing:
+        return REJECTED
+    return INCOMPLETE if INCONCLUSIVE in standing or not judged else ACCEPTED
+
+
+def worst_decision(decisions: Iterable[str]) -> str:
+    """Return the decision on several hosts: that of the worst one; without hosts nothing is accepted."""
+    present = set(decisions)
+    return next((decision for decision in (REJECTED, INCOMPLETE, ACCEPTED) if decision in present), INCOMPLETE)
+
+
+def without_measurements(report: HostReport) -> HostReport:
+    """Return the report on a host without what fills a page: measurements, links, and the output of its ranks."""
+    launches = tuple(
+        replace(launch, ranks=(), log_tail="", observations=(), timeline=None) for launch in report.launches
+    )
+    soak = replace(report.soak, timeline=replace(report.soak.timeline, series=(), events=())) if report.soak else None
+    return replace(report, launches=launches, measurements=(), links={}, soak=soak)
+
+
+def _soak(left: Evidence) -> Soak | None:
+    """Return the host's soak with as many buckets as a picture needs."""
+    soak = next((record.soak for record in left.records if record.soak), None)
+    return replace(soak, timeline=thinned(soak.timeline, MAX_BUCKETS)) if soak else None
+
+
+def _coverage(view: HostView, rest: Remaining | None) -> Coverage:
+    """Return how much of what the plan expects of a host was measured."""
+    if rest and rest.layout and rest.values and rest.plan_is_met:
+        statuses = rest.layout.statuses + Counter({MEASURED: rest.values.partners})
+    else:
+        statuses = Counter(
+            item.status if (item := view.lookup.find(wanted, scope)) else ""
+            for wanted in view.expected
+            for scope in view.plan.scopes_of(view.host, wanted)
+        )
+    return Coverage(
+        expected=statuses.total(),
+        measured=statuses[MEASURED],
+        missing=statuses[""],
+        error=statuses[ERROR],
+        skipped=statuses[SKIPPED],
+        unsupported=statuses[UNSUPPORTED],
+    )
+
+
+def _links(left: Evidence) -> dict[str, str]:
+    """Return what links each pair of the host's GPUs, by the last snapshot that could read it."""
+    metrics = [metric for record in left.records for snapshot in record.snapshots for metric in snapshot.metrics]
+    return {scope: str(value) for metric in metrics if metric.name == LINK for scope, value in metric.values.items()}

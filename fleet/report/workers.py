@@ -1,0 +1,59 @@
+"""Divide the hosts of a fleet among worker processes, one for each processor."""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+from fleet.report.hosts import Unit
+
+ONE_PROCESS_HOSTS = 256
+"""Hosts up to which one process is faster than several."""
+
+Share = list[Unit]
+_Context = TypeVar("_Context")
+_Result = TypeVar("_Result")
+
+_context: Any = None
+
+
+def process_count(hosts: int, jobs: int | None = None) -> int:
+    """Return `jobs` if it is given; else 1 for few hosts, and the number of processors for many."""
+    return jobs or (len(os.sched_getaffinity(0)) if hosts > ONE_PROCESS_HOSTS else 1)
+
+
+def shares(units: Sequence[Unit], count: int) -> list[Share]:
+    """Return at most `count` shares of about as many hosts, each of consecutive units."""
+    total, found = sum(map(len, units)), [Share() for _ in range(count)]
+    before = 0
+    for unit in units:
+        found[min(before * count // max(total, 1), count - 1)].append(unit)
+        before += len(unit)
+    return [share for share in found if share]
+
+
+def map_shares(call: Callable[[_Context, Share], _Result], context: _Context, shares: Sequence[Share]) -> list[_Result]:
+    """Return the result of `call` on each share, one process a share; `context` is what all of them need."""
+    global _context  # forked processes inherit it: nothing is sent to them
+    _context = context
+    try:
+        if len(shares) <= 1:
+            return [_without_gc(call, share) for share in shares]
+        with multiprocessing.get_context("fork").Pool(len(shares)) as pool:
+            return pool.starmap(_without_gc, [(call, share) for share in shares], chunksize=1)
+    finally:
+        _context = None
+
+
+def _without_gc(call: Callable[[Any, Share], _Result], share: Share) -> _Result:
+    """Return the result with the cycle collector off: records have no cycles, and it would traverse them again and again."""
+    was_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        return call(_context, share)
+    finally:
+        if was_enabled:
+            gc.enable()
