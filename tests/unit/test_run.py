@@ -251,7 +251,9 @@ def test_too_little_memory_is_reported(fit: Path) -> None:
     (fit / "sys/fs/cgroup/memory.max").write_text(f"{1 << 30}\n")
     (fit / "sys/fs/cgroup/memory.current").write_text(f"{1 << 29}\n")
     (line,) = told(fit, cpu=True)
-    assert line.startswith("0.5 GiB are left below the memory limit of this container or job, and 2 processes need 1.0 GiB")
+    assert line.startswith(
+        "0.5 GiB are left below the memory limit of this container or job, and 2 processes need 1.0 GiB"
+    )
     (fit / "sys/fs/cgroup/memory.max").write_text("max\n")
     assert told(fit) == []
 
