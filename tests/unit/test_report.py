@@ -144,7 +144,7 @@ def enormous(path: Path) -> None:
         (other_version, "rackproof.record/9"),
         (truncated, "not JSON at offset"),
         (linked, "symbolic links"),
-        (enormous, f"more than the {documents.MAX_BYTES}"),
+        (enormous, f"more than the allowed {documents.MAX_BYTES}"),
     ],
 )
 def test_invalid_record_is_quarantined(run: Path, spoil: Callable[[Path], None], why: str) -> None:
