@@ -1,4 +1,4 @@
-"""Baselines: what a part showed in the runs in which it was accepted. And the changes between then and now."""
+"""Baselines: the figures of a part from its accepted runs, and the changes since then."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ from schemas.records import Gpu, Value
 
 BASELINE_SCHEMA = "rackproof.baseline/1"
 REAL, REHEARSAL, SIMULATED = "gpu", "rehearsal", "simulated"
-"""Kinds of baseline: a run is compared with one of its own kind alone."""
+"""Kinds of baseline: a run is compared only with one of its own kind."""
 HOST, GPU = "host", "gpu"
 
 Key = tuple[str, str, str, tuple[tuple[str, Value], ...]]
-"""Name, stage, place within the part, settings: what two figures of one part must share to be the same figure."""
+"""Name, stage, scope within the part, and settings: the key of a figure of a part."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Level:
-    """What one figure of a part was, settled over the accepted runs."""
+    """The robust level of a figure of a part over its accepted runs."""
 
     name: str
     unit: str
     value: float
     stage: str = ""
     within: str = ""
-    """Rest of the scope after the part; another GPU by its serial: `peer=1652826070730`."""
+    """The scope below the part; another GPU by its serial: `peer=1652826070730`."""
     params: Mapping[str, Value] = field(default_factory=dict)
     """The settings it was measured with."""
     sigma: float | None = None
-    """Standard deviation from run to run over the value; None of fewer than three runs, which tell none."""
+    """Standard deviation between runs, divided by the value; None for fewer than three runs."""
     precision: float | None = None
-    """Standard error of the median within a run over the value; None where it was measured once."""
+    """Standard error of the median within a run, divided by the value; None if it was measured once."""
     left_out: int = 0
-    """Runs that lie too far from the others to be of the same part in the same state."""
+    """Number of runs excluded as outliers."""
     values: Mapping[str, float] = field(default_factory=dict)
-    """By the id of the run."""
+    """Value of each run, by run id."""
 
     @property
     def key(self) -> Key:
-        """What it is compared by."""
+        """The key that it is compared by."""
         return self.name, self.stage, self.within, tuple(sorted(self.params.items()))
 
 
 @dataclass(frozen=True, kw_only=True)
 class Accepted:
-    """A run that was taken into a baseline, and who did it."""
+    """A run that was added to a baseline, and by whom."""
 
     run_id: str
     nonce: str
@@ -58,12 +58,12 @@ class Accepted:
     by: str
     why: str = ""
     waivers: tuple[str, ...] = ()
-    """What was waived on this part: criterion, who, until when."""
+    """Waivers used on this part: criterion, person and date."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class InstalledPart:
-    """A part that tells its serial, other than a GPU: NIC, disk, the host itself."""
+    """A part with a serial, other than a GPU: NIC, disk, the host itself."""
 
     kind: str
     slot: str
@@ -79,12 +79,12 @@ class PartBaseline:
     """`gpu` or `host`."""
     id: str
     host: str
-    """Where it was last accepted."""
+    """The host in which it was last accepted."""
     runs: tuple[Accepted, ...]
     figures: tuple[Level, ...]
     slot: str = ""
     gpus: tuple[Gpu, ...] = ()
-    """Of a host: those in it."""
+    """GPUs of the host; empty for a GPU."""
     parts: tuple[InstalledPart, ...] = ()
     versions: Mapping[str, str] = field(default_factory=dict)
     schema: str = BASELINE_SCHEMA
@@ -92,36 +92,36 @@ class PartBaseline:
 
 @dataclass(frozen=True, kw_only=True)
 class HostBaseline:
-    """The accepted record of a host of a run and of the GPUs found in it."""
+    """The baselines of a host of a run and of its GPUs."""
 
     host: PartBaseline | None = None
     gpus: Mapping[str, PartBaseline] = field(default_factory=dict)
     """By serial."""
     problem: str = ""
-    """Why it cannot be believed."""
+    """Why it is rejected."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedBaseline:
-    """The baseline that a run is compared with: its copy in the run directory is the one that counts."""
+    """The baseline that a run is compared with. Its copy in the run directory is used."""
 
     directory: str
-    """Where it was taken from."""
+    """Directory that it was copied from."""
     digest: str
-    """SHA-256 of the index of the copy, which has that of each file."""
+    """SHA-256 of the index of the copy, which contains the checksum of each file."""
 
 
 REGRESSED, IMPROVED, CHANGED, UNCLEAR = "regressed", "improved", "changed", "unclear"
 REPLACED, MOVED, NEW, GONE = "replaced", "moved", "new", "gone"
 VERSION = "version"
 PARTS = (REPLACED, MOVED, NEW, GONE)
-"""Kinds of changes of parts; the figures that came and went are `figures_new` and `figures_gone`."""
+"""Kinds of changes of parts. New and missing figures are `figures_new` and `figures_gone`."""
 FIGURES_NEW, FIGURES_GONE = "figures_new", "figures_gone"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One thing that is not as it was."""
+    """One change."""
 
     kind: str
     """regressed, improved, changed (a figure without better and worse), unclear; replaced, moved, new, gone (parts); version;
@@ -134,7 +134,7 @@ class Change:
     text: str
     """One sentence for people."""
     serial: str = ""
-    """Of the part as it is now; as it was, where it is gone."""
+    """Serial of the current part, or of the earlier one if it is gone."""
     stage: str = ""
     params: Mapping[str, Value] = field(default_factory=dict)
     unit: str = ""
@@ -143,13 +143,13 @@ class Change:
     share: float | None = None
     """(new - old) / old."""
     noise: float | None = None
-    """Share that is taken for noise; beyond it a figure is called changed."""
+    """Relative noise; a figure changed if it differs by more."""
     basis: str = ""
-    """Where the noise is known from."""
+    """Source of the noise."""
 
     @property
     def counts(self) -> bool:
-        """A regression, or a part that differs: what a comparison is made for."""
+        """Whether it is a regression or a changed part."""
         return self.kind in (REGRESSED, *PARTS)
 
     @property
@@ -159,7 +159,7 @@ class Change:
 
 
 def part_baseline_from_json(document: Mapping[str, Any]) -> PartBaseline:
-    """The baseline in a document that baseline.schema.json has passed."""
+    """Return the baseline in a document that matches baseline.schema.json."""
     parts: dict[str, Any] = {
         "runs": tuple(Accepted(**{**run, "waivers": tuple(run.get("waivers", ()))}) for run in document["runs"]),
         "figures": tuple(Level(**item) for item in document["figures"]),

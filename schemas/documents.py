@@ -1,7 +1,7 @@
-"""Reading and writing JSON documents so that nothing ambiguous gets in and nothing partial gets out.
+"""Read JSON documents strictly, and write them atomically.
 
-The standard library takes `NaN`, `1e999`, duplicate keys and bottomless nesting without a word, and each of them can turn
-a broken record into an accepted host. Everything that Rackproof reads goes through `parse` and a JSON Schema.
+The standard library accepts `NaN`, `1e999`, duplicate keys and unlimited nesting, and each of them can turn a broken record into
+an accepted host. Rackproof reads every document through `parse` and validates it with a JSON Schema.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ except ImportError:  # a GPU host checks few documents
 COMPILES = jsonschema_rs is not None
 
 MAX_BYTES = 8_000_000
-"""A host record of 8 GPUs under `standard` is about 0.8 MB, one of 16 about 1.5 MB; what is far more is not one of ours."""
+"""A record of 8 GPUs with the profile `standard` has about 0.8 MB, one of 16 GPUs about 1.5 MB."""
 MAX_DEPTH = 12
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
@@ -41,11 +41,11 @@ Json = Any
 
 
 class DocumentError(RackproofError, ValueError):
-    """A document that cannot be trusted: unreadable, ambiguous, of another schema or another run."""
+    """A document that is unreadable, ambiguous, or belongs to another schema or run."""
 
 
 def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json:
-    """The JSON value in `text`.
+    """Return the JSON value in `text`.
 
     Raises:
         DocumentError: it is larger than `max_bytes`, nested deeper than MAX_DEPTH, not JSON, or holds NaN, an infinity or
@@ -53,14 +53,14 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
     """
     size = len(text)
     if size > max_bytes:
-        raise DocumentError(f"{source}: {size} bytes, more than the {max_bytes} that a record may have")
+        raise DocumentError(f"{source}: {size} bytes, more than the allowed {max_bytes}")
 
     def unique(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-        found = dict(pairs)
-        if len(found) < len(pairs):
-            twice = next(key for i, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:i]))
-            raise DocumentError(f"{source}: the key {twice!r} stands twice in one object")
-        return found
+        value = dict(pairs)
+        if len(value) < len(pairs):
+            duplicate = next(key for i, (key, _) in enumerate(pairs) if any(key == other for other, _ in pairs[:i]))
+            raise DocumentError(f"{source}: duplicate key {duplicate!r}")
+        return value
 
     def constant(word: str) -> float:
         raise DocumentError(f"{source}: {word} is not JSON")
@@ -85,7 +85,7 @@ def parse(text: str | bytes, *, source: str, max_bytes: int = MAX_BYTES) -> Json
 
 
 def refuse_unbounded(value: Json, *, source: str) -> None:
-    """Raises DocumentError where `value` holds a number that is not finite, half a character, or nests deeper than MAX_DEPTH."""
+    """Raise DocumentError if `value` has a number that is not finite, a lone surrogate, or more than MAX_DEPTH levels."""
     pending = [(value, 0)]
     while pending:
         item, depth = pending.pop()
@@ -96,7 +96,7 @@ def refuse_unbounded(value: Json, *, source: str) -> None:
         if isinstance(item, int) and abs(item) >= 1 << 64:
             raise DocumentError(f"{source}: holds a number of more than 64 bits")
         if isinstance(item, str) and not item.isascii() and _SURROGATE.search(item):
-            raise DocumentError(f"{source}: holds half a character (a lone surrogate), which is no text")
+            raise DocumentError(f"{source}: holds half a character (a lone surrogate)")
         if isinstance(item, dict):
             pending.extend((child, depth + 1) for child in item.values())
             pending.extend((key, depth + 1) for key in item if not key.isascii())
@@ -105,55 +105,55 @@ def refuse_unbounded(value: Json, *, source: str) -> None:
 
 
 def read(path: Path, schema: str, *, max_bytes: int = MAX_BYTES) -> Json:
-    """The document at `path`, checked against schemas/`schema`.schema.json.
+    """Return the document at `path`, validated with schemas/`schema`.schema.json.
 
-    A link, a FIFO or a device is refused unopened: a host may have put it there.
+    A link, a FIFO or a device is refused before it is opened: a host may have created it.
 
     Raises:
-        DocumentError: as `parse` and `validate`; also where the file is missing, unreadable or not a regular file.
+        DocumentError: as `parse` and `validate`; or the file is missing, unreadable or not a regular file.
     """
     return checked(read_bytes(path, max_bytes=max_bytes), schema, source=str(path), max_bytes=max_bytes)
 
 
 def checked(text: bytes, schema: str, *, source: str, max_bytes: int = MAX_BYTES) -> Json:
-    """The document in `text`, checked against schemas/`schema`.schema.json. Raises DocumentError as `parse` and `validate`."""
+    """Return the document in `text`, validated with schemas/`schema`.schema.json. Raises DocumentError."""
     value = parse(text, source=source, max_bytes=max_bytes)
     validate(value, schema, source=source)
     return value
 
 
 def read_bytes(path: Path, *, max_bytes: int = MAX_BYTES) -> bytes:
-    """What stands in a regular file; one byte more than `max_bytes` of it at most. Raises DocumentError as `read`."""
+    """Return the content of a regular file, at most `max_bytes` + 1 of it. Raises DocumentError as `read`."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(descriptor, "rb") as file:
-            there = os.fstat(descriptor)
-            if not stat.S_ISREG(there.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 raise DocumentError(f"{path}: not a regular file")
-            if there.st_size > max_bytes:
-                raise DocumentError(f"{path}: {there.st_size} bytes, more than the {max_bytes} that it may have")
-            return file.read(max_bytes + 1 if max_bytes <= MAX_BYTES else there.st_size + 1)
+            if status.st_size > max_bytes:
+                raise DocumentError(f"{path}: {status.st_size} bytes, more than the allowed {max_bytes}")
+            return file.read(max_bytes + 1 if max_bytes <= MAX_BYTES else status.st_size + 1)
     except OSError as error:
         raise DocumentError(f"{path}: {error.strerror}") from error
 
 
 def write(path: Path, value: Json) -> None:
-    """Writes `value` as JSON in one step: a reader sees the old file or the new one, never a part.
+    """Write `value` as JSON atomically: a reader sees the old file or the new one, never a part.
 
     Raises:
         ValueError: `value` holds NaN or an infinity.
-        OSError: the file system refused; `path` is as it was.
+        OSError: the file could not be written; `path` is unchanged.
     """
     write_text(path, text(value))
 
 
 def text(value: Json) -> str:
-    """`value` as we write JSON. Raises ValueError where it holds NaN or an infinity."""
+    """Return `value` as JSON text. Raises ValueError if it holds NaN or an infinity."""
     return json.dumps(value, allow_nan=False, ensure_ascii=False, indent=1, default=_plain) + "\n"
 
 
 def write_text(path: Path, text: str, *, durable: bool = True) -> None:
-    """Writes `text` in one step, through a temporary file beside `path`; `durable`: it survives a power cut."""
+    """Write `text` atomically, through a temporary file in the same directory; `durable`: it survives a power failure."""
     path.parent.mkdir(parents=True, exist_ok=True)
     descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -176,25 +176,25 @@ def _plain(value: object) -> Json:
 
 
 def validate(value: Json, schema: str, *, source: str) -> None:
-    """Raises DocumentError naming the innermost place where `value` is not what the schema says."""
+    """Raise DocumentError with the innermost location at which `value` does not match the schema."""
     errors = sorted(faults(value, schema), key=lambda error: -len(error.absolute_path))
     if errors:
         raise DocumentError(f"{source}: {explain(errors[0])}")
 
 
 def faults(value: Json, schema: str) -> list[ValidationError]:
-    """Everything in which `value` is not what the schema says.
+    """Return every location at which `value` does not match the schema.
 
-    jsonschema has the word. What the compiled schema accepts, where there is one, jsonschema accepts too, and is not asked.
+    The result is that of jsonschema, which is not called if the compiled schema, where installed, accepts the value.
     """
-    with contextlib.suppress(ValueError, OverflowError):  # of what is no JSON
+    with contextlib.suppress(ValueError, OverflowError):  # of a value that is not JSON
         if COMPILES and compiled(schema).is_valid(value):
             return []
     return list(validator(schema).iter_errors(value))
 
 
 def explain(error: ValidationError) -> str:
-    """A schema error in a user's words, with the nearest valid name where a name is wrong."""
+    """Return a schema error as a message for the operator, with the nearest valid name for a wrong one."""
     where = ".".join(str(step) for step in error.absolute_path) or "the document"
     if error.validator == "additionalProperties" and isinstance(error.instance, dict):
         known = error.schema.get("properties", {}) if isinstance(error.schema, dict) else {}
@@ -215,7 +215,7 @@ def explain(error: ValidationError) -> str:
 
 
 def _as_text(where: str, error: ValidationError) -> str:
-    """What to do where a number or a flag came as text: by `-e name=value`, or in YAML's eyes."""
+    """Return what to do about a number or a flag that is text, from `-e name=value` or in YAML."""
     wanted, text = error.validator_value, error.instance
     if wanted == "integer" and isinstance(text, float) and text.is_integer():
         return f": write {text:.0f}"
@@ -232,30 +232,30 @@ def _as_text(where: str, error: ValidationError) -> str:
 
 
 def nearest(word: str, known: Iterable[str]) -> str:
-    """` (did you mean …?)`, or nothing where no known word is near; capitals are no difference."""
-    there, folded = {name.casefold(): name for name in known}, word.casefold()
-    close = difflib.get_close_matches(folded, there)
-    # Of several that are as near the one that also ends so: `gte` is ge, not gt.
+    """Return ` (did you mean …?)`, or an empty string if no known word is similar; case is ignored."""
+    names, folded = {name.casefold(): name for name in known}, word.casefold()
+    close = difflib.get_close_matches(folded, names)
+    # Of equally similar ones the one with the same last letter: `gte` is ge, not gt.
     best = max(close, key=lambda name: (_likeness(folded, name), name[-1:] == folded[-1:]), default="")
-    return f" (did you mean {there[best]}?)" if close else ""
+    return f" (did you mean {names[best]}?)" if close else ""
 
 
 def _likeness(word: str, other: str) -> float:
-    """As difflib.get_close_matches sorts by it."""
+    """Return the ratio that difflib.get_close_matches sorts by."""
     return difflib.SequenceMatcher(None, other, word).ratio()
 
 
 @cache
 def compiled(schema: str) -> Any:
-    """The compiled validator of schemas/`schema`.schema.json, or of a part of it (`record#/$defs/gpu`).
+    """Return the compiled validator of schemas/`schema`.schema.json, or of a part of it (`record#/$defs/gpu`).
 
-    Only where jsonschema-rs is installed.
+    Needs jsonschema-rs.
     """
     return jsonschema_rs.Draft202012Validator(_marked(part(*schema.split("#/"))), keywords={"whole": _Whole})
 
 
 class _Whole:
-    """The keyword `whole` of jsonschema-rs, which takes 2.0 for an integer."""
+    """The keyword `whole`, which rejects 2.0: jsonschema-rs accepts it as an integer."""
 
     def __init__(self, *_: object) -> None: ...
 
@@ -265,7 +265,7 @@ class _Whole:
 
 
 def _marked(node: Json) -> Json:
-    """The schema with `whole` beside every `"type": "integer"`."""
+    """Return the schema with `whole` added to every `"type": "integer"`."""
     if isinstance(node, list):
         return [_marked(item) for item in node]
     if not isinstance(node, dict):
@@ -276,8 +276,8 @@ def _marked(node: Json) -> Json:
 
 @cache
 def validator(schema: str) -> Draft202012Validator:
-    """jsonschema's validator of schemas/`schema`.schema.json, built once; to it 2.0, which names no GPU, is no integer."""
-    from jsonschema import Draft202012Validator, validators  # takes as long to import as the rest of most commands
+    """Return the jsonschema validator of schemas/`schema`.schema.json, which does not accept 2.0 as an integer."""
+    from jsonschema import Draft202012Validator, validators  # its import takes as long as the rest of most commands
 
     extend: Any = validators.extend  # it has no types
     checker = Draft202012Validator.TYPE_CHECKER.redefine("integer", lambda _, value: type(value) is int)
@@ -285,7 +285,7 @@ def validator(schema: str) -> Draft202012Validator:
 
 
 def part(name: str, place: str = "") -> Json:
-    """What stands at `place` of schemas/`name`.schema.json, such as `$defs/gpu`, with all that it refers to."""
+    """Return the part of schemas/`name`.schema.json at `place`, such as `$defs/gpu`, with its references resolved."""
     return _inlined(functools.reduce(operator.getitem, place.split("/") if place else [], _schema(name)), name)
 
 
@@ -295,8 +295,9 @@ def _schema(name: str) -> Json:
 
 
 def _inlined(node: Json, name: str) -> Json:
-    """A part of schemas/`name`.schema.json with what it refers to in its place: jsonschema takes half of its time to look
-    references up. They come with a description at most, and none leads back to itself.
+    """Return a part of schemas/`name`.schema.json with its references resolved, which halves the time of jsonschema.
+
+    A reference has a description at most, and none is recursive.
     """
     if isinstance(node, list):
         return [_inlined(item, name) for item in node]

@@ -1,8 +1,8 @@
-"""What only one process at a time may do, and names by which a process is known for ever.
+"""Locked files, and claims that name the process which runs something.
 
-A lock of the kernel (flock) ends with the process that holds it, however that ends. Where no process lives as long as what is
-to be kept to oneself, as with a playbook whose tasks come and go, a file names the process that does, so exactly that a later
-process of the same number is not taken for it.
+The kernel releases a lock (flock) when the process that holds it ends. A playbook has no process of its own that holds a lock
+for its whole duration. Its claim is a file that identifies ansible-playbook well enough that a later process with the same PID
+is not mistaken for it.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ LINE_BYTES = 64_000
 
 @contextlib.contextmanager
 def exclusive(path: Path, mode: int = 0o644) -> Iterator[int]:
-    """The file at `path`, open and locked: whoever else opens it so waits. It is made, with `mode`, where it is not there."""
+    """Open and lock the file at `path`; others that do the same wait. A missing file is created with `mode`."""
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, mode)
         try:
@@ -38,35 +38,37 @@ def exclusive(path: Path, mode: int = 0o644) -> Iterator[int]:
 
 
 def _still_there(path: Path, descriptor: int) -> bool:
-    """False where the file was removed while we waited for it."""
+    """Return False if the file was removed while we waited for the lock."""
     try:
-        found = path.lstat()
+        current = path.lstat()
     except FileNotFoundError:
         return False
-    mine = os.fstat(descriptor)
-    return (found.st_dev, found.st_ino) == (mine.st_dev, mine.st_ino)
+    opened = os.fstat(descriptor)
+    return (current.st_dev, current.st_ino) == (opened.st_dev, opened.st_ino)
 
 
 def read_line(descriptor: int, schema: str) -> dict[str, Any] | None:
-    """The document in the first line of the file, checked; None where there is none, or only a part of one."""
+    """Return the validated document in the first line of the file; None if there is none, or only a part."""
     text, newline, _ = os.pread(descriptor, LINE_BYTES, 0).partition(b"\n")
     try:
-        found = documents.parse(text, source=schema)
-        documents.validate(found, schema, source=schema)
+        document = documents.parse(text, source=schema)
+        documents.validate(document, schema, source=schema)
     except documents.DocumentError:
         return None
-    return dict(found) if newline else None
+    return dict(document) if newline else None
 
 
 def write_line(descriptor: int, document: Mapping[str, Any]) -> None:
-    """Puts the document into the file as its only line: a reader finds the old one or the new one, and no file beside it."""
+    """Replace the content of the file by the document, as one line. A reader sees the old or the new document."""
     text = (json.dumps(document) + "\n").encode()
-    os.pwrite(descriptor, text, 0)  # one call, which no signal cuts; what is left of a longer line comes after it
+    os.pwrite(
+        descriptor, text, 0
+    )  # one call is not interrupted by a signal; the rest of a longer old line follows the newline
     os.ftruncate(descriptor, len(text))
 
 
 def born(pid: int) -> str:
-    """When a process began, in clock ticks since boot; with the pid it names one process. Empty for none or a zombie."""
+    """Return the start time of a process in clock ticks since boot; empty for none or a zombie. With the PID it is unique."""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -75,41 +77,41 @@ def born(pid: int) -> str:
 
 
 def boot_id() -> str:
-    """Which boot of this machine this is."""
+    """Return the id of the current boot of this machine."""
     return _text("/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Claim:
-    """Who carries out a run: `lock.json` on the control node, and part of each host's lease."""
+    """Which process runs a run: `lock.json` on the control node, and part of the lease of each host."""
 
     run_id: str
     user: str
     host: str
     machine: str
-    """Machine id of the control node; its host name where it has none."""
+    """Machine id of the control node, or its host name if it has none."""
     boot_id: str
     pid_namespace: str
     pid: int
-    """The process that lasts as long as the run is carried out: ansible-playbook."""
+    """The process that lasts as long as the run: ansible-playbook."""
     born: str
     since: str
     runs: str
     """Directory of the runs on the control node."""
     running: tuple[str, ...] = ()
-    """The other runs of that directory that were being carried out at `since`."""
+    """The other runs in that directory that were running at `since`."""
 
     @property
     def process(self) -> tuple[str, str, str, int, str]:
-        """What no other process has in common with this one."""
+        """The unique identity of the process."""
         return self.machine, self.boot_id, self.pid_namespace, self.pid, self.born
 
     def who(self) -> str:
-        """For people."""
+        """Return the claim in words."""
         return f"{self.user} on {self.host} (process {self.pid})"
 
     def lives(self) -> bool | None:
-        """Whether its process runs; None where that cannot be told from here."""
+        """Return whether its process runs; None if that cannot be determined on this machine."""
         if self.machine != machine():
             return None
         if self.boot_id != boot_id():
@@ -120,7 +122,7 @@ class Claim:
 
 
 def claim(run_id: str, runs: Path, pid: int, since: str, running: tuple[str, ...] = ()) -> Claim:
-    """The claim of a process of this machine."""
+    """Return the claim of a process on this machine."""
     return Claim(
         run_id=run_id,
         user=_user(),
@@ -137,17 +139,17 @@ def claim(run_id: str, runs: Path, pid: int, since: str, running: tuple[str, ...
 
 
 def claim_from_json(document: Mapping[str, Any]) -> Claim:
-    """The claim in a document that lock.schema.json has passed."""
+    """Return the claim in a document that matches lock.schema.json."""
     return Claim(**{**document, "running": tuple(document.get("running", ()))})
 
 
 def machine() -> str:
-    """What tells this machine from every other."""
+    """Return the unique id of this machine."""
     return _text("/etc/machine-id") or socket.gethostname()
 
 
 def pid_namespace() -> str:
-    """Within which process numbers mean what they mean here: a container has its own."""
+    """Return the PID namespace of this process: a container has its own."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:

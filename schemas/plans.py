@@ -22,29 +22,29 @@ GPU, NIC = "gpu", "nic"
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One launch of benchmarks: on each host alone (`benchmark`), or across the hosts of a gang (`gang`)."""
+    """A stage of the run: benchmarks on each host alone (`benchmark`) or across the hosts of a gang (`gang`)."""
 
     name: str
     deadline_s: float
     collective_timeout_s: float
     benchmarks: Mapping[str, Mapping[str, Any]]
-    """Benchmark -> its settings where they differ from the catalogue's."""
+    """Benchmark -> its settings that differ from the catalogue."""
     duration_s: float = 0.0
-    """For which it is carried out again and again, round after round; 0: once. `deadline_s` is then that of a round."""
+    """How long it is repeated, round after round, with `deadline_s` for each round; 0: it runs once."""
     stop_on: str = ""
-    """By which findings of its own a host ends that early: one of `timeline.STOP_ON`."""
+    """Which findings of its own end the stage early on a host: one of `timeline.STOP_ON`."""
     cpus: int = 0
-    """Processors that each rank may use; 0: all that its host gives."""
+    """Processors that each rank may use; 0: all of its host."""
 
     @property
     def longest_s(self) -> float:
-        """What it may take: a round that began in time comes to its end."""
+        """Maximum duration: a round that begins in time is finished."""
         return self.duration_s + self.deadline_s
 
 
 @dataclass(frozen=True, kw_only=True)
 class PlannedHost:
-    """A host as the inventory states it: what is expected, not what was found."""
+    """A host as in the inventory: what is expected, not what was detected."""
 
     name: str
     address: str
@@ -54,69 +54,69 @@ class PlannedHost:
     devices: tuple[int, ...]
     """NVML indices of the GPUs under test, or the numbers of a rehearsal's processes."""
     gpu_model: str = ""
-    """Criteria pack that the inventory names; empty: found by the GPU's own name."""
+    """Criteria pack named in the inventory; empty: selected by the name of the GPU."""
     gang: str = ""
     fabric_gbps: float = 0.0
-    """Line rate of the fabric port of one GPU in Gb/s; 0 where the inventory does not say."""
+    """Line rate of the fabric port of one GPU in Gb/s; 0 if not in the inventory."""
     environment: Mapping[str, str] = field(default_factory=dict)
     share_gpus: bool = False
-    """Measure although other processes use the GPUs."""
+    """Measure even if other processes use the GPUs."""
     count_found: bool = False
-    """`devices` are those that were found: nobody said how many there should be."""
+    """`devices` are the detected ones, because the inventory gives no number."""
 
     @cached_property
     def scopes(self) -> tuple[str, ...]:
-        """The scope of each device: `gpu=0`, `gpu=1` … or `cpu=0` …"""
+        """Scopes of the devices: `gpu=0`, `gpu=1` … or `cpu=0` …"""
         return tuple(f"{self.device}={index}" for index in self.devices)
 
     @property
     def fabric(self) -> float:
-        """Line rate of the fabric ports of all its devices in B/s; 0 where the inventory does not say."""
+        """Line rate of the fabric ports of all its devices in B/s; 0 if not in the inventory."""
         return self.fabric_gbps * 1e9 / 8 * len(self.devices)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """A part that was ordered, as one line of the manifest has it."""
+    """An ordered part: one line of the manifest."""
 
     host: str
     kind: str
     """`gpu` or `nic`."""
     serial: str
-    """Serial of a GPU; node GUID or MAC address of a NIC; as it is written."""
+    """Serial of a GPU, or node GUID or MAC address of a NIC, as written in the manifest."""
     slot: str = ""
-    """PCI address as sysfs spells it, NVML index of a GPU or name of a NIC; empty: anywhere in the host."""
+    """PCI address in the notation of sysfs, NVML index of a GPU or name of a NIC; empty: anywhere in the host."""
     origin: str = ""
     """File and line, for people."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chosen:
-    """A benchmark of the profile that is run, or left out for want of time."""
+    """A benchmark of the profile that is selected, or skipped for lack of time."""
 
     stage: str
     benchmark: str
     chosen: bool
     cost_s: float
-    """What it is thought to take."""
+    """Expected duration."""
     why: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """What of a profile is run within a given time (`fleet/planning/test_selection.py`)."""
+    """The benchmarks selected from a profile for a time budget (`fleet/planning/test_selection.py`)."""
 
     budget_s: float
     cost_s: float
     runs: int
-    """Earlier runs by which it was chosen."""
+    """Number of earlier runs that the selection is based on."""
     items: tuple[Chosen, ...]
-    """All that the profile has: first what is run, in the order in which it was chosen."""
+    """All benchmarks of the profile: first the selected ones, in the order of selection."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What must be observed, by whom, and how long it may take."""
+    """Which observations must exist, on which hosts, and how long they may take."""
 
     run_id: str
     nonce: str
@@ -124,30 +124,30 @@ class Plan:
     profile: str
     rehearsal: bool
     criteria: tuple[str, ...]
-    """Packs named by the inventory beside the GPU model's own: names of shipped packs or paths."""
+    """Packs that the inventory adds to those of the GPU model: names of shipped packs or paths."""
     stages: tuple[Stage, ...]
     hosts: tuple[PlannedHost, ...]
     expected: tuple[Expectation, ...]
     manifest: tuple[Part, ...] = ()
-    """The parts that were ordered; empty where the inventory names no manifest."""
+    """The ordered parts; empty if the inventory names no manifest."""
     grafana_url: str = ""
-    """Where Grafana shows the run; the report leads there."""
+    """Base URL of Grafana, which the report links to."""
     simulated: bool = False
-    """`rackproof simulate` made it up: its records say so too, and nothing that comes of it accepts hardware."""
+    """Generated by `rackproof simulate`, as are its records; such a run never accepts hardware."""
     reason: str = ""
-    """Why the run is made, in the operator's words."""
+    """The operator's reason for the run."""
     choice: Choice | None = None
-    """Where there was no time for all of the profile: what was chosen and what was not."""
+    """Which benchmarks were selected, if there was not enough time for the whole profile."""
     waivers: tuple[Waiver, ...] = ()
-    """What somebody answers for, as it stood when the run began."""
+    """The waivers at the beginning of the run."""
     baseline: PlannedBaseline | None = None
     """The accepted records that the run is compared with."""
     study: Study | None = None
-    """Where the run is a scaling study: nothing is judged, and each cell is a launch of its own."""
+    """Set for a scaling study: nothing is judged, and each cell is a separate launch."""
     schema: str = PLAN_SCHEMA
 
     def host(self, name: str) -> PlannedHost:
-        """The planned host of that name. Raises KeyError."""
+        """Return the planned host of that name. Raises KeyError."""
         return self._by_name[name]
 
     @cached_property
@@ -164,38 +164,38 @@ class Plan:
 
     @cached_property
     def _expected(self) -> dict[tuple[bool, int, int], list[Expectation]]:
-        """What hosts of one kind must observe, as far as somebody asked."""
+        """Cache of what hosts of one kind must observe."""
         return {}
 
     def only(self, hosts: Iterable[str]) -> Plan:
-        """The plan of these hosts alone, whole gangs of them, in their order; without what was ordered."""
+        """Return the plan of these hosts, which must be whole gangs, in this order and without the manifest."""
         part = replace(self, hosts=tuple(self._by_name[name] for name in hosts), manifest=())
         vars(part)["_expected"] = self._expected  # hosts of one kind must observe the same in either
         return part
 
     def ranks(self, hosts: Iterable[str]) -> int:
-        """How many devices those of the named hosts have that are of the plan."""
+        """Return the number of devices of the named hosts; hosts that are not in the plan do not count."""
         return sum(len(self._by_name[name].devices) for name in set(hosts) if name in self._by_name)
 
     def slowest_fabric(self, host: PlannedHost, members: Iterable[str]) -> float:
-        """B/s of the host's ports, or of a member's of its gang that brings less: what all do together is no faster."""
+        """Return the fabric rate (B/s) of the host, or that of the slowest member of its gang, which limits all of them."""
         if host.gang not in self._mixed:
             return host.fabric
-        there = set(members)
-        told = (other.fabric for other in self._of_gang[host.gang] if other.name in there and other.fabric)
-        return min(told, default=host.fabric)
+        names = set(members)
+        rates = (other.fabric for other in self._of_gang[host.gang] if other.name in names and other.fabric)
+        return min(rates, default=host.fabric)
 
     @cached_property
     def _mixed(self) -> set[str]:
-        """The gangs whose hosts do not all bring the same to the fabric."""
+        """The gangs whose hosts have different fabric rates."""
         return {gang for gang, hosts in self._of_gang.items() if len({host.fabric for host in hosts}) > 1}
 
     def stage(self, name: str) -> Stage:
-        """The planned stage of that name. Raises KeyError."""
+        """Return the planned stage of that name. Raises KeyError."""
         return next((stage for stage in self.stages if stage.name == name), None) or _missing(name)
 
     def of_cell(self, number: int) -> Plan:
-        """The plan of one cell of the study, by its number: its GPUs of every host, its settings. Raises KeyError."""
+        """Return the plan of one cell of the study, with its GPUs and settings. Raises KeyError."""
         cells = self.study.cells if self.study else ()
         if not 0 < number <= len(cells):
             _missing(f"cell {number}")
@@ -205,7 +205,7 @@ class Plan:
         return replace(self, stages=(replace(gang, name=CELL, cpus=cell.cpus, benchmarks=benchmarks),), hosts=hosts)
 
     def expected_of(self, host: PlannedHost) -> list[Expectation]:
-        """What `host` must observe."""
+        """Return what `host` must observe."""
         alone = len(host.devices)
         together = sum(len(other.devices) for other in self._of_gang.get(host.gang, ()))
         key = bool(host.gang), alone, together
@@ -219,7 +219,7 @@ class Plan:
         return self._expected[key]
 
     def scopes_of(self, host: PlannedHost, expectation: Expectation) -> tuple[str, ...]:
-        """The scopes in which `host` must make that observation."""
+        """Return the scopes in which `host` must make that observation."""
         if expectation.scope == "device":
             return host.scopes
         if expectation.scope == "pair":
@@ -232,18 +232,18 @@ class Plan:
         return (f"gang={host.gang}" if expectation.stage == GANG else "host",)
 
     def _partner_scopes(self, host: PlannedHost, expectation: Expectation) -> tuple[str, ...]:
-        """The devices that every host of the gang has, each with every host that its own meets."""
+        """Return the devices that all hosts of the gang have, each with every partner of the host."""
         gang = self._of_gang.get(host.gang, [])
         if expectation.stage != GANG or not gang:
             return ()
         benchmark = expectation.name.split(".")[0]
         chosen = settings(benchmark, self.stage(expectation.stage).benchmarks.get(benchmark, {}))
         rails = min(len(other.devices) for other in gang)
-        met = partners([other.name for other in gang], host.name, int(chosen["rounds"]))
-        return tuple(f"{scope},partner={other}" for other in met for scope in host.scopes[:rails])
+        partner_hosts = partners([other.name for other in gang], host.name, int(chosen["rounds"]))
+        return tuple(f"{scope},partner={other}" for other in partner_hosts for scope in host.scopes[:rails])
 
     def gangs(self) -> dict[str, tuple[str, ...]]:
-        """Gang -> its hosts, in inventory order."""
+        """Return each gang with its hosts, in inventory order."""
         return self._gangs
 
     @cached_property
@@ -256,7 +256,7 @@ def _missing(name: str) -> Any:
 
 
 def plan_from_json(document: Mapping[str, Any]) -> Plan:
-    """The plan in a document that plan.schema.json has passed."""
+    """Return the plan in a document that matches plan.schema.json."""
     parts: dict[str, Any] = {
         "criteria": tuple(document["criteria"]),
         "stages": tuple(Stage(**stage) for stage in document["stages"]),
@@ -272,5 +272,5 @@ def plan_from_json(document: Mapping[str, Any]) -> Plan:
 
 
 def choice_from_json(document: Mapping[str, Any]) -> Choice:
-    """The choice of a plan."""
+    """Return the test selection of a plan."""
     return Choice(**{**document, "items": tuple(Chosen(**item) for item in document["items"])})

@@ -1,4 +1,4 @@
-"""A probe: a short launch that only finds out whether some hosts work together. Nothing that it measures is judged."""
+"""A probe: a short launch that tests whether some hosts work together. Its measurements are not judged."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ from schemas.stages import PROBE
 
 TIMEOUT_S = 60.0
 START_S = 120.0
-"""Importing torch, waking a driver and meeting the others may take so long."""
+"""Maximum time to import torch, start the driver and connect to the other ranks."""
 TOGETHER = "collective"
-"""The benchmark that a probe runs: where it is measured, the hosts work together."""
+"""The benchmark of a probe: if it is measured, the hosts work together."""
 
 
 def probe(gang: Stage) -> Stage:
-    """The stage of a probe of hosts whose gang's stage this is: one all_reduce, of a word and of 1 MiB."""
+    """Return the stage of a probe, from that of the gang: one all_reduce of 8 bytes and of 1 MiB."""
     timeout_s = min(gang.collective_timeout_s, TIMEOUT_S)
     return Stage(
         name=PROBE,

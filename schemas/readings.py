@@ -1,7 +1,7 @@
-"""What the collectors read: name -> unit, labels and meaning.
+"""The readings of the collectors: name -> unit, labels and help text.
 
-The control node imports no collector, and the lint has to know what a criterion may speak of. `readings.json` is written by
-tests/unit/test_readings.py out of the collectors themselves, and a test says where the two differ.
+The control node imports no collector, and the lint must know which readings exist. tests/unit/test_readings.py generates
+`readings.json` from the collectors and fails if the file is out of date.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ PROMETHEUS_SUFFIX = {
 
 @dataclass(frozen=True, kw_only=True)
 class Reading:
-    """One kind of reading over all its scopes."""
+    """A reading, for all its scopes."""
 
     unit: str
     help: str
     labels: tuple[str, ...] = ()
-    """Labels of its scopes, from the outside in; none: it concerns the host."""
+    """Labels of its scopes, widest first; none: it is of the host."""
     counter: bool = False
 
 

@@ -1,7 +1,6 @@
-"""What a host says: frozen dataclasses <-> JSON. A record holds facts and measurements, and no judgement.
+"""Records of hosts as frozen dataclasses. A record holds facts and measurements, and no judgement.
 
-Scopes are strings: `host`; `gpu=0` and `gpu=0,link=3` (NVML index; `Record.gpus` maps it to serial and UUID); `cpu=0`
-(a rehearsal's process); `gang=rack12`. Units are SI base units; a ratio or a count has unit `1`.
+Scopes are strings (`schemas.scopes`). Units are SI base units; a ratio or a count has unit `1`. `schemas.decode` reads records.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ Value = float | int | str | bool | None
 
 @dataclass(frozen=True, kw_only=True)
 class Samples:
-    """How a value came about: count, extremes, median and coefficient of variation of its repetitions."""
+    """The repetitions behind a value: count, extremes, median and coefficient of variation."""
 
     n: int
     min: float
@@ -32,14 +31,14 @@ class Samples:
     max: float
     cv: float
     precision: float | None = None
-    """Half the 95 % interval of the median over the median; None for fewer than six repetitions, which give none."""
+    """Half the 95 % interval of the median, divided by the median; None for fewer than six repetitions."""
     stopped: str = ""
-    """Why no more were taken: `precision` reached, or the `time` for it spent; empty where their number was given."""
+    """Why repeating stopped: `precision` reached, or `time` over; empty if the number was fixed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Observation:
-    """One thing seen, or one thing that could not be seen and why."""
+    """One measured value, or the reason why it could not be measured."""
 
     name: str
     scope: str
@@ -60,7 +59,7 @@ class Observation:
 
 @dataclass(frozen=True, kw_only=True)
 class Metric:
-    """One collector family in one snapshot: a value a scope, or why there is none."""
+    """One collector family in one snapshot: a value for each scope, or why there is none."""
 
     name: str
     unit: str
@@ -80,11 +79,11 @@ class Snapshot:
     metrics: tuple[Metric, ...]
 
     def observations(self) -> list[Observation]:
-        """The snapshot as observations, with the phase among their parameters."""
-        return [seen for metric in self.metrics for seen in self.told(metric)]
+        """Return the snapshot as observations, with the phase among their parameters."""
+        return [item for metric in self.metrics for item in self.observations_of(metric)]
 
-    def told(self, metric: Metric) -> list[Observation]:
-        """One of its metrics as observations."""
+    def observations_of(self, metric: Metric) -> list[Observation]:
+        """Return one of its metrics as observations."""
         common: dict[str, Any] = {
             "name": metric.name,
             "unit": metric.unit,
@@ -120,27 +119,27 @@ class Rank:
     rank: int
     local_rank: int
     phase: str
-    """The last thing it said it was doing."""
+    """What it last reported to be doing."""
     exit_code: int | None
-    """As the shell gives it, negative for a signal; None where the process was gone before it could be asked."""
+    """As in a shell, negative for a signal; None if the process disappeared before its code was read."""
     log_tail: str
 
 
 @dataclass(frozen=True, kw_only=True)
 class Culprit:
-    """Whom a gang was ended for. `text` is the same on every host that was told."""
+    """Why a launch of a gang was ended, and which hosts caused it. `text` is the same on all notified hosts."""
 
     kind: str
-    """`rank_silent`, `rank_ended`, `rank_behind`, `rank_absent`, `host_silent`, `host_absent`, `cut_off`: a host that lost
-    all the others, and says so of itself; or `rank_unable`: a rank has no device that works, as its own host alone says."""
+    """`rank_silent`, `rank_ended`, `rank_behind`, `rank_absent`, `host_silent`, `host_absent`; `cut_off`: a host lost contact
+    to all the others, by its own report; `rank_unable`: a rank has no working device, by the report of its own host."""
     hosts: tuple[str, ...]
-    """More than one where several fell silent at once, or where two lost each other and nobody can tell which is at fault."""
+    """Several if they became silent at the same time, or if two lost contact and either may be at fault."""
     text: str
     scope: str = ""
-    """The device of the rank: `gpu=3`; empty where its launcher had ended, for which no device is to blame."""
+    """The device of the rank: `gpu=3`; empty if its launcher had exited, which no device explains."""
     rank: int | None = None
     phase: str = ""
-    """What the rank was at."""
+    """What the rank was doing."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -159,23 +158,23 @@ class Launch:
     ranks: tuple[Rank, ...]
     log_tail: str
     culprit: Culprit | None = None
-    """Named by the heartbeats while the ranks still waited."""
+    """Identified by the heartbeats while the ranks were still waiting."""
     number: int = 0
-    """Which of its gang's launches this was, as the control node counts them; 0 where nobody counted."""
+    """Number of the launch within its gang, assigned by the control node; 0 if none was assigned."""
     observations: tuple[Observation, ...] = ()
-    """What it measured, where a later launch of its stage took its place, or where it was a probe; else the record has it."""
+    """What it measured, if a later launch of the stage replaced it, or if it was a probe; else the record has it."""
     timeline: Trace | None = None
-    """What its GPUs showed meanwhile; None on CPUs, of a round of a soak, which has one of its own, and of a probe."""
+    """Telemetry of its GPUs; None on CPUs, for a probe, and for a round of a soak, which has its own timeline."""
 
     @property
     def good(self) -> bool:
-        """It came to its end, and what its ranks left can be believed."""
+        """Whether it finished and its results are valid."""
         return self.outcome == "finished" and not self.reason
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """All that one host has to say of one run, or, with `gang` set, of its part in one gang."""
+    """All data of one host from one run or, with `gang` set, from its part in one gang."""
 
     run_id: str
     nonce: str
@@ -190,18 +189,18 @@ class Record:
     observations: tuple[Observation, ...] = ()
     launches: tuple[Launch, ...] = ()
     soak: Soak | None = None
-    """How far its soak is; of a soak's many rounds `observations` are of all, and of the launches a few are kept."""
+    """Progress of its soak. `observations` then aggregate all rounds, and only a few launches are kept."""
     simulated: bool = False
-    """No host said this: `rackproof simulate` did. Believed in a simulated run alone."""
+    """Generated by `rackproof simulate`; valid in a simulated run only."""
     schema: str = RECORD_SCHEMA
 
     def everything(self) -> list[Observation]:
-        """Snapshots and benchmark results as one list."""
-        return [seen for snapshot in self.snapshots for seen in snapshot.observations()] + list(self.observations)
+        """Return the observations of snapshots and benchmarks as one list."""
+        return [item for snapshot in self.snapshots for item in snapshot.observations()] + list(self.observations)
 
 
 def to_json(record: Any) -> dict[str, Any]:
-    """A dataclass of the contract as JSON; fields that hold their default are left out, but for `schema`."""
+    """Return a dataclass of the contract as JSON. Fields with their default are omitted, except `schema`."""
     found = {}
     for name, default in _fields(type(record)):  # type: ignore[arg-type]
         value = getattr(record, name)
@@ -215,7 +214,7 @@ _PLAIN = frozenset({str, int, float, bool, type(None)})
 
 @cache
 def _fields(kind: type[Any]) -> list[tuple[str, Any]]:
-    """Its fields and their defaults."""
+    """Return the fields and their defaults."""
     return [
         (item.name, item.default if item.default_factory is dataclasses.MISSING else item.default_factory())
         for item in dataclasses.fields(kind)

@@ -1,4 +1,4 @@
-"""What the control node says: verdicts on observations, and the report on the fleet."""
+"""The judgement of the control node: verdicts on observations, and the report on the fleet."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ REPORT_SCHEMA = "rackproof.report/1"
 PASS, FAIL, INCONCLUSIVE = "pass", "fail", "inconclusive"
 ACCEPTED, REJECTED, INCOMPLETE = "accepted", "rejected", "incomplete"
 ALL, EXCEPTIONS = "all", "exceptions"
-"""How much of the hosts a report holds."""
+"""How much of the hosts a report contains."""
 ACTIONS = ("rma", "inspect_hardware", "reseat", "reset_gpu", "reboot", "monitor", "none")
-"""What a failed criterion asks for, the gravest first."""
+"""What to do about a failed criterion, most severe first."""
 CRITICAL, WARNING = "critical", "warning"
 SEVERITY = {action: WARNING if action in ("monitor", "none") else CRITICAL for action in ACTIONS}
-"""How grave a failure is where no pack says: by what it asks for. The alerts use the same words."""
+"""Severity of a failure by its action, if the pack gives none. The alerts use the same words."""
 
 
 class VerdictKind:
@@ -82,7 +82,7 @@ LINES = tuple(value for name, value in vars(LineKind).items() if not name.starts
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """One observation held against one criterion; or an observation that should be there and cannot be judged."""
+    """The judgement of one observation by one criterion, or of an expected observation that cannot be judged."""
 
     host: str
     scope: str
@@ -93,11 +93,11 @@ class Verdict:
     kind: str = VerdictKind.LIMIT
     """What it is about: one of KINDS. Renderers go by this and by the values, never by the reason."""
     reason: str
-    """One sentence for people: what was found, and what was wanted."""
+    """One sentence for people: the value and the limit."""
     detail: str = ""
-    """What of the reason the found and the wanted value do not say: where a fleet's limit comes from, what explains the value."""
+    """The part of the reason beyond value and limit: where a fleet limit comes from, what explains the value."""
     part: str = ""
-    """Scope of the part that it is laid to, where that is not the one its own begins with: the GPU whose every pair is slow."""
+    """Scope of the part that it is attributed to, if that is not the part of its own scope: the GPU whose pairs are all slow."""
     serial: str = ""
     """Of the part."""
     stage: str = ""
@@ -110,11 +110,11 @@ class Verdict:
     source: str = ""
     basis: str = ""
     severity: str = ""
-    """Of a failure: `critical`, not fit for work; or `warning`, somebody should look. Empty where nothing failed."""
+    """Of a failure: `critical`, unfit for use; or `warning`, to be inspected. Empty if nothing failed."""
     user: str = ""
     """Who uses the host: the other run, job or process, if the kind is `in_use`."""
     waiver: Waiver | None = None
-    """By whom and until when it is waived: the verdict stays what it is, and does not stand against acceptance."""
+    """Who waives it and until when. The verdict does not change, and does not prevent acceptance."""
 
     def __post_init__(self) -> None:
         if self.verdict == FAIL and not self.severity:
@@ -122,23 +122,23 @@ class Verdict:
 
     @property
     def place(self) -> str:
-        """Scope of the part that it is laid to: `gpu=3` of `gpu=3,link=2`, `gang=r1` where it is of no part."""
+        """Scope of the part that it is attributed to: `gpu=3` of `gpu=3,link=2`; `gang=r1` if it is of no part."""
         return self.part or Scope.parse(self.scope).part
 
     @property
     def stands(self) -> bool:
-        """It speaks against acceptance: a failure, or something unknown, for which nobody answers."""
+        """Whether it prevents acceptance: it does not pass, and has no waiver."""
         return self.verdict != PASS and self.waiver is None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Coverage:
-    """How much of plan × inventory was seen: counts of observations."""
+    """How much of what the plan expects was observed: counts of observations."""
 
     expected: int
     measured: int
     missing: int
-    """Not there at all; `error`, `skipped` and `unsupported` are there and say why."""
+    """Not in any record; `error`, `skipped` and `unsupported` are in a record with a reason."""
     error: int
     skipped: int
     unsupported: int
@@ -146,7 +146,7 @@ class Coverage:
 
 @dataclass(frozen=True, kw_only=True)
 class HostReport:
-    """A host of the inventory, whatever became of it."""
+    """A host of the inventory, with or without a record."""
 
     name: str
     rack: str
@@ -158,18 +158,18 @@ class HostReport:
     software: Mapping[str, str] = field(default_factory=dict)
     packs: tuple[str, ...] = ()
     events: tuple[str, ...] = ()
-    """What the control node saw happen to the host: unreachable at which stage, which task failed."""
+    """Host events on the control node: unreachable in a stage, a failed task."""
     launches: tuple[Launch, ...] = ()
     measurements: tuple[Observation, ...] = ()
     links: Mapping[str, str] = field(default_factory=dict)
-    """Scope of a pair of GPUs (`gpu=0,peer=1`) -> what links the two, as the last snapshot saw it."""
+    """Scope of a pair of GPUs (`gpu=0,peer=1`) -> the link between them in the last snapshot."""
     soak: Soak | None = None
-    """Its soak, with fewer buckets than the record has."""
+    """Its soak, with fewer buckets than in the record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Spread:
-    """How the numbers of one row lie: exact while few differ, else to one part in ten thousand; `min` and `max` are exact."""
+    """Distribution of the numbers of a row: exact for few values, else to 1 in 10 000; `min` and `max` are always exact."""
 
     n: int
     min: float
@@ -178,12 +178,12 @@ class Spread:
     p95: float
     max: float
     bins: tuple[int, ...] = ()
-    """How many lie in each of equal steps from `min` to `max`; empty where all are the same."""
+    """Histogram in equal steps from `min` to `max`; empty if all values are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Far:
-    """A part that is farthest on the wrong side of a limit, or nearest to it."""
+    """One of the worst parts: the farthest on the wrong side of a limit, or the nearest on the right side."""
 
     host: str
     scope: str
@@ -194,36 +194,36 @@ class Far:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """What one criterion found over the whole fleet: a row for each observation and settings that it judged."""
+    """The verdicts of one criterion over the whole fleet, for one observation and one set of settings."""
 
     criterion: str
     """Id of the criterion; `plan` where the plan alone demands the observation."""
     name: str
     stage: str = ""
     params: Mapping[str, Value] = field(default_factory=dict)
-    """The settings that the figures have in common."""
+    """The settings that all the figures share."""
     unit: str = ""
     operator: str = ""
     limit: Value = None
-    """None where it differs from host to host, or there is none."""
+    """None if there is no limit, or if it differs between hosts."""
     source: str = ""
     basis: str = ""
     action: str = "none"
-    """What a failure asks for: the gravest that one of them did ask for; else what it would."""
+    """The most severe action of the failures; without failures the action of the criterion."""
     passed: int = 0
     failed: int = 0
     inconclusive: int = 0
     spread: Spread | None = None
-    """Of the values, where they are numbers."""
+    """Of the values that are numbers."""
     values: Mapping[str, int] = field(default_factory=dict)
-    """Of values that are none, texts and flags: the commonest, and how many show each."""
+    """Of texts and flags: the most frequent values and their counts."""
     farthest: tuple[Far, ...] = ()
-    """At most ten: those that fail, the worst first, then those that come nearest to it. None where all values are the same."""
+    """At most ten: failures, worst first, then the passes nearest to the limit. Empty if all values are equal."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Quarantined:
-    """A file in the run directory that was not believed."""
+    """A rejected input file of the run directory."""
 
     path: str
     reason: str
@@ -239,7 +239,7 @@ class SummaryLine:
     """For people, after the title."""
     title: str = ""
     verdict: str = ""
-    """Of a check or a reason: pass, fail or inconclusive; empty where nothing was judged."""
+    """Of a check or a reason: pass, fail or inconclusive; empty if nothing was judged."""
     host: str = ""
     part: str = ""
     """Scope of the part that a reason is about."""
@@ -270,9 +270,9 @@ class NotJudged:
     name: str
     stage: str
     host: str = ""
-    """Where it has no verdict on one part alone: of which host,"""
+    """Set if the figure has no verdict on this one part only."""
     scope: str = ""
-    """and of which part."""
+    """Of the part."""
 
     def __str__(self) -> str:
         where = f" of {self.host} {self.scope}" if self.host else ""
@@ -300,22 +300,22 @@ class FleetReport:
     unjudged: tuple[str, ...] = field(init=False, default=())
     """The same as text."""
     unknown: Mapping[str, str] = field(default_factory=dict)
-    """Name of what was measured -> why the packs of these GPUs hold no figure for it."""
+    """Name of a figure that was measured -> why the packs of these GPUs have no limit for it."""
     judged: tuple[Judged, ...] = ()
-    """Every verdict of the fleet, summed up: complete at any size."""
+    """All verdicts of the fleet, aggregated: complete at any size."""
     detail: str = ALL
     """`all`; or `exceptions` in a fleet of more than 16 hosts: verdicts that pass are left out, of more than 64 hosts also
     what accepted hosts measured. `rackproof report RUN_DIR --host NAME` shows them."""
     left_out: int = 0
-    """Verdicts that are summed up in `judged` and are not in `verdicts`."""
+    """Verdicts that are only in `judged`, aggregated, and not in `verdicts`."""
     simulated: bool = False
-    """`rackproof simulate` made up the plan and every record."""
+    """`rackproof simulate` generated the plan and all records."""
     waivers: tuple[Waiver, ...] = ()
-    """All that the run was given, whether or not they were used."""
+    """All waivers of the run, used or not."""
     baseline: str = ""
-    """Digest of the baseline that the run is compared with; empty where it is compared with none."""
+    """Digest of the baseline that the run is compared with; empty without a baseline."""
     changes: tuple[Change, ...] = ()
-    """What is not as it was when the hosts were accepted: regressions and parts that differ first."""
+    """Changes since the hosts were accepted: regressions and changed parts first."""
     schema: str = REPORT_SCHEMA
 
     def __post_init__(self) -> None:
@@ -323,10 +323,10 @@ class FleetReport:
 
     @property
     def mark(self) -> str:
-        """`SIMULATED` or `REHEARSAL`: every view says so, and calls nothing accepted; empty where hardware was looked at."""
+        """`SIMULATED` or `REHEARSAL`, which every view shows in place of an acceptance; empty if hardware was tested."""
         return mark(simulated=self.simulated, rehearsal=self.rehearsal)
 
 
 def mark(*, simulated: bool, rehearsal: bool) -> str:
-    """The word that stands before whatever is decided; empty where hardware was looked at."""
+    """Return the mark that precedes every decision; an empty string if hardware was tested."""
     return "SIMULATED" if simulated else "REHEARSAL" if rehearsal else ""

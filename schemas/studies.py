@@ -9,53 +9,53 @@ from typing import Any
 WORKLOAD = "scaling"
 """The benchmark that every cell runs."""
 MOST_CELLS = 100
-"""What a record has room for."""
+"""Limit of the size of a record."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Cell:
-    """One launch: who takes part, and with which settings."""
+    """One launch: its hosts and GPUs, and its settings."""
 
     hosts: int
     gpus: int
-    """Of each host; in a rehearsal, processes."""
+    """GPUs of each host; in a rehearsal, processes."""
     batch_size: int
-    """Images a rank and step."""
+    """Images for each rank and step."""
     epochs: int
     cpus: int
-    """That each rank may use; 0: whatever its host has."""
+    """Processors that each rank may use; 0: all of its host."""
     precision: str
 
     @property
     def ranks(self) -> int:
-        """Of all hosts."""
+        """Number of ranks of all hosts."""
         return self.hosts * self.gpus
 
     @property
     def settings(self) -> dict[str, Any]:
-        """Of the benchmark."""
+        """Settings of the benchmark."""
         return {"batch_size": self.batch_size, "epochs": self.epochs, "precision": self.precision}
 
     @property
     def series(self) -> tuple[int, int, int, str]:
-        """What cells have in common that differ in hosts and GPUs alone."""
+        """The key that cells share which differ only in hosts and GPUs."""
         return self.batch_size, self.epochs, self.cpus, self.precision
 
 
 @dataclass(frozen=True, kw_only=True)
 class Study:
-    """The cells in the order in which they are measured, and when it ends before the last."""
+    """The cells in the order of measurement, and when the study stops early."""
 
     cells: tuple[Cell, ...]
     price: float = 0.0
-    """Of a host for an hour; 0: nobody said."""
+    """Price of a host for an hour; 0: unknown."""
     currency: str = ""
     stop_cost: float = 0.0
-    """No cell is begun once those before it have cost so much; 0: no limit."""
+    """No cell starts after the earlier ones have cost this much; 0: no limit."""
     stop_hours: float = 0.0
-    """The same of the time that they took."""
+    """The same for their duration."""
 
 
 def study_from_json(document: Mapping[str, Any]) -> Study:
-    """The study of a plan."""
+    """Return the study of a plan."""
     return Study(**{**document, "cells": tuple(Cell(**cell) for cell in document["cells"])})

@@ -1,4 +1,4 @@
-"""What a soak has to tell: how long, how many rounds, and how its figures went, down-sampled so that days fit into a record."""
+"""The result of a soak: duration, rounds, and its figures over time, downsampled so that days fit into a record."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 STOP_ON = ("fatal", "any", "never")
-"""By which findings of its own a host ends its soak."""
+"""Which findings of its own end the soak on a host."""
 
 RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
-"""Units of figures that show how fast a part is."""
+"""Units of rates."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """One figure of one part over the soak: what came in a bucket as its count, lowest, mean and highest."""
+    """One figure of one part over the soak: count, lowest, mean and highest value of each bucket."""
 
     name: str
     scope: str
     unit: str
     params: Mapping[str, Any] = field(default_factory=dict)
     at: tuple[int, ...] = ()
-    """Numbers of the buckets in which anything came, from 0; the other four are as long."""
+    """Numbers of the buckets with values, from 0; the other four columns have the same length."""
     n: tuple[int, ...] = ()
     low: tuple[float, ...] = ()
     mean: tuple[float, ...] = ()
@@ -31,59 +31,59 @@ class Series:
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened: a counter rose, a GPU was throttled, did not answer, a round did not finish."""
+    """An event: a counter rose, a GPU was throttled or did not respond, a round did not finish."""
 
     at_s: float
     """Seconds since the soak began."""
     until_s: float
-    """When the like of it was last seen, before nothing was for a while."""
+    """Last time of the same event before a gap."""
     name: str
     scope: str
     count: float
-    """What a counter rose by; how often anything else was seen."""
+    """Increment of a counter, or number of occurrences."""
     text: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timeline:
-    """Everything that is told over time. All series have the same buckets."""
+    """All series and events over time. All series have the same buckets."""
 
     bucket_s: float
     series: tuple[Series, ...] = ()
     events: tuple[Event, ...] = ()
     left_out: int = 0
-    """Events and series beyond what is kept."""
+    """Number of events and series beyond the limit."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Soak:
-    """How far a host's soak is."""
+    """Progress of the soak of a host."""
 
     began: str
     planned_s: float
     soaked_s: float
-    """Without the time in which nobody carried it out."""
+    """Without the time in which it did not run."""
     finished: int = 0
-    """Rounds that came to their end."""
+    """Rounds that finished."""
     failed: int = 0
     cut: int = 0
-    """Rounds that were cut off with their supervisor; what they had measured counts."""
+    """Rounds that were killed together with their supervisor; their measurements count."""
     ended: str = ""
-    """When it was over; empty where it goes on, or was cut off."""
+    """When it ended; empty if it is running, or was killed."""
     reason: str = ""
-    """Why it ended before its time; empty where it did not."""
+    """Why it ended early; empty if it did not."""
     ended_by: str = ""
-    """`time`, `finding` of the host's own, or `failure`: no round came to its end any more."""
+    """`time`, `finding` on the host, or `failure`: no round finished any more."""
     timeline: Timeline = field(default_factory=lambda: Timeline(bucket_s=1.0))
 
     @property
     def rounds(self) -> int:
-        """Those that were begun."""
+        """Number of rounds that started."""
         return self.finished + self.failed + self.cut
 
 
 def soak_from_json(document: Mapping[str, Any]) -> Soak:
-    """The soak in a document that soak.schema.json has passed."""
+    """Return the soak in a document that matches soak.schema.json."""
     found = document.get("timeline", {"bucket_s": 1.0})
     columns = ("at", "n", "low", "mean", "high")
     timeline = Timeline(
@@ -99,7 +99,7 @@ def soak_from_json(document: Mapping[str, Any]) -> Soak:
 
 
 def thinned(timeline: Timeline, most: int) -> Timeline:
-    """The same with no more than so many buckets."""
+    """Return the timeline with at most that many buckets."""
     last = max((one.at[-1] for one in timeline.series if one.at), default=0)
     factor = last // most + 1
     if factor == 1:

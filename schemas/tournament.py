@@ -1,8 +1,8 @@
-"""Who meets whom: a round-robin tournament of hosts, by the circle method.
+"""Round-robin schedule of pairs of hosts, by the circle method.
 
-With an even number of hosts each meets one other in every round, and all of them in one round fewer than there are hosts. An
-odd number takes one round more, in each of which one host rests. The plan says from here which pairs must be measured, the
-ranks whom they exchange with: neither holds a table, and a schedule of part of the rounds is the same wherever it is made.
+With an even number of hosts each has one partner in every round, and all others as partners in n - 1 rounds. An odd number needs
+n rounds, in each of which one host rests. The plan computes from it which pairs must be measured, and the ranks compute their
+partners, so no schedule is transferred. A schedule of part of the rounds is the same wherever it is computed.
 """
 
 from __future__ import annotations
@@ -15,18 +15,18 @@ Round = list[tuple[str, str]]
 
 
 def tournament(hosts: Sequence[str], rounds: int = 0) -> list[Round]:
-    """The rounds, each of disjoint pairs: every pair of hosts once, or with `rounds` only the pairs of so many rounds."""
+    """Return the rounds, each of disjoint pairs: every pair of hosts once, or the pairs of `rounds` rounds only."""
     return [pairs_of(hosts, number) for number in chosen(len(hosts), rounds)]
 
 
 def pairs_of(hosts: Sequence[str], number: int) -> Round:
-    """Who meets whom in that round."""
+    """Return the pairs of that round."""
     met = ((place, partner(len(hosts), number, place)) for place in range(len(hosts)))
     return [(hosts[place], hosts[other]) for place, other in met if other is not None and place < other]
 
 
 def partners(hosts: Sequence[str], host: str, rounds: int = 0) -> list[str]:
-    """Whom `host` meets, in the order of the rounds; fewer than there are rounds where it rests. Raises ValueError."""
+    """Return the partners of `host` in the order of the rounds, without those in which it rests. Raises ValueError."""
     place = hosts.index(host)
     met = (partner(len(hosts), number, place) for number in chosen(len(hosts), rounds))
     return [hosts[other] for other in met if other is not None]
@@ -34,10 +34,10 @@ def partners(hosts: Sequence[str], host: str, rounds: int = 0) -> list[str]:
 
 @lru_cache(maxsize=64)
 def chosen(count: int, rounds: int = 0) -> tuple[int, ...]:
-    """Numbers of the rounds to play: all of them, or `rounds` of them, always the same ones but in no pattern.
+    """Return the numbers of the rounds to run: all, or `rounds` of them, always the same ones in no pattern.
 
-    Whatever is chosen, each host plays once a round. Neighbouring rounds would pair neighbours of neighbours: a hash mixes
-    them, and unlike a random generator says the same in every version of Python.
+    Consecutive rounds would pair neighbours of neighbours, so a hash mixes the rounds. Unlike a random generator it gives the
+    same result in every version of Python.
     """
     every = range(count - 1 + count % 2 if count > 1 else 0)
     if not 0 < rounds < len(every):
@@ -47,8 +47,10 @@ def chosen(count: int, rounds: int = 0) -> tuple[int, ...]:
 
 
 def partner(count: int, number: int, place: int) -> int | None:
-    """Whom the host at `place` of `count` meets in round `number`; None where it rests."""
-    fixed = count + count % 2 - 1  # stays where it is while the others turn; of an odd number of hosts it is nobody
+    """Return the partner of the host at `place` of `count` in round `number`; None if it rests."""
+    fixed = (
+        count + count % 2 - 1
+    )  # keeps its place while the others rotate; with an odd number of hosts it is unoccupied
     if place == fixed:
         other = number * (fixed + 1) // 2 % fixed
     else:

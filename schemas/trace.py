@@ -1,8 +1,7 @@
-"""What GPUs showed while the ranks of one launch ran, small enough for every record: a word a bucket, and not a list of numbers.
+"""GPU telemetry of one launch, small enough for every record: one word for each bucket instead of a list of numbers.
 
-A word is `693-4+8`: 693 in the mean, from 4 less to 8 more; `61`: the same all along; `.`: not known of all of that time. A fleet
-has thousands of such records, which are read whole to be judged: of texts that costs next to nothing, and they are taken
-apart where they are drawn.
+A word is `693-4+8`: mean 693, from 4 less to 8 more; `61`: constant; `.`: incomplete. Judging a fleet reads thousands of records
+with such traces. A text is cheap to read, and only a chart parses it.
 """
 
 from __future__ import annotations
@@ -15,10 +14,10 @@ from schemas.timeline import Series, Timeline, thinned
 
 MOST_BUCKETS = 48
 UNREAD = "gpu.unread"
-"""Series of the samples that could not be had."""
+"""Series of the samples that could not be taken."""
 GAP = "."
 MOST = 999_999
-"""That a word may say."""
+"""Largest number in a word."""
 FIGURES = {
     "power_w": ("gpu.power", "", "W", 1.0),
     "temperature_cel": ("gpu.temperature", "", "Cel", 1.0),
@@ -27,7 +26,7 @@ FIGURES = {
 }
 """Name in the record -> name of the series, its scope below the GPU, its unit, and how much of the unit 1 in a word is."""
 HELD = "held_percent"
-"""Share of the samples in which clocks were held down for another reason than the power limit; left out where none was."""
+"""Share of the samples with throttling for a reason other than the power limit; omitted if there was none."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,12 +37,12 @@ class Trace:
     gpus: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
     """NVML index -> name in FIGURES -> words."""
     began_s: Mapping[str, float] = field(default_factory=dict)
-    """Benchmark -> seconds from the beginning of the launch to when the first rank of this host came to it."""
+    """Benchmark -> seconds from the start of the launch until the first rank of this host started it."""
     lost: Mapping[str, str] = field(default_factory=dict)
-    """NVML index -> why samples of it could not be had."""
+    """NVML index -> why samples of it could not be taken."""
 
     def timeline(self) -> Timeline:
-        """The same as series of numbers; how many samples came in a bucket is not kept."""
+        """Return it as series of numbers. The number of samples in a bucket is not kept."""
         return Timeline(bucket_s=self.bucket_s, series=tuple(self._series()))
 
     def _series(self) -> Iterator[Series]:
@@ -65,9 +64,9 @@ class Trace:
 
 
 def traced(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[str, str]) -> Trace | None:
-    """The trace of what was recorded, in MOST_BUCKETS at most; None where nothing was, and nothing failed.
+    """Return the trace of a recording, with at most MOST_BUCKETS buckets; None if nothing was recorded and nothing failed.
 
-    A bucket in which as much as one sample of a GPU could not be had is a gap of that GPU.
+    A bucket with even one missing sample of a GPU is a gap of that GPU.
     """
     timeline = thinned(timeline, MOST_BUCKETS)
     of = {(one.name, one.scope): one for one in timeline.series}
@@ -98,7 +97,7 @@ def _word(low: int, mean: int, high: int) -> str:
 
 
 def _numbers(word: str) -> tuple[int, int, int]:
-    """Mean, lowest and highest of a word that record.schema.json has passed."""
+    """Return mean, lowest and highest value of a word that matches record.schema.json."""
     mean, _, spread = word.partition("-")
     less, _, more = spread.partition("+")
     return int(mean), max(0, int(mean) - int(less or 0)), int(mean) + int(more or 0)

@@ -1,4 +1,4 @@
-"""Waivers: a failure that somebody answers for, by name, until a day. The verdict stays what it is."""
+"""Waivers: a named person accepts a failure until a date. The verdict does not change."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ class Waiver:
 
     criterion: str
     who: str
-    """Who answers for it."""
+    """The person responsible."""
     why: str
     until: str
-    """Last day on which it holds, `2026-12-31`, UTC; a run holds it against the day on which its plan was made."""
+    """Last day on which it is valid, `2026-12-31`, UTC. The day of the plan counts."""
     host: str = ""
     serial: str = ""
-    """Of the GPU: the waiver goes with the part."""
+    """Serial of the GPU: the waiver applies to the part in any host."""
     scope: str = ""
     """`gpu=3`, and what is below it; empty: anywhere in the host."""
     name: str = ""
-    """Of the observation; what is absent is waived by its name alone."""
+    """Name of the observation; required if the observation is absent."""
     absent: bool = False
-    """It is for what could not be judged, and not for what failed."""
+    """It applies to inconclusive verdicts, and not to failures."""
     origin: str = ""
-    """File and number of the line in it, for people."""
+    """File and line number, for messages."""
 
     @property
     def target(self) -> str:

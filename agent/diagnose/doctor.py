@@ -1,4 +1,4 @@
-"""`rackproof doctor`: this host looked at and judged in seconds, without Ansible, a plan or a benchmark."""
+"""`rackproof doctor`: inspect and judge this host in seconds, without Ansible, a plan or a benchmark."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ from schemas.reports import ACTIONS, FAIL, INCONCLUSIVE, PASS, Verdict
 
 STAGE = "doctor"
 SLEEPING = ("gpu.pcie.generation", "pcie.slowed")
-AT_IDLE = "links may save power at idle, so that only a benchmark can tell"
+AT_IDLE = "links may save power at idle: only a benchmark can show a fault"
 NOT_SAID = "how many GPUs were ordered was not said: give --gpus, or one that is gone from the PCI bus is not missed"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """What was found on one host."""
+    """The findings on one host."""
 
     host: str
     gpus: tuple[Gpu, ...]
     packs: tuple[str, ...]
     readings: int
     seconds: float
-    """What the two snapshots took."""
+    """Time that the two snapshots took."""
     findings: tuple[Verdict, ...]
-    """What failed, the gravest action first."""
+    """Failed checks, the most severe action first."""
     untold: tuple[Verdict, ...]
-    """What could not be judged."""
+    """Checks that could not be evaluated."""
     passed: int
 
     @property
     def exit_code(self) -> int:
-        """0 nothing found, 1 something failed, 2 nothing failed but something could not be told."""
+        """0: no findings; 1: a check failed; 2: no check failed, but one could not be evaluated."""
         return 1 if self.findings else 2 if self.untold else 0
 
 
@@ -54,7 +54,7 @@ def examine(
     wait_s: float,
     sleep: Callable[[float], None] = time.sleep,
 ) -> Diagnosis:
-    """Takes two snapshots and judges what they show, what moved between them too.
+    """Take two snapshots and judge them, and the changes between them.
 
     Args:
         gpu_count: GPUs that the host should have; None: as many as are on its PCI bus.
@@ -74,14 +74,14 @@ def examine(
         packs=tuple(pack.name for pack in chosen),
         readings=sum(len(metric.values) + len(metric.absent) for metric in second.metrics),
         seconds=first.duration_s + second.duration_s,
-        findings=tuple(sorted((found for found in verdicts if found.verdict == FAIL), key=_gravity)),
-        untold=tuple(found for found in verdicts if found.verdict == INCONCLUSIVE),
-        passed=sum(found.verdict == PASS for found in verdicts),
+        findings=tuple(sorted((verdict for verdict in verdicts if verdict.verdict == FAIL), key=_severity)),
+        untold=tuple(verdict for verdict in verdicts if verdict.verdict == INCONCLUSIVE),
+        passed=sum(verdict.verdict == PASS for verdict in verdicts),
     )
 
 
 def plan_of(host: str, gpu_count: int, created: str) -> Plan:
-    """One host with so many GPUs, of which nothing is measured."""
+    """Return a plan of one host with this many GPUs and without stages."""
     planned = PlannedHost(name=host, address="", rack="", device="gpu", devices=tuple(range(gpu_count)))
     return Plan(
         run_id=STAGE,
@@ -97,7 +97,7 @@ def plan_of(host: str, gpu_count: int, created: str) -> Plan:
 
 
 def judged(plan: Plan, snapshots: Sequence[Snapshot], gpus: Iterable[Gpu], packs: Sequence[Pack]) -> list[Verdict]:
-    """What the judge says of the plan's one host after these snapshots."""
+    """Return the verdicts on the only host of the plan after these snapshots."""
     host = plan.hosts[0]
     record = Record(
         run_id=plan.run_id,
@@ -117,25 +117,25 @@ def _not_said(host: str) -> Verdict:
 
 
 def _on_the_bus(snapshot: Snapshot) -> int:
-    """GPUs on the PCI bus, or, where that cannot be read, those that the driver answers for."""
+    """Return the number of GPUs on the PCI bus or in the driver, whichever is higher."""
     read = {metric.name: metric.values.get("host") for metric in snapshot.metrics}
     counts = [read.get(name) for name in ("gpu.pci_count", "gpu.count")]
     return max((int(count) for count in counts if isinstance(count, int | float)), default=0)
 
 
 def _at_idle(verdicts: Iterable[Verdict], packs: Sequence[Pack]) -> Iterable[Verdict]:
-    """A link that is slow now may be asleep: nobody put a load on it, so that it is no finding yet."""
+    """Make findings about slow links inconclusive: without load a link may be in a power-saving state."""
     criteria = [criterion for pack in packs for criterion in pack.criteria if criterion.best_of_run]
     asleep = {criterion.id for criterion in criteria if criterion.name in SLEEPING}
-    for found in verdicts:
-        if found.verdict == FAIL and found.criterion in asleep:
-            yield replace(found, verdict=INCONCLUSIVE, action="none", reason=f"{found.reason}; {AT_IDLE}")
+    for verdict in verdicts:
+        if verdict.verdict == FAIL and verdict.criterion in asleep:
+            yield replace(verdict, verdict=INCONCLUSIVE, action="none", reason=f"{verdict.reason}; {AT_IDLE}")
         else:
-            yield found
+            yield verdict
 
 
-def _gravity(found: Verdict) -> tuple[int, str, str]:
-    return ACTIONS.index(found.action), found.scope, found.name
+def _severity(verdict: Verdict) -> tuple[int, str, str]:
+    return ACTIONS.index(verdict.action), verdict.scope, verdict.name
 
 
 def table(found: Diagnosis) -> str:

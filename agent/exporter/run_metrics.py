@@ -1,4 +1,4 @@
-"""The run that goes on, as Prometheus sees it: runs/live.json in the state directory -> families."""
+"""Export the current run to Prometheus: convert runs/live.json in the state directory to families."""
 
 from __future__ import annotations
 
@@ -17,77 +17,77 @@ from schemas import documents
 from schemas.scopes import Scope
 
 LINGER_S = 300.0
-"""Figures of a stage are told for so long after its end, so that the last ones are scraped too."""
+"""Figures of a stage are exported for this long after its end, so that the last ones are scraped too."""
 LASTING = frozenset({"rackproof_benchmark_wrong_results", "rackproof_benchmark_unmeasured"})
-"""Told for as long as the run is: a GPU that computed wrongly is no better for the time that has passed."""
-MOST_BYTES = 2_000_000
+"""Exported as long as the run: a GPU that computed wrongly does not become healthy with time."""
+MAX_BYTES = 2_000_000
 
 
 class RunSource:
-    """Reads what the supervisor on this host writes. Without a run there is nothing to tell, and that is no failure."""
+    """Reads what the supervisor on this host writes. Without a run it exports nothing, which is not a failure."""
 
     name = "run"
 
     def __init__(self, state_directory: Path, clock: Callable[[], float] = time.time) -> None:
         self._path, self._clock = state_directory / RUNS / FILE, clock
-        self._mark: object = None
-        self._read: Mapping[str, Any] = {}
+        self._version: object = None
+        self._document: Mapping[str, Any] = {}
 
     def collect(self) -> Iterable[Metric]:
-        """Every family of the run.
+        """Return every family of the run.
 
         Raises:
-            OSError, DocumentError: the file is there, and cannot be read or believed.
+            OSError, DocumentError: the file exists, and cannot be read or is invalid.
         """
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except FileNotFoundError:
             return []
-        mark = (found.st_mtime_ns, found.st_size, found.st_ino)
-        if mark != self._mark:
-            self._read = documents.read(self._path, "live", max_bytes=MOST_BYTES)
-            self._mark = mark
-        return families(self._read, self._clock())
+        version = (status.st_mtime_ns, status.st_size, status.st_ino)
+        if version != self._version:
+            self._document = documents.read(self._path, "live", max_bytes=MAX_BYTES)
+            self._version = version
+        return families(self._document, self._clock())
 
 
 def families(live: Mapping[str, Any], now: float) -> list[Metric]:
-    """The document's families at the time `now`."""
+    """Return the families of the document at the time `now`."""
     run, written = live["run"], live["written"]
-    told = {own.name: Metric(own.name, own.help, GAUGE) for own in (*RUN, *BENCHMARK) if own.kind == GAUGE}
+    metrics = {spec.name: Metric(spec.name, spec.help, GAUGE) for spec in (*RUN, *BENCHMARK) if spec.kind == GAUGE}
 
     def add(name: str, value: float, **labels: str) -> None:
-        told[name].add_sample(name, labels, float(value))
+        metrics[name].add_sample(name, labels, float(value))
 
     add("rackproof_run_started_timestamp_seconds", run["began"])
     add("rackproof_run_updated_timestamp_seconds", written)
     for stage in live["stages"]:
         silent = stage["state"] == "running" and now - written > SILENT_S
-        for name, labels, value in _stage(stage, "silent" if silent else stage["state"]):
+        for name, labels, value in _stage_samples(stage, "silent" if silent else stage["state"]):
             add(name, value, stage=stage["name"], **labels)
         if stage["state"] == "running" and not silent:
-            for name, labels, value in _ranks(stage, max(0.0, now - written)):
+            for name, labels, value in _rank_samples(stage, max(0.0, now - written)):
                 add(name, value, **labels)
         current = stage["state"] == "running" or now - stage.get("ended", 0.0) < LINGER_S
         for figure in stage.get("figures", ()):
-            if figure["metric"] in told and (current or figure["metric"] in LASTING):
+            if figure["metric"] in metrics and (current or figure["metric"] in LASTING):
                 add(figure["metric"], figure["value"], stage=stage["name"], **figure["labels"])
         if current:
             add("rackproof_benchmark_series_left_out", stage.get("left_out", 0), stage=stage["name"])
-    return [_info(run), *(metric for metric in told.values() if metric.samples)]
+    return [_info(run), *(metric for metric in metrics.values() if metric.samples)]
 
 
 def _info(run: Mapping[str, Any]) -> Metric:
-    own = EVERY["rackproof_run_info"]
-    info = InfoMetricFamily(own.name.removesuffix("_info"), own.help)
-    values = {key: str(run[key]).lower() if key == "rehearsal" else str(run[key]) for key in own.labels}
-    info.add_sample(own.name, values, 1.0)
+    spec = EVERY["rackproof_run_info"]
+    info = InfoMetricFamily(spec.name.removesuffix("_info"), spec.help)
+    values = {key: str(run[key]).lower() if key == "rehearsal" else str(run[key]) for key in spec.labels}
+    info.add_sample(spec.name, values, 1.0)
     return info
 
 
 Sample = tuple[str, dict[str, str], float]
 
 
-def _stage(stage: Mapping[str, Any], state: str) -> Iterator[Sample]:
+def _stage_samples(stage: Mapping[str, Any], state: str) -> Iterator[Sample]:
     for each in STATES:
         yield "rackproof_stage_state", {"state": each}, each == state
     for key, name in (("began", "started"), ("deadline", "deadline"), ("ended", "ended")):
@@ -98,11 +98,11 @@ def _stage(stage: Mapping[str, Any], state: str) -> Iterator[Sample]:
     for outcome, times in stage.get("attempts", {}).items():
         yield "rackproof_stage_finished", {"outcome": outcome}, times
     if state == "running":
-        for where, ranks in Counter(rank["at"] for rank in stage.get("ranks", ())).items():
-            yield "rackproof_stage_ranks", {"benchmark": where}, ranks
+        for benchmark, ranks in Counter(rank["at"] for rank in stage.get("ranks", ())).items():
+            yield "rackproof_stage_ranks", {"benchmark": benchmark}, ranks
 
 
-def _ranks(stage: Mapping[str, Any], age: float) -> Iterator[Sample]:
+def _rank_samples(stage: Mapping[str, Any], age: float) -> Iterator[Sample]:
     for rank in stage.get("ranks", ()):
         labels = {"rank": str(rank["rank"]), **Scope.parse(rank["scope"]).labels}
         yield "rackproof_rank_silent_seconds", labels, rank["silent_s"] + age

@@ -1,4 +1,4 @@
-"""Whether this machine can be measured at all, told before anything is started: GPUs, driver, torch, memory, room to write."""
+"""Check before anything is started whether this machine can be measured: GPUs, driver, torch, memory, disk space."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.placement.rank_placement import visible_devices
 from collectors.base import Absent, Family, Value
 from collectors.nvml import gpu_conflicts
 
 GIB = 1 << 30
 SHM = "/dev/shm"  # noqa: S108 - no file of ours
 SHM_BYTES = 1 << 30
-"""NVIDIA's NCCL guide has containers started with --shm-size=1g; Docker gives 64 MiB where nobody asks for more."""
+"""NVIDIA's NCCL guide has containers started with --shm-size=1g; Docker gives 64 MiB by default."""
 BYTES_A_GPU, BYTES_A_PROCESS = 4 * GIB, GIB // 2
-"""Ours: memory of the host for a rank on a GPU, with its pinned buffers of 1 GiB and its CUDA context, or on a CPU."""
+"""Our estimate: host memory of a rank on a GPU, with 1 GiB of pinned buffers and a CUDA context, or of a rank on a CPU."""
 DISK_BYTES = GIB // 4
-"""Ours: records, logs and the checkpoints that the benchmark writes."""
+"""Our estimate: records, logs and the checkpoints that the benchmark writes."""
 REHEARSE = "`rackproof run --profile rehearsal` tries every stage on CPUs"
 CONTAINER_MARKS = (".dockerenv", "run/.containerenv")
 COMPATIBILITY = "usr/local/cuda/compat"
@@ -29,43 +30,43 @@ COMPATIBILITY = "usr/local/cuda/compat"
 
 @dataclass(frozen=True, kw_only=True)
 class Gpus:
-    """The GPUs of this machine, counted twice."""
+    """The GPUs of this machine, counted in two ways."""
 
     on_bus: int | Absent
-    """With a driver or without."""
+    """NVIDIA GPUs on the PCI bus, with or without a driver."""
     answering: int | Absent
     """As NVML counts them."""
     given: int
-    """Device nodes that a container was given; 0 outside one, where all are there."""
+    """Device nodes in this container; 0 outside a container."""
 
     @property
     def most(self) -> int:
-        """As many as are there by any count; in a container, of those that it was given."""
+        """Return the higher of the two counts; in a container at most the GPUs that it was given."""
         driver = self.answering if isinstance(self.answering, int) else 0
         if self.given:
             return max(self.given, driver)
         return max(driver, self.on_bus if isinstance(self.on_bus, int) else 0)
 
     def disagreement(self) -> str:
-        """Why the two counts differ; empty where they agree."""
+        """Return why the two counts differ; empty if they agree."""
         if isinstance(self.on_bus, Absent) or isinstance(self.answering, Absent) or self.on_bus == self.answering:
             return ""
         if self.given and self.answering == self.given:
             return f"this container was given {self.given} of the {self.on_bus} GPUs on the machine's PCI bus"
         return (
             f"the PCI bus shows {self.on_bus} NVIDIA GPUs and the driver answers for {self.answering}: the kernel log (dmesg) "
-            f"says why; {self.most} are expected, so that none is left out unnoticed"
+            f"says why; {self.most} are expected, so that a missing one is noticed"
         )
 
 
 def readings(families: Iterable[Family]) -> dict[str, Value | Absent]:
-    """Name -> what was read of the host as a whole."""
+    """Return the readings of the whole host by name."""
     return {family.name: value for family in families for labels, value in family.readings if not labels}
 
 
 def gpus_of(read: Mapping[str, Value | Absent], environment: Mapping[str, str], root: Path = Path("/")) -> Gpus:
-    """The GPUs, by what the collectors read."""
-    nothing = Absent(status="error", reason="it was not read")
+    """Count the GPUs with the readings of the collectors."""
+    nothing = Absent(status="error", reason="not read")
     bus, driver = (read.get(name, nothing) for name in ("gpu.pci_count", "gpu.count"))
     nodes = [path for path in root.glob("dev/nvidia*") if re.fullmatch(r"nvidia\d+", path.name)]
     return Gpus(
@@ -76,23 +77,23 @@ def gpus_of(read: Mapping[str, Value | Absent], environment: Mapping[str, str], 
 
 
 def in_container(environment: Mapping[str, str], root: Path = Path("/")) -> bool:
-    """Whether a container runtime started this, which may have given it some of the machine's GPUs only."""
-    told = "container" in environment or "KUBERNETES_SERVICE_HOST" in environment
-    return told or any((root / mark).exists() for mark in CONTAINER_MARKS)
+    """Return whether this is a container, which may have only some of the machine's GPUs."""
+    has_variable = "container" in environment or "KUBERNETES_SERVICE_HOST" in environment
+    return has_variable or any((root / mark).exists() for mark in CONTAINER_MARKS)
 
 
-def no_gpus(found: Gpus) -> str:
-    """Why no GPU can be measured; empty where one can."""
-    if isinstance(found.answering, int) and found.answering:
+def no_gpus(gpus: Gpus) -> str:
+    """Return why no GPU can be measured; empty if one can."""
+    if isinstance(gpus.answering, int) and gpus.answering:
         return ""
-    reason = f" ({found.answering.reason})" if isinstance(found.answering, Absent) else ""
-    if found.most:
+    reason = f" ({gpus.answering.reason})" if isinstance(gpus.answering, Absent) else ""
+    if gpus.most:
         return (
-            f"{found.most} NVIDIA GPUs are there and the driver answers for none{reason}: install or load the driver "
+            f"{gpus.most} NVIDIA GPUs are present and the driver answers for none{reason}: install or load the driver "
             "(nvidia-smi must list them); in a container, start it with --gpus all"
         )
-    if isinstance(found.on_bus, Absent):
-        return f"no GPU answers{reason}, and the PCI bus cannot be read ({found.on_bus.reason}): {REHEARSE}"
+    if isinstance(gpus.on_bus, Absent):
+        return f"no GPU answers{reason}, and the PCI bus cannot be read ({gpus.on_bus.reason}): {REHEARSE}"
     return f"there is no NVIDIA GPU on this machine's PCI bus{reason}: {REHEARSE}; in a container, start it with --gpus all"
 
 
@@ -106,27 +107,32 @@ def problems(
     environment: Mapping[str, str] | None = None,
     root: Path = Path("/"),
 ) -> list[str]:
-    """What keeps these devices from being measured: what is, why that is too little, and the remedy.
+    """Return what prevents a measurement of these devices: the value, why it is not enough, and the remedy.
 
     Args:
-        devices: NVML indices, or the numbers of a rehearsal's processes.
-        directory: of the run; made where it is missing.
+        devices: NVML indices, or the process numbers of a rehearsal.
+        directory: of the run; it is created if it is missing.
         cpu: a rehearsal, which needs no GPU.
-        share: other processes may be on the GPUs.
+        share: other processes may use the GPUs.
     """
-    found = [*_torch(read, cpu=cpu, root=root), *_memory(read, len(devices), cpu=cpu, root=root), *_room(directory)]
+    result = [
+        *_torch(read, cpu=cpu, root=root),
+        *_memory(read, len(devices), cpu=cpu, root=root),
+        *_disk_space(directory),
+    ]
     if not cpu:
-        found += [*_shm(root), *_hidden(devices, os.environ if environment is None else environment)]
-        found += [
-            f"{told}: end it, or give --share-gpus to measure beside it" for told in gpu_conflicts(devices, share=share)
+        result += [*_shm(root), *_hidden(devices, os.environ if environment is None else environment)]
+        result += [
+            f"{conflict}: end it, or give --share-gpus to measure beside it"
+            for conflict in gpu_conflicts(devices, share=share)
         ]
-    return found
+    return result
 
 
 def torch_build() -> tuple[str, str] | None:
-    """(version, CUDA it was built for; empty for none) by its files, since importing it takes seconds; None without torch.
+    """Return torch's version and the CUDA version it was built for (empty: none); None if torch is not installed.
 
-    Both are `?` where the files do not tell.
+    They are read from its files, because importing torch takes seconds. Both are `?` if the files do not contain them.
     """
     try:
         spec = importlib.util.find_spec("torch")
@@ -152,7 +158,7 @@ def _torch(read: Mapping[str, Value | Absent], *, cpu: bool, root: Path) -> Iter
     if cpu or cuda == "?":
         return
     if not cuda:
-        yield f"torch {version} is built without CUDA: install a build for CUDA (https://pytorch.org)"
+        yield f"torch {version} was built without CUDA: install a build for CUDA (https://pytorch.org)"
         return
     newest = read.get("driver.cuda_version")
     if (
@@ -175,13 +181,13 @@ def _memory(read: Mapping[str, Value | Absent], devices: int, *, cpu: bool, root
     available = read.get("host.memory.available")
     free = int(available) if isinstance(available, int | float) else None
     limit, used = (_number(root / f"sys/fs/cgroup/memory.{name}") for name in ("max", "current"))
-    where = "of memory are available"
+    state = "of memory are available"
     if limit is not None and used is not None and (free is None or limit - used < free):
-        free, where = limit - used, "are left of this container's or job's memory limit"
+        free, state = limit - used, "are left below the memory limit of this container or job"
     needed = devices * (BYTES_A_PROCESS if cpu else BYTES_A_GPU)
     if free is not None and free < needed:
         each = f"{devices} {'processes' if cpu else 'GPUs'}"
-        yield f"{free / GIB:.1f} GiB {where}, and {each} need {needed / GIB:.1f} GiB: free memory, or raise the limit"
+        yield f"{free / GIB:.1f} GiB {state}, and {each} need {needed / GIB:.1f} GiB: free memory, or raise the limit"
 
 
 def _number(path: Path) -> int | None:
@@ -194,11 +200,11 @@ def _number(path: Path) -> int | None:
 
 def _shm(root: Path) -> Iterator[str]:
     try:
-        found = os.statvfs(root / SHM[1:])
+        status = os.statvfs(root / SHM[1:])
     except OSError as error:
         yield f"{SHM}: {error.strerror}: NCCL and data loaders need shared memory; mount a tmpfs there"
         return
-    free = found.f_bavail * found.f_frsize
+    free = status.f_bavail * status.f_frsize
     if free < SHM_BYTES:
         yield (
             f"{SHM} has {free >> 20} MiB free, and NCCL and data loaders need {SHM_BYTES >> 20} MiB: start the container "
@@ -207,27 +213,28 @@ def _shm(root: Path) -> Iterator[str]:
 
 
 def _hidden(devices: Sequence[int], environment: Mapping[str, str]) -> Iterator[str]:
-    chosen = environment.get("CUDA_VISIBLE_DEVICES")
-    shown = [int(word) for word in (chosen or "").split(",") if word.strip().isdecimal()]
-    if chosen is not None and not set(devices) <= set(shown) and not re.search("GPU-|MIG-", chosen):
-        hidden = sorted(set(devices) - set(shown))
+    visible = visible_devices(environment)
+    if visible is None or any(word.startswith(("GPU-", "MIG-")) for word in visible):
+        return
+    shown = [int(word) for word in visible if word.isdecimal()]
+    if hidden := sorted(set(devices) - set(shown)):
         yield (
-            f"CUDA_VISIBLE_DEVICES={chosen} hides GPU {', '.join(map(str, hidden))}: unset it, or give --devices "
-            f"{','.join(map(str, shown)) or 'with those that are meant'}"
+            f"CUDA_VISIBLE_DEVICES={environment['CUDA_VISIBLE_DEVICES']} hides GPU {', '.join(map(str, hidden))}: unset it, or "
+            f"give --devices {','.join(map(str, shown)) or 'with the ones to measure'}"
         )
 
 
-def _room(directory: Path) -> Iterator[str]:
+def _disk_space(directory: Path) -> Iterator[str]:
     try:
         directory.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryFile(dir=directory):
-            found = os.statvfs(directory)
+            status = os.statvfs(directory)
     except OSError as error:
         yield f"{directory}: {error.strerror or error}: give a directory that this user may write as --run-dir"
         return
-    free = found.f_bavail * found.f_frsize
+    free = status.f_bavail * status.f_frsize
     if free < DISK_BYTES:
         yield (
             f"{directory} has {free >> 20} MiB free, and a run needs {DISK_BYTES >> 20} MiB: "
-            "free some, or give another --run-dir"
+            "free disk space, or give another --run-dir"
         )

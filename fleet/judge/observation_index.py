@@ -8,6 +8,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fleet.judge.evidence import Evidence, with_gpu_scope
 from schemas.catalogue import Expectation
 from schemas.records import MEASURED, Metric, Observation, Snapshot, Value
+from schemas.scopes import Scope
 
 
 class ObservationIndex(Mapping[str, list[Observation]]):
@@ -43,11 +44,15 @@ class ObservationIndex(Mapping[str, list[Observation]]):
 
     def _build(self, name: str) -> list[Observation]:
         readings = [
-            observation for snapshot, metric in self.metrics.get(name, ()) for observation in snapshot.told(metric)
+            observation
+            for snapshot, metric in self.metrics.get(name, ())
+            for observation in snapshot.observations_of(metric)
         ]
         others = self._others.get(name, ())
         return [
-            with_gpu_scope(observation, self._gpu_scopes) if observation.scope.startswith("pci=") else observation
+            with_gpu_scope(observation, self._gpu_scopes)
+            if Scope.parse(observation.scope).device_kind == "pci"
+            else observation
             for observation in (*readings, *others)
         ]
 

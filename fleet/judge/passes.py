@@ -27,6 +27,7 @@ from fleet.judge.row import MAX_FARTHEST, Row
 from fleet.judge.tally import Tally
 from schemas.records import MEASURED, Observation, Value
 from schemas.reports import PASS, Verdict
+from schemas.scopes import Scope
 
 MAX_LAYOUTS, MAX_READINGS = 500, 50_000
 
@@ -253,7 +254,7 @@ class PassCounter:
         if not criterion.vs_fleet:
             return limit_of(values.view, criterion)
         peers = self._stats.figures.peers(values.view, last, criterion)
-        if not outliers.enough(criterion, peers) or (criterion.by_position and last.scope.startswith("gang=")):
+        if not outliers.enough(criterion, peers) or (criterion.by_position and Scope.parse(last.scope).is_gang):
             return None
         return outliers.limit(criterion, peers)
 

@@ -1,4 +1,4 @@
-"""Criteria packs as a Markdown page: what each check reads, what it wants, what to do otherwise, and who says so."""
+"""Render criteria packs as a Markdown page: what each check reads, its limit, the action if it fails, and its source."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ hardware may have no such thing, the check is marked *where there is one*.
 
 
 def checks(packs: Sequence[Pack]) -> str:
-    """The page: each criterion once, under the pack in whose file it stands."""
+    """Return the page: each criterion once, under the pack that defines it."""
     sections: dict[str, dict[str, Criterion]] = {}
     for pack in packs:
         for criterion in pack.criteria:
@@ -39,19 +39,19 @@ def _section(name: str, criteria: Iterable[Criterion]) -> Iterator[str]:
 def _cells(criterion: Criterion) -> Iterable[str]:
     yield f"`{criterion.id}`"
     where = ", ".join(f"{key} {value}" for key, value in criterion.where.items())
-    told = "; ".join(
+    description = "; ".join(
         part for part in (_meaning(criterion), where, criterion.stage and f"stage {criterion.stage}") if part
     )
-    yield f"`{criterion.name}`{f': {told}' if told else ''}"
+    yield f"`{criterion.name}`{f': {description}' if description else ''}"
     yield _wanted(criterion)
     yield ACTIONS[criterion.action].lower() or NONE
     yield _plain(f"{criterion.source} ({criterion.basis})")
 
 
 def _meaning(criterion: Criterion) -> str:
-    found = [reading.help for name, reading in READINGS.items() if criterion.matches_name(name)]
+    helps = [reading.help for name, reading in READINGS.items() if criterion.matches_name(name)]
     benchmark = BENCHMARKS.get(criterion.name.split(".")[0])
-    return _plain(found[0] if found else benchmark.summary if benchmark else "")
+    return _plain(helps[0] if helps else benchmark.summary if benchmark else "")
 
 
 def _wanted(criterion: Criterion) -> str:

@@ -1,4 +1,4 @@
-"""The way from the report to the dashboard of the run: deploy/grafana/dashboards/rackproof-run.json."""
+"""Link from the report to the dashboard of the run (deploy/grafana/dashboards/rackproof-run.json)."""
 
 from __future__ import annotations
 
@@ -9,18 +9,18 @@ from schemas.reports import FleetReport
 
 DASHBOARD = "rackproof-run"
 MARGIN_S = 60
-"""Shown before the run begins and after it has ended."""
+"""Time shown before the beginning and after the end of the run."""
 
 
 def run_dashboard(report: FleetReport, grafana_url: str) -> str:
-    """The address of the run's dashboard at the time of the run; empty where no Grafana is named."""
+    """Return the URL of the dashboard at the time of the run; empty if no Grafana is configured."""
     if not grafana_url:
         return ""
-    shown = {"var-run_id": report.run_id}
+    query = {"var-run_id": report.run_id}
     began, ended = _seconds(report.began), _seconds(report.ended)
     if began is not None and ended is not None:
-        shown |= {"from": str(1000 * (began - MARGIN_S)), "to": str(1000 * (ended + MARGIN_S))}
-    return f"{grafana_url.rstrip('/')}/d/{DASHBOARD}?{urlencode(shown)}"
+        query |= {"from": str(1000 * (began - MARGIN_S)), "to": str(1000 * (ended + MARGIN_S))}
+    return f"{grafana_url.rstrip('/')}/d/{DASHBOARD}?{urlencode(query)}"
 
 
 def _seconds(when: str) -> int | None:

@@ -64,7 +64,7 @@ def render_junit(report: FleetReport) -> Iterator[str]:
 
 
 def _fleet(report: FleetReport) -> str:
-    """Return the fleet's suite: the decision; of a large fleet also a case per criterion for the passes."""
+    """Return the fleet's suite: the decision, and in a large fleet a case per criterion for the passes."""
     class_name = _class_name(report, "fleet")
     verdict = _VERDICTS.get(report.decision, INCONCLUSIVE)
     cases = [

@@ -1,4 +1,4 @@
-"""Pieces of Markdown in which what a host said is only text."""
+"""Build Markdown in which text from hosts is only text."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ CELL_LIMIT = 300
 
 
 def code(text: str, limit: int = CELL_LIMIT) -> str:
-    """`text` as a code span that nothing in it can leave."""
+    """Return `text` as a code span that it cannot end."""
     inside = clean(text, limit).translate(HARMLESS).strip()
     return f"`{inside}`" if inside else NONE
 
 
 def section(title: str, body: str) -> str:
-    """A section under a heading of ours."""
+    """Return a section with a heading."""
     return f"## {title}\n\n{body}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
-    """A table; its cells are Markdown already."""
+    """Return a table of cells that are already Markdown."""
     lines = [columns, ["---"] * len(columns), *rows]
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)

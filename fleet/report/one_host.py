@@ -1,4 +1,4 @@
-"""`rackproof report RUN_DIR --host NAME`: the page of one host, which the report of a large fleet leaves out."""
+"""Write the page of one host that the report of a large fleet leaves out: `rackproof report RUN_DIR --host NAME`."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from schemas.run_directory import RunDirectory
 
 
 def add_option(report: argparse.ArgumentParser) -> None:
-    """Adds `--host` to the verb."""
+    """Add `--host` to the verb."""
     report.add_argument(
         "--host",
         metavar="NAME",
-        help="write the page of this host alone into RUN_DIR/pages (with --json: print it), no report",
+        help="write only the page of this host into RUN_DIR/pages (with --json: print it)",
     )
 
 
 def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> str:
-    """Writes or prints the page; returns the decision on the host. Raises UsageError where the plan has no such host."""
+    """Write or print the page and return the decision on the host. Raise UsageError if the plan has no such host."""
     from fleet.report.formatting import clean, decision_name
     from fleet.report.html.page import render_html
     from fleet.report.markdown import render_markdown
@@ -49,9 +49,9 @@ def write_page(options: argparse.Namespace, run: Run, packs: Sequence[Pack]) -> 
         documents.write_text(page, render_html(report, run.plan.grafana_url))
         documents.write_text(paths.page_of(options.host, "md"), render_markdown(report, run.plan.grafana_url))
     lines = [str(line) for line in report.acceptance.lines if line.kind != LineKind.COUNT]
-    told = [
+    output = [
         f"{options.host}: {decision_name(report, report.decision)}",
         *(f"- {clean(line, LINE_LIMIT)}" for line in lines),
     ]
-    print("\n".join([*told, f"page: {page}"]))  # noqa: T201  # as `report` does
+    print("\n".join([*output, f"page: {page}"]))  # noqa: T201  # as `report` does
     return report.decision

@@ -1,4 +1,4 @@
-"""Detection power as tables for a terminal."""
+"""Render detection power as tables for a terminal."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from schemas.stages import BENCHMARK
 NONE = "nothing"
 
 
-def render_power(found: Power) -> str:
-    """What each floor finds, how well each figure repeats, and what was assumed."""
+def render_power(power: Power) -> str:
+    """Return what each limit can detect, how well each figure repeats, and the assumptions."""
     parts = [
-        clean(f"{len(found.runs)} runs: {', '.join(found.runs)}"),
+        clean(f"{len(power.runs)} runs: {', '.join(power.runs)}"),
         _table(
             ("figure", "settings", "criterion", "n", "mean", "sigma", "floor", "false alarm", "finds", "could find"),
-            [_gate(gate) for gate in found.gates],
+            [_gate(gate) for gate in power.gates],
         )
-        if found.gates
+        if power.gates
         else "No criterion with a numeric floor judged these runs.",
         f"n: parts x runs. sigma: from run to run and from part to part together, robust; of fewer than {FEW} values the\n"
         "larger of that and the standard deviation. false alarm: probability that a healthy part fails. finds: smallest\n"
@@ -28,18 +28,18 @@ def render_power(found: Power) -> str:
         f"{ALARM:.1%} false alarms. A normal model is assumed: so few runs show no tails.",
         _table(
             ("figure", "settings", "parts", "(max - min) / median, worst part", "which"),
-            [_repeat(item) for item in found.repeats if item.group],
+            [_repeat(item) for item in power.repeats if item.group],
         ),
         _table(
             ("group", "worst repeatability", "figure"),
             [
                 (group, _percent(item.worst), f"{item.name} {params_text(item.params)}")
-                for group, item in found.worst.items()
+                for group, item in power.worst.items()
             ],
         ),
     ]
-    if found.left_out:
-        parts.append(f"In fewer than three runs, and so left out: {clean(', '.join(found.left_out))}")
+    if power.left_out:
+        parts.append(f"Left out, because they are in fewer than three runs: {clean(', '.join(power.left_out))}")
     return "\n\n".join(part for part in parts if part)
 
 
@@ -72,12 +72,12 @@ def _percent(share: float) -> str:
 
 
 def _probability(share: float) -> str:
-    """As a percentage; beyond what a few runs could ever show only that it is less."""
+    """Return a probability as a percentage; below what a few runs can show, an upper bound."""
     return "< 0.0001 %" if share < 1e-6 else _percent(share)
 
 
 def _table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """Columns two spaces apart; what hosts said is cleaned."""
+    """Return columns two spaces apart, with text from hosts cleaned."""
     if not rows:
         return ""
     lines = [columns, *([clean(cell, 80) for cell in row] for row in rows)]

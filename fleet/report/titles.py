@@ -8,9 +8,9 @@ TITLES = {name: benchmark.title for name, benchmark in BENCHMARKS.items()}
 """Benchmark -> its title, in the order of the report."""
 
 VALUES_ONLY = "PASS (values; speed not judged)"
-"""The state of a benchmark whose values are right and whose rates no criterion speaks of."""
+"""The state of a benchmark whose values are right and whose rates no criterion judges."""
 
 
 def title(benchmark: str) -> str:
-    """The benchmark's title, or its own name where it is none of ours."""
+    """Return the benchmark's title, or the name itself if it is unknown."""
     return TITLES.get(benchmark, benchmark)

@@ -83,11 +83,11 @@ def test_it_filters_by_text_decision_action_and_rack(watched: Watched, files: di
     assert page.locator("#count").inner_text() == "1 of 12 hosts"
     assert page.locator("#map a.dim").count() == 11
     page.locator("#find").fill("no such thing")
-    assert page.locator("#list").inner_text() == "No host is like that."
+    assert page.locator("#list").inner_text() == "No host matches."
     page.locator("#find").fill("")
     page.select_option("#only", label="incomplete")
     assert hosts_listed(page) == ["r01-h05", "r02-h06"]
-    page.select_option("#only", label="failed or open")
+    page.select_option("#only", label="with findings")
     page.select_option("#act", label="Return the part (RMA)")
     assert hosts_listed(page) == ["r01-h03"]
     page.select_option("#act", label="any")
@@ -109,7 +109,7 @@ def test_a_click_leads_to_the_host_and_back(watched: Watched, files: dict[str, P
     assert page.url.endswith("#host=r01-h03")
     text = host_page(page, "r01-h03")
     for said in ("r01-h03", "rejected", "GPU 3", "r01-h03-3", "Return the part (RMA)", "Margin", "Source", "measured, 4x H200",
-                 "Evidence", "hosts/r01-h03.json", "Measure again", "--limit r01-h03"):  # fmt: skip
+                 "Evidence", "hosts/r01-h03.json", "Reproduce", "--limit r01-h03"):  # fmt: skip
         assert said in text
     assert not page.locator("#overview").is_visible()
     assert page.title().startswith("r01-h03 – FAIL")
@@ -132,7 +132,7 @@ def test_the_keyboard_leads_to_a_host_and_back(watched: Watched, files: dict[str
     page.keyboard.press("Enter")
     page.wait_for_url("**#host=r02-h06")
     page.wait_for_function("document.activeElement.id == 'host-page'")
-    assert page.locator("#told").inner_text() == "Page of host r02-h06, incomplete"
+    assert page.locator("#announce").inner_text() == "Page of host r02-h06, incomplete"
     assert "unreachable at preflight" in host_page(page, "r02-h06")
     page.keyboard.press("Escape")
     page.wait_for_url("**#hosts")
@@ -146,7 +146,7 @@ def test_deep_links(watched: Watched, files: dict[str, Path]) -> None:
         page = watched.open(files["racks"], fragment)
         page.reload()
         assert page.locator("#list tbody tr").count() == shown
-    assert page.locator("#told").inner_text() == "This report has no host nobody"
+    assert page.locator("#announce").inner_text() == "This report has no host nobody"
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
@@ -197,7 +197,7 @@ def test_page_of_a_host_shows_power_temperature_and_clocks_over_time(watched: Wa
     labels = pictures.evaluate_all("all => all.map(one => one.getAttribute('aria-label')).filter(Boolean)")
     assert len(labels) == 4 * 3
     assert re.fullmatch(r"Power of GPU 0: \d+ W \(\d+ to \d+\)", labels[0])
-    assert "not known for 4 s" in labels[3]
+    assert "no data for 4 s" in labels[3]
     assert all(
         box["width"] > 200 and box["height"] > 30 for box in (found.bounding_box() for found in pictures.all()) if box
     )
@@ -207,7 +207,7 @@ def test_page_of_a_host_shows_power_temperature_and_clocks_over_time(watched: Wa
     page.set_viewport_size({"width": 390, "height": 900})
     assert not page.evaluate(SCROLLS)
     assert page.evaluate(
-        "[...document.querySelectorAll('.course .scroll')].every(one => one.scrollWidth <= one.clientWidth)"
+        "[...document.querySelectorAll('.trace .scroll')].every(one => one.scrollWidth <= one.clientWidth)"
     )
     page = watched.open(files["rehearsal"])
     link = page.locator("#list tbody th a").first
@@ -287,7 +287,7 @@ def test_ten_thousand_hosts_fit_open_and_are_searched_at_once(watched: Watched, 
     assert "rackproof report runs/20261121T040000Z --host r123-h07" in text
     bad = page.evaluate("names.find((name, number) => decisionOf[number] === 1)")
     page.goto(f"{files['large'].as_uri()}#host={bad}")
-    assert "Measure again" in host_page(page, bad)
+    assert "Reproduce" in host_page(page, bad)
 
 
 def test_a_cell_of_the_map_leads_to_its_host(watched: Watched, files: dict[str, Path]) -> None:

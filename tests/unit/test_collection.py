@@ -61,7 +61,7 @@ def installed(site: Path) -> Path:
     return site / "collections" / "ansible_collections" / "rackproof" / "rackproof"
 
 
-def test_it_has_what_a_control_node_needs_and_nothing_else(archive: Path) -> None:
+def test_collection_contains_only_what_a_control_node_needs(archive: Path) -> None:
     with tarfile.open(archive) as members:
         names = members.getnames()
     tops = {name.partition("/")[0] for name in names} - {"MANIFEST.json", "FILES.json"}
@@ -111,21 +111,21 @@ def test_role_readmes_are_current() -> None:
         assert path.read_text(encoding="utf-8") == text, path
 
 
-def test_the_version_is_said_alike_everywhere() -> None:
+def test_version_is_the_same_everywhere() -> None:
     galaxy = yaml.safe_load((ROOT / "galaxy.yml").read_text(encoding="utf-8"))
     assert (galaxy["namespace"], galaxy["name"], galaxy["version"]) == ("rackproof", "rackproof", VERSION)
     environment = ENVIRONMENT.read_text(encoding="utf-8")
     assert set(re.findall(r"rackproof-rackproof-([\w.]+)\.tar\.gz", environment)) == {VERSION}
 
 
-def test_ansible_core_is_as_new_as_the_package_asks_for() -> None:
+def test_minimum_ansible_core_equals_that_of_the_package() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     lowest = next(item for item in extras["control"] if item.startswith("ansible-core")).split(",")[0]
     runtime = yaml.safe_load((ROOT / "meta" / "runtime.yml").read_text(encoding="utf-8"))
     assert lowest.removeprefix("ansible-core>=") + ".0" == runtime["requires_ansible"].removeprefix(">=")
 
 
-def test_its_requirements_are_the_packages_own() -> None:
+def test_requirements_equal_those_of_the_package() -> None:
     """All but what only hosts need, and ansible-core, which an execution environment chooses itself."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     theirs = {*project["dependencies"], *project["optional-dependencies"]["control"]}
@@ -143,14 +143,14 @@ def wheel(directory: Path, to: Path) -> Path:
     return next(to.glob("*.whl"))
 
 
-def test_the_agent_that_it_installs_is_the_checkouts(site: Path, tmp_path: Path) -> None:
+def test_wheel_equals_that_of_the_checkout(site: Path, tmp_path: Path) -> None:
     """A host that has the one has the other: the wheel is the same to the byte."""
     collection_wheel, checkout_wheel = wheel(installed(site), tmp_path / "there"), wheel(ROOT, tmp_path / "here")
     assert zipfile.ZipFile(collection_wheel).namelist() == zipfile.ZipFile(checkout_wheel).namelist()
     assert collection_wheel.read_bytes() == checkout_wheel.read_bytes()
 
 
-def test_the_playbooks_run_from_it_to_a_report(site: Path) -> None:
+def test_playbooks_of_the_collection_write_a_report(site: Path) -> None:
     """The rehearsal's own inventory but for its second host, with a profile of as little as measures anything."""
     profile, inventory = site / "tiny.yml", site / "one.yml"
     little = tiny(0.2)
@@ -184,7 +184,7 @@ def test_the_playbooks_run_from_it_to_a_report(site: Path) -> None:
     assert not (installed(site) / "build").exists()
 
 
-def test_the_journal_is_kept_where_ansible_runner_says_where_callback_plugins_are(site: Path) -> None:
+def test_callback_plugin_is_loaded_under_ansible_runner(site: Path) -> None:
     """As AWX and ansible-navigator do; and without the collection's ansible.cfg."""
     (site / "runners").mkdir()
     (site / "empty.cfg").touch()
@@ -204,7 +204,7 @@ def test_the_journal_is_kept_where_ansible_runner_says_where_callback_plugins_ar
     assert [event["host"] for event in events if event["what"] == "unreachable"] == ["h1"]
 
 
-def test_ansible_builder_takes_the_execution_environment_and_finds_its_needs(site: Path, archive: Path) -> None:
+def test_ansible_builder_accepts_the_execution_environment(site: Path, archive: Path) -> None:
     context = site / "context"
     definition = yaml.safe_load(ENVIRONMENT.read_text(encoding="utf-8"))
     definition["additional_build_files"][0]["src"] = str(archive)

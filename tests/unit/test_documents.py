@@ -26,7 +26,7 @@ TEXT = json.dumps(RECORD)
         ('{"a": NaN}', "NaN is not JSON"),
         ('{"a": -Infinity}', "-Infinity is not JSON"),
         ('{"a": 1e999}', "not finite"),
-        ('{"a": 1, "a": 2}', "'a' stands twice"),
+        ('{"a": 1, "a": 2}', "duplicate key 'a'"),
         ("[" * 20 + "]" * 20, "nested deeper"),
         ("[" * 100_000, "nested deeper"),
         ('{"a": ', "not JSON at offset 6 of 6"),
@@ -44,7 +44,7 @@ def test_what_is_ambiguous_is_refused(text: Any, why: str) -> None:
 
 
 def test_what_is_too_large_is_refused() -> None:
-    with pytest.raises(documents.DocumentError, match="12 bytes, more than the 10"):
+    with pytest.raises(documents.DocumentError, match="12 bytes, more than the allowed 10"):
         documents.parse('{"a": "bcd"}', source="h1.json", max_bytes=10)
 
 

@@ -92,7 +92,7 @@ def parsed(text: str) -> list[Metric]:
 def series(text: str) -> Series:
     samples = [sample for metric in parsed(text) for sample in metric.samples]
     found = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
-    assert len(found) == len(samples), "a series stands twice"
+    assert len(found) == len(samples), "duplicate series"
     return found
 
 
@@ -115,7 +115,7 @@ def healthy(library: Path, tmp_path_factory: pytest.TempPathFactory) -> str:
     return scrape_machine(library, tmp_path_factory.mktemp("host"), nvml.scenario("healthy-h200x4"))
 
 
-def test_the_scrape_of_a_healthy_machine_is_as_agreed(healthy: str) -> None:
+def test_scrape_of_a_healthy_machine_equals_the_golden_file(healthy: str) -> None:
     """After an intended change: UPDATE_GOLDEN=1 pytest tests/unit/test_exporter.py, and read the difference."""
     text = VARIES.sub(r"\1 0.0", healthy)
     if os.environ.get("UPDATE_GOLDEN"):
@@ -167,7 +167,7 @@ def test_names_of_dcgm_exporter_have_its_units_and_labels() -> None:
     assert "DCGM_" not in text_of(Exporter([Fake("nvml", read)]))
 
 
-def test_what_keeps_a_gpu_busy_is_dcgms_prof_fields() -> None:
+def test_utilization_is_exported_as_dcgm_prof_fields() -> None:
     def read() -> list[Family]:
         values = (
             ("gpu.uuid", "GPU-1", "1"),
@@ -254,7 +254,7 @@ def test_a_lost_gpu_leaves_the_scrape_and_its_sibling_stays(library: Path, healt
 # ---- what a collector may do to a scrape ----
 
 
-def test_a_collector_that_raises_is_told_and_the_others_stay() -> None:
+def test_failed_collector_is_counted_and_the_others_are_exported() -> None:
     found = series(scrape(Fake("bad", breaks), Fake("good", load)))
     assert found[("rackproof_host_load", ())] == 0.5
     assert found[("rackproof_collector_success", (("collector", "bad"),))] == 0
@@ -290,9 +290,7 @@ def test_scrapes_stay_fast_while_a_collector_blocks(monkeypatch: pytest.MonkeyPa
     assert found[("rackproof_host_load", ())] == 0.5
 
 
-def test_a_collector_that_hangs_is_told_by_the_age_of_its_question(
-    monkeypatch: pytest.MonkeyPatch, gate: threading.Event
-) -> None:
+def test_stuck_collector_exports_how_long_it_is_stuck(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
     def blocks() -> list[Family]:
         gate.wait()
         return load()
@@ -317,7 +315,7 @@ class FakeSource:
         self.name, self.collect = name, does
 
 
-def test_a_source_is_told_as_a_collector_is() -> None:
+def test_failed_source_is_counted_like_a_collector() -> None:
     def gives() -> list[Metric]:
         metric = Metric("rackproof_run_updated_timestamp_seconds", "Help", "gauge")
         metric.add_sample(metric.name, {}, 7.0)
@@ -338,7 +336,7 @@ def test_a_source_is_told_as_a_collector_is() -> None:
     }
 
 
-def test_what_is_absent_is_left_out_and_counted() -> None:
+def test_missing_readings_are_left_out_and_counted() -> None:
     lost = Absent(status="error", reason="NVML: GPU is lost")
     families = [
         family("gpu.power", lost, "W", gpu="3"),
@@ -473,7 +471,7 @@ def test_nothing_is_read_before_the_first_scrape_and_everything_once_a_moment(se
         time.sleep(0.25)
 
 
-def test_the_server_knows_when_it_was_last_asked() -> None:
+def test_server_records_the_time_of_the_last_request() -> None:
     with serve([Fake("good", load)], "127.0.0.1", 0) as server:
         began = server.last_request
         time.sleep(0.01)

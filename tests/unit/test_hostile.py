@@ -200,7 +200,7 @@ def soak(**columns: list[float]) -> Spoil:
         (raw(lambda text: text + text), "not JSON"),
         (raw(lambda text: b"[" * 50_000), "nested deeper"),
         (raw(lambda text: b'{"a":' * 50_000), "nested deeper"),
-        (raw(lambda text: text.replace(b'"run_id"', b'"run_id": "r1", "run_id"')), "stands twice"),
+        (raw(lambda text: text.replace(b'"run_id"', b'"run_id": "r1", "run_id"')), "duplicate key"),
         (record(lambda made: made.update(simulated=True)), "simulated"),
         (record(lambda made: made.update(rehearsal=True)), "unknown rehearsal"),
         (record(lambda made: made.update(gang="h2")), "gang h2"),

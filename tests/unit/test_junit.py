@@ -39,9 +39,9 @@ def failure(**over: object) -> Verdict:
 def read(report: FleetReport) -> dict[str, TestSuite]:
     document = JUnitXml.fromstring("".join(render_junit(report)).encode())
     for suite in document:
-        told = (suite.tests, suite.failures, suite.errors, suite.skipped)
+        counts = (suite.tests, suite.failures, suite.errors, suite.skipped)
         suite.update_statistics()
-        assert told == (suite.tests, suite.failures, suite.errors, suite.skipped), "its own counts are wrong"
+        assert counts == (suite.tests, suite.failures, suite.errors, suite.skipped), "its own counts are wrong"
     return {suite.name: suite for suite in document}
 
 
@@ -55,7 +55,7 @@ def results(suites: Iterable[TestSuite], kind: type) -> list[tuple[str, str, str
     ]
 
 
-def test_an_accepted_fleet_is_green_and_each_series_has_a_case(report: FleetReport) -> None:
+def test_accepted_fleet_is_green(report: FleetReport) -> None:
     suites = read(report)
     assert list(suites) == ["fleet", "h1", "h2", "h3"]
     assert sum(suite.tests for suite in suites.values()) == len(report.verdicts) + 1
@@ -63,12 +63,12 @@ def test_an_accepted_fleet_is_green_and_each_series_has_a_case(report: FleetRepo
     assert suites["h1"].hostname == "h1"
 
 
-def test_a_failure_is_one_case_of_its_host_and_the_decision(report: FleetReport) -> None:
+def test_failure_is_a_case_of_its_host_and_of_the_decision(report: FleetReport) -> None:
     suites = read(
         replace(report, decision="rejected", verdicts=(*report.verdicts, failure(limit=False, operator="eq")))
     )
-    found = results(suites.values(), Failure)
-    assert [(suite, name) for suite, name, _ in found] == [
+    failures = results(suites.values(), Failure)
+    assert [(suite, name) for suite, name, _ in failures] == [
         ("fleet", "decision"),
         ("h2", "row-remap-failed: gpu.remapped_rows.failed gpu=1 serial h2-1"),
     ]
@@ -78,17 +78,17 @@ def test_a_failure_is_one_case_of_its_host_and_the_decision(report: FleetReport)
     assert "action: Return the part (RMA)" in case.result[0].text
 
 
-def test_what_is_not_known_is_an_error_and_never_skipped() -> None:
+def test_inconclusive_is_an_error_and_never_skipped() -> None:
     left = builders.evidence(PLAN)
     left["h2"] = Evidence(problem="no record: hosts/h2.json is missing")
     suites = read(merge(PLAN, left, read_packs([])))
-    found = {(suite, message) for suite, _, message in results(suites.values(), Error)}
-    assert ("h2", "no record: hosts/h2.json is missing") in found
-    assert {suite for suite, _ in found} == {"fleet", "h2"}
+    errors = {(suite, message) for suite, _, message in results(suites.values(), Error)}
+    assert ("h2", "no record: hosts/h2.json is missing") in errors
+    assert {suite for suite, _ in errors} == {"fleet", "h2"}
     assert not results(suites.values(), Skipped)
 
 
-def test_a_waived_failure_is_shown_with_who_answers_for_it_and_fails_nobody(report: FleetReport) -> None:
+def test_waived_failure_is_skipped_with_its_waiver(report: FleetReport) -> None:
     waiver = Waiver(criterion="row-remap-failed", who="alice", why="spare ordered", until="2026-12-31", host="h2")
     suites = read(replace(report, verdicts=(*report.verdicts, failure(waiver=waiver))))
     ((suite, name, message),) = results(suites.values(), Skipped)
@@ -97,7 +97,7 @@ def test_a_waived_failure_is_shown_with_who_answers_for_it_and_fails_nobody(repo
     assert not results(suites.values(), Failure) + results(suites.values(), Error)
 
 
-def test_a_report_without_a_verdict_is_not_green(report: FleetReport) -> None:
+def test_report_without_verdicts_is_not_green(report: FleetReport) -> None:
     hosts = tuple(replace(host, decision="incomplete") for host in report.hosts)
     suites = read(replace(report, decision="incomplete", verdicts=(), hosts=hosts))
     assert [(suite, name) for suite, name, _ in results(suites.values(), Error)] == [
@@ -106,13 +106,13 @@ def test_a_report_without_a_verdict_is_not_green(report: FleetReport) -> None:
 
 
 @pytest.mark.parametrize(("flag", "mark"), [("rehearsal", "REHEARSAL"), ("simulated", "SIMULATED")])
-def test_a_run_that_looked_at_no_gpu_says_so_in_every_suite_and_case(report: FleetReport, flag: str, mark: str) -> None:
+def test_rehearsal_and_simulation_are_marked_in_every_suite(report: FleetReport, flag: str, mark: str) -> None:
     suites = read(replace(report, **{flag: True}))  # type: ignore[arg-type]
     assert list(suites) == [f"{mark} {name}" for name in ("fleet", "h1", "h2", "h3")]
     assert {case.classname.split(".")[0] for suite in suites.values() for case in suite} == {mark}
 
 
-def test_of_a_large_fleet_every_host_has_a_case_and_what_passed_one_a_criterion(report: FleetReport) -> None:
+def test_large_fleet_counts_passes_per_criterion(report: FleetReport) -> None:
     row = Judged(criterion="gemm-bf16", name="gemm.throughput", params={"dtype": "bf16"}, passed=6, source="measured")
     large = replace(
         report, detail=EXCEPTIONS, verdicts=(), judged=(row, replace(row, criterion="none-passed", passed=0))
@@ -137,7 +137,7 @@ HOSTILE = [
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_what_a_host_says_is_only_text(report: FleetReport, text: str) -> None:
+def test_host_text_is_only_text(report: FleetReport, text: str) -> None:
     more = failure(reason=text, serial=text, detail=text, params={"op": text}, scope=f"hca={text}", source=text)
     suites = read(replace(report, verdicts=(*report.verdicts, more)))
     assert suites["h2"].tests == len([verdict for verdict in report.verdicts if verdict.host == "h2"]) + 1

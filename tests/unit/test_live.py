@@ -1,4 +1,4 @@
-"""What a run tells while it goes on: the file that its supervisor writes, and what Prometheus sees of it."""
+"""Live progress of a run: the file that its supervisor writes, and what the exporter makes of it."""
 
 from __future__ import annotations
 
@@ -39,26 +39,26 @@ def run(tmp_path: Path) -> HostRun:
     return HostRun.begin(tmp_path / "runs" / "r1", "h1", json.dumps(to_json(plan)))
 
 
-def told(run: HostRun) -> Json:
-    found: Json = documents.read(run.directory.parent / "live.json", "live")
-    return found
+def read_live(run: HostRun) -> Json:
+    exported: Json = documents.read(run.directory.parent / "live.json", "live")
+    return exported
 
 
 def series(document: Json, later_s: float = 0.0) -> Series:
     """What is exported of it so many seconds after it was written."""
-    found = run_metrics.families(document, document["written"] + later_s)
+    exported = run_metrics.families(document, document["written"] + later_s)
     return {
         (sample.name.removeprefix("rackproof_"), tuple(sorted(sample.labels.items()))): sample.value
-        for family in found
+        for family in exported
         for sample in family.samples
     }
 
 
-def state(found: Series, stage: str) -> list[str]:
+def state(exported: Series, stage: str) -> list[str]:
     """The states that the stage is in."""
     return [
         dict(labels)["state"]
-        for (name, labels), value in found.items()
+        for (name, labels), value in exported.items()
         if name == "stage_state" and value and dict(labels)["stage"] == stage
     ]
 
@@ -109,19 +109,19 @@ def bench(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[]
 def wait_for(run: HostRun, what: Callable[[Json], object]) -> Json:
     ends = time.monotonic() + 30
     while time.monotonic() < ends:
-        if (run.directory.parent / "live.json").exists() and what(found := told(run)):
-            return found
+        if (run.directory.parent / "live.json").exists() and what(exported := read_live(run)):
+            return exported
         time.sleep(0.05)
-    raise AssertionError(told(run))
+    raise AssertionError(read_live(run))
 
 
-def test_a_run_that_began_tells_who_it_is_and_what_is_planned(run: HostRun) -> None:
+def test_new_run_publishes_its_identity_and_its_planned_stages(run: HostRun) -> None:
     live.publish_idle(run)
-    found = series(told(run))
-    ((_, labels),) = [key for key in found if key[0] == "run_info"]
+    exported = series(read_live(run))
+    ((_, labels),) = [key for key in exported if key[0] == "run_info"]
     assert dict(labels).items() >= {"run_id": "r1", "rack": "r1", "profile": "rehearsal", "rehearsal": "true"}.items()
-    assert state(found, "benchmark") == state(found, "gang") == ["planned"]
-    assert {name for name, _ in found} == {
+    assert state(exported, "benchmark") == state(exported, "gang") == ["planned"]
+    assert {name for name, _ in exported} == {
         "run_info",
         "run_started_timestamp_seconds",
         "run_updated_timestamp_seconds",
@@ -129,25 +129,27 @@ def test_a_run_that_began_tells_who_it_is_and_what_is_planned(run: HostRun) -> N
     }
 
 
-def test_a_stage_is_told_while_it_runs_and_after(run: HostRun, bench: Callable[[], None]) -> None:
+def test_stage_is_published_while_it_runs_and_after(run: HostRun, bench: Callable[[], None]) -> None:
     def figures(document: Json) -> list[Json]:
         return [figure for stage in document["stages"] for figure in stage.get("figures", [])]
 
-    document = wait_for(run, lambda found: len(figures(found)) == 2 and '"at": "gemm"' in json.dumps(found))
-    found, stage = series(document, later_s=3.0), (("stage", "benchmark"),)
-    assert state(found, "benchmark") == ["running"]
-    assert state(found, "gang") == ["planned"]
-    began = found[("stage_started_timestamp_seconds", stage)]
+    document = wait_for(run, lambda exported: len(figures(exported)) == 2 and '"at": "gemm"' in json.dumps(exported))
+    exported, stage = series(document, later_s=3.0), (("stage", "benchmark"),)
+    assert state(exported, "benchmark") == ["running"]
+    assert state(exported, "gang") == ["planned"]
+    began = exported[("stage_started_timestamp_seconds", stage)]
     assert 0 <= document["written"] - began < 30
-    assert found[("stage_deadline_timestamp_seconds", stage)] == pytest.approx(began + 60)
-    assert 0 < found[("stage_progress_ratio", stage)] < 0.1
+    assert exported[("stage_deadline_timestamp_seconds", stage)] == pytest.approx(began + 60)
+    assert 0 < exported[("stage_progress_ratio", stage)] < 0.1
     at = (("benchmark", "gemm"), *stage)
-    assert found[("stage_ranks", at)] == 1
-    assert found[("benchmark_flop_per_second", (("benchmark", "gemm"), ("cpu", "0"), ("dtype", "bf16"), *stage))] == 2e9
-    assert found[("benchmark_loss", (("benchmark", "training"), ("network", "convnet"), *stage))] == 1.5
-    assert 3.0 <= found[("rank_silent_seconds", (("cpu", "0"), ("rank", "0")))] < 10
+    assert exported[("stage_ranks", at)] == 1
+    assert (
+        exported[("benchmark_flop_per_second", (("benchmark", "gemm"), ("cpu", "0"), ("dtype", "bf16"), *stage))] == 2e9
+    )
+    assert exported[("benchmark_loss", (("benchmark", "training"), ("network", "convnet"), *stage))] == 1.5
+    assert 3.0 <= exported[("rank_silent_seconds", (("cpu", "0"), ("rank", "0")))] < 10
     bench()
-    ended = told(run)
+    ended = read_live(run)
     after = series(ended)
     assert state(after, "benchmark") == ["finished"]
     assert after[("stage_finished", (("outcome", "finished"), *stage))] == 1
@@ -160,8 +162,8 @@ def test_a_stage_is_told_while_it_runs_and_after(run: HostRun, bench: Callable[[
     assert [value for (name, _), value in series(ended, later_s=4000).items() if name.startswith("benchmark_")] == [7.0]
 
 
-def test_nothing_secret_is_told(run: HostRun, bench: Callable[[], None]) -> None:
-    wait_for(run, lambda found: found["stages"][0].get("ranks"))
+def test_published_file_contains_no_secret(run: HostRun, bench: Callable[[], None]) -> None:
+    wait_for(run, lambda exported: exported["stages"][0].get("ranks"))
     path = run.directory.parent / "live.json"
     text = path.read_text()
     assert path.stat().st_mode & 0o777 == 0o644
@@ -170,13 +172,13 @@ def test_nothing_secret_is_told(run: HostRun, bench: Callable[[], None]) -> None
         assert secret not in text
 
 
-def test_a_snapshot_beside_a_stage_does_not_make_it_look_ended(run: HostRun, bench: Callable[[], None]) -> None:
-    wait_for(run, lambda found: found["stages"][0]["state"] == "running")
+def test_snapshot_during_a_stage_keeps_the_stage_running(run: HostRun, bench: Callable[[], None]) -> None:
+    wait_for(run, lambda exported: exported["stages"][0]["state"] == "running")
     live.publish_idle(run)
-    assert told(run)["stages"][0]["state"] == "running"
+    assert read_live(run)["stages"][0]["state"] == "running"
 
 
-def test_a_supervisor_that_is_gone_leaves_a_silent_stage(run: HostRun) -> None:
+def test_stage_without_a_supervisor_becomes_silent(run: HostRun) -> None:
     document = live.build_document(run) | {"written": time.time()}
     document["stages"][0] |= {"state": "running", "began": document["written"], "deadline": document["written"] + 60}
     document["stages"][0]["ranks"] = [{"rank": 0, "scope": "cpu=0", "at": "gemm", "silent_s": 0.1, "waiting_s": 0.0}]
@@ -192,13 +194,13 @@ def test_attempts_are_counted_by_their_outcome(run: HostRun) -> None:
         return builders.launch("benchmark", ("h1",), outcome)
 
     record = replace(run.record(), launches=(launch("deadline"), launch("failed"), launch("finished")))
-    found = series(live.build_document(run, record) | {"written": 0.0})
-    assert state(found, "benchmark") == ["finished"]
+    exported = series(live.build_document(run, record) | {"written": 0.0})
+    assert state(exported, "benchmark") == ["finished"]
     for outcome in ("deadline", "failed", "finished"):
-        assert found[("stage_finished", (("outcome", outcome), ("stage", "benchmark")))] == 1
+        assert exported[("stage_finished", (("outcome", outcome), ("stage", "benchmark")))] == 1
 
 
-def test_a_directory_that_is_no_runs_tells_nothing(tmp_path: Path) -> None:
+def test_run_outside_a_runs_directory_publishes_nothing(tmp_path: Path) -> None:
     plan = builders.plan(profile="rehearsal")
     live.publish_idle(HostRun.begin(tmp_path / "elsewhere", "h1", json.dumps(to_json(plan))))
     assert [path.name for path in tmp_path.iterdir()] == ["elsewhere"]
@@ -221,11 +223,11 @@ def folded(*seen: Json, now: tuple[Json, ...] = ()) -> dict[tuple[str, ...], flo
     }
 
 
-def test_of_each_operation_the_largest_size_is_told() -> None:
+def test_only_the_largest_size_of_an_operation_is_exported() -> None:
     def busbw(op: str, size: int, value: float, placement: str = "in_place") -> Json:
         return observation(f"collective.{op}.busbw", value, "B/s", size_bytes=size, placement=placement, world_size=8)
 
-    found = folded(
+    exported = folded(
         busbw("all_reduce", 8, 1.0),
         busbw("all_reduce", 8192, 2.0),
         busbw("all_reduce", 64, 3.0, "out_of_place"),
@@ -234,7 +236,7 @@ def test_of_each_operation_the_largest_size_is_told() -> None:
         busbw("all_reduce", 8, 6.0),
     )
     name = "bus_bandwidth_bytes_per_second"
-    assert found == {
+    assert exported == {
         (name, "collective", "all_reduce", "in_place", "8192"): 5.0,
         (name, "collective", "all_reduce", "out_of_place", "64"): 3.0,
         (name, "collective", "all_gather", "in_place", "8"): 4.0,
@@ -262,7 +264,7 @@ def test_the_measured_figure_takes_the_place_of_the_one_under_way() -> None:
     assert folded(step | {"value": 0.01}, now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.01}
 
 
-def test_what_is_beyond_the_bound_is_said() -> None:
+def test_figures_beyond_the_limit_are_counted() -> None:
     many = [observation("gemm.throughput", 1.0, "FLOP/s", f"gpu={index}", dtype="bf16") for index in range(600)]
     figures, left_out = newest_figures(many)
     assert (len(figures), left_out) == (MAX_FIGURES, 600 - MAX_FIGURES)
@@ -285,7 +287,7 @@ def test_everything_that_a_healthy_host_measures_fits_and_is_in_the_list_of_name
     "left",
     ["", "{", "[]", '{"observations": [1]}', '{"observations": [{"name": "a.b"}]}', '{"observations": [{}], "a": NaN}'],
 )
-def test_what_a_rank_leaves_half_done_tells_nothing(tmp_path: Path, left: str) -> None:
+def test_invalid_result_file_has_no_figures(tmp_path: Path, left: str) -> None:
     (tmp_path / "rank0.json").write_text(left)
     results = RankFiles(tmp_path, 0)
     assert (results.observations(), results.training_progress()) == ([], [])
@@ -304,7 +306,7 @@ def test_what_a_rank_leaves_half_done_tells_nothing(tmp_path: Path, left: str) -
         ("training resnet18 epoch 1 of 2", "training"),
     ],
 )
-def test_a_rank_is_at_one_of_few_places(phase: str, at: str) -> None:
+def test_phase_label_is_a_benchmark_or_a_known_phase(phase: str, at: str) -> None:
     assert live.phase_label(phase) == at
 
 
@@ -325,10 +327,10 @@ def scrape(directory: Path) -> Series:
 SUCCESS = ("collector_success", (("collector", "run"),))
 
 
-def test_a_host_without_a_run_has_nothing_to_tell(tmp_path: Path) -> None:
-    found = scrape(tmp_path)
-    assert found[SUCCESS] == 1
-    assert {name for name, _ in found} == {
+def test_host_without_a_run_exports_nothing(tmp_path: Path) -> None:
+    exported = scrape(tmp_path)
+    assert exported[SUCCESS] == 1
+    assert {name for name, _ in exported} == {
         "collector_success",
         "collector_duration_seconds",
         "collector_last_success_timestamp_seconds",
@@ -337,7 +339,7 @@ def test_a_host_without_a_run_has_nothing_to_tell(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("broken", ["", "{}", '{"schema": "rackproof.live/2"}', "link"])
-def test_a_file_that_cannot_be_believed_is_a_failure(run: HostRun, broken: str) -> None:
+def test_invalid_file_is_a_failed_collector(run: HostRun, broken: str) -> None:
     live.publish_idle(run)
     path = run.directory.parent / "live.json"
     assert scrape(run.directory.parents[1])[SUCCESS] == 1
@@ -346,15 +348,15 @@ def test_a_file_that_cannot_be_believed_is_a_failure(run: HostRun, broken: str) 
         path.symlink_to("other.json")
     else:
         path.write_text(broken)
-    found = scrape(run.directory.parents[1])
-    assert found[SUCCESS] == 0
-    assert not any(name.startswith("run_") for name, _ in found)
+    exported = scrape(run.directory.parents[1])
+    assert exported[SUCCESS] == 0
+    assert not any(name.startswith("run_") for name, _ in exported)
 
 
 def test_hostile_words_stay_words(run: HostRun) -> None:
     host = dataclasses.replace(run.host, rack='r"1\\\n# HELP evil x')
     run.host = host
     live.publish_idle(run)
-    found = scrape(run.directory.parents[1])
-    ((_, labels),) = [key for key in found if key[0] == "run_info"]
+    exported = scrape(run.directory.parents[1])
+    ((_, labels),) = [key for key in exported if key[0] == "run_info"]
     assert dict(labels)["rack"] == host.rack

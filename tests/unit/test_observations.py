@@ -50,11 +50,11 @@ def healthy() -> tuple[FleetReport, list[dict[str, str]]]:
     return both(builders.evidence(PLAN))
 
 
-def slowed(seen: Observation) -> Observation:
-    return replace(seen, value=1.0e12) if seen.name == "memory.bandwidth" and seen.scope == "gpu=1" else seen
+def slowed(item: Observation) -> Observation:
+    return replace(item, value=1.0e12) if item.name == "memory.bandwidth" and item.scope == "gpu=1" else item
 
 
-def test_every_observation_is_one_row_and_every_verdict_has_its_place(
+def test_every_observation_is_a_row_with_its_verdict(
     healthy: tuple[FleetReport, list[dict[str, str]]],
 ) -> None:
     report, rows = healthy
@@ -66,7 +66,7 @@ def test_every_observation_is_one_row_and_every_verdict_has_its_place(
     assert {(row["host"], row["serial"]) for row in rows if row["scope"] == "gpu=1"} == {("h1", "h1-1"), ("h2", "h2-1")}
 
 
-def test_a_failure_stands_at_the_observation_that_failed_with_its_limit() -> None:
+def test_failure_is_in_the_row_of_its_observation() -> None:
     left = builders.evidence(PLAN)
     left["h2"] = builders.with_observations(left["h2"], slowed)
     _, rows = both(left)
@@ -76,9 +76,9 @@ def test_a_failure_stands_at_the_observation_that_failed_with_its_limit() -> Non
     assert {row["unit"] for row in failed} == {"B/s"}
 
 
-def test_what_is_missing_is_a_row_that_says_so() -> None:
+def test_missing_observation_is_a_row() -> None:
     left = builders.evidence(PLAN)
-    left["h2"] = builders.with_observations(left["h2"], lambda seen: None if seen.scope == "gpu=1" else seen)
+    left["h2"] = builders.with_observations(left["h2"], lambda item: None if item.scope == "gpu=1" else item)
     _, rows = both(left)
     missing = [row for row in rows if row["status"] == "missing"]
     assert missing
@@ -96,7 +96,7 @@ def test_a_host_without_a_record_is_in_the_file() -> None:
     ]
 
 
-def test_who_answers_for_a_failure_is_told(healthy: tuple[FleetReport, list[dict[str, str]]]) -> None:
+def test_waiver_is_in_the_row(healthy: tuple[FleetReport, list[dict[str, str]]]) -> None:
     waiver = Waiver(criterion="c", who="alice", why="known", until="2026-12-31", host="h1")
     verdict = Verdict(
         host="h1", scope="host", name="xid.last_seen", verdict="fail", criterion="c", reason="r", waiver=waiver
@@ -107,7 +107,7 @@ def test_who_answers_for_a_failure_is_told(healthy: tuple[FleetReport, list[dict
 
 
 @pytest.mark.parametrize(("flag", "mark"), [("rehearsal", "REHEARSAL"), ("simulated", "SIMULATED")])
-def test_a_run_that_looked_at_no_gpu_says_so_in_every_row(
+def test_rehearsal_and_simulation_are_marked_in_every_row(
     healthy: tuple[FleetReport, list[dict[str, str]]], flag: str, mark: str
 ) -> None:
     report = replace(healthy[0], **{flag: True})  # type: ignore[arg-type]
@@ -115,7 +115,7 @@ def test_a_run_that_looked_at_no_gpu_says_so_in_every_row(
     assert {row["mark"] for row in healthy[1]} == {""}
 
 
-def test_of_a_large_fleet_accepted_hosts_say_where_their_observations_are(
+def test_large_fleet_names_the_records_of_accepted_hosts(
     healthy: tuple[FleetReport, list[dict[str, str]]],
 ) -> None:
     first, second = healthy[0].hosts
@@ -147,13 +147,13 @@ def row_of(value: object, reason: str = "") -> str:
 
 
 @pytest.mark.parametrize(
-    ("value", "told"),
+    ("value", "shown"),
     [(-3, "-3"), (-1.5e-9, "-1.5e-09"), (0, "0"), (2**63, str(2**63)), (True, "true"), ("580.1", "580.1")],
 )
-def test_numbers_stay_numbers_and_flags_are_words(value: object, told: str) -> None:
+def test_numbers_stay_numbers_and_flags_are_words(value: object, shown: str) -> None:
     text = row_of(value)
     (row,) = table(text)
-    assert (row["value"], row["min"], row["samples"]) == (told, "-1.5", "3")
+    assert (row["value"], row["min"], row["samples"]) == (shown, "-1.5", "3")
     assert text.endswith("\r\n")
     assert text.count("\n") == 2
 
@@ -176,28 +176,28 @@ FORMULAE = [
 
 
 @pytest.mark.parametrize("text", FORMULAE)
-def test_no_text_of_a_host_is_calculated(text: str) -> None:
+def test_host_text_is_never_a_formula(text: str) -> None:
     (value,) = table(row_of(text))
     (reason,) = table(row_of(None, reason=f"{text}, and more"))
-    for told in (value["value"], reason["reason"]):
-        assert not told.strip().startswith(DANGEROUS)
+    for escaped in (value["value"], reason["reason"]):
+        assert not escaped.strip().startswith(DANGEROUS)
 
 
-def test_nor_where_a_program_splits_lines_at_semicolons() -> None:
+def test_text_after_a_semicolon_is_never_a_formula() -> None:
     assert safe("a;=1+1") == "a;'=1+1"
     assert safe("failed; reset the GPU") == "failed; reset the GPU"
 
 
 @given(st.text(alphabet=st.characters(exclude_categories=()), max_size=40))
 def test_any_text_is_one_cell_of_one_line(text: str) -> None:
-    told = cell(text)
-    assert isinstance(told, str)
-    assert not {unicodedata.category(character) for character in told} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
-    assert not told.strip().startswith(DANGEROUS)
-    told.encode()
+    escaped = cell(text)
+    assert isinstance(escaped, str)
+    assert not {unicodedata.category(character) for character in escaped} & {"Cc", "Cf", "Cs", "Zl", "Zp"}
+    assert not escaped.strip().startswith(DANGEROUS)
+    escaped.encode()
 
 
-def test_the_verb_writes_it_and_says_what_parquet_needs(
+def test_report_writes_csv_and_names_what_parquet_needs(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_run(tmp_path / "r1", PLAN)

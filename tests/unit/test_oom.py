@@ -1,4 +1,4 @@
-"""Who was killed for want of memory is told by the kernel's own counts, in both versions of control groups, and by its log."""
+"""Detection of OOM kills: kernel counters in both versions of control groups, and the kernel log."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def tree(tmp_path: Path, request: pytest.FixtureRequest) -> Tree:
     return Tree(tmp_path, request.param)
 
 
-def test_kill_at_the_limit_of_a_group_above_is_told_with_that_limit(tree: Tree) -> None:
+def test_kill_at_the_limit_of_a_parent_group_names_the_limit(tree: Tree) -> None:
     memory = OomWatch(tree.root)
     assert memory.describe_kill() == ""
     tree.group("slice/session", kills=1)
@@ -67,7 +67,7 @@ def test_kill_below_every_limit_is_the_hosts_own_want(tree: Tree) -> None:
     assert memory.describe_kill() == "killed by the kernel for want of memory (oom_kill 2, the host had none left)"
 
 
-def test_kill_before_or_of_somebody_else_is_not_ours(tree: Tree) -> None:
+def test_earlier_or_foreign_kill_is_not_reported(tree: Tree) -> None:
     tree.group("slice/session", kills=5)
     memory = OomWatch(tree.root)
     tree.machine(7)
@@ -79,7 +79,7 @@ LOG = "6,{number},{at},-;Out of memory: Killed process {pid} (python3) total-vm:
 
 
 @pytest.mark.parametrize(
-    ("log", "said"),
+    ("log", "message"),
     [
         (None, "killed by the kernel for want of memory (oom_kill 1 on this host)"),
         (
@@ -91,29 +91,29 @@ LOG = "6,{number},{at},-;Out of memory: Killed process {pid} (python3) total-vm:
     ],
     ids=["unreadable", "ours", "another", "before"],
 )
-def test_where_no_group_counts_the_kernels_log_tells_whose_it_was(
-    tmp_path: Path, log: tuple[int, int] | None, said: str
-) -> None:
+def test_kernel_log_decides_if_no_group_counts(tmp_path: Path, log: tuple[int, int] | None, message: str) -> None:
     tree = Tree(tmp_path, version=0)
     memory = OomWatch(tmp_path)
     tree.machine(1)
     if log:
         write(tmp_path / "dev/kmsg", LOG.format(number=0, at=log[0], pid=log[1]))
-    assert memory.describe_kill([4711]) == said
+    assert memory.describe_kill([4711]) == message
 
 
-def test_nothing_is_said_where_nothing_can_be_read(tmp_path: Path) -> None:
+def test_unreadable_counters_report_no_kill(tmp_path: Path) -> None:
     assert oom.read_groups(tmp_path) == []
     assert OomWatch(tmp_path).describe_kill([1]) == ""
 
 
 @pytest.mark.parametrize("text", ["", "{", "[1]", '[{"path": 1}]'])
-def test_broken_memory_of_a_process_says_nothing(tmp_path: Path, text: str) -> None:
+def test_invalid_saved_counters_report_no_kill(tmp_path: Path, text: str) -> None:
     write(tmp_path / "gang.memory", text)
     assert oom.describe_kill_since_save(tmp_path / "gang.memory") == ""
 
 
-def test_what_is_remembered_speaks_when_its_group_is_gone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parent_group_reports_the_kill_if_the_own_group_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A session's group goes with its last process; version 2 counts in the groups above it, too."""
     tree = Tree(tmp_path, version=2)
     monkeypatch.setattr(oom, "read_groups", lambda: read_groups(tmp_path))
@@ -129,12 +129,12 @@ def test_what_is_remembered_speaks_when_its_group_is_gone(tmp_path: Path, monkey
 read_groups = oom.read_groups
 
 
-def test_the_reason_is_told_to_the_other_hosts() -> None:
+def test_reason_is_sent_to_the_other_hosts() -> None:
     state = RankState(rank=1, scope="gpu=1", why="killed by the kernel")
     assert parse_rank_state(json.loads(json.dumps(to_json(state)))) == state
 
 
-def test_launcher_that_was_killed_for_it_is_told_although_no_rank_is_to_blame() -> None:
+def test_killed_launcher_is_reported_without_a_culprit() -> None:
     killed = "killed by the kernel for want of memory (oom_kill 1, limit 500 MB)"
     for exit_code, outcome, reason in (
         (-9, "failed", f"the launcher exited with -9: every rank had finished; a process of this launch was {killed}"),
@@ -145,5 +145,5 @@ def test_launcher_that_was_killed_for_it_is_told_although_no_rank_is_to_blame() 
         assert (conclusion.outcome, conclusion.reason) == (outcome, reason)
 
 
-def test_room_is_missed_only_where_there_is_none(tmp_path: Path) -> None:
+def test_writable_directory_reports_no_problem(tmp_path: Path) -> None:
     assert list(background._why_unwritable(tmp_path)) == []

@@ -65,28 +65,28 @@ def events(run_dir: Path) -> list[dict[str, Any]]:
     return found
 
 
-def test_events_tell_which_host_is_where_and_how_a_wait_ended(tmp_path: Path, run_dir: Path) -> None:
+def test_events_record_the_state_of_each_host_and_the_end_of_a_wait(tmp_path: Path, run_dir: Path) -> None:
     wait = {"name": "Wait", **WAIT, "changed_when": False}
     skip = {"name": "Skip", "ansible.builtin.command": {"argv": ["false"]}, "when": "inventory_hostname == 'h3'"}
     fail = {"name": "Fail", "ansible.builtin.command": {"argv": ["false"]}, "when": "inventory_hostname == 'h2'"}
     excuse = {"name": "Excuse", "ansible.builtin.command": {"argv": ["false"]}, "ignore_errors": True}
     done = play(site(tmp_path, run_dir, wait, skip, excuse, fail), tmp_path)
     assert done.returncode == 2, done.stdout + done.stderr
-    told = events(run_dir)
-    brief = [(event["what"], event.get("host", event.get("task", ""))) for event in told]
+    recorded = events(run_dir)
+    brief = [(event["what"], event.get("host", event.get("task", ""))) for event in recorded]
     assert [what for what, _ in brief[:2]] == ["start", "play"]
     assert brief[-1] == ("end", "")
     waits = brief.index(("task", "Wait"))
-    assert told[waits]["stage"] == "benchmark"
+    assert recorded[waits]["stage"] == "benchmark"
     assert sorted(brief[waits + 1 : waits + 5]) == [("began", "h1"), ("began", "h2"), ("ok", "h1"), ("ok", "h2")]
-    assert {event.get("rc") for event in told[waits : waits + 5] if event["what"] == "ok"} == {0}
+    assert {event.get("rc") for event in recorded[waits : waits + 5] if event["what"] == "ok"} == {0}
     of_task = {task: set(brief[brief.index(("task", task)) + 3 :][:2]) for task in ("Skip", "Excuse", "Fail")}
     assert of_task["Skip"] == {("skipped", "h1"), ("skipped", "h2")}
     assert of_task["Excuse"] == {("ok", "h1"), ("ok", "h2")}
     assert of_task["Fail"] == {("skipped", "h1"), ("failed", "h2")}
 
 
-def test_waiting_is_told_on_standard_error_and_standard_output_stays_as_it_is(tmp_path: Path, run_dir: Path) -> None:
+def test_progress_is_printed_on_standard_error_only(tmp_path: Path, run_dir: Path) -> None:
     claim = locks.claim("r1", run_dir.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
     with locks.exclusive(run_dir / run_directory.LOCK) as file:  # as the plan role takes it
         locks.write_line(file, {**vars(claim), "running": []})
@@ -99,7 +99,7 @@ def test_waiting_is_told_on_standard_error_and_standard_output_stays_as_it_is(tm
     assert "progress is not recorded any more" not in done.stderr
 
 
-def test_an_attempt_that_was_killed_while_it_wrote_costs_its_last_line_alone(tmp_path: Path, run_dir: Path) -> None:
+def test_killed_attempt_loses_only_its_last_line(tmp_path: Path, run_dir: Path) -> None:
     (run_dir / "progress.jsonl").write_text('{"at": "2026-11-21T04:00:00Z", "what": "end"}\n{"at": "20')
     assert play(site(tmp_path, run_dir), tmp_path).returncode == 0
     lines = (run_dir / "progress.jsonl").read_text().splitlines()
@@ -107,14 +107,14 @@ def test_an_attempt_that_was_killed_while_it_wrote_costs_its_last_line_alone(tmp
     assert json.loads(lines[2])["what"] == "start"
 
 
-def test_check_mode_tells_nothing(tmp_path: Path, run_dir: Path) -> None:
+def test_check_mode_records_nothing(tmp_path: Path, run_dir: Path) -> None:
     done = play([*site(tmp_path, run_dir), "--check"], tmp_path, RACKPROOF_HEARTBEAT="1")
     assert done.returncode == 0
     assert not (run_dir / "progress.jsonl").exists()
 
 
 @pytest.mark.parametrize("broken", ["missing", "link", "heartbeat"])
-def test_nothing_that_goes_wrong_breaks_the_playbook(broken: str, tmp_path: Path, run_dir: Path) -> None:
+def test_error_in_progress_reporting_does_not_fail_the_playbook(broken: str, tmp_path: Path, run_dir: Path) -> None:
     if broken == "link":
         (tmp_path / "elsewhere").write_text("")
         (run_dir / "progress.jsonl").symlink_to(tmp_path / "elsewhere")

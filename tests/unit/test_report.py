@@ -70,29 +70,29 @@ def test_accepted_run_exits_0_and_leaves_its_reports(run: Path) -> None:
     assert {"report.html", "report.md"} <= {path.name for path in run.iterdir()}
 
 
-def test_of_one_host_the_reasons_are_printed_and_its_page_is_written(run: Path) -> None:
+def test_host_option_prints_reasons_and_writes_the_page(run: Path) -> None:
     path = run / "hosts" / "h2.json"
     whole = path.read_text()
     path.write_text(whole[: len(whole) // 2])
     done = rackproof("report", run, "--host", "h2")
-    first, *told, last = done.stdout.splitlines()
+    first, *lines, last = done.stdout.splitlines()
     assert (done.returncode, first, last) == (2, "h2: incomplete", f"page: {run / 'pages' / 'h2.html'}")
-    assert any(line.startswith("- INCOMPLETE: h2: record: quarantined: hosts/h2.json: not JSON") for line in told)
-    assert not any("h1" in line or "FINAL" in line for line in told)
+    assert any(line.startswith("- INCOMPLETE: h2: record: quarantined: hosts/h2.json: not JSON") for line in lines)
+    assert not any("h1" in line or "FINAL" in line for line in lines)
     assert (run / "pages" / "h2.html").is_file()
     assert rackproof("report", run, "--host", "h1").stdout.splitlines()[0] == "h1: accepted"
 
 
-def test_json_tells_decision_and_summary(run: Path) -> None:
+def test_json_has_decision_and_summary(run: Path) -> None:
     (run / "hosts" / "h2.json").unlink()
     done = rackproof("report", run, "--json")
-    told = json.loads(done.stdout)
+    document = json.loads(done.stdout)
     assert done.returncode == 2
-    assert (told["decision"], told["acceptance"]["status"]) == ("incomplete", "INCOMPLETE")
-    assert any("h2" in line and "hosts/h2.json is missing" in line for line in told["acceptance"]["summary"])
+    assert (document["decision"], document["acceptance"]["status"]) == ("incomplete", "INCOMPLETE")
+    assert any("h2" in line and "hosts/h2.json is missing" in line for line in document["acceptance"]["summary"])
 
 
-def test_deleted_record_names_that_host_alone_and_keeps_the_others(run: Path) -> None:
+def test_deleted_record_makes_only_its_host_incomplete(run: Path) -> None:
     (run / "hosts" / "h2.json").unlink()
     report = report_of(run)
     assert report.decision == "incomplete"
@@ -144,10 +144,10 @@ def enormous(path: Path) -> None:
         (other_version, "rackproof.record/9"),
         (truncated, "not JSON at offset"),
         (linked, "symbolic links"),
-        (enormous, f"more than the {documents.MAX_BYTES}"),
+        (enormous, f"more than the allowed {documents.MAX_BYTES}"),
     ],
 )
-def test_record_that_cannot_be_believed_is_quarantined(run: Path, spoil: Callable[[Path], None], why: str) -> None:
+def test_invalid_record_is_quarantined(run: Path, spoil: Callable[[Path], None], why: str) -> None:
     spoil(run / "hosts" / "h2.json")
     report = report_of(run)
     assert report.decision == "incomplete"
@@ -158,14 +158,14 @@ def test_record_that_cannot_be_believed_is_quarantined(run: Path, spoil: Callabl
     assert "hosts/h2.json" in bad[0].reason
 
 
-def test_record_of_a_host_that_is_not_in_the_plan_is_quarantined(run: Path) -> None:
+def test_record_of_an_unplanned_host_is_quarantined(run: Path) -> None:
     shutil.copy(run / "hosts" / "h1.json", run / "hosts" / "h9.json")
     report = report_of(run)
     assert [(item.path, item.reason) for item in report.quarantined] == [("hosts/h9.json", "the plan has no such host")]
     assert report.decision == "accepted"
 
 
-def test_events_of_the_control_node_make_a_host_inconclusive_until_the_play_ran_again(run: Path) -> None:
+def test_events_make_a_host_inconclusive_until_the_play_succeeds(run: Path) -> None:
     gone = {
         "at": builders.WHEN,
         "play": "Gang",
@@ -187,18 +187,18 @@ def test_events_of_the_control_node_make_a_host_inconclusive_until_the_play_ran_
         assert report_of(run).decision == decision
 
 
-def test_record_that_is_not_there_says_how_it_comes_where_nothing_says_why(run: Path) -> None:
+def test_missing_record_names_the_remedy(run: Path) -> None:
     """Where the journal says why, the remedy is there."""
     gone = {"at": builders.WHEN, "play": "Gang", "what": "failed", "host": "h3", "task": "Wait", "message": "it ended"}
     (run / "events.jsonl").write_text(f"{json.dumps(gone)}\n")
     for host in ("h1", "h3"):
         (run / "hosts" / f"{host}.json").unlink()
     truncated(run / "hosts" / "h2.json")
-    told = {verdict.host: verdict.reason for verdict in report_of(run).verdicts if verdict.verdict != "pass"}
-    assert told["h1"] == "no record: hosts/h1.json is missing; resume the run, or collect it again"
-    assert told["h2"].startswith("quarantined: hosts/h2.json: not JSON")
-    assert told["h2"].endswith("; resume the run, or collect it again")
-    assert told["h3"] == "no record: hosts/h3.json is missing; failed at Gang: Wait: it ended"
+    reasons = {verdict.host: verdict.reason for verdict in report_of(run).verdicts if verdict.verdict != "pass"}
+    assert reasons["h1"] == "no record: hosts/h1.json is missing; resume the run, or collect it again"
+    assert reasons["h2"].startswith("quarantined: hosts/h2.json: not JSON")
+    assert reasons["h2"].endswith("; resume the run, or collect it again")
+    assert reasons["h3"] == "no record: hosts/h3.json is missing; failed at Gang: Wait: it ended"
 
 
 def test_broken_journal_is_quarantined(run: Path) -> None:
@@ -228,7 +228,7 @@ def test_directory_without_a_plan_exits_2(tmp_path: Path, name: str, message: st
     assert message in done.stderr
 
 
-def test_links_between_gpus_and_what_is_unknown_of_them_are_in_the_report(run: Path) -> None:
+def test_links_between_gpus_are_in_the_report(run: Path) -> None:
     path = run / "hosts" / "h1.json"
     record = json.loads(path.read_text())
     link = {"name": "gpu.peer.link", "unit": "1", "values": {"gpu=0,peer=1": "NV18"}}
@@ -239,7 +239,7 @@ def test_links_between_gpus_and_what_is_unknown_of_them_are_in_the_report(run: P
     assert [host.get("links", {}) for host in written["hosts"]] == [{"gpu=0,peer=1": "NV18"}, {}, {}]
 
 
-def test_why_a_pack_has_no_figure_is_told_for_what_was_measured(run: Path) -> None:
+def test_reason_for_a_missing_reference_value_is_reported(run: Path) -> None:
     loaded = load(run)
     why = {"gemm.throughput": "nobody published one", "gpu.never_seen": "nor this"}
     packs = [replace(pack, unknown=why) if pack.name == "h200-sxm" else pack for pack in PACKS]
@@ -249,12 +249,12 @@ def test_why_a_pack_has_no_figure_is_told_for_what_was_measured(run: Path) -> No
     assert "nobody published one" in render_markdown(report)
 
 
-def test_state_of_each_benchmark_is_in_the_summary_its_duration_among_it(run: Path) -> None:
+def test_summary_has_the_state_of_each_benchmark(run: Path) -> None:
     def without(name: str) -> tuple[str, ...]:
         loaded = load(run)
         changed = builders.with_observations(
             loaded.evidence["h2"],
-            lambda seen: None if seen.name == name and seen.params.get("benchmark", "stress") == "stress" else seen,
+            lambda item: None if item.name == name and item.params.get("benchmark", "stress") == "stress" else item,
         )
         return merge(loaded.plan, {**loaded.evidence, "h2": changed}, PACKS).acceptance.summary
 
@@ -272,7 +272,7 @@ def changed(run: Path, change: Callable[[Observation], Observation | None]) -> t
     return merge(loaded.plan, evidence, PACKS).acceptance.summary
 
 
-def test_speed_that_nothing_judges_is_no_plain_pass(tmp_path: Path) -> None:
+def test_unjudged_speed_is_not_a_plain_pass(tmp_path: Path) -> None:
     """Of one host, whose rates of training no criterion has a figure for, and whose host copies one has."""
     write_run(tmp_path / "r1", builders.plan("h1", gpu_count=4, rackproof_gang="none"))
     report = report_of(tmp_path / "r1")
@@ -295,9 +295,9 @@ def test_each_operation_that_no_criterion_judges_is_named(tmp_path: Path) -> Non
     write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
     unknown = {"broadcast", "gather"}
 
-    def elsewhere(seen: Observation) -> Observation:
-        hit = seen.name.startswith("collective.") and seen.name.split(".")[1] in unknown
-        return replace(seen, params={**seen.params, "world_size": 3}) if hit else seen
+    def elsewhere(item: Observation) -> Observation:
+        hit = item.name.startswith("collective.") and item.name.split(".")[1] in unknown
+        return replace(item, params={**item.params, "world_size": 3}) if hit else item
 
     line = "Bandwidth within hosts: NOT JUDGED"
     why = "(no criterion for this GPU, count and size)"
@@ -313,8 +313,8 @@ def test_operation_that_is_judged_on_some_hosts_only_is_named(tmp_path: Path) ->
     write_run(tmp_path / "r1", builders.plan("h1", "h2", gpu_count=4, rackproof_gang="none"))
     loaded = load(tmp_path / "r1")
 
-    def elsewhere(seen: Observation) -> Observation:
-        return replace(seen, params={**seen.params, "world_size": 3}) if seen.name in BUSBW else seen
+    def elsewhere(item: Observation) -> Observation:
+        return replace(item, params={**item.params, "world_size": 3}) if item.name in BUSBW else item
 
     evidence = {**loaded.evidence, "h2": builders.with_observations(loaded.evidence["h2"], elsewhere)}
     summary = merge(loaded.plan, evidence, PACKS).acceptance.summary
@@ -347,21 +347,21 @@ def criteria(path: Path, value: str = "4.0e+12", unit: str = "B/s", more: str = 
     return path
 
 
-def test_criteria_of_the_operator_judge_and_are_named(run: Path, tmp_path: Path) -> None:
+def test_site_criteria_judge_and_are_named(run: Path, tmp_path: Path) -> None:
     done = rackproof("report", run, "--criteria", criteria(tmp_path / "ours.yml"))
     assert done.returncode == 0
     assert "- Criteria: h200-sxm, ours" in done.stdout
     assert rackproof("report", run, "--criteria", criteria(tmp_path / "ours.yml", "9.0e+12")).returncode == 1
 
 
-def test_criteria_that_would_judge_something_else_than_they_say_are_refused(run: Path, tmp_path: Path) -> None:
+def test_inconsistent_site_criteria_are_refused(run: Path, tmp_path: Path) -> None:
     done = rackproof("report", run, "--criteria", criteria(tmp_path / "slip.yml", "9500", "GB/s"))
     assert done.returncode == 64
     assert "slip: ours: GB/s: not the unit of the observation; use B/s" in done.stderr
     assert not (run / "report.json").exists()
 
 
-def test_criterion_of_the_operator_that_speaks_of_nothing_is_no_pass(run: Path, tmp_path: Path) -> None:
+def test_site_criterion_without_a_match_is_not_a_pass(run: Path, tmp_path: Path) -> None:
     elsewhere = criteria(tmp_path / "gang.yml", more="    stage: gang")
     done = rackproof("report", run, "--criteria", elsewhere)
     assert done.returncode == 2
@@ -370,7 +370,7 @@ def test_criterion_of_the_operator_that_speaks_of_nothing_is_no_pass(run: Path, 
     assert rackproof("report", run, "--criteria", may).returncode == 0
 
 
-def test_gpus_that_may_be_shared_are_told(tmp_path: Path) -> None:
+def test_shared_gpus_are_a_caveat(tmp_path: Path) -> None:
     write_run(tmp_path / "shared", builders.plan("h1", "h2", "h3", rackproof_share_gpus=True))
     assert (
         "- GPUs shared: other processes were allowed to use the GPUs during the run (rackproof_share_gpus) on h1, h2, h3"
@@ -385,9 +385,7 @@ def test_gpus_that_may_be_shared_are_told(tmp_path: Path) -> None:
         ("pynvml", "doctor", "pip install 'rackproof', in a checkout '.'"),
     ],
 )
-def test_a_library_that_is_not_there_is_told_with_what_brings_it(
-    whole: Path, lacking: str, verb: str, remedy: str
-) -> None:
+def test_missing_library_names_the_remedy(whole: Path, lacking: str, verb: str, remedy: str) -> None:
     program = (
         f"import sys; sys.modules[{lacking!r}] = None; from rackproof.main import main; sys.exit(main(sys.argv[1:]))"
     )
@@ -397,7 +395,7 @@ def test_a_library_that_is_not_there_is_told_with_what_brings_it(
     assert f"{lacking} is not installed: {remedy}" in done.stderr
 
 
-def test_a_plan_that_this_user_may_not_read_is_not_called_damaged(tmp_path: Path) -> None:
+def test_unreadable_plan_is_a_permission_error(tmp_path: Path) -> None:
     (tmp_path / "plan.json").write_text("{}")
     (tmp_path / "plan.json").chmod(0)
     own = os.geteuid()
@@ -411,7 +409,7 @@ def test_a_plan_that_this_user_may_not_read_is_not_called_damaged(tmp_path: Path
 
 
 @pytest.mark.parametrize("more", [[], ["--host=h1"]])
-def test_report_that_cannot_be_written_is_no_decision(run: Path, more: list[str]) -> None:
+def test_unwritable_report_is_not_a_decision(run: Path, more: list[str]) -> None:
     """An incomplete fleet is 2 and has its report; here what lies there is another's."""
     page = run / ("pages/h1.html" if more else "report.html")
     page.mkdir(parents=True)

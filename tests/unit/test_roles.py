@@ -59,14 +59,14 @@ def test_argument_specs_equal_defaults(role: str) -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_argument_specs_have_a_type_and_one_line_that_says_what_it_is(role: str) -> None:
+def test_argument_specs_have_a_type_and_a_description(role: str) -> None:
     for name, option in options(role).items():
         assert option["type"] in (*TYPES, "bool", "raw"), name
         assert re.fullmatch(r"\S.{10,}\.", option["description"]), name
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_argument_specs_say_what_the_schema_says(role: str) -> None:
+def test_argument_specs_equal_the_inventory_schema(role: str) -> None:
     for name in for_operators(role):
         option, schema = options(role)[name], SCHEMA[name]
         assert option["description"] == schema["description"], name
@@ -75,7 +75,7 @@ def test_argument_specs_say_what_the_schema_says(role: str) -> None:
             assert option.get("choices") == schema.get("items", schema).get("enum"), name
 
 
-def test_default_that_no_inventory_overrides_is_for_a_playbook() -> None:
+def test_default_outside_the_inventory_is_set_by_a_playbook() -> None:
     """What nobody sets is no default: it is in vars/main.yml."""
     playbooks = "".join(path.read_text() for path in (ROOT / "playbooks").glob("*.yml"))
     others = {name: role for role in ROLES for name in defaults(role) if not OURS.match(name)}
@@ -85,7 +85,7 @@ def test_default_that_no_inventory_overrides_is_for_a_playbook() -> None:
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_what_nobody_sets_begins_with_an_underscore_and_the_role(role: str) -> None:
+def test_internal_variables_start_with_an_underscore_and_the_role(role: str) -> None:
     prefix = "_rackproof_" if role == "common" else f"_{role}_"
     assert [name for name in role_vars(role) if not name.startswith(prefix)] == []
 
@@ -97,7 +97,7 @@ def test_every_default_is_a_variable_that_the_schema_allows() -> None:
         check_variables({"host": plain})
 
 
-def test_no_two_roles_have_one_variable() -> None:
+def test_variables_belong_to_one_role() -> None:
     names = [name for role in ROLES for name in (*defaults(role), *role_vars(role))]
     assert sorted(names) == sorted(set(names))
 
@@ -117,7 +117,7 @@ def test_documentation_lists_exactly_the_variables() -> None:
     assert re.findall(r"^\| `(\w+)` \|", page, re.MULTILINE) == list(SCHEMA)
 
 
-def test_example_inventory_is_a_valid_one() -> None:
+def test_example_inventory_is_valid() -> None:
     from fleet.inventory.ansible import read_inventory
     from fleet.planning.plan import make_plan, read_profile
 
@@ -153,7 +153,7 @@ def test_tag_report_only_judges() -> None:
 DRIVERS = role_vars("nvidia_driver")["_nvidia_driver_table"]
 
 
-def test_playbook_of_the_drivers_has_the_roles_default() -> None:
+def test_drivers_playbook_repeats_the_default_of_the_role() -> None:
     plays = yaml.safe_load((ROOT / "playbooks" / "drivers.yml").read_text())
     serial = [play["serial"] for play in plays if "serial" in play]
     assert len(serial) == 2
@@ -173,7 +173,7 @@ def test_packages_that_are_installed_are_in_the_recorded_indexes(distribution: s
     assert {*here["open"], *here["proprietary"], "nvidia-fabricmanager"} <= set(record["packages"])
 
 
-def test_driver_and_toolkit_are_installed_on_the_same_distributions_by_the_same_means() -> None:
+def test_driver_and_toolkit_support_the_same_distributions() -> None:
     toolkit = role_vars("container_toolkit")["_container_toolkit_table"]
     assert {name: here["manager"] for name, here in DRIVERS.items()} == toolkit
     page = (ROOT / "docs" / "drivers.md").read_text()
@@ -185,7 +185,7 @@ def test_driver_and_toolkit_are_installed_on_the_same_distributions_by_the_same_
     ("value", "allowed"),
     [("", True), ("580", True), ("580.", True), ("580.159.04", True), ("580*", False), ("latest", False)],
 )
-def test_versions_that_an_inventory_may_ask_for(value: str, allowed: bool) -> None:
+def test_driver_versions_in_the_inventory(value: str, allowed: bool) -> None:
     assert bool(re.search(SCHEMA["nvidia_driver_version"]["pattern"], value)) is allowed
 
 
@@ -200,7 +200,7 @@ def probe() -> Any:
     return module
 
 
-def test_who_has_a_port_is_told_though_it_closes_a_file_meanwhile(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_owner_is_found_although_it_closes_a_file_meanwhile(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own supervisor, whose port is no obstacle, read as somebody else's."""
     seen = os.readlink
     gone = iter([True])
@@ -215,15 +215,13 @@ def test_who_has_a_port_is_told_though_it_closes_a_file_meanwhile(probe: Any, mo
         assert probe.listener(server.getsockname()[1]).startswith(f"process {os.getpid()} (")
 
 
-def test_a_port_whose_process_ended_while_it_was_looked_for_is_free(
-    probe: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_port_is_free_if_its_process_ends_during_the_search(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     looks = iter([{"socket:[1]"}, set()])
     monkeypatch.setattr(probe, "listening", lambda port: next(looks))
     assert probe.listener(29500) == ""
 
 
-def test_a_port_of_a_process_that_cannot_be_seen_is_taken(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_of_an_invisible_process_is_in_use(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(probe, "listening", lambda port: {"socket:[1]"})
     assert probe.listener(29500) == "a process of another user"
 
@@ -246,7 +244,7 @@ def made(prefix: Path, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, env={**os.environ, **variables}, capture_output=True, text=True, check=False)
 
 
-def test_another_python_has_the_virtual_environment_made_anew(tmp_path: Path) -> None:
+def test_environment_of_another_python_is_replaced(tmp_path: Path) -> None:
     """What was installed for the other goes; the wheels, which lie there too, stay. The same Python makes it once."""
     prefix = environment(tmp_path / "rackproof", "/opt/another/bin", VERSION)
     assert made(prefix).stdout == "made\n"
@@ -261,7 +259,7 @@ def test_another_python_has_the_virtual_environment_made_anew(tmp_path: Path) ->
 
 
 @pytest.mark.parametrize(("version", "anew"), [("3.9.2", True), (VERSION, False)])
-def test_another_version_of_the_same_python_has_it_made_anew(tmp_path: Path, version: str, anew: bool) -> None:
+def test_environment_of_another_python_version_is_replaced(tmp_path: Path, version: str, anew: bool) -> None:
     """With a venv that makes nothing."""
     (tmp_path / "venv.py").touch()
     prefix = environment(tmp_path / "rackproof", HOME, version)
@@ -271,7 +269,7 @@ def test_another_version_of_the_same_python_has_it_made_anew(tmp_path: Path, ver
 
 
 @pytest.mark.parametrize("name", ["bin/pip", "pyvenv.cfg"])
-def test_what_is_not_the_agents_is_not_removed_for_its_environment(tmp_path: Path, name: str) -> None:
+def test_foreign_files_are_not_removed_for_the_environment(tmp_path: Path, name: str) -> None:
     (tmp_path / name).parent.mkdir(exist_ok=True)
     (tmp_path / name).write_text("home = /opt/another/bin\n")
     done = made(tmp_path)
@@ -282,7 +280,7 @@ def test_what_is_not_the_agents_is_not_removed_for_its_environment(tmp_path: Pat
     assert [str(path.relative_to(tmp_path)) for path in tmp_path.rglob("*") if path.is_file()] == [name]
 
 
-def test_a_host_out_of_reach_is_asked_again_for_as_long_as_it_was_to_soak(tmp_path: Path) -> None:
+def test_unreachable_host_is_polled_for_the_whole_soak(tmp_path: Path) -> None:
     """And not as often as it can be asked, which are all the times there are within a minute."""
     (tmp_path / "plan.json").write_text(json.dumps({"stages": [{"name": "soak", "duration_s": 1, "deadline_s": 1}]}))
     hosts = {"h1": {"ansible_connection": "ssh", "ansible_host": "127.0.0.1", "ansible_port": 1}}
@@ -326,13 +324,13 @@ def scratches(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
     return directory, done.stdout
 
 
-def test_what_a_state_directory_holds_goes_only_where_it_is_the_agents(scratches: tuple[Path, str]) -> None:
+def test_state_directory_is_emptied_only_if_it_has_the_mark(scratches: tuple[Path, str]) -> None:
     directory, _ = scratches
     assert {path.name for path in (directory / "ours").iterdir()} == {"somebodys"}
     assert {path.name for path in (directory / "theirs").iterdir()} == {"runs", "data", "somebodys"}
 
 
-def test_a_state_directory_that_holds_something_else_is_not_taken(scratches: tuple[Path, str]) -> None:
+def test_state_directory_with_other_files_is_refused(scratches: tuple[Path, str]) -> None:
     directory, printed = scratches
     taken = directory / "taken"
     said = f"rackproof_state_directory {taken} contains other files (somebodys): use a separate directory"
@@ -385,12 +383,12 @@ def played(directory: Path, *plays: dict[str, Any]) -> subprocess.CompletedProce
     return subprocess.run(command, env=environment, cwd=directory, capture_output=True, text=True, check=False)
 
 
-def test_address_of_version_6_stands_in_brackets_before_its_port(filled: Path) -> None:
+def test_ipv6_address_is_in_brackets(filled: Path) -> None:
     listed = json.loads((filled / "targets.json").read_text())
     assert [item["targets"] for item in listed] == [["[fd00::11]:9836"], ["10.0.0.2:9836"], ["h3.example:9836"]]
 
 
-def test_percent_of_a_url_ends_no_command_of_cron(filled: Path) -> None:
+def test_percent_sign_in_a_cron_command_is_escaped(filled: Path) -> None:
     """cron takes what comes after the first `%` that is not escaped for the command's input."""
     *_, line = (filled / "revalidate.cron").read_text().splitlines()
     assert "https://me\\%40here:pass@git.example/r.git" in line
@@ -437,7 +435,7 @@ def unreported(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str
 
 @pytest.mark.parametrize("part", VERBS)
 @pytest.mark.parametrize("code", [2, 74])
-def test_report_that_could_not_be_made_is_told_as_such(
+def test_missing_report_is_not_an_incomplete_fleet(
     unreported: tuple[Path, dict[str, str]], part: str, code: int
 ) -> None:
     """2 is an incomplete fleet too, which has a report; what an earlier one left is not handed on."""

@@ -149,7 +149,7 @@ def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
     print(done.stderr)
     assert done.returncode == 2
     lines = [line.removeprefix("rackproof: ") for line in done.stderr.splitlines()]
-    assert any("is built without CUDA: install a build for CUDA" in line for line in lines)
+    assert any("was built without CUDA: install a build for CUDA" in line for line in lines)
     assert f"{tmp_path}/file/r1: Not a directory: give a directory that this user may write as --run-dir" in lines
     assert "CUDA_VISIBLE_DEVICES=0,1 hides GPU 2, 3: unset it, or give --devices 0,1" in lines
 
@@ -178,7 +178,7 @@ def test_the_two_counts_of_gpus_must_agree_or_are_named() -> None:
 
 def test_unresponsive_gpus_are_reported_with_the_cause() -> None:
     assert readiness.no_gpus(gpus(8, 8)) == ""
-    assert "8 NVIDIA GPUs are there and the driver answers for none (Driver Not Loaded)" in readiness.no_gpus(
+    assert "8 NVIDIA GPUs are present and the driver answers for none (Driver Not Loaded)" in readiness.no_gpus(
         gpus(8, BROKEN)
     )
     assert "there is no NVIDIA GPU on this machine's PCI bus" in readiness.no_gpus(gpus(0, BROKEN))
@@ -237,7 +237,7 @@ def test_torch_needs_cuda_that_the_driver_supports(fit: Path, monkeypatch: pytes
     (fit / readiness.COMPATIBILITY / "libcuda.so.1").touch()
     assert told(fit) == [], "NVIDIA's compatibility package runs it"
     write_torch(fit, "cuda: Optional[str] = None")
-    assert told(fit) == ["torch 2.7.0 is built without CUDA: install a build for CUDA (https://pytorch.org)"]
+    assert told(fit) == ["torch 2.7.0 was built without CUDA: install a build for CUDA (https://pytorch.org)"]
     assert told(fit, cpu=True) == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     assert told(fit, cpu=True)[0].startswith(f"torch is not installed for {sys.executable}")
@@ -251,7 +251,9 @@ def test_too_little_memory_is_reported(fit: Path) -> None:
     (fit / "sys/fs/cgroup/memory.max").write_text(f"{1 << 30}\n")
     (fit / "sys/fs/cgroup/memory.current").write_text(f"{1 << 29}\n")
     (line,) = told(fit, cpu=True)
-    assert line.startswith("0.5 GiB are left of this container's or job's memory limit, and 2 processes need 1.0 GiB")
+    assert line.startswith(
+        "0.5 GiB are left below the memory limit of this container or job, and 2 processes need 1.0 GiB"
+    )
     (fit / "sys/fs/cgroup/memory.max").write_text("max\n")
     assert told(fit) == []
 

@@ -537,7 +537,7 @@ def test_a_study_is_not_judged_and_an_acceptance_is_no_study(
     run: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["report", str(run)]) == 2
-    assert f"run s1 is a scaling study, of which nothing is judged: rackproof scaling {run}" in capsys.readouterr().err
+    assert f"run s1 is a scaling study, which is not judged: use rackproof scaling {run}" in capsys.readouterr().err
     with pytest.raises(RunError):
         load(run)
     other = tmp_path / "r1"

@@ -1,4 +1,4 @@
-"""How grave a failure is: by its action, or as the pack says; the alerts say the same; reports rank by it."""
+"""Severity of failures: from the action or the pack; alerts agree with it, and reports rank by it."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ def failed(action: str, name: str = "gpu.a", **over: str) -> Verdict:
 
 
 @pytest.mark.parametrize("action", ACTIONS)
-def test_severity_follows_the_action_where_nobody_says(action: str) -> None:
+def test_severity_defaults_to_the_action(action: str) -> None:
     assert failed(action).severity == (WARNING if action in ("monitor", "none") else CRITICAL)
     assert failed(action, severity=WARNING).severity == WARNING
 
 
 @pytest.mark.parametrize("verdict", [PASS, INCONCLUSIVE])
-def test_what_did_not_fail_has_no_severity(verdict: str) -> None:
+def test_only_failures_have_a_severity(verdict: str) -> None:
     assert failed("rma", verdict=verdict).severity == ""
 
 
-def test_alerts_say_the_same_as_the_criteria_that_they_speak_for() -> None:
+def test_alerts_have_the_severity_of_their_criteria() -> None:
     criteria = criteria_of([read_pack(name) for name in PACKS])
     other = {
         criterion.id: (criterion.severity, alert.severity)
@@ -51,13 +51,13 @@ criteria:
 """
 
 
-def test_pack_has_the_last_word(tmp_path: Path) -> None:
+def test_pack_overrides_the_severity(tmp_path: Path) -> None:
     path = tmp_path / "ours.yml"
     path.write_text(PACK)
     assert {item.id: item.severity for item in read_pack(str(path)).criteria} == {"a": WARNING, "b": CRITICAL}
 
 
-def test_reports_tell_what_is_critical_first() -> None:
+def test_reports_list_critical_failures_first() -> None:
     verdicts = [
         failed("none", "gpu.open", verdict=INCONCLUSIVE),
         failed("rma", "gpu.noise", severity=WARNING),

@@ -155,7 +155,7 @@ def test_a_driver_that_blocks_costs_the_readings_of_the_driver_only(tmp_path: Pa
 # ---- take ----
 
 
-def test_a_snapshot_says_how_each_collector_fared() -> None:
+def test_snapshot_records_the_result_of_each_collector() -> None:
     snapshot, gpus = take_snapshot(
         [Fake("bad", broken), Fake("good", load)], stage="preflight", phase="before", clock=lambda: WHEN
     )
@@ -184,7 +184,7 @@ def test_scopes_leave_identity_out_and_absence_keeps_its_reason() -> None:
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 
-def test_what_is_too_long_for_a_record_is_cut() -> None:
+def test_long_texts_are_truncated() -> None:
     def shouts() -> Iterator[Family]:
         raise OSError("x" * 5000)
         yield
@@ -201,7 +201,7 @@ def test_what_is_too_long_for_a_record_is_cut() -> None:
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 
 
-def test_now_is_a_time_that_a_record_takes() -> None:
+def test_utc_now_is_valid_in_a_record() -> None:
     snapshot, _ = take_snapshot([], stage="preflight", phase="before", clock=utc_now)
     documents.validate(to_json(record(snapshot)), "record", source="the record")
 

@@ -92,7 +92,7 @@ def test_failed_launch_names_the_rank_its_phase_and_its_exit_code(run: HostRun, 
     assert not left
 
 
-def test_ranks_that_left_nothing_are_named_and_the_rest_is_kept(run: HostRun) -> None:
+def test_rank_without_a_result_is_named_and_the_others_are_kept(run: HostRun) -> None:
     record = launch(
         run, "ranks, phase, code = (0,), 'end', 0" + RESULT + "(work / 'rank1.json').write_text('{\"rank\": 1, ')"
     )
@@ -127,7 +127,7 @@ def test_deadline_ends_the_whole_tree_and_keeps_what_was_measured(
     assert len(record.observations) == 2
     assert len(left) == 1
     for pid in (run.directory / "work" / "pids").read_text().split():
-        gone_by(int(pid))
+        assert_ended(int(pid))
 
 
 def test_orphan_of_a_dead_launcher_is_ended(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,7 +142,7 @@ os._exit(9)
 """
     record = launch(run, program)
     assert record.launches[0].outcome == "failed"
-    gone_by(int((run.directory / "work" / "pids").read_text()))
+    assert_ended(int((run.directory / "work" / "pids").read_text()))
 
 
 LAUNCHER = """
@@ -171,7 +171,7 @@ time.sleep(60)
         ("SIGKILL", "rank_ended", "killed by SIGKILL"),
     ],
 )
-def test_rank_that_holds_up_the_others_is_named_and_all_are_ended(
+def test_rank_that_blocks_the_others_is_the_culprit(
     run: HostRun, monkeypatch: pytest.MonkeyPatch, left: list[GangMonitor], number: str, kind: str, why: str
 ) -> None:
     monkeypatch.setattr(culprit, "RANK_SILENT_S", 3.0)
@@ -187,10 +187,10 @@ def test_rank_that_holds_up_the_others_is_named_and_all_are_ended(
     assert run.record().launches[0] == launched
     assert not left
     for rank in (0, 1):
-        gone_by(int((work / f"pid{rank}").read_text()))
+        assert_ended(int((work / f"pid{rank}").read_text()))
 
 
-def test_driver_that_blocks_does_not_hold_up_the_watch(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_blocked_driver_does_not_delay_the_supervisor(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
     """A snapshot may take its whole deadline; the ranks' end is seen at once."""
     monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.1)
     monkeypatch.setattr(snapshot_sampler, "GRACE_S", 0.2)
@@ -212,7 +212,7 @@ def test_driver_that_blocks_does_not_hold_up_the_watch(run: HostRun, monkeypatch
     assert time.monotonic() - began < 10
 
 
-def gone_by(pid: int, patience_s: float = 10.0) -> None:
+def assert_ended(pid: int, patience_s: float = 10.0) -> None:
     """Fails where the process still runs after a while (a zombie of this very process counts as gone)."""
     ends = time.monotonic() + patience_s
     while time.monotonic() < ends:
@@ -232,18 +232,18 @@ def test_plan_of_another_run_is_refused(run: HostRun) -> None:
         HostRun.begin(run.directory, "h1", json.dumps(other))
 
 
-def test_host_that_is_not_in_the_plan_is_told_the_nearest(run: HostRun) -> None:
+def test_unknown_host_gets_a_suggestion(run: HostRun) -> None:
     with pytest.raises(documents.DocumentError, match=r"host h11 is not in the plan of run r1 \(did you mean h1\?\)"):
         HostRun(run.directory, "h11")
 
 
-@pytest.mark.parametrize("spoil", ["link", "world-writable", "file"])
-def test_unsafe_run_directory_is_refused(tmp_path: Path, spoil: str) -> None:
+@pytest.mark.parametrize("problem", ["link", "world-writable", "file"])
+def test_unsafe_run_directory_is_refused(tmp_path: Path, problem: str) -> None:
     directory = tmp_path / "run"
-    if spoil == "link":
+    if problem == "link":
         (tmp_path / "real").mkdir()
         directory.symlink_to(tmp_path / "real")
-    elif spoil == "file":
+    elif problem == "file":
         directory.write_text("")
     else:
         directory.mkdir()
@@ -284,9 +284,7 @@ def bench(tmp_path: Path, *lines: str, share: bool, **environment: str) -> Recor
     ],
     ids=["busy", "MIG"],
 )
-def test_gpu_that_is_not_ours_alone_is_named_and_nothing_is_measured(
-    tmp_path: Path, share: bool, lines: tuple[str, ...], found: str
-) -> None:
+def test_gpu_in_use_prevents_the_launch(tmp_path: Path, share: bool, lines: tuple[str, ...], found: str) -> None:
     record = bench(tmp_path, *lines, share=share)
     assert [(done.stage, done.outcome, done.ranks) for done in record.launches] == [("benchmark", "failed", ())]
     assert record.launches[0].reason.startswith(found)
@@ -295,7 +293,7 @@ def test_gpu_that_is_not_ours_alone_is_named_and_nothing_is_measured(
     assert not (tmp_path / "runs" / "r1" / "work").exists()
 
 
-def test_busy_gpu_that_may_be_shared_is_no_obstacle(tmp_path: Path) -> None:
+def test_busy_gpu_that_may_be_shared_is_measured(tmp_path: Path) -> None:
     """The ranks are started, and say of every figure that CUDA shows them no GPU."""
     record = bench(tmp_path, *BUSY, share=True)
     (launched,) = record.launches
@@ -307,7 +305,7 @@ def test_busy_gpu_that_may_be_shared_is_no_obstacle(tmp_path: Path) -> None:
     assert (phases[0], phases[-1]) == ("before", "after")
 
 
-def test_busy_gpu_that_is_not_in_the_plan_is_no_obstacle(tmp_path: Path) -> None:
+def test_busy_gpu_outside_the_plan_does_not_prevent_the_launch(tmp_path: Path) -> None:
     """The ranks are started; that torch would work is not needed to see it."""
     (tmp_path / "none").mkdir()
     (tmp_path / "none" / "torch.py").write_text("raise SystemExit('no torch today')")

@@ -140,7 +140,7 @@ def hashed() -> str:
     return bcrypt.hashpw(PASSWORD.encode(), bcrypt.gensalt(4)).decode()
 
 
-def test_users_are_asked_for_their_password(tmp_path: Path, hashed: str) -> None:
+def test_basic_auth_requires_the_password(tmp_path: Path, hashed: str) -> None:
     with serving(config(tmp_path, f"basic_auth_users:\n  prometheus: {hashed}\n")) as url:
         page = f"{url}/metrics"
         assert [curl("-u", f"prometheus:{PASSWORD}", page)[0] for _ in range(2)] == [200, 200]
@@ -155,7 +155,7 @@ def test_users_are_asked_for_their_password(tmp_path: Path, hashed: str) -> None
 # ---- TLS ----
 
 
-def test_tls_serves_those_who_trust_the_ca_and_nobody_without(tmp_path: Path, pki: Path) -> None:
+def test_tls_serves_clients_that_trust_the_ca(tmp_path: Path, pki: Path) -> None:
     text = f"tls_server_config:\n  cert_file: {pki}/server.crt\n  key_file: {pki}/server.key\n"
     with serving(config(tmp_path, text)) as url:
         page = f"{url}/metrics"
@@ -234,7 +234,7 @@ def test_half_open_clients_are_closed_and_others_served_meanwhile(monkeypatch: p
         (b"GET  /metrics HTTP/1.1\r\n\r\n", b"400"),
     ],
 )
-def test_what_is_no_request_is_refused(sent: bytes, status: bytes) -> None:
+def test_malformed_request_is_refused(sent: bytes, status: bytes) -> None:
     with serving() as url, socket.create_connection(("127.0.0.1", int(url.rsplit(":", 1)[1])), timeout=5) as client:
         with contextlib.suppress(OSError):
             client.sendall(sent)
@@ -268,7 +268,7 @@ def test_wrong_command_line_exits_64(arguments: list[str], message: str) -> None
     assert "Traceback" not in done.stderr
 
 
-def test_textfile_is_whole_and_goes_with_its_writer(tmp_path: Path) -> None:
+def test_textfile_is_complete_and_removed_at_the_end(tmp_path: Path) -> None:
     path = tmp_path / "rackproof.prom"
     writer = subprocess.Popen(
         [sys.executable, str(ROOT / "rackproof"), "export", "--textfile", str(path), "--every", "1"],

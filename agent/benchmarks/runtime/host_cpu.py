@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from agent.sampling.cgroups import cgroup_chains
+
 NO_DELAYS = "the kernel does not report how long threads waited for a processor (/proc/PID/task/TID/schedstat)"
 NO_PRESSURE = (
     "the kernel does not report pressure on its processors (/proc/pressure/cpu: needs CONFIG_PSI, or psi=1 at boot)"
@@ -135,19 +137,10 @@ def _read_pressure(root: Path) -> int | None:
 
 def _read_quotas(root: Path) -> Iterator[tuple[Path, Periods]]:
     """Yield the process's cgroup, and its parents, as far as they count periods (cgroup v1 or v2)."""
-    try:
-        lines = (root / "proc/self/cgroup").read_text().splitlines()
-    except OSError:
-        return
-    for line in lines:
-        _, controllers, path = line.split(":", 2)
-        mounts = {"": ("", "unified")}.get(controllers, (controllers, "cpu") if "cpu" in controllers.split(",") else ())
-        for mount in mounts:
-            top = root / "sys/fs/cgroup" / mount
-            group = top / path.strip("/")
-            for directory in (group, *(parent for parent in group.parents if parent.is_relative_to(top))):
-                if periods := _read_periods(directory / "cpu.stat"):
-                    yield directory, periods
+    for chain in cgroup_chains("cpu", root):
+        for directory in chain:
+            if periods := _read_periods(directory / "cpu.stat"):
+                yield directory, periods
 
 
 def _read_periods(path: Path) -> Periods | None:

@@ -164,7 +164,7 @@ def _add_pages(
 
 
 def _add_traces(report: FleetReport, table: TextTable, pages: dict[str, Any], budget: int) -> None:
-    """Add power, temperature and clocks over time to the pages that are there; nothing else is left out to make room."""
+    """Add power, temperature and clocks over time to the pages that are there; other data is never left out for them."""
     drawn = {host.name for host in hosts_with_traces(report)}
     for number, host in enumerate(report.hosts):
         page = pages.get(str(number))

@@ -41,7 +41,7 @@ from fleet.report.tables.reasons import Reason, merge_reasons, reasons
 from schemas.reports import ACCEPTED, FAIL, INCONCLUSIVE, FleetReport
 
 MAX_BYTES = 2_000_000
-"""Of the file, at any fleet size."""
+"""Size limit of the file at any fleet size."""
 _RESERVE = 20_000
 _HERE = Path(__file__).parent
 _FIRST_REASONS, _MAX_REASONS = 12, 200

@@ -258,7 +258,7 @@ def _limit_line(axes: LineAxes, limit: Limit, factor: float) -> LimitLine:
 
 
 def _columns(series: Sequence[Series]) -> list[tuple[str, Mapping[int, float]]]:
-    """Return the table's columns: one per line; of many lines lowest, median, highest and the lines that failed."""
+    """Return the table's columns: one per line; for many lines the lowest, median, highest and the lines that failed."""
     if len(series) <= MANY_LINES:
         return [(line.label, line.values) for line in series]
     names = [f"{name} of {len(series)}" for name in ("lowest", "median", "highest")]

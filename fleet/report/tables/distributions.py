@@ -41,7 +41,7 @@ class Distribution:
     change: bool = False
     """Whether the values are changes over the run."""
     points: dict[tuple[str, str], Point] = field(default_factory=dict)
-    """By host and scope; of a large fleet only the worst."""
+    """By host and scope; a large fleet has only the worst."""
     bins: list[Bin] = field(default_factory=list)
     """All values counted, if `points` are only the worst."""
     range: tuple[float, float, float] = (0.0, 0.0, 0.0)
@@ -53,7 +53,7 @@ class Distribution:
     criteria: dict[str, None] = field(default_factory=dict)
 
     def add(self, point: Point) -> None:
-        """Add a value; of several verdicts on one part the most severe counts."""
+        """Add a value; the most severe of several verdicts on one part counts."""
         known = self.points.get((point.host, point.scope))
         if known is None or SEVERITY[point.state] < SEVERITY[known.state]:
             self.points[point.host, point.scope] = point
