@@ -85,7 +85,7 @@ def verdict_of(text: bytes) -> Record | None:
 def believed(text: bytes) -> bool:
     """Whether it is taken for a record."""
     with contextlib.suppress(ValueError):
-        return bool(documents.checked(text, "record", source="x"))
+        return bool(record_from_json(documents.checked(text, "record", source="x")))
     return False
 
 
