@@ -50,9 +50,9 @@ def nonce(run_id: str) -> str:
 def slowed(name: str, share: float, *, host: str = "h1", scope: str = "gpu=0", **params: Any) -> Change:
     """That figure of one part at so much of itself."""
 
-    def one(seen: Observation) -> Observation:
-        hit = seen.name == name and seen.scope == scope and params.items() <= seen.params.items()
-        return replace(seen, value=float(seen.value or 0) * share) if hit else seen
+    def one(observation: Observation) -> Observation:
+        hit = observation.name == name and observation.scope == scope and params.items() <= observation.params.items()
+        return replace(observation, value=float(observation.value or 0) * share) if hit else observation
 
     def change(record: Record) -> Record:
         if record.host != host:
@@ -105,5 +105,5 @@ def rackproof(*arguments: object, stdin: str = "") -> Done:
 
 def report_of(directory: Path) -> dict[str, Any]:
     """What its report.json says."""
-    found: dict[str, Any] = json.loads((directory / "report.json").read_text())
-    return found
+    document: dict[str, Any] = json.loads((directory / "report.json").read_text())
+    return document

@@ -22,9 +22,9 @@ QUIET = [
 def browser() -> Iterator[Browser]:
     """The browser; a page of it is a fresh profile."""
     with sync_playwright() as playwright:
-        found = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
-        yield found
-        found.close()
+        result = playwright.chromium.launch(executable_path=CHROMIUM, args=QUIET)
+        yield result
+        result.close()
 
 
 class Watched:
@@ -48,8 +48,8 @@ class Watched:
 def watched(browser: Browser) -> Iterator[Watched]:
     """A page at 1280 × 900; at its end nothing was said and nothing but the file itself was fetched."""
     context = browser.new_context(viewport={"width": 1280, "height": 900})
-    found = Watched(context.new_page())
-    yield found
+    result = Watched(context.new_page())
+    yield result
     context.close()
-    assert found.said == []
-    assert all(url.startswith("file://") and url.partition("#")[0].endswith(".html") for url in found.fetched)
+    assert result.said == []
+    assert all(url.startswith("file://") and url.partition("#")[0].endswith(".html") for url in result.fetched)

@@ -53,12 +53,12 @@ def noisy(left: Evidence, host: str) -> Evidence:
     """The same with rates that differ from part to part as real ones do."""
     dice = random.Random(host)  # noqa: S311 - the same each time
 
-    def shaken(seen: Observation) -> Observation:
-        if seen.name == "pairs.bandwidth":
-            return replace(seen, value=4.81e10 * (1 + dice.gauss(0, NOISE)))
-        if seen.unit not in _RATES or not isinstance(seen.value, float):
-            return seen
-        return replace(seen, value=seen.value * (1 + dice.gauss(0.004, NOISE)))
+    def shaken(observation: Observation) -> Observation:
+        if observation.name == "pairs.bandwidth":
+            return replace(observation, value=4.81e10 * (1 + dice.gauss(0, NOISE)))
+        if observation.unit not in _RATES or not isinstance(observation.value, float):
+            return observation
+        return replace(observation, value=observation.value * (1 + dice.gauss(0.004, NOISE)))
 
     return builders.with_observations(builders.with_observations(left, shaken), shaken, gang=True)
 
@@ -77,9 +77,17 @@ def over_time(left: Evidence, gpus: int) -> Evidence:
 def slowed(left: Evidence, scope: str, name: str, factor: float) -> Evidence:
     """One figure of one part times `factor`."""
 
-    def change(seen: Observation) -> Observation:
-        hit = seen.name.startswith(name) and f"{seen.scope},".startswith(f"{scope},") and isinstance(seen.value, float)
-        return replace(seen, value=seen.value * factor) if hit and seen.unit in _RATES else seen
+    def change(observation: Observation) -> Observation:
+        hit = (
+            observation.name.startswith(name)
+            and f"{observation.scope},".startswith(f"{scope},")
+            and isinstance(observation.value, float)
+        )
+        return (
+            replace(observation, value=observation.value * factor)
+            if hit and observation.unit in _RATES
+            else observation
+        )
 
     return builders.with_observations(builders.with_observations(left, change), change, gang=True)
 
@@ -90,10 +98,10 @@ def failed(left: Evidence, text: str) -> Evidence:
     rank = Rank(rank=3, local_rank=3, phase="collective all_reduce 1 GiB", exit_code=-9, log_tail=text)
     ended = replace(first.launches[0], outcome="deadline", reason="not finished after 600 s", ranks=(rank,))
 
-    def lost(seen: Observation) -> Observation:
-        if not seen.name.startswith(("collective.", "training.")):
-            return seen
-        return replace(seen, status=ERROR, value=None, reason="the launch was ended at its deadline")
+    def lost(observation: Observation) -> Observation:
+        if not observation.name.startswith(("collective.", "training.")):
+            return observation
+        return replace(observation, status=ERROR, value=None, reason="the launch was ended at its deadline")
 
     gone = builders.with_observations(left, lost)
     return replace(gone, records=(replace(gone.records[0], launches=(ended,)), *rest))
@@ -134,7 +142,7 @@ def large(hosts: int = 10_000, bad: int = 300, word: str = "") -> FleetReport:
     for number in range(hosts):
         name, decision = f"r{number // 32:03}-h{number % 32:02}{word}", odd.get(number, ACCEPTED)
         gpus = tuple(replace(builders.gpu(name, index), serial=f"165{number:07}{index:03}") for index in range(8))
-        seen = Coverage(
+        observed = Coverage(
             expected=900,
             measured=900 - (decision == INCOMPLETE),
             missing=0,
@@ -148,7 +156,7 @@ def large(hosts: int = 10_000, bad: int = 300, word: str = "") -> FleetReport:
                 rack=name[:4],
                 decision=decision,
                 record=f"hosts/{name}.json",
-                coverage=seen,
+                coverage=observed,
                 gpus=gpus,
                 packs=("h200-sxm",),
             )

@@ -37,11 +37,11 @@ FAULTS = (
 
 def pages(folder: Path, names: set[str]) -> dict[str, str]:
     """Name of the picture -> address of the report it is of."""
-    found = {}
+    values = {}
     if "lab" in names:
-        found["lab"] = _written(folder, "lab", render_html(fleets.lab()))
+        values["lab"] = _written(folder, "lab", render_html(fleets.lab()))
     if "h200" in names:
-        found["h200"] = _written(folder, "h200", _of_run(ROOT / "docs" / "measurements" / "h200x4-burnin"))
+        values["h200"] = _written(folder, "h200", _of_run(ROOT / "docs" / "measurements" / "h200x4-burnin"))
     if {"demo", "host"} & names:
         run = folder / "demo"
         command = [sys.executable, str(ROOT / "rackproof"), "simulate", str(run), "--hosts", "64", "--racks", "8"]
@@ -51,10 +51,10 @@ def pages(folder: Path, names: set[str]) -> dict[str, str]:
             stdout=subprocess.DEVNULL,
         )
         demo = _written(folder, "demo", _of_run(run))
-        found |= {
+        values |= {
             name: address for name, address in (("demo", demo), ("host", f"{demo}#host=r04-h08")) if name in names
         }
-    return found
+    return values
 
 
 def _of_run(directory: Path) -> str:

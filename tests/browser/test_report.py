@@ -199,7 +199,7 @@ def test_page_of_a_host_shows_power_temperature_and_clocks_over_time(watched: Wa
     assert re.fullmatch(r"Power of GPU 0: \d+ W \(\d+ to \d+\)", labels[0])
     assert "no data for 4 s" in labels[3]
     assert all(
-        box["width"] > 200 and box["height"] > 30 for box in (found.bounding_box() for found in pictures.all()) if box
+        box["width"] > 200 and box["height"] > 30 for box in (result.bounding_box() for result in pictures.all()) if box
     )
     assert "samples lost: NVML: timed out <b>" in stage.inner_text()
     assert "Began: GEMM 10 s · Stress 18 s · Collectives 38 s" in stage.inner_text()
@@ -221,8 +221,8 @@ def test_who_listens_finds_landmarks_headings_and_captions(watched: Watched, fil
     for role in ("banner", "main", "navigation", "search"):
         assert page.get_by_role(role).count() == 1, role
     levels = [
-        int(found[1])
-        for found in page.locator("h1, h2, h3, h4").evaluate_all(
+        int(result[1])
+        for result in page.locator("h1, h2, h3, h4").evaluate_all(
             "all => all.filter(one => one.checkVisibility()).map(one => one.tagName)"
         )
     ]
@@ -277,8 +277,8 @@ def test_ten_thousand_hosts_fit_open_and_are_searched_at_once(watched: Watched, 
           times.push(performance.now() - begin); }
         return times; }"""
     )
-    told = ", ".join(f"{each:.0f}" for each in took)
-    print(f"10 000 hosts: {size / 1e6:.2f} MB, opens in {opened:.2f} s, searches in {told} ms")
+    reported = ", ".join(f"{each:.0f}" for each in took)
+    print(f"10 000 hosts: {size / 1e6:.2f} MB, opens in {opened:.2f} s, searches in {reported} ms")
     page.locator("#find").fill("r123-h07")
     assert hosts_listed(page) == ["r123-h07"]
     page.locator("#list a").click()

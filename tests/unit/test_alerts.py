@@ -113,8 +113,8 @@ def test_the_verb_prints_the_rules(tmp_path: Path) -> None:
 
 
 def test_a_rule_of_a_criterion_fires_at_once_and_only_others_wait() -> None:
-    held = {entry["labels"].get("criterion") for entry in entries(RULES.read_text()) if "for" in entry}
-    assert held == {None}
+    holder = {entry["labels"].get("criterion") for entry in entries(RULES.read_text()) if "for" in entry}
+    assert holder == {None}
 
 
 @pytest.mark.parametrize("name", ["xid.count", "xid.fatal", "sxid.count"])
@@ -133,9 +133,9 @@ def pack(base: str, **changes: Any) -> Pack:
 
 
 def expressions(*packs: Pack) -> dict[tuple[str, str], str]:
-    found = entries(rule_file([*SHIPPED, *packs]))
+    result = entries(rule_file([*SHIPPED, *packs]))
     return {
-        (entry["alert"], entry["labels"].get("criterion", "")): entry["expr"] for entry in found if "alert" in entry
+        (entry["alert"], entry["labels"].get("criterion", "")): entry["expr"] for entry in result if "alert" in entry
     }
 
 
@@ -242,8 +242,8 @@ def series(case: str, number: int, values: Mapping[str, str]) -> Iterator[dict[s
     """The series of a case, of a host of its own unless they say which."""
     target = {"host": f"h{number}", "instance": f"h{number}:9836", "job": "rackproof", "rack": "r1", "run_id": "r"}
     for selector, numbers in values.items():
-        name, _, told = selector.partition("{")
-        labels = target | dict(re.findall(r'(\w+)="([^"]*)"', told))
+        name, _, reported = selector.partition("{")
+        labels = target | dict(re.findall(r'(\w+)="([^"]*)"', reported))
         text = ", ".join(f'{key}="{value}"' for key, value in labels.items())
         yield {"series": f"{name}{{{text}}}", "values": numbers}
 

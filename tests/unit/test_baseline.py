@@ -36,8 +36,8 @@ PACKS = read_packs(())
 
 def test_one_wrong_value_among_twenty_is_no_baseline() -> None:
     """SuperBench takes a 10 000 among nineteen 401s as baseline 10 000."""
-    found = settle([401.0] * 19 + [10_000.0])
-    assert (found.value, found.sigma, found.n, found.left_out) == (401.0, 0.0, 19, 1)
+    result = settle([401.0] * 19 + [10_000.0])
+    assert (result.value, result.sigma, result.n, result.left_out) == (401.0, 0.0, 19, 1)
 
 
 @pytest.mark.parametrize("wrong", [10_000.0, 0.0, 300.0, 440.0, -1e9])
@@ -47,10 +47,10 @@ def test_two_in_five_may_be_wrong_together(wrong: float, count: int) -> None:
     right = [source.gauss(401.0, 0.8) for _ in range(count * 3 // 5)]
     mixed = right + [wrong] * (count * 2 // 5)
     source.shuffle(mixed)
-    found = settle(mixed)
-    assert found.value == pytest.approx(statistics.median(right), abs=0.8)
-    assert found.left_out == count * 2 // 5
-    assert found.sigma < 3 * 0.8
+    result = settle(mixed)
+    assert result.value == pytest.approx(statistics.median(right), abs=0.8)
+    assert result.left_out == count * 2 // 5
+    assert result.sigma < 3 * 0.8
 
 
 @settings(max_examples=60, deadline=None)
@@ -63,9 +63,9 @@ def test_level_stays_among_the_sound_values_whatever_the_others_are(right: list[
 
 
 def test_of_fewer_than_five_the_median_stands_and_the_noise_is_not_made_small() -> None:
-    found = settle([400.0, 401.0, 500.0])
-    assert (found.value, found.left_out) == (401.0, 0)
-    assert found.sigma > 50
+    result = settle([400.0, 401.0, 500.0])
+    assert (result.value, result.left_out) == (401.0, 0)
+    assert result.sigma > 50
 
 
 @pytest.mark.parametrize("values", [[], [float("nan")], [1.0, float("inf")]])
@@ -118,9 +118,9 @@ def level(sigma: float | None = None, runs: int = 4) -> Level:
     ],
 )
 def test_limit_is_never_within_the_noise(operator: str, fraction: float, sigma: float | None, wanted: float) -> None:
-    found = limit(criterion(operator, fraction=fraction), level(sigma))
-    assert found is not None
-    assert found[0] == pytest.approx(wanted)
+    result = limit(criterion(operator, fraction=fraction), level(sigma))
+    assert result is not None
+    assert result[0] == pytest.approx(wanted)
 
 
 def test_runs_that_scatter_widely_make_no_limit() -> None:
@@ -128,16 +128,16 @@ def test_runs_that_scatter_widely_make_no_limit() -> None:
 
 
 def test_criterion_by_noise_alone_tells_nothing_where_that_is_not_known() -> None:
-    found = limit(criterion(fraction=1.0, sigmas=6.0), level(0.01))
-    assert found is not None
-    assert found[0] == pytest.approx(100 * (1 - 6 * 0.01 * (1 + 1 / 4) ** 0.5))
+    result = limit(criterion(fraction=1.0, sigmas=6.0), level(0.01))
+    assert result is not None
+    assert result[0] == pytest.approx(100 * (1 - 6 * 0.01 * (1 + 1 / 4) ** 0.5))
     assert limit(criterion(fraction=1.0, sigmas=6.0), level()) is None
 
 
 def test_counts_are_held_to_a_change() -> None:
-    found = limit(criterion("le", change=2.0), level(0.5))
-    assert found is not None
-    assert found[0] == 102.0
+    result = limit(criterion("le", change=2.0), level(0.5))
+    assert result is not None
+    assert result[0] == 102.0
 
 
 def test_noise_joins_runs_and_samples() -> None:
@@ -264,8 +264,8 @@ def accepted_runs(base: Path, runs: Path, shares: list[float]) -> None:
 
 def copy_level(base: Path) -> dict[str, object]:
     figures = documents.read(base / "gpus" / "h1-0.json", "baseline")["figures"]
-    found: dict[str, object] = next(item for item in figures if item["name"] == "memory.bandwidth")
-    return found
+    result: dict[str, object] = next(item for item in figures if item["name"] == "memory.bandwidth")
+    return result
 
 
 def test_several_runs_settle_and_tell_the_noise(tmp_path: Path) -> None:
@@ -342,8 +342,8 @@ def test_same_again_passes(kept: Path, tmp_path: Path) -> None:
 
 
 def test_loss_beyond_noise_fails_that_part_alone(kept: Path, tmp_path: Path) -> None:
-    found = compared(kept, tmp_path / "after", slowed("stress.throughput", 0.95))
-    (verdict,) = [item for item in found if item.criterion.startswith("baseline")]
+    verdicts = compared(kept, tmp_path / "after", slowed("stress.throughput", 0.95))
+    (verdict,) = [item for item in verdicts if item.criterion.startswith("baseline")]
     assert (verdict.host, verdict.scope, verdict.criterion, verdict.verdict) == ("h1", "gpu=0", "baseline-stress", FAIL)
     assert "96 % of it; 700 TFLOP/s in the accepted run" in verdict.detail
 
@@ -353,28 +353,30 @@ def test_part_that_scatters_more_since_is_not_excused_by_it(kept: Path, tmp_path
 
     def change(record: Record) -> Record:
         shaky = tuple(
-            replace(seen, samples=samples(1.0, 0.5, n=6)) if seen.name == "stress.throughput" else seen
-            for seen in slow(record).observations
+            replace(observation, samples=samples(1.0, 0.5, n=6))
+            if observation.name == "stress.throughput"
+            else observation
+            for observation in slow(record).observations
         )
         return replace(record, observations=shaky)
 
-    found = compared(kept, tmp_path / "after", change)
-    assert [item.criterion for item in found if item.criterion.startswith("baseline")] == ["baseline-stress"]
+    verdicts = compared(kept, tmp_path / "after", change)
+    assert [item.criterion for item in verdicts if item.criterion.startswith("baseline")] == ["baseline-stress"]
 
 
 def test_new_part_is_inconclusive_and_names_the_one_before(kept: Path, tmp_path: Path) -> None:
-    found = compared(kept, tmp_path / "after", swapped("h2", 1, "S-NEW"))
-    assert [(item.host, item.scope, item.verdict, item.criterion) for item in found] == [
+    verdicts = compared(kept, tmp_path / "after", swapped("h2", 1, "S-NEW"))
+    assert [(item.host, item.scope, item.verdict, item.criterion) for item in verdicts] == [
         ("h2", "gpu=1", INCONCLUSIVE, "baseline")
     ]
-    assert "no accepted record of serial S-NEW: it came in place of h2-1" in found[0].reason
+    assert "no accepted record of serial S-NEW: it came in place of h2-1" in verdicts[0].reason
 
 
 def test_host_without_baseline_is_inconclusive(kept: Path, tmp_path: Path) -> None:
     (kept / "hosts" / "h2.json").unlink()
-    found = compared(kept, tmp_path / "after")
-    assert {(item.host, item.verdict, item.criterion) for item in found} == {("h2", INCONCLUSIVE, "baseline")}
-    assert "no accepted record of host h2" in found[0].reason
+    verdicts = compared(kept, tmp_path / "after")
+    assert {(item.host, item.verdict, item.criterion) for item in verdicts} == {("h2", INCONCLUSIVE, "baseline")}
+    assert "no accepted record of host h2" in verdicts[0].reason
 
 
 @pytest.mark.parametrize("name", ["index.json", "gpus/h1-0.json"])
@@ -383,9 +385,9 @@ def test_copy_that_was_changed_after_the_plan_is_not_believed(name: str, kept: P
     path = tmp_path / "after" / "baseline" / name
     path.write_text(path.read_text().replace("4270000000000.0", "1.0").replace('"kind": "gpu"', '"kind":  "gpu"'))
     run = load(tmp_path / "after")
-    found = [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
-    assert found
-    assert all(item.verdict == INCONCLUSIVE and "is invalid" in item.reason for item in found)
+    verdicts = [item for item in judge(run.plan, run.evidence, PACKS) if item.verdict != PASS]
+    assert verdicts
+    assert all(item.verdict == INCONCLUSIVE and "is invalid" in item.reason for item in verdicts)
 
 
 def test_what_is_accepted_later_does_not_change_what_the_run_is_judged_by(kept: Path, tmp_path: Path) -> None:
@@ -465,12 +467,12 @@ def test_serial_that_is_an_attack_is_kept_compared_and_shown_harmlessly(
     assert call("baseline", "list", "--baseline", base) == 0
     listed = capsys.readouterr().out
     assert call("diff", base, after, "--markdown") == 1
-    told = capsys.readouterr().out
-    assert "<script>" not in told
+    output = capsys.readouterr().out
+    assert "<script>" not in output
     assert call("diff", base, after) == 1
-    told += capsys.readouterr().out
-    assert "was replaced by h1-0" in told
-    assert not {"\x1b", "\u202e"} & set(listed + told)
+    output += capsys.readouterr().out
+    assert "was replaced by h1-0" in output
+    assert not {"\x1b", "\u202e"} & set(listed + output)
 
 
 # --- real records
@@ -483,5 +485,5 @@ def test_gpu_that_another_process_slowed_is_named_by_what_it_did_before(capsys: 
     """The same machine with four H200, while another process computed on GPU 2 for 4.9 % of the time."""
     runs = (MEASURED_RUNS / "h200x4-beside-references", MEASURED_RUNS / "h200x4-slowed-gpu")
     assert call("diff", *runs, "--json") == 1
-    found = [item for item in json.loads(capsys.readouterr().out)["changes"] if item["kind"] == "regressed"]
-    assert {(item["scope"], item["what"]) for item in found} == {("gpu=2", "memory.bandwidth")}
+    document = [item for item in json.loads(capsys.readouterr().out)["changes"] if item["kind"] == "regressed"]
+    assert {(item["scope"], item["what"]) for item in document} == {("gpu=2", "memory.bandwidth")}

@@ -80,9 +80,9 @@ def test_a_pod_that_told_nothing_leaves_the_fleet_incomplete(run: Path, plan: Pl
 
 def test_a_record_arrives_byte_for_byte(plan: Plan) -> None:
     record = text_of(builders.records(plan, "h1")[0])
-    told, problems = frames.read(frames.lines(record, run_id="r1", host="h1", node="gpu-a"), source="log")
+    reported, problems = frames.read(frames.lines(record, run_id="r1", host="h1", node="gpu-a"), source="log")
     assert problems == []
-    assert [(item.text, item.host, item.node) for item in told] == [(record, "h1", "gpu-a")]
+    assert [(item.text, item.host, item.node) for item in reported] == [(record, "h1", "gpu-a")]
 
 
 def test_no_line_is_longer_than_a_pipe_keeps_whole(plan: Plan) -> None:
@@ -120,12 +120,12 @@ def test_standard_input_and_json(run: Path, plan: Plan) -> None:
         text=True,
         check=False,
     )
-    told = json.loads(done.stdout)
+    document = json.loads(done.stdout)
     assert done.returncode == 0
-    assert sorted(told["added"]) == [f"gangs/r1/{host}.json" for host in HOSTS] + [
+    assert sorted(document["added"]) == [f"gangs/r1/{host}.json" for host in HOSTS] + [
         f"hosts/{host}.json" for host in HOSTS
     ]
-    assert (told["problems"], told["missing"], told["unchanged"]) == ([], [], [])
+    assert (document["problems"], document["missing"], document["unchanged"]) == ([], [], [])
 
 
 def spoil_cut(lines: list[str]) -> list[str]:
@@ -219,8 +219,8 @@ def test_nothing_that_unpacks_to_more_than_it_says_is_unpacked() -> None:
     bomb = next(frames.lines(b"\0" * 50_000_000, run_id="r1", host="h1"))
     frame |= {"data": json.loads(bomb.removeprefix(frames.MARK))["data"], "parts": 1, "part": 1}
     frame["crc32"] = frames._check(frame["sha256"], 1, frame["data"])
-    told, problems = frames.read([frames.MARK + json.dumps(frame)], source="log")
-    assert told == []
+    reported, problems = frames.read([frames.MARK + json.dumps(frame)], source="log")
+    assert reported == []
     assert "does not come to its own checksum" in problems[0]
 
 
@@ -294,18 +294,18 @@ def test_a_record_that_takes_something_back_replaces_none_unless_the_operator_sa
     change: Callable[[Record], dict[str, Any]], run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     record = replace(builders.records(plan, "h1")[0], software={"torch": "2.7"})
-    there = text_of(record)
+    present = text_of(record)
     assert rackproof("collect", run, log_of(tmp_path, told(record))).returncode == 0
     forged = log_of(tmp_path, told(replace(record, ended=LATER, **change(record))))
     done = rackproof("collect", run, forged)
     assert done.returncode == 2
     assert "hosts/h1.json: 2 records began at" in done.stderr
     assert "the later one lacks or changes data of the earlier one" in done.stderr
-    assert (run / "hosts" / "h1.json").read_bytes() == there
+    assert (run / "hosts" / "h1.json").read_bytes() == present
     assert rackproof("collect", run, forged, "--attempt", "last").returncode == 0
     assert documents.read(run / "hosts" / "h1.json", "record")["ended"] == LATER
-    digest = hashlib.sha256(there).hexdigest()
-    assert (run / "quarantine" / f"{digest[:16]}.json").read_bytes() == there
+    digest = hashlib.sha256(present).hexdigest()
+    assert (run / "quarantine" / f"{digest[:16]}.json").read_bytes() == present
     events = [json.loads(line) for line in (run / "collected.jsonl").read_text(encoding="utf-8").splitlines()]
     assert [event["sha256"] for event in events if event["what"] == "replaced"] == [digest]
 
@@ -328,8 +328,8 @@ def test_a_volume_is_searched_and_links_in_it_are_not_followed(run: Path, plan: 
     volume = tmp_path / "volume"
     for host in HOSTS:
         for record in builders.records(plan, host):
-            place = f"gangs/{record.gang}.json" if record.gang else "record.json"
-            documents.write(volume / host / "runs" / "r1" / place, to_json(record))
+            position = f"gangs/{record.gang}.json" if record.gang else "record.json"
+            documents.write(volume / host / "runs" / "r1" / position, to_json(record))
     documents.write(volume / "h1" / "runs" / "r1" / "plan.json", to_json(plan))
     (volume / "h1" / "hosts").symlink_to(tmp_path)
     (volume / "h1" / "other.log").symlink_to("/etc/passwd")

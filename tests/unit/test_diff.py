@@ -57,11 +57,11 @@ def figure(
 
 
 def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]] = (), **more: object) -> HostState:
-    found: dict[str, dict[object, Figure]] = {}
+    values: dict[str, dict[object, Figure]] = {}
     for serial, one in figures:
-        found.setdefault(serial, {})[one.level.key] = one
+        values.setdefault(serial, {})[one.level.key] = one
     gpus = tuple(gpu(serial, index) for index, serial in enumerate(serials) if serial)
-    return HostState(gpus=gpus, figures=found, **more)  # type: ignore[arg-type]
+    return HostState(gpus=gpus, figures=values, **more)  # type: ignore[arg-type]
 
 
 def told(old: dict[str, HostState], new: dict[str, HostState]) -> list[tuple[str, str, str]]:
@@ -141,16 +141,16 @@ def test_hosts_that_went_and_came() -> None:
 def test_versions_that_changed_alike_are_told_once() -> None:
     old = {name: host([f"S-{name}"], versions={"driver.version": "570", "nccl": "2.28"}) for name in ("h1", "h2", "h3")}
     new = {name: replace(was, versions={"driver.version": "580", "nccl": "2.28"}) for name, was in old.items()}
-    (found,) = changes(old, new)
-    assert (found.kind, found.what, found.old, found.new) == ("version", "driver.version", "570", "580")
-    assert found.text == "h1, h2, h3: driver.version 570 → 580"
+    (result,) = changes(old, new)
+    assert (result.kind, result.what, result.old, result.new) == ("version", "driver.version", "570", "580")
+    assert result.text == "h1, h2, h3: driver.version 570 → 580"
 
 
 def test_version_that_differs_within_a_host_is_compared_as_a_whole() -> None:
     old = {"h1": host(versions={"gpu.vbios_version": "96.00"})}
     new = {"h1": host(versions={"gpu.vbios_version[gpu=0]": "96.00", "gpu.vbios_version[gpu=1]": "97.00"})}
-    (found,) = changes(old, new)
-    assert (found.old, found.new) == ("96.00", "96.00, 97.00")
+    (result,) = changes(old, new)
+    assert (result.old, result.new) == ("96.00", "96.00, 97.00")
 
 
 # --- figures and noise
@@ -183,10 +183,10 @@ def test_figure_must_leave_its_noise(before: Figure, after: Figure, expected: li
 
 def test_change_states_its_noise_and_where_that_is_known_from() -> None:
     old = host(figures=[("S1", figure(100.0, sigma=0.01, runs=4))])
-    (found,) = changes({"h1": old}, {"h1": host(figures=[("S1", figure(90.0))])})
-    assert (found.share, found.noise) == (-0.1, pytest.approx(0.0447, abs=1e-4))
-    assert found.basis == "4 × its own noise, 1.1 % (sigma) over 4 runs"
-    assert "0.1 kB/s → 0.09 kB/s (-10 %), beyond 4.47 % noise" in found.text
+    (result,) = changes({"h1": old}, {"h1": host(figures=[("S1", figure(90.0))])})
+    assert (result.share, result.noise) == (-0.1, pytest.approx(0.0447, abs=1e-4))
+    assert result.basis == "4 × its own noise, 1.1 % (sigma) over 4 runs"
+    assert "0.1 kB/s → 0.09 kB/s (-10 %), beyond 4.47 % noise" in result.text
     (once,) = changes({"h1": host(figures=[("S1", figure(100.0))])}, {"h1": host(figures=[("S1", figure(90.0))])})
     assert once.basis == "criterion c-memory; own noise unknown"
 
@@ -205,15 +205,15 @@ def test_part_that_moved_takes_its_figures_along() -> None:
 def test_figures_that_were_not_measured_are_counted_and_no_regression() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
     new = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="gemm.throughput"))])
-    found = changes({"h1": old}, {"h1": new})
-    assert [(item.kind, item.old or item.new) for item in found] == [("figures_gone", 1), ("figures_new", 1)]
-    assert not any(item.counts for item in found)
+    result = changes({"h1": old}, {"h1": new})
+    assert [(item.kind, item.old or item.new) for item in result] == [("figures_gone", 1), ("figures_new", 1)]
+    assert not any(item.counts for item in result)
 
 
 def test_part_in_its_place_of_which_nothing_was_measured_is_told() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
-    (found,) = changes({"h1": old}, {"h1": host()})
-    assert (found.kind, found.old, found.is_unreported) == ("figures_gone", 2, True)
+    (result,) = changes({"h1": old}, {"h1": host()})
+    assert (result.kind, result.old, result.is_unreported) == ("figures_gone", 2, True)
     assert not changes({"h1": old}, {"h1": old})
 
 
@@ -238,21 +238,21 @@ def pairs(slow: str = "", share: float = 0.1) -> dict[str, HostState]:
 
 
 def test_host_whose_link_became_slow_is_named_and_not_its_partners() -> None:
-    found = changes(pairs(), pairs("h2"))
-    assert [(item.kind, item.host, item.what) for item in found] == [
+    result = changes(pairs(), pairs("h2"))
+    assert [(item.kind, item.host, item.what) for item in result] == [
         ("regressed", "h2", "collective.all_reduce.busbw"),
         ("regressed", "h2", "pairs.bandwidth"),
     ]
-    assert "pairs.bandwidth with h1, h3 changed by -90 to -90 %" in found[1].text
-    assert "gang=r1: collective.all_reduce.busbw" in found[0].text
+    assert "pairs.bandwidth with h1, h3 changed by -90 to -90 %" in result[1].text
+    assert "gang=r1: collective.all_reduce.busbw" in result[0].text
 
 
 def test_runs_together_settle_and_tell_the_spread() -> None:
     runs = [host(figures=[("S1", figure(value))]) for value in (100.0, 101.0, 99.0)]
     for number, one in enumerate(runs):
-        for key, found in one.figures["S1"].items():
-            level = replace(found.level, values={f"r{number}": found.level.value})
-            one.figures["S1"][key] = replace(found, level=level)  # type: ignore[index]
+        for key, result in one.figures["S1"].items():
+            level = replace(result.level, values={f"r{number}": result.level.value})
+            one.figures["S1"][key] = replace(result, level=level)  # type: ignore[index]
     (settled,) = merge_states(runs).figures["S1"].values()
     assert settled.level.value == 100.0
     assert settled.level.sigma == pytest.approx(0.01 / 0.8862)
@@ -285,7 +285,10 @@ def test_command_names_exactly_what_was_done_and_its_exit_code_says_so(
 def test_what_was_not_measured_again_is_no_success(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def without(record: Record) -> Record:
         return replace(
-            record, observations=tuple(seen for seen in record.observations if seen.name.startswith("stress"))
+            record,
+            observations=tuple(
+                observation for observation in record.observations if observation.name.startswith("stress")
+            ),
         )
 
     before = run_directory(tmp_path / "before")
@@ -324,17 +327,17 @@ def test_baseline_that_has_nothing_to_compare_with_is_no_pass(tmp_path: Path) ->
     (line,) = [line for line in report["acceptance"]["summary"] if line.startswith("Against the accepted records")]
     assert line.endswith(": 0 of 52 figures compared, no earlier figures")
     assert (code, report["decision"]) == (2, "incomplete")
-    found = [item for item in report["verdicts"] if item["verdict"] != "pass"]
-    assert [(item["host"], item["scope"], item["verdict"], item["criterion"]) for item in found] == [
+    result = [item for item in report["verdicts"] if item["verdict"] != "pass"]
+    assert [(item["host"], item["scope"], item["verdict"], item["criterion"]) for item in result] == [
         (name, f"gpu={index}", "inconclusive", "baseline") for name in ("h1", "h2") for index in (0, 1)
     ]
-    assert found[0]["reason"].startswith("the accepted record of serial h1-0 has none of the figures")
+    assert result[0]["reason"].startswith("the accepted record of serial h1-0 has none of the figures")
 
 
 def test_one_part_without_a_figure_is_inconclusive_by_itself(tmp_path: Path) -> None:
     code, report = against(tmp_path, "gpus/h2-1.json", figures=[])
-    found = [item for item in report["verdicts"] if item["verdict"] != "pass"]
-    assert (code, [(item["host"], item["scope"]) for item in found]) == (2, [("h2", "gpu=1")])
+    result = [item for item in report["verdicts"] if item["verdict"] != "pass"]
+    assert (code, [(item["host"], item["scope"]) for item in result]) == (2, [("h2", "gpu=1")])
 
 
 def test_run_of_which_benchmarks_were_left_out_is_no_baseline(

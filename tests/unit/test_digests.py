@@ -31,9 +31,13 @@ def told(plan: Plan, digests: dict[tuple[str, str], str], workload: str = "gemm"
     evidence = builders.evidence(plan)
     for host in evidence:
 
-        def change(seen: Observation, host: str = host) -> Observation:
-            hit = seen.name == "digest.value" and seen.params["workload"] == workload
-            return replace(seen, value=digests.get((host, seen.scope), seen.value)) if hit else seen
+        def change(observation: Observation, host: str = host) -> Observation:
+            hit = observation.name == "digest.value" and observation.params["workload"] == workload
+            return (
+                replace(observation, value=digests.get((host, observation.scope), observation.value))
+                if hit
+                else observation
+            )
 
         evidence[host] = builders.with_observations(evidence[host], change)
     return evidence
@@ -49,34 +53,43 @@ def findings(plan: Plan, evidence: dict[str, Evidence]) -> list[Verdict]:
 
 def test_gpus_that_agree_pass_each_for_each_workload() -> None:
     plan = alone("h1", gpu_count=4)
-    found = verdicts(plan, builders.evidence(plan))
-    assert Counter(item.verdict for item in found) == {PASS: 4 * len(WORKLOADS)}
-    assert {item.reason for item in found} == {f"found {GOOD}, as on all 4 GPUs of its kind"}
+    all_verdicts = verdicts(plan, builders.evidence(plan))
+    assert Counter(item.verdict for item in all_verdicts) == {PASS: 4 * len(WORKLOADS)}
+    assert {item.reason for item in all_verdicts} == {f"found {GOOD}, as on all 4 GPUs of its kind"}
 
 
 def test_the_one_gpu_that_differs_fails_by_serial_and_no_other() -> None:
     plan = alone("h1", gpu_count=4)
-    [found] = findings(plan, told(plan, {("h1", "gpu=2"): BAD}))
-    assert (found.host, found.scope, found.serial, found.verdict, found.action) == ("h1", "gpu=2", "h1-2", FAIL, "rma")
-    assert (found.value, found.limit, found.params["workload"]) == (BAD, GOOD, "gemm")
-    assert f"3 of 4 GPUs of its model and software agree on {GOOD}" in found.reason
-    assert "the GPU of serial h1-2 does not" in found.reason
-    assert "the 3 other GPUs of its host agree with the majority" in found.reason
-    assert "Silent Data Corruptions" in found.source
+    [only_verdict] = findings(plan, told(plan, {("h1", "gpu=2"): BAD}))
+    assert (only_verdict.host, only_verdict.scope, only_verdict.serial, only_verdict.verdict, only_verdict.action) == (
+        "h1",
+        "gpu=2",
+        "h1-2",
+        FAIL,
+        "rma",
+    )
+    assert (only_verdict.value, only_verdict.limit, only_verdict.params["workload"]) == (BAD, GOOD, "gemm")
+    assert f"3 of 4 GPUs of its model and software agree on {GOOD}" in only_verdict.reason
+    assert "the GPU of serial h1-2 does not" in only_verdict.reason
+    assert "the 3 other GPUs of its host agree with the majority" in only_verdict.reason
+    assert "Silent Data Corruptions" in only_verdict.source
 
 
 def test_fleet_of_hosts_with_one_gpu_each_is_compared_across_hosts() -> None:
     plan = alone("h1", "h2", "h3", gpu_count=1)
-    [found] = findings(plan, told(plan, {("h2", "gpu=0"): BAD}))
-    assert (found.host, found.serial, found.verdict) == ("h2", "h2-0", FAIL)
-    assert "its host has no other GPU to compare with" in found.reason
+    [only_verdict] = findings(plan, told(plan, {("h2", "gpu=0"): BAD}))
+    assert (only_verdict.host, only_verdict.serial, only_verdict.verdict) == ("h2", "h2-0", FAIL)
+    assert "its host has no other GPU to compare with" in only_verdict.reason
 
 
 def test_host_of_which_several_gpus_differ_is_suspected_itself() -> None:
     plan = alone("h1", "h2", "h3", gpu_count=2)
-    found = findings(plan, told(plan, {("h3", "gpu=0"): BAD, ("h3", "gpu=1"): WORSE}))
-    assert [(item.host, item.scope, item.verdict) for item in found] == [("h3", "gpu=0", FAIL), ("h3", "gpu=1", FAIL)]
-    assert all("1 of the 1 other GPUs of its host differ from the majority too" in item.reason for item in found)
+    all_verdicts = findings(plan, told(plan, {("h3", "gpu=0"): BAD, ("h3", "gpu=1"): WORSE}))
+    assert [(item.host, item.scope, item.verdict) for item in all_verdicts] == [
+        ("h3", "gpu=0", FAIL),
+        ("h3", "gpu=1", FAIL),
+    ]
+    assert all("1 of the 1 other GPUs of its host differ from the majority too" in item.reason for item in all_verdicts)
 
 
 @pytest.mark.parametrize(
@@ -91,10 +104,10 @@ def test_host_of_which_several_gpus_differ_is_suspected_itself() -> None:
 )
 def test_without_a_majority_every_one_is_inconclusive(gpu_count: int, digests: dict[Any, str]) -> None:
     plan = alone("h1", gpu_count=gpu_count)
-    found = findings(plan, told(plan, digests))
-    assert [item.verdict for item in found] == [INCONCLUSIVE] * gpu_count
-    assert all("digests differ and no majority tells which is right" in item.reason for item in found)
-    assert {item.action for item in found} == {"none"}
+    all_verdicts = findings(plan, told(plan, digests))
+    assert [item.verdict for item in all_verdicts] == [INCONCLUSIVE] * gpu_count
+    assert all("digests differ and no majority tells which is right" in item.reason for item in all_verdicts)
+    assert {item.action for item in all_verdicts} == {"none"}
 
 
 def with_software(left: Evidence, **software: str) -> Evidence:
@@ -137,9 +150,13 @@ def test_missing_digest_has_no_vote() -> None:
     plan = alone("h1", gpu_count=4)
     evidence = told(plan, {("h1", "gpu=3"): BAD})
 
-    def spoil(seen: Observation) -> Observation:
-        hit = seen.name == "digest.value" and seen.scope == "gpu=0" and seen.params["workload"] == "gemm"
-        return replace(seen, status=ERROR, value=None, reason="CUDA error") if hit else seen
+    def spoil(observation: Observation) -> Observation:
+        hit = (
+            observation.name == "digest.value"
+            and observation.scope == "gpu=0"
+            and observation.params["workload"] == "gemm"
+        )
+        return replace(observation, status=ERROR, value=None, reason="CUDA error") if hit else observation
 
     evidence["h1"] = builders.with_observations(evidence["h1"], spoil)
     assert [(item.scope, item.verdict) for item in findings(plan, evidence)] == [("gpu=3", FAIL)]

@@ -31,13 +31,13 @@ class Fixed:
         self._values = values
 
     def collect(self) -> list[Family]:
-        found = []
+        result = []
         for name, value in self._values.items():
             family = Family(name=name.replace("__", "."), unit="1", help="Help")
             for labels, one in value.items() if isinstance(value, dict) else [((), value)]:
                 family.add({"gpu": labels} if labels else HOST, one)
-            found.append(family)
-        return found
+            result.append(family)
+        return result
 
 
 def test_gpus_that_were_asked_for_and_are_not_there_are_a_finding() -> None:
@@ -49,10 +49,10 @@ def test_gpus_that_were_asked_for_and_are_not_there_are_a_finding() -> None:
 
 def test_no_gpu_and_none_asked_for_is_told_and_no_success() -> None:
     done = run("--json")
-    found = json.loads(done.stdout)
+    document = json.loads(done.stdout)
     assert done.returncode == 2
-    assert any(doctor.NOT_SAID in item["reason"] for item in found["untold"])
-    assert found["host"]
+    assert any(doctor.NOT_SAID in item["reason"] for item in document["untold"])
+    assert document["host"]
 
 
 @pytest.mark.parametrize(
@@ -82,15 +82,15 @@ def test_findings_come_gravest_first_and_a_sleeping_link_is_none() -> None:
         gpu__remapped_rows__failed={"0": True},
         gpu__pcie__generation={"0": 1},
     )
-    found = doctor.examine([host], read_packs([]), host="h1", gpu_count=None, wait_s=0)
-    assert [(item.action, item.criterion, item.serial) for item in found.findings] == [
+    result = doctor.examine([host], read_packs([]), host="h1", gpu_count=None, wait_s=0)
+    assert [(item.action, item.criterion, item.serial) for item in result.findings] == [
         ("rma", "row-remap-failed", "165"),
         ("reset_gpu", "ecc-enabled", "165"),
     ]
-    asleep = [item for item in found.untold if item.criterion == "pcie-generation"]
+    asleep = [item for item in result.untold if item.criterion == "pcie-generation"]
     assert [item.reason.endswith(doctor.AT_IDLE) for item in asleep] == [True]
-    assert found.exit_code == 1
-    lines = doctor.table(found).splitlines()
+    assert result.exit_code == 1
+    lines = doctor.table(result).splitlines()
     rows = [line.split()[0] for line in lines[lines.index("FOUND") + 1 : lines.index("FOUND") + 3]]
     assert rows == ["rma", "reset"]
 
@@ -103,5 +103,5 @@ def test_the_reason_of_a_drained_node_keeps_its_figures() -> None:
     """scontrol takes ASCII."""
     reason = runpy.run_path(str(Path(__file__).parents[2] / "deploy" / "slurm" / "rackproof-health"))["_reason"]
     finding = {"action": "rma", "scope": "gpu=1", "serial": "165", "name": "x"}
-    found = reason([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
-    assert found == "rackproof: rma: gpu=1 165: x: found -12345 us, wanted >= 93 C ?now?"
+    result = reason([{**finding, "reason": "found −12\u202f345 µs, wanted ≥ 93 °C “now”"}])
+    assert result == "rackproof: rma: gpu=1 165: x: found -12345 us, wanted >= 93 C ?now?"

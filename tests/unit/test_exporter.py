@@ -91,9 +91,9 @@ def parsed(text: str) -> list[Metric]:
 
 def series(text: str) -> Series:
     samples = [sample for metric in parsed(text) for sample in metric.samples]
-    found = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
-    assert len(found) == len(samples), "duplicate series"
-    return found
+    values = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
+    assert len(values) == len(samples), "duplicate series"
+    return values
 
 
 # ---- a healthy machine ----
@@ -124,17 +124,17 @@ def test_scrape_of_a_healthy_machine_equals_the_golden_file(healthy: str) -> Non
 
 
 def test_the_scrape_parses_back_to_what_was_read(healthy: str) -> None:
-    found = series(healthy)
+    result = series(healthy)
     gpu = (("gpu", "0"), ("uuid", "GPU-41b7e0c5-2d93-4f68-ba10-5c8e96f3d702"))
-    assert found[("rackproof_gpu_count", ())] == 2
-    assert found[("rackproof_gpu_power_watts", gpu)] == 78.964
-    assert found[("rackproof_gpu_energy_joules_total", gpu)] == 26991.95
-    assert found[("rackproof_gpu_temperature_celsius", gpu)] == 29
-    assert found[("rackproof_gpu_clock_memory_hertz", gpu)] == 3.201e9
-    assert found[("rackproof_gpu_memory_total_bytes", gpu)] == 150754820096
-    assert found[("rackproof_gpu_ecc_enabled", gpu)] == 1
-    assert found[("rackproof_xid_count", (("pci", "0000:5d:00.0"), ("xid", "79")))] == 1
-    assert found[("rackproof_host_memory_total_bytes", ())] == 2113404636 * 1024
+    assert result[("rackproof_gpu_count", ())] == 2
+    assert result[("rackproof_gpu_power_watts", gpu)] == 78.964
+    assert result[("rackproof_gpu_energy_joules_total", gpu)] == 26991.95
+    assert result[("rackproof_gpu_temperature_celsius", gpu)] == 29
+    assert result[("rackproof_gpu_clock_memory_hertz", gpu)] == 3.201e9
+    assert result[("rackproof_gpu_memory_total_bytes", gpu)] == 150754820096
+    assert result[("rackproof_gpu_ecc_enabled", gpu)] == 1
+    assert result[("rackproof_xid_count", (("pci", "0000:5d:00.0"), ("xid", "79")))] == 1
+    assert result[("rackproof_host_memory_total_bytes", ())] == 2113404636 * 1024
 
 
 def test_names_of_dcgm_exporter_have_its_units_and_labels() -> None:
@@ -199,8 +199,8 @@ def test_dcgms_xid_is_the_last_one() -> None:
     exporter = Exporter([Fake("all", read)], "dcgm")
 
     def last() -> dict[str, float]:
-        found = series(text_of(exporter)).items()
-        return {dict(labels)["gpu"]: value for (name, labels), value in found if name == "DCGM_FI_DEV_XID_ERRORS"}
+        result = series(text_of(exporter)).items()
+        return {dict(labels)["gpu"]: value for (name, labels), value in result if name == "DCGM_FI_DEV_XID_ERRORS"}
 
     assert last() == {"0": 0, "1": 0}
     counts |= {"79": 1}
@@ -230,15 +230,17 @@ def test_counters_and_units_are_those_of_the_table(healthy: str) -> None:
 def test_identity_is_in_one_info_series_a_scope(healthy: str) -> None:
     found = {labels: value for (name, labels), value in series(healthy).items() if name.endswith("_info")}
     assert set(found.values()) == {1.0}
-    told = [dict(labels) for labels in found]
-    assert told[0].items() > {"cpu_model": "Intel(R) Xeon(R) Platinum 8480C", "driver_version": "580.159.04"}.items()
-    gpus = [labels for labels in told if "serial" in labels]
+    reported = [dict(labels) for labels in found]
+    assert (
+        reported[0].items() > {"cpu_model": "Intel(R) Xeon(R) Platinum 8480C", "driver_version": "580.159.04"}.items()
+    )
+    gpus = [labels for labels in reported if "serial" in labels]
     assert [(labels["gpu"], labels["serial"], labels["name"]) for labels in gpus] == [
         ("0", "1650000000000", "NVIDIA H200"),
         ("1", "1650000000001", "NVIDIA H200"),
     ]
     peer = {"gpu": "0", "peer": "1", "peer_link": "NV18", "uuid": "GPU-41b7e0c5-2d93-4f68-ba10-5c8e96f3d702"}
-    assert peer in told
+    assert peer in reported
 
 
 def test_a_lost_gpu_leaves_the_scrape_and_its_sibling_stays(library: Path, healthy: str, tmp_path: Path) -> None:
@@ -255,11 +257,11 @@ def test_a_lost_gpu_leaves_the_scrape_and_its_sibling_stays(library: Path, healt
 
 
 def test_failed_collector_is_counted_and_the_others_are_exported() -> None:
-    found = series(scrape(Fake("bad", breaks), Fake("good", load)))
-    assert found[("rackproof_host_load", ())] == 0.5
-    assert found[("rackproof_collector_success", (("collector", "bad"),))] == 0
-    assert found[("rackproof_collector_success", (("collector", "good"),))] == 1
-    assert [labels for name, labels in found if name == "rackproof_collector_duration_seconds"] == [
+    result = series(scrape(Fake("bad", breaks), Fake("good", load)))
+    assert result[("rackproof_host_load", ())] == 0.5
+    assert result[("rackproof_collector_success", (("collector", "bad"),))] == 0
+    assert result[("rackproof_collector_success", (("collector", "good"),))] == 1
+    assert [labels for name, labels in result if name == "rackproof_collector_duration_seconds"] == [
         (("collector", "good"),)
     ]
 
@@ -283,11 +285,11 @@ def test_scrapes_stay_fast_while_a_collector_blocks(monkeypatch: pytest.MonkeyPa
     text_of(kept)
     monkeypatch.setattr(exporter, "SCRAPE_DEADLINE_S", 30.0)
     began = time.monotonic()
-    found = series(text_of(kept))
+    result = series(text_of(kept))
     assert time.monotonic() - began < 5
     assert stuck.calls == 1
-    assert found[("rackproof_collector_success", (("collector", "stuck"),))] == 0
-    assert found[("rackproof_host_load", ())] == 0.5
+    assert result[("rackproof_collector_success", (("collector", "stuck"),))] == 0
+    assert result[("rackproof_host_load", ())] == 0.5
 
 
 def test_stuck_collector_exports_how_long_it_is_stuck(monkeypatch: pytest.MonkeyPatch, gate: threading.Event) -> None:
@@ -300,9 +302,9 @@ def test_stuck_collector_exports_how_long_it_is_stuck(monkeypatch: pytest.Monkey
     stuck, good = [("rackproof_collector_stuck_seconds", (("collector", name),)) for name in ("stuck", "good")]
     assert series(text_of(kept))[stuck] == 0
     time.sleep(0.2)
-    found = series(text_of(kept))
-    assert 0.2 <= found[stuck] < 5
-    assert found[good] == 0
+    result = series(text_of(kept))
+    assert 0.2 <= result[stuck] < 5
+    assert result[good] == 0
     gate.set()
     time.sleep(0.05)
     assert series(text_of(kept))[stuck] == 0
@@ -325,10 +327,10 @@ def test_failed_source_is_counted_like_a_collector() -> None:
         raise OSError("the file cannot be read")
 
     text = text_of(Exporter([Fake("good", load)], sources=[FakeSource("run", gives), FakeSource("sampler", fails)]))
-    found = series(text)
-    assert found[("rackproof_run_updated_timestamp_seconds", ())] == 7.0
+    result = series(text)
+    assert result[("rackproof_run_updated_timestamp_seconds", ())] == 7.0
     assert {
-        dict(labels)["collector"]: value for (name, labels), value in found.items() if name.endswith("_success")
+        dict(labels)["collector"]: value for (name, labels), value in result.items() if name.endswith("_success")
     } == {
         "good": 1,
         "run": 1,
@@ -344,8 +346,8 @@ def test_missing_readings_are_left_out_and_counted() -> None:
         family("gpu.serial", Absent(status="unsupported", reason="NVML: Not Supported"), gpu="2"),
         family("host.load", Absent(status="error", reason="/proc/loadavg: gone")),
     ]
-    found = series(scrape(Fake("gpus", lambda: families)))
-    assert {key: value for key, value in found.items() if "collector" not in key[0]} == {
+    result = series(scrape(Fake("gpus", lambda: families)))
+    assert {key: value for key, value in result.items() if "collector" not in key[0]} == {
         ("rackproof_readings_absent", (("gpu", ""), ("status", "error"))): 1,
         ("rackproof_readings_absent", (("gpu", "2"), ("status", "unsupported"))): 1,
         ("rackproof_readings_absent", (("gpu", "3"), ("status", "error"))): 2,
@@ -370,8 +372,8 @@ def test_missing_readings_are_left_out_and_counted() -> None:
 @pytest.mark.parametrize("as_text", [True, False], ids=["text", "label"])
 def test_a_hostile_value_stays_inside_its_label(hostile: str, as_text: bool) -> None:
     reading = family("gpu.name", hostile, gpu="0") if as_text else family("gpu.processes", 3, gpu=hostile)
-    found = series(scrape(Fake("gpus", lambda: [reading])))
-    ours = {name: (dict(labels), value) for (name, labels), value in found.items() if "collector" not in name}
+    result = series(scrape(Fake("gpus", lambda: [reading])))
+    ours = {name: (dict(labels), value) for (name, labels), value in result.items() if "collector" not in name}
     if as_text:
         assert ours == {"rackproof_gpu_info": ({"gpu": "0", "name": hostile}, 1)}
     else:
@@ -413,10 +415,10 @@ def test_the_server_answers_a_scrape(serving: Callable[..., str]) -> None:
     with urllib.request.urlopen(serving(Fake("good", load), Fake("bad", breaks)), timeout=5) as answer:
         assert answer.status == 200
         assert answer.headers["Content-Type"].startswith("text/plain")
-        found = series(answer.read().decode())
-    assert found[("rackproof_host_load", ())] == 0.5
-    assert found[("rackproof_collector_success", (("collector", "bad"),))] == 0
-    assert found[("process_resident_memory_bytes", ())] > 0, "what the exporter itself costs"
+        result = series(answer.read().decode())
+    assert result[("rackproof_host_load", ())] == 0.5
+    assert result[("rackproof_collector_success", (("collector", "bad"),))] == 0
+    assert result[("process_resident_memory_bytes", ())] > 0, "what the exporter itself costs"
 
 
 def scrape_over_http(url: str) -> Series:

@@ -110,9 +110,9 @@ def test_what_is_no_plain_file_is_no_evidence(
         with pytest.raises(RunError, match=r"plan\.json"):
             load(run)
         return
-    found = load(run)
-    assert [item.path for item in found.quarantined] == [name]
-    assert found.evidence["h1"].problem
+    result = load(run)
+    assert [item.path for item in result.quarantined] == [name]
+    assert result.evidence["h1"].problem
     assert command(run, capsys)[0] == 2
 
 
@@ -181,8 +181,8 @@ def soak(**columns: list[float]) -> Spoil:
     """A soak that nobody planned, of one figure."""
     columns = {"at": [0, 1], "n": [1, 1], "low": [1, 1], "mean": [1, 1], "high": [1, 1]} | columns
     series = {"name": "stress.throughput", "scope": "gpu=0", "unit": "FLOP/s", **columns}
-    told = {"began": builders.WHEN, "planned_s": 10, "soaked_s": 10}
-    return record(lambda made: made.update(soak=told | {"timeline": {"bucket_s": 1, "series": [series]}}))
+    values = {"began": builders.WHEN, "planned_s": 10, "soaked_s": 10}
+    return record(lambda made: made.update(soak=values | {"timeline": {"bucket_s": 1, "series": [series]}}))
 
 
 @pytest.mark.parametrize(
@@ -241,10 +241,10 @@ def test_a_record_that_is_no_record_costs_its_host_and_no_other(
     run: Path, spoil: Spoil, why: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     spoil(run)
-    found = load(run)
-    assert [item.path for item in found.quarantined] == ["hosts/h1.json"]
-    assert why in found.quarantined[0].reason
-    assert found.evidence["h2"].records
+    result = load(run)
+    assert [item.path for item in result.quarantined] == ["hosts/h1.json"]
+    assert why in result.quarantined[0].reason
+    assert result.evidence["h2"].records
     assert command(run, capsys)[0] == 2
 
 
@@ -258,14 +258,14 @@ def test_whatever_figures_a_host_tells_there_is_a_report_and_no_pass(
         made = json.loads(path.read_text())
         for metric in (metric for taken in made["snapshots"] for metric in taken["metrics"]):
             metric.update(values=dict.fromkeys(metric.get("values", {}), value))
-        for seen in made["observations"]:
-            seen.update({"value": value} if seen["status"] == "measured" else {})
+        for reading in made["observations"]:
+            reading.update({"value": value} if reading["status"] == "measured" else {})
         made["launches"][0]["duration_s"] = 1e60
         path.write_text(json.dumps(made))
     assert not load(run).quarantined
     assert command(run, capsys)[0] == 1
-    told = documents.read(run / "report.json", "report")
-    assert {host["name"]: host["decision"] for host in told["hosts"]}["h1"] == "rejected"
+    reported = documents.read(run / "report.json", "report")
+    assert {host["name"]: host["decision"] for host in reported["hosts"]}["h1"] == "rejected"
     assert (run / "report.html").stat().st_size > 0 < (run / "report.md").stat().st_size
 
 
@@ -276,8 +276,8 @@ def test_whatever_a_soak_tells_there_is_a_report(run: Path, capsys: pytest.Captu
     soak(at=[*range(buckets)], n=[10**9] * buckets, **columns)(run)
     assert not load(run).quarantined
     assert command(run, capsys)[0] in (1, 2)
-    told = documents.read(run / "report.json", "report")
-    assert [host["decision"] == "accepted" for host in told["hosts"]] == [False, True]
+    reported = documents.read(run / "report.json", "report")
+    assert [host["decision"] == "accepted" for host in reported["hosts"]] == [False, True]
 
 
 def test_a_counter_that_tells_a_text_fails_its_host_and_no_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -288,9 +288,9 @@ def test_a_counter_that_tells_a_text_fails_its_host_and_no_other(run: Path, caps
 
     record(spoil)(run)
     assert command(run, capsys)[0] == 1
-    told = json.loads((run / "report.json").read_text())
-    assert [host["decision"] for host in told["hosts"]] == ["rejected", "accepted"]
-    assert [(bad["name"], bad["value"]) for bad in told["verdicts"] if bad["verdict"] != "pass"] == [
+    document = json.loads((run / "report.json").read_text())
+    assert [host["decision"] for host in document["hosts"]] == ["rejected", "accepted"]
+    assert [(bad["name"], bad["value"]) for bad in document["verdicts"] if bad["verdict"] != "pass"] == [
         ("gpu.pcie.replays", "x")
     ]
 
@@ -407,8 +407,8 @@ def test_a_journal_cut_at_any_byte_is_no_pass(run: Path) -> None:
     lines = {0, len(json.dumps(passed)), len(json.dumps(passed)) + 1}
     for length in range(len(whole) + 1):
         (run / "events.jsonl").write_bytes(whole[:length])
-        found = load(run)
-        assert bool(found.rejected or found.events) == (length not in lines), length
+        result = load(run)
+        assert bool(result.rejected or result.events) == (length not in lines), length
 
 
 def test_who_resumes_a_run_keeps_every_whole_line_of_its_journal(tmp_path: Path) -> None:
@@ -447,11 +447,11 @@ def test_a_file_of_waivers_cut_at_any_byte_waives_nothing_more(tmp_path: Path) -
     for length in range(len(WAIVERS)):
         path.write_text(WAIVERS[:length])
         try:
-            found = read_waivers(str(path), ("h1", "h2"))
+            result = read_waivers(str(path), ("h1", "h2"))
         except UsageError:
             continue
         read += 1  # but for the words of why, which may be shorter
-        assert [replace(one, why="") for one in found] == [replace(one, why="") for one in whole[: len(found)]]
+        assert [replace(one, why="") for one in result] == [replace(one, why="") for one in whole[: len(result)]]
     assert read
 
 
@@ -494,8 +494,8 @@ def test_a_copy_of_a_baseline_cut_anywhere_is_not_believed(tmp_path: Path) -> No
 def test_thousands_of_mutations_find_nothing() -> None:
     """The same ones each time: `make fuzz` and its weekly job look for new ones."""
     signal.alarm(3600)  # seconds of two processors, of which the others' tests leave it little
-    counts, told = fuzz.run(10_000, jobs=2, seed=1, say=lambda _: None)
-    assert told == []
+    counts, reported = fuzz.run(10_000, jobs=2, seed=1, say=lambda _: None)
+    assert reported == []
     assert not any(counts[name] for name in fuzz.BAD)
     # Else it has tried nothing.
     assert counts["mutations"] == 10_000
@@ -535,11 +535,11 @@ def test_the_oracle_knows_what_must_not_be_accepted(tmp_path: Path) -> None:
 
 
 def test_the_watch_sees_what_is_written_elsewhere(tmp_path: Path) -> None:
-    found: list[str] = []
+    result: list[str] = []
     (tmp_path / "run").mkdir()
-    with fuzz._watched(tmp_path, [tmp_path / "run"], found.append):
+    with fuzz._watched(tmp_path, [tmp_path / "run"], result.append):
         (tmp_path / "run" / "inside").write_text("")
-        assert found == []
+        assert result == []
         (tmp_path / "outside").write_text("")
         (tmp_path / "run" / "inside").rename(tmp_path / "moved")
-    assert {text.rsplit("/", 1)[-1] for text in found} == {"outside", "moved", "something beside the run directory"}
+    assert {text.rsplit("/", 1)[-1] for text in result} == {"outside", "moved", "something beside the run directory"}

@@ -57,12 +57,12 @@ def test_one_fault_is_one_finding_on_one_part(over: dict[str, Any], criterion: s
     evidence["h2"] = builders.with_snapshot(
         evidence["h2"], builders.snapshot(range(2), stage="gang", phase="after", **over)
     )
-    found = findings(plan, evidence)
-    assert [(item.host, item.scope, item.serial, item.criterion, item.verdict, item.action) for item in found] == [
+    verdicts = findings(plan, evidence)
+    assert [(item.host, item.scope, item.serial, item.criterion, item.verdict, item.action) for item in verdicts] == [
         ("h2", "gpu=1", "h2-1", criterion, FAIL, action)
     ]
-    assert found[0].source
-    assert found[0].limit is not None
+    assert verdicts[0].source
+    assert verdicts[0].limit is not None
 
 
 @pytest.mark.parametrize(("name", "criterion"), [("gpu__pcie__generation", "pcie-generation")])
@@ -78,7 +78,8 @@ def test_link_is_judged_by_its_best_snapshot(name: str, criterion: str) -> None:
         replace(
             record,
             snapshots=tuple(
-                builders.snapshot(range(2), stage=seen.stage, phase=seen.phase, **slow) for seen in record.snapshots
+                builders.snapshot(range(2), stage=observed.stage, phase=observed.phase, **slow)
+                for observed in record.snapshots
             ),
         )
         for record in narrowed["h1"].records
@@ -106,22 +107,26 @@ def test_slow_or_wrong_benchmark_fails(name: str, where: dict[str, Any], value: 
     plan = builders.plan(gpu_count=4)
     evidence = builders.evidence(plan)
 
-    def spoil(seen: Observation) -> Observation:
-        hit = seen.name == name and where.items() <= seen.params.items() and seen.scope in ("gpu=2", "host")
-        return replace(seen, value=value) if hit else seen
+    def spoil(observation: Observation) -> Observation:
+        hit = (
+            observation.name == name
+            and where.items() <= observation.params.items()
+            and observation.scope in ("gpu=2", "host")
+        )
+        return replace(observation, value=value) if hit else observation
 
     evidence["h1"] = builders.with_observations(evidence["h1"], spoil)
-    found = {(item.host, item.scope, item.criterion, item.verdict) for item in findings(plan, evidence)}
+    verdicts = {(item.host, item.scope, item.criterion, item.verdict) for item in findings(plan, evidence)}
     scope = "gpu=2" if name.startswith(("gemm", "host_copy")) else "host"
-    assert found == {("h1", scope, criterion, FAIL)}
+    assert verdicts == {("h1", scope, criterion, FAIL)}
 
 
 def test_host_without_record_is_inconclusive_and_alone() -> None:
     plan = builders.plan("h1", "h2", "h3")
     evidence = builders.evidence(plan)
     evidence["h2"] = Evidence(problem="no record: hosts/h2.json is missing")
-    found = findings(plan, evidence)
-    assert [(item.host, item.name, item.verdict, item.reason) for item in found] == [
+    verdicts = findings(plan, evidence)
+    assert [(item.host, item.name, item.verdict, item.reason) for item in verdicts] == [
         ("h2", "record", INCONCLUSIVE, "no record: hosts/h2.json is missing")
     ]
 
@@ -138,13 +143,17 @@ def test_what_was_not_measured_is_inconclusive_with_its_reason(status: str) -> N
     plan = builders.plan()
     evidence = builders.evidence(plan)
 
-    def spoil(seen: Observation) -> Observation:
-        hit = seen.name == "gemm.throughput" and seen.params["dtype"] == "fp16" and seen.scope == "gpu=1"
-        return replace(seen, status=status, value=None, reason="it said so") if hit else seen
+    def spoil(observation: Observation) -> Observation:
+        hit = (
+            observation.name == "gemm.throughput"
+            and observation.params["dtype"] == "fp16"
+            and observation.scope == "gpu=1"
+        )
+        return replace(observation, status=status, value=None, reason="it said so") if hit else observation
 
     evidence["h2"] = builders.with_observations(evidence["h2"], spoil)
-    found = findings(plan, evidence)
-    assert [(item.host, item.scope, item.name, item.verdict, item.reason) for item in found] == [
+    verdicts = findings(plan, evidence)
+    assert [(item.host, item.scope, item.name, item.verdict, item.reason) for item in verdicts] == [
         ("h2", "gpu=1", "gemm.throughput", INCONCLUSIVE, f"{status}: it said so")
     ]
 
@@ -158,11 +167,13 @@ def test_every_expected_observation_is_missed() -> None:
         for gone in record.observations:
             evidence = complete | {
                 "h1": builders.with_observations(
-                    complete["h1"], lambda seen, gone=gone: None if seen == gone else seen, gang
+                    complete["h1"], lambda observation, gone=gone: None if observation == gone else observation, gang
                 )
             }
-            found = findings(plan, evidence)
-            assert [(item.host, item.name, item.verdict) for item in found] == [("h1", gone.name, INCONCLUSIVE)], gone
+            verdicts = findings(plan, evidence)
+            assert [(item.host, item.name, item.verdict) for item in verdicts] == [("h1", gone.name, INCONCLUSIVE)], (
+                gone
+            )
 
 
 def test_every_inspection_is_missed() -> None:
@@ -182,9 +193,9 @@ def test_every_inspection_is_missed() -> None:
             for record in complete["h1"].records
         ]
         evidence = complete | {"h1": Evidence(records=tuple(without))}
-        found = findings(plan, evidence)
-        assert {item.verdict for item in found} == {INCONCLUSIVE}, name
-        assert {item.host for item in found} == {"h1"}
+        verdicts = findings(plan, evidence)
+        assert {item.verdict for item in verdicts} == {INCONCLUSIVE}, name
+        assert {item.host for item in verdicts} == {"h1"}
 
 
 def test_stage_without_results_is_one_verdict_with_the_reason() -> None:
@@ -256,9 +267,9 @@ def test_unknown_gpu_model_is_inconclusive_and_names_the_remedy() -> None:
     first, *rest = evidence["h1"].records
     other = replace(first, gpus=tuple(replace(gpu, name="NVIDIA Z900") for gpu in first.gpus))
     evidence["h1"] = Evidence(records=(other, *(replace(record, gpus=()) for record in rest)))
-    found = findings(plan, evidence)
-    assert [(item.host, item.name, item.verdict) for item in found] == [("h1", "gpu.name", INCONCLUSIVE)]
-    assert "no criteria pack for NVIDIA Z900" in found[0].reason
+    verdicts = findings(plan, evidence)
+    assert [(item.host, item.name, item.verdict) for item in verdicts] == [("h1", "gpu.name", INCONCLUSIVE)]
+    assert "no criteria pack for NVIDIA Z900" in verdicts[0].reason
 
 
 def test_other_model_than_the_inventory_says_fails() -> None:
@@ -277,9 +288,12 @@ def test_duplicate_serial_fails_both_hosts() -> None:
             replace(record, gpus=(replace(twin, index=0), record.gpus[1])) for record in evidence["h2"].records
         )
     )
-    found = [item for item in findings(plan, evidence) if item.name == "gpu.serial"]
-    assert [(item.host, item.scope, item.verdict) for item in found] == [("h1", "gpu=0", FAIL), ("h2", "gpu=0", FAIL)]
-    assert found[0].reason == "h1-0 is also h2 gpu=0"
+    verdicts = [item for item in findings(plan, evidence) if item.name == "gpu.serial"]
+    assert [(item.host, item.scope, item.verdict) for item in verdicts] == [
+        ("h1", "gpu=0", FAIL),
+        ("h2", "gpu=0", FAIL),
+    ]
+    assert verdicts[0].reason == "h1-0 is also h2 gpu=0"
 
 
 def test_thermal_slowdown_in_any_snapshot_fails_and_power_cap_does_not() -> None:
@@ -293,8 +307,8 @@ def test_thermal_slowdown_in_any_snapshot_fails_and_power_cap_does_not() -> None
         for metric in hot.metrics
     )
     evidence["h1"] = builders.with_snapshot(evidence["h1"], replace(hot, metrics=metrics))
-    found = findings(plan, evidence)
-    assert [(item.scope, item.serial, item.criterion) for item in found] == [
+    verdicts = findings(plan, evidence)
+    assert [(item.scope, item.serial, item.criterion) for item in verdicts] == [
         ("gpu=0,reason=hw_thermal", "h1-0", "thermal-slowdown")
     ]
 
@@ -319,8 +333,8 @@ def test_xid_before_the_run_is_not_blamed_on_it_but_one_during_is() -> None:
 
     assert findings(plan, evidence | {"h1": with_xids(30.0, 30.0)}) == []
     assert findings(plan, evidence | {"h1": with_xids(30.0, 0.0)}) == []  # the old one was pushed out of the log
-    found = findings(plan, evidence | {"h1": with_xids(30.0, 31.5)})
-    assert [(item.criterion, item.value, item.stage) for item in found] == [("xid-during-run", 1.5, "benchmark")]
+    verdicts = findings(plan, evidence | {"h1": with_xids(30.0, 31.5)})
+    assert [(item.criterion, item.value, item.stage) for item in verdicts] == [("xid-during-run", 1.5, "benchmark")]
 
 
 def test_counter_read_once_cannot_be_judged_by_its_change() -> None:
@@ -329,8 +343,8 @@ def test_counter_read_once_cannot_be_judged_by_its_change() -> None:
     first, gang = evidence["h1"].records
     evidence["h1"] = Evidence(records=(replace(first, snapshots=first.snapshots[:1]), replace(gang, snapshots=())))
     assert {item.verdict for item in findings(plan, evidence)} == {INCONCLUSIVE}
-    told = {"pcie-replay", "xid-during-run", "disk-lost"}
-    assert {item.criterion for item in findings(plan, evidence)} == {*told, "plan"}
+    reported = {"pcie-replay", "xid-during-run", "disk-lost"}
+    assert {item.criterion for item in findings(plan, evidence)} == {*reported, "plan"}
 
 
 def test_run_without_a_final_snapshot_does_not_pass() -> None:
@@ -357,8 +371,8 @@ def test_reading_that_disappears_does_not_pass() -> None:
     evidence["h1"] = builders.with_snapshot(evidence["h1"], replace(taken, metrics=tuple(lost)))
 
     def told(packs: Sequence[Pack]) -> list[Any]:
-        found = [item for item in judge(plan, evidence, packs) if item.verdict != PASS]
-        return [(item.host, item.scope, item.criterion, item.verdict) for item in found]
+        verdicts = [item for item in judge(plan, evidence, packs) if item.verdict != PASS]
+        return [(item.host, item.scope, item.criterion, item.verdict) for item in verdicts]
 
     assert told(PACKS) == [("h1", "gpu=1", "ecc-uncorrectable-volatile", INCONCLUSIVE)]
     optional = [replace(pack, criteria=tuple(replace(item, optional=True) for item in pack.criteria)) for pack in PACKS]
@@ -399,8 +413,10 @@ def counted(*values: Any, name: str = "gpu.pcie.replays", limit: float = 0, at: 
         id="count", name=name, operator="le", value=limit, delta=True, unit="1", action="reseat", source="a test"
     )
     pack = Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=(criterion,))
-    (found,) = [item for item in judge(plan, {"h1": Evidence(records=records)}, (pack,)) if item.criterion == "count"]
-    return found
+    (only_verdict,) = [
+        item for item in judge(plan, {"h1": Evidence(records=records)}, (pack,)) if item.criterion == "count"
+    ]
+    return only_verdict
 
 
 @pytest.mark.parametrize(
@@ -425,28 +441,28 @@ def counted(*values: Any, name: str = "gpu.pcie.replays", limit: float = 0, at: 
     ],
 )
 def test_change_is_attributed_to_its_stage(values: Sequence[int], stage: str, reason: str) -> None:
-    found = counted(*values)
-    assert (found.verdict, found.stage, found.reason) == (FAIL, stage, reason)
+    result = counted(*values)
+    assert (result.verdict, result.stage, result.reason) == (FAIL, stage, reason)
 
 
 def test_change_is_summed_over_the_stages() -> None:
-    found = counted(0, 0, 2, 2, 2, 3, limit=2)
-    assert (found.verdict, found.value, found.stage) == (FAIL, 3, "benchmark")
+    result = counted(0, 0, 2, 2, 2, 3, limit=2)
+    assert (result.verdict, result.value, result.stage) == (FAIL, 3, "benchmark")
     assert counted(0, 0, 2, 2, 2, 3, limit=3).verdict == PASS
 
 
 @pytest.mark.parametrize("values", [(5, 5, 5, 0, 0, 4), (5, 5, 5, 5, 0, 4), (9, 9, 2, 9, 9, 9), (5, 5, 5, 5, 5, 3)])
 def test_counter_reset_hides_no_increase(values: Sequence[int]) -> None:
     """Last less first would be nothing, or less than nothing."""
-    found = counted(*values)
-    assert found.verdict == FAIL
-    assert found.value == {4: 4, 9: 9, 3: 3}[values[-1]]
-    assert "; fell from " in found.reason
+    result = counted(*values)
+    assert result.verdict == FAIL
+    assert result.value == {4: 4, 9: 9, 3: 3}[values[-1]]
+    assert "; fell from " in result.reason
 
 
 def test_counter_that_fell_to_nothing_may_have_counted_before() -> None:
-    found = counted(5, 5, 5, 0, 0, 0)
-    assert (found.verdict, found.reason) == (
+    result = counted(5, 5, 5, 0, 0, 0)
+    assert (result.verdict, result.reason) == (
         INCONCLUSIVE,
         "fell from 5 to 0 in stage benchmark: the counter was reset, and increments just before the reset are lost",
     )
@@ -466,8 +482,8 @@ def test_time_of_the_newest_event_falls_when_the_log_forgets_it() -> None:
 
 
 def test_counter_without_a_first_reading_cannot_be_judged_by_its_change() -> None:
-    found = counted(None, 100, 100, 100, 100, 100)
-    assert (found.verdict, found.reason) == (
+    result = counted(None, 100, 100, 100, 100, 100)
+    assert (result.verdict, result.reason) == (
         INCONCLUSIVE,
         "not read both before and after the run: no change can be told",
     )
@@ -475,9 +491,9 @@ def test_counter_without_a_first_reading_cannot_be_judged_by_its_change() -> Non
 
 def test_stage_that_was_run_again_after_the_gang_is_read_in_the_order_of_time() -> None:
     """The record of the host comes before that of its gang, whichever was written last."""
-    found = counted(0, 3, 3, 3, 0, 0, at=(0, 3, 4, 5, 1, 2))
-    assert (found.verdict, found.value, found.stage) == (FAIL, 3, "")
-    assert found.reason == "changed by 3, wanted ≤ 0 (3 before stage benchmark, 0 in stage gang, 0 in stage benchmark)"
+    result = counted(0, 3, 3, 3, 0, 0, at=(0, 3, 4, 5, 1, 2))
+    assert (result.verdict, result.value, result.stage) == (FAIL, 3, "")
+    assert result.reason == "changed by 3, wanted ≤ 0 (3 before stage benchmark, 0 in stage gang, 0 in stage benchmark)"
 
 
 def test_fabric_is_judged_only_where_the_inventory_states_its_rate() -> None:
@@ -496,8 +512,8 @@ def test_gang_is_to_be_as_fast_as_the_slowest_of_those_who_took_part() -> None:
     mixed = replace(plan, hosts=hosts)
 
     def limits(evidence: dict[str, Evidence]) -> dict[str, Any]:
-        found = judge(mixed, evidence, PACKS)
-        return {item.host: item.limit for item in found if item.criterion == "fabric-all-reduce"}
+        verdicts = judge(mixed, evidence, PACKS)
+        return {item.host: item.limit for item in verdicts if item.criterion == "fabric-all-reduce"}
 
     complete = builders.evidence(mixed)
     assert limits(complete) == {"h1": 4e10, "h3": 4e10}, "of h2 nobody said what to expect"
@@ -559,9 +575,9 @@ def test_chosen_criterion_replaces_the_shipped_one_of_the_same_id() -> None:
         expected=1e15,
     )
     pack = Pack(name="mine", gpu_names=(), criteria=(stricter,), chosen=True)
-    found = [item for item in judge(plan, builders.evidence(plan), [*PACKS, pack]) if item.verdict == FAIL]
-    assert {item.criterion for item in found} == {"gemm-bf16"}
-    assert len(found) == 4
+    verdicts = [item for item in judge(plan, builders.evidence(plan), [*PACKS, pack]) if item.verdict == FAIL]
+    assert {item.criterion for item in verdicts} == {"gemm-bf16"}
+    assert len(verdicts) == 4
 
 
 def test_rehearsal_judges_no_gpu() -> None:
@@ -602,9 +618,9 @@ def test_collector_that_failed_once_is_reported() -> None:
     failed = Metric(name="collector.nvml", unit="s", absent={"host": "error: no answer within 20 s"})
     taken = replace(after(), metrics=(*after().metrics, failed))
     evidence["h2"] = builders.with_snapshot(evidence["h2"], taken)
-    found = findings(plan, evidence)
-    assert [(item.host, item.name) for item in found] == [("h2", "collector.nvml")]
-    assert "no answer within 20 s" in found[0].reason
+    verdicts = findings(plan, evidence)
+    assert [(item.host, item.name) for item in verdicts] == [("h2", "collector.nvml")]
+    assert "no answer within 20 s" in verdicts[0].reason
 
 
 def identity(serial: str, uptime: float) -> tuple[Metric, Metric]:
@@ -615,20 +631,20 @@ def identity(serial: str, uptime: float) -> tuple[Metric, Metric]:
 
 
 @pytest.mark.parametrize(
-    ("serial", "uptime", "found"),
+    ("serial", "uptime", "result"),
     [
         ("A", 200.0, []),
         ("B", 200.0, [("gpu=0", "identity-constant", FAIL)]),
         ("A", 50.0, [("host", "plan", INCONCLUSIVE)]),
     ],
 )
-def test_swapped_part_or_reboot_during_the_run_is_reported(serial: str, uptime: float, found: list[Any]) -> None:
+def test_swapped_part_or_reboot_during_the_run_is_reported(serial: str, uptime: float, result: list[Any]) -> None:
     plan = builders.plan()
     evidence = builders.evidence(plan)
     for phase, values in (("during", identity("A", 100.0)), ("after", identity(serial, uptime))):
         taken = replace(after(), phase=phase, metrics=(*after().metrics, *values))
         evidence["h1"] = builders.with_snapshot(evidence["h1"], taken)
-    assert [(item.scope, item.criterion, item.verdict) for item in findings(plan, evidence)] == found
+    assert [(item.scope, item.criterion, item.verdict) for item in findings(plan, evidence)] == result
 
 
 def test_unfinished_launch_is_inconclusive_despite_its_values() -> None:
@@ -654,11 +670,11 @@ def test_gang_that_was_measured_in_parts_is_inconclusive(before: tuple[str, ...]
         ranks = (Rank(rank=0, local_rank=0, phase="done", exit_code=0, log_tail=""),)
         launches = [replace(builders.launch("gang", those), ranks=ranks) for those in (before, members) if those]
         evidence[host] = Evidence(records=(alone, replace(together, launches=tuple(launches))))
-    found = findings(plan, evidence)
-    assert {(item.host, item.name, item.verdict) for item in found} == {
+    verdicts = findings(plan, evidence)
+    assert {(item.host, item.name, item.verdict) for item in verdicts} == {
         (host, "stage.gang", INCONCLUSIVE) for host in ("h1", "h2", "h3", "h4")
     }
-    assert found[0].reason == "launched with h1, h2, and not with h3, h4"
+    assert verdicts[0].reason == "launched with h1, h2, and not with h3, h4"
 
 
 def test_gpu_without_a_name_is_inconclusive() -> None:
@@ -698,9 +714,13 @@ def with_gemm(plan: Any, rates: dict[tuple[str, str], float]) -> dict[str, Evide
     evidence = builders.evidence(plan)
     for host in evidence:
 
-        def change(seen: Observation, host: str = host) -> Observation:
-            hit = seen.name == "gemm.throughput" and seen.params["dtype"] == "bf16" and (host, seen.scope) in rates
-            return replace(seen, value=rates[(host, seen.scope)]) if hit else seen
+        def change(observation: Observation, host: str = host) -> Observation:
+            hit = (
+                observation.name == "gemm.throughput"
+                and observation.params["dtype"] == "bf16"
+                and (host, observation.scope) in rates
+            )
+            return replace(observation, value=rates[(host, observation.scope)]) if hit else observation
 
         evidence[host] = builders.with_observations(evidence[host], change)
     return evidence
@@ -713,14 +733,14 @@ def against_fleet(plan: Any, evidence: dict[str, Evidence], pack: Pack | None = 
 def test_part_below_the_fleets_median_fails_and_the_sentence_says_of_what() -> None:
     plan = builders.plan("h1", "h2")
     evidence = with_gemm(plan, {("h1", "gpu=0"): 7.9e14, ("h2", "gpu=1"): 7.5e14})
-    found = {(item.host, item.scope): item for item in against_fleet(plan, evidence)}
-    assert {place: item.verdict for place, item in found.items()} == {
+    verdicts = {(item.host, item.scope): item for item in against_fleet(plan, evidence)}
+    assert {position: item.verdict for position, item in verdicts.items()} == {
         ("h1", "gpu=0"): PASS,
         ("h1", "gpu=1"): PASS,
         ("h2", "gpu=0"): PASS,
         ("h2", "gpu=1"): FAIL,
     }
-    slow = found[("h2", "gpu=1")]
+    slow = verdicts[("h2", "gpu=1")]
     assert (slow.limit, slow.action, slow.serial) == (0.95 * 7.95e14, "inspect_hardware", "h2-1")
     assert slow.detail == "95 % of the fleet's median 795 TFLOP/s over 4 GPUs"
     assert slow.reason == f"found 750 TFLOP/s, wanted ≥ 755.2 TFLOP/s ({slow.detail})"
@@ -737,9 +757,9 @@ def test_one_part_far_out_does_not_move_what_the_others_are_measured_by() -> Non
 @pytest.mark.parametrize(("hosts", "verdict"), [(("h1", "h2"), INCONCLUSIVE), (("h1", "h2", "h3"), PASS)])
 def test_fleet_of_two_parts_has_no_median_to_go_by(hosts: tuple[str, ...], verdict: str) -> None:
     plan = builders.plan(*hosts, gpu_count=1)
-    found = against_fleet(plan, builders.evidence(plan))
-    assert [item.verdict for item in found] == [verdict] * len(hosts)
-    assert ("2 GPUs of NVIDIA H200" in found[0].reason) == (verdict == INCONCLUSIVE)
+    verdicts = against_fleet(plan, builders.evidence(plan))
+    assert [item.verdict for item in verdicts] == [verdict] * len(hosts)
+    assert ("2 GPUs of NVIDIA H200" in verdicts[0].reason) == (verdict == INCONCLUSIVE)
 
 
 def test_parts_of_another_model_are_no_fleet_of_ones_own() -> None:
@@ -756,18 +776,18 @@ def test_parts_of_another_model_are_no_fleet_of_ones_own() -> None:
 def test_what_a_gang_did_together_counts_once() -> None:
     plan = builders.plan("h1", "h2", "h3")
     pack = relative(name="training.throughput", scope="gang")
-    found = against_fleet(plan, builders.evidence(plan), pack)
-    assert {item.verdict for item in found} == {INCONCLUSIVE}
-    assert "the run has 1 gang " in found[0].reason
+    verdicts = against_fleet(plan, builders.evidence(plan), pack)
+    assert {item.verdict for item in verdicts} == {INCONCLUSIVE}
+    assert "the run has 1 gang " in verdicts[0].reason
 
 
 def test_wildcard_criterion_matches_each_operation() -> None:
     plan = builders.plan("h1", rackproof_gang="none")
     pack = relative(name="collective.*.algbw", scope="host")
     pack = replace(pack, criteria=(replace(pack.criteria[0], fleet_fraction=None, value=1.0, unit="B/s"),))
-    found = against_fleet(plan, builders.evidence(plan), pack)
-    assert {"collective.all_reduce.algbw", "collective.hypercube.algbw"} <= {item.name for item in found}
-    assert not any(item.name.endswith("busbw") for item in found)
+    verdicts = against_fleet(plan, builders.evidence(plan), pack)
+    assert {"collective.all_reduce.algbw", "collective.hypercube.algbw"} <= {item.name for item in verdicts}
+    assert not any(item.name.endswith("busbw") for item in verdicts)
 
 
 def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> list[Verdict]:
@@ -775,11 +795,11 @@ def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> li
     plan = builders.plan("h1", "h2", gpu_count=4, rackproof_fabric_gbps=400)
     evidence = builders.evidence(plan)
 
-    def spoil(seen: Observation) -> Observation:
-        if seen.name == "collective.all_reduce.busbw" and seen.params["size_bytes"] >= 1 << 30:
-            return replace(seen, value=2e9)
+    def spoil(observation: Observation) -> Observation:
+        if observation.name == "collective.all_reduce.busbw" and observation.params["size_bytes"] >= 1 << 30:
+            return replace(observation, value=2e9)
         values: dict[str, Any] = {"collective.transport": transport, "collective.nvls": nvls}
-        return replace(seen, value=values[seen.name]) if seen.name in values else seen
+        return replace(observation, value=values[observation.name]) if observation.name in values else observation
 
     evidence["h1"] = builders.with_observations(evidence["h1"], spoil, gang=stage == "gang")
     failed = [item for item in judge(plan, evidence, PACKS) if item.verdict == FAIL]
@@ -797,9 +817,9 @@ def slow_collectives(transport: str, nvls: bool, stage: str = "benchmark") -> li
     ],
 )
 def test_lost_fast_path_is_named_before_any_hardware(stage: str, transport: str, nvls: bool, clause: str) -> None:
-    found = slow_collectives(transport, nvls, stage)
-    assert found
-    for item in found:
+    verdicts = slow_collectives(transport, nvls, stage)
+    assert verdicts
+    for item in verdicts:
         assert item.reason.startswith(clause)
         assert "check NCCL_" in item.detail
         assert item.reason.endswith(f"wanted ≥ {float(item.limit) / 1e9:.4g} GB/s")
@@ -812,10 +832,10 @@ def test_lost_fast_path_is_named_before_any_hardware(stage: str, transport: str,
 @pytest.mark.parametrize("nvls", [True, False])
 def test_slow_collective_on_the_fast_path_blames_the_hardware(stage: str, transport: str, nvls: bool) -> None:
     """With NVLS or without: the ring's floors hold for both, and a bad NVLink is not excused by a setting."""
-    found = slow_collectives(transport, nvls, stage)
-    assert found
-    assert {item.action for item in found} == {"inspect_hardware"}
-    assert all(item.reason.startswith("found 2 GB/s") and not item.detail for item in found)
+    verdicts = slow_collectives(transport, nvls, stage)
+    assert verdicts
+    assert {item.action for item in verdicts} == {"inspect_hardware"}
+    assert all(item.reason.startswith("found 2 GB/s") and not item.detail for item in verdicts)
 
 
 def test_figure_of_an_older_catalogue_is_neither_judged_nor_missed() -> None:
@@ -831,21 +851,21 @@ def test_copy_from_remote_memory_does_not_make_up_for_one_from_local_memory_that
     plan = builders.plan()
     evidence = builders.evidence(plan)
     first, *rest = evidence["h1"].records
-    local = next(seen for seen in first.observations if seen.name == "host_copy.bandwidth")
+    local = next(observation for observation in first.observations if observation.name == "host_copy.bandwidth")
     remote = replace(local, params={**local.params, "numa": "remote"}, value=1e10)
     wrong = replace(local, status="error", value=None, reason="a copy differs from its source")
     for one, expected in ((local, []), (wrong, [(local.scope, INCONCLUSIVE, "error: a copy differs from its source")])):
-        seen = tuple(one if item is local else item for item in first.observations)
-        evidence["h1"] = Evidence(records=(replace(first, observations=(*seen, remote)), *rest))
+        observation = tuple(one if item is local else item for item in first.observations)
+        evidence["h1"] = Evidence(records=(replace(first, observations=(*observation, remote)), *rest))
         assert [(item.scope, item.verdict, item.reason) for item in findings(plan, evidence)] == expected
 
 
 def _without(evidence: Evidence, name: str, status: str, **params: Any) -> Evidence:
     """The evidence in which these observations were not measured."""
 
-    def lost(seen: Observation) -> Observation:
-        hit = seen.name == name and params.items() <= seen.params.items()
-        return replace(seen, status=status, value=None, reason="as told", samples=None) if hit else seen
+    def lost(observation: Observation) -> Observation:
+        hit = observation.name == name and params.items() <= observation.params.items()
+        return replace(observation, status=status, value=None, reason="as told", samples=None) if hit else observation
 
     return builders.with_observations(evidence, lost)
 
@@ -856,10 +876,12 @@ def test_what_the_part_does_not_have_is_no_gap_and_only_that(status: str, gaps: 
     evidence = builders.evidence(plan)
     evidence["h2"] = _without(evidence["h2"], "gemm.throughput", status, dtype="fp8")
     packs = [replace(pack, lacks={"gemm.throughput": {"dtype": ("fp8",)}}) for pack in PACKS]
-    lacking = [found for found in judge(plan, evidence, packs) if found.verdict != PASS]
+    lacking = [only_verdict for only_verdict in judge(plan, evidence, packs) if only_verdict.verdict != PASS]
     assert len(lacking) == gaps
     having = findings(plan, evidence)
-    assert [(found.name, found.verdict) for found in having] == [("gemm.throughput", INCONCLUSIVE)] * 2
+    assert [(only_verdict.name, only_verdict.verdict) for only_verdict in having] == [
+        ("gemm.throughput", INCONCLUSIVE)
+    ] * 2
 
 
 def test_ampere_has_no_fp8_and_turing_neither_that_nor_bf16() -> None:
@@ -882,41 +904,46 @@ def of_eight(change: Callable[[Observation], Observation]) -> list[Verdict]:
     """What is found on one host of eight healthy H200 with NVLS, changed so."""
     plan = builders.plan("h1", gpu_count=8, rackproof_gang="none")
 
-    def eight(seen: Observation) -> Observation:
-        if seen.name.startswith("collective."):
-            seen = replace(seen, params={**seen.params, "world_size": 8, "nvls": True})
-        with_nvls = seen.name == "collective.all_reduce.busbw"
-        return change(replace(seen, value=4.73e11) if with_nvls else seen)
+    def eight(observation: Observation) -> Observation:
+        if observation.name.startswith("collective."):
+            observation = replace(observation, params={**observation.params, "world_size": 8, "nvls": True})
+        with_nvls = observation.name == "collective.all_reduce.busbw"
+        return change(replace(observation, value=4.73e11) if with_nvls else observation)
 
     left = builders.with_observations(builders.evidence(plan)["h1"], eight)
     return findings(plan, {"h1": left})
 
 
 def test_eight_gpus_in_order_have_no_finding() -> None:
-    assert of_eight(lambda seen: seen) == []
+    assert of_eight(lambda observation: observation) == []
 
 
 def test_eight_gpus_without_nvls_fail_with_the_remedy() -> None:
-    def ring(seen: Observation) -> Observation:
-        params = {**seen.params, "nvls": False} if "nvls" in seen.params else seen.params
+    def ring(observation: Observation) -> Observation:
+        params = {**observation.params, "nvls": False} if "nvls" in observation.params else observation.params
         values = {"collective.nvls": False, "collective.all_reduce.busbw": 3.5e11}
-        return replace(seen, params=params, value=values.get(seen.name, seen.value))
+        return replace(observation, params=params, value=values.get(observation.name, observation.value))
 
-    (found,) = of_eight(ring)
-    assert (found.verdict, found.criterion, found.action, found.value) == (FAIL, "nvls-8-gpus", "none", False)
-    assert found.reason.startswith("found no, wanted = yes; check NCCL_NVLS_ENABLE")
-    assert "fabric manager" in found.reason
+    (only_verdict,) = of_eight(ring)
+    assert (only_verdict.verdict, only_verdict.criterion, only_verdict.action, only_verdict.value) == (
+        FAIL,
+        "nvls-8-gpus",
+        "none",
+        False,
+    )
+    assert only_verdict.reason.startswith("found no, wanted = yes; check NCCL_NVLS_ENABLE")
+    assert "fabric manager" in only_verdict.reason
 
 
 @pytest.mark.parametrize("op", BENCHMARKS["collective"].settings["ops"])
 def test_no_operation_may_crawl_on_eight_gpus(op: str) -> None:
-    def slow(seen: Observation) -> Observation:
-        return replace(seen, value=1e9) if seen.name == f"collective.{op}.busbw" else seen
+    def slow(observation: Observation) -> Observation:
+        return replace(observation, value=1e9) if observation.name == f"collective.{op}.busbw" else observation
 
-    found = of_eight(slow)
-    assert {item.verdict for item in found} == {FAIL}
-    assert "busbw-8-gpus" in {item.criterion for item in found}
-    assert {item.name for item in found} == {f"collective.{op}.busbw"}
+    verdicts = of_eight(slow)
+    assert {item.verdict for item in verdicts} == {FAIL}
+    assert "busbw-8-gpus" in {item.criterion for item in verdicts}
+    assert {item.name for item in verdicts} == {f"collective.{op}.busbw"}
 
 
 @pytest.mark.parametrize(("hosts", "fails"), [(2, False), (3, True)])
@@ -934,12 +961,14 @@ def test_slow_host_fails_in_a_fleet_of_three(name: str, value: float, criterion:
     evidence = builders.evidence(plan)
     evidence["h1"] = builders.with_observations(
         evidence["h1"],
-        lambda seen: (
-            replace(seen, value=value) if seen.name == name and seen.params.get("size_bytes") != 8 << 30 else seen
+        lambda observation: (
+            replace(observation, value=value)
+            if observation.name == name and observation.params.get("size_bytes") != 8 << 30
+            else observation
         ),
     )
-    found = findings(plan, evidence)
-    assert {(item.host, item.criterion, item.verdict) for item in found} == (
+    verdicts = findings(plan, evidence)
+    assert {(item.host, item.criterion, item.verdict) for item in verdicts} == (
         {("h1", criterion, FAIL)} if fails else set()
     )
 
@@ -952,28 +981,35 @@ def slow_over(
     evidence = builders.evidence(plan)
     for host in evidence:
 
-        def over(seen: Observation, host: str = host) -> Observation:
-            return change(host, replace(seen, value=transport) if seen.name == "collective.transport" else seen)
+        def over(observation: Observation, host: str = host) -> Observation:
+            return change(
+                host,
+                replace(observation, value=transport) if observation.name == "collective.transport" else observation,
+            )
 
         evidence[host] = builders.with_observations(evidence[host], over)
     verdicts = judge(plan, evidence, [*PACKS, *site])
     return [item for item in verdicts if item.verdict == FAIL and item.name.endswith("busbw")]
 
 
-def slow_h2(host: str, seen: Observation) -> Observation:
-    return replace(seen, value=1e10) if host == "h2" and seen.name == "collective.all_reduce.busbw" else seen
+def slow_h2(host: str, observation: Observation) -> Observation:
+    return (
+        replace(observation, value=1e10)
+        if host == "h2" and observation.name == "collective.all_reduce.busbw"
+        else observation
+    )
 
 
 def test_transport_over_which_others_are_fast_explains_nothing() -> None:
-    found = slow_over("SHM/direct/direct", slow_h2, "h200-sxm")
-    assert {(item.host, item.action) for item in found} == {("h2", "inspect_hardware")}
-    assert all(item.reason.startswith("found") for item in found)
+    verdicts = slow_over("SHM/direct/direct", slow_h2, "h200-sxm")
+    assert {(item.host, item.action) for item in verdicts} == {("h2", "inspect_hardware")}
+    assert all(item.reason.startswith("found") for item in verdicts)
 
 
 @pytest.mark.parametrize(("model", "action"), [("l40s", "inspect_hardware"), ("h200-sxm", "none")])
 def test_transport_through_the_host_is_normal_where_the_part_has_no_peer_access(model: str, action: str) -> None:
-    def slow(_: str, seen: Observation) -> Observation:
-        return replace(seen, value=1e10) if seen.name == "collective.all_reduce.busbw" else seen
+    def slow(_: str, observation: Observation) -> Observation:
+        return replace(observation, value=1e10) if observation.name == "collective.all_reduce.busbw" else observation
 
     floor = Criterion(
         id="floor",
@@ -985,24 +1021,24 @@ def test_transport_through_the_host_is_normal_where_the_part_has_no_peer_access(
         value=2e10,
     )
     site = Pack(name="site", gpu_names=(), criteria=(floor,), chosen=True)
-    found = [item for item in slow_over("SHM/direct/direct", slow, model, site) if item.criterion == "floor"]
-    assert {item.action for item in found} == {action}
-    assert all(item.reason.startswith("found") == (model == "l40s") for item in found)
+    verdicts = [item for item in slow_over("SHM/direct/direct", slow, model, site) if item.criterion == "floor"]
+    assert {item.action for item in verdicts} == {action}
+    assert all(item.reason.startswith("found") == (model == "l40s") for item in verdicts)
 
 
 @pytest.mark.parametrize(("access", "action"), [(True, "none"), (False, "inspect_hardware")])
 def test_lost_path_does_not_excuse_a_bad_link(access: bool, action: str) -> None:
     """Where two GPUs do not reach each other, NCCL goes round: the path is lost to the link."""
 
-    def slow(host: str, seen: Observation) -> Observation:
-        if seen.name == "collective.all_reduce.busbw":
-            return replace(seen, value=1e10)
-        lost = seen.name == "peer_copy.access" and seen.scope == "gpu=0,peer=1"
-        return replace(seen, value=access) if lost else seen
+    def slow(host: str, observation: Observation) -> Observation:
+        if observation.name == "collective.all_reduce.busbw":
+            return replace(observation, value=1e10)
+        lost = observation.name == "peer_copy.access" and observation.scope == "gpu=0,peer=1"
+        return replace(observation, value=access) if lost else observation
 
-    found = slow_over("SHM/direct/direct", slow, "h200-sxm")
-    assert {item.action for item in found} == {action}
-    assert all(item.reason.startswith("the ranks talk over SHM/direct/direct") for item in found)
+    verdicts = slow_over("SHM/direct/direct", slow, "h200-sxm")
+    assert {item.action for item in verdicts} == {action}
+    assert all(item.reason.startswith("the ranks talk over SHM/direct/direct") for item in verdicts)
 
 
 def stray(name: str, scope: str, status: str = "error", **params: Any) -> Observation:
@@ -1058,9 +1094,11 @@ def test_hypercube_of_three_ranks_is_no_error_of_theirs() -> None:
 def test_data_loading_is_judged_for_the_network_that_the_line_was_drawn_for(network: str, judged: bool) -> None:
     plan = builders.plan("h1", gpu_count=4, rackproof_gang="none")
 
-    def other(seen: Observation) -> Observation:
-        hit = seen.name == "dataloader.sufficiency"
-        return replace(seen, value=0.1, params={**seen.params, "network": network}) if hit else seen
+    def other(observation: Observation) -> Observation:
+        hit = observation.name == "dataloader.sufficiency"
+        return (
+            replace(observation, value=0.1, params={**observation.params, "network": network}) if hit else observation
+        )
 
     evidence = {"h1": builders.with_observations(builders.evidence(plan)["h1"], other)}
     assert {item.criterion for item in findings(plan, evidence)} == ({"dataloader-sufficiency"} if judged else set())
@@ -1072,14 +1110,14 @@ def test_pairs_with_a_lost_host_are_reported_on_that_host_alone() -> None:
     for host in ("h1", "h2"):
         alone, together = evidence[host].records
         launches = (replace(together.launches[0], members=("h1", "h2")),)
-        seen = tuple(item for item in together.observations if not item.scope.endswith("partner=h3"))
-        assert len(seen) < len(together.observations)
-        evidence[host] = Evidence(records=(alone, replace(together, launches=launches, observations=seen)))
+        observed = tuple(item for item in together.observations if not item.scope.endswith("partner=h3"))
+        assert len(observed) < len(together.observations)
+        evidence[host] = Evidence(records=(alone, replace(together, launches=launches, observations=observed)))
     assert {(item.host, item.name) for item in findings(plan, evidence)} == {("h3", "record")}
     # One that took part, and of which the others have no figure, is another matter.
     alone, together = builders.evidence(plan)["h1"].records
-    seen = tuple(item for item in together.observations if not item.scope.endswith("partner=h3"))
-    evidence = builders.evidence(plan) | {"h1": Evidence(records=(alone, replace(together, observations=seen)))}
+    observed = tuple(item for item in together.observations if not item.scope.endswith("partner=h3"))
+    evidence = builders.evidence(plan) | {"h1": Evidence(records=(alone, replace(together, observations=observed)))}
     missing = {(item.host, item.name) for item in findings(plan, evidence)}
     assert missing == {("h1", "pairs.bandwidth"), ("h1", "pairs.latency")}
 
@@ -1089,8 +1127,8 @@ def test_link_that_loses_lanes_fails_however_wide_it_was_before() -> None:
     evidence = builders.evidence(plan)
     hot = builders.snapshot(range(2), stage="gang", phase="after", gpu__pcie__width=8)
     evidence["h1"] = builders.with_snapshot(evidence["h1"], hot)
-    found = {(item.host, item.scope, item.criterion, item.verdict) for item in findings(plan, evidence)}
-    assert found == {("h1", scope, "pcie-width", "fail") for scope in ("gpu=0", "gpu=1")}
+    verdicts = {(item.host, item.scope, item.criterion, item.verdict) for item in findings(plan, evidence)}
+    assert verdicts == {("h1", scope, "pcie-width", "fail") for scope in ("gpu=0", "gpu=1")}
 
 
 def test_xid_that_only_the_journal_still_has_did_not_happen_again() -> None:
@@ -1101,13 +1139,13 @@ def test_xid_that_only_the_journal_still_has_did_not_happen_again() -> None:
         builders.snapshot(range(2), stage=stage, phase=phase)
         for stage, phase in (("preflight", "before"), ("benchmark", "during"), ("benchmark", "after"))
     ]
-    told = Metric(name="xid.last_seen", unit="s", values={"host": 0.0})
+    reported = Metric(name="xid.last_seen", unit="s", values={"host": 0.0})
     snapshots = [
         replace(
             one,
             metrics=(
                 *(metric for metric in one.metrics if metric.name != "xid.last_seen"),
-                replace(told, values={"host": value}),
+                replace(reported, values={"host": value}),
             ),
         )
         for one, value in zip(taken, (100.0, 0.0, 100.0), strict=True)

@@ -71,10 +71,10 @@ def rule(operator: str = "ge", name: str = "memory.bandwidth", **asked: float) -
 )  # fmt: skip
 def test_what_values_are_settled_to(values: list[float], value: float, n: int) -> None:
     for ordered in (values, values[::-1]):
-        found = settle(ordered)
-        assert (found.value, found.n, found.left_out) == (value, n, len(values) - n)
+        result = settle(ordered)
+        assert (result.value, result.n, result.left_out) == (value, n, len(values) - n)
         near = sorted(values, key=lambda one: abs(one - value))[:n]
-        assert found.sigma == pytest.approx(careful_sigma(near))
+        assert result.sigma == pytest.approx(careful_sigma(near))
 
 
 def test_the_deviation_of_few_values_is_made_larger() -> None:
@@ -103,19 +103,19 @@ def made(*values: float) -> Level:
 
 def test_a_level_is_known_with_its_noise_from_three_runs_on() -> None:
     assert made(10.0, 12.0).sigma is None
-    found = made(10.0, 11.0, 12.0)
-    assert found.sigma == pytest.approx(1 / 0.8862 / 11)
+    result = made(10.0, 11.0, 12.0)
+    assert result.sigma == pytest.approx(1 / 0.8862 / 11)
     assert made(-10.0, -11.0, -12.0).sigma == pytest.approx(1 / 0.8862 / 11)
     assert made(0.0, 0.0, 0.0).sigma is None
     assert made(0.0, 0.0, 9.0).sigma is None
-    assert (found.name, found.unit, found.stage, found.within, found.params) == (
+    assert (result.name, result.unit, result.stage, result.within, result.params) == (
         "a.b",
         "W",
         "gang",
         "link=1",
         {"op": "x"},
     )
-    assert (found.value, found.left_out, found.values) == (11.0, 0, {"r0": 10.0, "r1": 11.0, "r2": 12.0})
+    assert (result.value, result.left_out, result.values) == (11.0, 0, {"r0": 10.0, "r1": 11.0, "r2": 12.0})
     assert made(10.0, 10.0, 10.0, 10.0, 90.0).left_out == 1
 
 
@@ -142,8 +142,8 @@ def test_which_way_is_better(name: str, unit: str, way: int) -> None:
 
 
 def seen(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Observation:
-    told = {"name": name, "scope": "gpu=0", "stage": "benchmark", "unit": "B/s", "status": MEASURED, "value": value}
-    return Observation(**{**told, **over})
+    values = {"name": name, "scope": "gpu=0", "stage": "benchmark", "unit": "B/s", "status": MEASURED, "value": value}
+    return Observation(**{**values, **over})
 
 
 @pytest.mark.parametrize(
@@ -190,8 +190,8 @@ def test_a_part_goes_by_its_serial_or_else_its_uuid() -> None:
 
 
 def test_what_a_figure_is_compared_by() -> None:
-    told = seen(params={"op": "copy", "dtype": "x", "transport": "P2P", "size_bytes": 8})
-    assert key_of(told, "link=1") == (
+    reported = seen(params={"op": "copy", "dtype": "x", "transport": "P2P", "size_bytes": 8})
+    assert key_of(reported, "link=1") == (
         "memory.bandwidth", "benchmark", "link=1", (("dtype", "x"), ("op", "copy"), ("size_bytes", 8))
     )  # fmt: skip
     assert key_of(seen(params={"phase": "after", "b": 2, "a": 1}), "")[1:] == ("", "", (("a", 1), ("b", 2)))
@@ -217,8 +217,8 @@ def test_what_a_figure_is_compared_by() -> None:
     ],
 )  # fmt: skip
 def test_the_limit_that_an_accepted_figure_makes(asked: Any, of: Level, wanted: float | None) -> None:
-    found = limit(rule(**asked), of)
-    assert (found and found[0]) == (wanted and pytest.approx(wanted))
+    result = limit(rule(**asked), of)
+    assert (result and result[0]) == (wanted and pytest.approx(wanted))
     if "change" not in asked and wanted:  # a ceiling lies as far on the other side
         above = limit(rule("le", **{**asked, "fraction": 2 - asked["fraction"]}), of)
         assert above
@@ -242,9 +242,9 @@ def test_what_compares_with_no_baseline_has_no_limit() -> None:
     ],
 )  # fmt: skip
 def test_limit_states_its_source(asked: Any, of: Level, said: str) -> None:
-    found = limit(rule(**asked), of)
-    assert found
-    assert found[1] == said
+    result = limit(rule(**asked), of)
+    assert result
+    assert result[1] == said
 
 
 def test_reason_why_a_baseline_cannot_judge() -> None:
@@ -274,20 +274,20 @@ def test_an_accepted_record_is_asked_by_part() -> None:
     assert known.level(replace(figure, scope="gpu=1")) is None
     assert [known.has(scope) for scope in ("gpu=0,link=1", "gpu=1", "host")] == [True, False, True]
     assert [known.part(scope) for scope in ("gpu=0,link=1", "gpu=1", "host")] == ["h1-0", "h1-1", ""]
-    nobody = Accepted(None, list(GPUS.values()))
-    assert not nobody.has("host")
-    assert nobody.level(figure) is None
+    no_host = Accepted(None, list(GPUS.values()))
+    assert not no_host.has("host")
+    assert no_host.level(figure) is None
     assert not Accepted(HostBaseline(), []).has("host")
 
 
 def presence(known: HostBaseline | None, *criteria: Criterion, plan: Any = PLAN, **over: Any) -> list[tuple[str, str]]:
     view = HostView(plan, plan.hosts[0], replace(left(plan, **over), baseline=known), [pack(*criteria)])
-    told = list(judge_presence(view))
-    assert all(item.verdict == INCONCLUSIVE and item.criterion == item.name == "baseline" for item in told)
-    assert all(item.source == "the record on which the part was accepted" for item in told)
+    reported = list(judge_presence(view))
+    assert all(item.verdict == INCONCLUSIVE and item.criterion == item.name == "baseline" for item in reported)
+    assert all(item.source == "the record on which the part was accepted" for item in reported)
     remedy = "; accept a full run of it without rackproof_baseline, then `rackproof baseline accept`"
-    assert all(item.reason.endswith(remedy) for item in told)
-    return [(item.scope, item.reason.removesuffix(remedy)) for item in told]
+    assert all(item.reason.endswith(remedy) for item in reported)
+    return [(item.scope, item.reason.removesuffix(remedy)) for item in reported]
 
 
 def test_parts_without_a_baseline_are_listed() -> None:
@@ -297,16 +297,16 @@ def test_parts_without_a_baseline_are_listed() -> None:
     assert presence(None) == [("host", "the baseline was not read")]
     assert presence(replace(whole, problem="cut off")) == [("host", "cut off")]
     assert presence(replace(whole, host=None), ASKED) == [("host", "no accepted record of host h1 in kept")]
-    nobody = [("host", "no accepted record of host h1 in kept"), ("gpu=0", "no accepted record of serial h1-0")]
-    assert presence(HostBaseline()) == nobody
+    no_host = [("host", "no accepted record of host h1 in kept"), ("gpu=0", "no accepted record of serial h1-0")]
+    assert presence(HostBaseline()) == no_host
 
 
 def test_previous_gpu_of_the_slot_is_named() -> None:
     old = replace(builders.gpu("h1", 0), serial="old")
     for gpus, said in (((old,), ": it came in place of old"), ((replace(old, pci_bus_id="else"),), ""),
                        ((builders.gpu("h1", 0),), "")):  # fmt: skip
-        found = presence(HostBaseline(host=replace(HOST, gpus=gpus)))
-        assert found == [("gpu=0", f"no accepted record of serial h1-0{said}")]
+        result = presence(HostBaseline(host=replace(HOST, gpus=gpus)))
+        assert result == [("gpu=0", f"no accepted record of serial h1-0{said}")]
     silent = replace(builders.gpu("h1", 0), serial="", uuid="")
     assert presence(HostBaseline(host=HOST), gpus=(silent,)) == [("gpu=0", "no accepted record of serial unknown")]
     assert presence(HostBaseline(host=HOST), gpus=()) == []
@@ -339,5 +339,5 @@ def test_an_accepted_record_without_any_figure_that_is_compared_is_none() -> Non
 
 
 def test_the_presence_is_a_part_of_the_judgement() -> None:
-    told = judge(PLAN, {"h1": replace(left(PLAN, "h1", reading(1)), baseline=HostBaseline())}, [pack()])
-    assert [(item.scope, item.criterion) for item in told] == [("host", "baseline"), ("gpu=0", "baseline")]
+    verdicts = judge(PLAN, {"h1": replace(left(PLAN, "h1", reading(1)), baseline=HostBaseline())}, [pack()])
+    assert [(item.scope, item.criterion) for item in verdicts] == [("host", "baseline"), ("gpu=0", "baseline")]

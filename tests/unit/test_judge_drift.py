@@ -54,24 +54,24 @@ def soak(*of: Series, width: float = 60.0, planned: float = 600.0, **over: Any) 
 
 
 def levels(one: Series, **over: Any) -> list[float] | None:
-    found = course(one, soak(one, **over))
-    return None if found is None else [round(level, 3) for level in found.levels]
+    result = course(one, soak(one, **over))
+    return None if result is None else [round(level, 3) for level in result.levels]
 
 
 def test_a_level_is_the_median_of_three_buckets_as_a_share_of_the_start() -> None:
     assert levels(series(100, 90, 80, 70, 60, 50)) == [0.8, 0.7, 0.6]
     assert levels(series(100, 100, 10, 100, 100, 100)) == [1.0, 1.0, 1.0]
-    found = course(series(200, 90, 80, 70, 60, 50), soak(width=60.0))
-    assert found is not None
-    assert (found.start, found.lowest) == (200, 0.3)
-    assert found.shares[0] == (60.0, 120.0, 0.45)
+    result = course(series(200, 90, 80, 70, 60, 50), soak(width=60.0))
+    assert result is not None
+    assert (result.start, result.lowest) == (200, 0.3)
+    assert result.shares[0] == (60.0, 120.0, 0.45)
 
 
 @pytest.mark.parametrize(
-    ("means", "told"), [((100,) * 5, False), ((100,) * 6, True), ((0,) * 6, False), ((-1,) * 6, False), ((), False)]
+    ("means", "reported"), [((100,) * 5, False), ((100,) * 6, True), ((0,) * 6, False), ((-1,) * 6, False), ((), False)]
 )
-def test_minimum_data_for_a_drift(means: tuple[float, ...], told: bool) -> None:
-    assert (course(series(*means), soak()) is not None) is told
+def test_minimum_data_for_a_drift(means: tuple[float, ...], reported: bool) -> None:
+    assert (course(series(*means), soak()) is not None) is reported
 
 
 @pytest.mark.parametrize(
@@ -82,21 +82,21 @@ def test_minimum_data_for_a_drift(means: tuple[float, ...], told: bool) -> None:
     ],
 )  # fmt: skip
 def test_the_start_is_the_first_hour_or_the_first_tenth(planned: float, width: float, start: float) -> None:
-    found = course(series(10, 20, 30, 40, 50, 60, 70, 80), soak(planned=planned, width=width))
-    assert found is not None
-    assert found.start == start
+    result = course(series(10, 20, 30, 40, 50, 60, 70, 80), soak(planned=planned, width=width))
+    assert result is not None
+    assert result.start == start
 
 
 def test_the_start_is_weighed_by_how_often_the_figure_came() -> None:
     one = series(10, 20, 30, 40, 50, 60, 70, n=(3, 1, 1, 1, 1, 1, 1))
-    found = course(one, soak(one, planned=1200.0))
-    assert found is not None
-    assert found.start == 12.5
+    result = course(one, soak(one, planned=1200.0))
+    assert result is not None
+    assert result.start == 12.5
     # A figure that came late begins with its first bucket; too few after the start tell nothing.
-    late = replace(one, at=tuple(place + 5 for place in one.at))
-    found = course(late, soak(late))
-    assert found is not None
-    assert found.start == 10
+    late = replace(one, at=tuple(position + 5 for position in one.at))
+    result = course(late, soak(late))
+    assert result is not None
+    assert result.start == 10
     assert course(one, soak(one, planned=2400.0)) is not None
     assert course(one, soak(one, planned=3000.0)) is None
 
@@ -110,8 +110,8 @@ def test_the_start_is_weighed_by_how_often_the_figure_came() -> None:
     ],
 )  # fmt: skip
 def test_when_it_was_under_the_limit(shares: tuple[float, ...], fell: tuple[int, int | None]) -> None:
-    found = Course(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
-    assert found.fell(0.95) == fell
+    result = Course(start=1.0, shares=tuple((float(at), at + 1.0, share) for at, share in enumerate(shares)))
+    assert result.fell(0.95) == fell
 
 
 def test_only_rates_of_benchmarks_drift() -> None:
@@ -158,9 +158,9 @@ def failed(**over: Any) -> Verdict:
 
 
 def test_failing_drift_states_when_it_began() -> None:
-    found = with_course(view(None, FALLING), failed(detail="5 %"))
-    assert found.detail == "from 3 min 00 s on, 10.0 % under its first tenth; 5 %"
-    assert found.reason == "found 0.9; from 3 min 00 s on, 10.0 % under its first tenth"
+    result = with_course(view(None, FALLING), failed(detail="5 %"))
+    assert result.detail == "from 3 min 00 s on, 10.0 % under its first tenth; 5 %"
+    assert result.reason == "found 0.9; from 3 min 00 s on, 10.0 % under its first tenth"
     assert with_course(view(FALLING), failed()).detail == "from 3 min 00 s on, 10.0 % under its first tenth"
     again = soak(series(*(100, 99, 90, 90, 99, 99, 99), dtype="x"))
     assert with_course(view(again), failed()).detail == "from 2 min 00 s to 4 min 00 s, 10.0 % under its first tenth"
@@ -191,9 +191,9 @@ def test_times_and_spans_are_written_for_people() -> None:
 
 
 def told(*soaks: Soak | None, **over: Any) -> list[tuple[str, str]]:
-    found = list(soaked(view(*soaks, **over)))
-    assert all(item.verdict == INCONCLUSIVE and (item.name, item.stage) == (f"stage.{SOAK}", SOAK) for item in found)
-    return [(item.scope, item.reason) for item in found]
+    result = list(soaked(view(*soaks, **over)))
+    assert all(item.verdict == INCONCLUSIVE and (item.name, item.stage) == (f"stage.{SOAK}", SOAK) for item in result)
+    return [(item.scope, item.reason) for item in result]
 
 
 def launch(outcome: str = "finished", reason: str = "", number: int = 1, stage: str = SOAK) -> Launch:
@@ -289,8 +289,8 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
 
 
 def test_a_soak_is_a_part_of_the_judgement() -> None:
-    found = judge(SOAKING, {"h1": view(None).evidence}, [pack()])
-    assert (f"stage.{SOAK}", INCONCLUSIVE) in [(item.name, item.verdict) for item in found]
+    verdicts = judge(SOAKING, {"h1": view(None).evidence}, [pack()])
+    assert (f"stage.{SOAK}", INCONCLUSIVE) in [(item.name, item.verdict) for item in verdicts]
     short_of = judge(SOAKING, {"h1": view(replace(WELL, cut=9)).evidence}, [pack()])
     said = "9 of 19 rounds were cut off with their supervisor, and nothing says by what"
     assert said in [item.reason for item in short_of]

@@ -80,8 +80,8 @@ def pack(*criteria: Criterion, chosen: bool = False, **over: Any) -> Pack:
 
 def judged(plan: Plan, evidence: Evidence | dict[str, Evidence], *criteria: Criterion) -> list[Verdict]:
     """The verdicts of these criteria alone on a fleet that is in order but for what the evidence says."""
-    told = evidence if isinstance(evidence, dict) else {"h1": evidence}
-    return judge(plan, told, [pack(*criteria)])
+    reported = evidence if isinstance(evidence, dict) else {"h1": evidence}
+    return judge(plan, reported, [pack(*criteria)])
 
 
 def found(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
@@ -140,7 +140,7 @@ def test_verdict_names_host_scope_and_criterion() -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "limit", "unit", "told"),
+    ("value", "limit", "unit", "reported"),
     [
         (4.0434e12, 4.192e12, "B/s", "found 4043 GB/s, wanted = 4192 GB/s"),
         (9e7, 1.1e8, "B/s", "found 0.09 GB/s, wanted = 0.11 GB/s"),
@@ -156,20 +156,20 @@ def test_verdict_names_host_scope_and_criterion() -> None:
         (float("nan"), 1, "W", "found not a finite number, wanted = 1 W"),
     ],
 )
-def test_value_and_limit_are_shown_in_one_readable_unit(value: Value, limit: Value, unit: str, told: str) -> None:
-    assert sentence(criterion(unit=unit), value, limit) == told
+def test_value_and_limit_are_shown_in_one_readable_unit(value: Value, limit: Value, unit: str, reported: str) -> None:
+    assert sentence(criterion(unit=unit), value, limit) == reported
 
 
 @pytest.mark.parametrize(
-    ("scope", "places"), [("gpu", 2), ("reason", 2), ("link", 2), ("host", 1), ("", 1), ("disk", 0)]
+    ("scope", "positions"), [("gpu", 2), ("reason", 2), ("link", 2), ("host", 1), ("", 1), ("disk", 0)]
 )
-def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_scope(scope: str, places: int) -> None:
+def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_scope(scope: str, positions: int) -> None:
     plan = small(gpu_count=2)
     verdicts = judged(plan, left(plan), criterion(scope=scope))
     assert [(item.verdict, item.reason, item.criterion) for item in verdicts] == [
         (INCONCLUSIVE, "not observed", "c")
-    ] * places
-    wanted = ["gpu=0", "gpu=1"] if places == 2 else ["host"] * places
+    ] * positions
+    wanted = ["gpu=0", "gpu=1"] if positions == 2 else ["host"] * positions
     assert [item.scope for item in verdicts] == wanted
 
 
@@ -202,10 +202,10 @@ def test_gpu_without_readings_is_reported_once() -> None:
 def test_a_reading_that_is_lost_later_is_no_pass_but_for_the_best_of_the_run(over: Any, verdict: str) -> None:
     plan = small()
     evidence = then(left(plan, "h1", reading(1)), reading(absent="error: gone"))
-    (told,) = judged(plan, evidence, criterion(**over))
-    assert told.verdict == verdict
-    assert (told.reason == "error after benchmark: gone") == (verdict == INCONCLUSIVE)
-    assert told.stage == ("benchmark" if verdict == INCONCLUSIVE else "preflight")
+    (only_verdict,) = judged(plan, evidence, criterion(**over))
+    assert only_verdict.verdict == verdict
+    assert (only_verdict.reason == "error after benchmark: gone") == (verdict == INCONCLUSIVE)
+    assert only_verdict.stage == ("benchmark" if verdict == INCONCLUSIVE else "preflight")
 
 
 def test_a_failure_stands_though_the_reading_is_lost_later() -> None:
@@ -229,25 +229,25 @@ def test_what_cannot_be_read_is_no_pass_unless_hardware_may_lack_it(
 ) -> None:
     plan = small()
     evidence = then(left(plan, "h1", reading(absent=first)), reading(absent=last))
-    told = judged(plan, evidence, criterion(optional=optional))
-    assert [item.verdict for item in told] == verdicts
-    assert [item.reason for item in told] == [last] * len(verdicts)
+    all_verdicts = judged(plan, evidence, criterion(optional=optional))
+    assert [item.verdict for item in all_verdicts] == verdicts
+    assert [item.reason for item in all_verdicts] == [last] * len(verdicts)
 
 
 def test_the_same_settings_in_another_order_are_the_same_figure() -> None:
     plan = small()
     params = [{"a": 1, "b": 2, "phase": "x"}, {"b": 2, "a": 1, "phase": "y"}, {"a": 1, "b": 3}]
-    seen = [replace(builders.observation("peer_copy.thing", 1.0, scope="gpu=0"), params=each) for each in params]
-    view = HostView(plan, plan.hosts[0], left(plan, observations=tuple(seen)), [pack()])
+    observed = [replace(builders.observation("peer_copy.thing", 1.0, scope="gpu=0"), params=each) for each in params]
+    view = HostView(plan, plan.hosts[0], left(plan, observations=tuple(observed)), [pack()])
     assert [len(group) for group in series(view, criterion("peer_copy.thing"))] == [2, 1]
 
 
 def test_stages_are_figures_apart_for_benchmarks_and_not_for_readings() -> None:
     plan = small()
-    seen = tuple(
+    observed = tuple(
         builders.observation("memory.thing", 1.0, scope="gpu=0", stage=stage) for stage in ("benchmark", "gang")
     )
-    view = HostView(plan, plan.hosts[0], left(plan, "h1", reading(1), observations=seen), [pack()])
+    view = HostView(plan, plan.hosts[0], left(plan, "h1", reading(1), observations=observed), [pack()])
     assert [len(group) for group in series(view, criterion("memory.thing"))] == [1, 1]
     assert [len(group) for group in series(view, criterion("gpu.thing"))] == [2]
 
@@ -272,8 +272,10 @@ def test_stages_are_figures_apart_for_benchmarks_and_not_for_readings() -> None:
     ],
 )
 def test_what_a_criterion_is_for(over: Any, scope: str, params: Any, right: bool) -> None:
-    seen = Observation(name="x.y", scope=scope, stage="preflight", unit="1", status=MEASURED, value=1, params=params)
-    assert matches(criterion("x.y", **over), seen) is right
+    observed = Observation(
+        name="x.y", scope=scope, stage="preflight", unit="1", status=MEASURED, value=1, params=params
+    )
+    assert matches(criterion("x.y", **over), observed) is right
 
 
 def test_verdict_shows_the_last_bad_reading_or_the_first_good_one() -> None:
@@ -307,9 +309,9 @@ def test_limits_from_the_data_sheet_and_the_inventory() -> None:
 def test_the_fabric_is_judged_by_what_the_inventory_states(gbps: float, verdicts: list[str]) -> None:
     plan = small(gpu_count=2, rackproof_fabric_gbps=gbps) if gbps else small(gpu_count=2)
     rule = criterion(scope="host", variable="fabric_bytes_per_second", fraction=0.5, operator="ge")
-    told = judged(plan, left(plan, "h1", reading(1e9, scope="host")), rule)
-    assert [item.verdict for item in told] == verdicts
-    assert [item.limit for item in told] == [gbps * 1e9 / 8 * 2 * 0.5] * len(verdicts)
+    all_verdicts = judged(plan, left(plan, "h1", reading(1e9, scope="host")), rule)
+    assert [item.verdict for item in all_verdicts] == verdicts
+    assert [item.limit for item in all_verdicts] == [gbps * 1e9 / 8 * 2 * 0.5] * len(verdicts)
 
 
 @pytest.mark.parametrize(
@@ -335,8 +337,8 @@ def test_a_figure_that_must_have_risen_is_judged_by_its_net_change() -> None:
     plan = small()
     for values, verdict in (((4, 9), PASS), ((4, 8), FAIL), ((9, 4), FAIL)):
         evidence = then(left(plan, "h1", reading(values[0])), reading(values[1]))
-        (told,) = judged(plan, evidence, criterion(delta=True, operator="ge", value=5))
-        assert (told.verdict, told.value) == (verdict, values[1] - values[0])
+        (only_verdict,) = judged(plan, evidence, criterion(delta=True, operator="ge", value=5))
+        assert (only_verdict.verdict, only_verdict.value) == (verdict, values[1] - values[0])
 
 
 @pytest.mark.parametrize(
@@ -354,9 +356,9 @@ def test_a_fleet_that_is_too_small_says_nothing(count: int, optional: bool, verd
         return left(plan, host, observations=(*builders.results(plan, host, "benchmark"), figure))
 
     rule = criterion(name, fleet_fraction=0.9, operator="ge", optional=optional)
-    told = judged(plan, {host: shown(host) for host in hosts}, rule)
-    assert [item.verdict for item in told] == ([verdict] * count if verdict else [])
-    assert all(item.value == 10.0 for item in told)
+    verdicts = judged(plan, {host: shown(host) for host in hosts}, rule)
+    assert [item.verdict for item in verdicts] == ([verdict] * count if verdict else [])
+    assert all(item.value == 10.0 for item in verdicts)
 
 
 def test_no_baseline_verdict_without_a_baseline() -> None:
@@ -408,10 +410,10 @@ WITHIN = "in stage benchmark between its snapshots"
 def test_what_a_counter_rose_by_and_where(
     values: tuple[Any, ...], total: float, at: int, stage: str, where: str, fell: str
 ) -> None:
-    seen = counted(*values)
-    told = change(seen)
-    assert (told.total, told.stage, told.where, told.fell) == (total, stage, where, fell)
-    assert told.seen == seen[at]
+    observed = counted(*values)
+    reported = change(observed)
+    assert (reported.total, reported.stage, reported.where, reported.fell) == (total, stage, where, fell)
+    assert reported.seen == observed[at]
 
 
 @pytest.mark.parametrize(
@@ -424,16 +426,16 @@ def test_what_a_counter_rose_by_and_where(
 )  # fmt: skip
 def test_change_within_a_stage_names_its_snapshots(phases: tuple[str, str], said: str) -> None:
     one, two = counted(1, 4)
-    seen = [
+    observed = [
         replace(item, stage="gang", params={"phase": phase}) for item, phase in zip((one, two), phases, strict=True)
     ]
     how = "before" if phases[1] == "before" else "in"
-    assert change(seen).where == f"3 {how} stage gang{said}"
+    assert change(observed).where == f"3 {how} stage gang{said}"
 
 
 def test_a_stage_from_begin_to_end_needs_no_word_on_its_snapshots() -> None:
-    seen = [item for item in counted(1, 1, 9, 3) if item.params["phase"] != "during"]
-    assert change(seen).where == "2 in stage benchmark"
+    observed = [item for item in counted(1, 1, 9, 3) if item.params["phase"] != "during"]
+    assert change(observed).where == "2 in stage benchmark"
 
 
 def test_what_is_no_number_has_no_change() -> None:
@@ -447,9 +449,9 @@ def test_what_is_no_number_has_no_change() -> None:
 
 @pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3), ((0, "x", 9), "x")])
 def test_the_newest_event_is_not_newer_because_it_was_forgotten(values: tuple[Any, ...], total: Any) -> None:
-    told = change(counted(*values, name="xid.last_seen"))
-    assert told.total == total
-    assert told.fell == ""
+    reported = change(counted(*values, name="xid.last_seen"))
+    assert reported.total == total
+    assert reported.fell == ""
 
 
 def test_both_ends_of_a_counter_must_have_been_read() -> None:
@@ -457,11 +459,11 @@ def test_both_ends_of_a_counter_must_have_been_read() -> None:
     record = left(plan).records[0]
     three = [replace(record.snapshots[0], at=f"2026-11-21T04:00:0{at}Z", stage=f"s{at}") for at in range(3)]
     rule = criterion(delta=True, operator="le", value=0)
-    for places, verdict in (((0, 1, 2), PASS), ((0, 2), PASS), ((0, 1), INCONCLUSIVE), ((1, 2), INCONCLUSIVE)):
-        taken = tuple(replace(item, metrics=(reading(1),) if at in places else ()) for at, item in enumerate(three))
-        (told,) = of_rule(judged(plan, Evidence(records=(replace(record, snapshots=taken),)), rule))
-        assert told.verdict == verdict
-        assert told.detail == ""
+    for positions, verdict in (((0, 1, 2), PASS), ((0, 2), PASS), ((0, 1), INCONCLUSIVE), ((1, 2), INCONCLUSIVE)):
+        taken = tuple(replace(item, metrics=(reading(1),) if at in positions else ()) for at, item in enumerate(three))
+        (only_verdict,) = of_rule(judged(plan, Evidence(records=(replace(record, snapshots=taken),)), rule))
+        assert only_verdict.verdict == verdict
+        assert only_verdict.detail == ""
     (rose,) = judged(plan, then(left(plan, "h1", reading(5)), reading(2)), rule)
     assert rose.detail == "2 in stage benchmark; fell from 5 to 2 in stage benchmark"
     (up,) = judged(plan, then(left(plan, "h1", reading(5)), reading(6)), rule)
@@ -471,8 +473,8 @@ def test_both_ends_of_a_counter_must_have_been_read() -> None:
 def test_wildcard_name_matches_each_component() -> None:
     plan = small()
     metrics = (reading(1, name="gpu.one.x"), reading(2, name="gpu.two.x"), reading(3, name="gpu.x"))
-    told = judged(plan, left(plan, "h1", *metrics), criterion("gpu.*.x"))
-    assert [(item.name, item.verdict) for item in told] == [("gpu.one.x", PASS), ("gpu.two.x", FAIL)]
+    verdicts = judged(plan, left(plan, "h1", *metrics), criterion("gpu.*.x"))
+    assert [(item.name, item.verdict) for item in verdicts] == [("gpu.one.x", PASS), ("gpu.two.x", FAIL)]
 
 
 # against what was accepted
@@ -501,8 +503,8 @@ def level(value: float, unit: str = "1", **over: Any) -> Level:
 def against(plan: Plan, evidence: Evidence, *figures: Level, **over: Any) -> list[tuple[str, Any, Any, str]]:
     rule = criterion(NAME, value=None, **{"operator": "ge", "baseline": VsBaseline(fraction=0.9), **over})
     plan, evidence = compared(plan, evidence, *figures)
-    told = [item for item in judged(plan, evidence, rule) if item.criterion == "c"]
-    return [(item.verdict, item.value, item.limit, item.reason) for item in told]
+    verdicts = [item for item in judged(plan, evidence, rule) if item.criterion == "c"]
+    return [(item.verdict, item.value, item.limit, item.reason) for item in verdicts]
 
 
 def test_part_is_compared_with_its_baseline() -> None:
@@ -537,9 +539,9 @@ def test_part_without_a_baseline_is_reported_once() -> None:
     plan = small()
     evidence = left(plan, "h1", reading(16, name=NAME), gpus=(replace(builders.gpu("h1", 0), serial="new"),))
     assert against(plan, evidence, level(16)) == []
-    with_it, told = compared(plan, evidence, level(16))
+    with_it, reported = compared(plan, evidence, level(16))
     rule = criterion(NAME, value=None, operator="ge", baseline=VsBaseline(fraction=0.9))
-    assert [(item.scope, item.criterion, item.verdict) for item in judged(with_it, told, rule)] == [
+    assert [(item.scope, item.criterion, item.verdict) for item in judged(with_it, reported, rule)] == [
         ("gpu=0", "baseline", INCONCLUSIVE)
     ]
 
@@ -555,13 +557,13 @@ def gang(*hosts: str) -> Plan:
 
 
 def together(
-    plan: Plan, host: str, launches: tuple[Launch, ...], seen: tuple[Observation, ...] | None = None
+    plan: Plan, host: str, launches: tuple[Launch, ...], observed: tuple[Observation, ...] | None = None
 ) -> Evidence:
     """Its own record, and the one of its gang."""
     own = left(plan, host, reading(1), observations=(), launches=()).records[0]
-    found = tuple(builders.results(plan, host, "gang")) if seen is None else seen
+    result = tuple(builders.results(plan, host, "gang")) if observed is None else observed
     name, after = plan.host(host).gang, replace(own.snapshots[-1], stage="gang", metrics=())
-    return Evidence(records=(own, replace(own, gang=name, observations=found, launches=launches, snapshots=(after,))))
+    return Evidence(records=(own, replace(own, gang=name, observations=result, launches=launches, snapshots=(after,))))
 
 
 def group(*members: str, outcome: str = "finished", number: int = 1) -> Launch:
@@ -579,11 +581,11 @@ def test_hosts_never_launched_together_are_reported_as_partitioned() -> None:
     plan = gang("h1", "h2", "h3", "h4")
     pairs = {"h1": ("h1", "h2"), "h2": ("h1", "h2"), "h3": ("h3", "h4"), "h4": ("h3", "h4")}
     made = {host: together(plan, host, (group(*members),)) for host, members in pairs.items()}
-    told = [item for item in judged(plan, made) if item.name == "stage.gang"]
-    assert [(item.host, item.scope, item.stage, item.verdict, item.criterion, item.source) for item in told] == [
+    verdicts = [item for item in judged(plan, made) if item.name == "stage.gang"]
+    assert [(item.host, item.scope, item.stage, item.verdict, item.criterion, item.source) for item in verdicts] == [
         (host, "gang=r1", "gang", INCONCLUSIVE, "plan", "plan") for host in pairs
     ]
-    assert told[0].reason == "launched with h1, h2, and not with h3, h4"
+    assert verdicts[0].reason == "launched with h1, h2, and not with h3, h4"
 
 
 def test_a_host_that_took_no_part_is_not_missed_by_the_others_for_it() -> None:
@@ -591,8 +593,8 @@ def test_a_host_that_took_no_part_is_not_missed_by_the_others_for_it() -> None:
     made = {host: together(plan, host, (group("h1", "h2"),)) for host in ("h1", "h2")}
     made["h3"] = Evidence(records=made["h1"].records[:1])
     made["h3"] = Evidence(records=(replace(made["h3"].records[0], host="h3", gpus=(builders.gpu("h3", 0),)),))
-    told = judged(plan, made)
-    assert [(item.host, item.name, item.reason) for item in told] == [
+    verdicts = judged(plan, made)
+    assert [(item.host, item.name, item.reason) for item in verdicts] == [
         ("h3", "stage.gang", "nothing was observed; there is no record of the stage from this host")
     ]
 
@@ -612,19 +614,29 @@ def test_a_uuid_that_changed_or_that_two_parts_have() -> None:
     first, second = (Metric(name="gpu.uuid", unit="1", values={"gpu=0": each}) for each in ("a", "b"))
     lost = Metric(name="gpu.uuid", unit="1", values={}, absent={"gpu=0": "error: x"})
     good = {host: left(plan, host, reading(1)) for host in ("h1", "h2")}
-    (told,) = judged(plan, good | {"h1": then(left(plan, "h1", first), second)})
-    assert (told.name, told.source, told.basis, told.unit) == ("gpu.uuid", "a serial names one part", "policy", "1")
-    assert (told.value, told.serial, told.scope, told.action) == ("b", "h1-0", "gpu=0", "inspect_hardware")
+    (only_verdict,) = judged(plan, good | {"h1": then(left(plan, "h1", first), second)})
+    assert (only_verdict.name, only_verdict.source, only_verdict.basis, only_verdict.unit) == (
+        "gpu.uuid",
+        "a serial names one part",
+        "policy",
+        "1",
+    )
+    assert (only_verdict.value, only_verdict.serial, only_verdict.scope, only_verdict.action) == (
+        "b",
+        "h1-0",
+        "gpu=0",
+        "inspect_hardware",
+    )
     assert judged(plan, good | {"h1": then(left(plan, "h1", first), lost)}) == []
     assert judged(plan, good | {"h1": then(left(plan, "h1", first), first)}) == []
     two = Metric(name="gpu.uuid", unit="1", values={"gpu=0": "a", "gpu=1": "b"})
     assert judged(plan, good | {"h1": left(plan, "h1", two)}) == []
     twin = replace(builders.gpu("h2", 0), uuid="GPU-h1-0")
-    told_ = judged(plan, good | {"h2": left(plan, "h2", reading(1), gpus=(twin,))})
-    assert [(item.host, item.name, item.criterion, item.verdict, item.action, item.basis) for item in told_] == [
+    verdicts = judged(plan, good | {"h2": left(plan, "h2", reading(1), gpus=(twin,))})
+    assert [(item.host, item.name, item.criterion, item.verdict, item.action, item.basis) for item in verdicts] == [
         (host, "gpu.uuid", "identity-unique", FAIL, "inspect_hardware", "policy") for host in ("h1", "h2")
     ]
-    assert {item.source for item in told_} == {"a serial or UUID names one part"}
+    assert {item.source for item in verdicts} == {"a serial or UUID names one part"}
 
 
 # verdict
@@ -632,8 +644,8 @@ def test_a_uuid_that_changed_or_that_two_parts_have() -> None:
 
 def test_a_host_without_a_record_is_one_line_and_no_criterion_is_asked() -> None:
     plan = small("h1", "h2")
-    told = judged(plan, {"h1": left(plan, "h1", reading(1))}, criterion())
-    assert [(item.host, *found([item])[0], item.name, item.reason) for item in told] == [
+    verdicts = judged(plan, {"h1": left(plan, "h1", reading(1))}, criterion())
+    assert [(item.host, *found([item])[0], item.name, item.reason) for item in verdicts] == [
         ("h1", "gpu=0", "c", PASS, "gpu.thing", "found 1, wanted = 1"),
         ("h2", "host", "plan", INCONCLUSIVE, "record", "the host left no record"),
     ]
@@ -643,8 +655,8 @@ def test_a_host_without_a_record_is_one_line_and_no_criterion_is_asked() -> None
 
 def test_host_problem_is_reported_beside_its_record() -> None:
     plan = small()
-    told = judged(plan, replace(left(plan, "h1", reading(1)), problem="unreachable at Gang"), criterion())
-    assert [(item.name, item.scope, item.verdict, item.reason) for item in told] == [
+    verdicts = judged(plan, replace(left(plan, "h1", reading(1)), problem="unreachable at Gang"), criterion())
+    assert [(item.name, item.scope, item.verdict, item.reason) for item in verdicts] == [
         ("host.events", "host", INCONCLUSIVE, "unreachable at Gang"),
         ("gpu.thing", "gpu=0", PASS, "found 1, wanted = 1"),
     ]
@@ -662,9 +674,9 @@ def test_host_problem_is_reported_beside_its_record() -> None:
 def test_site_criterion_that_matches_nothing_is_reported(over: Any, lines: int) -> None:
     plan = small()
     rule = criterion("disk.thing", scope="disk", origin="ours", **over)
-    told = judge(plan, {"h1": left(plan)}, [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)])
-    assert [item.reason for item in told] == ["no observation matches this criterion"] * lines
-    assert [(item.scope, item.name, item.criterion) for item in told] == [("host", "disk.thing", "c")] * lines
+    verdicts = judge(plan, {"h1": left(plan)}, [pack(), pack(rule, name="ours", gpu_names=(), chosen=True)])
+    assert [item.reason for item in verdicts] == ["no observation matches this criterion"] * lines
+    assert [(item.scope, item.name, item.criterion) for item in verdicts] == [("host", "disk.thing", "c")] * lines
     shipped = judge(plan, {"h1": left(plan)}, [pack(replace(rule, origin="h200-sxm"))])
     assert shipped == []
 
@@ -698,8 +710,10 @@ def test_failed_collector_and_swapped_part_need_no_criteria() -> None:
 def test_a_host_that_rebooted_is_inconclusive(uptimes: tuple[float, float], lines: int) -> None:
     plan = small()
     made = [Metric(name="host.uptime", unit="s", values={"host": value}) for value in uptimes]
-    told = judged(plan, then(left(plan, "h1", made[0]), made[1]))
-    assert [(item.name, item.scope, item.verdict) for item in told] == [("host.uptime", "host", INCONCLUSIVE)] * lines
+    verdicts = judged(plan, then(left(plan, "h1", made[0]), made[1]))
+    assert [(item.name, item.scope, item.verdict) for item in verdicts] == [
+        ("host.uptime", "host", INCONCLUSIVE)
+    ] * lines
 
 
 # expected
@@ -719,9 +733,9 @@ def test_the_model_that_the_inventory_names() -> None:
 
 def test_gpu_model_without_a_pack_is_inconclusive() -> None:
     plan = small()
-    (told,) = judged(plan, left(plan, gpus=(replace(builders.gpu("h1", 0), name="NVIDIA X"),)))
-    assert (told.name, told.scope, told.verdict) == ("gpu.name", "host", INCONCLUSIVE)
-    assert told.reason.startswith("no criteria pack for NVIDIA X")
+    (only_verdict,) = judged(plan, left(plan, gpus=(replace(builders.gpu("h1", 0), name="NVIDIA X"),)))
+    assert (only_verdict.name, only_verdict.scope, only_verdict.verdict) == ("gpu.name", "host", INCONCLUSIVE)
+    assert only_verdict.reason.startswith("no criteria pack for NVIDIA X")
 
 
 def launched(outcome: str, reason: str = "") -> Launch:
@@ -741,26 +755,30 @@ def test_a_stage_that_left_nothing_says_why(launches: tuple[Launch, ...], reason
     plan = small()
     record = replace(left(plan, "h1", reading(1)).records[0], observations=(), launches=launches)
     evidence = Evidence(records=(replace(record, snapshots=record.snapshots[:1]),))
-    told, *more = judged(plan, evidence)
-    assert (told.name, told.scope, told.reason) == ("stage.benchmark", "host", f"nothing was observed; {reason}")
+    reported, *more = judged(plan, evidence)
+    assert (reported.name, reported.scope, reported.reason) == (
+        "stage.benchmark",
+        "host",
+        f"nothing was observed; {reason}",
+    )
     assert [item.name for item in more] == ["stage.benchmark"] * (launches == (launched("finished"),))
 
 
 def test_partial_stage_reports_what_is_missing() -> None:
     plan = small()
-    (told,) = judged(plan, left(plan, "h1", reading(1), observations=()))
-    assert (told.name, told.scope, told.reason) == (
+    (verdict,) = judged(plan, left(plan, "h1", reading(1), observations=()))
+    assert (verdict.name, verdict.scope, verdict.reason) == (
         "memory.bandwidth", "gpu=0", "not observed; the launch finished without it",
     )  # fmt: skip
-    assert (told.stage, told.params) == ("benchmark", {"op": "copy"} | dict(plan.expected[0].params))
+    assert (verdict.stage, verdict.params) == ("benchmark", {"op": "copy"} | dict(plan.expected[0].params))
 
 
 def test_the_last_launch_counts() -> None:
     plan = small()
     ended = [launched("failed", "why"), launched("finished")]
     assert judged(plan, left(plan, launches=tuple(ended))) == []
-    (told,) = judged(plan, left(plan, launches=tuple(reversed(ended))))
-    assert (told.name, told.scope, told.reason) == ("stage.benchmark", "host", "failed: why")
+    (verdict,) = judged(plan, left(plan, launches=tuple(reversed(ended))))
+    assert (verdict.name, verdict.scope, verdict.reason) == ("stage.benchmark", "host", "failed: why")
 
 
 def figure(status: str = MEASURED, *, scope: str = "gpu=0", stage: str = "benchmark", **params: Any) -> Observation:
@@ -772,7 +790,7 @@ def figure(status: str = MEASURED, *, scope: str = "gpu=0", stage: str = "benchm
 
 
 @pytest.mark.parametrize(
-    ("seen", "reasons_"),
+    ("observed", "reasons_"),
     [
         ((figure(),), []),
         ((figure("error"),), ["error: why"]),
@@ -791,12 +809,14 @@ def figure(status: str = MEASURED, *, scope: str = "gpu=0", stage: str = "benchm
         ((figure(), figure("skipped", op="odd")), []),
     ],
 )
-def test_of_a_figure_that_was_made_again_the_last_counts(seen: tuple[Observation, ...], reasons_: list[str]) -> None:
+def test_of_a_figure_that_was_made_again_the_last_counts(
+    observed: tuple[Observation, ...], reasons_: list[str]
+) -> None:
     plan = small()
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
-    told = judged(plan, left(plan, "h1", reading(1), observations=seen))
-    assert [item.reason for item in told] == reasons_
-    assert {item.verdict for item in told} <= {INCONCLUSIVE}
+    verdicts = judged(plan, left(plan, "h1", reading(1), observations=observed))
+    assert [item.reason for item in verdicts] == reasons_
+    assert {item.verdict for item in verdicts} <= {INCONCLUSIVE}
 
 
 def test_what_a_part_does_not_have_is_no_gap() -> None:
@@ -804,8 +824,8 @@ def test_what_a_part_does_not_have_is_no_gap() -> None:
     plan = replace(plan, expected=tuple(replace(item, params={"op": "copy"}) for item in plan.expected))
     lacking = pack(lacks={"memory.bandwidth": {"op": ("copy",)}})
     for status, lines in (("unsupported", 0), ("error", 1), ("skipped", 1)):
-        told = judge(plan, {"h1": left(plan, "h1", reading(1), observations=(figure(status),))}, [lacking])
-        assert len(told) == lines
+        verdicts = judge(plan, {"h1": left(plan, "h1", reading(1), observations=(figure(status),))}, [lacking])
+        assert len(verdicts) == lines
 
 
 def test_duplicate_serials_are_found_in_any_order() -> None:
@@ -813,8 +833,8 @@ def test_duplicate_serials_are_found_in_any_order() -> None:
     made = {host: left(plan, host) for host in ("h1", "h2", "h3")}
     same = replace(builders.gpu("h2", 1), serial="h1-0")
     made["h2"] = left(plan, "h2", gpus=(builders.gpu("h2", 0), same))
-    told = [(item.host, item.scope, item.name, item.reason) for item in judged(plan, made) if item.verdict == FAIL]
-    assert told == [
+    verdicts = [(item.host, item.scope, item.name, item.reason) for item in judged(plan, made) if item.verdict == FAIL]
+    assert verdicts == [
         ("h1", "gpu=0", "gpu.serial", "h1-0 is also h2 gpu=1"),
         ("h2", "gpu=1", "gpu.serial", "h1-0 is also h1 gpu=0"),
     ]
@@ -872,12 +892,12 @@ def test_what_a_waiver_covers(over: Any, verdict: Verdict, right: bool) -> None:
 
 def test_a_waiver_holds_on_its_last_day_and_no_longer() -> None:
     for day, waived in (("2026-11-20", True), ("2026-11-21T23:59:59Z", True), ("2026-11-22T00:00:00Z", False)):
-        told = Waived((waiver(),), day).verdict(replace(BAD, detail="x"))
-        assert (told.waiver is not None) is waived
-        assert told.verdict == FAIL
+        reported = Waived((waiver(),), day).verdict(replace(BAD, detail="x"))
+        assert (reported.waiver is not None) is waived
+        assert reported.verdict == FAIL
         expired = "its waiver by me expired on 2026-11-21 (known)"
-        assert told.reason == ("bad" if waived else f"bad; {expired}")
-        assert told.detail == ("x" if waived else f"x; {expired}")
+        assert reported.reason == ("bad" if waived else f"bad; {expired}")
+        assert reported.detail == ("x" if waived else f"x; {expired}")
     by_serial = Waived((waiver(host="", serial="s1"),), "2026-11-21")
     assert by_serial.verdict(BAD).waiver
     assert by_serial.verdict(replace(BAD, serial="")).waiver is None
@@ -901,8 +921,8 @@ def test_report_states_the_result_of_each_waiver() -> None:
 # decide and the reasons
 
 
-def reasons(verdicts: list[Verdict], places: dict[tuple[str, str], str]) -> list[str]:
-    return [str(line) for line in report_summary.reasons(verdicts, places)]
+def reasons(verdicts: list[Verdict], positions: dict[tuple[str, str], str]) -> list[str]:
+    return [str(line) for line in report_summary.reasons(verdicts, positions)]
 
 
 GOOD, UNKNOWN = replace(BAD, verdict=PASS, severity=""), replace(BAD, verdict=INCONCLUSIVE, severity="")
@@ -943,16 +963,16 @@ def test_decision_on_a_fleet_is_that_of_its_worst_host(hosts: list[str], decisio
 
 @pytest.mark.parametrize(("value", "limit"), [(0.3, 0.1 * 3), (216.49999e9, 216.5e9), (1.0 - 1e-16, 1.0)])
 def test_a_value_short_of_its_limit_never_reads_like_it(value: float, limit: float) -> None:
-    found, wanted = apart(value, limit, "B/s")
-    assert found != wanted
+    result, wanted = apart(value, limit, "B/s")
+    assert result != wanted
 
 
 def test_reasons_are_sorted_by_severity_without_duplicates() -> None:
     grave = replace(BAD, host="h9", action="rma", severity="critical", params={"op": "copy", "x": 1}, stage="gang")
     slight = replace(BAD, action="monitor", severity="warning", scope="host", serial="")
     suspect = replace(BAD, host="h3", criterion="localise", severity="", reason="suspect host h3")
-    told = [UNKNOWN, slight, grave, replace(grave, scope="gpu=2"), replace(BAD, waiver=waiver()), GOOD, suspect]
-    assert reasons(told, {}) == [
+    lines = [UNKNOWN, slight, grave, replace(grave, scope="gpu=2"), replace(BAD, waiver=waiver()), GOOD, suspect]
+    assert reasons(lines, {}) == [
         "FAIL: h3 gpu=1 (serial s1): a.b: suspect host h3",
         "FAIL: h9 gpu=1 (serial s1): a.b[op=copy] in stage gang: bad; rma (and 1 more like it)",
         "FAIL: h1: a.b: bad; monitor",
@@ -962,9 +982,9 @@ def test_reasons_are_sorted_by_severity_without_duplicates() -> None:
     assert reasons(many[:20], {})[-1] == "FAIL: h19 gpu=1 (serial s1): a.b: bad"
     assert reasons(many, {})[20:] == ["… and 1 more reasons in the report", "Failed as well: h20"]
     fleet = [replace(BAD, host=f"h{number}") for number in range(60)] + [replace(UNKNOWN, host="u1")]
-    told = reasons(fleet, {})[20:]
-    assert told[1].endswith("h48, h49 and 10 more hosts")
-    assert told[2] == "Incomplete as well: u1"
+    lines = reasons(fleet, {})[20:]
+    assert lines[1].endswith("h48, h49 and 10 more hosts")
+    assert lines[2] == "Incomplete as well: u1"
 
 
 def test_findings_of_one_part_are_grouped_and_hide_no_other_part() -> None:
@@ -977,8 +997,8 @@ def test_findings_of_one_part_are_grouped_and_hide_no_other_part() -> None:
     assert reasons([bad[0], other, bad[1]], {}) == [*lines[:2], last]
     assert reasons([*bad[:19], other], {}) == [*lines[:19], last]
     assert reasons([*bad, other], {}) == [*lines[:19], last, "… and 2 more reasons in the report"]
-    told = reasons([*bad, *both, replace(UNKNOWN, reason="unread")], {})
-    assert told == [
+    reported = reasons([*bad, *both, replace(UNKNOWN, reason="unread")], {})
+    assert reported == [
         *lines[:18],
         "FAIL: h1 gpu=1 (serial s1): a.b: both (and 1 more like it)",  # for gpu=5, of which nothing else is told
         "INCOMPLETE: h1 gpu=1 (serial s1): a.b: unread",
@@ -991,9 +1011,9 @@ def test_who_spoilt_a_gang_stands_first_and_hides_nothing_graver() -> None:
     named = [replace(BAD, host=host, criterion="localise", reason=f"suspect {host}", severity="") for host in hosts]
     grave = [replace(BAD, host=host, reason="corrupts", severity="critical", action="rma") for host in hosts]
     slight = [replace(BAD, host=f"s{number}", action="monitor", severity="warning") for number in range(12)]
-    told = reasons([*slight, *named, *grave], {})
-    assert sum("corrupts; rma" in line for line in told) == 10, "each part has its gravest"
-    assert [line.rpartition(" ")[2] for line in told[:5]] == hosts[:5], "the first of them"
+    lines = reasons([*slight, *named, *grave], {})
+    assert sum("corrupts; rma" in line for line in lines) == 10, "each part has its gravest"
+    assert [line.rpartition(" ")[2] for line in lines[:5]] == hosts[:5], "the first of them"
     victims = [replace(grave[0], host=f"v{number}") for number in range(24)]
     slow = replace(BAD, host="h3", reason="slow", severity="critical")
     assert reasons([*victims, slow, replace(named[3], severity="critical")], {})[0].endswith("suspect h3")
@@ -1006,12 +1026,12 @@ def test_gpu_is_named_with_its_slot_with_or_without_a_serial() -> None:
         Gpu(index=number, serial="0", uuid="", name="", pci_bus_id=f"00000000:{number + 10:02X}:00.0")
         for number in range(2)
     ]
-    places = slots(("h1", gpu) for gpu in gpus)
+    positions = slots(("h1", gpu) for gpu in gpus)
     two = [
         replace(BAD, scope="gpu=0", serial="0", action="none"),
         replace(BAD, scope="gpu=1,link=3", serial="", action="none", reason="worse"),
     ]
-    assert reasons(two, places) == [
+    assert reasons(two, positions) == [
         "FAIL: h1 gpu=0 (serial 0, PCI 0000:0a:00.0): a.b: bad",
         "FAIL: h1 gpu=1,link=3 (PCI 0000:0b:00.0): a.b: worse",
     ]
@@ -1024,9 +1044,9 @@ def test_limited_space_shows_hosts_then_parts_then_criteria() -> None:
         replace(BAD, host="h0", scope="gpu=3", reason="another part", action="none"),
         replace(UNKNOWN, host="h1", reason="silent"),
     ]
-    told = " ".join(reasons([*same, *more], {}))
-    assert all(said in told for said in ("figure 0", "an XID", "another part", "silent", "and 13 more reasons"))
-    assert "as well" not in told
+    reported = " ".join(reasons([*same, *more], {}))
+    assert all(said in reported for said in ("figure 0", "an XID", "another part", "silent", "and 13 more reasons"))
+    assert "as well" not in reported
 
 
 def test_cause_is_listed_before_its_consequences() -> None:
@@ -1041,18 +1061,18 @@ def test_cause_is_listed_before_its_consequences() -> None:
         "slow; inspect hardware",
     ]
     many = [replace(cause, host=f"h{number}") for number in range(19)]
-    for what, told in ((slow, ["lowered; reboot"]), (stopped, ["stopped; inspect hardware", "lowered; reboot"])):
-        found = reasons([replace(what, host="x"), replace(cause, host="x"), *many], {})
-        assert [line.split(": ")[-1] for line in found if ": x " in line] == told
+    for what, reported in ((slow, ["lowered; reboot"]), (stopped, ["stopped; inspect hardware", "lowered; reboot"])):
+        lines = reasons([replace(what, host="x"), replace(cause, host="x"), *many], {})
+        assert [line.split(": ")[-1] for line in lines if ": x " in line] == reported
 
 
 def test_of_a_part_the_gravest_stands_first_and_what_is_laid_to_it_last() -> None:
-    found = [
+    result = [
         replace(BAD, criterion="c1", reason="laid", scope="gpu=7,peer=1", part="gpu=1", action="rma"),
         replace(BAD, criterion="c2", reason="slight", action="reboot"),
         replace(BAD, criterion="c3", reason="grave", action="reseat"),
     ]
-    assert [line.split(": ")[-1] for line in reasons(found, {})] == ["grave; reseat", "slight; reboot", "laid; rma"]
+    assert [line.split(": ")[-1] for line in reasons(result, {})] == ["grave; reseat", "slight; reboot", "laid; rma"]
 
 
 def test_findings_of_one_criterion_on_one_part_are_merged() -> None:
@@ -1099,7 +1119,7 @@ def test_coverage_counts_each_planned_figure_once() -> None:
     lost = figure("error", **{key: value for key, value in plan.expected[0].params.items() if key != "op"})
     made = {"h1": left(plan, "h1"), "h2": left(plan, "h2", observations=(lost,))}
     coverage = merge(plan, made, [pack()]).coverage
-    told = (
+    reported = (
         coverage.expected,
         coverage.measured,
         coverage.missing,
@@ -1107,7 +1127,7 @@ def test_coverage_counts_each_planned_figure_once() -> None:
         coverage.skipped,
         coverage.unsupported,
     )
-    assert told == (4, 2, 1, 1, 0, 0)
+    assert reported == (4, 2, 1, 1, 0, 0)
 
 
 def test_what_is_made_up_never_reads_as_an_acceptance() -> None:
@@ -1141,30 +1161,30 @@ def fleet_of(values: dict[str, Any], rule: Criterion, parts: int = 1, scope: str
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_the_fleet_is_the_same_whatever_parts_it_is_put_together_from(parts: int) -> None:
     values = {"h1": 100.0, "h2": 90.0, "h3": 101.0, "h4": 99.0, "h5": 100.0}
-    told = fleet_of(values, criterion(fleet_fraction=0.95, operator="ge"), parts)
-    assert [(item.host, item.verdict, item.limit) for item in told] == [
+    reported = fleet_of(values, criterion(fleet_fraction=0.95, operator="ge"), parts)
+    assert [(item.host, item.verdict, item.limit) for item in reported] == [
         (host, PASS if value >= 95 else FAIL, 95.0) for host, value in values.items()
     ]
-    assert told[0].detail == "95 % of the fleet's median 100 over 5 GPUs"
+    assert reported[0].detail == "95 % of the fleet's median 100 over 5 GPUs"
 
 
 @pytest.mark.parametrize("parts", [1, 2, 3])
 def test_a_version_is_the_same_whatever_parts_the_fleet_is_put_together_from(parts: int) -> None:
     values = {"h1": "a", "h2": "a", "h3": "b"}
-    told = fleet_of(values, criterion(value=None, same_as_fleet=True, severity="warning"), parts)
-    assert [(item.host, item.verdict, item.limit, item.action, item.severity) for item in told] == [
+    reported = fleet_of(values, criterion(value=None, same_as_fleet=True, severity="warning"), parts)
+    assert [(item.host, item.verdict, item.limit, item.action, item.severity) for item in reported] == [
         ("h1", PASS, "a", "none", ""), ("h2", PASS, "a", "none", ""), ("h3", FAIL, "a", "reseat", "warning"),
     ]  # fmt: skip
-    assert [item.detail for item in told] == ["as on 2 of 3 GPUs", "as on 2 of 3 GPUs", "2 of 3 GPUs have a"]
+    assert [item.detail for item in reported] == ["as on 2 of 3 GPUs", "as on 2 of 3 GPUs", "2 of 3 GPUs have a"]
 
 
 def test_where_as_many_show_one_version_as_another_each_fails_and_some_are_named() -> None:
     rule = criterion(value=None, same_as_fleet=True)
-    told = fleet_of({f"h{at}": f"v{at}" for at in range(1, 5)}, rule)
-    assert {(item.verdict, item.limit, item.operator) for item in told} == {(FAIL, None, "")}
-    assert told[0].detail == "1 of 4 GPUs has v1, 1 has v2, 1 has v3, 1 has v4"
-    told = fleet_of({f"h{at}": f"v{at}" for at in range(1, 7)}, rule)
-    assert told[0].detail == "1 of 6 GPUs has v1, 1 has v2, 1 has v3, 1 has v4, 2 more values"
+    reported = fleet_of({f"h{at}": f"v{at}" for at in range(1, 5)}, rule)
+    assert {(item.verdict, item.limit, item.operator) for item in reported} == {(FAIL, None, "")}
+    assert reported[0].detail == "1 of 4 GPUs has v1, 1 has v2, 1 has v3, 1 has v4"
+    reported = fleet_of({f"h{at}": f"v{at}" for at in range(1, 7)}, rule)
+    assert reported[0].detail == "1 of 6 GPUs has v1, 1 has v2, 1 has v3, 1 has v4, 2 more values"
 
 
 def test_deviations_from_the_median_either_way() -> None:
@@ -1172,11 +1192,11 @@ def test_deviations_from_the_median_either_way() -> None:
     assert len(values) >= outliers.LEAST_SPREAD
     sigma = outliers.SIGMA_OF_MAD * 1.0
     for operator, limit in (("ge", 101 - 3 * sigma), ("le", 101 + 3 * sigma)):
-        told = fleet_of(values, criterion(fleet_deviations=3.0, operator=operator))
-        assert {item.verdict for item in told} == {PASS}
-        assert {item.limit for item in told} == {limit}
+        reported = fleet_of(values, criterion(fleet_deviations=3.0, operator=operator))
+        assert {item.verdict for item in reported} == {PASS}
+        assert {item.limit for item in reported} == {limit}
         assert (
-            told[0].detail
+            reported[0].detail
             == f"3 robust deviations ({sigma / 101 * 100:.2g} % each) from the fleet's median 101 over 15 GPUs"
         )
     flat = fleet_of(dict.fromkeys(values, 0.0), criterion(fleet_deviations=3.0, operator="le"))
@@ -1196,9 +1216,9 @@ def test_deviations_from_the_median_either_way() -> None:
 
 @pytest.mark.parametrize("count", [outliers.LEAST - 1, outliers.LEAST])
 def test_how_many_a_median_needs(count: int) -> None:
-    told = fleet_of({f"h{at}": 1.0 for at in range(1, count + 1)}, criterion(fleet_fraction=0.9, operator="ge"))
-    assert {item.verdict for item in told} == {PASS if count == outliers.LEAST else INCONCLUSIVE}
-    assert (f"a median needs at least {outliers.LEAST}" in told[0].reason) == (count < outliers.LEAST)
+    reported = fleet_of({f"h{at}": 1.0 for at in range(1, count + 1)}, criterion(fleet_fraction=0.9, operator="ge"))
+    assert {item.verdict for item in reported} == {PASS if count == outliers.LEAST else INCONCLUSIVE}
+    assert (f"a median needs at least {outliers.LEAST}" in reported[0].reason) == (count < outliers.LEAST)
 
 
 def test_gang_figure_counts_once_and_each_scope_separately() -> None:
@@ -1245,12 +1265,12 @@ def test_launches_of_other_stages_say_nothing_of_this_one() -> None:
     plan = small()
     other = builders.launch("gang", ("h1",), "failed", "of another stage")
     assert judged(plan, left(plan, "h1", reading(1), launches=(launched("finished"), other))) == []
-    (told,) = judged(plan, left(plan, "h1", reading(1), observations=(), launches=(launched("finished"), other)))
-    assert told.reason == "not observed; the launch finished without it"
-    told, ended = judged(
+    (verdict,) = judged(plan, left(plan, "h1", reading(1), observations=(), launches=(launched("finished"), other)))
+    assert verdict.reason == "not observed; the launch finished without it"
+    verdict, ended = judged(
         plan, left(plan, "h1", reading(1), observations=(), launches=(launched("failed", "own"), other))
     )
-    assert (told.reason, ended.reason) == ("not observed; own", "failed: own")
+    assert (verdict.reason, ended.reason) == ("not observed; own", "failed: own")
 
 
 def test_a_host_without_a_record_takes_no_part_in_comparisons_of_digests() -> None:
@@ -1259,8 +1279,8 @@ def test_a_host_without_a_record_takes_no_part_in_comparisons_of_digests() -> No
     plan = replace(plan, expected=(asked,))
 
     def digest(value: str) -> tuple[Observation, ...]:
-        seen = builders.observation("digest.value", value, scope="gpu=0", stage="gang", workload="gemm")
-        return (seen,)
+        reading = builders.observation("digest.value", value, scope="gpu=0", stage="gang", workload="gemm")
+        return (reading,)
 
     members = group("h1", "h2", "h3")
     made = {host: together(plan, host, (members,), digest("aa")) for host in ("h1", "h2", "h3")}
@@ -1268,8 +1288,8 @@ def test_a_host_without_a_record_takes_no_part_in_comparisons_of_digests() -> No
     assert {item.verdict for item in judged(plan, made)} <= {PASS}
     assert {item.host for item in judged(plan, made | {"h3": odd}) if item.verdict == FAIL} == {"h3"}
     alone = Evidence(records=odd.records[1:])
-    told = [item for item in judged(plan, made | {"h3": alone}) if item.verdict != PASS]
-    assert [(item.host, item.name) for item in told] == [("h3", "record")]
+    verdicts = [item for item in judged(plan, made | {"h3": alone}) if item.verdict != PASS]
+    assert [(item.host, item.name) for item in verdicts] == [("h3", "record")]
 
 
 def test_reasons_show_parameters_and_fold_by_benchmark_and_criterion() -> None:
@@ -1298,16 +1318,16 @@ def named(*gpus: dict[str, str], serials: tuple[str, str] | None = None) -> list
     evidence = left(plan)
     record = evidence.records[0]
     if metrics:
-        taken = tuple(replace(shot, metrics=told) for shot, told in zip(record.snapshots, metrics, strict=True))
+        taken = tuple(replace(shot, metrics=snapshot) for shot, snapshot in zip(record.snapshots, metrics, strict=True))
         record = replace(record, snapshots=taken)
     records = [replace(record, gpus=(replace(record.gpus[0], **gpu),)) for gpu in gpus]
     records = [
         replace(one, gang="r1" if at else "", snapshots=() if at else one.snapshots) for at, one in enumerate(records)
     ]
-    told = judged(plan, replace(evidence, records=tuple(records)))
-    told = [item for item in told if item.criterion == "identity-constant"]
-    assert all(item.action == "inspect_hardware" and item.scope == "gpu=0" for item in told)
-    return [(item.name, item.verdict, item.reason) for item in told]
+    snapshot = judged(plan, replace(evidence, records=tuple(records)))
+    snapshot = [item for item in snapshot if item.criterion == "identity-constant"]
+    assert all(item.action == "inspect_hardware" and item.scope == "gpu=0" for item in snapshot)
+    return [(item.name, item.verdict, item.reason) for item in snapshot]
 
 
 def test_a_gpu_that_a_host_and_its_gang_name_otherwise_was_swapped() -> None:
@@ -1323,9 +1343,13 @@ def test_a_gpu_that_a_host_and_its_gang_name_otherwise_was_swapped() -> None:
 
 def test_what_was_measured_without_any_launch_is_inconclusive() -> None:
     plan = small()
-    (told,) = judged(plan, left(plan, launches=()))
-    assert (told.name, told.verdict, told.stage) == ("stage.benchmark", INCONCLUSIVE, "benchmark")
-    assert told.reason.startswith("figures were measured and the record has no launch")
+    (only_verdict,) = judged(plan, left(plan, launches=()))
+    assert (only_verdict.name, only_verdict.verdict, only_verdict.stage) == (
+        "stage.benchmark",
+        INCONCLUSIVE,
+        "benchmark",
+    )
+    assert only_verdict.reason.startswith("figures were measured and the record has no launch")
     assert judged(replace(plan, expected=()), left(plan, launches=())) == []
 
 
@@ -1367,13 +1391,15 @@ def test_fleet_is_compared_by_model_scope_kind_and_position() -> None:
         HostView(plan, plan.hosts[1], left(plan, "h2"), packs),
     ]
     fleet = FleetFigures(Planned(plan), views)
-    seen = views[0].observations["memory.bandwidth"]
-    assert [(fleet.peers(views[0], item).model, len(fleet.peers(views[0], item).values)) for item in seen] == [
+    observed = views[0].observations["memory.bandwidth"]
+    assert [(fleet.peers(views[0], item).model, len(fleet.peers(views[0], item).values)) for item in observed] == [
         ("NVIDIA X", 1), ("NVIDIA H200", 3)
     ]  # fmt: skip
-    keys = [fleet.key(views[0], replace(item, scope=scope)) for item in seen[:1] for scope in ("host", "gpu=1,link=3")]
+    keys = [
+        fleet.key(views[0], replace(item, scope=scope)) for item in observed[:1] for scope in ("host", "gpu=1,link=3")
+    ]
     assert [(key[0], key[3]) for key in keys] == [("NVIDIA H200 and NVIDIA X", "host"), ("NVIDIA H200", "link")]
-    assert [crowd.count for crowd in (fleet.peers_at(keys[0], "host"), fleet.peers(views[1], seen[1]))] == [
+    assert [crowd.count for crowd in (fleet.peers_at(keys[0], "host"), fleet.peers(views[1], observed[1]))] == [
         "0 hosts",
         "3 GPUs",
     ]
@@ -1382,8 +1408,8 @@ def test_fleet_is_compared_by_model_scope_kind_and_position() -> None:
 def test_gpus_without_serials_are_no_duplicates() -> None:
     plan = small("h1", "h2")
     gpus = tuple(replace(builders.gpu("h1", 0), serial="", uuid="") for _ in range(1))
-    told = {name: left(plan, name, gpus=gpus) for name in ("h1", "h2")}
-    assert found(judged(plan, told)) == []
+    values = {name: left(plan, name, gpus=gpus) for name in ("h1", "h2")}
+    assert found(judged(plan, values)) == []
     nameless = left(plan, "h1", gpus=())
     every = judged(plan, {"h1": nameless, "h2": left(plan, "h2")})
     said = next(item for item in every if (item.host, item.scope) == ("h1", "gpu=0"))

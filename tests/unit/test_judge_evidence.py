@@ -88,8 +88,8 @@ def test_gpus_launches_and_versions_are_those_of_all_records() -> None:
 
 def test_versions_are_judged_as_readings_of_the_host() -> None:
     made = evidence(software={"Torch CUDA-arch": "x", "nccl": "2"})
-    told = [(item.name, item.scope, item.stage, item.unit, item.status, item.value) for item in made.versions()]
-    assert told == [
+    reported = [(item.name, item.scope, item.stage, item.unit, item.status, item.value) for item in made.versions()]
+    assert reported == [
         ("launch.torch_cuda_arch", "host", "", "1", MEASURED, "x"),
         ("launch.nccl", "host", "", "1", MEASURED, "2"),
     ]
@@ -134,7 +134,7 @@ ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", 
 
 
 @pytest.mark.parametrize(
-    ("made", "found"),
+    ("made", "result"),
     [
         ([], None),
         ([seen(params={"op": "copy"})], 0),
@@ -153,8 +153,8 @@ ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", 
         ([seen(status=ERROR, params={"op": "copy"}), seen(params={"op": "copy", "numa": "local"})], 1),
     ],
 )  # fmt: skip
-def test_the_observation_that_an_expectation_asks_for(made: list[Observation], found: int | None) -> None:
-    wanted = None if found is None else made[found]
+def test_the_observation_that_an_expectation_asks_for(made: list[Observation], result: int | None) -> None:
+    wanted = None if result is None else made[result]
     assert ObservationLookup(made).find(ASKED, "gpu=0") is wanted
     named = ObservationLookup(ObservationIndex(evidence(observations=tuple(made))))
     assert [named.find(ASKED, "gpu=0") for _ in range(2)] == [wanted, wanted]
@@ -162,12 +162,12 @@ def test_the_observation_that_an_expectation_asks_for(made: list[Observation], f
 
 def test_settings_are_what_the_plan_names_and_the_memory_and_the_ranks() -> None:
     planned = Planned(PLAN)
-    told = {"op": "copy", "size_bytes": 1, "numa": "local", "world_size": 2}
-    assert planned.params(seen(params=told)) == {"numa": "local", "op": "copy", "world_size": 2}
-    assert list(planned.params(seen(params=told))) == ["numa", "op", "world_size"]
+    values = {"op": "copy", "size_bytes": 1, "numa": "local", "world_size": 2}
+    assert planned.params(seen(params=values)) == {"numa": "local", "op": "copy", "world_size": 2}
+    assert list(planned.params(seen(params=values))) == ["numa", "op", "world_size"]
     # Of what the plan does not speak of, every parameter may be a setting.
-    assert planned.params(seen("memory.other", params=told)) == told
-    assert planned.params(seen(params=told, stage="gang")) == told
+    assert planned.params(seen("memory.other", params=values)) == values
+    assert planned.params(seen(params=values, stage="gang")) == values
 
 
 def test_a_host_record_and_not_a_gangs_is_the_hosts_own() -> None:
@@ -203,10 +203,21 @@ def test_the_last_pack_has_the_last_word_on_a_criterion() -> None:
 
 def test_unjudgeable_evidence_is_its_own_verdict() -> None:
     view = host_view(left(PLAN))
-    told = view.inconclusive("x.y", "gpu=1", "why", "gang", {"a": 1}, criterion(source="ours"))
-    assert (told.host, told.scope, told.serial, told.name, told.stage) == ("h1", "gpu=1", "h1-1", "x.y", "gang")
-    assert (told.verdict, told.criterion, told.reason, told.action) == (INCONCLUSIVE, "c", "why", "none")
-    assert (told.params, told.source) == ({"a": 1}, "ours")
+    reported = view.inconclusive("x.y", "gpu=1", "why", "gang", {"a": 1}, criterion(source="ours"))
+    assert (reported.host, reported.scope, reported.serial, reported.name, reported.stage) == (
+        "h1",
+        "gpu=1",
+        "h1-1",
+        "x.y",
+        "gang",
+    )
+    assert (reported.verdict, reported.criterion, reported.reason, reported.action) == (
+        INCONCLUSIVE,
+        "c",
+        "why",
+        "none",
+    )
+    assert (reported.params, reported.source) == ({"a": 1}, "ours")
     plain = view.inconclusive("x.y", "host", "why")
     assert (plain.criterion, plain.source, plain.stage, plain.params, plain.serial) == ("plan", "plan", "", {}, "")
 
@@ -230,11 +241,11 @@ def test_the_packs_that_judge_a_host(model: str, gpus: str, names: list[str], wh
         pack(), pack(name="common", gpu_names=()), pack(name="rehearsal", gpu_names=()), pack(name="mine", chosen=True),
         pack(name="twin-a", gpu_names=("NVIDIA H100",)), pack(name="twin-b", gpu_names=("NVIDIA H100",)),
     ]  # fmt: skip
-    found = [replace(builders.gpu("h1", at), name=name) for at, name in enumerate(gpus.split(",")) if name]
+    result = [replace(builders.gpu("h1", at), name=name) for at, name in enumerate(gpus.split(",")) if name]
     host = replace(PLAN.hosts[0], gpu_model=model)
-    packs, said = select_packs(PLAN, host, found, shipped)
+    packs, said = select_packs(PLAN, host, result, shipped)
     assert ([item.name for item in packs], said) == (names, why)
-    rehearsed, nothing = select_packs(replace(PLAN, rehearsal=True), host, found, shipped)
+    rehearsed, nothing = select_packs(replace(PLAN, rehearsal=True), host, result, shipped)
     assert ([item.name for item in rehearsed], nothing) == (["rehearsal", "mine"], "")
 
 

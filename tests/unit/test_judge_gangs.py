@@ -50,7 +50,7 @@ def matrix(
 ) -> list[Pair]:
     """Pairs of hosts a, b, c …, each as fast as its slowest part: `a`, ("a", 1), 1 (a rail), "ab" or ("ab", 1)."""
     names = string.ascii_lowercase[:size]
-    found = []
+    result = []
     for a, b in itertools.combinations(names, 2):
         for rail in range(rails):
             parts = (a, b, (a, rail), (b, rail), rail, a + b, (a + b, rail))
@@ -59,7 +59,7 @@ def matrix(
                 time = max((late or {}).get(part, 1.0) for part in parts)
                 why = next((failed[part] for part in parts if part in failed), "") if failed else ""
                 kind = Kind(gbps=min((gbps or {}).get(a, 400.0), (gbps or {}).get(b, 400.0)))
-                found.append(
+                result.append(
                     Pair(
                         a=a,
                         b=b,
@@ -70,7 +70,7 @@ def matrix(
                         kind=kind,
                     )
                 )
-    return found
+    return result
 
 
 def slow_with(host: str, others: str, share: float = 0.5) -> dict[Any, float]:
@@ -703,7 +703,7 @@ def test_the_few_sums() -> None:
     assert spread([], 0.0) == 0.0
     assert spread([1.0, 2.0, 9.0], 1.0) == pytest.approx(1.4826)
     assert spread([1.0, 2.0, 9.0, 9.0], 0.0) == pytest.approx(1.4826 * 2)
-    assert [rule_of_succession(*told_) for told_ in ((0, 0), (8, 8), (1, 4))] == [0.5, 0.9, pytest.approx(1 / 3)]
+    assert [rule_of_succession(*reports) for reports in ((0, 0), (8, 8), (1, 4))] == [0.5, 0.9, pytest.approx(1 / 3)]
 
 
 # Which hosts to launch next
@@ -728,13 +728,13 @@ def searched(
     history: list[list[Outcome]] = []
     planner, launched = Bisection(names), itertools.count()
     for _ in range(60):
-        found = planner.next_launches(history)
-        if isinstance(found, Conclusion):
-            assert found.launches == len(history)
-            return found, len(history)
-        assert len({host for group in found for host in group}) == sum(map(len, found))
+        result = planner.next_launches(history)
+        if isinstance(result, Conclusion):
+            assert result.launches == len(history)
+            return result, len(history)
+        assert len({host for group in result for host in group}) == sum(map(len, result))
         history.append(
-            [Outcome(hosts=tuple(group), worked=next(launched) != chance and works(group)) for group in found]
+            [Outcome(hosts=tuple(group), worked=next(launched) != chance and works(group)) for group in result]
         )
     raise AssertionError("it goes on and on")
 
@@ -743,11 +743,11 @@ def searched(
 def test_bisection_finds_the_bad_host_at_every_position(size: int) -> None:
     for count in range(1, min(3, size - 1)):
         for bad in itertools.combinations("abcdefgh"[:size], count):
-            found, launches = searched(size, bad)
+            result, launches = searched(size, bad)
             assert launches <= 4 + 2 * count
-            assert sorted(item.where for item in found.suspects) == list(bad)
-            assert set(found.good) == set("abcdefgh"[:size]) - set(bad)
-            for item in found.suspects:
+            assert sorted(item.where for item in result.suspects) == list(bad)
+            assert set(result.good) == set("abcdefgh"[:size]) - set(bad)
+            for item in result.suspects:
                 assert (item.kind, item.confidence, item.hosts) == ("host", 0.75, (item.where,))
                 assert item.evidence == f"{item.where} fails with each of 2 hosts that work without it"
 
@@ -755,14 +755,14 @@ def test_bisection_finds_the_bad_host_at_every_position(size: int) -> None:
 @pytest.mark.parametrize("size", [4, 5, 6, 7, 8, 11, 16])
 def test_bisection_finds_the_bad_link_at_every_position(size: int) -> None:
     for a, b in itertools.combinations("abcdefghijklmnop"[:size], 2):
-        found, launches = searched(size, links=[a + b])
+        result, launches = searched(size, links=[a + b])
         assert launches <= 2 * math.ceil(math.log2(size)) + 6
-        (link,) = found.suspects
+        (link,) = result.suspects
         assert (link.kind, set(link.hosts)) == ("link", {a, b})
         assert link.where in (f"{a} - {b}", f"{b} - {a}")
         assert link.confidence == 0.75
         assert link.evidence.endswith("fail together twice; each of the two works with another host")
-        assert set(found.good) == set("abcdefghijklmnop"[:size])
+        assert set(result.good) == set("abcdefghijklmnop"[:size])
 
 
 def test_what_is_known_is_not_launched_again() -> None:
@@ -792,9 +792,9 @@ def test_what_is_known_is_not_launched_again() -> None:
 
 def test_bisection_finds_two_bad_links() -> None:
     for size, links in [(8, ("ab", "ac")), (8, ("ag", "bf")), *((6, two) for two in itertools.combinations(PAIRS, 2))]:
-        found, _ = searched(size, links=links)
-        assert {"".join(sorted(item.hosts)) for item in found.suspects} == {*links}
-        assert {item.kind for item in found.suspects} == {"link"}
+        result, _ = searched(size, links=links)
+        assert {"".join(sorted(item.hosts)) for item in result.suspects} == {*links}
+        assert {item.kind for item in result.suspects} == {"link"}
 
 
 def test_a_link_that_failed_once_and_worked_before_is_launched_once_more() -> None:
@@ -812,11 +812,11 @@ def test_bisection_without_a_result_says_so() -> None:
     assert [(item.kind, item.where, item.confidence) for item in two.suspects] == [("link", "a - b", 0.5)]
     assert two.suspects[0].evidence == "a and b fail together; either host, or what is between: two cannot tell"
     assert searched(1)[0] == Conclusion(suspects=(), good=(), launches=0)
-    nobody, _ = searched(4, bad="abcd")
-    assert [(item.kind, item.evidence) for item in nobody.suspects] == [
+    no_host, _ = searched(4, bad="abcd")
+    assert [(item.kind, item.evidence) for item in no_host.suspects] == [
         ("fabric", "no two of the 4 hosts work with each other")
     ]
-    assert (nobody.suspects[0].confidence, nobody.suspects[0].where) == (0.5, "")
+    assert (no_host.suspects[0].confidence, no_host.suspects[0].where) == (0.5, "")
     together, _ = searched(6, most=2)
     assert [item.kind for item in together.suspects] == ["fabric"]
     assert together.suspects[0].evidence.endswith("work in pairs and fail together with more")
@@ -829,8 +829,8 @@ def test_bisection_without_a_result_says_so() -> None:
 def test_probe_that_fails_by_chance_makes_no_suspect(size: int, bad: str) -> None:
     """Whichever it is: what is launched again has its own outcome."""
     for chance in range(12):
-        found, _ = searched(size, bad, chance=chance)
-        named = [item.where for item in found.suspects if item.kind != "fabric"]
+        result, _ = searched(size, bad, chance=chance)
+        named = [item.where for item in result.suspects if item.kind != "fabric"]
         assert named == list(bad) or (size == 3 and not named), "of three then no two work together"
 
 
@@ -899,14 +899,14 @@ DONE = [
 
 def test_attempt_combines_the_records_of_its_hosts() -> None:
     first, again = launch(0, outcome="failed"), launch(1, NAMES[:3])
-    found = tried(
+    result = tried(
         {name: record(name, first, again, seen=speeds(name)) for name in NAMES[:3]} | {"h4": record("h4", first)}
     )
-    assert [(each.number, each.members, sorted(each.told)) for each in found] == [
+    assert [(each.number, each.members, sorted(each.told)) for each in result] == [
         (0, NAMES, [*NAMES]), (1, NAMES[:3], [*NAMES[:3]])
     ]  # fmt: skip
-    assert {name: len(seen) for name, seen in found[1].seen.items()} == {"h1": 3, "h2": 3, "h3": 3}
-    assert all(not seen for seen in found[0].seen.values())
+    assert {name: len(observed) for name, observed in result[1].seen.items()} == {"h1": 3, "h2": 3, "h3": 3}
+    assert all(not observed for observed in result[0].seen.values())
     assert [
         each.stage for each in tried({"h1": record("h1", launch(stage="benchmark"), launch(2, stage="probe"))})
     ] == ["probe"]
@@ -914,7 +914,7 @@ def test_attempt_combines_the_records_of_its_hosts() -> None:
 
 
 @pytest.mark.parametrize(
-    ("launches", "seen", "flags"),
+    ("launches", "observed", "flags"),
     [
         ((launch(), launch()), DONE, (True, True, False)), ((launch(), launch()), [], (True, False, False)),
         ((launch(), launch()), speeds("h1"), (True, False, True)), ((launch(), launch()), DONE[:1], (True, False, False)),
@@ -924,25 +924,25 @@ def test_attempt_combines_the_records_of_its_hosts() -> None:
         ((launch(), launch()), [builders.observation("straggler.compute", 1.0, stage="gang")], (True, False, False)),
     ],
 )  # fmt: skip
-def test_whether_an_attempt_worked(launches: Any, seen: Any, flags: tuple[bool, bool, bool]) -> None:
-    found = one(*launches, seen=seen)
-    if seen and seen[0].name == "straggler.compute" and found.worked:
+def test_whether_an_attempt_worked(launches: Any, observed: Any, flags: tuple[bool, bool, bool]) -> None:
+    result = one(*launches, seen=observed)
+    if observed and observed[0].name == "straggler.compute" and result.worked:
         flags = (True, False, True)
-    assert (found.finished, found.complete, found.worked) == flags
-    assert is_stuck(found) is not found.worked
+    assert (result.finished, result.complete, result.worked) == flags
+    assert is_stuck(result) is not result.worked
 
 
 def test_a_probe_works_where_all_of_it_was_done() -> None:
     done = builders.observation(DURATION.name, 1.0, unit="s", stage="probe", benchmark="collective")
-    for seen in ([], [done]):
-        found = one(launch(1, NAMES[:2], stage="probe"), launch(1, NAMES[:2], stage="probe"), seen=seen)
-        assert found.stage == "probe"
-        assert found.worked is (found.complete and bool(seen))
-        assert not is_stuck(found)
+    for observed in ([], [done]):
+        result = one(launch(1, NAMES[:2], stage="probe"), launch(1, NAMES[:2], stage="probe"), seen=observed)
+        assert result.stage == "probe"
+        assert result.worked is (result.complete and bool(observed))
+        assert not is_stuck(result)
 
 
 @pytest.mark.parametrize(
-    ("told_", "blamed", "sure"),
+    ("reports", "blamed", "sure"),
     [
         ((None, None), {}, []), ((culprit("rank_lost", "h2"),) * 2, ["h2"], ["h2"]),
         ((culprit("host_lost", "h2"),) * 2, ["h2"], ["h2"]),
@@ -953,34 +953,34 @@ def test_a_probe_works_where_all_of_it_was_done() -> None:
         ((culprit("host_absent", "h4"),) * 2, ["h4"], []), ((culprit("host_absent", "h2"),) * 2, ["h2"], ["h2"]),
     ],
 )  # fmt: skip
-def test_who_is_blamed_and_how_surely(told_: Sequence[Culprit | None], blamed: Any, sure: Any) -> None:
-    found = one(*(launch(outcome="failed", culprit=each) for each in told_))
-    assert [*found.blamed()] == [*blamed]
-    hosts = [host for each in [found.culprit] if each for host in each.hosts]
-    assert [host for host in hosts if found.sure(host)] == sure
-    assert not found.sure("h9") or found.culprit
-    assert is_stuck(found) is not bool(blamed)
+def test_who_is_blamed_and_how_surely(reports: Sequence[Culprit | None], blamed: Any, sure: Any) -> None:
+    result = one(*(launch(outcome="failed", culprit=each) for each in reports))
+    assert [*result.blamed()] == [*blamed]
+    hosts = [host for each in [result.culprit] if each for host in each.hosts]
+    assert [host for host in hosts if result.sure(host)] == sure
+    assert not result.sure("h9") or result.culprit
+    assert is_stuck(result) is not bool(blamed)
 
 
 def test_who_started_no_rank_is_to_blame_by_its_own_word() -> None:
     none = launch(outcome="failed", ranks=(), reason="no GPU")
-    found = one(launch(outcome="failed", culprit=culprit("host_absent", "h2")), none)
-    assert found.not_started == {"h2": "no GPU"}
-    assert found.blamed() == {"h2": "no GPU"}
-    assert not found.sure("h2")
-    assert not found.late(NAMES)
+    result = one(launch(outcome="failed", culprit=culprit("host_absent", "h2")), none)
+    assert result.not_started == {"h2": "no GPU"}
+    assert result.blamed() == {"h2": "no GPU"}
+    assert not result.sure("h2")
+    assert not result.late(NAMES)
     assert one(launch(ranks=())).not_started == {}
 
 
 def test_whose_rank_could_not_take_part_is_to_blame_by_its_own_word() -> None:
     """The others came to their end, with nothing to measure. It is no proof of a fault."""
     finished, failed = launch(), launch(outcome="failed", culprit=culprit("rank_unable", "h2"))
-    found = one(finished, failed, finished)
-    assert [*found.blamed()] == ["h2"]
-    assert found.culprit is None
-    assert not found.sure("h2")
-    assert not found.worked
-    assert not is_stuck(found)
+    result = one(finished, failed, finished)
+    assert [*result.blamed()] == ["h2"]
+    assert result.culprit is None
+    assert not result.sure("h2")
+    assert not result.worked
+    assert not is_stuck(result)
     both = one(finished, failed, launch(outcome="failed", culprit=culprit("rank_unable", "h3")))
     assert [*both.blamed()] == ["h2", "h3"], "each says so of itself"
     silent = one(launch(outcome="failed", culprit=culprit("rank_silent", "h1")), failed)
@@ -1035,8 +1035,8 @@ def search(bad: Collection[str], link: str = "") -> tuple[list[list[Launch]], Co
     """The probes that find them, launch by launch."""
     rounds: list[list[Launch]] = []
     while True:
-        found = probed(*rounds)
-        asked = conclusion(found, found[0])
+        result = probed(*rounds)
+        asked = conclusion(result, result[0])
         if isinstance(asked, Conclusion):
             return rounds, asked
         groups = ["".join(host.removeprefix("h") for host in group) for group in asked]
@@ -1051,10 +1051,10 @@ def test_probes_after_a_launch_that_stuck_find_the_host() -> None:
     assert unfit(ended) == {"h4": "h4 fails with each of 2 hosts that work without it"}
     # A launch that came later has probes of its own.
     later = [[replace(one_, number=one_.number + 10) for one_ in made] for made in rounds]
-    found = probed(*later, after=[launch(5, outcome="failed")])
-    (first, second) = [each for each in found if each.stage == "gang"]
-    assert conclusion(found, second) == ended
-    assert isinstance(conclusion(found, first), list)
+    result = probed(*later, after=[launch(5, outcome="failed")])
+    (first, second) = [each for each in result if each.stage == "gang"]
+    assert conclusion(result, second) == ended
+    assert isinstance(conclusion(result, first), list)
 
 
 def test_of_two_that_fail_together_the_second_leaves() -> None:
@@ -1074,14 +1074,14 @@ def verdicts(records: Mapping[str, Record], plan: Plan = PLAN) -> list[Verdict]:
     return [item for item in judge(plan, evidence(records), [pack()]) if item.criterion == "localise"]
 
 
-def said(found: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
-    return [(item.host, item.scope, item.name, item.verdict) for item in found]
+def said(all_verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
+    return [(item.host, item.scope, item.name, item.verdict) for item in all_verdicts]
 
 
 def test_hosts_of_a_gang_in_order_pass_by_their_pairs() -> None:
-    found = verdicts({name: record(name, launch(), seen=speeds(name)) for name in NAMES})
-    assert said(found) == [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
-    first = found[0]
+    all_verdicts = verdicts({name: record(name, launch(), seen=speeds(name)) for name in NAMES})
+    assert said(all_verdicts) == [(name, "gang=r1", "pairs.bandwidth", PASS) for name in NAMES]
+    first = all_verdicts[0]
     assert (first.value, first.limit, first.operator, first.unit) == (1e9, pytest.approx(0.88e9), "ge", "B/s")
     assert first.reason == "median of its 3 pairs 1 GB/s, of the gang's 1 GB/s: no part of it is out of line"
     late = [replace(each, name="pairs.latency", unit="s", value=2e-6) for each in speeds("h1")]
@@ -1090,8 +1090,8 @@ def test_hosts_of_a_gang_in_order_pass_by_their_pairs() -> None:
 
 
 def test_a_host_that_is_slow_with_all_fails_and_its_others_pass() -> None:
-    found = verdicts({name: record(name, launch(), seen=speeds(name, 0.5, ["h2"])) for name in NAMES})
-    (bad, *others) = sorted(found, key=lambda item: item.verdict != FAIL)
+    all_verdicts = verdicts({name: record(name, launch(), seen=speeds(name, 0.5, ["h2"])) for name in NAMES})
+    (bad, *others) = sorted(all_verdicts, key=lambda item: item.verdict != FAIL)
     assert said([bad]) == [("h2", "host", "pairs.bandwidth", FAIL)]
     assert (bad.action, bad.value, bad.operator) == ("inspect_hardware", 5e8, "ge")
     assert bad.reason.startswith("suspect host h2 (confidence 0.80): bandwidth of h2 with 3 of 3 hosts")
@@ -1109,25 +1109,25 @@ def test_a_slow_link_is_inconclusive_on_both_ends_and_one_that_failed_fails() ->
         ]  # fmt: skip
 
     for lost, verdict in ((False, INCONCLUSIVE), (True, FAIL)):
-        found = verdicts({name: record(name, launch(), seen=link(name, lost)) for name in NAMES})
-        bad = [item for item in found if item.verdict != PASS]
+        all_verdicts = verdicts({name: record(name, launch(), seen=link(name, lost)) for name in NAMES})
+        bad = [item for item in all_verdicts if item.verdict != PASS]
         assert said(bad) == [(name, "gang=r1", "pairs.bandwidth", verdict) for name in ("h2", "h3")]
         assert all(("measure again" in item.reason) is not lost for item in bad)
         assert all(item.action == ("inspect_hardware" if lost else "none") for item in bad)
 
 
 @pytest.mark.parametrize(
-    ("who", "found"),
+    ("who", "result"),
     [
         (culprit("rank_lost", "h2", scope="gpu=0"), [("h2", "gpu=0", "gang.fault", FAIL)]),
         (culprit("host_lost", "h2"), [("h2", "host", "gang.fault", FAIL)]),
         (culprit("host_lost", "h2", "h3"), [(name, "host", "gang.fault", INCONCLUSIVE) for name in ("h2", "h3")]),
     ],
 )  # fmt: skip
-def test_host_that_stopped_a_launch_is_named(who: Culprit, found: Any) -> None:
+def test_host_that_stopped_a_launch_is_named(who: Culprit, result: Any) -> None:
     stopped = launch(outcome="failed", culprit=who)
     made = verdicts({name: record(name, stopped) for name in NAMES})
-    assert said(made) == found
+    assert said(made) == result
     assert all(item.reason == who.text and item.stage == "gang" for item in made)
     # Who worked in a later launch is well.
     later = {name: record(name, stopped, launch(1), seen=speeds(name)) for name in NAMES}
@@ -1142,7 +1142,7 @@ def test_host_that_stopped_a_launch_is_named(who: Culprit, found: Any) -> None:
         )
         for name in NAMES
     }
-    assert said([item for item in verdicts(rest) if item.name == "gang.fault"]) == found
+    assert said([item for item in verdicts(rest) if item.name == "gang.fault"]) == result
 
 
 def test_probed_culprit_fails_and_an_open_search_is_inconclusive() -> None:
@@ -1152,27 +1152,27 @@ def test_probed_culprit_fails_and_an_open_search_is_inconclusive() -> None:
     def after(bad: str, link: str = "", *more: Launch) -> list[Verdict]:
         each = [replace(one_, observations=(done,)) for made in search(bad, link)[0] for one_ in made] + [*more]
         own = {name: speeds(name) if more and name in more[0].members else () for name in NAMES}
-        found = verdicts(
+        result = verdicts(
             {
                 name: record(name, stuck, *(one_ for one_ in each if name in one_.members), seen=own[name])
                 for name in NAMES
             }
         )
-        return [item for item in found if item.name == "gang.fault"]
+        return [item for item in result if item.name == "gang.fault"]
 
-    found = after("4")
-    assert said(found) == [("h4", "host", "gang.fault", FAIL)]
-    assert found[0].reason == "suspect host h4 (confidence 0.75): h4 fails with each of 2 hosts that work without it"
-    assert found[0].action == "inspect_hardware"
-    found = after("1234")
-    assert {(item.scope, item.verdict, item.action) for item in found} == {("gang=r1", INCONCLUSIVE, "none")}
-    assert sorted(item.host for item in found) == [*NAMES]
+    result = after("4")
+    assert said(result) == [("h4", "host", "gang.fault", FAIL)]
+    assert result[0].reason == "suspect host h4 (confidence 0.75): h4 fails with each of 2 hosts that work without it"
+    assert result[0].action == "inspect_hardware"
+    result = after("1234")
+    assert {(item.scope, item.verdict, item.action) for item in result} == {("gang=r1", INCONCLUSIVE, "none")}
+    assert sorted(item.host for item in result) == [*NAMES]
     assert verdicts({name: record(name, stuck) for name in NAMES}) == []
     # Two that fail together are told of both, although one of them works with the others.
-    for found in (after("", "13"), after("", "13", launch(20, ["h1", "h2", "h4"]))):
-        assert said(found) == [(name, "gang=r1", "gang.fault", FAIL) for name in ("h1", "h3")]
-        assert found[0].reason.startswith("suspect link h")
-        assert found[0].basis == "policy"
+    for result in (after("", "13"), after("", "13", launch(20, ["h1", "h2", "h4"]))):
+        assert said(result) == [(name, "gang=r1", "gang.fault", FAIL) for name in ("h1", "h3")]
+        assert result[0].reason.startswith("suspect link h")
+        assert result[0].basis == "policy"
     # Who was found bad and then works is well.
     assert after("4", "", launch(20, NAMES)) == []
     assert said(after("4", "", launch(20, NAMES[:3]))) == [("h4", "host", "gang.fault", FAIL)]
@@ -1182,8 +1182,8 @@ def test_excluded_host_is_not_missing_on_the_others() -> None:
     three = NAMES[:3]
     own = {name: [one_ for one_ in speeds(name) if not one_.scope.endswith("=h4")] for name in three}
     records = {name: record(name, launch(0, three), seen=own[name]) for name in three}
-    found = [item for item in judge(PLAN, evidence(records), [pack()]) if item.verdict == INCONCLUSIVE]
-    assert {item.host for item in found} == {"h4"}
+    all_verdicts = [item for item in judge(PLAN, evidence(records), [pack()]) if item.verdict == INCONCLUSIVE]
+    assert {item.host for item in all_verdicts} == {"h4"}
     # Who was there and was not measured with is missed.
     whole = {name: record(name, launch(0), seen=own[name]) for name in three}
     missed = [item for item in judge(PLAN, evidence(whole), [pack()]) if item.host == "h1"]
@@ -1205,13 +1205,13 @@ def test_two_hosts_that_cannot_launch_are_inconclusive() -> None:
     plan = gang_plan("h1", "h2")
     left = builders.evidence(plan)
     stuck = launch(0, ("h1", "h2"), "failed")
-    told_ = {
+    values = {
         name: replace(one_, records=(one_.records[0], replace(one_.records[1], launches=(stuck,), observations=())))
         for name, one_ in left.items()
     }
-    found = [item for item in judge(plan, told_, [pack()]) if item.criterion == "localise"]
-    assert said(found) == [(name, "gang=r1", "gang.fault", INCONCLUSIVE) for name in ("h1", "h2")]
-    assert {item.action for item in found} == {"none"}
+    all_verdicts = [item for item in judge(plan, values, [pack()]) if item.criterion == "localise"]
+    assert said(all_verdicts) == [(name, "gang=r1", "gang.fault", INCONCLUSIVE) for name in ("h1", "h2")]
+    assert {item.action for item in all_verdicts} == {"none"}
 
 
 # Whole pair matrices, as both ends of each pair tell them
@@ -1233,42 +1233,42 @@ def rehearsed(plan: Plan) -> Plan:
 
 def tells(host: str, pairs: Sequence[Pair], device: str = "gpu") -> list[Observation]:
     """What one host measured with the others."""
-    found = []
+    result = []
     for pair in pairs:
         for other in {pair.a, pair.b} - {host} if host in (pair.a, pair.b) else ():
             scope = f"{device}={pair.rail},partner={other}"
             for name, value, unit in (("bandwidth", pair.bandwidth, "B/s"), ("latency", pair.latency, "s")):
                 made = builders.observation(f"pairs.{name}", value or 1, stage="gang", scope=scope, unit=unit)
                 lost = replace(made, status=ERROR, value=None, reason=pair.failed or "?")
-                found += [lost] if pair.failed else [made] if value is not None else []
-    return found
+                result += [lost] if pair.failed else [made] if value is not None else []
+    return result
 
 
 def of_room(
     plan: Plan,
-    told_: Mapping[str, Sequence[Observation]] | Sequence[Pair],
+    observations: Mapping[str, Sequence[Observation]] | Sequence[Pair],
     *before: Verdict,
     launches: Mapping[str, Sequence[Launch]] | None = None,
 ) -> list[Verdict]:
     """What is said of a gang by its pairs, after these verdicts."""
-    seen = told_ if isinstance(told_, Mapping) else {
-        host.name: tells(host.name, told_, host.device) for host in plan.hosts
+    observed = observations if isinstance(observations, Mapping) else {
+        host.name: tells(host.name, observations, host.device) for host in plan.hosts
     }  # fmt: skip
     names = [host.name for host in plan.hosts]
     views = []
     for host in plan.hosts:
         own = (launches or {}).get(host.name, [launch(0, names)])
         gpus = tuple(builders.gpu(host.name, index) for index in range(len(host.devices)))
-        made = replace(record("h1", *own, seen=seen[host.name]), host=host.name, gpus=gpus)
+        made = replace(record("h1", *own, seen=observed[host.name]), host=host.name, gpus=gpus)
         views.append(HostView(plan, host, Evidence(records=(made,)), [pack()]))
     return judge_pairs(views, before)
 
 
-def bad(found: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
+def bad(all_verdicts: Sequence[Verdict]) -> list[tuple[str, str, str, str]]:
     """Whoever does not pass."""
     return [
         (item.host, item.scope, item.name.removeprefix("pairs."), item.verdict)
-        for item in found
+        for item in all_verdicts
         if item.verdict != PASS
     ]
 
@@ -1299,15 +1299,15 @@ SLOW = failed("a", "collective.all_reduce.busbw")
 
 
 def test_each_host_in_order_passes_by_both_quantities() -> None:
-    found = of_room(room(), matrix(4, shares={"b": 0.9}, late={"c": 1.5}))
-    assert [(item.host, item.name, item.value) for item in found] == [
+    all_verdicts = of_room(room(), matrix(4, shares={"b": 0.9}, late={"c": 1.5}))
+    assert [(item.host, item.name, item.value) for item in all_verdicts] == [
         ("a", "pairs.bandwidth", 100), ("a", "pairs.latency", 1), ("b", "pairs.bandwidth", 90), ("b", "pairs.latency", 1),
         ("c", "pairs.bandwidth", 100), ("c", "pairs.latency", 1.5), ("d", "pairs.bandwidth", 100), ("d", "pairs.latency", 1),
     ]  # fmt: skip
-    assert {(item.scope, item.verdict, item.basis, item.action) for item in found} == {
+    assert {(item.scope, item.verdict, item.basis, item.action) for item in all_verdicts} == {
         ("gang=r1", PASS, "policy", "none")
     }
-    assert found[3].reason == "median of its 6 pairs 1 s, of the gang's 1.25 s: no part of it is out of line"
+    assert all_verdicts[3].reason == "median of its 6 pairs 1 s, of the gang's 1.25 s: no part of it is out of line"
 
 
 def test_the_order_in_which_hosts_stand_changes_nothing() -> None:
@@ -1317,14 +1317,16 @@ def test_the_order_in_which_hosts_stand_changes_nothing() -> None:
 
 @pytest.mark.parametrize(("size", "who"), [(2, ""), (3, "abc")])
 def test_of_two_hosts_neither_passes_by_its_pairs(size: int, who: str) -> None:
-    found = of_room(room("abc"[:size]), matrix(size))
-    assert [item.host for item in found if item.name == "pairs.bandwidth"] == [*who]
+    all_verdicts = of_room(room("abc"[:size]), matrix(size))
+    assert [item.host for item in all_verdicts if item.name == "pairs.bandwidth"] == [*who]
 
 
 def test_host_just_within_the_limit_passes_and_shows_it() -> None:
-    found = of_room(room("abcde", 1), matrix(5, 1, {"b": 0.88}, late={"c": 2.0}))
-    own = {(item.host, item.name): (item.value, item.limit, item.operator) for item in found if item.verdict == PASS}
-    assert len(own) == len(found) == 10
+    all_verdicts = of_room(room("abcde", 1), matrix(5, 1, {"b": 0.88}, late={"c": 2.0}))
+    own = {
+        (item.host, item.name): (item.value, item.limit, item.operator) for item in all_verdicts if item.verdict == PASS
+    }
+    assert len(own) == len(all_verdicts) == 10
     assert own[("b", "pairs.bandwidth")] == (88.0, 88.0, "ge")
     assert own[("c", "pairs.latency")] == (2.0, 2.0, "le")
 
@@ -1351,8 +1353,10 @@ def test_a_slow_nic_fails_by_either_quantity() -> None:
     ],
 )  # fmt: skip
 def test_it_is_the_gpu_where_this_gpu_failed_by_itself(before: Verdict, kind: str) -> None:
-    (found,) = [item for item in of_room(room(), matrix(4, shares={("b", 1): 0.5}), before) if item.verdict != PASS]
-    assert found.reason.startswith(f"suspect {kind} b rail 1 ")
+    (only_verdict,) = [
+        item for item in of_room(room(), matrix(4, shares={("b", 1): 0.5}), before) if item.verdict != PASS
+    ]
+    assert only_verdict.reason.startswith(f"suspect {kind} b rail 1 ")
 
 
 @pytest.mark.parametrize(
@@ -1365,10 +1369,10 @@ def test_it_is_the_gpu_where_this_gpu_failed_by_itself(before: Verdict, kind: st
     ],
 )  # fmt: skip
 def test_where_all_together_are_too_slow_and_no_pair_is_the_fabric_fails(before: Verdict, slow: bool) -> None:
-    found = of_room(room(), matrix(4), before)
-    assert bad(found) == ([(name, "gang=r1", "bandwidth", FAIL) for name in "abcd"] if slow else [])
+    all_verdicts = of_room(room(), matrix(4), before)
+    assert bad(all_verdicts) == ([(name, "gang=r1", "bandwidth", FAIL) for name in "abcd"] if slow else [])
     if slow:
-        assert {(item.value, item.limit, item.operator) for item in found} == {(None, None, "")}
+        assert {(item.value, item.limit, item.operator) for item in all_verdicts} == {(None, None, "")}
 
 
 @pytest.mark.parametrize(
@@ -1381,17 +1385,17 @@ def test_where_all_together_are_too_slow_and_no_pair_is_the_fabric_fails(before:
 )  # fmt: skip
 def test_slow_rail_fails_all_hosts_if_the_collective_is_slow(pairs: Sequence[Pair], alone: str, together: str) -> None:
     for before, verdict in (((), alone), ((SLOW,), together)):
-        found = of_room(room(rails=3), pairs, *before)
-        assert [(host, what) for host, _, _, what in bad(found)] == (
+        all_verdicts = of_room(room(rails=3), pairs, *before)
+        assert [(host, what) for host, _, _, what in bad(all_verdicts)] == (
             [(name, verdict) for name in "abcd"] if verdict else []
         )
-        assert {item.scope for item in found} == {"gang=r1"}
-        assert all(item.reason.startswith("suspect rail rail 1 ") for item in found if item.verdict != PASS)
+        assert {item.scope for item in all_verdicts} == {"gang=r1"}
+        assert all(item.reason.startswith("suspect rail rail 1 ") for item in all_verdicts if item.verdict != PASS)
 
 
 def test_of_two_whose_exchange_failed_neither_is_known_to_be_bad() -> None:
-    found = of_room(room("ab"), matrix(2, failed={"ab": "gone"}))
-    assert bad(found)[-2:] == [(name, "gang=r1", "bandwidth", INCONCLUSIVE) for name in "ab"]
+    all_verdicts = of_room(room("ab"), matrix(2, failed={"ab": "gone"}))
+    assert bad(all_verdicts)[-2:] == [(name, "gang=r1", "bandwidth", INCONCLUSIVE) for name in "ab"]
 
 
 def test_pairs_across_racks_are_compared_with_each_other() -> None:
@@ -1402,9 +1406,9 @@ def test_pairs_across_racks_are_compared_with_each_other() -> None:
         ("g", FAIL),
     }
     # Of one that stands alone no limit can be told.
-    found = of_room(room("abcdE"), matrix(5, shares={"e": 0.5}))
-    assert bad(found) == []
-    assert next((item.value, item.limit, item.operator) for item in found if item.host == "e") == (50, None, "")
+    all_verdicts = of_room(room("abcdE"), matrix(5, shares={"e": 0.5}))
+    assert bad(all_verdicts) == []
+    assert next((item.value, item.limit, item.operator) for item in all_verdicts if item.host == "e") == (50, None, "")
 
 
 def test_pairs_with_a_slower_port_are_compared_with_each_other() -> None:
@@ -1463,11 +1467,12 @@ def test_the_two_ends_of_a_pair_are_taken_together() -> None:
     """On GPUs their mean; of processors the slower, since what the other sends may have gone into a buffer alone."""
 
     def both(plan: Plan, device: str) -> list[Any]:
-        told_ = {name: tells(name, matrix(3, 1), device) for name in "abc"}
-        told_["a"] = [
-            replace(seen, value=seen.value * 0.96 if seen.unit == "B/s" else seen.value * 1.5) for seen in told_["a"]
+        values = {name: tells(name, matrix(3, 1), device) for name in "abc"}
+        values["a"] = [
+            replace(observed, value=observed.value * 0.96 if observed.unit == "B/s" else observed.value * 1.5)
+            for observed in values["a"]
         ]
-        return [item.value for item in of_room(plan, told_) if item.host == "a"]
+        return [item.value for item in of_room(plan, values) if item.host == "a"]
 
     assert both(room("abc", 1), "gpu") == [pytest.approx(98), pytest.approx(1.25)]
     assert both(rehearsed(room("abc", 1)), "cpu") == [96, 1.5]
@@ -1475,9 +1480,9 @@ def test_the_two_ends_of_a_pair_are_taken_together() -> None:
 
 def test_the_processes_of_a_rehearsal_share_one_link() -> None:
     pairs = [replace(pair, bandwidth=90.0 if pair.rail else 1.0) for pair in matrix(4, 2)]
-    found = of_room(rehearsed(room()), pairs)
-    assert [(item.host, item.value) for item in found if item.unit == "B/s"] == [(name, 90) for name in "abcd"]
-    assert found[0].reason.startswith("median of its 3 pairs")
+    all_verdicts = of_room(rehearsed(room()), pairs)
+    assert [(item.host, item.value) for item in all_verdicts if item.unit == "B/s"] == [(name, 90) for name in "abcd"]
+    assert all_verdicts[0].reason.startswith("median of its 3 pairs")
 
 
 @pytest.mark.parametrize(
@@ -1492,55 +1497,57 @@ def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], wh
     size = len({host for pair in pairs for host in (pair.a, pair.b)})
     alone = failed("b", "gemm.throughput", "cpu=0", "benchmark")
     for before in ((), (alone,)):  # what a processor does alone says nothing of a part
-        found = bad(of_room(rehearsed(room("abcde"[:size], 1)), pairs, *before))
-        assert [(host, verdict) for host, _, _, verdict in found] == [(name, FAIL) for name in who]
+        all_verdicts = bad(of_room(rehearsed(room("abcde"[:size], 1)), pairs, *before))
+        assert [(host, verdict) for host, _, _, verdict in all_verdicts] == [(name, FAIL) for name in who]
 
 
 def test_what_was_not_measured_and_what_cannot_be_of_the_gang_is_left_out() -> None:
     def odd(value: Any, **over: Any) -> list[Verdict]:
-        told_ = {name: tells(name, matrix(4, 1)) for name in "abcd"}
+        values = {name: tells(name, matrix(4, 1)) for name in "abcd"}
         for host, other in ("ab", "ba"):
-            told_[host] = [
-                replace(seen, value=value, **over) if seen.scope.endswith(f"={other}") and seen.unit == "B/s" else seen
-                for seen in told_[host]
+            values[host] = [
+                replace(observed, value=value, **over)
+                if observed.scope.endswith(f"={other}") and observed.unit == "B/s"
+                else observed
+                for observed in values[host]
             ]
-        return of_room(room(rails=1), told_)
+        return of_room(room(rails=1), values)
 
     assert [item.reason[:22] for item in odd(100.0) if item.unit == "B/s"] == ["median of its 3 pairs "] * 4
     for value in (0, -1.0, math.inf, math.nan, "fast"):  # which is no speed
-        found = bad(odd(value))
-        assert [(host, verdict) for host, _, _, verdict in found] == [("a", FAIL), ("b", FAIL)]
+        all_verdicts = bad(odd(value))
+        assert [(host, verdict) for host, _, _, verdict in all_verdicts] == [("a", FAIL), ("b", FAIL)]
     for over in (
         {"scope": scope} for scope in ("", "host", "gpu=0", "gpu=7,partner=b", "gpu=0,partner=z", "cpu=0,partner=b")
     ):
         assert bad(odd(1.0, **over)) == []
     assert bad(odd(1.0, stage="benchmark")) == []
     # A host that names itself.
-    told_ = {name: tells(name, matrix(4, 1)) for name in "abcd"}
-    told_["a"].append(replace(told_["a"][0], scope="gpu=0,partner=a", value=1.0))
-    assert bad(of_room(room(rails=1), told_)) == []
+    values = {name: tells(name, matrix(4, 1)) for name in "abcd"}
+    values["a"].append(replace(values["a"][0], scope="gpu=0,partner=a", value=1.0))
+    assert bad(of_room(room(rails=1), values)) == []
 
 
 def test_gang_without_measurements_has_no_pair_verdicts() -> None:
     none = {
-        name: [replace(seen, status=UNSUPPORTED, value=None, reason="no") for seen in tells(name, matrix(4))]
+        name: [replace(observed, status=UNSUPPORTED, value=None, reason="no") for observed in tells(name, matrix(4))]
         for name in "abcd"
     }
     assert of_room(room(), none, SLOW) == []
     # Nor by a quantity that nobody measured.
-    found = of_room(room(), [replace(pair, latency=None) for pair in matrix(4)])
-    assert [item.name for item in found] == ["pairs.bandwidth"] * 4
+    all_verdicts = of_room(room(), [replace(pair, latency=None) for pair in matrix(4)])
+    assert [item.name for item in all_verdicts] == ["pairs.bandwidth"] * 4
 
 
 def test_what_failed_with_the_host_that_stopped_the_launch_says_nothing_against_others() -> None:
     stopped = [launch(0, "abcd", "failed", culprit=culprit("rank_lost", "b"))]
     for lost, who in (("ab", [("b", "host", "gang.fault", FAIL)]), ("ac", None)):
         pairs = matrix(4, 1, {"bd": 0.95}, failed={lost: "gone"})
-        found = of_room(room(rails=1), pairs, launches=dict.fromkeys("abcd", stopped))
+        all_verdicts = of_room(room(rails=1), pairs, launches=dict.fromkeys("abcd", stopped))
         link = [(name, "gang=r1", "bandwidth", FAIL) for name in lost] if who is None else []
-        assert bad(found) == [("b", "host", "gang.fault", FAIL), *link]
+        assert bad(all_verdicts) == [("b", "host", "gang.fault", FAIL), *link]
         # What was measured with it before counts.
-        (mine,) = [item for item in found if item.host == "b" and item.name == "pairs.bandwidth"]
+        (mine,) = [item for item in all_verdicts if item.host == "b" and item.name == "pairs.bandwidth"]
         assert mine.value == pytest.approx(97.5 if lost == "ab" else 100)
 
 
@@ -1550,6 +1557,6 @@ def test_each_host_is_judged_once_by_the_last_launch_it_was_in() -> None:
         name: [launch(0, "abcd", observations=tuple(tells(name, first))), *([launch(1, "abc")] if name != "d" else [])]
         for name in "abcd"
     }
-    found = of_room(room(rails=1), {name: tells(name, again) for name in "abcd"}, launches=launches)
-    own = [(item.host, item.verdict, item.value) for item in found if item.unit == "B/s"]
+    all_verdicts = of_room(room(rails=1), {name: tells(name, again) for name in "abcd"}, launches=launches)
+    own = [(item.host, item.verdict, item.value) for item in all_verdicts if item.unit == "B/s"]
     assert sorted(own) == [("a", PASS, 95), ("b", PASS, 97.5), ("c", PASS, 97.5), ("d", FAIL, 50)]

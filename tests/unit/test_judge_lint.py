@@ -31,7 +31,7 @@ def against_sheet(criterion: Criterion, **sheet: Any) -> list[str]:
 
 
 @pytest.mark.parametrize(
-    ("name", "place", "low", "high"),
+    ("name", "position", "low", "high"),
     [
         ("memory.bandwidth", {}, 500, 1000), ("stress.power", {}, 350, 700), ("gemm.throughput", {"dtype": "bf16"}, 400, 1000),
         ("gemm.throughput", {"dtype": "fp8"}, 800, 2000), ("stress.throughput", {}, 400, 1000),
@@ -43,19 +43,25 @@ def against_sheet(criterion: Criterion, **sheet: Any) -> list[str]:
     ],
 )  # fmt: skip
 def test_a_floor_lies_between_what_guards_something_and_the_peak(
-    name: str, place: Any, low: float, high: float
+    name: str, position: Any, low: float, high: float
 ) -> None:
     def said(value: float) -> list[str]:
-        return against_sheet(rule(name, where=place, value=value))
+        return against_sheet(rule(name, where=position, value=value))
 
     assert said(low) == said(high) == []
     assert said(high * 1.001)[0].startswith("above the peak, 1 of it")
     assert not low > 1 or said(low * 0.999)[0].startswith("far too low")
-    assert against_sheet(rule(name, where=place, expected=high * 1.001, fraction=0.9))[0].startswith("above the peak")
+    assert against_sheet(rule(name, where=position, expected=high * 1.001, fraction=0.9))[0].startswith(
+        "above the peak"
+    )
     # What is no floor, or no number, has no peak.
-    assert against_sheet(rule(name, where=place, value=high * 9, operator="le")) == []
-    assert against_sheet(rule(name, where=place, value=True)) == against_sheet(rule(name, where=place, value="x")) == []
-    assert against_sheet(rule(name, where=place)) == []
+    assert against_sheet(rule(name, where=position, value=high * 9, operator="le")) == []
+    assert (
+        against_sheet(rule(name, where=position, value=True))
+        == against_sheet(rule(name, where=position, value="x"))
+        == []
+    )
+    assert against_sheet(rule(name, where=position)) == []
 
 
 @pytest.mark.parametrize("part", ["flops", "memory_bandwidth", "power", "pcie", "nvlink"])
@@ -65,7 +71,7 @@ def test_what_the_datasheet_does_not_say_bounds_nothing(part: str) -> None:
     said = {name: against_sheet(rule(name, value=1e9), **{part: {}}) for name in names}
     bound = {"flops": 2, "memory_bandwidth": 0, "power": 1, "pcie": 3, "nvlink": 4}
     silent = {names[bound[part]], *(names[5:] if part == "nvlink" else ())}
-    assert {name for name, found in said.items() if not found} == silent
+    assert {name for name, result in said.items() if not result} == silent
 
 
 def test_the_fabric_and_what_the_datasheet_has_no_precision_of_have_no_peak() -> None:
@@ -142,9 +148,9 @@ def senseless(name: str, **over: Any) -> list[str]:
     ],
 )
 def test_which_way_a_limit_must_point(name: str, over: Any, said: str) -> None:
-    found = senseless(name, **over)
-    assert bool(found) is bool(said)
-    assert not said or said in found[0]
+    result = senseless(name, **over)
+    assert bool(result) is bool(said)
+    assert not said or said in result[0]
 
 
 def said(*, criteria: Any = None, **over: Any) -> list[str]:
@@ -263,9 +269,9 @@ def said(*, criteria: Any = None, **over: Any) -> list[str]:
     ],
 )
 def test_what_the_catalogue_and_good_sense_demand(over: Any, why: str) -> None:
-    found = said(**over)
-    assert bool(found) is bool(why), found
-    assert not why or why in found[0]
+    result = said(**over)
+    assert bool(result) is bool(why), result
+    assert not why or why in result[0]
 
 
 def test_a_pack_of_a_model_says_what_it_does_not_know() -> None:
@@ -332,10 +338,10 @@ def parameters(name: str, **asked: Any) -> list[str]:
 )
 def test_parameters_are_those_of_the_observation(name: str, asked: Any, why: str) -> None:
     unit = next((reading.unit for key, reading in READINGS.items() if key == name), "")
-    found = [text for text in parameters(name, **asked) if "unit" not in text and "better" not in text]
+    result = [text for text in parameters(name, **asked) if "unit" not in text and "better" not in text]
     assert unit is not None
-    assert bool(found) is bool(why), found
-    assert not why or why in found[0]
+    assert bool(result) is bool(why), result
+    assert not why or why in result[0]
 
 
 def test_unknown_observations_accept_any_parameter() -> None:

@@ -36,8 +36,8 @@ def judged(of: Plan, *metrics: Metric, **over: Any) -> list[Verdict]:
     return judge_manifest(of, views)
 
 
-def told(found: list[Verdict]) -> list[tuple[str, str, str]]:
-    return [(item.name, item.scope, item.verdict) for item in found]
+def told(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
+    return [(item.name, item.scope, item.verdict) for item in verdicts]
 
 
 def guid(value: str = GUID, name: str = "a") -> Metric:
@@ -69,9 +69,9 @@ def test_unordered_adapter_counts_unless_it_is_ethernet(ports: list[Metric], ext
         name=LAYER, unit="1", values={key: value for one in ports for key, value in one.values.items()},
         absent={key: value for one in ports for key, value in one.absent.items()},
     )  # fmt: skip
-    found = judged(plan(ORDERED), metrics[0], merged)
-    assert told(found) == [(HCA, "hca=own", PASS)] + ([(HCA, "hca=a", FAIL)] if extra else [])
-    for item in found[1:]:
+    verdicts = judged(plan(ORDERED), metrics[0], merged)
+    assert told(verdicts) == [(HCA, "hca=own", PASS)] + ([(HCA, "hca=a", FAIL)] if extra else [])
+    for item in verdicts[1:]:
         assert (item.criterion, item.serial, item.action) == ("manifest-extra", GUID, "inspect_hardware")
         assert item.source == "manifest: order.csv"
 
@@ -102,37 +102,37 @@ def test_serials_are_compared_as_spreadsheets_and_tools_write_them() -> None:
     ],
 )  # fmt: skip
 def test_gpu_without_a_serial_may_be_the_ordered_one(counts: dict[str, Any], gpus: tuple[str, ...], why: str) -> None:
-    there = tuple(replace(builders.gpu("h1", at), serial=serial) for at, serial in enumerate(gpus))
+    present = tuple(replace(builders.gpu("h1", at), serial=serial) for at, serial in enumerate(gpus))
     metrics = [reading(value, name=name, scope="host") for name, value in counts.items()]
-    (found, *_) = judged(plan(part("lost", "gpu")), *metrics, gpus=there)
-    assert (found.verdict, found.scope) == (INCONCLUSIVE if why else FAIL, "host")
-    assert found.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
+    (result, *_) = judged(plan(part("lost", "gpu")), *metrics, gpus=present)
+    assert (result.verdict, result.scope) == (INCONCLUSIVE if why else FAIL, "host")
+    assert result.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
 
 
 def test_location_of_a_misplaced_part_is_named() -> None:
     of = plan(part("h1-0", "gpu", slot="1"), part("h2-0", "gpu"))
-    found = judged(of)
-    assert [(item.host, item.scope, item.verdict, item.reason) for item in found] == [
+    verdicts = judged(of)
+    assert [(item.host, item.scope, item.verdict, item.reason) for item in verdicts] == [
         ("h1", "gpu=0", FAIL, "ordered for h1 slot 1, found in slot 0000:00:00.0, 0"),
         ("h1", "host", FAIL, "ordered for h1, found in h2 gpu=0"), ("h2", "gpu=0", FAIL, "ordered for h1, found in h2 gpu=0"),
     ]  # fmt: skip
-    assert all(item.basis == "policy" and item.source == "manifest: order.csv line 2" for item in found)
-    assert as_ordered(of, found) == "0 of 2 parts as ordered"
+    assert all(item.basis == "policy" and item.source == "manifest: order.csv line 2" for item in verdicts)
+    assert as_ordered(of, verdicts) == "0 of 2 parts as ordered"
     good = judged(plan(part("h1-0", "gpu", slot="0")))
     assert [(item.verdict, item.reason, item.source) for item in good[:1]] == [
         (PASS, "found where it was ordered for: h1 slot 0", "manifest: order.csv")
     ]
     assert as_ordered(plan(part("h1-0", "gpu")), good) == "1 of 1 parts as ordered, 1 found that nobody ordered"
-    assert as_ordered(replace(of, rehearsal=True), found) == as_ordered(replace(of, manifest=()), found) == ""
+    assert as_ordered(replace(of, rehearsal=True), verdicts) == as_ordered(replace(of, manifest=()), verdicts) == ""
     assert judged(replace(of, rehearsal=True)) == judged(replace(of, manifest=())) == []
 
 
 def test_what_a_host_says_of_its_adapters_is_its_last_word() -> None:
     of = plan(part("ffff:0000:0000:0001"))
     for value, absent, why in ((None, "error: x", "hca=a does not tell its GUID"), (GUID, "", ""), ("", "", "")):
-        seen = reading(value, name=HCA, scope="hca=a", absent=absent)
-        (found, *_) = judged(of, seen)
-        assert found.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
+        observed = reading(value, name=HCA, scope="hca=a", absent=absent)
+        (result, *_) = judged(of, observed)
+        assert result.reason == f"ordered for h1{': ' + why if why else ', found on no host'}"
     silent = stock(HostView(of, of.hosts[0], left(of), [pack()]))
     assert silent.unknown == {
         "gpu.serial": "", HCA: "the host told no NIC's GUID", "network.address": "the host told no NIC's address"

@@ -22,12 +22,12 @@ def written(path: Path, *criteria: dict[str, Any], **over: Any) -> str:
 
 
 def only(path: Path, **asked: Any) -> Criterion:
-    (found,) = read_pack(written(path / "mine.yml", asked)).criteria
-    return found
+    (result,) = read_pack(written(path / "mine.yml", asked)).criteria
+    return result
 
 
 @pytest.mark.parametrize(
-    ("asked", "told"),
+    ("asked", "reported"),
     [
         ({"value": 3.0}, {"value": 3.0, "fraction": 1.0}),
         ({"vs_sku": {"expected": 5.0, "fraction": 0.9}}, {"expected": 5.0, "fraction": 0.9, "value": None}),
@@ -42,18 +42,18 @@ def only(path: Path, **asked: Any) -> Criterion:
          {"severity": "warning", "stage": "gang", "scope": "gpu", "where": {"op": "copy"}}),
     ],
 )  # fmt: skip
-def test_a_limit_is_read_as_it_is_written(tmp_path: Path, asked: dict[str, Any], told: dict[str, Any]) -> None:
-    found = only(tmp_path, **asked)
-    assert {key: getattr(found, key) for key in told} == told
-    assert (found.id, found.origin, found.vs_fleet) == ("c0", "mine", "vs_fleet" in asked)
+def test_a_limit_is_read_as_it_is_written(tmp_path: Path, asked: dict[str, Any], reported: dict[str, Any]) -> None:
+    result = only(tmp_path, **asked)
+    assert {key: getattr(result, key) for key in reported} == reported
+    assert (result.id, result.origin, result.vs_fleet) == ("c0", "mine", "vs_fleet" in asked)
 
 
 def test_a_pack_has_what_it_includes_and_the_last_word(tmp_path: Path) -> None:
     shipped = {item.id: item for item in read_pack("common").criteria}
-    found = read_pack(written(tmp_path / "mine.yml", {"value": 1.0}, include=["common"], gpu_names=["NVIDIA X"]))
-    assert {item.id for item in found.criteria} == {*shipped, "c0"}
-    assert (found.name, found.gpu_names, found.chosen) == ("mine", ("NVIDIA X",), False)
-    assert {item.origin for item in found.criteria} >= {"mine"}
+    path = read_pack(written(tmp_path / "mine.yml", {"value": 1.0}, include=["common"], gpu_names=["NVIDIA X"]))
+    assert {item.id for item in path.criteria} == {*shipped, "c0"}
+    assert (path.name, path.gpu_names, path.chosen) == ("mine", ("NVIDIA X",), False)
+    assert {item.origin for item in path.criteria} >= {"mine"}
     assert read_pack("common") is read_pack("common")
 
 
@@ -88,9 +88,9 @@ def test_names_that_a_criterion_matches(own: str, other: str, right: bool) -> No
 
 
 def test_how_grave_a_failure_is_follows_from_what_is_to_be_done() -> None:
-    def severity(action: str, told: str = "") -> str:
+    def severity(action: str, reported: str = "") -> str:
         return Criterion(
-            id="c", name="a.b", operator="ge", unit="1", action=action, source="x", value=1, severity=told
+            id="c", name="a.b", operator="ge", unit="1", action=action, source="x", value=1, severity=reported
         ).severity
 
     assert severity("rma") == "critical"

@@ -53,13 +53,15 @@ def judged(verdict: Verdict, *seen: Observation, others: tuple[Verdict, ...] = (
     ],
 )  # fmt: skip
 def test_within_a_host_memory_and_net_are_slow_paths(transport: Any, named: str) -> None:
-    found = judged(slow(), told(transport))
+    verdicts = judged(slow(), told(transport))
     if not named:
-        assert found == slow()
+        assert verdicts == slow()
         return
-    assert found.reason.startswith(f"the ranks talk over {named}, not P2P: NCCL's fast path is lost; check NCCL_P2P_*")
-    assert found.reason.endswith("; found 1, wanted 2")
-    assert found.action == "none"
+    assert verdicts.reason.startswith(
+        f"the ranks talk over {named}, not P2P: NCCL's fast path is lost; check NCCL_P2P_*"
+    )
+    assert verdicts.reason.endswith("; found 1, wanted 2")
+    assert verdicts.action == "none"
 
 
 @pytest.mark.parametrize(
@@ -77,9 +79,9 @@ def test_within_a_host_memory_and_net_are_slow_paths(transport: Any, named: str)
 )
 def test_between_hosts_sockets_and_copies_through_the_host_are_slow_paths(transport: str, said: str) -> None:
     gang = slow(scope="gang=r1", stage="gang")
-    found = judged(gang, told(transport, scope="gang=r1", stage="gang"))
-    assert (said in found.reason) if said else found == gang
-    assert ("check NCCL_* in the environment" in found.reason) == bool(said)
+    verdicts = judged(gang, told(transport, scope="gang=r1", stage="gang"))
+    assert (said in verdicts.reason) if said else verdicts == gang
+    assert ("check NCCL_* in the environment" in verdicts.reason) == bool(said)
 
 
 def test_observed_path_precedes_the_previous_detail() -> None:
@@ -123,7 +125,7 @@ def speed(value: Any, **params: Any) -> Observation:
 
 
 @pytest.mark.parametrize(
-    ("rule", "seen", "explained"),
+    ("rule", "observations", "explained"),
     [
         (BANDWIDTH, [], True), (BANDWIDTH, [speed(3.0)], False), (BANDWIDTH, [speed(1.0)], True),
         (BANDWIDTH, [speed(3.0), speed(1.0)], True), (BANDWIDTH, [speed(3.0, size_bytes=16)], True),
@@ -132,9 +134,9 @@ def speed(value: Any, **params: Any) -> Observation:
     ],
 )  # fmt: skip
 def test_path_over_which_others_are_fast_explains_no_failure(
-    rule: Criterion, seen: list[Observation], explained: bool
+    rule: Criterion, observations: list[Observation], explained: bool
 ) -> None:
-    here = view(told("SHM"), *seen, rules=(ACCESS, rule))
+    here = view(told("SHM"), *observations, rules=(ACCESS, rule))
     stats = gather(Planned(PLAN), [here])
     assert (with_lost_path(here, slow(), [], stats.paths.paths) != slow()) is explained
 
@@ -160,12 +162,12 @@ def test_path_may_be_fast_by_the_figures_of_the_fleet(parts: int, best_of_run: b
 
 
 def test_the_path_is_that_of_the_same_launch_the_last_that_was_measured() -> None:
-    for seen, transport in (
+    for verdict, transport in (
         ([told("P2P"), told("SHM")], "SHM"), ([told("SHM"), told("P2P")], "P2P"),
         ([told("SHM"), told(None, status=ERROR)], "SHM"), ([told("SHM", stage="gang")], None),
         ([told("SHM", scope="gang=r1")], None),
     ):  # fmt: skip
-        assert path_of(view(*seen), slow()) == ("c", "collective.all_reduce.busbw", "benchmark", 8, transport)
+        assert path_of(view(*verdict), slow()) == ("c", "collective.all_reduce.busbw", "benchmark", 8, transport)
     # Where the launch tells nothing the figure may.
     assert path_of(view(), slow(params={"transport": "NET"}))[4] == "NET"
 
@@ -191,5 +193,5 @@ def test_missing_nvls_is_reported_with_what_to_check() -> None:
 
 
 def test_host_without_a_transport_has_no_path() -> None:
-    nobody = HostView(PLAN, PLAN.hosts[0], Evidence(), [pack(ACCESS)])
-    assert with_lost_path(nobody, slow(), [], set()) == slow()
+    no_host = HostView(PLAN, PLAN.hosts[0], Evidence(), [pack(ACCESS)])
+    assert with_lost_path(no_host, slow(), [], set()) == slow()

@@ -37,8 +37,8 @@ def gated(made: Callable[[int, str], Sequence[Observation]], *rules: Criterion, 
 
 
 def test_gate_is_described_in_full() -> None:
-    found = gated(lambda number, host: [figure((99.0, 100.0, 101.0)[number], op="copy")])
-    (gate,) = found.gates
+    result = gated(lambda number, host: [figure((99.0, 100.0, 101.0)[number], op="copy")])
+    (gate,) = result.gates
     assert (gate.criterion, gate.name, gate.stage, gate.params, gate.unit) == (
         "c",
         "memory.bandwidth",
@@ -48,7 +48,7 @@ def test_gate_is_described_in_full() -> None:
     )
     assert (gate.n, gate.parts, gate.mean, gate.part_sigma, gate.limit) == (6, 2, 100.0, 0.0, 90.0)
     assert gate.run_sigma == pytest.approx(1.4826 * 1.495)
-    (repeat,) = found.repeats
+    (repeat,) = result.repeats
     assert (repeat.name, repeat.stage, repeat.params, repeat.group) == (
         "memory.bandwidth",
         "benchmark",
@@ -57,8 +57,8 @@ def test_gate_is_described_in_full() -> None:
     )
     assert (repeat.parts, repeat.worst) == (2, pytest.approx(0.02))
     assert repeat.where in ("h1 gpu=0 h1-0", "h2 gpu=0 h2-0")
-    assert (found.runs, found.left_out) == (("r0", "r1", "r2"), ())
-    assert found.worst == {"HBM": repeat}
+    assert (result.runs, result.left_out) == (("r0", "r1", "r2"), ())
+    assert result.worst == {"HBM": repeat}
 
 
 def test_least_repeatable_part_and_figure_are_named() -> None:
@@ -66,12 +66,12 @@ def test_least_repeatable_part_and_figure_are_named() -> None:
         off = number * (2.0 if host == "h2" else 1.0)
         return [figure(100.0 + off, op="copy"), figure(100.0 + 3 * off, op="read")]
 
-    found = gated(made)
-    assert [(item.params["op"], item.where) for item in found.repeats] == [
+    result = gated(made)
+    assert [(item.params["op"], item.where) for item in result.repeats] == [
         ("copy", "h2 gpu=0 h2-0"),
         ("read", "h2 gpu=0 h2-0"),
     ]
-    assert found.worst["HBM"].params == {"op": "read"}
+    assert result.worst["HBM"].params == {"op": "read"}
 
 
 @pytest.mark.parametrize(
@@ -93,8 +93,8 @@ def test_figures_that_are_quoted_together(name: str, params: Any, group: str) ->
 
 @pytest.mark.parametrize("value", [0.0, -1.0, True, "x", float("nan")])
 def test_what_is_no_positive_number_is_no_figure(value: Any) -> None:
-    found = gated(lambda number, host: [figure(100.0 if host == "h1" else value)])
-    assert [item.parts for item in found.repeats] == [1]
+    result = gated(lambda number, host: [figure(100.0 if host == "h1" else value)])
+    assert [item.parts for item in result.repeats] == [1]
     assert [item.parts for item in gated(lambda number, host: [figure(0.5)]).repeats] == [2]
 
 
@@ -113,9 +113,9 @@ def test_only_floors_of_benchmarks_are_gates(over: Any, gates: int) -> None:
 
 
 def test_a_figure_that_too_few_runs_have_is_left_out() -> None:
-    found = gated(lambda number, host: [figure(100.0)] if number else [])
-    assert (found.gates, found.repeats, found.worst) == ((), (), {})
-    assert found.left_out == ("memory.bandwidth (c)",)
+    result = gated(lambda number, host: [figure(100.0)] if number else [])
+    assert (result.gates, result.repeats, result.worst) == ((), (), {})
+    assert result.left_out == ("memory.bandwidth (c)",)
     once = gated(lambda number, host: [figure(100.0)] if number or host == "h1" else [])
     assert [(gate.parts, gate.n) for gate in once.gates] == [(1, 3)]
 

@@ -49,17 +49,17 @@ def told(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None,
         view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
         *(view(name, **(peers or {})) for name in ("h2", "h3", "h4")),
     ]
-    (found,) = with_causes(views, [verdict or slow()])
-    return found
+    (result,) = with_causes(views, [verdict or slow()])
+    return result
 
 
 def test_straggler_and_its_delay_precede_the_cause() -> None:
-    found = told()
-    assert found.detail == f"h1 gpu=0 computes 50 % longer than its peers: {NOTHING}"
-    assert found.reason == f"{found.detail}; found 30"
-    assert found.action == "inspect_hardware"
+    verdicts = told()
+    assert verdicts.detail == f"h1 gpu=0 computes 50 % longer than its peers: {NOTHING}"
+    assert verdicts.reason == f"{verdicts.detail}; found 30"
+    assert verdicts.action == "inspect_hardware"
     assert "computes 50 % longer than its peers:" in told(last_share=None).detail
-    assert told(slow(detail="5 %")).detail == f"{found.detail}; 5 %"
+    assert told(slow(detail="5 %")).detail == f"{verdicts.detail}; 5 %"
     assert "computes longer than its peers: " in told(peers={"compute": None}).detail
 
 
@@ -91,9 +91,9 @@ def test_straggler_and_its_delay_precede_the_cause() -> None:
     ],
 )  # fmt: skip
 def test_what_is_out_of_line_is_the_cause(own: dict[str, Any], said: str) -> None:
-    found = told(**own)
-    assert found.detail.partition(": ")[2] == said
-    assert found.action == "inspect_hardware"
+    verdicts = told(**own)
+    assert verdicts.detail.partition(": ")[2] == said
+    assert verdicts.action == "inspect_hardware"
 
 
 @pytest.mark.parametrize(
@@ -119,8 +119,8 @@ def test_a_wait_for_a_processor_counts_from_twice_the_others() -> None:
 
 
 def test_causes_on_the_gpu_are_listed_first() -> None:
-    found = told(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
-    assert found.detail.partition(": ")[2] == (
+    verdicts = told(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
+    assert verdicts.detail.partition(": ")[2] == (
         "it was at 80 °C against 60 °C; it may use 4 of its host's processors, its peers 16; "
         "processors of its host were short 50 % of the time, against 0 %"
     )
@@ -155,8 +155,8 @@ def test_what_it_costs_those_that_run_with_it(own: float, others: float, said: s
     gangs = {"h1": "g", "h2": "g", "h3": "g", "h4": "other"}
     views = [gang_view("h1", gangs, compute=0.030, wait=own, last_share=0.9)]
     views += [gang_view(name, gangs, wait=others) for name in ("h2", "h3")] + [gang_view("h4", gangs, wait=9.0)]
-    (found,) = with_causes(views, [slow(stage="gang")])
-    assert found.detail.startswith(f"h1 gpu=0 computes 50 % longer than its peers{said}: ")
+    (result,) = with_causes(views, [slow(stage="gang")])
+    assert result.detail.startswith(f"h1 gpu=0 computes 50 % longer than its peers{said}: ")
 
 
 def test_no_straggler_across_hosts_outside_a_gang() -> None:
@@ -184,8 +184,8 @@ def test_the_rank_is_that_of_the_last_launch_of_the_stage(launches: tuple[Launch
     here = view("h1", compute=0.030)
     made = replace(here.evidence.records[0], launches=launches)
     here = HostView(PLAN, PLAN.hosts[0], Evidence(records=(made,)), [pack()])
-    (found,) = with_causes([here, view("h2"), view("h3")], [slow()])
-    assert found.detail.startswith(f"{who} computes")
+    (result,) = with_causes([here, view("h2"), view("h3")], [slow()])
+    assert result.detail.startswith(f"{who} computes")
     (elsewhere,) = with_causes([here, view("h2")], [slow(scope="gpu=7")])
     assert elsewhere.detail.startswith("h1 gpu=7 computes")
 
@@ -207,8 +207,8 @@ def test_readings_of_a_rank() -> None:
         builders.observation("gemm.throughput", 1.0, scope="gpu=1"),
     )  # fmt: skip
     here = view("h1", plan, *more, **{**dict.fromkeys(USUAL), "throttled_share hw_thermal": 0.5})
-    found = [(kind, figure, item.scope, item.value) for kind, figure, item in ranks_of(here)]
-    assert found == [
+    result = [(kind, figure, item.scope, item.value) for kind, figure, item in ranks_of(here)]
+    assert result == [
         (("NVIDIA H200", "benchmark"), "throttled_share hw_thermal", "gpu=0", 0.5),
         (("NVIDIA H200", "benchmark"), "compute", "gpu=0", 9.0),
         (("NVIDIA H200", "gang"), "compute", "gpu=0", 8.0),
@@ -229,5 +229,5 @@ def test_ranks_are_compared_with_the_others_whatever_parts_they_came_in() -> Non
         assert known.usual(kind, {})["compute"] == 2.0
     assert whole.usual(("NVIDIA X", "benchmark"), {}) == {}
     assert "compute" not in Ranks(views[:1]).usual(kind, {"compute": 1.0})
-    (found,) = with_causes(views[:1], [slow(value=1.0)], Ranks([view("h1", compute=1.0), view("h2", compute=0.5)]))
-    assert "computes 100 % longer than its peers" in found.detail
+    (result,) = with_causes(views[:1], [slow(value=1.0)], Ranks([view("h1", compute=1.0), view("h2", compute=0.5)]))
+    assert "computes 100 % longer than its peers" in result.detail

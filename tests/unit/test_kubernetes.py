@@ -104,9 +104,9 @@ def published(kind: str) -> Resource:
         name = next(name for name in package.getnames() if name.endswith("/__resources-mappings.json.gz"))
         member = package.extractfile(name)
         assert member
-        found = json.loads(gzip.decompress(member.read()))
+        document = json.loads(gzip.decompress(member.read()))
     versions = [
-        item for item in found[kind.lower()] if all(g["group"] for g in item["x-kubernetes-group-version-kind"])
+        item for item in document[kind.lower()] if all(g["group"] for g in item["x-kubernetes-group-version-kind"])
     ]
     schema = versions[0]
     if kind == "MPIJob":
@@ -175,10 +175,10 @@ def test_pods_are_valid_in_every_word(template: Resource) -> None:
 )
 def test_schemas_reject_an_unknown_key(overlay: str, kind: str, path: str, key: str) -> None:
     resource = json.loads(json.dumps(of_kind(overlay, kind)[0]))
-    place = resource
+    position = resource
     for part in path.split("/") if path else ():
-        place = place[part]
-    place[key] = "x"
+        position = position[part]
+    position[key] = "x"
     assert key in " ".join(wrong(resource))
 
 
@@ -241,13 +241,13 @@ def test_the_command_takes_what_the_pods_give_it(template: Resource) -> None:
 
 def parses(words: list[str]) -> bool:
     """Whether the command line is one of ours; nothing is done."""
-    seen: list[argparse.Namespace] = []
+    observed: list[argparse.Namespace] = []
 
     class Stop(Exception):  # noqa: N818
         pass
 
     def stop(self: argparse.ArgumentParser, *arguments: Any, **options: Any) -> argparse.Namespace:
-        seen.append(original(self, *arguments, **options))
+        observed.append(original(self, *arguments, **options))
         raise Stop
 
     original = argparse.ArgumentParser.parse_args
@@ -257,7 +257,7 @@ def parses(words: list[str]) -> bool:
             command.main(words)
     finally:
         argparse.ArgumentParser.parse_args = original  # type: ignore[method-assign]
-    return bool(seen)
+    return bool(observed)
 
 
 @cache
@@ -365,12 +365,12 @@ def test_prometheus_is_led_to_the_exporter() -> None:
 
 def node(name: str, *, gpus: int | None = 8, healthy: int | None = None, **over: Any) -> Resource:
     """A node as the API gives it."""
-    there = {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
+    present = {} if gpus is None else {"nvidia.com/gpu": str(gpus)}
     fit = {} if gpus is None else {"nvidia.com/gpu": str(gpus if healthy is None else healthy)}
     return {
         "metadata": {"name": name, "labels": {"rackproof/accept": "yes"}},
         "spec": over,
-        "status": {"capacity": there, "allocatable": fit, "conditions": [{"type": "Ready", "status": "True"}]},
+        "status": {"capacity": present, "allocatable": fit, "conditions": [{"type": "Ready", "status": "True"}]},
     }
 
 

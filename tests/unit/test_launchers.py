@@ -285,14 +285,16 @@ def test_ranks_get_nccl_settings_but_no_placement(plan: Plan, tmp_path: Path, mo
     )
     gang = Gang.from_plan(plan, plan.host("h1"), "gang 0", request.members, 29500)
     command = torchrun_command(plan, plan.host("h1"), request, gang=gang, work=tmp_path, data=tmp_path, uuids={})
-    told = {key: value for key, value in command.environment.items() if key.startswith(("NCCL_", "OMPI", "PET_", "A"))}
-    assert {key: told.get(key) for key in ("A", "NCCL_NET", "NCCL_ALGO")} == {
+    values = {
+        key: value for key, value in command.environment.items() if key.startswith(("NCCL_", "OMPI", "PET_", "A"))
+    }
+    assert {key: values.get(key) for key in ("A", "NCCL_NET", "NCCL_ALGO")} == {
         "A": "b=c",
         "NCCL_NET": "Socket",
         "NCCL_ALGO": "Ring",
     }
-    assert (told["NCCL_DEBUG"], told["NCCL_IB_DISABLE"], told["NCCL_SOCKET_IFNAME"]) == ("INFO", "1", "=eth0")
-    assert not any(key.startswith(("OMPI", "PET_")) for key in told)
+    assert (values["NCCL_DEBUG"], values["NCCL_IB_DISABLE"], values["NCCL_SOCKET_IFNAME"]) == ("INFO", "1", "=eth0")
+    assert not any(key.startswith(("OMPI", "PET_")) for key in values)
 
 
 @pytest.mark.parametrize("interface", ["", "eth0"])
@@ -317,8 +319,8 @@ def test_golden(hosts: list[str], interface: str, tmp_path: Path, monkeypatch: p
     request = json.loads((tmp_path / "request.json").read_text())
     meeting["name"] = "a secret" if meeting["name"] else ""
     request["benchmarks"] = sorted(request["benchmarks"])
-    told = {"command": [*command.arguments], "environment": command.environment, "ranks": command.ranks}
-    text = json.dumps({**told, "rendezvous.json": meeting, "request.json": request}, indent=1, sort_keys=True)
+    values = {"command": [*command.arguments], "environment": command.environment, "ranks": command.ranks}
+    text = json.dumps({**values, "rendezvous.json": meeting, "request.json": request}, indent=1, sort_keys=True)
     text = text.replace(str(tmp_path), "WORK").replace(sys.executable, "PYTHON").replace(f"{ROOT}/", "") + "\n"
     golden = (
         ROOT
@@ -345,13 +347,13 @@ def test_a_host_on_which_no_gpu_answers_starts_no_ranks(tmp_path: Path) -> None:
 def test_hosts_that_a_scheduler_picked_are_planned_as_one_gang(capsys: pytest.CaptureFixture[str]) -> None:
     chosen = ["--gpus", "8", "--model", "h200-sxm", "--epochs", "3"]
     assert main(["plan", "--hosts", "n2=10.0.0.2,n1", *chosen, "--profile", "smoke", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    told = [
+    document = json.loads(capsys.readouterr().out)
+    reported = [
         (host["name"], host["address"], host["gang"], len(host["devices"]), host["gpu_model"])
-        for host in found["hosts"]
+        for host in document["hosts"]
     ]
-    assert told == [("n2", "10.0.0.2", "listed", 8, "h200-sxm"), ("n1", "n1", "listed", 8, "h200-sxm")]
-    assert {one["name"]: one for one in found["stages"]}["gang"]["benchmarks"]["training"]["epochs"] == 3
+    assert reported == [("n2", "10.0.0.2", "listed", 8, "h200-sxm"), ("n1", "n1", "listed", 8, "h200-sxm")]
+    assert {one["name"]: one for one in document["stages"]}["gang"]["benchmarks"]["training"]["epochs"] == 3
     assert main(["plan", "--hosts", "n1", "--gpus", "8", "--json"]) == 0
     assert "gang" not in {one["name"] for one in json.loads(capsys.readouterr().out)["stages"]}, "one host is no gang"
 
@@ -466,9 +468,9 @@ def launches(poisoned: Path, *cases: tuple[Mapping[str, str], Sequence[object]])
     given = [[dict(variables), ["launch", *map(str, arguments)]] for variables, arguments in cases]
     done = program(poisoned, {}, "launches", json.dumps(given))
     assert done.returncode == 0, done.stderr
-    told, imported = json.loads(done.stdout)
+    reported, imported = json.loads(done.stdout)
     assert not imported
-    return [tuple(one) for one in told]
+    return [tuple(one) for one in reported]
 
 
 def test_launch_names_what_is_wrong_and_exits_as_documented(poisoned: Path, tmp_path: Path, plan: Plan) -> None:
@@ -476,7 +478,7 @@ def test_launch_names_what_is_wrong_and_exits_as_documented(poisoned: Path, tmp_
     (tmp_path / "file").touch()
     by_mpi = ["--launcher", "mpi", "--plan", tmp_path / "plan.json"]
     here, me = ["--run-dir", tmp_path / "run"], {"PMIX_HOSTNAME": "h1"}
-    told = launches(
+    path = launches(
         poisoned,
         ({}, [*by_mpi, *here]),
         (open_mpi() | {"TORCHELASTIC_RUN_ID": "x"}, [*by_mpi, *here]),
@@ -501,7 +503,7 @@ def test_launch_names_what_is_wrong_and_exits_as_documented(poisoned: Path, tmp_
         (2, f"{tmp_path}/file/results: Not a directory"),
         (0, "rank 1: nothing to do; local rank 0 supervises"),
     ]
-    for (code, said), (wanted, words) in zip(told, expected, strict=True):
+    for (code, said), (wanted, words) in zip(path, expected, strict=True):
         assert code == wanted, said
         assert words in said
         assert said.count("\n") == 1, said

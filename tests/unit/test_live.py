@@ -273,8 +273,8 @@ def test_figures_beyond_the_limit_are_counted() -> None:
 def test_everything_that_a_healthy_host_measures_fits_and_is_in_the_list_of_names() -> None:
     plan = builders.plan("h1", "h2", gpu_count=8)
     for stage in ("benchmark", "gang"):
-        seen = [to_json(item) for item in builders.results(plan, "h1", stage)]
-        figures, left_out = newest_figures(seen)
+        document = [to_json(item) for item in builders.results(plan, "h1", stage)]
+        figures, left_out = newest_figures(document)
         assert left_out == 0
         assert len(figures) > 20
         for figure in figures:

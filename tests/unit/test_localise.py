@@ -49,7 +49,7 @@ class Fleet:
         """What one launch would measure."""
         chance = random.Random(f"{self.seed}/noise")  # noqa: S311
         noise = self.noise
-        found = []
+        result = []
         for a, b in itertools.chain.from_iterable(tournament.tournament(self.names, self.rounds)):
             between = self.links.get(frozenset((a, b)), 1.0) if self.links else 1.0
             both = min(between, self.hosts.get(a, 1.0), self.hosts.get(b, 1.0))
@@ -58,7 +58,7 @@ class Fleet:
                 share = min(
                     both, self.nics.get((a, rail), 1.0), self.nics.get((b, rail), 1.0), self.bad_rails.get(rail, 1.0)
                 )
-                found.append(
+                result.append(
                     Pair(
                         a=a,
                         b=b,
@@ -67,7 +67,7 @@ class Fleet:
                         latency=(TIME + late) * chance.gauss(1, noise),
                     )
                 )
-        return found
+        return result
 
     def truth(self) -> set[tuple[str, str]]:
         return {
@@ -125,10 +125,10 @@ class Score:
     wrong: int = 0
     missed: int = 0
 
-    def add(self, found: set[tuple[str, str]], truth: set[tuple[str, str]]) -> None:
-        self.right += len(found & truth)
-        self.wrong += len(found - truth)
-        self.missed += len(truth - found)
+    def add(self, result: set[tuple[str, str]], truth: set[tuple[str, str]]) -> None:
+        self.right += len(result & truth)
+        self.wrong += len(result - truth)
+        self.missed += len(truth - result)
 
     @property
     def precision(self) -> float:
@@ -180,8 +180,8 @@ def test_a_fleet_in_order_has_no_suspect() -> None:
         number, rails, rounds = trials(size)
         number *= 16 if size <= 16 else 1
         alarms[size] = sum(bool(explain(Fleet(size, rails, seed, rounds).pairs())) for seed in range(number)), number
-    told = ", ".join(f"{size} hosts {wrong} of {number}" for size, (wrong, number) in alarms.items())
-    print(f"false alarms at {NOISE:.0%} noise: {told}")
+    reported = ", ".join(f"{size} hosts {wrong} of {number}" for size, (wrong, number) in alarms.items())
+    print(f"false alarms at {NOISE:.0%} noise: {reported}")
     assert not any(wrong for wrong, _ in alarms.values())
 
 
@@ -227,9 +227,9 @@ def test_host_is_judged_by_its_limit_despite_scattered_pairs() -> None:
     """GB/s of four H200, each as a host of its own, over sockets of one machine; another process computed on that of h2."""
     measured = {"01": 2.52, "02": 2.27, "03": 2.84, "12": 2.35, "13": 2.77, "23": 2.34}
     pairs = [Pair(a=f"h{a}", b=f"h{b}", rail=0, bandwidth=rate * 1e9) for (a, b), rate in measured.items()]
-    found = only(explain(pairs))
-    assert (found.kind, found.where, found.confidence) == ("host", "h2", pytest.approx(4 / 5))
-    assert "with 3 of 3 hosts that are well" in found.evidence
+    result = only(explain(pairs))
+    assert (result.kind, result.where, result.confidence) == ("host", "h2", pytest.approx(4 / 5))
+    assert "with 3 of 3 hosts that are well" in result.evidence
 
 
 @pytest.mark.parametrize("rails", [1, 4])
@@ -315,8 +315,8 @@ def test_pairs_are_compared_with_pairs_of_their_kind() -> None:
 
 
 def test_confidence_grows_with_what_could_have_spoken_against_it() -> None:
-    found = [only(explain(Fleet(size, hosts={"h1": 0.5}).pairs())).confidence for size in (3, 4, 8, 64)]
-    assert found == pytest.approx([3 / 4, 4 / 5, 8 / 9, 64 / 65])
+    result = [only(explain(Fleet(size, hosts={"h1": 0.5}).pairs())).confidence for size in (3, 4, 8, 64)]
+    assert result == pytest.approx([3 / 4, 4 / 5, 8 / 9, 64 / 65])
 
 
 Faults = tuple[set[str], list[frozenset[str]]]
@@ -439,7 +439,7 @@ def views(
     of: Plan, fleet: Fleet, *, both_ends: bool = True, fails: Callable[[Pair], bool] = lambda pair: False
 ) -> list[HostView]:
     """The hosts of a plan, with what they measured of each other."""
-    found: dict[str, list[Observation]] = {host: [] for host in fleet.names}
+    values: dict[str, list[Observation]] = {host: [] for host in fleet.names}
     for pair in fleet.pairs():
         for host, other in ((pair.a, pair.b), (pair.b, pair.a))[: 1 + both_ends]:
             for name, unit, value in (("bandwidth", "B/s", pair.bandwidth), ("latency", "s", pair.latency)):
@@ -450,11 +450,11 @@ def views(
                 )
                 device = of.host(host).scopes[pair.rail]
                 scope = f"{device},partner={other}"
-                found[host].append(Observation(name=f"pairs.{name}", scope=scope, stage="gang", unit=unit, **of_pair))
+                values[host].append(Observation(name=f"pairs.{name}", scope=scope, stage="gang", unit=unit, **of_pair))
     made = []
     for host in of.hosts:
         alone = record(of, host)
-        made.append(HostView(of, host, Evidence(records=(alone, record(of, host, *found[host.name]))), []))
+        made.append(HostView(of, host, Evidence(records=(alone, record(of, host, *values[host.name]))), []))
     return made
 
 
@@ -587,18 +587,18 @@ def test_one_end_of_a_pair_suffices_and_missing_pairs_pass_no_host() -> None:
 def test_rehearsal_reports_gross_faults_only() -> None:
     for share, expected in ((0.4, set()), (0.1, {("h2", "host")})):
         fleet = Fleet(4, 2, hosts={"h2": share}, nics={("h1", 1): 0.05})
-        found = judge_pairs(views(plan_of(fleet, "rehearsal"), fleet), [])
-        assert told(found, "fail") == expected
+        result = judge_pairs(views(plan_of(fleet, "rehearsal"), fleet), [])
+        assert told(result, "fail") == expected
 
 
 def test_in_a_rehearsal_the_slower_end_of_a_pair_counts() -> None:
     """What a host sends goes into its sockets' buffers: by its own clock it is as fast as the others."""
     fleet = Fleet(4, 1, hosts={"h2": 0.1})
-    found = views(plan_of(fleet, "rehearsal"), fleet)
-    (slow,) = (view for view in found if view.host.name == "h2")
-    seen = [replace(item, value=10 * item.value) for item in slow.evidence.records[1].observations]
+    result = views(plan_of(fleet, "rehearsal"), fleet)
+    (slow,) = (view for view in result if view.host.name == "h2")
+    observed = [replace(item, value=10 * item.value) for item in slow.evidence.records[1].observations]
     fast = replace(
-        slow.evidence, records=(slow.evidence.records[0], replace(slow.evidence.records[1], observations=seen))
+        slow.evidence, records=(slow.evidence.records[0], replace(slow.evidence.records[1], observations=observed))
     )
-    boasts = [view if view is not slow else HostView(view.plan, view.host, fast, []) for view in found]
+    boasts = [view if view is not slow else HostView(view.plan, view.host, fast, []) for view in result]
     assert told(judge_pairs(boasts, []), "fail") == {("h2", "host")}

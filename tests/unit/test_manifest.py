@@ -37,8 +37,8 @@ def manifest(tmp_path: Path, content: str | bytes, name: str = "order.csv") -> P
 
 
 def parts(tmp_path: Path, content: str | bytes, name: str = "order.csv") -> list[tuple[str, str, str, str]]:
-    found = read_manifest(str(manifest(tmp_path, content, name)), HOSTS)
-    return [(part.host, part.kind, part.slot, part.serial) for part in found]
+    result = read_manifest(str(manifest(tmp_path, content, name)), HOSTS)
+    return [(part.host, part.kind, part.slot, part.serial) for part in result]
 
 
 RIGHT = [("r12-h01", "gpu", "0000:1b:00.0", "1650123000456"), ("r12-h02", "nic", "mlx5_0", "0c42:a103:0065:8b2e")]
@@ -175,12 +175,12 @@ NOTHING = Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=())
 
 
 def verdicts(made: Plan, evidence: Mapping[str, Evidence] | None = None) -> list[Verdict]:
-    found = judge(made, builders.evidence(made) if evidence is None else evidence, (NOTHING,))
-    return [item for item in found if item.criterion.startswith("manifest")]
+    all_verdicts = judge(made, builders.evidence(made) if evidence is None else evidence, (NOTHING,))
+    return [item for item in all_verdicts if item.criterion.startswith("manifest")]
 
 
-def told(found: list[Verdict]) -> list[tuple[str, str, str, str]]:
-    return [(item.host, item.scope, item.verdict, item.reason) for item in found if item.verdict != PASS]
+def told(all_verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
+    return [(item.host, item.scope, item.verdict, item.reason) for item in all_verdicts if item.verdict != PASS]
 
 
 def line_of(made: Plan, evidence: Mapping[str, Evidence] | None = None) -> str:
@@ -190,14 +190,14 @@ def line_of(made: Plan, evidence: Mapping[str, Evidence] | None = None) -> str:
 
 def test_fleet_as_ordered_passes_part_by_part_and_says_so() -> None:
     made = plan(ordered("h1", "h2"))
-    found = verdicts(made)
-    assert [(item.host, item.scope, item.serial, item.verdict) for item in found] == [
+    all_verdicts = verdicts(made)
+    assert [(item.host, item.scope, item.serial, item.verdict) for item in all_verdicts] == [
         ("h1", "gpu=0", "h1-0", PASS),
         ("h1", "gpu=1", "h1-1", PASS),
         ("h2", "gpu=0", "h2-0", PASS),
         ("h2", "gpu=1", "h2-1", PASS),
     ]
-    assert {item.source for item in found} == {"manifest: order.csv"}
+    assert {item.source for item in all_verdicts} == {"manifest: order.csv"}
     assert line_of(made) == "Manifest: 4 of 4 parts as ordered"
 
 
@@ -216,16 +216,16 @@ def test_part_in_another_slot_of_its_host_fails_once() -> None:
 def test_parts_swapped_between_hosts_fail_on_both() -> None:
     swapped = [gpu("h1", 0), gpu("h1", 1, serial="h2-1", slot="1"), gpu("h2", 0), gpu("h2", 1, serial="h1-1")]
     made = plan(swapped)
-    found = verdicts(made)
-    assert {item.source for item in found if item.verdict == FAIL} == {"manifest: order.csv line 1"}
+    all_verdicts = verdicts(made)
+    assert {item.source for item in all_verdicts if item.verdict == FAIL} == {"manifest: order.csv line 1"}
     first, second = "ordered for h1 slot 1, found in h2 gpu=1", "ordered for h2, found in h1 gpu=1"
-    assert told(found) == [
+    assert told(all_verdicts) == [
         ("h1", "host", FAIL, first),
         ("h2", "gpu=1", FAIL, first),
         ("h2", "host", FAIL, second),
         ("h1", "gpu=1", FAIL, second),
     ]
-    assert {item.action for item in found if item.verdict == FAIL} == {"inspect_hardware"}
+    assert {item.action for item in all_verdicts if item.verdict == FAIL} == {"inspect_hardware"}
     assert line_of(made) == "Manifest: 2 of 4 parts as ordered"
 
 
@@ -240,8 +240,8 @@ def test_missing_part_and_its_replacement_both_fail() -> None:
 
 def test_host_that_was_not_measured_is_inconclusive() -> None:
     made = plan(ordered("h1", "h2"))
-    found = verdicts(made, {"h1": builders.evidence(made)["h1"]})
-    assert set(told(found)) == {("h2", "host", INCONCLUSIVE, "ordered for h2: the host left no record")}
+    all_verdicts = verdicts(made, {"h1": builders.evidence(made)["h1"]})
+    assert set(told(all_verdicts)) == {("h2", "host", INCONCLUSIVE, "ordered for h2: the host left no record")}
     assert line_of(made, {"h1": builders.evidence(made)["h1"]}) == "Manifest: 2 of 4 parts as ordered"
 
 
@@ -280,10 +280,10 @@ def with_nics(made: Plan, **readings: Mapping[str, Any]) -> dict[str, Evidence]:
         Metric(
             name=name.replace("__", "."),
             unit="1",
-            values={scope: value for scope, value in places.items() if not isinstance(value, tuple)},
-            absent={scope: ": ".join(value) for scope, value in places.items() if isinstance(value, tuple)},
+            values={scope: value for scope, value in positions.items() if not isinstance(value, tuple)},
+            absent={scope: ": ".join(value) for scope, value in positions.items() if isinstance(value, tuple)},
         )
-        for name, places in readings.items()
+        for name, positions in readings.items()
     )
     taken = Snapshot(stage="benchmark", phase="after", at=builders.WHEN, duration_s=0.1, metrics=metrics)
     evidence = builders.evidence(made)
@@ -299,8 +299,8 @@ def guids(**values: Any) -> dict[str, Any]:
 def test_nic_is_known_by_its_guid_or_the_address_in_it(serial: str, slot: str) -> None:
     made = plan([nic(serial, slot=slot)])
     evidence = with_nics(made, **guids(mlx5_0=GUID), infiniband__hca__pci_address={"hca=mlx5_0": "0000:5e:00.0"})
-    found = verdicts(made, evidence)
-    assert [(item.scope, item.verdict) for item in found] == [("hca=mlx5_0", PASS)]
+    all_verdicts = verdicts(made, evidence)
+    assert [(item.scope, item.verdict) for item in all_verdicts] == [("hca=mlx5_0", PASS)]
 
 
 def test_ethernet_port_is_known_by_its_address_and_others_are_no_extras() -> None:

@@ -354,15 +354,15 @@ def test_telemetry_gives_what_the_catalogue_wants_of_the_time_that_was_asked_for
         "end": begin + 0.5,
         "params": {"dtype": "bf16"},
     }
-    found = telemetry.observations([window], [rate], "benchmark")
-    by_name = {(seen.name, seen.params.get("reason")): seen for seen in found}
+    result = telemetry.observations([window], [rate], "benchmark")
+    by_name = {(observed.name, observed.params.get("reason")): observed for observed in result}
     assert by_name[("stress.power", None)].value == 693.0
     assert by_name[("stress.efficiency", None)].value == pytest.approx(1e12)
     assert by_name[("stress.flop_per_cycle", None)].value == pytest.approx(6.93e14 / 1.5e9)
     assert by_name[("stress.throttled_share", "power_cap")].value == 1.0
     assert by_name[("stress.throttled_share", "hw_thermal")].value == 0.0
     assert float(str(by_name[("stress.clock", None)].params["samples_per_second"])) >= 10
-    assert {seen.scope for seen in found} == {"gpu=3"}
+    assert {observed.scope for observed in result} == {"gpu=3"}
 
 
 def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -373,9 +373,9 @@ def test_telemetry_that_saw_nothing_says_so(monkeypatch: pytest.MonkeyPatch) -> 
     with Telemetry([0]) as telemetry:
         telemetry.join()
     window = {"benchmark": "stress", "scope": "gpu=0", "begin": 0.0, "end": 9e9, "params": {"dtype": "bf16"}}
-    found = telemetry.observations([window], [], "benchmark")
-    assert found
-    assert {(seen.status, seen.reason) for seen in found} == {("error", "OSError: NVML: GPU is lost")}
+    result = telemetry.observations([window], [], "benchmark")
+    assert result
+    assert {(observed.status, observed.reason) for observed in result} == {("error", "OSError: NVML: GPU is lost")}
 
 
 @pytest.mark.parametrize(
@@ -403,9 +403,9 @@ def test_telemetry_that_saw_too_little_proves_nothing(
     with Telemetry([0]) as telemetry:
         time.sleep(0.6)
     window = {"benchmark": "stress", "scope": "gpu=0", "begin": begin, "end": begin + 0.5, "params": {"dtype": "bf16"}}
-    found = telemetry.observations([window], [], "benchmark")
-    assert {seen.status for seen in found} == {"error"}
-    assert all(why in seen.reason for seen in found)
+    result = telemetry.observations([window], [], "benchmark")
+    assert {observed.status for observed in result} == {"error"}
+    assert all(why in observed.reason for observed in result)
 
 
 NCCL_2_28 = """\

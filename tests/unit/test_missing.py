@@ -62,7 +62,9 @@ def host(
         gone = {
             f"{what}={index}" for what in ("gpu", "peer") for index in range(len(slots), len(of.host(name).devices))
         }
-        kept = tuple(seen for seen in record.observations if gone.isdisjoint(seen.scope.split(",")))
+        kept = tuple(
+            observation for observation in record.observations if gone.isdisjoint(observation.scope.split(","))
+        )
         return replace(record, gpus=gpus, snapshots=tuple(shots), observations=kept)
 
     return Evidence(records=tuple(changed(record) for record in builders.records(of, name)))
@@ -77,23 +79,23 @@ def findings(of: Plan = PLAN, **hosts: Evidence) -> list[Verdict]:
     return [item for item in judge(of, left, read_packs([])) if item.verdict != PASS]
 
 
-def counts(found: Sequence[Verdict]) -> dict[str, str]:
+def counts(verdicts: Sequence[Verdict]) -> dict[str, str]:
     """What the counts of h2 say, beyond what was found and wanted."""
-    return {item.name: item.detail for item in found if item.host == "h2" and item.name in (DRIVER, BUS)}
+    return {item.name: item.detail for item in verdicts if item.host == "h2" and item.name in (DRIVER, BUS)}
 
 
 def test_missing_slot_is_derived_from_identical_hosts() -> None:
-    told = "nothing at PCI 0000:01:00.0 (module 8), where 2 of 2 hosts of its build have one"
-    found = findings(h2=host("h2", LEFT))
-    assert counts(found) == {"gpu.count": told, "gpu.pci_count": told}
-    assert {item.reason for item in found if item.name == "gpu.count"} == {f"found 3, wanted = 4; {told}"}
-    (unseen,) = [item.reason for item in found if item.name == "gpu" and item.host == "h2"]
+    reported = "nothing at PCI 0000:01:00.0 (module 8), where 2 of 2 hosts of its build have one"
+    verdicts = findings(h2=host("h2", LEFT))
+    assert counts(verdicts) == {"gpu.count": reported, "gpu.pci_count": reported}
+    assert {item.reason for item in verdicts if item.name == "gpu.count"} == {f"found 3, wanted = 4; {reported}"}
+    (unseen,) = [item.reason for item in verdicts if item.name == "gpu" and item.host == "h2"]
     assert "the driver has 3, and numbers them from 0, so that this number tells no slot" in unseen
 
 
 def test_gpu_still_on_the_bus_is_named_by_its_address() -> None:
-    found = counts(findings(h2=host("h2", LEFT, on_bus=[MISSING])))
-    assert found == {"gpu.count": "on the PCI bus and not with the driver: 0000:01:00.0 (the kernel log says why)"}
+    result = counts(findings(h2=host("h2", LEFT, on_bus=[MISSING])))
+    assert result == {"gpu.count": "on the PCI bus and not with the driver: 0000:01:00.0 (the kernel log says why)"}
 
 
 def on_bus(slot: int) -> str:
@@ -102,10 +104,10 @@ def on_bus(slot: int) -> str:
 
 def test_of_two_the_bus_still_has_one() -> None:
     nothing = "nothing at PCI 0000:02:00.0 (module 5), where 2 of 2 hosts of its build have one"
-    found = host("h2", [0, 3], on_bus=[1])
-    assert counts(findings(h2=found)) == {DRIVER: f"{on_bus(1)}; {nothing}", BUS: nothing}
+    result = host("h2", [0, 3], on_bus=[1])
+    assert counts(findings(h2=result)) == {DRIVER: f"{on_bus(1)}; {nothing}", BUS: nothing}
     gone = "accepted with it, and not there now: serial h2-2 at PCI 0000:02:00.0"
-    assert counts(findings(h2=accepted(found, *ALL))) == {DRIVER: f"{on_bus(1)}; {gone}", BUS: gone}
+    assert counts(findings(h2=accepted(result, *ALL))) == {DRIVER: f"{on_bus(1)}; {gone}", BUS: gone}
 
 
 def test_contradictory_slots_name_no_slot() -> None:
@@ -127,9 +129,9 @@ def test_what_the_bus_showed_last_counts() -> None:
 
 
 def test_by_its_module_where_the_buses_are_numbered_otherwise() -> None:
-    told = "nothing in module 8, where 2 of 2 hosts of its build have one"
-    found = counts(findings(h2=host("h2", LEFT, address=lambda slot: f"0000:{slot - (slot > MISSING):02}:00.0")))
-    assert found == {"gpu.count": told, "gpu.pci_count": told}
+    reported = "nothing in module 8, where 2 of 2 hosts of its build have one"
+    result = counts(findings(h2=host("h2", LEFT, address=lambda slot: f"0000:{slot - (slot > MISSING):02}:00.0")))
+    assert result == {"gpu.count": reported, "gpu.pci_count": reported}
 
 
 def accepted(left: Evidence, *slots: int) -> Evidence:
@@ -151,22 +153,22 @@ def told_of(module: int) -> str:
 
 
 def test_by_its_serial_where_the_host_was_accepted_with_it() -> None:
-    told = "accepted with it, and not there now: serial h2-1 at PCI 0000:01:00.0"
-    assert counts(findings(h2=accepted(host("h2", LEFT), *ALL))) == {"gpu.count": told, "gpu.pci_count": told}
+    reported = "accepted with it, and not there now: serial h2-1 at PCI 0000:01:00.0"
+    assert counts(findings(h2=accepted(host("h2", LEFT), *ALL))) == {"gpu.count": reported, "gpu.pci_count": reported}
 
 
 def test_no_slot_of_the_accepted_record_where_another_gpu_is_now() -> None:
     """The GPU of slot 3 came in place of that of slot 2: the one of slot 3 is gone, and slot 3 is empty."""
     moved = named(host("h2", [0, 1, 2]), lambda gpu: replace(gpu, serial="h2-3") if gpu.index == 2 else gpu)
-    told = "accepted with it, and not there now: serial h2-2"
+    reported = "accepted with it, and not there now: serial h2-2"
     where = "nothing at PCI 0000:03:00.0 (module 7), where 2 of 2 hosts of its build have one"
-    assert counts(findings(h2=accepted(moved, *ALL))) == dict.fromkeys((DRIVER, BUS), f"{told}; {where}")
+    assert counts(findings(h2=accepted(moved, *ALL))) == dict.fromkeys((DRIVER, BUS), f"{reported}; {where}")
     left = accepted(host("h2", LEFT), *ALL)
     assert left.baseline
     assert left.baseline.host
     nowhere = replace(left.baseline.host, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in left.baseline.host.gpus))
-    told = counts(findings(h2=replace(left, baseline=HostBaseline(host=nowhere))))[DRIVER]
-    assert told == f"accepted with it, and not there now: serial h2-1; {told_of(8)}"
+    reported = counts(findings(h2=replace(left, baseline=HostBaseline(host=nowhere))))[DRIVER]
+    assert reported == f"accepted with it, and not there now: serial h2-1; {told_of(8)}"
     more = accepted(host("h2", LEFT), 0, 1, 2, 3, 4)
     assert counts(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), told_of(8)), "two are gone, and one is missing"
 
@@ -182,26 +184,26 @@ def test_no_slot_if_the_driver_lists_fewer_gpus_than_it_counts() -> None:
 def test_no_slot_for_a_subset_of_gpus(missing: int) -> None:
     """Their numbers move where one that is not under test is gone; and the bus shows those, too."""
     chosen = replace(PLAN, hosts=tuple(replace(each, devices=(1, 2, 3)) for each in PLAN.hosts))
-    there = [slot for slot in ALL if slot != missing]
+    present = [slot for slot in ALL if slot != missing]
     left = {name: named(host(name, ALL), lambda gpu: gpu if gpu.index else None) for name in ("h1", "h3")}
-    found = host("h2", there[1:], on_bus=[there[0]])
-    left["h2"] = named(found, lambda gpu: replace(gpu, index=gpu.index + 1))
+    result = host("h2", present[1:], on_bus=[present[0]])
+    left["h2"] = named(result, lambda gpu: replace(gpu, index=gpu.index + 1))
     assert {item.detail for item in judge(chosen, left, read_packs([])) if item.name == DRIVER} == {""}
 
 
 def test_slot_by_address_alone_without_module_ids() -> None:
     hosts = {name: host(name, ALL if name != "h2" else LEFT, modules=()) for name in ("h1", "h2", "h3")}
-    told = "nothing at PCI 0000:01:00.0, by the address alone, where 2 of 2 hosts of its build have one"
-    assert counts(findings(**hosts)) == {DRIVER: told, BUS: told}
+    reported = "nothing at PCI 0000:01:00.0, by the address alone, where 2 of 2 hosts of its build have one"
+    assert counts(findings(**hosts)) == {DRIVER: reported, BUS: reported}
     hosts = {name: host(name, ALL if name != "h2" else LEFT, modules=(6, True, 5, 7)) for name in hosts}
-    assert counts(findings(**hosts)) == {DRIVER: told, BUS: told}, "no number"
+    assert counts(findings(**hosts)) == {DRIVER: reported, BUS: reported}, "no number"
 
 
 def test_gpu_reported_lost_keeps_its_index() -> None:
     last = host("h2", [0, 1, 2])
     lost = Metric(name="gpu.name", unit="1", absent={"gpu=3": "error: NVML: GPU is lost"})
-    told = builders.with_snapshot(last, replace(last.records[0].snapshots[-1], metrics=(lost,)))
-    for left, beyond in ((last, True), (told, False)):
+    reported = builders.with_snapshot(last, replace(last.records[0].snapshots[-1], metrics=(lost,)))
+    for left, beyond in ((last, True), (reported, False)):
         view = HostView(PLAN, PLAN.host("h2"), left, read_packs([]))
         assert [view.is_beyond_driver(scope) for scope in ("gpu=3", "gpu=3,peer=1", "gpu=1,peer=3", "host")] == [
             beyond, beyond, False, False,
@@ -217,18 +219,18 @@ def test_half_of_the_hosts_are_not_most() -> None:
     slots = Slots()
     for name, modules in (("h1", (6, 8, 5, 7)), ("h3", (6, 8, 5, 7)), ("h4", (1, 2, 3, 4)), ("h5", (1, 2, 3, 4))):
         slots.add(HostView(PLAN, PLAN.host("h1"), host("h1", ALL, modules=modules), read_packs([])))
-        found = slots.empty(HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([])), 1, ())
-        assert bool(found) == (name in ("h3", "h4")), name
+        result = slots.empty(HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([])), 1, ())
+        assert bool(result) == (name in ("h3", "h4")), name
 
 
 def test_slots_merge_across_worker_processes() -> None:
     views = {name: HostView(PLAN, PLAN.host(name), host(name, ALL), read_packs([])) for name in ("h1", "h3")}
-    here, there = Slots(), Slots()
+    here, present = Slots(), Slots()
     here.add(views["h1"])
-    there.add(views["h3"])
+    present.add(views["h3"])
     left = HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([]))
     assert here.empty(left, 1, ()) == "", "one other host alone may be the odd one"
-    here.update(there)
+    here.update(present)
     assert here.empty(left, 1, ()) == told_of(8)
 
 
@@ -249,8 +251,8 @@ def test_more_are_missing_than_the_slots_explain() -> None:
     """The plan has eight and the others have four: where four of the eight would be, nobody knows."""
     of = builders.plan("h1", "h2", "h3", gpu_count=8)
     left = {name: host(name, ALL, of=of) for name in ("h1", "h2", "h3")}
-    found = [item for item in judge(of, left, read_packs([])) if item.name == "gpu.count"]
-    assert [(item.verdict, item.detail) for item in found] == [(FAIL, "")] * 3
+    verdicts = [item for item in judge(of, left, read_packs([])) if item.name == "gpu.count"]
+    assert [(item.verdict, item.detail) for item in verdicts] == [(FAIL, "")] * 3
 
 
 def test_whose_rank_has_no_gpu_is_the_host_in_its_gang(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -264,9 +266,9 @@ def test_whose_rank_has_no_gpu_is_the_host_in_its_gang(tmp_path: Path, capsys: p
     assert {(item.host, item.scope, item.name) for item in failed} == {
         ("r01-h02", "host", name) for name in (DRIVER, BUS)
     }
-    (told,) = [item for item in report.verdicts if item.name == "gang.fault"]
-    assert (told.host, told.scope, told.verdict) == ("r01-h02", "host", INCONCLUSIVE)
-    assert told.reason.endswith("cannot take part: CUDA shows 7 devices: none is left for gpu=7")
+    (reported,) = [item for item in report.verdicts if item.name == "gang.fault"]
+    assert (reported.host, reported.scope, reported.verdict) == ("r01-h02", "host", INCONCLUSIVE)
+    assert reported.reason.endswith("cannot take part: CUDA shows 7 devices: none is left for gpu=7")
     launches = [launch.members for host in report.hosts for launch in host.launches if host.name == "r01-h01"]
     assert [members for members in launches if len(members) > 1] == [
         ("r01-h01", "r01-h02", "r01-h03", "r01-h04"), ("r01-h01", "r01-h03", "r01-h04"),

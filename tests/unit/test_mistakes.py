@@ -38,10 +38,10 @@ def said(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tm
             code = main([str(word) for word in words])
         except SystemExit as ended:
             code = int(str(ended.code))
-        found = capsys.readouterr()
-        assert found.out == ""
-        assert found.err.count("\n") == 1, found.err
-        return code, found.err
+        output = capsys.readouterr()
+        assert output.out == ""
+        assert output.err.count("\n") == 1, output.err
+        return code, output.err
 
     return call
 
@@ -77,8 +77,8 @@ def reported(run: Path, capsys: pytest.CaptureFixture[str]) -> Path:
     ],
 )
 def test_what_is_wrong_with_a_command_line_is_one_line_that_names_it(said: Said, words: str, line: str) -> None:
-    code, told = said(*words.split())
-    assert (code, told[: len(line)]) == (64, line)
+    code, output = said(*words.split())
+    assert (code, output[: len(line)]) == (64, line)
 
 
 def test_the_command_itself_says_no_more_than_that_line() -> None:
@@ -117,8 +117,8 @@ def test_runs_that_are_near_are_named(said: Said, run: str) -> None:
 @pytest.mark.parametrize("verb", ["bench", "launch", "soak", "wait --host h1 --stage gang", "emit-record"])
 def test_a_host_is_told_the_same(said: Said, verb: str) -> None:
     name, *options = verb.split()
-    code, told = said(name, "--run-dir", "empty", *options)
-    assert (code, NO_RUN in told) == (2, True)
+    code, output = said(name, "--run-dir", "empty", *options)
+    assert (code, NO_RUN in output) == (2, True)
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_a_host_is_told_the_same(said: Said, verb: str) -> None:
     ],
 )
 def test_a_file_that_is_not_there_is_named_with_what_to_give(said: Said, words: str, code: int, line: str) -> None:
-    found, told = said(*words.split())
-    assert found == code
-    assert told.startswith(f"rackproof: {line}")
+    result, output = said(*words.split())
+    assert result == code
+    assert output.startswith(f"rackproof: {line}")
 
 
 @pytest.mark.parametrize("option", ["--criteria", "--waivers"])
@@ -166,16 +166,16 @@ def test_a_pack_is_told_the_word_that_was_meant(said: Said, tmp_path: Path, writ
     key, _, value = written.partition(": ")
     pack = {"schema": "rackproof.criteria/1", "summary": "mine", "criteria": [{**right, key: value}]}
     (tmp_path / "mine.yml").write_text(json.dumps(pack))
-    code, told = said("criteria", "lint", "mine.yml")
-    assert (code, meant in told) == (64, True), told
+    code, output = said("criteria", "lint", "mine.yml")
+    assert (code, meant in output) == (64, True), output
 
 
 def test_a_slip_in_capitals_is_as_near_as_can_be(said: Said, tmp_path: Path) -> None:
     host = {"ansible_host": "10.0.0.1", "rackproof_gpu_count": 1, "rackproof_gpu_model": "H200-SXM"}
     listing = {"_meta": {"hostvars": {"h1": host}}, "gpu_hosts": {"hosts": ["h1"]}}
     (tmp_path / "hosts.json").write_text(json.dumps(listing))
-    code, told = said("plan", "-i", "hosts.json")
-    assert (code, "unknown rackproof_gpu_model H200-SXM (did you mean h200-sxm?)" in told) == (64, True)
+    code, output = said("plan", "-i", "hosts.json")
+    assert (code, "unknown rackproof_gpu_model H200-SXM (did you mean h200-sxm?)" in output) == (64, True)
 
 
 def test_a_host_that_no_plan_has_is_not_taken_for_one_that_is_done(said: Said, run: Path) -> None:
@@ -189,8 +189,8 @@ def test_a_host_that_no_plan_has_is_not_taken_for_one_that_is_done(said: Said, r
 def test_a_file_that_holds_no_key_is_not_said_to_be_missing(said: Said, reported: Path, text: str) -> None:
     (reported.parent / "key").write_text(text)
     (reported.parent / "key").chmod(0o600)
-    code, told = said("sign", reported, "--key", "key")
-    assert (code, told.startswith("rackproof: key: not an SSH key: give one, such as ~/.ssh/id_ed25519")) == (2, True)
+    code, output = said("sign", reported, "--key", "key")
+    assert (code, output.startswith("rackproof: key: not an SSH key: give one, such as ~/.ssh/id_ed25519")) == (2, True)
 
 
 # --- while a run goes on
@@ -216,9 +216,9 @@ def test_a_report_on_a_run_that_goes_on_says_so(
     going_on: Path, bystander: subprocess.Popen[bytes], words: list[str], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([words[0], str(going_on), *words[1:]]) == 0
-    told = capsys.readouterr().err
-    assert told.startswith("rackproof: note: the run is still in progress, locked by ")
-    assert f"(process {bystander.pid}) since 2026-11-21T04:00:00.000000Z" in told
+    output = capsys.readouterr().err
+    assert output.startswith("rackproof: note: the run is still in progress, locked by ")
+    assert f"(process {bystander.pid}) since 2026-11-21T04:00:00.000000Z" in output
     assert (going_on / run_directory.LOCK).exists()
 
 
@@ -232,8 +232,8 @@ def test_a_report_on_a_run_that_is_over_or_ones_own_says_nothing(
 
 
 def test_a_run_that_goes_on_is_no_baseline(said: Said, going_on: Path, bystander: subprocess.Popen[bytes]) -> None:
-    code, told = said("baseline", "accept", going_on, "--baseline", "base")
-    assert (code, f"process {bystander.pid}) since " in told, "accept it after its report is written" in told) == (
+    code, output = said("baseline", "accept", going_on, "--baseline", "base")
+    assert (code, f"process {bystander.pid}) since " in output, "accept it after its report is written" in output) == (
         75,
         True,
         True,

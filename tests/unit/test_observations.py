@@ -132,7 +132,7 @@ def test_large_fleet_names_the_records_of_accepted_hosts(
 
 def row_of(value: object, reason: str = "") -> str:
     samples = Samples(n=3, min=-1.5, p50=-1.0, max=2.0, cv=0.1)
-    seen = Observation(
+    observed = Observation(
         name="x.y",
         scope="host",
         stage="benchmark",
@@ -142,7 +142,7 @@ def row_of(value: object, reason: str = "") -> str:
         reason=reason,
         samples=samples,
     )
-    row = ObservationRow(host="h1", rack="r1", serial="", scope="host", name="x.y", observation=seen)
+    row = ObservationRow(host="h1", rack="r1", serial="", scope="host", name="x.y", observation=observed)
     return ",".join(COLUMNS) + "\r\n" + rows_as_csv(SharedFields(mark="", run_id="r1"), [row])
 
 

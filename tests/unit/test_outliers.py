@@ -32,13 +32,13 @@ def judged(asked: Criterion, shares: dict[str, tuple[float, float]]) -> dict[tup
     for host in shares:
 
         def share(record: Record, host: str = host) -> Record:
-            seen = tuple(
+            observed = tuple(
                 replace(item, value=float(item.value) * shares[host][int(item.scope[-1])])
                 if item.name == "stress.throughput" and isinstance(item.value, float)
                 else item
                 for item in record.observations
             )
-            return replace(record, observations=seen)
+            return replace(record, observations=observed)
 
         evidence[host] = Evidence(records=tuple(map(share, builders.records(plan, host))))
     packs = (Pack(name="h200-sxm", gpu_names=("NVIDIA H200",), criteria=(asked,)),)
@@ -51,16 +51,16 @@ def fleet(count: int, **odd: tuple[float, float]) -> dict[str, tuple[float, floa
 
 
 def test_outlier_fails_alone_with_the_spread() -> None:
-    found = judged(criterion(fleet_deviations=6.0), fleet(6, h2=(0.98, 1.0)))
-    assert [place for place, item in found.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
-    assert "6 robust deviations" in found[("h2", "gpu=0")].detail
-    assert "over 12 GPUs" in found[("h2", "gpu=0")].detail
+    verdicts = judged(criterion(fleet_deviations=6.0), fleet(6, h2=(0.98, 1.0)))
+    assert [position for position, item in verdicts.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
+    assert "6 robust deviations" in verdicts[("h2", "gpu=0")].detail
+    assert "over 12 GPUs" in verdicts[("h2", "gpu=0")].detail
 
 
 def test_spread_of_few_parts_is_not_known() -> None:
-    found = judged(criterion(fleet_deviations=6.0), fleet(3, h2=(0.5, 1.0)))
-    assert {item.verdict for item in found.values()} == {INCONCLUSIVE}
-    assert "a deviation needs at least 8" in next(iter(found.values())).reason
+    verdicts = judged(criterion(fleet_deviations=6.0), fleet(3, h2=(0.5, 1.0)))
+    assert {item.verdict for item in verdicts.values()} == {INCONCLUSIVE}
+    assert "a deviation needs at least 8" in next(iter(verdicts.values())).reason
     assert judged(criterion(fleet_deviations=6.0, optional=True), fleet(3)) == {}
 
 
@@ -71,7 +71,7 @@ def test_of_share_and_deviations_the_farther_counts() -> None:
     assert judged(criterion(fleet_deviations=4.0, fleet_fraction=0.98), slow)[("h2", "gpu=0")].verdict == PASS
     # a fleet too small for its spread falls back to the share
     few = judged(criterion(fleet_deviations=4.0, fleet_fraction=0.98), fleet(3, h2=(0.95, 1.0)))
-    assert [place for place, item in few.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
+    assert [position for position, item in few.items() if item.verdict == FAIL] == [("h2", "gpu=0")]
 
 
 def test_parts_are_compared_by_position_if_there_are_enough() -> None:
@@ -80,9 +80,9 @@ def test_parts_are_compared_by_position_if_there_are_enough() -> None:
     warm["h3"] = (0.97, 0.96)
     by_model = judged(criterion(fleet_fraction=0.985), warm)
     assert {item.verdict for item in by_model.values()} == {PASS}
-    by_place = judged(criterion(fleet_fraction=0.985, by_position=True), warm)
-    assert [place for place, item in by_place.items() if item.verdict == FAIL] == [("h3", "gpu=0")]
-    assert "over 10 GPUs at gpu=0" in by_place[("h3", "gpu=0")].detail
+    verdicts = judged(criterion(fleet_fraction=0.985, by_position=True), warm)
+    assert [position for position, item in verdicts.items() if item.verdict == FAIL] == [("h3", "gpu=0")]
+    assert "over 10 GPUs at gpu=0" in verdicts[("h3", "gpu=0")].detail
     few = {host: warm[host] for host in ("h0", "h1", "h2", "h4")}
     assert "over 8 GPUs" in next(iter(judged(criterion(fleet_fraction=0.5, by_position=True), few).values())).detail
 
@@ -109,8 +109,8 @@ criteria:
 def test_pack_says_so_and_the_lint_knows_it(operator: str, limit: str, finding: str, tmp_path: Path) -> None:
     path = tmp_path / "ours.yml"
     path.write_text(PACK.format(operator=operator, limit=limit))
-    found = [str(item) for item in lint(read_pack(str(path)))]
-    assert any(finding in text for text in found) if finding else found == []
+    result = [str(item) for item in lint(read_pack(str(path)))]
+    assert any(finding in text for text in result) if finding else result == []
 
 
 @pytest.mark.parametrize(

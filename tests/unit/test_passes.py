@@ -70,27 +70,27 @@ def record(host: str, plan: Plan = PLAN) -> Record:
 def fleet(plan: Plan = PLAN, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
     """Hosts that are alike, but for what is done to some; read as hosts' files are, so that equal words are one object."""
     reader = quick.Reader()
-    told = {}
+    values = {}
     for host in plan.hosts:
         one = changed.get(host.name, lambda made: made)(record(host.name, plan))
-        told[host.name] = Evidence(records=(read(reader, one),))
-    return told
+        values[host.name] = Evidence(records=(read(reader, one),))
+    return values
 
 
 def read(reader: quick.Reader, one: Record) -> Record:
-    found = reader.record(json.dumps(to_json(one)).encode())
-    return found if found is not None else one
+    document = reader.record(json.dumps(to_json(one)).encode())
+    return document if document is not None else one
 
 
 def judged(
-    plan: Plan, told: dict[str, Evidence], packs: Sequence[Pack], *, parts: int, in_full: bool
+    plan: Plan, reported: dict[str, Evidence], packs: Sequence[Pack], *, parts: int, in_full: bool
 ) -> tuple[FleetStats, JudgedHosts]:
     """Return the statistics and the results on all hosts, both merged from so many parts."""
     context = context_of(plan, packs, {}, in_full=in_full)
     shares = [units(plan)[share::parts] for share in range(parts)]
     gatherers = [Gatherer(context.planned) for _ in range(parts)]
     for gatherer, share in zip(gatherers, shares, strict=True):
-        for view in host_views(plan.only([name for unit in share for name in unit]), told, packs):
+        for view in host_views(plan.only([name for unit in share for name in unit]), reported, packs):
             gatherer.add(view)
     stats, *more = [gatherer.finish() for gatherer in gatherers]
     for other in more:
@@ -100,7 +100,7 @@ def judged(
     for share in shares:
         judge = HostJudge(context, stats)
         for unit in share:
-            judge.add(unit, {name: told.get(name, Evidence()) for name in unit})
+            judge.add(unit, {name: reported.get(name, Evidence()) for name in unit})
         results.append(judge.finish())
     first, *others = results
     for result in others:
@@ -108,8 +108,8 @@ def judged(
     return stats, first
 
 
-def serials(told: dict[str, Evidence]) -> dict[tuple[str, str], str]:
-    return {(host, f"gpu={gpu.index}"): gpu.serial for host, one in told.items() for gpu in one.gpus()}
+def serials(reported: dict[str, Evidence]) -> dict[tuple[str, str], str]:
+    return {(host, f"gpu={gpu.index}"): gpu.serial for host, one in reported.items() for gpu in one.gpus()}
 
 
 def exceptions(verdicts: Iterable[Verdict]) -> list[Verdict]:
@@ -117,22 +117,22 @@ def exceptions(verdicts: Iterable[Verdict]) -> list[Verdict]:
 
 
 def odd_hosts(
-    told: dict[str, Evidence], *rules: Criterion, plan: Plan = PLAN, packs: Sequence[Pack] = (), parts: int = 2
+    reported: dict[str, Evidence], *rules: Criterion, plan: Plan = PLAN, packs: Sequence[Pack] = (), parts: int = 2
 ) -> list[str]:
     """Return the hosts with a verdict that does not pass.
 
     What is counted without verdicts gives the same report as all verdicts do, and that is what the judge alone gives.
     """
     used = [*(packs or [pack(*(rules or RULES))])]
-    _, counted = judged(plan, told, used, parts=parts, in_full=False)
-    _, whole = judged(plan, told, used, parts=1, in_full=True)
-    assert counted.tally.judged(serials(told)) == whole.tally.judged(serials(told))
+    _, counted = judged(plan, reported, used, parts=parts, in_full=False)
+    _, whole = judged(plan, reported, used, parts=1, in_full=True)
+    assert counted.tally.judged(serials(reported)) == whole.tally.judged(serials(reported))
     for name, facts in whole.facts.items():
         measured = tuple(sorted(facts.measured))
         assert replace(counted.facts[name], measured=tuple(sorted(counted.facts[name].measured))) == replace(
             facts, measured=measured
         )
-    assert exceptions(counted.verdicts) == exceptions(whole.verdicts) == exceptions(judge(plan, told, used))
+    assert exceptions(counted.verdicts) == exceptions(whole.verdicts) == exceptions(judge(plan, reported, used))
     for name, report in whole.hosts.items():
         assert (counted.hosts[name].decision, counted.hosts[name].coverage) == (report.decision, report.coverage), name
         assert counted.hosts[name].software == report.software
@@ -156,14 +156,16 @@ def both(**over: Any) -> Callable[[Record], Record]:
 
 
 def with_figure(value: Any = SPEED, **over: Any) -> Callable[[Record], Record]:
-    def one(seen: Observation) -> Observation:
-        return replace(seen, value=value, **over) if seen.name == "memory.bandwidth" else seen
+    def one(observation: Observation) -> Observation:
+        return replace(observation, value=value, **over) if observation.name == "memory.bandwidth" else observation
 
     return lambda made: replace(made, observations=tuple(map(one, made.observations)))
 
 
 def without(name: str) -> Callable[[Record], Record]:
-    return lambda made: replace(made, observations=tuple(seen for seen in made.observations if seen.name != name))
+    return lambda made: replace(
+        made, observations=tuple(observation for observation in made.observations if observation.name != name)
+    )
 
 
 def with_more(*seen: Observation) -> Callable[[Record], Record]:
@@ -240,11 +242,11 @@ FAULTS: dict[str, tuple[Callable[[Record], Record], list[str]]] = {
 }  # fmt: skip
 
 
-def assert_gathered(plan: Plan, told: dict[str, Evidence], packs: Sequence[Pack], parts: int = 1) -> None:
+def assert_gathered(plan: Plan, reported: dict[str, Evidence], packs: Sequence[Pack], parts: int = 1) -> None:
     """What the gatherer works out once for many hosts is what each host adds by itself."""
-    gathered, _ = judged(plan, told, packs, parts=parts, in_full=False)
+    gathered, _ = judged(plan, reported, packs, parts=parts, in_full=False)
     plain = FleetStats(Planned(plan))
-    for view in host_views(plan, told, packs):
+    for view in host_views(plan, reported, packs):
         plain.add_identities(view)
         plain.add_values(view)
     plain.settle()
@@ -256,7 +258,10 @@ def assert_gathered(plan: Plan, told: dict[str, Evidence], packs: Sequence[Pack]
 def numbers(stats: FleetStats) -> Any:
     """Return all numbers and versions, whatever the order of the hosts."""
     return (
-        {key: {at: sorted(values) for at, values in places.items()} for key, places in stats.figures._values.items()},
+        {
+            key: {at: sorted(values) for at, values in positions.items()}
+            for key, positions in stats.figures._values.items()
+        },
         stats.figures._of_gangs,
         {key: sorted(map(str, group.by_count())) for key, group in stats.groups._groups.items()},
         {
@@ -323,17 +328,17 @@ def test_benchmark_result_in_a_snapshot_is_evaluated() -> None:
 
 def test_settings_tell_figures_apart() -> None:
     read_too = builders.observation("memory.bandwidth", 4.6e12, scope="gpu=0", unit="B/s", op="read")
-    told = fleet(**dict.fromkeys(NAMES, with_more(read_too)))
+    reported = fleet(**dict.fromkeys(NAMES, with_more(read_too)))
     for rule in (FLOOR, FRACTION, replace(FLOOR, operator="gt")):
-        assert odd_hosts(told, rule) == []
-    assert odd_hosts(told, replace(FLOOR, value=None, same_as_fleet=True)) == []
+        assert odd_hosts(reported, rule) == []
+    assert odd_hosts(reported, replace(FLOOR, value=None, same_as_fleet=True)) == []
 
 
 @pytest.mark.parametrize("operator", ["ge", "gt", "le", "lt"])
 def test_farthest_figures_are_the_same(operator: str) -> None:
     limit = 4.0e12 if operator in ("ge", "gt") else 5.0e12
-    told = fleet(**each(lambda at: with_figure(SPEED + at * 1e9)))
-    assert odd_hosts(told, replace(FLOOR, operator=operator, value=limit)) == []
+    reported = fleet(**each(lambda at: with_figure(SPEED + at * 1e9)))
+    assert odd_hosts(reported, replace(FLOOR, operator=operator, value=limit)) == []
     wrong = {**each(lambda at: with_figure(SPEED + at * 1e9)), ODD: with_figure(limit)}
     assert odd_hosts(fleet(**wrong), replace(FLOOR, operator=operator, value=limit)) == (
         [ODD] if "t" in operator else []
@@ -345,7 +350,7 @@ def test_farthest_figures_are_the_same(operator: str) -> None:
 )
 def test_texts_and_flags_of_benchmarks_are_counted(value: Any, operator: str, wrong: Any) -> None:
     rule = criterion("memory.mode", id="mode", operator=operator, value=value, stage="benchmark")
-    well, ill = (with_more(builders.observation("memory.mode", told, scope="gpu=0")) for told in (value, wrong))
+    well, ill = (with_more(builders.observation("memory.mode", reported, scope="gpu=0")) for reported in (value, wrong))
     hosts = dict.fromkeys(NAMES, well)
     assert odd_hosts(fleet(**hosts), rule) == []
     assert odd_hosts(fleet(**{**hosts, ODD: ill}), rule) == [ODD]
@@ -359,8 +364,8 @@ def test_one_fault_is_found_on_one_host(fault: str) -> None:
 
 def test_records_without_reading_keys_give_the_same() -> None:
     for change, who in ((both(thing=2), [ODD]), (both(version="550"), [ODD]), (both(clock=1.0e9), [ODD]), (both(), [])):
-        told = {name: Evidence(records=(change(record(name)) if name == ODD else record(name),)) for name in NAMES}
-        assert odd_hosts(told) == who
+        values = {name: Evidence(records=(change(record(name)) if name == ODD else record(name),)) for name in NAMES}
+        assert odd_hosts(values) == who
 
 
 def test_integers_and_floats_are_counted_as_they_are() -> None:
@@ -379,8 +384,8 @@ def test_text_in_place_of_a_figure_concerns_no_other_host() -> None:
     words = builders.observation("memory.bandwidth", "fast", scope="host")
     ranks = builders.observation("straggler.compute", "slow", scope="gpu=0")
     for more in (words, ranks):
-        told = fleet(h1=with_more(more))
-        assert set(odd_hosts(told)) <= {"h1"}
+        reported = fleet(h1=with_more(more))
+        assert set(odd_hosts(reported)) <= {"h1"}
 
 
 def test_host_without_valid_record_does_not_pass() -> None:
@@ -389,15 +394,15 @@ def test_host_without_valid_record_does_not_pass() -> None:
         lambda one: replace(one, problem="unreachable"),
         lambda one: replace(one, records=(replace(one.records[0], gang="r1"),)),
     ):
-        told = fleet()
-        told[ODD] = change(told[ODD])
-        assert odd_hosts(told) == [ODD]
+        reported = fleet()
+        reported[ODD] = change(reported[ODD])
+        assert odd_hosts(reported) == [ODD]
 
 
 def test_run_with_a_baseline_gives_the_same() -> None:
     plan = replace(PLAN, baseline=PlannedBaseline(directory="b", digest="0" * 64))
-    told = {name: replace(one, baseline=HostBaseline(problem="x")) for name, one in fleet(plan).items()}
-    assert odd_hosts(told, plan=plan) == NAMES
+    values = {name: replace(one, baseline=HostBaseline(problem="x")) for name, one in fleet(plan).items()}
+    assert odd_hosts(values, plan=plan) == NAMES
 
 
 @pytest.mark.parametrize(("count", "who"), [(2, ["h1", "h2"]), (3, [])])
@@ -411,11 +416,11 @@ def test_fleet_too_small_for_a_median_is_inconclusive(count: int, who: list[str]
 @pytest.mark.parametrize("count", [1, 2, 3])
 def test_single_host_is_not_compared(count: int) -> None:
     plan = small(*NAMES[:count])
-    told = fleet(plan, **{NAMES[0]: with_digest("badc0de")}) if count == 2 else fleet(plan)
+    reported = fleet(plan, **{NAMES[0]: with_digest("badc0de")}) if count == 2 else fleet(plan)
     who = ["h1", "h2"] if count == 2 else []
-    assert odd_hosts(told, VERSION, LINKS, NCCL, plan=plan) == who
+    assert odd_hosts(reported, VERSION, LINKS, NCCL, plan=plan) == who
     assert odd_hosts(fleet(plan), VERSION, LINKS, NCCL, plan=plan) == []
-    facts = judged(plan, told, [pack(VERSION)], parts=1, in_full=False)[1].facts
+    facts = judged(plan, reported, [pack(VERSION)], parts=1, in_full=False)[1].facts
     assert [of_host.uncompared_digests for of_host in facts.values()] == [
         (("benchmark", "gpu=0"),) if count == 1 else ()
     ] * count
@@ -502,7 +507,7 @@ def test_shipped_criterion_without_match_passes_for_benchmarks_only() -> None:
 )  # fmt: skip
 def test_repeated_figure(rule: Criterion, values: tuple[float, float], who: list[str]) -> None:
     def twice(made: Record) -> Record:
-        one = next(seen for seen in made.observations if seen.name == "memory.bandwidth")
+        one = next(observation for observation in made.observations if observation.name == "memory.bandwidth")
         return replace(made, observations=tuple(replace(one, value=value) for value in values))
 
     assert odd_hosts(fleet(**dict.fromkeys(NAMES, twice)), rule) == who
@@ -510,16 +515,16 @@ def test_repeated_figure(rule: Criterion, values: tuple[float, float], who: list
 
 def test_figure_that_a_part_lacks_is_not_missing() -> None:
     none = with_figure(None, status=UNSUPPORTED, reason="no")
-    told = fleet(**dict.fromkeys(NAMES, none))
+    reported = fleet(**dict.fromkeys(NAMES, none))
     lacking = pack(FLOOR, FRACTION, lacks={"memory.bandwidth": {"op": ("copy",)}})
-    assert odd_hosts(told, packs=[lacking]) == []
-    assert odd_hosts(told, packs=[pack(FLOOR)]) == NAMES
+    assert odd_hosts(reported, packs=[lacking]) == []
+    assert odd_hosts(reported, packs=[pack(FLOOR)]) == NAMES
     # What a criterion wants to be alike, and was not measured, is told.
     alike = replace(FLOOR, value=None, same_as_fleet=True)
-    assert odd_hosts(told, packs=[replace(lacking, criteria=(alike,))]) == []
+    assert odd_hosts(reported, packs=[replace(lacking, criteria=(alike,))]) == []
 
     def later(made: Record) -> Record:
-        one = next(seen for seen in made.observations if seen.name == "memory.bandwidth")
+        one = next(observation for observation in made.observations if observation.name == "memory.bandwidth")
         return with_more(replace(one, value=None, status=UNSUPPORTED, reason="no"))(made)
 
     assert odd_hosts(fleet(**dict.fromkeys(NAMES, later)), packs=[replace(lacking, criteria=(alike,))]) == []
@@ -540,13 +545,13 @@ def test_each_kind_of_host_has_its_own_limits() -> None:
 
 def test_reading_by_pci_address_belongs_to_its_gpu() -> None:
     rule = criterion("gpu.width", id="width", value=16)
-    told = both(more=reading(16, name="gpu.width", scope="pci=0000:00:00.0"))
-    assert odd_hosts(fleet(**dict.fromkeys(NAMES, told)), rule) == []
+    reported = both(more=reading(16, name="gpu.width", scope="pci=0000:00:00.0"))
+    assert odd_hosts(fleet(**dict.fromkeys(NAMES, reported)), rule) == []
 
     def moved(made: Record) -> Record:
-        return told(replace(made, gpus=(replace(made.gpus[0], pci_bus_id="0000:77:00.0"),)))
+        return reported(replace(made, gpus=(replace(made.gpus[0], pci_bus_id="0000:77:00.0"),)))
 
-    assert odd_hosts(fleet(**{**dict.fromkeys(NAMES, told), ODD: moved}), rule) == [ODD]
+    assert odd_hosts(fleet(**{**dict.fromkeys(NAMES, reported), ODD: moved}), rule) == [ODD]
 
 
 def test_fabric_is_judged_if_the_inventory_states_its_rate() -> None:
@@ -581,13 +586,13 @@ TOGETHER = (FLOOR, BUSBW, BUSBW_FLOOR)
 
 def gangs(plan: Plan = GANGS, **changed: Callable[[Record], Record]) -> dict[str, Evidence]:
     """Own records and gang records of hosts in order; a change is made to the gang record."""
-    reader, told = quick.Reader(), {}
+    reader, reported = quick.Reader(), {}
     for host in plan.hosts:
         alone, shared = builders.records(plan, host.name)
         alone = replace(alone, snapshots=tuple(short(taken) for taken in alone.snapshots))
         shared = changed.get(host.name, lambda made: made)(shared)
-        told[host.name] = Evidence(records=(read(reader, alone), read(reader, shared)))
-    return told
+        reported[host.name] = Evidence(records=(read(reader, alone), read(reader, shared)))
+    return reported
 
 
 def short(taken: Snapshot) -> Snapshot:
@@ -595,16 +600,16 @@ def short(taken: Snapshot) -> Snapshot:
 
 
 def gang_figure(name: str, value: Any, **over: Any) -> Callable[[Record], Record]:
-    def one(seen: Observation) -> Observation:
-        return replace(seen, value=value, **over) if seen.name == name else seen
+    def one(observation: Observation) -> Observation:
+        return replace(observation, value=value, **over) if observation.name == name else observation
 
     return lambda made: replace(made, observations=tuple(map(one, made.observations)))
 
 
-def odd_in_gangs(told: dict[str, Evidence], *rules: Criterion) -> list[str]:
-    found = [odd_hosts(told, *(rules or TOGETHER), plan=GANGS, parts=parts) for parts in (1, 2)]
-    assert found[0] == found[1]
-    return found[0]
+def odd_in_gangs(reported: dict[str, Evidence], *rules: Criterion) -> list[str]:
+    result = [odd_hosts(reported, *(rules or TOGETHER), plan=GANGS, parts=parts) for parts in (1, 2)]
+    assert result[0] == result[1]
+    return result[0]
 
 
 FIRST, SECOND = ["h1", "h2", "h3"], ["h4", "h5", "h6"]
@@ -642,8 +647,10 @@ def test_slow_pairs_are_found_on_one_host() -> None:
         return replace(
             made,
             observations=tuple(
-                replace(seen, value=float(seen.value or 0) / 9) if seen.name == "pairs.bandwidth" else seen
-                for seen in made.observations
+                replace(observation, value=float(observation.value or 0) / 9)
+                if observation.name == "pairs.bandwidth"
+                else observation
+                for observation in made.observations
             ),
         )
 
@@ -658,18 +665,18 @@ def test_missing_pairs_of_the_first_host_concern_no_other_host() -> None:
 def test_transport_of_each_gang_is_its_own(fast: tuple[str, str]) -> None:
     def over(transport: str, speed: float) -> Callable[[Record], Record]:
         def change(made: Record) -> Record:
-            seen = next(seen for seen in made.observations if seen.name == "collective.all_reduce.busbw")
-            way = builders.observation("collective.transport", transport, scope=seen.scope)
-            return with_more(replace(way, stage=seen.stage))(gang_figure(seen.name, speed)(made))
+            reading = next(reading for reading in made.observations if reading.name == "collective.all_reduce.busbw")
+            way = builders.observation("collective.transport", transport, scope=reading.scope)
+            return with_more(replace(way, stage=reading.stage))(gang_figure(reading.name, speed)(made))
 
         return change
 
     plan = gang_plan(9, 3)
     ways = [(fast[0], 2e11), (fast[1], 2e11), ("NET/Socket/0", 3e10)]
-    told = gangs(plan, **{name: over(*ways[at // 3]) for at, name in enumerate(NAMES)})
+    reported = gangs(plan, **{name: over(*ways[at // 3]) for at, name in enumerate(NAMES)})
     for rule in (BUSBW, BUSBW_FLOOR):
-        stats, _ = judged(plan, told, [pack(rule)], parts=2, in_full=False)
-        assert odd_hosts(told, rule, plan=plan) == NAMES[6:]
+        stats, _ = judged(plan, reported, [pack(rule)], parts=2, in_full=False)
+        assert odd_hosts(reported, rule, plan=plan) == NAMES[6:]
         assert {path[-1] for path in stats.paths.paths} - {"NET/IB/0/GDRDMA"} == {"NET/Socket/0"}
 
 

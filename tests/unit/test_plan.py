@@ -60,7 +60,7 @@ def test_variables_of_others_are_none_of_our_business() -> None:
 
 
 def test_hosts_of_child_groups_are_found_in_order() -> None:
-    found = hosts_of(
+    result = hosts_of(
         {
             "_meta": {"hostvars": {"b": {"rackproof_rack": "r2"}}},
             "gpu_hosts": {"children": ["rack1", "rack2"]},
@@ -68,19 +68,19 @@ def test_hosts_of_child_groups_are_found_in_order() -> None:
             "rack2": {"hosts": ["b", "a"]},
         }
     )
-    assert found == {"a": {}, "b": {"rackproof_rack": "r2"}}
+    assert result == {"a": {}, "b": {"rackproof_rack": "r2"}}
 
 
 @pytest.mark.parametrize(
-    ("found", "message"),
+    ("result", "message"),
     [
         ({"_meta": {}, "gpu_host": {"hosts": ["a"]}}, "no group gpu_hosts (did you mean gpu_host?)"),
         ({"_meta": {}, "gpu_hosts": {"hosts": []}}, "has no hosts"),
     ],
 )
-def test_inventory_without_hosts_is_refused(found: dict[str, Any], message: str) -> None:
+def test_inventory_without_hosts_is_refused(result: dict[str, Any], message: str) -> None:
     with pytest.raises(UsageError) as caught:
-        hosts_of(found)
+        hosts_of(result)
     assert message in str(caught.value)
 
 

@@ -171,10 +171,10 @@ def test_manifest_and_inventory_must_tell_the_same_number_of_gpus_of_every_host(
 
 
 @pytest.mark.parametrize(
-    ("text", "found"), [("90s", 90), ("45m", 2700), ("24h", 86400), ("2d", 172800), ("1d2h3m4s", 93784), ("0h", 0)]
+    ("text", "result"), [("90s", 90), ("45m", 2700), ("24h", 86400), ("2d", 172800), ("1d2h3m4s", 93784), ("0h", 0)]
 )
-def test_a_time_is_told_in_days_hours_minutes_and_seconds(text: str, found: float) -> None:
-    assert seconds(text) == found
+def test_a_time_is_told_in_days_hours_minutes_and_seconds(text: str, result: float) -> None:
+    assert seconds(text) == result
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1h30", "-1h", "1.5h", "30m1h", "1h ", "1H", "1h\n"])
@@ -183,12 +183,12 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         seconds(text)
 
 
-@pytest.mark.parametrize(("chosen", "found"), [("31d", 31 * 86400), ("1s", 1), (None, 86400)])
-def test_a_soak_lasts_as_long_as_was_chosen_or_as_its_profile_says(chosen: str | None, found: float) -> None:
+@pytest.mark.parametrize(("chosen", "result"), [("31d", 31 * 86400), ("1s", 1), (None, 86400)])
+def test_a_soak_lasts_as_long_as_was_chosen_or_as_its_profile_says(chosen: str | None, result: float) -> None:
     variables: dict[str, Any] = {"rackproof_soak_duration": chosen} if chosen else {}
     stage = builders.plan(profile="soak", rackproof_soak_stop_on="never", **variables).stage("soak")
-    assert (stage.duration_s, stage.stop_on) == (found, "never")
-    assert stage.longest_s == found + stage.deadline_s, "a round that began in time comes to its end"
+    assert (stage.duration_s, stage.stop_on) == (result, "never")
+    assert stage.longest_s == result + stage.deadline_s, "a round that began in time comes to its end"
     assert builders.plan(profile="soak").stage("soak").stop_on == "fatal"
 
 
@@ -211,9 +211,9 @@ def test_a_profile_may_lie_anywhere_and_end_in_either_way(tmp_path: Path) -> Non
 def test_the_names_of_the_shipped_profiles_are_told_in_order() -> None:
     with pytest.raises(UsageError) as caught:
         read_profile("nothing-like-it")
-    told = str(caught.value).partition("choose one of ")[2].partition(", or give")[0].split(", ")
-    assert told == sorted(told)
-    assert "standard" in told
+    reported = str(caught.value).partition("choose one of ")[2].partition(", or give")[0].split(", ")
+    assert reported == sorted(reported)
+    assert "standard" in reported
 
 
 @pytest.mark.parametrize(
@@ -296,8 +296,8 @@ def test_what_is_measured_between_ranks_needs_two_and_a_gangs_stage_a_gang() -> 
         expectation("collective.hypercube.busbw", "world", stage="gang", peers=True),
     )
     plan = replace(made(hosts), expected=wanted)
-    owed = {host.name: [wanted.index(item) for item in plan.expected_of(host)] for host in plan.hosts}
-    assert owed == {"h1": [0, 1, 2, 3], "h2": [0, 1, 2, 3], "h3": [0, 3], "h4": [0, 1, 2]}, (
+    values = {host.name: [wanted.index(item) for item in plan.expected_of(host)] for host in plan.hosts}
+    assert values == {"h1": [0, 1, 2, 3], "h2": [0, 1, 2, 3], "h3": [0, 3], "h4": [0, 1, 2]}, (
         "five ranks are no hypercube"
     )
 
@@ -336,18 +336,18 @@ def program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, text: str, *, besid
     monkeypatch.setenv("PATH", "/nowhere" if beside else str(path.parent))
 
 
-@pytest.mark.parametrize("beside", [True, False])
+@pytest.mark.parametrize("nearby", [True, False])
 def test_ansible_is_asked_for_any_other_inventory_and_for_several(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, beside: bool
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, nearby: bool
 ) -> None:
-    told = tmp_path / "told"
+    reported = tmp_path / "told"
     listing = json.dumps({"gpu_hosts": {"hosts": ["a"]}})
-    program(tmp_path, monkeypatch, f"echo \"$@\" > {told}; echo '{listing}'", beside=beside)
+    program(tmp_path, monkeypatch, f"echo \"$@\" > {reported}; echo '{listing}'", beside=nearby)
     paths = [str(tmp_path / name) for name in ("one.json", "two.json")]
     for path in paths:
         Path(path).write_text("{}")
     assert read_inventory([*paths, "a,"]) == {"a": {}}
-    assert told.read_text().split() == ["-i", paths[0], "-i", paths[1], "-i", "a,", "--list"]
+    assert reported.read_text().split() == ["-i", paths[0], "-i", paths[1], "-i", "a,", "--list"]
 
 
 def test_what_ansible_could_not_read_is_told_with_the_cause_alone(
@@ -371,7 +371,7 @@ def test_where_there_is_no_ansible_it_is_told_what_to_install(tmp_path: Path, mo
 
 
 def test_groups_that_hold_one_another_are_each_read_once() -> None:
-    found = hosts_of(
+    result = hosts_of(
         {
             "_meta": {"hostvars": {"a": {"rackproof_rack": "r1"}}},
             "gpu_hosts": {"hosts": ["z"], "children": ["rack1", "gone", "rack2"]},
@@ -379,8 +379,8 @@ def test_groups_that_hold_one_another_are_each_read_once() -> None:
             "rack2": {"hosts": ["b", "z"]},
         }
     )
-    assert list(found) == ["z", "a", "b"]
-    assert found["a"] == {"rackproof_rack": "r1"}
+    assert list(result) == ["z", "a", "b"]
+    assert result["a"] == {"rackproof_rack": "r1"}
 
 
 def test_hosts_at_one_address_are_told_with_its_port_and_a_local_one_is_none() -> None:

@@ -62,15 +62,15 @@ def runs(rate: Rate, count: int = 3, hosts: Sequence[str] = ("h1",), gpu_count: 
 
 
 def changed(rate: Rate, number: int, host: str) -> Callable[[Observation], Observation]:
-    def change(seen: Observation) -> Observation:
-        hit = seen.name == "gemm.throughput" and seen.params["dtype"] == "bf16"
-        return replace(seen, value=rate(number, host, seen.scope)) if hit else seen
+    def change(observation: Observation) -> Observation:
+        hit = observation.name == "gemm.throughput" and observation.params["dtype"] == "bf16"
+        return replace(observation, value=rate(number, host, observation.scope)) if hit else observation
 
     return change
 
 
-def gate_of(found: Power, criterion: str = "floor") -> Gate:
-    return next(item for item in found.gates if item.criterion == criterion)
+def gate_of(result: Power, criterion: str = "floor") -> Gate:
+    return next(item for item in result.gates if item.criterion == criterion)
 
 
 def test_parts_that_repeat_exactly_have_no_noise_and_every_slowdown_down_to_the_floor_is_hidden() -> None:
@@ -83,8 +83,8 @@ def test_parts_that_repeat_exactly_have_no_noise_and_every_slowdown_down_to_the_
 
 def test_run_to_run_noise_is_reported_with_its_cost() -> None:
     """Runs at 790, 800 and 810: the median absolute deviation is 10, of three values, times 1.4826 x 1.495."""
-    found = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, GATE])
-    gate, sigma = gate_of(found), 1e13 * 1.4826 * 1.495
+    result = power(runs(lambda number, host, scope: (7.9e14, 8.0e14, 8.1e14)[number]), [*PACKS, GATE])
+    gate, sigma = gate_of(result), 1e13 * 1.4826 * 1.495
     assert (gate.run_sigma, gate.part_sigma) == (pytest.approx(sigma), 0.0)
     assert gate.false_alarm == pytest.approx(NormalDist(8e14, sigma).cdf(FLOOR))
     assert gate.finds == pytest.approx(1 - (FLOOR - 2.3263 * sigma) / 8e14, rel=1e-4)
@@ -136,10 +136,10 @@ def test_what_is_judged_is_what_repeats_or_does_not() -> None:
     made = runs(lambda number, host, scope: 8e14)
     for number, (_, evidence) in enumerate(made):
 
-        def change(seen: Observation, number: int = number) -> Observation:
+        def change(observation: Observation, number: int = number) -> Observation:
             samples = Samples(n=9, min=5e11, p50=5e11 * (1 + number), max=9e12, cv=0.0)
-            hit = seen.name == "memory.bandwidth" and seen.scope == "gpu=1"
-            return replace(seen, samples=samples, value=(9e11, 1e12, 1.1e12)[number]) if hit else seen
+            hit = observation.name == "memory.bandwidth" and observation.scope == "gpu=1"
+            return replace(observation, samples=samples, value=(9e11, 1e12, 1.1e12)[number]) if hit else observation
 
         evidence["h1"] = builders.with_observations(evidence["h1"], change)
     worst = power(made, PACKS).worst["HBM"]
@@ -162,11 +162,11 @@ def test_few_values_hide_nothing(values: list[float], sigma: float) -> None:
 
 
 def test_slow_run_of_three_is_in_the_false_alarms() -> None:
-    found = power(runs(lambda number, host, scope: (8.0e14, 8.01e14, 6.4e14)[number]), [*PACKS, GATE])
-    gate = gate_of(found)
+    result = power(runs(lambda number, host, scope: (8.0e14, 8.01e14, 6.4e14)[number]), [*PACKS, GATE])
+    gate = gate_of(result)
     assert gate.run_sigma > 9e13
     assert gate.false_alarm > 0.05
-    assert "the\nlarger of that and the standard deviation" in render_power(found)
+    assert "the\nlarger of that and the standard deviation" in render_power(result)
 
 
 def test_one_wild_value_of_many_still_does_not_matter() -> None:
@@ -175,13 +175,13 @@ def test_one_wild_value_of_many_still_does_not_matter() -> None:
 
 
 def test_groups_that_documents_quote() -> None:
-    found = power(runs(lambda number, host, scope: 8e14), PACKS)
-    assert {item.name for item in found.repeats if item.group == "sustained GEMM"} == {"stress.throughput"}
-    assert {item.name for item in found.repeats if item.group == "HBM"} == {"memory.bandwidth"}
-    copies = [item for item in found.repeats if item.group == "copies"]
+    result = power(runs(lambda number, host, scope: 8e14), PACKS)
+    assert {item.name for item in result.repeats if item.group == "sustained GEMM"} == {"stress.throughput"}
+    assert {item.name for item in result.repeats if item.group == "HBM"} == {"memory.bandwidth"}
+    copies = [item for item in result.repeats if item.group == "copies"]
     assert {item.name for item in copies} == {"host_copy.bandwidth", "peer_copy.bandwidth"}
     assert {item.params.get("sharing", "alone") for item in copies} == {"alone"}
-    large = [item for item in found.repeats if item.group.startswith("collectives")]
+    large = [item for item in result.repeats if item.group.startswith("collectives")]
     assert large
     assert all(item.params["size_bytes"] >= 64 << 20 for item in large)  # type: ignore[operator]
 
@@ -254,23 +254,23 @@ def directories(tmp_path: Path) -> list[Path]:
 
 def test_command_prints_tables_for_people(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*directories) == 0
-    told = capsys.readouterr().out
-    assert "3 runs: r0, r1, r2" in told
-    lines = [line for line in told.splitlines() if "gemm-bf16" in line]
+    output = capsys.readouterr().out
+    assert "3 runs: r0, r1, r2" in output
+    lines = [line for line in output.splitlines() if "gemm-bf16" in line]
     assert len(lines) == 1
     assert re.match(r"gemm.throughput +bf16", lines[0])
     assert "TFLOP/s" in lines[0]
-    assert "A normal model is assumed" in told
-    assert "sustained GEMM" in told
+    assert "A normal model is assumed" in output
+    assert "sustained GEMM" in output
 
 
 def test_command_prints_json(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*directories, "--json") == 0
-    told = json.loads(capsys.readouterr().out)
-    gate = next(item for item in told["gates"] if item["criterion"] == "gemm-bf16")
+    document = json.loads(capsys.readouterr().out)
+    gate = next(item for item in document["gates"] if item["criterion"] == "gemm-bf16")
     assert gate["n"] == 12
     assert 0 < gate["could_find"] < gate["finds"] < 0.2
-    assert set(told["worst"]) == {"sustained GEMM", "copies", "HBM", "collectives of 64 MiB and more"}
+    assert set(document["worst"]) == {"sustained GEMM", "copies", "HBM", "collectives of 64 MiB and more"}
 
 
 def test_command_exits_64_where_runs_are_too_few(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:

@@ -53,16 +53,16 @@ def play(command: list[str], directory: Path, **environment: str) -> subprocess.
 
 @pytest.fixture
 def run_dir(tmp_path: Path) -> Path:
-    found = tmp_path / "runs" / "r1"
-    documents.write(found / "plan.json", json.loads(json.dumps(to_json(builders.plan("h1", "h2")))))
-    return found
+    path = tmp_path / "runs" / "r1"
+    documents.write(path / "plan.json", json.loads(json.dumps(to_json(builders.plan("h1", "h2")))))
+    return path
 
 
 def events(run_dir: Path) -> list[dict[str, Any]]:
-    found = [json.loads(line) for line in (run_dir / "progress.jsonl").read_text().splitlines()]
-    for event in found:
+    document = [json.loads(line) for line in (run_dir / "progress.jsonl").read_text().splitlines()]
+    for event in document:
         documents.validate(event, "progress", source="progress.jsonl")
-    return found
+    return document
 
 
 def test_events_record_the_state_of_each_host_and_the_end_of_a_wait(tmp_path: Path, run_dir: Path) -> None:

@@ -121,9 +121,9 @@ def test_reader_reads_what_hosts_write() -> None:
     digits = SHORT.replace(json.loads(SHORT)["nonce"], "7" * 32)  # of no number of more than 64 bits
     assert digits != SHORT
     for text in (TEXT, SHORT, digits):
-        found = reader.record(text.encode())
-        assert found is not None
-        assert found == verdict_of(text.encode())
+        result = reader.record(text.encode())
+        assert result is not None
+        assert result == verdict_of(text.encode())
     first, second = (reader.record(TEXT.encode()) for _ in range(2))
     assert first
     assert second
@@ -171,13 +171,13 @@ def told(host: str, value: float, verdict: str = PASS) -> Verdict:
     st.randoms(use_true_random=False),
 )
 def test_sums_do_not_depend_on_the_order(items: list[tuple[float, str]], parts: int, chance: random.Random) -> None:
-    places = {f"h{at}": at for at in range(len(items))}
+    values = {f"h{at}": at for at in range(len(items))}
     verdicts = [told(f"h{at}", value, verdict) for at, (value, verdict) in enumerate(items)]
     planned = Planned(builders.plan())
-    whole = Tally(planned, places)
+    whole = Tally(planned, values)
     for verdict in verdicts:
         whole.add(verdict)
-    tallies = [Tally(planned, places) for _ in range(parts)]
+    tallies = [Tally(planned, values) for _ in range(parts)]
     chance.shuffle(verdicts)
     for verdict in verdicts:
         chance.choice(tallies).add(verdict)

@@ -44,8 +44,8 @@ def test_rejudging_under_a_tighter_pack_changes_only_the_verdicts_that_the_pack_
     assert call("judge", run, "--criteria", tighter, "--json") == 1
     document = json.loads(capsys.readouterr().out)
     assert (document["was"]["status"], document["status"]) == ("PASS", "FAIL")
-    told = [(item["kind"], item["new"]) for item in document["changes"]]
-    changed = {(kind, now["host"], now["scope"], now["criterion"]) for kind, now in told}
+    reported = [(item["kind"], item["new"]) for item in document["changes"]]
+    changed = {(kind, now["host"], now["scope"], now["criterion"]) for kind, now in reported}
     assert changed == {("verdict", host, f"gpu={index}", "hbm-copy") for host in ("h1", "h2") for index in (0, 1)}
     assert {(item["old"]["verdict"], item["new"]["verdict"]) for item in document["changes"]} == {("pass", "fail")}
     assert (run / "report.json").read_bytes() == before

@@ -50,8 +50,8 @@ def write_run(directory: Path, plan: Plan) -> None:
     documents.write(directory / "plan.json", to_json(plan))
     for host in plan.hosts:
         for record in builders.records(plan, host.name):
-            place = f"gangs/{record.gang}" if record.gang else "hosts"
-            documents.write(directory / place / f"{host.name}.json", to_json(record))
+            position = f"gangs/{record.gang}" if record.gang else "hosts"
+            documents.write(directory / position / f"{host.name}.json", to_json(record))
 
 
 def report_of(directory: Path) -> FleetReport:

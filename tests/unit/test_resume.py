@@ -186,14 +186,14 @@ def test_of_two_playbooks_on_one_run_the_second_is_refused_until_the_first_is_ki
         assert mine
         assert mine.pid == first.pid
         with playbook(checkout, 0) as second:
-            told = second.communicate()[0]
-        assert f"(process {first.pid}) since {mine.since}: wait until it finishes" in told
-        assert told.endswith("\n75\n")
+            reported = second.communicate()[0]
+        assert f"(process {first.pid}) since {mine.since}: wait until it finishes" in reported
+        assert reported.endswith("\n75\n")
         first.kill()
     with playbook(checkout, 0) as third:
-        told = third.communicate()[0]
-    assert f"(process {first.pid}) held the lock of this run since {mine.since} and has exited" in told
-    assert told.endswith("\n0\n")
+        reported = third.communicate()[0]
+    assert f"(process {first.pid}) held the lock of this run since {mine.since} and has exited" in reported
+    assert reported.endswith("\n0\n")
     assert [event["what"] for event in journal(checkout / "runs" / "r1")] == ["begun", "resumed"]
 
 
@@ -232,8 +232,8 @@ def test_what_a_killed_attempt_left_is_removed_and_nothing_else(tmp_path: Path) 
         (run / name).write_text(text)
     (run / "events.jsonl").write_text('{"at": 1}\n{"at": 2}\n{"at"')
     run_lock.acquire(run)
-    there = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
-    assert there == {*kept, "events.jsonl", run_directory.LOCK, run_directory.JOURNAL}
+    present = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    assert present == {*kept, "events.jsonl", run_directory.LOCK, run_directory.JOURNAL}
     assert (run / "events.jsonl").read_text() == '{"at": 1}\n{"at": 2}\n'
 
 
@@ -281,8 +281,8 @@ def acquire(state: Path, run_id: str, since: str = "04:00", *, take_over: bool =
 
 
 def lying(state: Path) -> dict[str, object]:
-    found: dict[str, object] = documents.read(state / "lease.json", "lease")
-    return found
+    result: dict[str, object] = documents.read(state / "lease.json", "lease")
+    return result
 
 
 def aged(state: Path, seconds: float) -> None:
@@ -524,7 +524,9 @@ def test_run_that_goes_on_keeps_its_first_snapshot(tmp_path: Path) -> None:
     inspect = ["rackproof", "inspect", "--plan", "-", "--run-dir", str(directory), "--host", "h1"]
     together(inspect, inspect, inspect, stdin=text())
     before = (directory / "record.json").read_text()
-    assert [(seen["stage"], seen["phase"]) for seen in json.loads(before)["snapshots"]] == [("preflight", "before")]
+    assert [(snapshot["stage"], snapshot["phase"]) for snapshot in json.loads(before)["snapshots"]] == [
+        ("preflight", "before")
+    ]
     together(inspect, stdin=text())
     assert (directory / "record.json").read_text() == before
 
@@ -539,7 +541,7 @@ def test_nothing_is_lost_where_several_add_to_a_record_at_once(run: HostRun) -> 
         thread.start()
     for thread in threads:
         thread.join()
-    assert {seen.stage for seen in run.record().snapshots} == {f"s{number}" for number in range(12)}
+    assert {observed.stage for observed in run.record().snapshots} == {f"s{number}" for number in range(12)}
 
 
 def test_started_twice_at_once_it_runs_once(tmp_path: Path) -> None:

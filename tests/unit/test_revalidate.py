@@ -131,9 +131,9 @@ def test_host_with_a_job_is_in_use(slurm: Site) -> None:
 
 def test_scheduler_that_does_not_answer_is_no_permission(slurm: Site) -> None:
     slurm.put(down="")
-    found = slurm.take(drain=False)
-    assert set(found) == {"h1", "h2"}
-    assert found["h1"].startswith(
+    result = slurm.take(drain=False)
+    assert set(result) == {"h1", "h2"}
+    assert result["h1"].startswith(
         "the scheduler cannot be asked: squeue exited with 1: slurm_load_jobs error: Unable to contact"
     )
 
@@ -211,8 +211,8 @@ def test_what_a_run_that_is_gone_left_drained_is_told(slurm: Site) -> None:
 def test_what_another_run_drained_that_goes_on_is_in_use(slurm: Site) -> None:
     slurm.put(**{"state-n1": "IDLE+DRAIN", "reason-n1": "rackproof:r0"})
     (slurm.run.parent / "r0").mkdir()
-    held = claim("r0", slurm.run.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
-    (slurm.run.parent / "r0" / "lock.json").write_text(json.dumps({**vars(held), "running": []}) + "\n")
+    holder = claim("r0", slurm.run.parent, os.getpid(), "2026-11-21T04:00:00.000000Z")
+    (slurm.run.parent / "r0" / "lock.json").write_text(json.dumps({**vars(holder), "running": []}) + "\n")
     assert slurm.take()["h1"].startswith("run r0 drained it and is locked by ")
     assert slurm.changes() == [drain("n2")]
 
@@ -385,10 +385,10 @@ def test_host_with_a_process_on_its_gpus_is_looked_at_and_skipped(tmp_path: Path
     planned = host.plan.host("h1")
     expected = [scope for item in host.plan.expected_of(planned) for scope in host.plan.scopes_of(planned, item)]
     assert len(record["observations"]) == len(expected)
-    assert {(seen["status"], seen["reason"]) for seen in record["observations"]} == {
+    assert {(observation["status"], observation["reason"]) for observation in record["observations"]} == {
         (SKIPPED, skipped_for(done.stdout.strip()))
     }
-    units = {seen["name"]: seen["unit"] for seen in record["observations"]}
+    units = {observation["name"]: observation["unit"] for observation in record["observations"]}
     assert (units["gemm.throughput"], units["benchmark.duration"], units["collective.all_reduce.busbw"]) == (
         "FLOP/s",
         "s",
@@ -489,11 +489,11 @@ def test_host_in_use_is_never_accepted_and_the_notice_says_busy(tmp_path: Path) 
     assert coverage["h1"]["measured"] == coverage["h1"]["expected"]
     assert report["decision"] == "incomplete"
     assert state(report, plan) == ("busy", {"h2": "job 4711"})
-    told = payload(report, plan, link="https://runs.example.org/", directory=tmp_path)
-    assert told["text"].startswith(
+    reported = payload(report, plan, link="https://runs.example.org/", directory=tmp_path)
+    assert reported["text"].startswith(
         "incomplete: run r1, profile smoke, 3 hosts (replaced GPU 3); in use and not measured: h2\n"
     )
-    assert told["report"] == "https://runs.example.org/r1/report.html"
+    assert reported["report"] == "https://runs.example.org/r1/report.html"
 
 
 def test_partner_of_a_host_in_use_is_no_other_trouble(tmp_path: Path) -> None:
@@ -565,15 +565,15 @@ def test_only_what_is_asked_for_is_told(tmp_path: Path, capsys: pytest.CaptureFi
 def test_mail_is_a_mail_whatever_hosts_say(tmp_path: Path) -> None:
     report, plan = judged(tmp_path, lambda plan, directory: None, rackproof_reason="x")
     report["acceptance"]["summary"] = ["evil\r\nBcc: all@example.org\x1b[2J\x00"] * 40
-    told = payload(report, plan, link="", directory=tmp_path)
-    text = mail(told, ["ops@example.org", "dc@example.org"], "rackproof@example.org")
+    reported = payload(report, plan, link="", directory=tmp_path)
+    text = mail(reported, ["ops@example.org", "dc@example.org"], "rackproof@example.org")
     message = email.message_from_string(text)
     assert (message["To"], message["Bcc"]) == ("ops@example.org, dc@example.org", None)
     assert message["Subject"].startswith("accepted: run r1")
     assert "\x1b" not in text
     assert "… and 28 more lines" in message.get_payload(decode=True).decode()  # type: ignore[union-attr]
     with pytest.raises(UsageError, match="invalid mail address or subject"):
-        mail(told, ["a@b\nBcc: c@d"], "")
+        mail(reported, ["a@b\nBcc: c@d"], "")
 
 
 def test_drained_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
@@ -658,12 +658,12 @@ class Timer:
 
 @pytest.fixture
 def timer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Timer:
-    found = Timer(tmp_path)
+    result = Timer(tmp_path)
     monkeypatch.setattr(sys, "executable", str(tmp_path / "bin" / "python"))
     monkeypatch.setattr("fleet.integrations.scheduler.BACKOFF_S", (0.1, 2.0), raising=False)
-    report, _ = judged(found.made, lambda plan, directory: None)
-    documents.write(found.made / "report.json", report)
-    return found
+    report, _ = judged(result.made, lambda plan, directory: None)
+    documents.write(result.made / "report.json", report)
+    return result
 
 
 def test_second_run_of_a_day_is_one_of_its_own(timer: Timer, capsys: pytest.CaptureFixture[str]) -> None:
@@ -728,9 +728,9 @@ def test_nodes_that_cannot_be_given_back_are_an_alarm(timer: Timer, capsys: pyte
     assert "h1: node n1 was drained by us and could not be resumed" in said
     assert f"rackproof scheduler resume --run-dir {timer.runs / 'r-1'}" in said
     assert call(argparse.Namespace(run_dir=timer.runs / "r-1", on="rejected", link="", mail_to=[], mail_from="")) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["state"], told["drained"]) == ("accepted", ["h1"])
-    assert "STILL DRAINED in the scheduler: h1" in told["text"]
+    document = json.loads(capsys.readouterr().out)
+    assert (document["state"], document["drained"]) == ("accepted", ["h1"])
+    assert "STILL DRAINED in the scheduler: h1" in document["text"]
 
 
 def test_nodes_that_are_given_back_late_are_none(timer: Timer, slurm: Site) -> None:

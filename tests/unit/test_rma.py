@@ -32,8 +32,12 @@ TAIL = "step 41\nstep 42 ```\n<script>alert(1)</script>\n\x1b[31mCUDA error"
 XID = Metric(name="xid.count", unit="1", values={"pci=0000:01:00.0,xid=63": 2, "pci=0000:00:00.0,xid=13": 1})
 
 
-def slow(seen: Observation) -> Observation:
-    return replace(seen, value=1.0e12) if seen.name == "memory.bandwidth" and seen.scope == "gpu=1" else seen
+def slow(observation: Observation) -> Observation:
+    return (
+        replace(observation, value=1.0e12)
+        if observation.name == "memory.bandwidth" and observation.scope == "gpu=1"
+        else observation
+    )
 
 
 def launched(launch: Launch) -> Launch:
@@ -78,26 +82,26 @@ def run(reported: Path, tmp_path: Path) -> Path:
 def package(run: Path, *options: str) -> dict[str, Any]:
     assert main(["rma", str(run), *options]) == 0
     (path,) = [path for path in (run / "rma").iterdir() if path.is_dir()]
-    found: dict[str, Any] = documents.read(path / "part.json", "part")
-    return found
+    result: dict[str, Any] = documents.read(path / "part.json", "part")
+    return result
 
 
 def test_one_package_of_the_failed_part_with_what_a_vendor_asks_for(run: Path) -> None:
-    found = package(run)
+    result = package(run)
     assert [path.name for path in (run / "rma").iterdir()] == ["h2-1"]
-    assert (found["part"]["serial"], found["part"]["uuid"], found["part"]["model"]) == (
+    assert (result["part"]["serial"], result["part"]["uuid"], result["part"]["model"]) == (
         "h2-1",
         "GPU-h2-1",
         "NVIDIA H200",
     )
-    assert found["part"]["part_number"] == "692-B"
-    assert found["part"]["not_read"]["vbios"] == "unsupported: not on this host"
-    assert found["slot"] == {
+    assert result["part"]["part_number"] == "692-B"
+    assert result["part"]["not_read"]["vbios"] == "unsupported: not on this host"
+    assert result["slot"] == {
         "host": "h2", "rack": "r1", "address": "10.0.0.2", "place": "gpu=1", "pci_address": "0000:01:00.0", "nvml_index": "1",
     }  # fmt: skip
-    assert found["action"] == "rma"
-    assert found["mark"] == ""
-    assert found["versions"]["torch"] == "2.11.0"
+    assert result["action"] == "rma"
+    assert result["mark"] == ""
+    assert result["versions"]["torch"] == "2.11.0"
 
 
 def test_commands_that_measure_it_again_are_those_of_the_agent_on_the_host(run: Path) -> None:
@@ -122,14 +126,14 @@ def test_findings_have_value_limit_and_how_the_siblings_did(run: Path) -> None:
 
 
 def test_counters_before_and_after_errors_and_logs_are_the_parts_own(run: Path) -> None:
-    found = package(run)
+    result = package(run)
     replays = {"name": "gpu.pcie.replays", "scope": "gpu=1", "unit": "1", "before": 0, "after": 7, "rose_by": 7}
-    assert replays in found["counters"]
-    assert {item["scope"].split(",")[0] for item in found["counters"]} == {"gpu=1"}
-    assert found["errors"] == [{"name": "xid.count", "scope": "gpu=1,xid=63", "count": 2}]
-    assert [item["what"] for item in found["logs"]] == ["stage benchmark, rank 1 (exit 0, at gemm)"]
-    assert "CUDA error" in found["logs"][0]["text"]
-    assert "\x1b" not in json.dumps(found)
+    assert replays in result["counters"]
+    assert {item["scope"].split(",")[0] for item in result["counters"]} == {"gpu=1"}
+    assert result["errors"] == [{"name": "xid.count", "scope": "gpu=1,xid=63", "count": 2}]
+    assert [item["what"] for item in result["logs"]] == ["stage benchmark, rank 1 (exit 0, at gemm)"]
+    assert "CUDA error" in result["logs"][0]["text"]
+    assert "\x1b" not in json.dumps(result)
 
 
 def test_observations_are_the_parts_own(run: Path) -> None:
@@ -143,14 +147,14 @@ def test_readme_has_it_for_people_and_nothing_of_a_host_leaves_its_fence(run: Pa
     package(run)
     text = (run / "rma/h2-1/README.md").read_text()
     assert text.startswith("# Failed part: `NVIDIA H200`, serial `h2-1`\n")
-    for told in (
+    for output in (
         "Return the part (RMA)",
         "`1000 GB/s`",
         "`gpu.pcie.replays GPU 1` | `0` | `7` | `7`",
         "xid=63",
         "step 42",
     ):
-        assert told in text
+        assert output in text
     assert "<script>" not in text
     assert text.count("```") % 2 == 0
 
@@ -163,9 +167,9 @@ def test_what_a_finding_does_not_know_is_told(run: Path) -> None:
     record = replace(record, snapshots=(*record.snapshots[:-1], replace(last, metrics=metrics)))
     documents.write(run / "hosts" / "h2.json", to_json(record))
     main(["report", str(run)])
-    found = package(run)
-    assert found["errors"] == []
-    assert found["errors_not_read"] == "error: /dev/kmsg: Permission denied"
+    result = package(run)
+    assert result["errors"] == []
+    assert result["errors_not_read"] == "error: /dev/kmsg: Permission denied"
     assert "There may have been errors." in (run / "rma/h2-1/README.md").read_text()
 
 
@@ -183,8 +187,13 @@ def test_zip_holds_the_package_and_is_the_same_each_time(run: Path) -> None:
 def test_parts_are_chosen_by_serial_or_host(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     capsys.readouterr()
     assert main(["rma", str(run), "--serial", "h2-1", "--json"]) == 0
-    (told,) = json.loads(capsys.readouterr().out)
-    assert (told["host"], told["place"], told["action"], told["path"]) == ("h2", "gpu=1", "rma", str(run / "rma/h2-1"))
+    (output,) = json.loads(capsys.readouterr().out)
+    assert (output["host"], output["place"], output["action"], output["path"]) == (
+        "h2",
+        "gpu=1",
+        "rma",
+        str(run / "rma/h2-1"),
+    )
     assert main(["rma", str(run), "--serial", "h2-2"]) == 64
     assert "h2-2: no failure (did you mean h2-1?)" in capsys.readouterr().err
     assert main(["rma", str(run), "--host", "h1"]) == 64
@@ -261,14 +270,14 @@ def test_a_serial_names_one_file_within_the_run_directory(tmp_path: Path, serial
 @settings(max_examples=50)
 @given(st.lists(st.text(max_size=80), unique_by=str.casefold, min_size=2, max_size=6))
 def test_two_serials_never_share_a_directory(serials: list[str]) -> None:
-    found = names([document(serial, place=f"gpu={number}") for number, serial in enumerate(serials)])
-    assert len({name.casefold() for name in found}) == len(serials)
-    assert all(name and "/" not in name and name[0] not in ".-" for name in found)
+    result = names([document(serial, place=f"gpu={number}") for number, serial in enumerate(serials)])
+    assert len({name.casefold() for name in result}) == len(serials)
+    assert all(name and "/" not in name and name[0] not in ".-" for name in result)
 
 
 def test_the_same_serial_twice_is_two_packages() -> None:
-    found = names([document("1650", "h1", "gpu=0"), document("1650", "h2", "gpu=3"), document("1651")])
-    assert found == ["1650-h1-gpu-0", "1650-h2-gpu-3", "1651"]
+    result = names([document("1650", "h1", "gpu=0"), document("1650", "h2", "gpu=3"), document("1651")])
+    assert result == ["1650-h1-gpu-0", "1650-h2-gpu-3", "1651"]
 
 
 def test_a_plain_serial_is_its_own_name() -> None:
@@ -285,7 +294,7 @@ def test_every_part_that_has_a_place_is_one_and_a_gang_is_none() -> None:
     def failed(scope: str, action: str = "rma") -> Verdict:
         return Verdict(host="h1", scope=scope, name="x", verdict="fail", criterion="c", reason="r", action=action)
 
-    found = parts(
+    result = parts(
         [
             failed("gpu=1,link=3", "monitor"),
             failed("gpu=1"),
@@ -294,7 +303,7 @@ def test_every_part_that_has_a_place_is_one_and_a_gang_is_none() -> None:
             failed("host", "reboot"),
         ]
     )
-    assert [(part.place, part.action, part.returned) for part in found] == [
+    assert [(part.place, part.action, part.returned) for part in result] == [
         ("gpu=1", "rma", True),
         ("mc=0,dimm=2", "rma", True),
         ("host", "reboot", False),

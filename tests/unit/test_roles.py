@@ -44,8 +44,8 @@ def options(role: str) -> dict[str, dict[str, Any]]:
     """What the role's argument specs say of each variable. Ansible checks `main` before the tasks of that name."""
     entry = "main" if (ROOT / "roles" / role / "tasks" / "main.yml").exists() else "inventory"
     specs = read(role, "meta/argument_specs.yml")
-    found: dict[str, dict[str, Any]] = specs["argument_specs"][entry]["options"] if specs else {}
-    return found
+    result: dict[str, dict[str, Any]] = specs["argument_specs"][entry]["options"] if specs else {}
+    return result
 
 
 def for_operators(role: str) -> dict[str, Any]:
@@ -192,23 +192,23 @@ def test_driver_versions_in_the_inventory(value: str, allowed: bool) -> None:
 @pytest.fixture
 def probe() -> Any:
     """Runs on hosts, where nothing of ours is installed yet."""
-    found = importlib.util.spec_from_file_location("probe", ROOT / "roles/preflight/files/probe.py")
-    assert found
-    assert found.loader
-    module = importlib.util.module_from_spec(found)
-    found.loader.exec_module(module)
+    result = importlib.util.spec_from_file_location("probe", ROOT / "roles/preflight/files/probe.py")
+    assert result
+    assert result.loader
+    module = importlib.util.module_from_spec(result)
+    result.loader.exec_module(module)
     return module
 
 
 def test_port_owner_is_found_although_it_closes_a_file_meanwhile(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own supervisor, whose port is no obstacle, read as somebody else's."""
-    seen = os.readlink
+    observed = os.readlink
     gone = iter([True])
 
     def read(path: str) -> str:
         if path.startswith(f"/proc/{os.getpid()}/") and next(gone, False):
             raise FileNotFoundError(path)
-        return seen(path)
+        return observed(path)
 
     monkeypatch.setattr(os, "readlink", read)
     with socket.create_server(("127.0.0.1", 0)) as server:
@@ -258,14 +258,14 @@ def test_environment_of_another_python_is_replaced(tmp_path: Path) -> None:
     assert (again.returncode, again.stdout) == (0, "")
 
 
-@pytest.mark.parametrize(("version", "anew"), [("3.9.2", True), (VERSION, False)])
-def test_environment_of_another_python_version_is_replaced(tmp_path: Path, version: str, anew: bool) -> None:
+@pytest.mark.parametrize(("version", "again"), [("3.9.2", True), (VERSION, False)])
+def test_environment_of_another_python_version_is_replaced(tmp_path: Path, version: str, again: bool) -> None:
     """With a venv that makes nothing."""
     (tmp_path / "venv.py").touch()
     prefix = environment(tmp_path / "rackproof", HOME, version)
     done = made(prefix, PYTHONPATH=str(tmp_path))
-    assert (done.returncode, done.stdout) == (0, "made\n" if anew else "")
-    assert (prefix / "lib" / "python3.9").exists() is not anew
+    assert (done.returncode, done.stdout) == (0, "made\n" if again else "")
+    assert (prefix / "lib" / "python3.9").exists() is not again
 
 
 @pytest.mark.parametrize("name", ["bin/pip", "pyvenv.cfg"])

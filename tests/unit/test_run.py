@@ -79,10 +79,10 @@ def test_a_rehearsal_is_measured_judged_and_reported_once(tmp_path: Path) -> Non
     report = documents.read(tmp_path / "here/r1/report.json", "report")
     assert [(host["name"], host["decision"]) for host in report["hosts"]] == [("me", "accepted")]
     record = documents.read(tmp_path / "here/r1/hosts/me.json", "record")
-    made = {seen["name"] for seen in record["observations"]}
+    made = {observation["name"] for observation in record["observations"]}
     assert "overlap.hidden_share" in made, "what the hosts of a gang do together, one does alone"
     assert not any(name.startswith("pairs") for name in made)
-    assert [seen["phase"] for seen in record["snapshots"]][:2] == ["before", "before"]
+    assert [observation["phase"] for observation in record["snapshots"]][:2] == ["before", "before"]
     again = run(tmp_path, *options, "--json")
     assert again.returncode == 0
     assert "nothing is measured twice" in again.stderr
@@ -144,8 +144,8 @@ def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_readiness_problems_are_listed(library: Path, tmp_path: Path) -> None:
     """The driver answers for four GPUs; torch here is a build for CPUs, and the directory cannot be written."""
     (tmp_path / "file").touch()
-    there = nvml.environment(library, nvml.scenario("healthy-h200x4"))
-    done = run(tmp_path, "--gpus", "4", "--run-dir", tmp_path / "file" / "r1", CUDA_VISIBLE_DEVICES="0,1", **there)
+    present = nvml.environment(library, nvml.scenario("healthy-h200x4"))
+    done = run(tmp_path, "--gpus", "4", "--run-dir", tmp_path / "file" / "r1", CUDA_VISIBLE_DEVICES="0,1", **present)
     print(done.stderr)
     assert done.returncode == 2
     lines = [line.removeprefix("rackproof: ") for line in done.stderr.splitlines()]
@@ -274,16 +274,16 @@ def options(tmp_path: Path, **chosen: Any) -> Namespace:
     return Namespace(**{**given, **chosen})
 
 
-def planned(tmp_path: Path, profile: str = "standard", found: int = 4, **chosen: Any) -> Plan:
-    machine = Machine(gpus=gpus(found, found), readings={})
+def planned(tmp_path: Path, profile: str = "standard", result: int = 4, **chosen: Any) -> Plan:
+    machine = Machine(gpus=gpus(result, result), readings={})
     return single_host_plan(options(tmp_path, **chosen), single_host_profile(read_profile(profile)), machine, NOW)
 
 
 def test_requested_devices_are_planned_or_else_all(tmp_path: Path) -> None:
     assert planned(tmp_path, gpus=8).hosts[0].devices == tuple(range(8)), "four of them will be missed"
     assert not planned(tmp_path, gpus=8).hosts[0].count_found
-    found = planned(tmp_path).hosts[0]
-    assert (found.devices, found.count_found) == ((0, 1, 2, 3), True)
+    result = planned(tmp_path).hosts[0]
+    assert (result.devices, result.count_found) == ((0, 1, 2, 3), True)
     assert planned(tmp_path, devices="1,3").hosts[0].devices == (1, 3)
     with pytest.raises(UsageError, match="lists 2 GPUs, rackproof_gpu_count says 4"):
         planned(tmp_path, devices="1,3", gpus=4)

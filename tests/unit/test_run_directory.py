@@ -50,11 +50,11 @@ def test_no_other_code_builds_these_paths() -> None:
     joined = re.compile(
         r'f?"(?:hosts|gangs)/|/ "(?:plan|report|hosts|gangs|events|progress|journal|lock)[".]|/ "verdicts\.prom"'
     )
-    found = [
+    result = [
         f"{path.relative_to(REPOSITORY)}:{number}"
         for folder in ("agent", "fleet", "schemas", "rackproof")
         for path in sorted((REPOSITORY / folder).rglob("*.py"))
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if joined.search(line) and path.name not in ("run_directory.py", "distil.py")
     ]
-    assert found == []
+    assert result == []

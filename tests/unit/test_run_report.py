@@ -35,17 +35,21 @@ def changed(change: Callable[[Observation], Observation]) -> Change:
 def set_to(name: str, scope: str, value: Any) -> Change:
     """One figure as it should not be."""
 
-    def change(seen: Observation) -> Observation:
-        return replace(seen, value=value) if (seen.name, seen.scope) == (name, scope) else seen
+    def change(observation: Observation) -> Observation:
+        return (
+            replace(observation, value=value) if (observation.name, observation.scope) == (name, scope) else observation
+        )
 
     return changed(change)
 
 
 def unmeasured(record: Record) -> Record:
     """A figure that could not be had."""
-    lost = next(seen for seen in record.observations if seen.name == "memory.bandwidth")
+    lost = next(observation for observation in record.observations if observation.name == "memory.bandwidth")
     error = replace(lost, status="error", value=None, reason="no memory")
-    return replace(record, observations=tuple(error if seen is lost else seen for seen in record.observations))
+    return replace(
+        record, observations=tuple(error if observation is lost else observation for observation in record.observations)
+    )
 
 
 def counted_up(record: Record) -> Record:
@@ -194,8 +198,8 @@ def test_brief_report_says_who_measured_together(tmp_path: Path, case: str) -> N
     groups = {"a smaller gang": [gang[:-1]], "two groups": [gang[:4], gang[4:]]}.get(case, [])
     launch_together(tmp_path, run.plan, {name: group for group in groups for name in group})
     run = load(tmp_path)
-    found, plain = report_of(run, PACKS, jobs=1), full_report(run)
-    assert found.acceptance == plain.acceptance
+    result, plain = report_of(run, PACKS, jobs=1), full_report(run)
+    assert result.acceptance == plain.acceptance
     lines = [line for line in plain.acceptance.summary if line.startswith("Gang ")]
     assert len(lines) == {"a smaller gang": 1, "two groups": 2}.get(case, 0)
 

@@ -190,8 +190,8 @@ class Site:
             self.begun.append(start.number)
             cell = self.plan.study.cells[start.number - 1]
             for host in start.members:
-                if told := self.spoil(start.number, host, launched(start.number, start.members, cell)):
-                    self.left.setdefault(host, []).append(told)
+                if reported := self.spoil(start.number, host, launched(start.number, start.members, cell)):
+                    self.left.setdefault(host, []).append(reported)
         return outcome(self.plan, self.evidence())
 
 
@@ -229,33 +229,33 @@ def record(plan: Plan, host: str, launches: list[Launch]) -> Record:
     )
 
 
-def states(found: Outcome) -> list[str]:
-    return [row.state for row in found.rows]
+def states(result: Outcome) -> list[str]:
+    return [row.state for row in result.rows]
 
 
 def test_every_cell_is_measured_once_and_what_there_is_no_room_for_is_told(tmp_path: Path) -> None:
     site = Site(study(tmp_path))
-    found = site.play()
+    result = site.play()
     assert site.begun == [1, 2, 3, 4, 7, 8]
-    assert states(found) == [*[MEASURED] * 4, SKIPPED, SKIPPED, MEASURED, MEASURED]
-    assert found.rows[4].reason == "capacity: hosts with 2 GPUs: 4 wanted, 2 in the inventory"
-    assert [row.members for row in found.rows[1:4]] == [("h1",), ("h1", "h2"), ("h1", "h2")]
-    assert found.complete
-    assert sentence(found) == "6 of 8 cells were measured, 2 left out."
+    assert states(result) == [*[MEASURED] * 4, SKIPPED, SKIPPED, MEASURED, MEASURED]
+    assert result.rows[4].reason == "capacity: hosts with 2 GPUs: 4 wanted, 2 in the inventory"
+    assert [row.members for row in result.rows[1:4]] == [("h1",), ("h1", "h2"), ("h1", "h2")]
+    assert result.complete
+    assert sentence(result) == "6 of 8 cells were measured, 2 left out."
 
 
 def test_efficiency_is_that_of_a_rank_against_the_smallest_cell_of_its_series(tmp_path: Path) -> None:
     rows = Site(study(tmp_path)).play().rows
-    told = {row.number: (round(row.efficiency, 3), row.against) for row in rows if row.efficiency is not None}
+    values = {row.number: (round(row.efficiency, 3), row.against) for row in rows if row.efficiency is not None}
     # Batch 64: cell 7 has one rank, cell 1 two, cell 3 four. Batch 128 begins with cell 2. With one CPU, cell 8 is alone.
-    assert told == {7: (1.0, 7), 1: (0.9, 7), 3: (0.81, 7), 2: (1.0, 2), 4: (0.9, 2), 8: (1.0, 8)}
+    assert values == {7: (1.0, 7), 1: (0.9, 7), 3: (0.81, 7), 2: (1.0, 2), 4: (0.9, 2), 8: (1.0, 8)}
 
 
 def test_a_cell_with_few_cpus_is_told_against_the_one_with_all(tmp_path: Path) -> None:
-    found = Site(study(tmp_path)).play()
-    told = {row.number: (row.share, row.unconfined) for row in found.rows if row.share is not None}
-    assert told == {8: (pytest.approx(1 / 3), 7)}
-    assert render_lines(found, "").endswith(", 33 % of the images/s of cell 7")
+    result = Site(study(tmp_path)).play()
+    values = {row.number: (row.share, row.unconfined) for row in result.rows if row.share is not None}
+    assert values == {8: (pytest.approx(1 / 3), 7)}
+    assert render_lines(result, "").endswith(", 33 % of the images/s of cell 7")
     block = {"gpus": [2], "batch_size": [64]}
     rows = Site(study(tmp_path, matrix=[{**block, "epochs": [8]}, {**block, "cpus": [1]}])).play().rows
     assert rows[1].unconfined == 1, "the rate does not depend on the number of epochs"
@@ -266,10 +266,10 @@ def test_a_cell_with_few_cpus_is_told_against_the_one_with_all(tmp_path: Path) -
 def test_cost_is_that_of_the_hosts_that_took_part_while_they_did(tmp_path: Path) -> None:
     plan = study(tmp_path, price={"per_host_hour": 10, "currency": "EUR"})
     site = Site(plan)
-    found = site.play()
-    assert [row.cost for row in found.rows] == pytest.approx([0.2, 0.2, 0.4, 0.4, None, None, 0.2, 0.2])
-    assert found.cost == pytest.approx(1.6)
-    assert found.hours == pytest.approx(6 * 72 / 3600)
+    result = site.play()
+    assert [row.cost for row in result.rows] == pytest.approx([0.2, 0.2, 0.4, 0.4, None, None, 0.2, 0.2])
+    assert result.cost == pytest.approx(1.6)
+    assert result.hours == pytest.approx(6 * 72 / 3600)
     again = outcome(plan, site.evidence(), price=20)
     assert again.cost == pytest.approx(3.2)
     assert outcome(study(tmp_path), site.evidence()).cost is None, "nobody said a price"
@@ -284,12 +284,12 @@ def test_cost_is_that_of_the_hosts_that_took_part_while_they_did(tmp_path: Path)
 )
 def test_a_budget_ends_the_study_and_says_so(tmp_path: Path, stop: dict[str, float], said: str) -> None:
     site = Site(study(tmp_path, price={"per_host_hour": 10, "currency": "EUR"}, stop=stop))
-    found = site.play()
+    result = site.play()
     assert site.begun == [1, 2, 3]
-    assert states(found) == [*[MEASURED] * 3, *[SKIPPED] * 5]
-    assert found.rows[3].reason == found.stopped == said
-    assert found.rows[4].reason.startswith("capacity"), "that reason stands whatever the budget"
-    assert found.complete, "the operator's own limit"
+    assert states(result) == [*[MEASURED] * 3, *[SKIPPED] * 5]
+    assert result.rows[3].reason == result.stopped == said
+    assert result.rows[4].reason.startswith("capacity"), "that reason stands whatever the budget"
+    assert result.complete, "the operator's own limit"
 
 
 def test_a_failed_cell_is_in_the_table_with_its_reason_and_the_others_go_on(tmp_path: Path) -> None:
@@ -298,20 +298,20 @@ def test_a_failed_cell_is_in_the_table_with_its_reason_and_the_others_go_on(tmp_
         return out_of_memory if number == 2 else launch
 
     site = Site(study(tmp_path, price={"per_host_hour": 10}), spoil=spoil)
-    found = site.play()
-    assert states(found) == [MEASURED, FAILED, MEASURED, MEASURED, SKIPPED, SKIPPED, MEASURED, MEASURED]
-    row = found.rows[1]
+    result = site.play()
+    assert states(result) == [MEASURED, FAILED, MEASURED, MEASURED, SKIPPED, SKIPPED, MEASURED, MEASURED]
+    row = result.rows[1]
     assert row.reason == "rank 0 in scaling (exit code 1): out of memory"
     assert (row.throughput, row.efficiency) == (None, None)
     assert row.cost == pytest.approx(0.2), "it was paid for"
-    assert (found.rows[3].efficiency, found.rows[3].against) == (1.0, 4), "the smallest that was measured"
-    assert not found.complete
+    assert (result.rows[3].efficiency, result.rows[3].against) == (1.0, 4), "the smallest that was measured"
+    assert not result.complete
 
 
 def absent(launch: Launch, **change: Any) -> Launch:
     """The launch without its throughput, or with another."""
-    seen = [replace(item, **change) if item.name == "scaling.throughput" else item for item in launch.observations]
-    return replace(launch, observations=tuple(seen))
+    observed = [replace(item, **change) if item.name == "scaling.throughput" else item for item in launch.observations]
+    return replace(launch, observations=tuple(observed))
 
 
 @pytest.mark.parametrize(
@@ -343,25 +343,25 @@ def test_a_cell_without_all_of_its_figures_is_not_measured(
     tmp_path: Path, spoil: Callable[[Launch], Launch], said: str
 ) -> None:
     plan = study(tmp_path, "h1", matrix=[{"gpus": [2]}])
-    found = Site(plan, spoil=lambda number, host, launch: spoil(launch)).play()
-    (row,) = found.rows
+    result = Site(plan, spoil=lambda number, host, launch: spoil(launch)).play()
+    (row,) = result.rows
     assert (row.state, row.reason) == (FAILED, said)
-    assert not found.complete
+    assert not result.complete
 
 
 def test_a_host_that_left_no_word_of_a_cell_fails_it(tmp_path: Path) -> None:
     site = Site(study(tmp_path), spoil=lambda number, host, launch: None if (number, host) == (3, "h2") else launch)
-    found = site.play()
-    assert (found.rows[2].state, found.rows[2].reason) == (FAILED, "no record of it from h2")
+    result = site.play()
+    assert (result.rows[2].state, result.rows[2].reason) == (FAILED, "no record of it from h2")
 
 
 def test_hosts_out_of_reach_leave_the_larger_cells_open_until_they_are_back(tmp_path: Path) -> None:
     site = Site(study(tmp_path, "h1", "h2", "h3"), gone={"h1", "h3"})
-    found = site.play()
+    result = site.play()
     assert site.begun == [1, 2, 7, 8]
-    assert {row.members for row in found.rows if row.members} == {("h2",)}
-    assert (found.rows[2].state, found.rows[2].reason) == (OPEN, NOT_YET)
-    assert not found.complete
+    assert {row.members for row in result.rows if row.members} == {("h2",)}
+    assert (result.rows[2].state, result.rows[2].reason) == (OPEN, NOT_YET)
+    assert not result.complete
     site.gone.clear()
     assert site.play().complete
     assert site.begun == [1, 2, 7, 8, 3, 4]
@@ -383,16 +383,16 @@ def test_a_cell_that_other_hosts_launched_again_is_told_by_the_launch_that_measu
 
 
 def test_a_study_of_which_nothing_was_measured_is_not_complete(tmp_path: Path) -> None:
-    found = Site(study(tmp_path, matrix=[{"gpus": [4]}])).play()
-    assert states(found) == [SKIPPED]
-    assert not found.complete
+    result = Site(study(tmp_path, matrix=[{"gpus": [4]}])).play()
+    assert states(result) == [SKIPPED]
+    assert not result.complete
 
 
 def test_a_training_that_was_cut_says_so_in_every_format(tmp_path: Path) -> None:
     plan, said = study(tmp_path, "h1"), "ended by max_steps before its epochs were over"
     whole = Site(plan).play()
     cut = Site(plan, spoil=lambda number, host, launch: with_params(launch, {"max_steps": 20})).play()
-    for render in (render_html, render_markdown, lambda _, found, currency: render_lines(found, currency)):
+    for render in (render_html, render_markdown, lambda _, result, currency: render_lines(result, currency)):
         assert said not in render(plan, whole, "")
         assert render(plan, cut, "").count(said) == len(cut.rows) - cut.count(SKIPPED)
 
@@ -400,9 +400,9 @@ def test_a_training_that_was_cut_says_so_in_every_format(tmp_path: Path) -> None
 def test_a_launch_that_the_host_was_no_member_of_is_not_believed(tmp_path: Path) -> None:
     plan = study(tmp_path)
     assert plan.study
-    told = launched(1, ("h2",), plan.study.cells[0])
-    found = outcome(plan, {"h1": Evidence(records=(record(plan, "h1", [told]),))})
-    assert set(states(found)) == {OPEN, SKIPPED}
+    reported = launched(1, ("h2",), plan.study.cells[0])
+    result = outcome(plan, {"h1": Evidence(records=(record(plan, "h1", [reported]),))})
+    assert set(states(result)) == {OPEN, SKIPPED}
 
 
 # --- beside the published figures
@@ -422,8 +422,8 @@ def test_only_whole_epochs_of_the_same_images_stand_beside_the_published_ones(tm
 
 
 def with_params(launch: Launch, params: dict[str, Any]) -> Launch:
-    seen = [replace(item, params={**item.params, **params}) for item in launch.observations]
-    return replace(launch, observations=tuple(seen))
+    observed = [replace(item, params={**item.params, **params}) for item in launch.observations]
+    return replace(launch, observations=tuple(observed))
 
 
 # --- the page
@@ -495,25 +495,25 @@ def test_a_study_of_which_nothing_is_missing_exits_0(tmp_path: Path) -> None:
 
 def test_a_rehearsal_says_so_in_every_format(tmp_path: Path) -> None:
     plan = study(tmp_path, profile=REHEARSAL)
-    found = Site(plan).play()
-    assert "REHEARSAL" in render_html(plan, found, "")
-    assert "REHEARSAL" in render_markdown(plan, found, "")
-    assert "hosts with 2 processes: 4 wanted, 2 in the inventory" in render_lines(found, "")
+    result = Site(plan).play()
+    assert "REHEARSAL" in render_html(plan, result, "")
+    assert "REHEARSAL" in render_markdown(plan, result, "")
+    assert "hosts with 2 processes: 4 wanted, 2 in the inventory" in render_lines(result, "")
 
 
 def test_nothing_measured_is_a_page_too(tmp_path: Path) -> None:
     plan = study(tmp_path)
-    found = outcome(plan, {})
-    assert plots(found) == []
-    assert "No cell was measured." in render_html(plan, found, "")
-    assert not found.complete
+    result = outcome(plan, {})
+    assert plots(result) == []
+    assert "No cell was measured." in render_html(plan, result, "")
+    assert not result.complete
 
 
 def test_made_up_images_are_told(tmp_path: Path) -> None:
     plan = study(tmp_path)
-    found = Site(plan, spoil=lambda number, host, launch: with_params(launch, {"data": "synthetic"})).play()
-    assert "accuracy and loss say nothing" in render_html(plan, found, "")
-    assert "accuracy and loss say nothing" in render_markdown(plan, found, "")
+    result = Site(plan, spoil=lambda number, host, launch: with_params(launch, {"data": "synthetic"})).play()
+    assert "accuracy and loss say nothing" in render_html(plan, result, "")
+    assert "accuracy and loss say nothing" in render_markdown(plan, result, "")
 
 
 # --- the command
@@ -551,12 +551,12 @@ def test_a_record_that_is_not_believed_is_told_in_every_format(run: Path, capsys
     (run / "gangs" / "all" / "h2.json").write_text("{")
     (run / "gangs" / "all" / "<b>\x1b[31m.json").write_text("{}")
     assert main(["scaling", str(run)]) == 2
-    told = [capsys.readouterr().out, *((run / f"scaling.{kind}").read_text() for kind in ("md", "html", "json"))]
-    for text in told:
+    output = [capsys.readouterr().out, *((run / f"scaling.{kind}").read_text() for kind in ("md", "html", "json"))]
+    for text in output:
         assert "gangs/all/h2.json: " in text
         assert "the plan has no such host" in text
         assert "\x1b" not in text
-    assert "<b>.json" not in told[1] + told[2]
+    assert "<b>.json" not in output[1] + output[2]
 
 
 def test_a_currency_steers_no_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -590,10 +590,10 @@ def test_one_machine_measures_its_cells_without_a_playbook_and_none_twice(
     (tmp_path / "own.yml").write_text(yaml.safe_dump(own))
     arguments = ["run", "--profile", str(tmp_path / "own.yml"), "--run-dir", str(tmp_path / "s1"), "--host", "me"]
     assert main(arguments) == 2
-    told = capfd.readouterr()
-    assert "1 of 3 cells were measured, 1 failed, 1 left out." in told.out
-    assert "3: 1 × 1, batch 8, fp32, 9999 CPUs a GPU: failed: host me has" in told.out
-    assert "cell 1: finished" in told.err
+    reported = capfd.readouterr()
+    assert "1 of 3 cells were measured, 1 failed, 1 left out." in reported.out
+    assert "3: 1 × 1, batch 8, fp32, 9999 CPUs a GPU: failed: host me has" in reported.out
+    assert "cell 1: finished" in reported.err
     document = json.loads((tmp_path / "s1" / "scaling.json").read_text())
     first = document["cells"][0]
     assert first["wall_s"] > first["hookup_s"] > first["train_s"] > 0

@@ -75,11 +75,11 @@ def test_no_other_code_splits_scopes() -> None:
     split = re.compile(
         r'scope\.(?:r?split|r?partition|startswith|endswith|remove\w+)\(|startswith\(\(?"(?:gang|gpu|pci)='
     )
-    found = [
+    result = [
         f"{path.relative_to(REPOSITORY)}:{number}"
         for folder in ("agent", "collectors", "fleet", "schemas", "rackproof")
         for path in sorted((REPOSITORY / folder).rglob("*.py"))
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
         if split.search(line) and path.name != "scopes.py"
     ]
-    assert found == []
+    assert result == []

@@ -109,8 +109,8 @@ def test_other_programs_can_check_it(run: Path, keys: Path) -> None:
 
 def test_every_file_is_signed_but_for_what_is_said_to_be_left_out(run: Path) -> None:
     listed = set(from_text((run / "SHA256SUMS").read_text()))
-    there = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
-    assert there - listed == {"SHA256SUMS", "SHA256SUMS.sig"}
+    present = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()}
+    assert present - listed == {"SHA256SUMS", "SHA256SUMS.sig"}
     assert {"plan.json", "hosts/h1.json", "hosts/h2.json", "report.json", "report.html", "observations.csv"} <= listed
     statement = documents.read(run / "signed.json", "signed")
     assert statement["left_out"] == dict(LEFT_OUT)
@@ -180,8 +180,8 @@ def test_the_signer_asked_for_must_be_the_one(run: Path, verify: Verify) -> None
 def test_json_tells_the_same(run: Path, verify: Verify) -> None:
     (run / "hosts" / "h2.json").unlink()
     code, said = verify(run, "--json")
-    told = json.loads(said)
-    assert (told["code"], told["problems"]) == (code, ["missing: hosts/h2.json"])
+    document = json.loads(said)
+    assert (document["code"], document["problems"]) == (code, ["missing: hosts/h2.json"])
 
 
 def test_nobody_signs_a_report_that_the_records_do_not_give(
@@ -240,10 +240,10 @@ def test_a_view_that_cannot_be_made_again_is_signed_and_said_to_be(
     (run / "observations.parquet").write_bytes(b"PAR1")
     capsys.readouterr()
     assert main(["sign", str(run), "--key", str(keys / "alice")]) == 0
-    told = "observations.parquet was not rendered again: pyarrow is not installed here"
-    assert told in capsys.readouterr().out
+    reported = "observations.parquet was not rendered again: pyarrow is not installed here"
+    assert reported in capsys.readouterr().out
     code, said = verify(run)
-    assert (code, told in said) == (0, True)
+    assert (code, reported in said) == (0, True)
 
 
 def test_views_of_another_version_are_not_made_again(
@@ -288,7 +288,7 @@ def by_hand(run: Path, keys: Path) -> None:
 
 def test_a_report_that_was_made_up_is_found_though_its_signature_is_good(run: Path, keys: Path, verify: Verify) -> None:
     record = json.loads((run / "hosts" / "h2.json").read_text())
-    record["observations"] = [seen for seen in record["observations"] if seen["scope"] != "gpu=1"]
+    record["observations"] = [observation for observation in record["observations"] if observation["scope"] != "gpu=1"]
     documents.write(run / "hosts" / "h2.json", record)
     by_hand(run, keys)
     code, said = verify(run)

@@ -70,9 +70,9 @@ def test_what_no_record_holds_says_where_it_comes_from() -> None:
 
 
 def test_a_part_in_order_is_never_out_of_what_parts_measured() -> None:
-    found = levels([100.0, 97.0, 101.0, 2.0])
-    assert (min(found), max(found)) == (97.0, 101.0)
-    assert 98.5 < sum(found) / len(found) < 100.0  # the tail is on the low side
+    result = levels([100.0, 97.0, 101.0, 2.0])
+    assert (min(result), max(result)) == (97.0, 101.0)
+    assert 98.5 < sum(result) / len(result) < 100.0  # the tail is on the low side
 
 
 # --- a fleet in order
@@ -151,11 +151,11 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dic
     )
     simulate(directory, chosen, faults, plan)
     report = report_of(directory)
-    found: dict[str, list[Verdict]] = defaultdict(list)
+    all_verdicts: dict[str, list[Verdict]] = defaultdict(list)
     for verdict in report.verdicts:
         if verdict.verdict != PASS:
-            found[verdict.host].append(verdict)
-    return where, found, report
+            all_verdicts[verdict.host].append(verdict)
+    return where, all_verdicts, report
 
 
 def test_every_fault_has_its_expectation_and_is_told_of_in_the_documentation() -> None:
@@ -166,9 +166,9 @@ def test_every_fault_has_its_expectation_and_is_told_of_in_the_documentation() -
 
 @pytest.mark.parametrize("kind", FAULTS)
 def test_a_fault_is_named(kind: str, wrong: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]) -> None:
-    where, found, report = wrong
+    where, result, report = wrong
     mine = [
-        item for item in found[where[kind]] if not (item.criterion == "identity-unique" and kind != "duplicate_serial")
+        item for item in result[where[kind]] if not (item.criterion == "identity-unique" and kind != "duplicate_serial")
     ]
     criteria = {item.criterion for item in mine}
     assert set(FOUND_BY[kind].split()) <= criteria
@@ -178,19 +178,19 @@ def test_a_fault_is_named(kind: str, wrong: tuple[dict[str, str], dict[str, list
     assert all(SAYS[kind] in item.reason for item in mine[:1] if kind in SAYS and kind not in WHOLE_HOST)
     assert any(SAYS.get(kind, "") in item.reason for item in mine)
     if FAULTS[kind].of_gpu and kind not in WHOLE_HOST:
-        places = [item.scope.split(",") for item in mine]
-        assert all(f"gpu={GPU}" in parts or f"peer={GPU}" in parts for parts in places), places
+        positions = [item.scope.split(",") for item in mine]
+        assert all(f"gpu={GPU}" in parts or f"peer={GPU}" in parts for parts in positions), positions
     expected = FAIL if any(name != "plan" for name in FOUND_BY[kind].split()) else INCONCLUSIVE
     decision = next(host.decision for host in report.hosts if host.name == where[kind])
     assert decision == {FAIL: "rejected", INCONCLUSIVE: "incomplete"}[expected]
 
 
 def test_nobody_else_is_named(wrong: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]) -> None:
-    where, found, report = wrong
+    where, result, report = wrong
     names = [host.name for host in report.hosts]
     twin = names[names.index(where["duplicate_serial"]) + 1]
-    assert set(found) == set(where.values()) | {twin}
-    assert {item.host for items in found.values() for item in items if item.criterion == "identity-unique"} == {
+    assert set(result) == set(where.values()) | {twin}
+    assert {item.host for items in result.values() for item in items if item.criterion == "identity-unique"} == {
         where["duplicate_serial"],
         twin,
     }
@@ -285,7 +285,12 @@ def test_another_seed_is_another_run_of_the_same_parts(tmp_path: Path) -> None:
     gpus = [[gpu for left in run.evidence.values() for gpu in left.gpus()] for run in (first, second)]
     assert gpus[0] == gpus[1]
     copies = [
-        [seen.value for left in run.evidence.values() for seen in left.benchmarks() if seen.name == "memory.bandwidth"]
+        [
+            observed.value
+            for left in run.evidence.values()
+            for observed in left.benchmarks()
+            if observed.name == "memory.bandwidth"
+        ]
         for run in (first, second)
     ]
     assert copies[0] != copies[1]
@@ -314,10 +319,10 @@ def test_the_command_says_what_it_did_and_where_the_faults_are(
         "--json",
     ]
     assert main([*command, "--fault", "ecc:r02-h01:1", "--fault", "unreachable"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["simulated"], told["hosts"], told["gpus"]) == (True, 4, 8)
-    assert told["faults"][0] == {"kind": "ecc", "host": "r02-h01", "gpu": 1}
-    assert told["faults"][1]["host"] != "r02-h01"
+    document = json.loads(capsys.readouterr().out)
+    assert (document["simulated"], document["hosts"], document["gpus"]) == (True, 4, 8)
+    assert document["faults"][0] == {"kind": "ecc", "host": "r02-h01", "gpu": 1}
+    assert document["faults"][1]["host"] != "r02-h01"
     assert main(command) == 64  # what is there is never written into
     assert "already exists" in capsys.readouterr().err
 
@@ -349,9 +354,9 @@ def test_what_cannot_be_simulated_is_told_in_one_line(
     arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", str(tmp_path / "run"), *arguments]) == 64
-    told = capsys.readouterr().err
-    assert says in told
-    assert told.count("\n") == 1
+    output = capsys.readouterr().err
+    assert says in output
+    assert output.count("\n") == 1
     assert not (tmp_path / "run" / "plan.json").exists()
 
 

@@ -225,9 +225,9 @@ def test_a_record_takes_the_snapshot_of_every_scenario(reader: nvml.Reader, name
     documents.validate(documents.parse(text, source=name), "record", source=name)
     read = record_from_json(document)
     assert to_json(read)["snapshots"] == document["snapshots"]
-    seen = read.everything()
-    assert all(item.reason for item in seen if item.status != "measured")
-    assert "gpu.count" in {item.name for item in seen}
+    observed = read.everything()
+    assert all(item.reason for item in observed if item.status != "measured")
+    assert "gpu.count" in {item.name for item in observed}
 
 
 # ---- identities ----

@@ -54,9 +54,9 @@ def test_full_buckets_become_one_of_two_and_lose_neither_extreme_nor_mean() -> N
     recorder, values = Recorder(), [random.Random(at).uniform(1, 2) for at in range(1000)]  # noqa: S311
     for at, value in enumerate(values):
         recorder.add_value(at, "gpu.power", "gpu=0", "W", value)
-    found = recorder.timeline()
-    series = found.series[0]
-    assert found.bucket_s == 8
+    result = recorder.timeline()
+    series = result.series[0]
+    assert result.bucket_s == 8
     assert len(series.at) == 125 <= MAX_BUCKETS
     assert sum(series.n) == 1000
     assert (min(series.low), max(series.high)) == pytest.approx((min(values), max(values)), rel=1e-4)
@@ -67,8 +67,8 @@ def test_series_keep_the_same_buckets_when_one_of_them_is_new() -> None:
     recorder = Recorder()
     recorder.add_value(5000, "gpu.power", "gpu=0", "W", 1.0)
     recorder.add_value(10, "gpu.power", "gpu=1", "W", 2.0)
-    found = recorder.timeline()
-    assert [(one.scope, one.at[0] * found.bucket_s) for one in found.series] == [("gpu=0", 4992), ("gpu=1", 0)]
+    result = recorder.timeline()
+    assert [(one.scope, one.at[0] * result.bucket_s) for one in result.series] == [("gpu=0", 4992), ("gpu=1", 0)]
 
 
 def test_recorder_goes_on_where_another_process_was_cut_off() -> None:
@@ -126,9 +126,9 @@ def test_clock_that_is_held_down_for_heat_is_told_apart_from_the_power_limit() -
         hot = 0x40 if 50 <= at < 60 else 0
         recorder.add_samples(at, {0: GpuSample(690.0, 1.5e9, 60.0, 0x4 | hot, 2.6e9)})
     recorder.add_samples(100, {0: Absent(status="error", reason="GPU is lost")})
-    found = {(one.name, one.scope): one for one in recorder.timeline().series}
-    assert sum(found["gpu.throttle.active", "gpu=0,reason=other"].mean) == 10
-    assert sum(found["gpu.throttle.active", "gpu=0,reason=power_cap"].mean) == 100
+    values = {(one.name, one.scope): one for one in recorder.timeline().series}
+    assert sum(values["gpu.throttle.active", "gpu=0,reason=other"].mean) == 10
+    assert sum(values["gpu.throttle.active", "gpu=0,reason=power_cap"].mean) == 100
     assert [(one.at_s, one.name, one.scope, one.count, one.text) for one in recorder.timeline().events] == [
         (50, "gpu.throttle.active", "gpu=0,reason=hw_thermal", 10, "its clocks were throttled"),
         (100, "gpu.power", "gpu=0", 1, "error: GPU is lost"),
@@ -150,27 +150,29 @@ def rate(value: float, name: str = "stress.throughput", **params: Any) -> Observ
 
 
 def rounds(*seen: Observation) -> Observation:
-    recorder, found = Recorder(), []
+    recorder, result = Recorder(), []
     for number, item in enumerate(seen, 1):
-        found = aggregate_rounds(found, [item], recorder, at_s=number * 300.0, number=number)
-    assert len(found) == 1
-    return found[0]
+        result = aggregate_rounds(result, [item], recorder, at_s=number * 300.0, number=number)
+    assert len(result) == 1
+    return result[0]
 
 
 def test_rate_of_all_rounds_is_their_median_with_count_and_extremes() -> None:
-    found = rounds(*(rate(value) for value in (10.0, 12.0, 5.0, 11.0, 11.0)))
-    assert found.value == 11.0
-    assert found.samples
-    assert (found.samples.n, found.samples.min, found.samples.max) == (5, 5.0, 12.0)
+    result = rounds(*(rate(value) for value in (10.0, 12.0, 5.0, 11.0, 11.0)))
+    assert result.value == 11.0
+    assert result.samples
+    assert (result.samples.n, result.samples.min, result.samples.max) == (5, 5.0, 12.0)
 
 
 def test_parameter_that_only_says_how_it_went_makes_no_other_figure() -> None:
-    seen = [rate(0, "integrity.wrong_words", pattern="random", bytes=size, free_bytes=size) for size in (100, 200, 300)]
-    assert rounds(*seen).params["bytes"] == 300
+    observed = [
+        rate(0, "integrity.wrong_words", pattern="random", bytes=size, free_bytes=size) for size in (100, 200, 300)
+    ]
+    assert rounds(*observed).params["bytes"] == 300
 
 
 @pytest.mark.parametrize(
-    ("name", "values", "told"),
+    ("name", "values", "reported"),
     [
         ("integrity.wrong_words", (0, 3, 0, 1), 4),
         ("stress.throttled_share", (0.0, 0.2, 0.0), 0.2),
@@ -181,25 +183,25 @@ def test_parameter_that_only_says_how_it_went_makes_no_other_figure() -> None:
         ("digest.value", ("aa", "aa", "aa"), "aa"),
     ],
 )
-def test_what_must_never_be_is_not_outweighed_by_good_rounds(name: str, values: Sequence[Any], told: Any) -> None:
-    found = rounds(*(rate(value, name, pattern="random") for value in values))
-    assert found.value == told
-    assert type(found.value) is type(told)
+def test_what_must_never_be_is_not_outweighed_by_good_rounds(name: str, values: Sequence[Any], reported: Any) -> None:
+    result = rounds(*(rate(value, name, pattern="random") for value in values))
+    assert result.value == reported
+    assert type(result.value) is type(reported)
 
 
 def test_gpu_that_computes_another_digest_in_another_round_does_not_repeat_itself() -> None:
-    recorder, found = Recorder(), []
+    recorder, result = Recorder(), []
     for number, digest in enumerate(("aa", "aa", "bb", "aa", "bb"), 1):
-        seen = [rate(0.0, "digest.value", workload="gemm"), rate(0, "digest.mismatches", workload="gemm")]
-        seen[0] = replace(seen[0], value=digest, params={"workload": "gemm", "repetitions": number})
-        found = aggregate_rounds(found, seen, recorder, at_s=number, number=number)
-    assert [(one.name, one.value) for one in found] == [("digest.value", "aa, then bb"), ("digest.mismatches", 1)]
+        observed = [rate(0.0, "digest.value", workload="gemm"), rate(0, "digest.mismatches", workload="gemm")]
+        observed[0] = replace(observed[0], value=digest, params={"workload": "gemm", "repetitions": number})
+        result = aggregate_rounds(result, observed, recorder, at_s=number, number=number)
+    assert [(one.name, one.value) for one in result] == [("digest.value", "aa, then bb"), ("digest.mismatches", 1)]
 
 
 def test_figure_that_could_not_be_had_in_one_round_stays_an_error() -> None:
     lost = replace(rate(0.0), status=ERROR, value=None, reason="CUDA error: unspecified launch failure")
-    found = rounds(rate(1.0), lost, rate(1.0))
-    assert (found.status, found.reason) == (ERROR, "in round 2: CUDA error: unspecified launch failure")
+    result = rounds(rate(1.0), lost, rate(1.0))
+    assert (result.status, result.reason) == (ERROR, "in round 2: CUDA error: unspecified launch failure")
 
 
 def test_of_many_launches_the_first_the_last_and_the_failed_are_kept() -> None:
@@ -227,16 +229,18 @@ def test_of_many_snapshots_the_edges_and_those_with_a_change_are_kept() -> None:
             [*kept, taken("after", number, gpu__pcie__replays=replays, gpu__remapped_rows__pending=pending)]
         )
     read = [{metric.name: metric.values.get("gpu=0") for metric in one.metrics} for one in kept]
-    told = [(one["gpu.pcie.replays"], one["gpu.remapped_rows.pending"]) for one in read]
-    assert told == [(0, False), (100, True), (101, False), (0, False), (99, False)]
+    reported = [(one["gpu.pcie.replays"], one["gpu.remapped_rows.pending"]) for one in read]
+    assert reported == [(0, False), (100, True), (101, False), (0, False), (99, False)]
 
 
 def test_both_sides_of_a_reboot_are_kept() -> None:
     kept: tuple[Snapshot, ...] = ()
     for number in range(300):
         up = 50_000.0 + number if number < 100 else 300_000.0 + number if number > 200 else number - 90.0
-        seen = replace(taken("before", number), metrics=(Metric(name="host.uptime", unit="s", values={"host": up}),))
-        kept = select_snapshots([*kept, seen])
+        observed = replace(
+            taken("before", number), metrics=(Metric(name="host.uptime", unit="s", values={"host": up}),)
+        )
+        kept = select_snapshots([*kept, observed])
     assert [one.metrics[0].values["host"] for one in kept] == [50_000.0, 50_099.0, 10.0, 300_299.0]
 
 
@@ -278,7 +282,7 @@ def test_rounds_go_on_until_the_time_is_over_and_are_one_record(tmp_path: Path) 
     assert record.soak
     assert (record.soak.finished, record.soak.failed, record.soak.cut, record.soak.ended_by) == (4, 0, 0, "time")
     assert record.soak.soaked_s >= 100.0
-    assert [(seen.name, seen.value) for seen in record.observations] == [
+    assert [(observation.name, observation.value) for observation in record.observations] == [
         ("stress.throughput", pytest.approx(102.5)),
         ("stress.wrong_products", 0),
     ]
@@ -298,8 +302,8 @@ def test_who_was_killed_goes_on_and_what_the_lost_round_had_measured_counts(tmp_
         if number == 3:
             work = run.directory / "work" / SOAK
             work.mkdir(parents=True)
-            seen = [to_json(rate(7.0)), to_json(replace(rate(0.0), status=ERROR, value=None, reason="SIGTERM"))]
-            result = {"rank": 0, "observations": seen, "software": {}}
+            observation = [to_json(rate(7.0)), to_json(replace(rate(0.0), status=ERROR, value=None, reason="SIGTERM"))]
+            result = {"rank": 0, "observations": observation, "software": {}}
             (work / "rank0.json").write_text(json.dumps(result))
             raise Killed
         return good(run, number)
@@ -319,7 +323,7 @@ def test_who_was_killed_goes_on_and_what_the_lost_round_had_measured_counts(tmp_
     assert (sum(series.n), min(series.low)) == (5, 7.0)
     assert [event.name for event in record.soak.timeline.events] == ["soak.cut"]
     assert [launch.number for launch in record.launches] == [1, 2, 4, 5]
-    assert all(seen.status == "measured" for seen in record.observations)
+    assert all(observation.status == "measured" for observation in record.observations)
 
 
 def test_checkpoint_beside_the_record_is_what_a_killed_host_goes_on_from(tmp_path: Path) -> None:
@@ -399,9 +403,9 @@ def test_error_of_a_round_that_was_cut_off_counts_and_our_own_doing_does_not(tmp
     run.start()
     run.begin_round()
     assert run.salvage_round(leave(run, lost, ended))
-    assert [(seen.name, seen.status, seen.reason) for seen in run.record().observations] == [
-        ("stress.throughput", ERROR, "in round 1: CUDA error: an illegal memory access")
-    ]
+    assert [
+        (observation.name, observation.status, observation.reason) for observation in run.record().observations
+    ] == [("stress.throughput", ERROR, "in round 1: CUDA error: an illegal memory access")]
 
 
 def test_round_that_is_in_the_record_is_not_counted_again_after_a_kill(tmp_path: Path) -> None:
@@ -415,11 +419,11 @@ def test_round_that_is_in_the_record_is_not_counted_again_after_a_kill(tmp_path:
     assert again.salvage_round(work) == ""
     assert not work.exists()
     assert (again.state.finished, again.state.cut) == (1, 0)
-    assert [seen.value for seen in again.record().observations] == [3]
+    assert [observation.value for observation in again.record().observations] == [3]
     again.begin_round()
     assert again.salvage_round(leave(again, wrong_words))
     assert (again.state.finished, again.state.cut) == (1, 1)
-    assert [seen.value for seen in again.record().observations] == [6]
+    assert [observation.value for observation in again.record().observations] == [6]
 
 
 def test_record_of_a_week_is_no_larger_than_that_of_a_day(tmp_path: Path) -> None:
@@ -439,9 +443,9 @@ def test_exporter_is_told_of_progress_against_the_end_of_the_soak(tmp_path: Path
     run.start()
     run._base_s = 150.0
     run.append(observations=good(run, 1), launches=[builders.launch(SOAK, ("h1",))])
-    told = build_document(run)
-    documents.validate({**told, "written": 0}, "live", source="live.json")
-    stage = next(one for one in told["stages"] if one["name"] == SOAK)
+    reported = build_document(run)
+    documents.validate({**reported, "written": 0}, "live", source="live.json")
+    stage = next(one for one in reported["stages"] if one["name"] == SOAK)
     assert (stage["state"], stage["progress"]) == ("running", pytest.approx(0.25, abs=0.01))
     assert stage["deadline"] == pytest.approx(time.time() + 450 + 120, abs=5)  # a round that has begun comes to its end
     span = run.span()
@@ -449,8 +453,8 @@ def test_exporter_is_told_of_progress_against_the_end_of_the_soak(tmp_path: Path
     assert halfway["progress"] == pytest.approx(0.625, abs=0.01)
     run.finish("finding", "gpu=1: bad")
     publish_record(run)
-    there = documents.read(tmp_path / "runs" / "live.json", "live")
-    assert [one["state"] for one in there["stages"] if one["name"] == SOAK] == ["failed"]
+    path = documents.read(tmp_path / "runs" / "live.json", "live")
+    assert [one["state"] for one in path["stages"] if one["name"] == SOAK] == ["failed"]
 
 
 def test_old_record_without_a_soak_is_still_one() -> None:
@@ -461,10 +465,10 @@ def test_old_record_without_a_soak_is_still_one() -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "told"), [("24h", 86400), ("45m", 2700), ("1h30m", 5400), ("2d", 172800), ("90s", 90)]
+    ("text", "reported"), [("24h", 86400), ("45m", 2700), ("1h30m", 5400), ("2d", 172800), ("90s", 90)]
 )
-def test_duration_as_people_write_it(text: str, told: float) -> None:
-    assert seconds(text) == told
+def test_duration_as_people_write_it(text: str, reported: float) -> None:
+    assert seconds(text) == reported
 
 
 @pytest.mark.parametrize("text", ["", "24", "h", "1.5h", "-1h", "24 h", "0s", "40d"])
@@ -504,15 +508,15 @@ def test_power_clock_temperature_and_throttling_of_every_gpu_are_in_the_record(t
     library = nvml.build(tmp_path / "library")
     scenario = nvml.write(tmp_path / "now", "healthy-h200x4", "gpu.2.CurrentClocksEventReasons=0x40")
     said = nvml.python(["-c", textwrap.dedent(GPU), tmp_path / "run"], library, scenario)
-    found = json.loads(said.splitlines()[-1])
+    document = json.loads(said.splitlines()[-1])
     names = {"gpu.power", "gpu.clock.sm", "gpu.temperature", "gpu.throttle.active"}
-    series = {(one["name"], one["scope"]): one for one in found["timeline"]["series"]}
+    series = {(one["name"], one["scope"]): one for one in document["timeline"]["series"]}
     assert {name for name, _ in series} == names
     for gpu in range(4):
         assert sum(series["gpu.power", f"gpu={gpu}"]["n"]) >= 3
-        held = max(series["gpu.throttle.active", f"gpu={gpu},reason=other"]["mean"])
-        assert held == (1.0 if gpu == 2 else 0.0)
-    assert {event["scope"] for event in found["timeline"]["events"]} == {"gpu=2,reason=hw_thermal"}
+        holder = max(series["gpu.throttle.active", f"gpu={gpu},reason=other"]["mean"])
+        assert holder == (1.0 if gpu == 2 else 0.0)
+    assert {event["scope"] for event in document["timeline"]["events"]} == {"gpu=2,reason=hw_thermal"}
 
 
 # ---- the judge: against its own first hour, and the fleet
@@ -561,13 +565,13 @@ def test_fleet_that_goes_as_it_began_is_accepted(plan: Plan) -> None:
 
 def test_gpu_that_slows_down_fails_with_the_time_from_which_on_it_did(plan: Plan) -> None:
     left = soaked(plan, h1_1=lambda at: 1.0 if at < 4.2 * HOUR else 0.95)
-    found = [item for item in wrong(plan, left) if item.criterion == "drift-stress"]
-    assert [(item.host, item.scope, item.serial, item.verdict) for item in found] == [("h1", "gpu=1", "h1-1", FAIL)]
-    assert found[0].reason.startswith("found 0.94")
-    since = found[0].reason.split("; from ")[1].split(" on, ")[0]
+    result = [item for item in wrong(plan, left) if item.criterion == "drift-stress"]
+    assert [(item.host, item.scope, item.serial, item.verdict) for item in result] == [("h1", "gpu=1", "h1-1", FAIL)]
+    assert result[0].reason.startswith("found 0.94")
+    since = result[0].reason.split("; from ")[1].split(" on, ")[0]
     assert "04:03" <= since <= "04:21"  # a bucket of a day is eight minutes and a half
-    assert found[0].reason.endswith(" % under its first hour")
-    assert float(found[0].reason.split(" on, ")[1].split(" %")[0]) == pytest.approx(5.0, abs=0.6)
+    assert result[0].reason.endswith(" % under its first hour")
+    assert float(result[0].reason.split(" on, ")[1].split(" %")[0]) == pytest.approx(5.0, abs=0.6)
     assert {(item.host, item.scope) for item in wrong(plan, left)} == {("h1", "gpu=1")}
 
 
@@ -586,10 +590,10 @@ def test_part_that_falls_further_than_the_fleet_fails_and_a_warm_hall_does_not(p
     hall = dict.fromkeys(("h1_0", "h1_1", "h2_0", "h2_1"), warm)
     assert wrong(plan, soaked(plan, **hall)) == []
     one = {**dict.fromkeys(hall, lambda at: 1.0), "h2_1": lambda at: 1.0 if at < 12 * HOUR else 0.975}
-    found = wrong(plan, soaked(plan, **one))
-    assert [(item.host, item.scope, item.criterion) for item in found] == [("h2", "gpu=1", "drift-stress-vs-fleet")]
-    assert "of the fleet's median" in found[0].reason
-    assert "under its first hour" in found[0].reason
+    result = wrong(plan, soaked(plan, **one))
+    assert [(item.host, item.scope, item.criterion) for item in result] == [("h2", "gpu=1", "drift-stress-vs-fleet")]
+    assert "of the fleet's median" in result[0].reason
+    assert "under its first hour" in result[0].reason
 
 
 def test_soak_that_was_cut_off_or_too_short_is_no_pass(plan: Plan) -> None:
@@ -598,9 +602,9 @@ def test_soak_that_was_cut_off_or_too_short_is_no_pass(plan: Plan) -> None:
     def changed(**more: Any) -> list[str]:
         alone, *rest = left["h1"].records
         other = {**left, "h1": replace(left["h1"], records=(replace(alone, soak=replace(alone.soak, **more)), *rest))}
-        found = wrong(plan, other)
-        assert {(item.host, item.name, item.verdict) for item in found} <= {("h1", "stage.soak", INCONCLUSIVE)}
-        return [item.reason for item in found]
+        result = wrong(plan, other)
+        assert {(item.host, item.name, item.verdict) for item in result} <= {("h1", "stage.soak", INCONCLUSIVE)}
+        return [item.reason for item in result]
 
     assert changed(ended="", ended_by="", soaked_s=7200.0) == [
         "cut off after 2 h 00 min of 24 h 00 min: resume the run"
@@ -637,27 +641,29 @@ def test_round_that_failed_or_cannot_be_believed_is_no_pass_however_it_was_count
 ) -> None:
     left = soaked(plan)
     bad = replace(builders.launch(SOAK, ("h1",), outcome, reason), number=7)
-    found = wrong(plan, with_h1(left, launches=(bad, *left["h1"].records[0].launches)))
-    assert [(item.host, item.name, item.verdict, item.reason) for item in found] == [
+    result = wrong(plan, with_h1(left, launches=(bad, *left["h1"].records[0].launches)))
+    assert [(item.host, item.name, item.verdict, item.reason) for item in result] == [
         ("h1", "stage.soak", INCONCLUSIVE, f"1 of 288 rounds did not come to their end: round 7: {reason}")
     ]
 
 
 def test_gpu_whose_figures_stop_or_are_few_is_no_pass(plan: Plan) -> None:
     left = soaked(plan)
-    told = left["h1"].records[0].soak
+    reported = left["h1"].records[0].soak
 
     def without(keep: Callable[[int], bool]) -> list[tuple[str, str, str]]:
-        series = tuple(one if one.scope != "gpu=1" else some(one, keep) for one in told.timeline.series)
-        found = wrong(plan, with_h1(left, soak=replace(told, timeline=replace(told.timeline, series=series))))
-        return [(item.scope, item.name, item.reason) for item in found if item.name == "stage.soak"]
+        series = tuple(one if one.scope != "gpu=1" else some(one, keep) for one in reported.timeline.series)
+        result = wrong(plan, with_h1(left, soak=replace(reported, timeline=replace(reported.timeline, series=series))))
+        return [(item.scope, item.name, item.reason) for item in result if item.name == "stage.soak"]
 
     def some(series: Any, keep: Callable[[int], bool]) -> Any:
-        places = [place for place, at in enumerate(series.at) if keep(at)]
+        positions = [position for position, at in enumerate(series.at) if keep(at)]
         names = ("at", "n", "low", "mean", "high")
-        return replace(series, **{name: tuple(getattr(series, name)[place] for place in places) for name in names})
+        return replace(
+            series, **{name: tuple(getattr(series, name)[position] for position in positions) for name in names}
+        )
 
-    last = told.timeline.series[0].at[-1]
+    last = reported.timeline.series[0].at[-1]
     assert without(lambda at: at != last) == []  # half a round earlier or later is nothing
     scope, name, reason = without(lambda at: at < last // 2)[0]
     assert (scope, name) == ("gpu=1", "stage.soak")
@@ -670,12 +676,12 @@ def test_gpu_whose_figures_stop_or_are_few_is_no_pass(plan: Plan) -> None:
 def test_drift_of_a_soak_of_minutes_is_told_as_not_judged(plan: Plan) -> None:
     short = builders.plan("h1", "h2", profile="soak", gpu_count=2, rackproof_soak_duration="5m")
     left = soaked(short)
-    for name, found in left.items():
-        alone, *rest = found.records
+    for name, result in left.items():
+        alone, *rest = result.records
         few = Recorder()
         few.add_value(200, "stress.throughput", "gpu=0", "FLOP/s", 6.5e14, {"dtype": "bf16"})
         soak = replace(alone.soak, planned_s=300.0, soaked_s=310.0, finished=2, timeline=few.timeline())
-        left[name] = replace(found, records=(replace(alone, soak=soak), *rest))
+        left[name] = replace(result, records=(replace(alone, soak=soak), *rest))
     report = merge(short, left, read_packs([]))
     assert report.decision == "accepted"
     assert (
@@ -689,9 +695,9 @@ def test_host_that_never_soaked_is_no_pass(plan: Plan) -> None:
     alone, *rest = left["h1"].records
     bare = replace(alone, soak=None, observations=(), launches=())
     left["h1"] = replace(left["h1"], records=(bare, *rest))
-    found = wrong(plan, left)
-    assert {(item.host, item.name, item.verdict) for item in found} == {("h1", "stage.soak", INCONCLUSIVE)}
-    assert "the plan has a soak, and no record of the host has any" in [item.reason for item in found]
+    result = wrong(plan, left)
+    assert {(item.host, item.name, item.verdict) for item in result} == {("h1", "stage.soak", INCONCLUSIVE)}
+    assert "the plan has a soak, and no record of the host has any" in [item.reason for item in result]
 
 
 def test_course_needs_more_than_the_start() -> None:
@@ -731,10 +737,10 @@ def test_thinner_timeline_keeps_the_extremes() -> None:
     recorder = Recorder()
     for at in range(0, 86400, 300):
         recorder.add_value(at, "gpu.power", "gpu=0", "W", 1000.0 if at == 43200 else 690.0)
-    found = thinned(recorder.timeline(), 40)
-    assert len(found.series[0].at) <= 40
-    assert max(found.series[0].high) == 1000.0
-    assert sum(found.series[0].n) == 288
+    result = thinned(recorder.timeline(), 40)
+    assert len(result.series[0].at) <= 40
+    assert max(result.series[0].high) == 1000.0
+    assert sum(result.series[0].n) == 288
 
 
 def test_command_without_a_soak_in_its_plan_says_so(tmp_path: Path) -> None:

@@ -63,18 +63,18 @@ def evidence(of: Plan, over: Mapping[tuple[str, str, str], Mapping[str, float]] 
 
     The share of time of a clock event reason stands under the reason's name.
     """
-    found = builders.evidence(of)
-    for number, (name, left) in enumerate(found.items()):
+    result = builders.evidence(of)
+    for number, (name, left) in enumerate(result.items()):
         records = [_figured(of, record, name, number, over or {}) for record in left.records]
-        found[name] = replace(left, records=tuple(records))
-    return found
+        result[name] = replace(left, records=tuple(records))
+    return result
 
 
 def _figured(
     of: Plan, record: Record, host: str, number: int, over: Mapping[tuple[str, str, str], Mapping[str, float]]
 ) -> Record:
     stage = "gang" if record.gang else "benchmark"
-    kept = [seen for seen in record.observations if seen.scope not in of.host(host).scopes]
+    kept = [observation for observation in record.observations if observation.scope not in of.host(host).scopes]
     for scope in of.host(host).scopes:
         own = over.get((stage, host, scope), {})
         for name, (unit, value) in FIGURES.items():
@@ -136,7 +136,7 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
 
 
 @pytest.mark.parametrize(
-    ("figures", "told", "action"),
+    ("figures", "reported", "action"),
     [
         pytest.param(
             HOT,
@@ -180,30 +180,32 @@ CAPPED = {"compute": 0.0207, "wait": 0.0, "last_share": 1.0, "clock": 1.4e9, "po
         ),
     ],
 )
-def test_rank_that_the_others_wait_for_is_named_with_its_cause(figures: Any, told: str, action: str) -> None:
+def test_rank_that_the_others_wait_for_is_named_with_its_cause(figures: Any, reported: str, action: str) -> None:
     of = plan()
     slow = figures["compute"] - 0.0158
     waiting = {("gang", host, scope): {"wait": slow} for host in ("h1", "h2") for scope in ("gpu=0", "gpu=1")}
     verdicts = judged(of, evidence(of, {**waiting, ("gang", "h2", "gpu=1"): figures}))
     assert named(verdicts) == [("gang", "h2", "gpu=1")]
-    (found,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
-    assert found.reason.startswith("rank 3 (h2 gpu=1) computes ")
+    (result,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
+    assert result.reason.startswith("rank 3 (h2 gpu=1) computes ")
     assert (
         f"the others wait {slow * 1e3:.3g} ms a step; it is the last in {figures['last_share'] * 100:.0f} %"
-        in found.reason
+        in result.reason
     )
-    assert found.reason.partition("): ")[2].partition("; found ")[0] == told
-    assert (found.action, found.serial) == (action, "h2-1")
-    assert found.detail == f"{found.reason.partition('; found ')[0]}; 110 % of the fleet's median 15.99 ms over 4 GPUs"
+    assert result.reason.partition("): ")[2].partition("; found ")[0] == reported
+    assert (result.action, result.serial) == (action, "h2-1")
+    assert (
+        result.detail == f"{result.reason.partition('; found ')[0]}; 110 % of the fleet's median 15.99 ms over 4 GPUs"
+    )
 
 
 def test_gpu_slow_in_the_host_stage_is_named() -> None:
     of = plan()
-    (found,) = (
+    (only_verdict,) = (
         verdict for verdict in judged(of, evidence(of, {("benchmark", "h2", "gpu=1"): HOT})) if verdict.verdict == FAIL
     )
-    assert (found.stage, found.host, found.scope) == ("benchmark", "h2", "gpu=1")
-    assert found.reason.startswith("rank 1 (h2 gpu=1) computes 29 % longer than its peers: its SM clock")
+    assert (only_verdict.stage, only_verdict.host, only_verdict.scope) == ("benchmark", "h2", "gpu=1")
+    assert only_verdict.reason.startswith("rank 1 (h2 gpu=1) computes 29 % longer than its peers: its SM clock")
 
 
 def test_all_slow_ranks_are_named() -> None:
@@ -233,8 +235,8 @@ def test_figure_that_could_not_be_had_is_inconclusive(name: str) -> None:
     left = evidence(of)
     hit = _lost(f"straggler.{name}", "h2")
     left["h2"] = builders.with_observations(left["h2"], hit, gang=True)
-    found = [item for item in judge(of, left, PACKS) if item.name.startswith("straggler.") and item.verdict != PASS]
-    assert [(item.host, item.scope, item.verdict) for item in found] == [("h2", "gpu=1", INCONCLUSIVE)]
+    verdicts = [item for item in judge(of, left, PACKS) if item.name.startswith("straggler.") and item.verdict != PASS]
+    assert [(item.host, item.scope, item.verdict) for item in verdicts] == [("h2", "gpu=1", INCONCLUSIVE)]
 
 
 def test_unsupported_kernel_counter_is_not_missing() -> None:
@@ -250,9 +252,9 @@ def test_unsupported_kernel_counter_is_not_missing() -> None:
 def _lost(name: str, status: str) -> Callable[[Observation], Observation]:
     how = UNSUPPORTED if status == UNSUPPORTED else "error"
 
-    def change(seen: Observation) -> Observation:
-        hit = seen.name == name and seen.scope == "gpu=1"
-        return replace(seen, status=how, value=None, reason="it said so") if hit else seen
+    def change(observation: Observation) -> Observation:
+        hit = observation.name == name and observation.scope == "gpu=1"
+        return replace(observation, status=how, value=None, reason="it said so") if hit else observation
 
     return change
 
@@ -398,10 +400,10 @@ def test_rank_that_is_slowed_is_named(
     verdicts = judged(of, {"h1": Evidence(records=(alone,)), "h2": Evidence()}, (pack,))
     assert len(verdicts) == RANKS
     assert named(verdicts) == [("benchmark", "h1", f"cpu={SLOW}")]
-    (found,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
-    assert found.reason.startswith(f"rank {SLOW} (h1 cpu={SLOW}) computes ")
-    assert "the others wait" in found.reason
-    assert cause in found.reason
+    (result,) = (verdict for verdict in verdicts if verdict.verdict == FAIL)
+    assert result.reason.startswith(f"rank {SLOW} (h1 cpu={SLOW}) computes ")
+    assert "the others wait" in result.reason
+    assert cause in result.reason
 
 
 def _when_it_steps(work: Path, rank: BaseProcess) -> int:

@@ -77,9 +77,9 @@ def test_finished_launch_brings_every_ranks_results(run: HostRun) -> None:
 @pytest.fixture
 def left(monkeypatch: pytest.MonkeyPatch) -> list[GangMonitor]:
     """Those of this host's watches that are to tell the others that it ended its ranks itself."""
-    found: list[GangMonitor] = []
-    monkeypatch.setattr(GangMonitor, "announce_abort", lambda monitor: found.append(monitor))
-    return found
+    result: list[GangMonitor] = []
+    monkeypatch.setattr(GangMonitor, "announce_abort", lambda monitor: result.append(monitor))
+    return result
 
 
 def test_failed_launch_names_the_rank_its_phase_and_its_exit_code(run: HostRun, left: list[GangMonitor]) -> None:
@@ -277,17 +277,17 @@ def bench(tmp_path: Path, *lines: str, share: bool, **environment: str) -> Recor
 
 
 @pytest.mark.parametrize(
-    ("share", "lines", "found"),
+    ("share", "lines", "result"),
     [
         (False, BUSY, "gpu=1 is in use by process 4711 (/usr/bin/python3)"),
         (True, ("gpu.0.MigMode=1 1",), "gpu=0 is in MIG mode: switch it off with `nvidia-smi -i 0 -mig 0`"),
     ],
     ids=["busy", "MIG"],
 )
-def test_gpu_in_use_prevents_the_launch(tmp_path: Path, share: bool, lines: tuple[str, ...], found: str) -> None:
+def test_gpu_in_use_prevents_the_launch(tmp_path: Path, share: bool, lines: tuple[str, ...], result: str) -> None:
     record = bench(tmp_path, *lines, share=share)
     assert [(done.stage, done.outcome, done.ranks) for done in record.launches] == [("benchmark", "failed", ())]
-    assert record.launches[0].reason.startswith(found)
+    assert record.launches[0].reason.startswith(result)
     assert record.observations == ()
     assert record.snapshots == ()
     assert not (tmp_path / "runs" / "r1" / "work").exists()
@@ -298,8 +298,10 @@ def test_busy_gpu_that_may_be_shared_is_measured(tmp_path: Path) -> None:
     record = bench(tmp_path, *BUSY, share=True)
     (launched,) = record.launches
     assert (launched.outcome, launched.reason) == ("finished", "")
-    assert {seen.status for seen in record.observations} == {"error"}
-    assert all("CUDA shows 0 devices: none is left for gpu=" in seen.reason for seen in record.observations)
+    assert {observation.status for observation in record.observations} == {"error"}
+    assert all(
+        "CUDA shows 0 devices: none is left for gpu=" in observation.reason for observation in record.observations
+    )
     assert [rank.rank for rank in launched.ranks] == [0, 1]
     phases = [snapshot.phase for snapshot in record.snapshots]
     assert (phases[0], phases[-1]) == ("before", "after")

@@ -106,9 +106,9 @@ def test_the_snapshot_under_the_highest_load_is_kept() -> None:
     ],
 )
 def test_a_snapshot_that_alarms_is_kept_beside_it(alarm: str, absent: str, kept_too: bool) -> None:
-    seen = snapshot(1, 100.0, alarm, absent), snapshot(2, 700.0)
-    assert kept(*seen) == ([1, 2] if kept_too else [2])
-    assert kept(*reversed(seen)) == ([1, 2] if kept_too else [2]), "in the order of their times"
+    observed = snapshot(1, 100.0, alarm, absent), snapshot(2, 700.0)
+    assert kept(*observed) == ([1, 2] if kept_too else [2])
+    assert kept(*reversed(observed)) == ([1, 2] if kept_too else [2]), "in the order of their times"
 
 
 def test_of_the_snapshots_that_alarm_the_first_three_are_kept_and_none_twice() -> None:
@@ -280,7 +280,7 @@ SEEN = RankState(rank=0, scope="gpu=0", phase="stress", exit_code=-9)
 
 
 @pytest.mark.parametrize(
-    ("state", "seen", "phase", "exit_code"),
+    ("state", "observed", "phase", "exit_code"),
     [
         ({"phase": "end", "exit_code": 3}, SEEN, "end", 3),
         ({"phase": "gemm", "exit_code": None}, SEEN, "gemm", -9),
@@ -295,13 +295,13 @@ SEEN = RankState(rank=0, scope="gpu=0", phase="stress", exit_code=-9)
     ],
 )
 def test_a_ranks_end_is_what_it_wrote_itself_or_else_what_its_guard_saw(
-    tmp_path: Path, state: Any, seen: RankState, phase: str, exit_code: int | None
+    tmp_path: Path, state: Any, observed: RankState, phase: str, exit_code: int | None
 ) -> None:
     if state is not None:
         (tmp_path / "rank5.state.json").write_text(json.dumps(state))
     (tmp_path / "rank5.log").write_text("bye")
-    found = read_rank_end(tmp_path, 5, 1, seen)
-    assert found == Rank(rank=5, local_rank=1, phase=phase, exit_code=exit_code, log_tail="bye")
+    results = read_rank_end(tmp_path, 5, 1, observed)
+    assert results == Rank(rank=5, local_rank=1, phase=phase, exit_code=exit_code, log_tail="bye")
 
 
 # ---- what the ranks left ----
@@ -326,14 +326,14 @@ def test_a_benchmark_began_when_the_first_rank_came_to_it(tmp_path: Path) -> Non
 
 
 def result(number: int, **over: Any) -> dict[str, Any]:
-    seen = {
+    values = {
         "name": "gemm.throughput",
         "scope": f"cpu={number}",
         "stage": "benchmark",
         "unit": "FLOP/s",
         "status": "measured",
     }
-    return {"rank": number, "observations": [{**seen, "value": 1.0}], "software": {f"lib{number}": "2"}, **over}
+    return {"rank": number, "observations": [{**values, "value": 1.0}], "software": {f"lib{number}": "2"}, **over}
 
 
 def test_what_the_ranks_measured_is_taken_in_their_order(tmp_path: Path) -> None:
@@ -417,12 +417,12 @@ def test_a_rank_that_was_killed_is_named_once_others_would_have_told(
     say(tmp_path, "end", rank=1, code=-9, terminated_by_launcher=False)
     assert watch.poll(0.0) is None
     clock.now += SETTLE_S + 0.1
-    found = watch.poll(0.0)
-    assert found is not None
-    assert (found.kind, found.rank, found.hosts) == ("rank_ended", 1, ("h1",))
-    assert watch.poll(0.0) is found, "the first verdict stays"
+    results = watch.poll(0.0)
+    assert results is not None
+    assert (results.kind, results.rank, results.hosts) == ("rank_ended", 1, ("h1",))
+    assert watch.poll(0.0) is results, "the first verdict stays"
     clock.now += 1.0
-    assert watch.poll(0.0) is found
+    assert watch.poll(0.0) is results
 
 
 def test_news_are_thought_about_at_once(watch: GangMonitor, tmp_path: Path, clock: Clock) -> None:
@@ -504,45 +504,50 @@ def test_after_a_bad_end_whoever_is_at_fault_is_named(
 ) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path, "end", code=-11, terminated_by_launcher=False)
-    found = watch.await_verdict(1)
-    assert found is not None
-    assert found.text.endswith("killed by SIGSEGV")
+    results = watch.await_verdict(1)
+    assert results is not None
+    assert results.text.endswith("killed by SIGSEGV")
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "told"), [(-9, "its launcher was killed by SIGKILL"), (1, "its launcher ended with exit code 1")]
+    ("exit_code", "reported"), [(-9, "its launcher was killed by SIGKILL"), (1, "its launcher ended with exit code 1")]
 )
 def test_a_rank_that_was_ended_by_a_launcher_which_nobody_ended_is_named(
-    receiver: HeartbeatReceiver, tmp_path: Path, running: Running, exit_code: int, told: str
+    receiver: HeartbeatReceiver, tmp_path: Path, running: Running, exit_code: int, reported: str
 ) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
     say(tmp_path, "end", rank=1, code=0, terminated_by_launcher=False)
-    found = watch.await_verdict(exit_code)
-    assert found is not None
-    assert (found.kind, found.scope, found.rank) == ("rank_ended", "", 0)
-    assert found.text == f'host h1 rank 0 in phase "start": {told}'
+    results = watch.await_verdict(exit_code)
+    assert results is not None
+    assert (results.kind, results.scope, results.rank) == ("rank_ended", "", 0)
+    assert results.text == f'host h1 rank 0 in phase "start": {reported}'
 
 
 @pytest.mark.parametrize(
-    ("exit_code", "told"),
+    ("exit_code", "reported"),
     [
         (-9, "was killed by SIGKILL before any rank started"),
         (1, "ended with exit code 1 before any rank started: no libcudart"),
     ],
 )
 def test_a_launcher_that_ends_before_its_ranks_begin_is_named_to_a_gang(
-    receiver: HeartbeatReceiver, tmp_path: Path, running: Running, gang: Callable[..., Gang], exit_code: int, told: str
+    receiver: HeartbeatReceiver,
+    tmp_path: Path,
+    running: Running,
+    gang: Callable[..., Gang],
+    exit_code: int,
+    reported: str,
 ) -> None:
     """The others would wait for its ranks until the deadline. A host that is alone has nobody to tell."""
     assert GangMonitor("h1", receiver, None, 60.0).await_verdict(exit_code, "no libcudart") is None
     watch = GangMonitor("h2", receiver, PeerChannel(gang("h2", 3)), 60.0)
     assert watch._channel
     watch._channel.statuses = {host: PeerStatus(at=running.now, finished=True) for host in ("h1", "h3")}
-    found = watch.await_verdict(exit_code, "no libcudart")
-    assert found is not None
-    assert (found.kind, found.hosts, found.scope, watch.has_started()) == ("rank_ended", ("h2",), "", False)
-    assert found.text == f'host h2 rank 0 in phase "start": its launcher {told}'
+    results = watch.await_verdict(exit_code, "no libcudart")
+    assert results is not None
+    assert (results.kind, results.hosts, results.scope, watch.has_started()) == ("rank_ended", ("h2",), "", False)
+    assert results.text == f'host h2 rank 0 in phase "start": its launcher {reported}'
     assert watch.states()[0].exit_code == (1 if exit_code == 1 else None)
     say(tmp_path, "end", rank=1, code=0, terminated_by_launcher=False)
     assert (watch.states()[0].why, watch.has_started()) == ("", True)
@@ -568,9 +573,9 @@ def test_a_launcher_ends_after_the_rank_that_failed(
     watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path, "end", rank=0, code=-15, terminated_by_launcher=True)
     say(tmp_path, "end", rank=1, code=3, terminated_by_launcher=False)
-    found = watch.await_verdict(1)
-    assert found is not None
-    assert (found.rank, found.text.rpartition(": ")[2]) == (1, "ended with exit code 3")
+    results = watch.await_verdict(1)
+    assert results is not None
+    assert (results.rank, results.text.rpartition(": ")[2]) == (1, "ended with exit code 3")
 
 
 def test_ranks_that_the_supervisor_ended_are_nobodys_fault(
@@ -681,17 +686,17 @@ def test_the_ranks_find_their_supervisor_and_a_place_for_their_dumps(run: HostRu
     before = time.monotonic()
     launch(run, 'env > env; pwd > place; cat > stdin; cut -d" " -f5,6 /proc/$$/stat > ids; echo $$ >> ids')
     work = run.directory / "work"
-    told = dict(line.partition("=")[::2] for line in (work / "env").read_text().splitlines())
-    assert (told[HEARTBEAT_DIRECTORY], told[SUPERVISOR]) == (str(work), process_identity(os.getpid()))
-    assert before <= float(told[LAUNCHED]) <= time.monotonic()
+    reported = dict(line.partition("=")[::2] for line in (work / "env").read_text().splitlines())
+    assert (reported[HEARTBEAT_DIRECTORY], reported[SUPERVISOR]) == (str(work), process_identity(os.getpid()))
+    assert before <= float(reported[LAUNCHED]) <= time.monotonic()
     assert (work / "place").read_text().strip() == str(work)
     assert (work / "stdin").read_text() == ""
     assert len(set((work / "ids").read_text().split())) == 1, "a session of its own"
-    assert told["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "7", "the site's word counts"
+    assert reported["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "7", "the site's word counts"
     assert flight_recorder_env(work)["TORCH_NCCL_TRACE_BUFFER_SIZE"] == "1000"
-    assert (told["TORCH_FR_BUFFER_SIZE"], told["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("1000", "1")
+    assert (reported["TORCH_FR_BUFFER_SIZE"], reported["TORCH_NCCL_DUMP_ON_TIMEOUT"]) == ("1000", "1")
     for name in ("TORCH_NCCL_DEBUG_INFO_TEMP_FILE", "TORCH_FR_DUMP_TEMP_FILE", "TORCH_NCCL_DEBUG_INFO_PIPE_FILE"):
-        assert told[name] == str(work / "flight.rank")
+        assert reported[name] == str(work / "flight.rank")
 
 
 def test_what_was_asked_for_stands_in_the_launch(run: HostRun) -> None:
@@ -718,7 +723,7 @@ def test_a_log_without_measure_is_cut(run: HostRun, monkeypatch: pytest.MonkeyPa
 def test_a_probe_keeps_what_it_measured_to_itself(run: HostRun) -> None:
     record = launch(run, "true", stage=PROBE)
     assert (record.snapshots, record.observations) == ((), ())
-    assert [seen.scope for seen in record.launches[0].observations] == ["cpu=0", "cpu=1"]
+    assert [observation.scope for observation in record.launches[0].observations] == ["cpu=0", "cpu=1"]
 
 
 class Asked:
@@ -740,13 +745,13 @@ def test_while_the_ranks_run_the_quick_collectors_are_asked(
     monkeypatch.setattr(snapshot_sampler, "PERIOD_S", 0.02)
     fast = [Asked("thorough")] if meanwhile is None else meanwhile
     record = launch(run, "sleep 0.3", [Asked("thorough")], fast_collectors=fast)
-    seen = [
+    observed = [
         (taken.stage, taken.phase, metric.name)
         for taken in record.snapshots
         for metric in taken.metrics
         if metric.name.startswith("asked.")
     ]
-    assert seen == [
+    assert observed == [
         ("benchmark", "before", "asked.thorough"),
         ("benchmark", "during", f"asked.{asked}"),
         ("benchmark", "after", "asked.thorough"),
@@ -754,13 +759,13 @@ def test_while_the_ranks_run_the_quick_collectors_are_asked(
 
 
 @pytest.mark.parametrize(
-    ("stage", "told"), [("benchmark", True), ("gang", True), (PROBE, False), (CELL, False), (SOAK, False)]
+    ("stage", "reported"), [("benchmark", True), ("gang", True), (PROBE, False), (CELL, False), (SOAK, False)]
 )
-def test_of_a_launch_on_gpus_it_is_told_how_it_went(tmp_path: Path, stage: str, told: bool) -> None:
+def test_of_a_launch_on_gpus_it_is_told_how_it_went(tmp_path: Path, stage: str, reported: bool) -> None:
     """NVML need not be there: then that is what the timeline tells."""
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
     timeline = launch(run, "true", stage=stage).launches[0].timeline
-    assert (timeline is not None) == told
+    assert (timeline is not None) == reported
 
 
 @pytest.mark.parametrize(
@@ -880,12 +885,12 @@ def test_a_host_that_is_alone_tells_of_each_figure_why_it_has_none(run: HostRun)
 
 def at_work_in(directory: Path) -> list[str]:
     """The living processes that were started there."""
-    found = []
+    results = []
     for entry in Path("/proc").iterdir():
         with contextlib.suppress(OSError):
             if entry.name.isdigit() and (entry / "cwd").readlink() == directory:
-                found.append(entry.name)
-    return found
+                results.append(entry.name)
+    return results
 
 
 def test_at_its_deadline_a_launch_is_ended_and_that_is_told(run: HostRun) -> None:
@@ -945,14 +950,14 @@ def gang(port: int) -> Callable[..., Gang]:
 @pytest.fixture
 def two(tmp_path: Path, gang: Callable[..., Gang]) -> Iterator[list[GangMonitor]]:
     """The watches of two hosts of a gang."""
-    found = []
+    results = []
     for number in (1, 2):
-        place = tmp_path / f"h{number}"
-        place.mkdir()
-        receiver = HeartbeatReceiver(place, {number - 1: "gpu=0"})
-        found.append(GangMonitor(f"h{number}", receiver, PeerChannel(gang(f"h{number}")), 60.0))
-    yield found
-    for each in found:
+        path = tmp_path / f"h{number}"
+        path.mkdir()
+        receiver = HeartbeatReceiver(path, {number - 1: "gpu=0"})
+        results.append(GangMonitor(f"h{number}", receiver, PeerChannel(gang(f"h{number}")), 60.0))
+    yield results
+    for each in results:
         each._receiver.close()
         assert each._channel
         each._channel.close()
@@ -960,15 +965,15 @@ def two(tmp_path: Path, gang: Callable[..., Gang]) -> Iterator[list[GangMonitor]
 
 def met(one: GangMonitor, two: GangMonitor) -> tuple[PeerChannel, PeerChannel]:
     """Both, once they have heard of each other's rank."""
-    here, there = one._channel, two._channel
+    here, present = one._channel, two._channel
     assert here
-    assert there
+    assert present
     ends = time.monotonic() + 5
-    while "h1" not in there.statuses or not here.statuses.get("h2") or here.statuses["h2"].ranks == ():
+    while "h1" not in present.statuses or not here.statuses.get("h2") or here.statuses["h2"].ranks == ():
         assert time.monotonic() < ends
         for each in (one, two):
             each.poll(0.005)
-    return here, there
+    return here, present
 
 
 def test_the_head_names_a_rank_of_another_host_and_that_one_hears_of_it(
@@ -993,16 +998,16 @@ def test_a_host_that_ends_its_ranks_itself_says_so_and_nobody_who_fails_then_is_
     """As at its deadline, which passes before that of a host that began later."""
     monkeypatch.setattr(culprit, "SETTLE_S", 0.1)
     monkeypatch.setattr(monitor, "SETTLE_S", 0.1)
-    _, there = met(*two)
+    _, present = met(*two)
     two[0].announce_abort()
     parting = threading.Thread(target=two[0].announce_exit, daemon=True)
     parting.start()
     say(tmp_path / "h2", "end", rank=1, code=1, terminated_by_launcher=False)
     ends = time.monotonic() + 5
-    while not there.statuses["h1"].finished:
+    while not present.statuses["h1"].finished:
         assert two[1].poll(0.01) is None
         assert time.monotonic() < ends
-    assert there.statuses["h1"].aborted
+    assert present.statuses["h1"].aborted
     assert two[1].await_verdict(1) is None
     parting.join(5)
 
@@ -1022,23 +1027,23 @@ def test_a_rank_that_speaks_is_heard_at_once_whoever_else_is_listened_to(
 def test_who_parts_is_heard_and_does_not_wait_any_longer(
     two: list[GangMonitor], tmp_path: Path, gang: Callable[..., Gang]
 ) -> None:
-    _, there = met(*two)
+    _, present = met(*two)
     say(tmp_path / "h1", "end", code=0, terminated_by_launcher=False)
     two[0].poll(0.0)
 
     def listen() -> None:
-        while not there.statuses["h1"].finished:
-            there.poll(0.01)
+        while not present.statuses["h1"].finished:
+            present.poll(0.01)
 
     listener = threading.Thread(target=listen, daemon=True)
     listener.start()
     began = time.monotonic()
     two[0].announce_exit()
     listener.join(5)
-    assert there.statuses["h1"].finished
-    assert there.statuses["h1"].ranks[0].exit_code == 0, "its last word has the end of its ranks"
+    assert present.statuses["h1"].finished
+    assert present.statuses["h1"].ranks[0].exit_code == 0, "its last word has the end of its ranks"
     assert time.monotonic() - began < monitor.EXIT_ANNOUNCEMENT_S / 2
-    assert there.verdict is None
+    assert present.verdict is None
     PeerChannel(gang("h1")).close()  # the next launch listens there
 
 
@@ -1092,8 +1097,8 @@ def test_the_second_watcher_names_nobody_as_long_as_the_first_is_there(
     for finished, named in ((False, False), (True, True)):
         clock.now += 1.0
         exchange.statuses = {host: PeerStatus(at=clock.now, finished=finished) for host in ("h1", "h3")}
-        found = watch.poll(0.0)
-        assert (found is not None) == named
+        results = watch.poll(0.0)
+        assert (results is not None) == named
     exchange.close()
 
 

@@ -150,10 +150,10 @@ def test_the_launcher_sees_the_ranks_own_end_and_the_supervisor_is_told(rank: Ra
 
 
 def test_the_program_runs_as_the_launcher_meant_it(rank: Rank) -> None:
-    told = rank.start("").document
-    assert (told["name"], told["arguments"][1:]) == ("__main__", [str(rank._told), "--more"])
-    assert told["group"] == told["pid"], "a launcher's signal goes to the guard alone"
-    assert told["blocked"] == []
+    reported = rank.start("").document
+    assert (reported["name"], reported["arguments"][1:]) == ("__main__", [str(rank._told), "--more"])
+    assert reported["group"] == reported["pid"], "a launcher's signal goes to the guard alone"
+    assert reported["blocked"] == []
     rank.ended()
 
 
@@ -190,7 +190,7 @@ def test_what_the_launcher_does_when_asked_to_end_its_forks_do_not(rank: Rank) -
 
 def test_a_rank_that_is_a_fork_sees_the_gpus_that_its_launcher_was_not_shown(monkeypatch: pytest.MonkeyPatch) -> None:
     """CUDA works in no fork of a process that used it, and torchrun's own code asks for GPUs."""
-    told = (
+    reported = (
         "import os\nfrom agent.benchmarks import rendezvous\nrendezvous.hide_gpus_until_fork()\n"
         "names = ('CUDA_VISIBLE_DEVICES', 'PYTORCH_NVML_BASED_CUDA_CHECK')\n"
         "print([os.environ.get(name) for name in names], flush=True)\n"
@@ -198,8 +198,8 @@ def test_a_rank_that_is_a_fork_sees_the_gpus_that_its_launcher_was_not_shown(mon
     )
     for shown in ("4,5", None):
         monkeypatch.setenv("CUDA_VISIBLE_DEVICES", shown) if shown else monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
-        found = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout
-        assert found.splitlines() == ["['', '1']", str([shown, None])]
+        output = subprocess.run([sys.executable, "-c", reported], capture_output=True, text=True, check=True).stdout
+        assert output.splitlines() == ["['', '1']", str([shown, None])]
 
 
 def test_a_guard_that_is_killed_before_it_has_a_rank_is_missed_all_the_same(rank: Rank) -> None:

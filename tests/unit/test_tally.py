@@ -24,8 +24,8 @@ def row(**over: Any) -> Row:
     return Row(**{**made, **over})
 
 
-def add(to: Row, place: int, value: Any, verdict: str = PASS, limit: Any = 5.0, scope: str = "gpu=0") -> None:
-    to.add(verdict, value, limit, place, f"h{place}", scope, f"S{place}")
+def add(to: Row, position: int, value: Any, verdict: str = PASS, limit: Any = 5.0, scope: str = "gpu=0") -> None:
+    to.add(verdict, value, limit, position, f"h{position}", scope, f"S{position}")
 
 
 def verdict(host: str = "h1", value: Any = 9.0, **over: Any) -> Verdict:
@@ -36,22 +36,27 @@ def verdict(host: str = "h1", value: Any = 9.0, **over: Any) -> Verdict:
     return Verdict(**{**made, **over})
 
 
-def hosts(found: Judged) -> list[str]:
-    return [far.host for far in found.farthest]
+def hosts(result: Judged) -> list[str]:
+    return [far.host for far in result.farthest]
 
 
 def test_row_reports_its_verdicts() -> None:
     one = row()
-    for place, (value, state) in enumerate(((9.0, PASS), (3.0, FAIL), (None, INCONCLUSIVE), (7.0, PASS))):
-        add(one, place, value, state)
-    found = one.judged({})
-    assert (found.criterion, found.name, found.stage, found.unit) == ("c", "gemm.throughput", "benchmark", "FLOP/s")
-    assert (found.operator, found.limit, found.source, found.basis) == ("ge", 5.0, "ours", "policy")
-    assert (found.params, found.action) == ({"dtype": "bf16"}, "none")
-    assert (found.passed, found.failed, found.inconclusive, found.values) == (2, 1, 1, {})
-    assert found.spread is not None
-    assert (found.spread.n, found.spread.min, found.spread.p50, found.spread.max) == (3, 3, 7, 9)
-    assert found.farthest == (
+    for position, (value, state) in enumerate(((9.0, PASS), (3.0, FAIL), (None, INCONCLUSIVE), (7.0, PASS))):
+        add(one, position, value, state)
+    verdicts = one.judged({})
+    assert (verdicts.criterion, verdicts.name, verdicts.stage, verdicts.unit) == (
+        "c",
+        "gemm.throughput",
+        "benchmark",
+        "FLOP/s",
+    )
+    assert (verdicts.operator, verdicts.limit, verdicts.source, verdicts.basis) == ("ge", 5.0, "ours", "policy")
+    assert (verdicts.params, verdicts.action) == ({"dtype": "bf16"}, "none")
+    assert (verdicts.passed, verdicts.failed, verdicts.inconclusive, verdicts.values) == (2, 1, 1, {})
+    assert verdicts.spread is not None
+    assert (verdicts.spread.n, verdicts.spread.min, verdicts.spread.p50, verdicts.spread.max) == (3, 3, 7, 9)
+    assert verdicts.farthest == (
         Far(host="h1", scope="gpu=0", value=3.0, serial="S1", verdict=FAIL),
         Far(host="h3", scope="gpu=0", value=7.0, serial="S3", verdict=PASS),
         Far(host="h0", scope="gpu=0", value=9.0, serial="S0", verdict=PASS),
@@ -71,15 +76,15 @@ def test_row_reports_its_verdicts() -> None:
 def test_the_farthest_on_the_wrong_side_come_first(operator: str, values: Any, order: list[str]) -> None:
     for turned in (1, -1):
         one = row(operator=operator)
-        for place, value in [*enumerate(values)][::turned]:
-            add(one, place, value)
+        for position, value in [*enumerate(values)][::turned]:
+            add(one, position, value)
         assert hosts(one.judged({})) == order
 
 
 def test_what_fails_comes_before_what_is_unknown_and_that_before_what_passes() -> None:
     one = row()
-    for place, (value, state) in enumerate(((1.0, PASS), (9.0, FAIL), (2.0, INCONCLUSIVE), (8.0, FAIL))):
-        add(one, place, value, state)
+    for position, (value, state) in enumerate(((1.0, PASS), (9.0, FAIL), (2.0, INCONCLUSIVE), (8.0, FAIL))):
+        add(one, position, value, state)
     assert hosts(one.judged({})) == ["h3", "h1", "h2", "h0"]
 
 
@@ -87,8 +92,8 @@ def test_what_fails_comes_before_what_is_unknown_and_that_before_what_passes() -
 def test_only_the_worst_values_are_listed(parts: int) -> None:
     count = 3 * MAX_FARTHEST
     rows = [row() for _ in range(parts)]
-    for place in range(count):
-        add(rows[place % parts], place, float(count - place))
+    for position in range(count):
+        add(rows[position % parts], position, float(count - position))
     for other in rows[1:]:
         rows[0].update(other)
     assert hosts(rows[0].judged({})) == [f"h{count - 1 - at}" for at in range(MAX_FARTHEST)]
@@ -100,51 +105,53 @@ def test_a_number_that_passes_is_counted_alike_by_the_short_way(operator: str) -
     plain, short = row(operator=operator), row(operator=operator)
     short.add_limit(5.0)
     short.higher_is_better = operator == "ge"
-    for place, value in enumerate(values):
-        plain.add(PASS, value, 5.0, place, f"h{place}", "gpu=0", "")
-        if place % 3:
-            short.add_pass(value, place, f"h{place}", "gpu=0")
+    for position, value in enumerate(values):
+        plain.add(PASS, value, 5.0, position, f"h{position}", "gpu=0", "")
+        if position % 3:
+            short.add_pass(value, position, f"h{position}", "gpu=0")
         else:
-            short.add(PASS, value, 5.0, place, f"h{place}", "gpu=0", "")
+            short.add(PASS, value, 5.0, position, f"h{position}", "gpu=0", "")
     assert short.judged({}) == plain.judged({})
 
 
 def test_failure_is_listed_after_ten_passes() -> None:
     one = row()
-    for place in range(2 * MAX_FARTHEST):
-        one.add_pass(1.0, place, f"h{place}", "gpu=0")
+    for position in range(2 * MAX_FARTHEST):
+        one.add_pass(1.0, position, f"h{position}", "gpu=0")
     add(one, 99, 0.5, FAIL)
-    for place in range(30, 40):
-        one.add_pass(0.1 * place, place, f"h{place}", "gpu=0")
+    for position in range(30, 40):
+        one.add_pass(0.1 * position, position, f"h{position}", "gpu=0")
     assert hosts(one.judged({}))[:3] == ["h99", "h0", "h1"]
     only = row()
-    for place in range(MAX_FARTHEST + 1):
-        add(only, place, 1.0, FAIL)
+    for position in range(MAX_FARTHEST + 1):
+        add(only, position, 1.0, FAIL)
     only.add_pass(0.1, 50, "h50", "gpu=0")
     assert hosts(only.judged({})) == [f"h{at}" for at in range(MAX_FARTHEST)]
 
 
-@pytest.mark.parametrize(("value", "told"), [(7.0, 7), (True, None), ("on", None), (None, None), (float("nan"), None)])
-def test_what_many_hosts_have_in_common_is_counted_at_once(value: Any, told: int | None) -> None:
+@pytest.mark.parametrize(
+    ("value", "reported"), [(7.0, 7), (True, None), ("on", None), (None, None), (float("nan"), None)]
+)
+def test_what_many_hosts_have_in_common_is_counted_at_once(value: Any, reported: int | None) -> None:
     plain, short = row(operator="eq"), row(operator="eq")
-    for place in range(14):
-        plain.add(PASS, value, value, place, f"h{place}", "host", "")
-    short.add_repeated(value, value, [(place, f"h{place}") for place in range(MAX_FARTHEST)], 14, "host")
-    found = short.judged({})
+    for position in range(14):
+        plain.add(PASS, value, value, position, f"h{position}", "host", "")
+    short.add_repeated(value, value, [(position, f"h{position}") for position in range(MAX_FARTHEST)], 14, "host")
+    verdicts = short.judged({})
     if not (isinstance(value, float) and math.isnan(value)):  # which no two limits of are the same
-        assert found == plain.judged({})
-    assert found.passed == 14
-    assert (found.spread and found.spread.n) == (14 if told else None)
-    assert found.values == ({str(value): 14} if isinstance(value, str | bool) else {})
+        assert verdicts == plain.judged({})
+    assert verdicts.passed == 14
+    assert (verdicts.spread and verdicts.spread.n) == (14 if reported else None)
+    assert verdicts.values == ({str(value): 14} if isinstance(value, str | bool) else {})
 
 
 def test_count_never_exceeds_the_number_of_values() -> None:
     one = row()
     one.add_repeated(7.0, 7.0, [(0, "h0"), (1, "h1")], 2, "host")
-    found = one.judged({})
-    assert found.passed == 2
-    assert found.spread
-    assert found.spread.n == 2
+    verdicts = one.judged({})
+    assert verdicts.passed == 2
+    assert verdicts.spread
+    assert verdicts.spread.n == 2
 
 
 def test_parts_are_named_only_where_something_differs() -> None:
@@ -156,8 +163,8 @@ def test_parts_are_named_only_where_something_differs() -> None:
         (("a", 1.0), True),
     ):
         one = row(operator="eq")
-        for place, value in enumerate(values):
-            add(one, place, value, limit=value)
+        for position, value in enumerate(values):
+            add(one, position, value, limit=value)
         assert bool(one.judged({}).farthest) is named
     failing = row()
     add(failing, 0, 1.0, FAIL)
@@ -168,13 +175,13 @@ def test_missing_serial_is_taken_from_the_gpu() -> None:
     one = row()
     one.add(FAIL, 1.0, 5.0, 0, "h0", "gpu=1,link=2", "")
     one.add(FAIL, 2.0, 5.0, 0, "h0", "gpu=2", "own")
-    told = one.judged({("h0", "gpu=1"): "S", ("h0", "gpu=2"): "T"})
-    assert [far.serial for far in told.farthest] == ["S", "own"]
+    verdicts = one.judged({("h0", "gpu=1"): "S", ("h0", "gpu=2"): "T"})
+    assert [far.serial for far in verdicts.farthest] == ["S", "own"]
     assert [far.serial for far in one.judged({}).farthest] == ["", "own"]
 
 
 def test_common_limit_is_shown() -> None:
-    for limits, told in (
+    for limits, reported in (
         ((5.0, 5.0), 5.0),
         ((5.0, 6.0), None),
         ((None, None), None),
@@ -182,34 +189,34 @@ def test_common_limit_is_shown() -> None:
         ((1, True), None),
     ):
         one = row()
-        for place, limit in enumerate(limits):
-            add(one, place, 9.0, limit=limit)
-        found = one.judged({}).limit
-        assert (found, type(found)) == (told, type(told))
+        for position, limit in enumerate(limits):
+            add(one, position, 9.0, limit=limit)
+        verdicts = one.judged({}).limit
+        assert (verdicts, type(verdicts)) == (reported, type(reported))
         halves = [row(), row()]
         for half, limit in zip(halves, limits, strict=True):
             add(half, 0, 9.0, limit=limit)
         halves[0].update(halves[1])
-        assert halves[0].judged({}).limit == told
+        assert halves[0].judged({}).limit == reported
 
 
 def test_text_values_are_sorted_by_frequency() -> None:
     one = row(operator="eq")
     for at in range(MAX_VALUES + 2):
-        for place in range(at + 1):
-            add(one, place, f"v{at}", limit="v0")
+        for position in range(at + 1):
+            add(one, position, f"v{at}", limit="v0")
     add(one, 0, "w", limit="v0")
     assert [*one.judged({}).values.items()] == [(f"v{at}", at + 1) for at in range(MAX_VALUES + 1, 1, -1)]
     tie = row(operator="eq")
-    for place, value in enumerate(("b", "a", True)):
-        add(tie, place, value)
+    for position, value in enumerate(("b", "a", True)):
+        add(tie, position, value)
     assert [*tie.judged({}).values] == ["True", "a", "b"]
 
 
 def test_how_values_lie() -> None:
     one = row()
-    for place in range(101):
-        add(one, place, float(place + 200))
+    for position in range(101):
+        add(one, position, float(position + 200))
     spread = one.judged({}).spread
     assert spread
     assert (spread.n, spread.min, spread.p05, spread.p50, spread.p95, spread.max) == (101, 200, 205, 250, 295, 300)
@@ -223,25 +230,25 @@ def test_how_values_lie() -> None:
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ((2.5, 2.5), (2, 2.5, 2.5, 2.5, ())), ((1e300, -1e300), (2, -1e300, -1e300, 1e300, None)),
         ((float("nan"), 3.0), (1, 3, 3, 3, ())), ((float("inf"), 3.0), (1, 3, 3, 3, ())),
         ((float(1 << 53), 0.5), (2, 0.5, 0.5, float(1 << 53), None)),
     ],
 )  # fmt: skip
-def test_values_at_the_edge(values: tuple[float, ...], told: tuple[Any, ...]) -> None:
+def test_values_at_the_edge(values: tuple[float, ...], reported: tuple[Any, ...]) -> None:
     one = row()
-    for place, value in enumerate(values):
-        add(one, place, value)
+    for position, value in enumerate(values):
+        add(one, position, value)
     spread = one.judged({}).spread
     assert spread
-    assert (spread.n, spread.min, spread.p50, spread.max) == told[:4]
-    if told[4] is not None:
-        assert spread.bins == told[4]
+    assert (spread.n, spread.min, spread.p50, spread.max) == reported[:4]
+    if reported[4] is not None:
+        assert spread.bins == reported[4]
     wide = row()
-    for place, value in enumerate((-1.7e308, 1.7e308)):
-        add(wide, place, value)
+    for position, value in enumerate((-1.7e308, 1.7e308)):
+        add(wide, position, value)
     spread = wide.judged({}).spread  # the width of which is no number
     assert spread
     assert sum(spread.bins) == 0
@@ -251,9 +258,9 @@ def test_values_at_the_edge(values: tuple[float, ...], told: tuple[Any, ...]) ->
 def test_from_a_thousand_values_on_they_are_rounded(more: int) -> None:
     values = [100 + at / 1000 for at in range(MAX_EXACT + more)]
     one, halves = row(), [row(), row()]
-    for place, value in enumerate(values):
-        add(one, place, value)
-        add(halves[place % 2], place, value)
+    for position, value in enumerate(values):
+        add(one, position, value)
+        add(halves[position % 2], position, value)
     halves[0].update(halves[1])
     assert halves[0].judged({}) == one.judged({})
     exact = set(one.numbers) == set(values)
@@ -265,8 +272,8 @@ def test_from_a_thousand_values_on_they_are_rounded(more: int) -> None:
 def test_a_rounded_row_takes_one_that_is_not_and_the_other_way() -> None:
     def filled(count: int, first: float) -> Row:
         made = row()
-        for place in range(count):
-            add(made, place, first + place / 1000)
+        for position in range(count):
+            add(made, position, first + position / 1000)
         made.flush()
         return made
 
@@ -290,11 +297,11 @@ def test_what_is_put_aside_is_counted_before_it_grows(monkeypatch: pytest.Monkey
     monkeypatch.setattr("fleet.judge.row.MAX_BUFFERED", 4)
     one = row()
     one.add_limit(0.0)
-    for place in range(4):
-        one.add_pass(1.0, place, f"h{place}", "gpu=0")
+    for position in range(4):
+        one.add_pass(1.0, position, f"h{position}", "gpu=0")
     assert (one.passing, one.counts[PASS], one.numbers) == ([], 4, {1.0: 4})
-    for place in range(4):
-        add(one, place, 2.0)
+    for position in range(4):
+        add(one, position, 2.0)
     assert (one.buffer, one.numbers[2.0]) == ([], 4)
     one.add_pass(3.0, 0, "h0", "gpu=0")
     assert one.judged({}).passed == 9
@@ -302,28 +309,28 @@ def test_what_is_put_aside_is_counted_before_it_grows(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("short", [False, True])
 def test_worse_value_replaces_the_last_of_the_worst(short: bool) -> None:
-    def pass_(value: float, place: int) -> None:
+    def pass_(value: float, position: int) -> None:
         if short:
-            one.add_pass(value, place, f"h{place}", "gpu=0")
+            one.add_pass(value, position, f"h{position}", "gpu=0")
         else:
-            add(one, place, value)
+            add(one, position, value)
 
     one = row()
-    for place in range(MAX_FARTHEST):
-        pass_(float(place), place)
+    for position in range(MAX_FARTHEST):
+        pass_(float(position), position)
     pass_(9.5, 10)
     assert hosts(one.judged({}))[-1] == "h9"
     pass_(8.5, 11)
     assert hosts(one.judged({}))[-2:] == ["h8", "h11"]
     # Of those that are equally far the first of the plan, in whatever order they come; after rows were put together, too.
     other = row()
-    for place in range(60, 40, -1):
-        other.add_pass(3.0, place, f"h{place}", "gpu=0")
+    for position in range(60, 40, -1):
+        other.add_pass(3.0, position, f"h{position}", "gpu=0")
     one = row()
-    for place in range(80, 60, -1):
-        pass_(3.0, place)
+    for position in range(80, 60, -1):
+        pass_(3.0, position)
     one.update(other)
-    assert [far[5] for far in one.farthest] == [f"h{place}" for place in range(41, 51)]
+    assert [far[5] for far in one.farthest] == [f"h{position}" for position in range(41, 51)]
     pass_(3.0, 7)
     assert one.farthest[0][5] == "h7"
     pass_(2.0, 99)
@@ -333,8 +340,8 @@ def test_worse_value_replaces_the_last_of_the_worst(short: bool) -> None:
 def test_words_and_numbers_of_one_row_come_in_the_order_of_the_plan() -> None:
     for values in (("a", 5.0), (5.0, "a")):
         one = row(operator="eq")
-        for place, value in enumerate(values):
-            add(one, place, value)
+        for position, value in enumerate(values):
+            add(one, position, value)
         assert hosts(one.judged({})) == ["h0", "h1"]
         other = row()
         other.update(one)
@@ -349,18 +356,19 @@ def test_common_findings_list_their_serials() -> None:
 
 
 def test_integers_have_no_decimal_point() -> None:
-    for value, told in ((2.0**53, "9007199254740992.0"), (2.0**53 - 1, "9007199254740991"), (-(2.0**53), "-9007199254740992.0"),
+    for value, reported in ((2.0**53, "9007199254740992.0"), (2.0**53 - 1, "9007199254740991"),
+        (-(2.0**53), "-9007199254740992.0"),
                         (1.5, "1.5"), (-3.0, "-3")):  # fmt: skip
         one = row()
         add(one, 0, value)
         spread = one.judged({}).spread
         assert spread
-        assert str(spread.min) == told
+        assert str(spread.min) == reported
 
 
 def test_of_several_descriptions_always_the_same_one_stands() -> None:
-    told = [("b", "policy", "W", "ge"), ("a", "measured", "B/s", "gt"), ("c", "policy", "1", "eq")]
-    for order in (told, told[::-1]):
+    reported = [("b", "policy", "W", "ge"), ("a", "measured", "B/s", "gt"), ("c", "policy", "1", "eq")]
+    for order in (reported, reported[::-1]):
         one = row(source=order[0][0], basis=order[0][1], unit=order[0][2], operator=order[0][3])
         for description in order[1:]:
             other = row(**dict(zip(("source", "basis", "unit", "operator"), description, strict=True)))
@@ -389,9 +397,9 @@ def tallied(*verdicts: Verdict) -> Tally:
 
 def test_verdicts_of_one_criterion_on_one_figure_are_one_row() -> None:
     same = [verdict("h1"), verdict("h2", 7.0, verdict=FAIL, action="rma"), verdict("h3", scope="gpu=1")]
-    (found,) = tallied(*same).judged()
-    assert (found.passed, found.failed, found.action) == (2, 1, "rma")
-    assert hosts(found) == ["h2", "h1", "h3"]
+    (result,) = tallied(*same).judged()
+    assert (result.passed, result.failed, result.action) == (2, 1, "rma")
+    assert hosts(result) == ["h2", "h1", "h3"]
     others = [
         verdict(criterion="d"), verdict(name="gemm.other"), verdict(stage="gang"), verdict(params={"dtype": "fp8"}),
     ]  # fmt: skip
@@ -404,8 +412,8 @@ def test_verdicts_of_one_criterion_on_one_figure_are_one_row() -> None:
 
 
 def test_what_passes_asks_for_nothing() -> None:
-    (found,) = tallied(verdict(action="rma")).judged()
-    assert found.action == "none"
+    (result,) = tallied(verdict(action="rma")).judged()
+    assert result.action == "none"
 
 
 def test_rows_come_by_criterion_name_and_settings() -> None:
@@ -414,8 +422,8 @@ def test_rows_come_by_criterion_name_and_settings() -> None:
         verdict(criterion="a", name="z.x", params={"size": 10}), verdict(criterion="a"),
     ]  # fmt: skip
     for order in (mixed, mixed[::-1]):
-        found = [(item.criterion, item.name, dict(item.params)) for item in tallied(*order).judged()]
-        assert found == [
+        result = [(item.criterion, item.name, dict(item.params)) for item in tallied(*order).judged()]
+        assert result == [
             ("a", "gemm.throughput", {}), ("a", "z.x", {"size": 10}), ("a", "z.x", {"size": 2}), ("b", "gemm.throughput", {}),
         ]  # fmt: skip
 
@@ -428,8 +436,8 @@ def test_descriptions_of_two_packs_do_not_depend_on_who_came_first() -> None:
             verdict("h3", source="b"),
         ]
         for order in (two, two[::-1]):
-            (found,) = tallied(*order).judged()
-            assert (found.source, found.operator) == (source, operator)
+            (result,) = tallied(*order).judged()
+            assert (result.source, result.operator) == (source, operator)
 
 
 def test_tallies_are_put_together() -> None:

@@ -61,9 +61,9 @@ def fed(seconds: float, gpus: int = 1, *, hz: float = 1 / PERIOD_S, **over: Any)
         telemetry.handle(
             at, {index: over.get(f"gpu{index}", lambda at, i=index: beat(at, i))(at) for index in range(gpus)}
         )
-    found = telemetry.trace({})
-    assert found
-    return found
+    result = telemetry.trace({})
+    assert result
+    return result
 
 
 def with_trace(plan: Plan, trace: Trace | None, host: str = "h1", duration_s: float = 60.0) -> FleetReport:
@@ -77,9 +77,9 @@ def with_trace(plan: Plan, trace: Trace | None, host: str = "h1", duration_s: fl
 
 def data(report: FleetReport) -> dict[str, Any]:
     """What is embedded in the page."""
-    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', render_html(report), re.DOTALL)
-    assert found
-    return dict(json.loads(found[1]))
+    result = re.search(r'<script type="application/json" id="data">(.*?)</script>', render_html(report), re.DOTALL)
+    assert result
+    return dict(json.loads(result[1]))
 
 
 def of_record(trace: Trace) -> Record:
@@ -93,8 +93,8 @@ def of_record(trace: Trace) -> Record:
 
 @pytest.mark.parametrize(("seconds", "least"), [(5, 5), (47, 47), (200, 40), (1000, 30), (36_000, 30)])
 def test_as_few_buckets_however_long_the_launch(seconds: int, least: int) -> None:
-    found = fed(seconds, hz=20 if seconds < 1000 else 1)
-    counts = {len(words.split()) for words in found.gpus["0"].values()}
+    result = fed(seconds, hz=20 if seconds < 1000 else 1)
+    counts = {len(words.split()) for words in result.gpus["0"].values()}
     assert len(counts) == 1
     assert least <= counts.pop() <= MOST_BUCKETS <= 60
 
@@ -112,20 +112,20 @@ def test_eight_gpus_add_little_to_a_record() -> None:
 
 
 def test_figures_come_back_as_they_were_seen() -> None:
-    found = {(one.name, one.scope): one for one in fed(60, gpus=2).timeline().series}
-    power, clock = found["gpu.power", "gpu=1"], found["gpu.clock.sm", "gpu=1"]
-    assert (power.unit, clock.unit, found["gpu.temperature", "gpu=0"].unit) == ("W", "Hz", "Cel")
+    values = {(one.name, one.scope): one for one in fed(60, gpus=2).timeline().series}
+    power, clock = values["gpu.power", "gpu=1"], values["gpu.clock.sm", "gpu=1"]
+    assert (power.unit, clock.unit, values["gpu.temperature", "gpu=0"].unit) == ("W", "Hz", "Cel")
     assert (min(power.low), max(power.high)) == (75, 698)
     assert (min(clock.low), max(clock.high)) == (3.45e8, 1.755e9)
     assert all(low <= mean <= high for low, mean, high in zip(power.low, power.mean, power.high, strict=True))
-    assert len(found) == 6  # clocks that were not held down have no series
+    assert len(values) == 6  # clocks that were not held down have no series
 
 
 def test_bucket_in_which_samples_failed_is_a_gap_and_the_reason_is_told() -> None:
-    found = fed(40, gpus=2, gpu1=lambda at: LOST if 10.3 <= at < 12.1 else beat(at))
-    assert [at for at, word in enumerate(found.gpus["1"]["power_w"].split()) if word == "."] == [10, 11, 12]
-    assert "." not in found.gpus["0"]["power_w"]
-    assert found.lost == {"1": "NVML: GPU is lost"}
+    result = fed(40, gpus=2, gpu1=lambda at: LOST if 10.3 <= at < 12.1 else beat(at))
+    assert [at for at, word in enumerate(result.gpus["1"]["power_w"].split()) if word == "."] == [10, 11, 12]
+    assert "." not in result.gpus["0"]["power_w"]
+    assert result.lost == {"1": "NVML: GPU is lost"}
 
 
 def test_time_in_which_nobody_looked_is_a_gap_of_all() -> None:
@@ -133,14 +133,14 @@ def test_time_in_which_nobody_looked_is_a_gap_of_all() -> None:
     telemetry = Fed([0])
     for at in (*range(10), *range(20, 30)):
         telemetry.handle(float(at), {0: beat(at)})
-    found = telemetry.trace({})
-    assert found
-    assert found.gpus["0"]["clock_mhz"].split()[8:22] == ["345"] * 2 + ["."] * 10 + ["1755"] * 2
+    result = telemetry.trace({})
+    assert result
+    assert result.gpus["0"]["clock_mhz"].split()[8:22] == ["345"] * 2 + ["."] * 10 + ["1755"] * 2
 
 
 def test_gpu_that_never_answered_has_a_reason_and_no_figures() -> None:
-    found = fed(5, gpus=2, gpu1=lambda _: LOST)
-    assert (set(found.gpus), found.lost) == ({"0"}, {"1": "NVML: GPU is lost"})
+    result = fed(5, gpus=2, gpu1=lambda _: LOST)
+    assert (set(result.gpus), result.lost) == ({"0"}, {"1": "NVML: GPU is lost"})
 
 
 def test_clocks_held_down_for_heat_are_kept_and_those_at_the_power_limit_are_not() -> None:
@@ -241,8 +241,8 @@ for stage, profile in (("benchmark", "standard"), ("soak", "soak")):
 def test_supervisor_keeps_what_the_driver_told_it_while_the_ranks_ran(tmp_path: Path) -> None:
     """Through NVML's stub and the thread that samples it; a GPU is lost on the way. A round of a soak keeps none."""
     scenario = nvml.write(tmp_path / "scenario", "healthy-h200x4")
-    told = nvml.python(["-c", WATCHED, tmp_path], nvml.build(tmp_path / "nvml"), scenario).splitlines()
-    trace, none = (json.loads(line) for line in told)
+    path = nvml.python(["-c", WATCHED, tmp_path], nvml.build(tmp_path / "nvml"), scenario).splitlines()
+    trace, none = (json.loads(line) for line in path)
     assert none is None
     assert trace["bucket_s"] == 1.0
     whole, lost = (trace["gpus"][index] for index in ("0", "1"))
@@ -265,17 +265,17 @@ def test_ranks_tell_when_each_benchmark_began(tmp_path: Path) -> None:
         rank.set_phase("end", 0)
     (tmp_path / "rank2.state.json").write_text('{"begun": {"stress": "soon", "gemm": 1e300}}')
     (tmp_path / "rank3.state.json").write_text('{"begun": ["stress"]}')
-    found = benchmark_start_times(tmp_path, range(5))
-    assert list(found) == ["gemm", "collective"]
-    assert before <= found["gemm"] < found["collective"] < before + 5
+    result = benchmark_start_times(tmp_path, range(5))
+    assert list(result) == ["gemm", "collective"]
+    assert before <= result["gemm"] < result["collective"] < before + 5
 
 
 def test_benchmark_that_begins_after_all_is_over_began_nowhere() -> None:
     telemetry = Fed([0])
     telemetry.handle(0.5, {0: beat(0.5)})
-    found = telemetry.trace({"gemm": 0.25, "stress": 1e300})
-    assert found
-    assert found.began_s == {"gemm": 0.2}
+    result = telemetry.trace({"gemm": 0.25, "stress": 1e300})
+    assert result
+    assert result.began_s == {"gemm": 0.2}
 
 
 # ---- drawn

@@ -42,10 +42,10 @@ def with_readings(left: Evidence, readings: Mapping[str, Mapping[str, Any]], uni
         Metric(
             name=name,
             unit=unit,
-            values={scope: value for scope, value in places.items() if not isinstance(value, tuple)},
-            absent={scope: ": ".join(value) for scope, value in places.items() if isinstance(value, tuple)},
+            values={scope: value for scope, value in positions.items() if not isinstance(value, tuple)},
+            absent={scope: ": ".join(value) for scope, value in positions.items() if isinstance(value, tuple)},
         )
-        for name, places in readings.items()
+        for name, positions in readings.items()
     )
     taken = Snapshot(stage="gang", phase="after", at=builders.WHEN, duration_s=0.1, metrics=metrics)
     return builders.with_snapshot(left, taken)
@@ -55,30 +55,34 @@ def fleet(made: Plan, name: str, values: Mapping[str, Any], *, unit: str = "1") 
     """Hosts of which each tells `name`: one value for the host, or {scope: value}."""
     evidence = builders.evidence(made)
     for host, value in values.items():
-        places = value if isinstance(value, dict) else {"host": value}
-        evidence[host] = with_readings(evidence[host], {name: places}, unit)
+        positions = value if isinstance(value, dict) else {"host": value}
+        evidence[host] = with_readings(evidence[host], {name: positions}, unit)
     return evidence
 
 
 def verdicts(made: Plan, evidence: Mapping[str, Evidence], *more: Pack) -> list[Verdict]:
-    found = judge(made, evidence, (PACK, *more))
+    all_verdicts = judge(made, evidence, (PACK, *more))
     return [
-        item for item in found if item.criterion.startswith("uniform") and item.criterion != "uniform-launch-software"
+        item
+        for item in all_verdicts
+        if item.criterion.startswith("uniform") and item.criterion != "uniform-launch-software"
     ]
 
 
-def told(found: list[Verdict]) -> list[tuple[str, str, str, str]]:
-    return [(item.host, item.scope, item.verdict, item.reason) for item in found if item.verdict != PASS]
+def told(all_verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
+    return [(item.host, item.scope, item.verdict, item.reason) for item in all_verdicts if item.verdict != PASS]
 
 
 def test_the_odd_host_fails_and_the_others_pass() -> None:
     made = plan(*FOUR)
-    found = verdicts(made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04") | {"h3": "550.90.07"}))
-    assert told(found) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
-    (bad,) = [item for item in found if item.verdict == FAIL]
+    all_verdicts = verdicts(
+        made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04") | {"h3": "550.90.07"})
+    )
+    assert told(all_verdicts) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
+    (bad,) = [item for item in all_verdicts if item.verdict == FAIL]
     assert (bad.value, bad.limit, bad.operator, bad.action) == ("550.90.07", "580.159.04", "eq", "none")
     assert bad.detail.endswith(REMEDY), "where found and wanted have columns of their own"
-    assert {item.reason for item in found if item.verdict == PASS} == {"found 580.159.04, as on 3 of 4 hosts"}
+    assert {item.reason for item in all_verdicts if item.verdict == PASS} == {"found 580.159.04, as on 3 of 4 hosts"}
 
 
 @pytest.mark.parametrize("hosts", [("h1", "h2", "h3"), ("h1", "h3")])
@@ -86,43 +90,45 @@ def test_values_that_differ_read_differently(hosts: tuple[str, ...]) -> None:
     pack = replace(PACK, criteria=(replace(PACK.criteria[0], id="size", name="host.memory.total", unit="B"),))
     sizes = {"h1": 2164194971648, "h2": 2164194971648, "h3": 2164194967552}
     made = plan(*hosts)
-    found = judge(made, fleet(made, "host.memory.total", {host: sizes[host] for host in hosts}, unit="B"), (pack,))
-    (reason,) = (item.reason for item in found if item.criterion == "size" and item.host == "h3")
+    all_verdicts = judge(
+        made, fleet(made, "host.memory.total", {host: sizes[host] for host in hosts}, unit="B"), (pack,)
+    )
+    (reason,) = (item.reason for item in all_verdicts if item.criterion == "size" and item.host == "h3")
     assert {"1.96832386032 TiB", "1.96832385659 TiB"} == set(re.findall(r"1\.968\d+ TiB", reason))
 
 
 def test_hosts_that_are_alike_pass_and_say_so() -> None:
     made = plan(*FOUR)
-    found = verdicts(made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04")))
-    assert [item.reason for item in found] == ["found 580.159.04, as on all 4 hosts"] * 4
-    assert {item.verdict for item in found} == {PASS}
+    all_verdicts = verdicts(made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04")))
+    assert [item.reason for item in all_verdicts] == ["found 580.159.04, as on all 4 hosts"] * 4
+    assert {item.verdict for item in all_verdicts} == {PASS}
 
 
 def test_the_odd_gpu_is_named_with_its_serial_among_the_gpus_of_all_hosts() -> None:
     made = plan(*FOUR)
     alike = {"gpu=0": NEW, "gpu=1": NEW}
-    found = verdicts(
+    all_verdicts = verdicts(
         made, fleet(made, "gpu.vbios_version", dict.fromkeys(FOUR, alike) | {"h2": alike | {"gpu=1": OLD}})
     )
-    assert told(found) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}{REMEDY}")]
-    assert [item.serial for item in found if item.verdict == FAIL] == ["h2-1"]
+    assert told(all_verdicts) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}{REMEDY}")]
+    assert [item.serial for item in all_verdicts if item.verdict == FAIL] == ["h2-1"]
 
 
 def test_in_a_tie_both_sides_fail_and_name_both_values() -> None:
     made = plan("h1", "h2")
-    found = verdicts(made, fleet(made, "host.kernel_version", {"h1": "6.8.0-1", "h2": "5.15.0-9"}))
+    all_verdicts = verdicts(made, fleet(made, "host.kernel_version", {"h1": "6.8.0-1", "h2": "5.15.0-9"}))
     why = "1 of 2 hosts has 5.15.0-9, 1 has 6.8.0-1; give all of them one, and measure again"
-    assert told(found) == [
+    assert told(all_verdicts) == [
         ("h1", "host", FAIL, f"found 6.8.0-1, {why}"),
         ("h2", "host", FAIL, f"found 5.15.0-9, {why}"),
     ]
-    assert {item.limit for item in found} == {None}
+    assert {item.limit for item in all_verdicts} == {None}
 
 
 def test_the_commonest_value_holds_though_it_is_not_on_half_of_them() -> None:
     made = plan(*FOUR)
-    found = verdicts(made, fleet(made, "driver.version", {"h1": "a", "h2": "a", "h3": "b", "h4": "c"}))
-    assert [(host, verdict) for host, _, verdict, _ in told(found)] == [("h3", FAIL), ("h4", FAIL)]
+    all_verdicts = verdicts(made, fleet(made, "driver.version", {"h1": "a", "h2": "a", "h3": "b", "h4": "c"}))
+    assert [(host, verdict) for host, _, verdict, _ in told(all_verdicts)] == [("h3", FAIL), ("h4", FAIL)]
 
 
 def test_one_host_alone_has_nothing_to_be_compared_with() -> None:
@@ -133,8 +139,8 @@ def test_one_host_alone_has_nothing_to_be_compared_with() -> None:
 def test_gpus_of_one_host_are_compared_with_each_other() -> None:
     made = plan("h1", gpu_count=4)
     values = {f"gpu={index}": 700.0 if index < 3 else 650.0 for index in range(4)}
-    found = verdicts(made, fleet(made, "gpu.power_limit_default", {"h1": values}, unit="W"))
-    assert told(found) == [("h1", "gpu=3", FAIL, "found 650 W, 3 of 4 GPUs have 700 W")]
+    all_verdicts = verdicts(made, fleet(made, "gpu.power_limit_default", {"h1": values}, unit="W"))
+    assert told(all_verdicts) == [("h1", "gpu=3", FAIL, "found 650 W, 3 of 4 GPUs have 700 W")]
 
 
 def test_gangs_are_compared_each_by_itself() -> None:
@@ -167,21 +173,21 @@ def test_an_adapter_is_compared_with_the_one_of_its_name() -> None:
     made = plan("h1", "h2", "h3")
     alike = {"hca=mlx5_0": "28.39.1002", "hca=mlx5_1": "32.41.1000"}
     values = dict.fromkeys(("h1", "h2", "h3"), alike) | {"h3": alike | {"hca=mlx5_1": "32.38.0001"}}
-    found = verdicts(made, fleet(made, "infiniband.hca.firmware_version", values))
-    assert told(found) == [("h3", "hca=mlx5_1", FAIL, f"found 32.38.0001, 2 of 3 hosts have 32.41.1000{REMEDY}")]
+    all_verdicts = verdicts(made, fleet(made, "infiniband.hca.firmware_version", values))
+    assert told(all_verdicts) == [("h3", "hca=mlx5_1", FAIL, f"found 32.38.0001, 2 of 3 hosts have 32.41.1000{REMEDY}")]
 
 
 @pytest.mark.parametrize("lost", [("error", "no answer"), ("unsupported", "this driver has none")])
 def test_host_with_an_unreadable_version_is_inconclusive(lost: tuple[str, str]) -> None:
     made = plan("h1", "h2")
-    found = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04", "h2": lost}))
-    assert told(found) == [("h2", "host", INCONCLUSIVE, ": ".join(lost))]
+    all_verdicts = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04", "h2": lost}))
+    assert told(all_verdicts) == [("h2", "host", INCONCLUSIVE, ": ".join(lost))]
 
 
 def test_host_without_a_version_that_others_have_is_inconclusive() -> None:
     made = plan("h1", "h2")
-    found = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04"}))
-    assert told(found) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
+    all_verdicts = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04"}))
+    assert told(all_verdicts) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
 
 
 def test_part_without_the_reading_is_left_out_where_the_criterion_is_optional() -> None:
@@ -189,8 +195,8 @@ def test_part_without_the_reading_is_left_out_where_the_criterion_is_optional() 
     values = {"h1": {"gpu=0": NEW, "gpu=1": ("unsupported", "older driver")}, "h2": {"gpu=0": NEW, "gpu=1": NEW}}
     assert told(verdicts(made, fleet(made, "gpu.vbios_version", values))) == []
     values["h1"]["gpu=1"] = ("error", "the GPU is lost")
-    found = told(verdicts(made, fleet(made, "gpu.vbios_version", values)))
-    assert found == [("h1", "gpu=1", INCONCLUSIVE, "error: the GPU is lost")]
+    all_verdicts = told(verdicts(made, fleet(made, "gpu.vbios_version", values)))
+    assert all_verdicts == [("h1", "gpu=1", INCONCLUSIVE, "error: the GPU is lost")]
 
 
 def test_number_is_compared_as_it_was_at_the_end() -> None:
@@ -226,9 +232,9 @@ def test_software_of_the_ranks_is_compared_as_well(component: str) -> None:
             replace(item, software={**item.software, component: version}) for item in evidence[host].records
         )
         evidence[host] = replace(evidence[host], records=changed)
-    found = [item for item in judge(made, evidence, (PACK,)) if item.name == f"launch.{component}"]
-    assert [(item.host, item.verdict) for item in found] == [("h1", PASS), ("h2", FAIL), ("h3", PASS)]
-    assert found[1].reason == f"found 9, 2 of 3 hosts have 2{REMEDY}"
+    all_verdicts = [item for item in judge(made, evidence, (PACK,)) if item.name == f"launch.{component}"]
+    assert [(item.host, item.verdict) for item in all_verdicts] == [("h1", PASS), ("h2", FAIL), ("h3", PASS)]
+    assert all_verdicts[1].reason == f"found 9, 2 of 3 hosts have 2{REMEDY}"
 
 
 def test_what_the_shipped_pack_leaves_alone() -> None:
@@ -262,8 +268,8 @@ def test_an_operator_switches_the_comparison_off_by_its_id(tmp_path: Path) -> No
 def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
     made = plan("h1", "h2")
     pack = mixed(tmp_path / "mine.yml", id="uniform-mine", name="software.mine", same_as_fleet=True)
-    found = told(verdicts(made, builders.evidence(made), pack))
-    assert [reason for *_, reason in found] == ["no observation matches this criterion"] * 2
+    all_verdicts = told(verdicts(made, builders.evidence(made), pack))
+    assert [reason for *_, reason in all_verdicts] == ["no observation matches this criterion"] * 2
 
 
 @pytest.mark.parametrize("over", [{"operator": "ge"}, {"delta": True}, {"best_of_run": True}, {"value": "580"}])
@@ -290,9 +296,9 @@ def matrix(*told: dict[str, str]) -> tuple[list[versions.Component], str, str]:
 def test_matrix_names_differing_hosts_and_summarizes_the_rest() -> None:
     hosts = [{"driver.version": "580.159.04", "torch": "2.11.0"} for _ in range(28)]
     hosts += [{"driver.version": "550.90.07", "torch": "2.11.0"} for _ in range(2)]
-    found, html, markdown = matrix(*hosts)
-    assert [(version.name, version.differs) for version in found] == [("driver.version", True), ("torch", False)]
-    assert [(value.text, value.hosts, value.names) for value in found[0].versions] == [
+    result, html, markdown = matrix(*hosts)
+    assert [(version.name, version.differs) for version in result] == [("driver.version", True), ("torch", False)]
+    assert [(value.text, value.hosts, value.names) for value in result[0].versions] == [
         ("580.159.04", 28, ""),
         ("550.90.07", 2, "r12-h28, r12-h29"),
     ]
@@ -304,25 +310,25 @@ def test_matrix_names_differing_hosts_and_summarizes_the_rest() -> None:
 
 def test_matrix_names_the_part_where_one_host_shows_two_versions() -> None:
     odd = {"gpu.vbios_version[gpu=0]": NEW, "gpu.vbios_version[gpu=1]": NEW, "gpu.vbios_version[gpu=2]": OLD}
-    found, _, _ = matrix({"gpu.vbios_version": NEW}, {"gpu.vbios_version": NEW}, odd)
-    assert [(value.text, value.hosts, value.names) for value in found[0].versions] == [
+    result, _, _ = matrix({"gpu.vbios_version": NEW}, {"gpu.vbios_version": NEW}, odd)
+    assert [(value.text, value.hosts, value.names) for value in result[0].versions] == [
         (NEW, 3, ""),
         (OLD, 1, "r12-h02 GPU 2"),
     ]
 
 
 def test_matrix_of_a_fleet_in_which_nothing_is_alike_stays_short() -> None:
-    found, html, markdown = matrix(*({"driver.version": f"{number}"} for number in range(30)))
-    assert (len(found[0].versions), found[0].left_out) == (10, 20)
+    result, html, markdown = matrix(*({"driver.version": f"{number}"} for number in range(30)))
+    assert (len(result[0].versions), result[0].left_out) == (10, 20)
     assert "and 20 more versions" in html
     assert "and 20 more versions" in markdown
-    found, _, _ = matrix(*({"driver.version": "old" if number < 14 else "new"} for number in range(30)))
-    assert found[0].versions[1].names.endswith("r12-h05 and 8 more")
+    result, _, _ = matrix(*({"driver.version": "old" if number < 14 else "new"} for number in range(30)))
+    assert result[0].versions[1].names.endswith("r12-h05 and 8 more")
 
 
 def test_matrix_counts_hosts_without_a_version() -> None:
-    found, html, markdown = matrix({"torch": "2.11.0"}, {}, {"torch": "2.11.0"})
-    assert [(version.name, version.differs, version.unknown) for version in found] == [("torch", False, 1)]
+    result, html, markdown = matrix({"torch": "2.11.0"}, {}, {"torch": "2.11.0"})
+    assert [(version.name, version.differs, version.unknown) for version in result] == [("torch", False, 1)]
     assert "missing on 1 host" in html
     assert "`torch 2.11.0` (missing on 1)" in markdown
 

@@ -83,8 +83,8 @@ def test_waived_verdict_stays_what_it_is_and_carries_the_waiver() -> None:
 def test_waiver_holds_through_its_last_day_by_the_day_of_the_plan(day: str, waived: bool) -> None:
     verdict = Waived([WAIVER], f"{day}T23:59:59Z").verdict(failed())
     assert (verdict.waiver is not None) is waived
-    told = "its waiver by Ada Example expired on 2026-12-31 (known slow, replaced in May)"
-    assert (told in verdict.reason) is not waived
+    reported = "its waiver by Ada Example expired on 2026-12-31 (known slow, replaced in May)"
+    assert (reported in verdict.reason) is not waived
 
 
 def test_of_two_waivers_the_one_that_still_holds_counts() -> None:
@@ -136,7 +136,11 @@ def test_unused_waiver_is_reported_and_changes_nothing(tmp_path: Path, capsys: p
 
 def test_absence_is_waived_by_host_and_name_alone(tmp_path: Path) -> None:
     def without(record: builders.Record) -> builders.Record:
-        kept = tuple(seen for seen in record.observations if seen.name != "stress.power" or record.host == "h2")
+        kept = tuple(
+            observation
+            for observation in record.observations
+            if observation.name != "stress.power" or record.host == "h2"
+        )
         return replace(record, observations=kept)
 
     run = run_directory(tmp_path / "r1", change=without)

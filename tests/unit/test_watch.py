@@ -545,8 +545,8 @@ def test_log_tells_changes_and_nothing_twice(run: Run) -> None:
         f"h2 benchmark: failed: no space left (at {WAIT})",
         "h1 benchmark: done",
     ]
-    found = (replace(second.hosts[0], failed=("FAIL: h1 gpu=0: x",)), *second.hosts[1:])
-    third = replace(second, hosts=found, decision="rejected", summary=("Hosts: 0",))
+    result = (replace(second.hosts[0], failed=("FAIL: h1 gpu=0: x",)), *second.hosts[1:])
+    third = replace(second, hosts=result, decision="rejected", summary=("Hosts: 0",))
     assert [line[9:] for line in changes(second, third)] == ["FAIL: h1 gpu=0: x", "decision: rejected", "Hosts: 0"]
 
 
@@ -594,9 +594,9 @@ def test_task_that_takes_long_is_told_with_who_is_still_at_it(run: Run) -> None:
 def test_json_is_one_document_that_programs_can_read(run: Run, capsys: pytest.CaptureFixture[str]) -> None:
     run.prepared()
     assert rackproof.main(["watch", str(run.directory), "--once", "--json"]) == 0
-    found = json.loads(capsys.readouterr().out)
-    assert found["schema"] == "rackproof.watch/2"
-    assert found["hosts"][0]["cells"]["benchmark"]["state"] == RUNNING
+    document = json.loads(capsys.readouterr().out)
+    assert document["schema"] == "rackproof.watch/2"
+    assert document["hosts"][0]["cells"]["benchmark"]["state"] == RUNNING
 
 
 def test_without_a_run_it_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -648,8 +648,8 @@ class Terminal:
                 except OSError:  # the other end is closed
                     break
         assert wanted in self.seen, self.seen[-3000:]
-        found, _, self.seen = self.seen.partition(wanted)
-        return found + wanted
+        result, _, self.seen = self.seen.partition(wanted)
+        return result + wanted
 
     def rest(self) -> bytes:
         """What came after that, to the end."""
@@ -663,11 +663,11 @@ class Terminal:
 @pytest.fixture
 def terminal(run: Run) -> Iterator[Terminal]:
     run.prepared()
-    found = Terminal(run)
-    yield found
-    found.process.kill()
-    found.process.wait()
-    os.close(found.main)
+    result = Terminal(run)
+    yield result
+    result.process.kill()
+    result.process.wait()
+    os.close(result.main)
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGHUP, 129)])

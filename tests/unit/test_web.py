@@ -27,9 +27,9 @@ PASSWORD = "correct horse battery staple"
 
 
 def registry() -> CollectorRegistry:
-    found = CollectorRegistry()
-    Gauge("rackproof_answer", "Help", registry=found).set(42)
-    return found
+    result = CollectorRegistry()
+    Gauge("rackproof_answer", "Help", registry=result).set(42)
+    return result
 
 
 def curl(*arguments: str) -> tuple[int, str]:

@@ -127,8 +127,8 @@ def test_judging_again_with_a_version_of_other_words_changes_nothing(report: Fle
 
 
 def document(report: FleetReport) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(to_json(report)))
-    return found
+    result: dict[str, Any] = json.loads(json.dumps(to_json(report)))
+    return result
 
 
 @pytest.mark.parametrize("seed", SEEDS)
