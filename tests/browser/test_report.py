@@ -236,9 +236,7 @@ def test_who_listens_finds_landmarks_headings_and_captions(watched: Watched, fil
     assert page.locator("#count").get_attribute("aria-live") == "polite"
 
 
-def test_without_a_script_the_decision_and_every_host_at_fault_are_there(
-    browser: Browser, files: dict[str, Path]
-) -> None:
+def test_decision_and_failed_hosts_need_no_script(browser: Browser, files: dict[str, Path]) -> None:
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     page.goto(f"{files['racks'].as_uri()}#host=r02-h02")

@@ -171,12 +171,12 @@ def test_drift_and_outliers_have_the_fractions_of_the_fleet_criteria() -> None:
     ("base", "changes"),
     [("row-remap-pending", {"value": None, "fleet_fraction": 0.9}), ("stress-vs-fleet", {"fleet_fraction": None})],
 )
-def test_a_limit_that_no_rule_can_hold_is_told(base: str, changes: dict[str, Any]) -> None:
+def test_limit_without_a_rule_is_reported(base: str, changes: dict[str, Any]) -> None:
     with pytest.raises(UsageError, match=base):
         rule_file([*SHIPPED, pack(base, **changes)])
 
 
-def test_an_alert_of_an_unknown_criterion_is_told() -> None:
+def test_alert_of_an_unknown_criterion_is_reported() -> None:
     with pytest.raises(UsageError, match="no pack has the criterion"):
         rule_file([Pack(name="none", gpu_names=(), criteria=())])
 
@@ -224,7 +224,7 @@ def name_of(rule: Rule) -> str:
     return f"{rule.alert.alert} {rule.criterion}".strip()
 
 
-def speaks_for(rule: Rule, case: str) -> bool:
+def covers_case(rule: Rule, case: str) -> bool:
     alert, _, criterion = case.partition(" ")
     pattern = re.sub(r"\\\{\\\{.*?\\\}\\\}", r"\\d+", re.escape(rule.criterion))
     ids = [item.id for item in rule.criteria] or [""]
@@ -232,9 +232,9 @@ def speaks_for(rule: Rule, case: str) -> bool:
 
 
 def test_every_rule_has_a_case_that_fires_and_one_that_does_not() -> None:
-    without = [name_of(rule) for rule in EVERY if not any(speaks_for(rule, case) for case in CASES)]
+    without = [name_of(rule) for rule in EVERY if not any(covers_case(rule, case) for case in CASES)]
     assert without == []
-    assert [case for case in CASES if not any(speaks_for(rule, case) for rule in EVERY)] == []
+    assert [case for case in CASES if not any(covers_case(rule, case) for rule in EVERY)] == []
     assert all(case["fires"] and case["quiet"] for case in CASES.values())
 
 
@@ -296,7 +296,7 @@ def test_a_driver_that_answers_for_no_gpu_has_lost_them_but_a_run_that_is_over_h
     play(tmp_path, inputs, promql_expr_test=[firing(5), firing(12, "h0"), firing(35, "h0")])
 
 
-def test_alerts_end_with_what_they_tell_of(tmp_path: Path) -> None:
+def test_alerts_end_with_their_fault(tmp_path: Path) -> None:
     faults = (
         {'rackproof_gpu_throttle_active{gpu="0", reason="hw_thermal"}': "0x9 1x9 0x100"},
         {'rackproof_gpu_nvlink_replays_total{gpu="0", link="0"}': "0x9 1x110"},  # after the hour
@@ -309,7 +309,7 @@ def test_alerts_end_with_what_they_tell_of(tmp_path: Path) -> None:
     )
 
 
-def test_drift_begins_anew_with_another_run(tmp_path: Path) -> None:
+def test_drift_restarts_with_another_run(tmp_path: Path) -> None:
     values = {
         "rackproof_run_started_timestamp_seconds": "1x80 4800x120",
         'rackproof_benchmark_flop_per_second{stage="soak", benchmark="stress", gpu="0"}': "100x80 80x120",

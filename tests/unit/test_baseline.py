@@ -127,14 +127,14 @@ def test_runs_that_scatter_widely_make_no_limit() -> None:
     assert limit(criterion(fraction=0.98), level(0.10)) is None
 
 
-def test_criterion_by_noise_alone_tells_nothing_where_that_is_not_known() -> None:
+def test_noise_criterion_needs_a_known_noise() -> None:
     result = limit(criterion(fraction=1.0, sigmas=6.0), level(0.01))
     assert result is not None
     assert result[0] == pytest.approx(100 * (1 - 6 * 0.01 * (1 + 1 / 4) ** 0.5))
     assert limit(criterion(fraction=1.0, sigmas=6.0), level()) is None
 
 
-def test_counts_are_held_to_a_change() -> None:
+def test_counts_are_limited_by_a_change() -> None:
     result = limit(criterion("le", change=2.0), level(0.5))
     assert result is not None
     assert result[0] == 102.0
@@ -268,7 +268,7 @@ def copy_level(base: Path) -> dict[str, object]:
     return result
 
 
-def test_several_runs_settle_and_tell_the_noise(tmp_path: Path) -> None:
+def test_several_runs_give_level_and_noise(tmp_path: Path) -> None:
     accepted_runs(tmp_path / "base", tmp_path / "runs", [1.0, 1.001, 0.999])
     level_ = copy_level(tmp_path / "base")
     assert level_["value"] == pytest.approx(4.27e12)
@@ -301,7 +301,7 @@ def test_list_and_show(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert "did you mean h1-" in capsys.readouterr().err
 
 
-def test_part_that_is_known_by_simulated_runs_alone_is_told_with_the_kind_to_ask_for(
+def test_part_with_simulated_baselines_only_names_the_kind(
     kept: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = run_directory(

@@ -69,7 +69,7 @@ def test_a_fleet_whose_records_came_by_log_is_accepted(run: Path, plan: Plan, tm
     assert rackproof("report", run).returncode == 0
 
 
-def test_a_pod_that_told_nothing_leaves_the_fleet_incomplete(run: Path, plan: Plan, tmp_path: Path) -> None:
+def test_pod_without_output_leaves_the_fleet_incomplete(run: Path, plan: Plan, tmp_path: Path) -> None:
     done = rackproof("collect", run, log_of(tmp_path, lines_of(plan, "h1")))
     assert done.returncode == 0
     assert "missing: hosts/h2.json, gangs/r1/h2.json" in done.stdout
@@ -203,7 +203,7 @@ def beyond_ascii(line: str) -> str:
     ],
     ids=["no checksum", "not ASCII", "nested"],
 )
-def test_a_line_that_somebody_made_up_is_refused_by_name(
+def test_forged_line_is_rejected_by_name(
     spoil: Callable[[str], str], says: str, run: Path, plan: Plan, tmp_path: Path
 ) -> None:
     line = lines_of(plan, "h1")[0]
@@ -250,9 +250,7 @@ def test_a_record_that_says_another_host_than_its_lines_is_refused(run: Path, pl
     assert "the record is of host h1, its frame says h2" in done.stderr
 
 
-def test_a_record_that_grew_takes_the_place_of_the_earlier_and_never_the_other_way(
-    run: Path, plan: Plan, tmp_path: Path
-) -> None:
+def test_only_a_longer_record_replaces_an_earlier_one(run: Path, plan: Plan, tmp_path: Path) -> None:
     early = log_of(tmp_path, lines_of(plan, "h1", ended="2026-11-21T04:01:00Z"), "early.log")
     late = log_of(tmp_path, lines_of(plan, "h1", ended="2026-11-21T04:09:00Z"), "late.log")
     for log, ended in ((early, "04:01"), (late, "04:09"), (early, "04:09")):
@@ -260,7 +258,7 @@ def test_a_record_that_grew_takes_the_place_of_the_earlier_and_never_the_other_w
         assert f"T{ended}" in json.loads((run / "hosts" / "h1.json").read_text(encoding="utf-8"))["ended"]
 
 
-def told(record: Record) -> list[str]:
+def emitted_lines(record: Record) -> list[str]:
     return list(frames.lines(text_of(record), run_id=record.run_id, host=record.host, gang=record.gang))
 
 
@@ -273,7 +271,7 @@ def test_a_record_that_holds_all_of_the_earlier_and_more_is_the_same_grown(
     whole = builders.records(plan, "h1")[0]
     early = replace(whole, observations=whole.observations[:3], snapshots=whole.snapshots[:1], launches=())
     for record in (early, replace(whole, ended=LATER)):
-        assert rackproof("collect", run, log_of(tmp_path, told(record))).returncode == 0
+        assert rackproof("collect", run, log_of(tmp_path, emitted_lines(record))).returncode == 0
     assert documents.read(run / "hosts" / "h1.json", "record")["ended"] == LATER
     assert not (run / "quarantine").exists()
 
@@ -295,8 +293,8 @@ def test_a_record_that_takes_something_back_replaces_none_unless_the_operator_sa
 ) -> None:
     record = replace(builders.records(plan, "h1")[0], software={"torch": "2.7"})
     present = text_of(record)
-    assert rackproof("collect", run, log_of(tmp_path, told(record))).returncode == 0
-    forged = log_of(tmp_path, told(replace(record, ended=LATER, **change(record))))
+    assert rackproof("collect", run, log_of(tmp_path, emitted_lines(record))).returncode == 0
+    forged = log_of(tmp_path, emitted_lines(replace(record, ended=LATER, **change(record))))
     done = rackproof("collect", run, forged)
     assert done.returncode == 2
     assert "hosts/h1.json: 2 records began at" in done.stderr

@@ -28,7 +28,7 @@ def criterion(**changes: Any) -> Criterion:
     return Criterion(**(plain | changes))
 
 
-def found(**changes: Any) -> list[str]:
+def lint_changed(**changes: Any) -> list[str]:
     """What the lint says of one criterion in a pack for the H200."""
     pack = Pack(name="mine", gpu_names=(), criteria=(criterion(**changes),), datasheet=H200.datasheet)
     return [str(item) for item in lint(pack)]
@@ -46,18 +46,18 @@ def test_every_gpu_name_leads_to_one_pack() -> None:
 
 
 def test_a_right_limit_is_let_through() -> None:
-    assert found() == []
-    assert found(value=None, expected=4.276e12, fraction=0.97) == []
+    assert lint_changed() == []
+    assert lint_changed(value=None, expected=4.276e12, fraction=0.97) == []
 
 
 def test_dcgms_h200_bandwidth_floor_is_caught() -> None:
     """2 333 MB/s where its own comment says 3 110 GB/s x 0.75: NVIDIA/DCGM nvvs/diag-skus.yaml.in."""
-    (said,) = found(value=2.333e9)
+    (said,) = lint_changed(value=2.333e9)
     assert (
         "mine: c: 2.333e+09: far too low, 0.000486 of the peak, which looks like a figure a thousand times too" in said
     )
     assert "the datasheet of mine has 4.8e+12 B/s" in said
-    assert "not the unit of the observation; use B/s" in found(value=2333.0, unit="MB/s")[0]
+    assert "not the unit of the observation; use B/s" in lint_changed(value=2333.0, unit="MB/s")[0]
 
 
 @pytest.mark.parametrize(
@@ -71,7 +71,7 @@ def test_dcgms_h200_bandwidth_floor_is_caught() -> None:
 )
 @pytest.mark.parametrize("operator", ["eq", "ge"])
 def test_links_under_the_parts_own(name: str, value: int, why: str, operator: str) -> None:
-    (said,) = found(name=name, value=value, operator=operator, unit="1", where={})
+    (said,) = lint_changed(name=name, value=value, operator=operator, unit="1", where={})
     assert why in said
 
 
@@ -91,14 +91,16 @@ def test_pcie_gen3_floor_on_a_gen5_part_is_caught() -> None:
     ],
 )
 def test_a_floor_forty_percent_under_the_baseline_is_caught(limit: dict[str, Any]) -> None:
-    assert any("0.6: floor 40 % under the expectation; keep within 25 % of it" in said for said in found(**limit))
+    assert any(
+        "0.6: floor 40 % under the expectation; keep within 25 % of it" in said for said in lint_changed(**limit)
+    )
 
 
 def test_a_ceiling_far_over_the_expectation_and_a_turned_fraction() -> None:
     latency = {"name": "peer_copy.latency", "unit": "s", "scope": "peer", "where": {}, "value": None, "operator": "le"}
-    assert "ceiling 40 % over the expectation" in found(**latency, fleet_fraction=1.4)[0]
-    assert "half of the healthy parts miss it" in found(**latency, fleet_fraction=0.95)[0]
-    assert "half of the healthy parts miss it" in found(value=None, fleet_fraction=1.05)[0]
+    assert "ceiling 40 % over the expectation" in lint_changed(**latency, fleet_fraction=1.4)[0]
+    assert "half of the healthy parts miss it" in lint_changed(**latency, fleet_fraction=0.95)[0]
+    assert "half of the healthy parts miss it" in lint_changed(value=None, fleet_fraction=1.05)[0]
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,7 @@ def test_a_ceiling_far_over_the_expectation_and_a_turned_fraction() -> None:
     ],
 )
 def test_floors_that_physics_or_units_refute(changes: dict[str, Any], why: str) -> None:
-    (said,) = found(**changes)
+    (said,) = lint_changed(**changes)
     assert why in said
 
 
@@ -148,7 +150,7 @@ def test_floors_that_physics_or_units_refute(changes: dict[str, Any], why: str) 
     ],
 )
 def test_what_physics_allows(changes: dict[str, Any]) -> None:
-    assert found(**changes) == []
+    assert lint_changed(**changes) == []
 
 
 @pytest.mark.parametrize(
@@ -192,7 +194,7 @@ def test_what_physics_allows(changes: dict[str, Any]) -> None:
     ],
 )
 def test_what_the_catalogue_does_not_know(changes: dict[str, Any], why: str) -> None:
-    (said,) = found(**changes)
+    (said,) = lint_changed(**changes)
     assert why in said
 
 
@@ -233,7 +235,7 @@ COPY = {"name": "host_copy.bandwidth", "value": 4.8e10}
     ],
 )  # fmt: skip
 def test_parameters_that_no_observation_has(changes: dict[str, Any], where: dict[str, Any], why: str) -> None:
-    (said,) = found(**changes, where=where)
+    (said,) = lint_changed(**changes, where=where)
     assert why in said
 
 
@@ -250,7 +252,7 @@ def test_parameters_that_observations_have(
     changes: dict[str, Any], where: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("fleet.criteria_lint.lint.COLLECTED", COLLECTED | {"fan"})  # an operator's own collector
-    assert found(**changes, where=where) == []
+    assert lint_changed(**changes, where=where) == []
 
 
 SHARE = {"name": "integrity.tested_share", "unit": "1", "where": {}}
@@ -295,7 +297,7 @@ WORSE, BETTER = "higher is better", "lower is better"
     ],
 )  # fmt: skip
 def test_limits_that_let_what_is_bad_through(changes: dict[str, Any], why: str) -> None:
-    (said,) = found(**changes)
+    (said,) = lint_changed(**changes)
     assert why in said
 
 
@@ -309,7 +311,7 @@ def test_limits_that_let_what_is_bad_through(changes: dict[str, Any], why: str) 
     ],
 )
 def test_limits_at_the_edge_of_sense(changes: dict[str, Any]) -> None:
-    assert found(**changes) == []
+    assert lint_changed(**changes) == []
 
 
 @pytest.mark.parametrize("name", [name for name in shipped_packs() if read_pack(name).gpu_names])
@@ -370,10 +372,10 @@ def test_a_figure_that_is_only_compared_over_the_fleet_is_not_judged_by_the_mode
 
 def test_versions_are_compared_and_rates_are_not() -> None:
     same: dict[str, Any] = {"value": None, "same_as_fleet": True, "operator": "eq", "where": {}}
-    assert found(**same, name="gpu.vbios_version", unit="1") == []
-    assert found(**same, name="launch.nccl", scope="host", unit="1") == []
-    assert "no two measurements give the same rate" in found(**same)[0]
-    assert "did you mean gpu.vbios_version?" in found(**same, name="gpu.vbios_versions", unit="1")[0]
+    assert lint_changed(**same, name="gpu.vbios_version", unit="1") == []
+    assert lint_changed(**same, name="launch.nccl", scope="host", unit="1") == []
+    assert "no two measurements give the same rate" in lint_changed(**same)[0]
+    assert "did you mean gpu.vbios_version?" in lint_changed(**same, name="gpu.vbios_versions", unit="1")[0]
 
 
 def test_a_star_stands_for_one_component() -> None:

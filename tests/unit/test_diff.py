@@ -64,7 +64,7 @@ def host(serials: Iterable[str] = ("S1",), figures: Sequence[tuple[str, Figure]]
     return HostState(gpus=gpus, figures=values, **more)  # type: ignore[arg-type]
 
 
-def told(old: dict[str, HostState], new: dict[str, HostState]) -> list[tuple[str, str, str]]:
+def listed_changes(old: dict[str, HostState], new: dict[str, HostState]) -> list[tuple[str, str, str]]:
     return [(item.kind, item.host, item.scope) for item in changes(old, new)]
 
 
@@ -96,14 +96,14 @@ def test_gpus_by_slot_and_serial(
     old: dict[str, list[str]], new: dict[str, list[str]], expected: list[tuple[str, str, str]]
 ) -> None:
     before = {name: host(serials) for name, serials in old.items()}
-    assert told(before, {name: host(serials) for name, serials in new.items()}) == expected
+    assert listed_changes(before, {name: host(serials) for name, serials in new.items()}) == expected
 
 
 def test_gpu_that_falls_off_the_bus_does_not_make_its_neighbours_new() -> None:
     """NVML's indices move up; the slots do not."""
     old = host(["A", "B", "C"])
     new = replace(old, gpus=(gpu("A", 0), replace(gpu("C", 2), index=1)))
-    assert told({"h1": old}, {"h1": new}) == [("gone", "h1", "gpu=1")]
+    assert listed_changes({"h1": old}, {"h1": new}) == [("gone", "h1", "gpu=1")]
 
 
 def disks(*serials: str, kind: str = "disk") -> tuple[InstalledPart, ...]:
@@ -126,19 +126,19 @@ def disks(*serials: str, kind: str = "disk") -> tuple[InstalledPart, ...]:
 def test_other_parts_by_serial(
     old: tuple[InstalledPart, ...], new: tuple[InstalledPart, ...], expected: list[str]
 ) -> None:
-    assert [kind for kind, _, _ in told({"h1": host(parts=old)}, {"h1": host(parts=new)})] == expected
+    assert [kind for kind, _, _ in listed_changes({"h1": host(parts=old)}, {"h1": host(parts=new)})] == expected
 
 
 def test_hosts_that_went_and_came() -> None:
     lost = {"h1": HostState(has_record=False), "h3": host(["C"])}
-    assert told({"h1": host(["A"]), "h2": host(["B"])}, lost) == [
+    assert listed_changes({"h1": host(["A"]), "h2": host(["B"])}, lost) == [
         ("gone", "h1", "host"),
         ("gone", "h2", "host"),
         ("new", "h3", "host"),
     ]
 
 
-def test_versions_that_changed_alike_are_told_once() -> None:
+def test_versions_that_changed_alike_are_listed_once() -> None:
     old = {name: host([f"S-{name}"], versions={"driver.version": "570", "nccl": "2.28"}) for name in ("h1", "h2", "h3")}
     new = {name: replace(was, versions={"driver.version": "580", "nccl": "2.28"}) for name, was in old.items()}
     (result,) = changes(old, new)
@@ -178,7 +178,7 @@ def test_version_that_differs_within_a_host_is_compared_as_a_whole() -> None:
 )
 def test_figure_must_leave_its_noise(before: Figure, after: Figure, expected: list[str]) -> None:
     old, new = host(figures=[("S1", before)]), host(figures=[("S1", after)])
-    assert [kind for kind, _, _ in told({"h1": old}, {"h1": new})] == expected
+    assert [kind for kind, _, _ in listed_changes({"h1": old}, {"h1": new})] == expected
 
 
 def test_change_states_its_noise_and_where_that_is_known_from() -> None:
@@ -193,13 +193,17 @@ def test_change_states_its_noise_and_where_that_is_known_from() -> None:
 
 def test_figures_of_another_part_are_not_compared() -> None:
     old = {"h1": host(["A"], [("A", figure(100.0))])}
-    assert told(old, {"h1": host(["B"], [("B", figure(50.0))])}) == [("replaced", "h1", "gpu=0")]
+    assert listed_changes(old, {"h1": host(["B"], [("B", figure(50.0))])}) == [("replaced", "h1", "gpu=0")]
 
 
 def test_part_that_moved_takes_its_figures_along() -> None:
     old = {"h1": host(["A"], [("A", figure(100.0))]), "h2": host(["B"], [("B", figure(100.0))])}
     new = {"h1": host(["B"], [("B", figure(50.0))]), "h2": host(["A"], [("A", figure(100.0))])}
-    assert told(old, new) == [("regressed", "h1", "gpu=0"), ("moved", "h1", "gpu=0"), ("moved", "h2", "gpu=0")]
+    assert listed_changes(old, new) == [
+        ("regressed", "h1", "gpu=0"),
+        ("moved", "h1", "gpu=0"),
+        ("moved", "h2", "gpu=0"),
+    ]
 
 
 def test_figures_that_were_not_measured_are_counted_and_no_regression() -> None:
@@ -210,7 +214,7 @@ def test_figures_that_were_not_measured_are_counted_and_no_regression() -> None:
     assert not any(item.counts for item in result)
 
 
-def test_part_in_its_place_of_which_nothing_was_measured_is_told() -> None:
+def test_replaced_part_without_measurements_is_listed() -> None:
     old = host(figures=[("S1", figure(100.0)), ("S1", figure(9.0, name="stress.throughput"))])
     (result,) = changes({"h1": old}, {"h1": host()})
     assert (result.kind, result.old, result.is_unreported) == ("figures_gone", 2, True)
@@ -247,7 +251,7 @@ def test_host_whose_link_became_slow_is_named_and_not_its_partners() -> None:
     assert "gang=r1: collective.all_reduce.busbw" in result[0].text
 
 
-def test_runs_together_settle_and_tell_the_spread() -> None:
+def test_several_runs_give_level_and_spread() -> None:
     runs = [host(figures=[("S1", figure(value))]) for value in (100.0, 101.0, 99.0)]
     for number, one in enumerate(runs):
         for key, result in one.figures["S1"].items():

@@ -26,7 +26,7 @@ def alone(*hosts: str, gpu_count: int) -> Plan:
     return builders.plan(*hosts, gpu_count=gpu_count, rackproof_gang="none")
 
 
-def told(plan: Plan, digests: dict[tuple[str, str], str], workload: str = "gemm") -> dict[str, Evidence]:
+def evidence_of(plan: Plan, digests: dict[tuple[str, str], str], workload: str = "gemm") -> dict[str, Evidence]:
     """Evidence of a healthy fleet in which some devices computed other digests of one workload."""
     evidence = builders.evidence(plan)
     for host in evidence:
@@ -60,7 +60,7 @@ def test_gpus_that_agree_pass_each_for_each_workload() -> None:
 
 def test_the_one_gpu_that_differs_fails_by_serial_and_no_other() -> None:
     plan = alone("h1", gpu_count=4)
-    [only_verdict] = findings(plan, told(plan, {("h1", "gpu=2"): BAD}))
+    [only_verdict] = findings(plan, evidence_of(plan, {("h1", "gpu=2"): BAD}))
     assert (only_verdict.host, only_verdict.scope, only_verdict.serial, only_verdict.verdict, only_verdict.action) == (
         "h1",
         "gpu=2",
@@ -77,14 +77,14 @@ def test_the_one_gpu_that_differs_fails_by_serial_and_no_other() -> None:
 
 def test_fleet_of_hosts_with_one_gpu_each_is_compared_across_hosts() -> None:
     plan = alone("h1", "h2", "h3", gpu_count=1)
-    [only_verdict] = findings(plan, told(plan, {("h2", "gpu=0"): BAD}))
+    [only_verdict] = findings(plan, evidence_of(plan, {("h2", "gpu=0"): BAD}))
     assert (only_verdict.host, only_verdict.serial, only_verdict.verdict) == ("h2", "h2-0", FAIL)
     assert "its host has no other GPU to compare with" in only_verdict.reason
 
 
 def test_host_of_which_several_gpus_differ_is_suspected_itself() -> None:
     plan = alone("h1", "h2", "h3", gpu_count=2)
-    all_verdicts = findings(plan, told(plan, {("h3", "gpu=0"): BAD, ("h3", "gpu=1"): WORSE}))
+    all_verdicts = findings(plan, evidence_of(plan, {("h3", "gpu=0"): BAD, ("h3", "gpu=1"): WORSE}))
     assert [(item.host, item.scope, item.verdict) for item in all_verdicts] == [
         ("h3", "gpu=0", FAIL),
         ("h3", "gpu=1", FAIL),
@@ -104,7 +104,7 @@ def test_host_of_which_several_gpus_differ_is_suspected_itself() -> None:
 )
 def test_without_a_majority_every_one_is_inconclusive(gpu_count: int, digests: dict[Any, str]) -> None:
     plan = alone("h1", gpu_count=gpu_count)
-    all_verdicts = findings(plan, told(plan, digests))
+    all_verdicts = findings(plan, evidence_of(plan, digests))
     assert [item.verdict for item in all_verdicts] == [INCONCLUSIVE] * gpu_count
     assert all("digests differ and no majority tells which is right" in item.reason for item in all_verdicts)
     assert {item.action for item in all_verdicts} == {"none"}
@@ -124,7 +124,7 @@ def with_driver(left: Evidence, version: str) -> Evidence:
 def test_different_software_is_not_compared(what: str) -> None:
     """Three of one version and three of another, each with digests of its own: all agree with their like."""
     plan = alone("a", "b", "c", "d", "e", "f", gpu_count=1)
-    evidence = told(plan, {(host, "gpu=0"): BAD for host in "def"})
+    evidence = evidence_of(plan, {(host, "gpu=0"): BAD for host in "def"})
     assert {item.host for item in findings(plan, evidence)} == set("abcdef")
     for host in "def":
         other = (
@@ -137,7 +137,7 @@ def test_different_software_is_not_compared(what: str) -> None:
 
 def test_different_models_are_not_compared() -> None:
     plan = alone("h1", "h2", gpu_count=3)
-    evidence = told(plan, {("h2", f"gpu={index}"): BAD for index in range(3)})
+    evidence = evidence_of(plan, {("h2", f"gpu={index}"): BAD for index in range(3)})
     other = (
         replace(record, gpus=tuple(replace(gpu, name="NVIDIA H100 80GB HBM3") for gpu in record.gpus))
         for record in evidence["h2"].records
@@ -148,7 +148,7 @@ def test_different_models_are_not_compared() -> None:
 
 def test_missing_digest_has_no_vote() -> None:
     plan = alone("h1", gpu_count=4)
-    evidence = told(plan, {("h1", "gpu=3"): BAD})
+    evidence = evidence_of(plan, {("h1", "gpu=3"): BAD})
 
     def spoil(observation: Observation) -> Observation:
         hit = (

@@ -40,14 +40,14 @@ class Fixed:
         return result
 
 
-def test_gpus_that_were_asked_for_and_are_not_there_are_a_finding() -> None:
+def test_missing_requested_gpus_are_a_finding() -> None:
     done = run("--gpus", "8")
     assert done.returncode == 1, done.stderr
     assert "gpu.count: found 0, wanted = 8 [gpu-count]" in done.stdout
     assert "checks passed" in done.stdout.splitlines()[-1]
 
 
-def test_no_gpu_and_none_asked_for_is_told_and_no_success() -> None:
+def test_no_gpu_and_none_requested_is_no_success() -> None:
     done = run("--json")
     document = json.loads(done.stdout)
     assert done.returncode == 2

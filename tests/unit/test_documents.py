@@ -98,7 +98,7 @@ def test_a_record_with_one_wrong_character_is_refused_or_a_record(position: int,
         ),
     ],
 )
-def test_schema_errors_name_place_and_remedy(change: dict[str, Any], why: str) -> None:
+def test_schema_errors_name_path_and_remedy(change: dict[str, Any], why: str) -> None:
     with pytest.raises(documents.DocumentError) as caught:
         documents.validate({**RECORD, **change}, "record", source="r.json")
     assert why in str(caught.value)

@@ -137,7 +137,7 @@ def test_a_directory_of_records_that_is_a_link_is_not_followed(run: Path, capsys
 @pytest.mark.parametrize(
     "name", ["report.html", "report.md", "report.json", "junit.xml", "observations.csv", "verdicts.prom"]
 )
-def test_links_in_the_place_of_reports_are_replaced_and_not_followed(
+def test_symlinked_reports_are_replaced_and_not_followed(
     run: Path, name: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     victim = run.parent / "victim"
@@ -249,7 +249,7 @@ def test_a_record_that_is_no_record_costs_its_host_and_no_other(
 
 
 @pytest.mark.parametrize("value", [1e60, -1e60, 1e-60, 2**63, 0, "x", True])
-def test_whatever_figures_a_host_tells_there_is_a_report_and_no_pass(
+def test_impossible_figures_give_a_report_and_no_pass(
     tmp_path: Path, value: float | str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     run = tmp_path / "r1"
@@ -269,7 +269,7 @@ def test_whatever_figures_a_host_tells_there_is_a_report_and_no_pass(
     assert (run / "report.html").stat().st_size > 0 < (run / "report.md").stat().st_size
 
 
-def test_whatever_a_soak_tells_there_is_a_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_impossible_soak_figures_give_a_report(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     buckets = 100  # more than a report keeps
     means = [1e-60, *[1e60, -1e60] * 49, 1e60]
     columns = {"low": [-1e60] * buckets, "mean": means, "high": [1e60] * buckets}
@@ -280,7 +280,7 @@ def test_whatever_a_soak_tells_there_is_a_report(run: Path, capsys: pytest.Captu
     assert [host["decision"] == "accepted" for host in reported["hosts"]] == [False, True]
 
 
-def test_a_counter_that_tells_a_text_fails_its_host_and_no_other(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_text_counter_fails_its_host_only(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def spoil(made: dict[str, Any]) -> None:
         for metric in (metric for taken in made["snapshots"] for metric in taken["metrics"]):
             if metric["name"] == "gpu.pcie.replays":

@@ -141,7 +141,7 @@ def test_which_way_is_better(name: str, unit: str, way: int) -> None:
     assert direction(name, unit) == way
 
 
-def seen(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Observation:
+def measure(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Observation:
     values = {"name": name, "scope": "gpu=0", "stage": "benchmark", "unit": "B/s", "status": MEASURED, "value": value}
     return Observation(**{**values, **over})
 
@@ -149,14 +149,15 @@ def seen(name: str = "memory.bandwidth", value: Any = 1.0, **over: Any) -> Obser
 @pytest.mark.parametrize(
     ("what", "right"),
     [
-        (seen(), True), (seen(value=3), True), (seen(value=True), False), (seen(value="x"), False),
-        (seen(value=float("nan")), False), (seen(value=float("inf")), False),
-        (seen(value=None, status=ERROR, reason="lost"), False),
-        (seen("collective.x.algbw"), False), (seen("digest.value", unit="1"), False), (seen("a.latency", unit="s"), True),
-        (seen("transformer.mfu", unit="1"), True), (seen("benchmark.duration", unit="s"), False),
-        (seen("stress.power", unit="W"), True), (seen("stress.temperature", unit="Cel"), True),
-        (seen(WIDTH, unit="1", params={"phase": "before"}), True), (seen(params={"phase": "before"}), False),
-        (seen("gpu.power.draw", unit="W", params={"phase": "before"}), False), (seen(WIDTH, unit="1"), False),
+        (measure(), True), (measure(value=3), True), (measure(value=True), False), (measure(value="x"), False),
+        (measure(value=float("nan")), False), (measure(value=float("inf")), False),
+        (measure(value=None, status=ERROR, reason="lost"), False),
+        (measure("collective.x.algbw"), False), (measure("digest.value", unit="1"), False),
+        (measure("a.latency", unit="s"), True),
+        (measure("transformer.mfu", unit="1"), True), (measure("benchmark.duration", unit="s"), False),
+        (measure("stress.power", unit="W"), True), (measure("stress.temperature", unit="Cel"), True),
+        (measure(WIDTH, unit="1", params={"phase": "before"}), True), (measure(params={"phase": "before"}), False),
+        (measure("gpu.power.draw", unit="W", params={"phase": "before"}), False), (measure(WIDTH, unit="1"), False),
     ],
 )  # fmt: skip
 def test_what_a_baseline_keeps(what: Observation, right: bool) -> None:
@@ -190,12 +191,12 @@ def test_a_part_goes_by_its_serial_or_else_its_uuid() -> None:
 
 
 def test_what_a_figure_is_compared_by() -> None:
-    reported = seen(params={"op": "copy", "dtype": "x", "transport": "P2P", "size_bytes": 8})
+    reported = measure(params={"op": "copy", "dtype": "x", "transport": "P2P", "size_bytes": 8})
     assert key_of(reported, "link=1") == (
         "memory.bandwidth", "benchmark", "link=1", (("dtype", "x"), ("op", "copy"), ("size_bytes", 8))
     )  # fmt: skip
-    assert key_of(seen(params={"phase": "after", "b": 2, "a": 1}), "")[1:] == ("", "", (("a", 1), ("b", 2)))
-    assert settings(seen("pairs.bandwidth", params={"size_bytes": 8, "op": "x"})) == {"op": "x"}
+    assert key_of(measure(params={"phase": "after", "b": 2, "a": 1}), "")[1:] == ("", "", (("a", 1), ("b", 2)))
+    assert settings(measure("pairs.bandwidth", params={"size_bytes": 8, "op": "x"})) == {"op": "x"}
 
 
 # limits

@@ -20,7 +20,7 @@ PLANNED = Planned(PLAN)
 GOOD, BAD = "00c0ffee", "00badbad"
 
 
-def seen(value: Any = GOOD, scope: str = "gpu=0", stage: str = "benchmark", **params: Any) -> Observation:
+def digest_of(value: Any = GOOD, scope: str = "gpu=0", stage: str = "benchmark", **params: Any) -> Observation:
     return builders.observation("digest.value", value, scope=scope, stage=stage, workload="gemm", **params)
 
 
@@ -37,12 +37,12 @@ def judged(*views: HostView) -> list[Verdict]:
     return judge_digests(views, PLANNED, DigestCounts(PLANNED, views))
 
 
-def told(*views: HostView) -> list[tuple[str, str, str]]:
+def digest_verdicts(*views: HostView) -> list[tuple[str, str, str]]:
     return [(item.host, item.scope, item.verdict) for item in judged(*views)]
 
 
 def three(first: Any = GOOD, second: Any = GOOD, third: Any = GOOD) -> list[HostView]:
-    return [view(host, seen(value)) for host, value in (("h1", first), ("h2", second), ("h3", third))]
+    return [view(host, digest_of(value)) for host, value in (("h1", first), ("h2", second), ("h3", third))]
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def three(first: Any = GOOD, second: Any = GOOD, third: Any = GOOD) -> list[Host
         (three(), [PASS, PASS, PASS]),
         (three(BAD), [FAIL, PASS, PASS]),
         (three(BAD, "x"), [INCONCLUSIVE] * 3),
-        ([*three(BAD), view("h1", seen(BAD, "gpu=1"))], [INCONCLUSIVE] * 4),
+        ([*three(BAD), view("h1", digest_of(BAD, "gpu=1"))], [INCONCLUSIVE] * 4),
     ],
 )
 def test_from_how_many_on_a_majority_is_believed(views: list[HostView], verdicts: list[str]) -> None:
@@ -76,7 +76,7 @@ def test_digest_verdict_texts() -> None:
     unsure = judged(*three(BAD)[:2])[0]
     assert (unsure.limit, unsure.operator, unsure.action) == (None, "", "none")
     assert unsure.reason.endswith(f"2 digests on 2 GPUs, {BAD} on this one")
-    silent = view("h1", seen(BAD), gpus=(replace(builders.gpu("h1", 0), serial=""),))
+    silent = view("h1", digest_of(BAD), gpus=(replace(builders.gpu("h1", 0), serial=""),))
     assert "the GPU of serial unknown does not" in judged(silent, *three()[1:])[0].reason
 
 
@@ -88,8 +88,8 @@ def test_digest_verdict_texts() -> None:
     ],
 )
 def test_the_host_is_suspected_where_its_other_gpus_differ_too(other: str, said: str) -> None:
-    both = view("h1", seen(BAD), seen(other, "gpu=1"))
-    others = [view(host, seen(), seen(scope="gpu=1")) for host in ("h2", "h3")]
+    both = view("h1", digest_of(BAD), digest_of(other, "gpu=1"))
+    others = [view(host, digest_of(), digest_of(scope="gpu=1")) for host in ("h2", "h3")]
     assert judged(both, *others)[0].reason.endswith(said)
 
 
@@ -99,42 +99,42 @@ X = replace(builders.gpu("h1", 0), name="NVIDIA X")
 @pytest.mark.parametrize(
     ("odd", "compared"),
     [
-        (view("h1", seen(BAD)), True),
-        (view("h1", seen(BAD), gpus=(X,)), False),
-        (view("h1", seen(BAD), gpus=()), False),
-        (view("h1", seen(BAD, stage="gang")), False),
-        (view("h1", seen(BAD, size=1)), False),
-        (view("h1", seen(BAD, world_size=8)), True),
-        (view("h1", seen(BAD), driver=driver()), False),
-        (view("h1", seen(BAD), driver=driver(absent="error: x")), True),
-        *((view("h1", seen(BAD), software={name: "1"}), False) for name in ("torch", "cuda", "cudnn", "nccl")),
-        (view("h1", seen(BAD), software={"python": "1"}), True),
-        (view("h1", seen(BAD, "host")), False),
+        (view("h1", digest_of(BAD)), True),
+        (view("h1", digest_of(BAD), gpus=(X,)), False),
+        (view("h1", digest_of(BAD), gpus=()), False),
+        (view("h1", digest_of(BAD, stage="gang")), False),
+        (view("h1", digest_of(BAD, size=1)), False),
+        (view("h1", digest_of(BAD, world_size=8)), True),
+        (view("h1", digest_of(BAD), driver=driver()), False),
+        (view("h1", digest_of(BAD), driver=driver(absent="error: x")), True),
+        *((view("h1", digest_of(BAD), software={name: "1"}), False) for name in ("torch", "cuda", "cudnn", "nccl")),
+        (view("h1", digest_of(BAD), software={"python": "1"}), True),
+        (view("h1", digest_of(BAD, "host")), False),
     ],
 )
 def test_only_like_gpus_with_like_software_are_compared(odd: HostView, compared: bool) -> None:
-    verdicts = told(odd, *three()[1:])
+    verdicts = digest_verdicts(odd, *three()[1:])
     assert verdicts == ([("h1", "gpu=0", FAIL)] if compared else []) + [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
 
 
 def test_the_last_driver_and_the_last_digest_count() -> None:
-    again = [view(host, seen(BAD), seen()) for host in ("h1", "h2", "h3")]
+    again = [view(host, digest_of(BAD), digest_of()) for host in ("h1", "h2", "h3")]
     assert [item.value for item in judged(*again)] == [GOOD] * 3
-    taken = left(PLAN, "h1", driver("550"), observations=(seen(BAD),))
+    taken = left(PLAN, "h1", driver("550"), observations=(digest_of(BAD),))
     record = taken.records[0]
     newer = replace(record.snapshots[-1], metrics=(driver("570"),))
     updated = HostView(
         PLAN, PLAN.hosts[0], Evidence(records=(replace(record, snapshots=(*record.snapshots[:-1], newer)),)), [pack()]
     )
-    others = [view(host, seen(), driver=driver("570")) for host in ("h2", "h3")]
-    assert told(updated, *others)[0] == ("h1", "gpu=0", FAIL)
+    others = [view(host, digest_of(), driver=driver("570")) for host in ("h2", "h3")]
+    assert digest_verdicts(updated, *others)[0] == ("h1", "gpu=0", FAIL)
 
 
 @pytest.mark.parametrize("status", [ERROR, UNSUPPORTED])
 def test_a_digest_that_could_not_be_had_is_compared_with_none(status: str) -> None:
-    lost = replace(seen(), value=None, status=status, reason="lost")
-    assert told(view("h1", lost), *three()[1:]) == [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
-    assert told(view("h1", seen(), lost), *three()[1:])[0][0] == "h2"
+    lost = replace(digest_of(), value=None, status=status, reason="lost")
+    assert digest_verdicts(view("h1", lost), *three()[1:]) == [("h2", "gpu=0", PASS), ("h3", "gpu=0", PASS)]
+    assert digest_verdicts(view("h1", digest_of(), lost), *three()[1:])[0][0] == "h2"
     assert gpu_digests(view("h1"), PLANNED) == []
 
 
@@ -150,7 +150,7 @@ def test_digests_are_the_same_whatever_parts_they_are_put_together_from() -> Non
 
 
 def test_digests_without_another_gpu_to_compare_with_are_named() -> None:
-    odd = view("h1", seen(), seen(scope="gpu=1", size=1))
+    odd = view("h1", digest_of(), digest_of(scope="gpu=1", size=1))
     counts = DigestCounts(PLANNED, [odd, *three()[1:]])
     assert uncompared_digests(odd, PLANNED, counts) == [("benchmark", "gpu=1")]
-    assert uncompared_digests(view("h1", seen(), gpus=()), PLANNED, counts) == [("benchmark", "gpu=0")]
+    assert uncompared_digests(view("h1", digest_of(), gpus=()), PLANNED, counts) == [("benchmark", "gpu=0")]

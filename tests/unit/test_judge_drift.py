@@ -190,7 +190,7 @@ def test_times_and_spans_are_written_for_people() -> None:
 # What a soak fell short by
 
 
-def told(*soaks: Soak | None, **over: Any) -> list[tuple[str, str]]:
+def drift_verdicts(*soaks: Soak | None, **over: Any) -> list[tuple[str, str]]:
     result = list(soaked(view(*soaks, **over)))
     assert all(item.verdict == INCONCLUSIVE and (item.name, item.stage) == (f"stage.{SOAK}", SOAK) for item in result)
     return [(item.scope, item.reason) for item in result]
@@ -204,11 +204,11 @@ WELL = soak()
 
 
 def test_a_soak_that_lasted_is_no_shortcoming() -> None:
-    assert told(WELL) == []
-    assert told(soak(), None) == []
-    assert told(None, plan=PLAN) == []
-    assert told(replace(WELL, soaked_s=1.0), plan=PLAN) == []
-    assert told(None) == [("host", "the plan has a soak, and no record of the host has any")]
+    assert drift_verdicts(WELL) == []
+    assert drift_verdicts(soak(), None) == []
+    assert drift_verdicts(None, plan=PLAN) == []
+    assert drift_verdicts(replace(WELL, soaked_s=1.0), plan=PLAN) == []
+    assert drift_verdicts(None) == [("host", "the plan has a soak, and no record of the host has any")]
 
 
 @pytest.mark.parametrize(
@@ -223,16 +223,16 @@ def test_a_soak_that_lasted_is_no_shortcoming() -> None:
     ],
 )  # fmt: skip
 def test_what_a_soak_fell_short_by(over: dict[str, Any], said: list[str]) -> None:
-    assert told(replace(WELL, **over)) == [("host", text) for text in said]
+    assert drift_verdicts(replace(WELL, **over)) == [("host", text) for text in said]
 
 
 def test_failed_rounds_name_the_first_one() -> None:
     bad = (launch(), launch("failed", "why", 2), launch("failed", "", 3), launch("failed", "x", 4, "benchmark"))
-    assert told(WELL, launches=bad) == [("host", "2 of 10 rounds did not come to their end: round 2: why")]
-    assert told(replace(WELL, failed=5), launches=bad[2:3]) == [
+    assert drift_verdicts(WELL, launches=bad) == [("host", "2 of 10 rounds did not come to their end: round 2: why")]
+    assert drift_verdicts(replace(WELL, failed=5), launches=bad[2:3]) == [
         ("host", "5 of 15 rounds did not come to their end: round 3: failed")
     ]
-    assert told(replace(WELL, finished=0), launches=bad) == [
+    assert drift_verdicts(replace(WELL, finished=0), launches=bad) == [
         ("host", "2 of 2 rounds did not come to their end: round 2: why")
     ]
 
@@ -249,8 +249,8 @@ def test_long_soak_without_drift_data_is_inconclusive(planned: float, over: dict
     plan = replace(SOAKING, stages=stages)
     made = soak(series(1.0), planned=planned, finished=1, **over)
     why = f"too few rounds to tell a drift of {RATE}: 1 in {span(planned)}"
-    assert (("host", why) in told(made, plan=plan)) is said
-    assert ("host", why) not in told(made, plan=replace(plan, rehearsal=True))
+    assert (("host", why) in drift_verdicts(made, plan=plan)) is said
+    assert ("host", why) not in drift_verdicts(made, plan=replace(plan, rehearsal=True))
 
 
 def figures(*lengths: int, n: int = 1, name: str = RATE, unit: str = "FLOP/s") -> tuple[Series, ...]:
@@ -283,9 +283,9 @@ def test_stopped_measurement_is_reported_once_per_part() -> None:
     made = soak(series(*(100,) * 10), one, replace(one, params={"dtype": "z"}), width=HOUR)
     made = replace(made, finished=1)
     said = f"{RATE}[dtype=x,op=y] was last seen at 06:00, others like it at 10:00"
-    assert told(made) == [("gpu=1", f"{said} (and 1 more)")]
+    assert drift_verdicts(made) == [("gpu=1", f"{said} (and 1 more)")]
     few = soak(series(*(100,) * 7))
-    assert told(few) == [("gpu=0", f"{RATE} came in 7 of 10 rounds")]
+    assert drift_verdicts(few) == [("gpu=0", f"{RATE} came in 7 of 10 rounds")]
 
 
 def test_a_soak_is_a_part_of_the_judgement() -> None:

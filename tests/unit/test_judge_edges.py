@@ -84,7 +84,7 @@ def judged(plan: Plan, evidence: Evidence | dict[str, Evidence], *criteria: Crit
     return judge(plan, reported, [pack(*criteria)])
 
 
-def found(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
+def summarized(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
     return [(item.scope, item.criterion, item.verdict) for item in verdicts]
 
 
@@ -125,7 +125,9 @@ def test_what_holds(how: str, value: Any, limit: Any, right: bool) -> None:
 def test_text_is_compared_with_text() -> None:
     plan = small()
     for value, verdict in (("on", PASS), ("off", FAIL), (1, FAIL)):
-        assert found(judged(plan, left(plan, "h1", reading(value)), criterion(value="on"))) == [("gpu=0", "c", verdict)]
+        assert summarized(judged(plan, left(plan, "h1", reading(value)), criterion(value="on"))) == [
+            ("gpu=0", "c", verdict)
+        ]
 
 
 def test_verdict_names_host_scope_and_criterion() -> None:
@@ -176,19 +178,19 @@ def test_reading_that_is_missing_everywhere_is_inconclusive_once_per_scope(scope
 def test_one_gpu_that_was_read_says_nothing_of_the_other() -> None:
     plan = small(gpu_count=2)
     verdicts = judged(plan, left(plan, "h1", reading(1, scope="gpu=1,link=3")), criterion(scope="link"))
-    assert found(verdicts) == [("gpu=1,link=3", "c", PASS), ("gpu=0", "c", INCONCLUSIVE)]
+    assert summarized(verdicts) == [("gpu=1,link=3", "c", PASS), ("gpu=0", "c", INCONCLUSIVE)]
 
 
 def test_a_host_without_gpus_is_not_asked_for_them() -> None:
     plan = small()
     plan = replace(plan, hosts=(replace(plan.hosts[0], device="cpu"),), expected=())
-    assert found(judged(plan, left(plan), criterion())) == []
+    assert summarized(judged(plan, left(plan), criterion())) == []
 
 
 def test_gpu_without_readings_is_reported_once() -> None:
     plan = small(gpu_count=2)
     evidence = left(plan, observations=tuple(builders.results(plan, "h1", "benchmark")[:1]))
-    assert found(judged(plan, evidence, criterion())) == [
+    assert summarized(judged(plan, evidence, criterion())) == [
         ("gpu=1", "plan", INCONCLUSIVE),  # its figure
         ("gpu=1", "plan", INCONCLUSIVE),  # nothing was observed of it
         ("gpu=0", "c", INCONCLUSIVE),
@@ -211,7 +213,7 @@ def test_a_reading_that_is_lost_later_is_no_pass_but_for_the_best_of_the_run(ove
 def test_a_failure_stands_though_the_reading_is_lost_later() -> None:
     plan = small()
     evidence = then(left(plan, "h1", reading(2)), reading(absent="error: gone"))
-    assert found(judged(plan, evidence, criterion())) == [("gpu=0", "c", FAIL)]
+    assert summarized(judged(plan, evidence, criterion())) == [("gpu=0", "c", FAIL)]
 
 
 @pytest.mark.parametrize(
@@ -322,13 +324,15 @@ def test_the_fabric_is_judged_by_what_the_inventory_states(gbps: float, verdicts
 def test_a_counter_is_judged_by_what_it_rose(values: tuple[int, int], verdict: str) -> None:
     plan = small()
     evidence = then(left(plan, "h1", reading(values[0])), reading(values[1]))
-    assert found(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [("gpu=0", "c", verdict)]
+    assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
+        ("gpu=0", "c", verdict)
+    ]
 
 
 def test_a_counter_that_was_read_but_once_is_inconclusive() -> None:
     plan = small()
     for evidence in (then(left(plan, "h1", reading(0))), then(left(plan), reading(0))):
-        assert found(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
+        assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
             ("gpu=0", "c", INCONCLUSIVE)
         ]
 
@@ -444,7 +448,9 @@ def test_what_is_no_number_has_no_change() -> None:
         assert isinstance(net(counted(*values)), str)
         plan = small()
         evidence = then(left(plan, "h1", reading(values[0])), reading(values[1]))
-        assert found(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [("gpu=0", "c", FAIL)]
+        assert summarized(judged(plan, evidence, criterion(delta=True, operator="le", value=0))) == [
+            ("gpu=0", "c", FAIL)
+        ]
 
 
 @pytest.mark.parametrize(("values", "total"), [((9, 0, 9), 0), ((0, 9, 0), 9), ((9, 0, 12), 3), ((0, "x", 9), "x")])
@@ -645,7 +651,7 @@ def test_a_uuid_that_changed_or_that_two_parts_have() -> None:
 def test_a_host_without_a_record_is_one_line_and_no_criterion_is_asked() -> None:
     plan = small("h1", "h2")
     verdicts = judged(plan, {"h1": left(plan, "h1", reading(1))}, criterion())
-    assert [(item.host, *found([item])[0], item.name, item.reason) for item in verdicts] == [
+    assert [(item.host, *summarized([item])[0], item.name, item.reason) for item in verdicts] == [
         ("h1", "gpu=0", "c", PASS, "gpu.thing", "found 1, wanted = 1"),
         ("h2", "host", "plan", INCONCLUSIVE, "record", "the host left no record"),
     ]
@@ -1409,7 +1415,7 @@ def test_gpus_without_serials_are_no_duplicates() -> None:
     plan = small("h1", "h2")
     gpus = tuple(replace(builders.gpu("h1", 0), serial="", uuid="") for _ in range(1))
     values = {name: left(plan, name, gpus=gpus) for name in ("h1", "h2")}
-    assert found(judged(plan, values)) == []
+    assert summarized(judged(plan, values)) == []
     nameless = left(plan, "h1", gpus=())
     every = judged(plan, {"h1": nameless, "h2": left(plan, "h2")})
     said = next(item for item in every if (item.host, item.scope) == ("h1", "gpu=0"))

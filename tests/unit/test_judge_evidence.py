@@ -24,7 +24,7 @@ PLAN = small(gpu_count=2)
 RECORD = left(PLAN).records[0]
 
 
-def seen(name: str = "memory.bandwidth", status: str = MEASURED, **over: Any) -> Observation:
+def measure(name: str = "memory.bandwidth", status: str = MEASURED, **over: Any) -> Observation:
     known = {"value": 1} if status == MEASURED else {"reason": "lost"}
     return Observation(
         **{"name": name, "scope": "gpu=0", "stage": "benchmark", "unit": "1", "status": status, **known, **over}
@@ -53,7 +53,7 @@ def test_a_pci_address_is_spelled_in_one_way(bus_id: str, address: str) -> None:
 
 def test_pci_readings_are_attributed_to_the_gpu() -> None:
     readings = [reading(1, scope=scope) for scope in ("pci=0000:01:00.0,link=2", "pci=0000:99:00.0", "hca=mlx5_0")]
-    made = evidence(shot(0, *readings), observations=(seen(scope="pci=0000:00:00.0"),))
+    made = evidence(shot(0, *readings), observations=(measure(scope="pci=0000:00:00.0"),))
     scopes = ["gpu=1,link=2", "pci=0000:99:00.0", "hca=mlx5_0", "gpu=0"]
     assert [item.scope for item in made.observations()] == scopes
     named = ObservationIndex(made)
@@ -98,7 +98,7 @@ def test_versions_are_judged_as_readings_of_the_host() -> None:
 def test_what_a_host_shows_by_name() -> None:
     made = evidence(
         shot(0, reading(1)), shot(1, reading(2), reading(3, name="gpu.other")),
-        observations=(seen(), seen("gpu.thing", value=9)), software={"nccl": "2"},
+        observations=(measure(), measure("gpu.thing", value=9)), software={"nccl": "2"},
     )  # fmt: skip
     named = ObservationIndex(made)
     assert list(named) == ["gpu.thing", "gpu.other", "memory.bandwidth", "launch.nccl"]
@@ -111,12 +111,12 @@ def test_what_a_host_shows_by_name() -> None:
 
 
 def test_scope_with_measurements() -> None:
-    lost = seen(status=ERROR, scope="gpu=1")
+    lost = measure(status=ERROR, scope="gpu=1")
     made = evidence(shot(0, reading(1), reading(absent="error: x", scope="gpu=2")), observations=(lost,))
     view = host_view(made)
     assert [view.measured_at(f"gpu={index}") for index in range(3)] == [True, False, False]
     assert view.unseen == ["gpu=1"]
-    assert host_view(evidence(observations=(seen(scope="gpu=1"),))).unseen == ["gpu=0"]
+    assert host_view(evidence(observations=(measure(scope="gpu=1"),))).unseen == ["gpu=0"]
     processes = replace(PLAN, hosts=(replace(PLAN.hosts[0], device="cpu"),))
     assert host_view(made, plan=processes).unseen == []
 
@@ -125,7 +125,7 @@ def test_stages_with_observations() -> None:
     made = evidence(
         shot(0, reading(1), stage="preflight"), shot(1, reading(absent="error: x"), stage="soak"),
         shot(2, Metric(name="gpu.thing", unit="1", values={}), stage="gang"), shot(3, stage="later"),
-        observations=(seen(stage="benchmark"),), software={"nccl": "2"},
+        observations=(measure(stage="benchmark"),), software={"nccl": "2"},
     )  # fmt: skip
     assert host_view(made).stages_seen == {"preflight", "soak", "benchmark"}
 
@@ -137,20 +137,20 @@ ASKED = Expectation(name="memory.bandwidth", stage="benchmark", scope="device", 
     ("made", "result"),
     [
         ([], None),
-        ([seen(params={"op": "copy"})], 0),
-        ([seen(params={"op": "copy"}), seen(params={"op": "copy", "size": 1}, value=2)], 1),
-        ([seen(params={"op": "read"})], None),
-        ([seen()], None),
-        ([seen(params={"op": "copy"}, stage="gang")], None),
-        ([seen(params={"op": "copy"}, scope="gpu=1")], None),
+        ([measure(params={"op": "copy"})], 0),
+        ([measure(params={"op": "copy"}), measure(params={"op": "copy", "size": 1}, value=2)], 1),
+        ([measure(params={"op": "read"})], None),
+        ([measure()], None),
+        ([measure(params={"op": "copy"}, stage="gang")], None),
+        ([measure(params={"op": "copy"}, scope="gpu=1")], None),
         # Of local and of remote memory: what failed is told, else the last.
-        ([seen(params={"op": "copy", "numa": "local"}), seen(params={"op": "copy", "numa": "remote"})], 1),
-        ([seen(status=ERROR, params={"op": "copy", "numa": "local"}), seen(params={"op": "copy", "numa": "remote"})], 0),
-        ([seen(params={"op": "copy", "numa": "local"}), seen(status=ERROR, params={"op": "copy", "numa": "remote"})], 1),
-        ([seen(status=ERROR, params={"op": "copy", "numa": "local"}), seen(params={"op": "copy", "numa": "local"})], 1),
+        ([measure(params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 1),
+        ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "remote"})], 0),
+        ([measure(params={"op": "copy", "numa": "local"}), measure(status=ERROR, params={"op": "copy", "numa": "remote"})], 1),
+        ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy", "numa": "local"})], 1),
         # What was run again without saying of which memory stands for all of it, and the other way about.
-        ([seen(status=ERROR, params={"op": "copy", "numa": "local"}), seen(params={"op": "copy"})], 1),
-        ([seen(status=ERROR, params={"op": "copy"}), seen(params={"op": "copy", "numa": "local"})], 1),
+        ([measure(status=ERROR, params={"op": "copy", "numa": "local"}), measure(params={"op": "copy"})], 1),
+        ([measure(status=ERROR, params={"op": "copy"}), measure(params={"op": "copy", "numa": "local"})], 1),
     ],
 )  # fmt: skip
 def test_the_observation_that_an_expectation_asks_for(made: list[Observation], result: int | None) -> None:
@@ -163,11 +163,11 @@ def test_the_observation_that_an_expectation_asks_for(made: list[Observation], r
 def test_settings_are_what_the_plan_names_and_the_memory_and_the_ranks() -> None:
     planned = Planned(PLAN)
     values = {"op": "copy", "size_bytes": 1, "numa": "local", "world_size": 2}
-    assert planned.params(seen(params=values)) == {"numa": "local", "op": "copy", "world_size": 2}
-    assert list(planned.params(seen(params=values))) == ["numa", "op", "world_size"]
+    assert planned.params(measure(params=values)) == {"numa": "local", "op": "copy", "world_size": 2}
+    assert list(planned.params(measure(params=values))) == ["numa", "op", "world_size"]
     # Of what the plan does not speak of, every parameter may be a setting.
-    assert planned.params(seen("memory.other", params=values)) == values
-    assert planned.params(seen(params=values, stage="gang")) == values
+    assert planned.params(measure("memory.other", params=values)) == values
+    assert planned.params(measure(params=values, stage="gang")) == values
 
 
 def test_a_host_record_and_not_a_gangs_is_the_hosts_own() -> None:
@@ -270,5 +270,5 @@ def test_what_is_remembered_never_grows_beyond_its_size() -> None:
 
 
 def test_an_unsupported_reading_is_no_measurement() -> None:
-    made = evidence(observations=(seen(status=UNSUPPORTED),))
+    made = evidence(observations=(measure(status=UNSUPPORTED),))
     assert host_view(made).unseen == ["gpu=0", "gpu=1"]

@@ -95,7 +95,7 @@ def scattered(size: int) -> dict[Any, float]:
     return {a + b: (1.0, 0.95, 0.9)[(names.index(a) + names.index(b)) % 3] for a, b in itertools.combinations(names, 2)}
 
 
-def told(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
+def summarized(suspects: Sequence[Suspect]) -> list[tuple[Any, ...]]:
     """All that is said of each."""
     return [
         (
@@ -670,9 +670,9 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_who_is_named_and_by_what_evidence(case: str) -> None:
     pairs, asked = CASES[case]
-    assert told(explain(pairs, **asked)) == SAID.get(case, [])
+    assert summarized(explain(pairs, **asked)) == SAID.get(case, [])
     if len({pair.a for pair in pairs}) > 1:
-        turned = told(explain(pairs[::-1], **asked))
+        turned = summarized(explain(pairs[::-1], **asked))
         assert sorted(map(str, turned)) == sorted(map(str, SAID.get(case, [])))
     slower = [
         replace(
@@ -680,7 +680,7 @@ def test_who_is_named_and_by_what_evidence(case: str) -> None:
         )
         for pair in pairs
     ]
-    assert [item[:7] for item in told(explain(slower, **asked))] == [item[:7] for item in SAID.get(case, [])]
+    assert [item[:7] for item in summarized(explain(slower, **asked))] == [item[:7] for item in SAID.get(case, [])]
 
 
 def test_link_failed_on_several_rails_shows_the_first_reason() -> None:
@@ -1231,7 +1231,7 @@ def rehearsed(plan: Plan) -> Plan:
     return replace(plan, rehearsal=True, hosts=tuple(replace(host, device="cpu") for host in plan.hosts))
 
 
-def tells(host: str, pairs: Sequence[Pair], device: str = "gpu") -> list[Observation]:
+def pair_observations(host: str, pairs: Sequence[Pair], device: str = "gpu") -> list[Observation]:
     """What one host measured with the others."""
     result = []
     for pair in pairs:
@@ -1252,7 +1252,7 @@ def of_room(
 ) -> list[Verdict]:
     """What is said of a gang by its pairs, after these verdicts."""
     observed = observations if isinstance(observations, Mapping) else {
-        host.name: tells(host.name, observations, host.device) for host in plan.hosts
+        host.name: pair_observations(host.name, observations, host.device) for host in plan.hosts
     }  # fmt: skip
     names = [host.name for host in plan.hosts]
     views = []
@@ -1467,7 +1467,7 @@ def test_the_two_ends_of_a_pair_are_taken_together() -> None:
     """On GPUs their mean; of processors the slower, since what the other sends may have gone into a buffer alone."""
 
     def both(plan: Plan, device: str) -> list[Any]:
-        values = {name: tells(name, matrix(3, 1), device) for name in "abc"}
+        values = {name: pair_observations(name, matrix(3, 1), device) for name in "abc"}
         values["a"] = [
             replace(observed, value=observed.value * 0.96 if observed.unit == "B/s" else observed.value * 1.5)
             for observed in values["a"]
@@ -1503,7 +1503,7 @@ def test_rehearsal_reports_failures_and_gross_slowness(pairs: Sequence[Pair], wh
 
 def test_what_was_not_measured_and_what_cannot_be_of_the_gang_is_left_out() -> None:
     def odd(value: Any, **over: Any) -> list[Verdict]:
-        values = {name: tells(name, matrix(4, 1)) for name in "abcd"}
+        values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
         for host, other in ("ab", "ba"):
             values[host] = [
                 replace(observed, value=value, **over)
@@ -1523,14 +1523,17 @@ def test_what_was_not_measured_and_what_cannot_be_of_the_gang_is_left_out() -> N
         assert bad(odd(1.0, **over)) == []
     assert bad(odd(1.0, stage="benchmark")) == []
     # A host that names itself.
-    values = {name: tells(name, matrix(4, 1)) for name in "abcd"}
+    values = {name: pair_observations(name, matrix(4, 1)) for name in "abcd"}
     values["a"].append(replace(values["a"][0], scope="gpu=0,partner=a", value=1.0))
     assert bad(of_room(room(rails=1), values)) == []
 
 
 def test_gang_without_measurements_has_no_pair_verdicts() -> None:
     none = {
-        name: [replace(observed, status=UNSUPPORTED, value=None, reason="no") for observed in tells(name, matrix(4))]
+        name: [
+            replace(observed, status=UNSUPPORTED, value=None, reason="no")
+            for observed in pair_observations(name, matrix(4))
+        ]
         for name in "abcd"
     }
     assert of_room(room(), none, SLOW) == []
@@ -1554,9 +1557,12 @@ def test_what_failed_with_the_host_that_stopped_the_launch_says_nothing_against_
 def test_each_host_is_judged_once_by_the_last_launch_it_was_in() -> None:
     first, again = matrix(4, 1, {"d": 0.5}), matrix(3, 1, {"a": 0.95})
     launches = {
-        name: [launch(0, "abcd", observations=tuple(tells(name, first))), *([launch(1, "abc")] if name != "d" else [])]
+        name: [
+            launch(0, "abcd", observations=tuple(pair_observations(name, first))),
+            *([launch(1, "abc")] if name != "d" else []),
+        ]
         for name in "abcd"
     }
-    all_verdicts = of_room(room(rails=1), {name: tells(name, again) for name in "abcd"}, launches=launches)
+    all_verdicts = of_room(room(rails=1), {name: pair_observations(name, again) for name in "abcd"}, launches=launches)
     own = [(item.host, item.verdict, item.value) for item in all_verdicts if item.unit == "B/s"]
     assert sorted(own) == [("a", PASS, 95), ("b", PASS, 97.5), ("c", PASS, 97.5), ("d", FAIL, 50)]

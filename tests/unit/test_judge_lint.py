@@ -274,7 +274,7 @@ def test_what_the_catalogue_and_good_sense_demand(over: Any, why: str) -> None:
     assert not why or why in result[0]
 
 
-def test_a_pack_of_a_model_says_what_it_does_not_know() -> None:
+def test_model_pack_lists_its_unknown_figures() -> None:
     def told(**over: Any) -> list[str]:
         return [
             item.why

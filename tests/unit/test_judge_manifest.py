@@ -36,7 +36,7 @@ def judged(of: Plan, *metrics: Metric, **over: Any) -> list[Verdict]:
     return judge_manifest(of, views)
 
 
-def told(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
+def summarized(verdicts: list[Verdict]) -> list[tuple[str, str, str]]:
     return [(item.name, item.scope, item.verdict) for item in verdicts]
 
 
@@ -70,7 +70,7 @@ def test_unordered_adapter_counts_unless_it_is_ethernet(ports: list[Metric], ext
         absent={key: value for one in ports for key, value in one.absent.items()},
     )  # fmt: skip
     verdicts = judged(plan(ORDERED), metrics[0], merged)
-    assert told(verdicts) == [(HCA, "hca=own", PASS)] + ([(HCA, "hca=a", FAIL)] if extra else [])
+    assert summarized(verdicts) == [(HCA, "hca=own", PASS)] + ([(HCA, "hca=a", FAIL)] if extra else [])
     for item in verdicts[1:]:
         assert (item.criterion, item.serial, item.action) == ("manifest-extra", GUID, "inspect_hardware")
         assert item.source == "manifest: order.csv"
@@ -87,7 +87,7 @@ def test_serials_are_compared_as_spreadsheets_and_tools_write_them() -> None:
     assert (
         identity("nic", "0x0C42-A103") == identity("nic", "0c42:a103") == identity("nic", " 0c42.a1 03") == "0c42a103"
     )
-    assert told(judged(plan(part("H1-0", "gpu"))))[:1] == [("gpu.serial", "gpu=0", PASS)]
+    assert summarized(judged(plan(part("H1-0", "gpu"))))[:1] == [("gpu.serial", "gpu=0", PASS)]
 
 
 @pytest.mark.parametrize(

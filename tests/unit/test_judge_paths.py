@@ -21,7 +21,7 @@ PLAN = small(gpu_count=2)
 ACCESS = criterion("peer_copy.access", id="access", scope="peer", value=True)
 
 
-def told(transport: Any, *, stage: str = "benchmark", scope: str = "host", status: str = MEASURED) -> Observation:
+def path_by(transport: Any, *, stage: str = "benchmark", scope: str = "host", status: str = MEASURED) -> Observation:
     return Observation(
         name="collective.transport", scope=scope, stage=stage, unit="1", status=status, value=transport, reason="lost"
     )
@@ -53,7 +53,7 @@ def judged(verdict: Verdict, *seen: Observation, others: tuple[Verdict, ...] = (
     ],
 )  # fmt: skip
 def test_within_a_host_memory_and_net_are_slow_paths(transport: Any, named: str) -> None:
-    verdicts = judged(slow(), told(transport))
+    verdicts = judged(slow(), path_by(transport))
     if not named:
         assert verdicts == slow()
         return
@@ -79,14 +79,14 @@ def test_within_a_host_memory_and_net_are_slow_paths(transport: Any, named: str)
 )
 def test_between_hosts_sockets_and_copies_through_the_host_are_slow_paths(transport: str, said: str) -> None:
     gang = slow(scope="gang=r1", stage="gang")
-    verdicts = judged(gang, told(transport, scope="gang=r1", stage="gang"))
+    verdicts = judged(gang, path_by(transport, scope="gang=r1", stage="gang"))
     assert (said in verdicts.reason) if said else verdicts == gang
     assert ("check NCCL_* in the environment" in verdicts.reason) == bool(said)
 
 
 def test_observed_path_precedes_the_previous_detail() -> None:
-    assert judged(slow(detail="5 %"), told("SHM")).detail.endswith("; 5 %")
-    assert not judged(slow(), told("SHM")).detail.endswith("; ")
+    assert judged(slow(detail="5 %"), path_by("SHM")).detail.endswith("; 5 %")
+    assert not judged(slow(), path_by("SHM")).detail.endswith("; ")
 
 
 @pytest.mark.parametrize(
@@ -98,7 +98,7 @@ def test_observed_path_precedes_the_previous_detail() -> None:
 )  # fmt: skip
 def test_only_a_bandwidth_that_fails_is_explained(over: Any, explained: bool) -> None:
     verdict = slow(**over)
-    assert (judged(verdict, told("SHM")) != verdict) is explained
+    assert (judged(verdict, path_by("SHM")) != verdict) is explained
     assert is_bandwidth(slow())
     assert not is_bandwidth(slow(name="collective.all_reduce.latency"))
     assert not is_bandwidth(slow(name="memory.busbw"))
@@ -114,7 +114,7 @@ def test_only_a_bandwidth_that_fails_is_explained(over: Any, explained: bool) ->
     ],
 )
 def test_a_bad_link_is_acted_on_whatever_the_path(other: Verdict, action: str) -> None:
-    assert judged(slow(), told("SHM"), others=(other,)).action == action
+    assert judged(slow(), path_by("SHM"), others=(other,)).action == action
 
 
 BANDWIDTH = criterion("collective.all_reduce.busbw", id="c", scope="host", operator="ge", value=2.0)
@@ -136,7 +136,7 @@ def speed(value: Any, **params: Any) -> Observation:
 def test_path_over_which_others_are_fast_explains_no_failure(
     rule: Criterion, observations: list[Observation], explained: bool
 ) -> None:
-    here = view(told("SHM"), *observations, rules=(ACCESS, rule))
+    here = view(path_by("SHM"), *observations, rules=(ACCESS, rule))
     stats = gather(Planned(PLAN), [here])
     assert (with_lost_path(here, slow(), [], stats.paths.paths) != slow()) is explained
 
@@ -148,7 +148,12 @@ def test_path_may_be_fast_by_the_figures_of_the_fleet(parts: int, best_of_run: b
     plan = small(*hosts)
     rule = replace(BANDWIDTH, value=None, fleet_fraction=0.9, best_of_run=best_of_run)
     made = {
-        host: HostView(plan, plan.host(host), left(plan, host, observations=(told(way), speed(value))), [pack(rule)])
+        host: HostView(
+            plan,
+            plan.host(host),
+            left(plan, host, observations=(path_by(way), speed(value))),
+            [pack(rule)],
+        )
         for host, way, value in zip(hosts, ("P2P", "SHM", "SHM/x", "SHM"), (10.0, 10.0, 8.0, 7.0), strict=True)
     }
     gatherers = [Gatherer(Planned(plan)) for _ in range(parts)]
@@ -163,9 +168,9 @@ def test_path_may_be_fast_by_the_figures_of_the_fleet(parts: int, best_of_run: b
 
 def test_the_path_is_that_of_the_same_launch_the_last_that_was_measured() -> None:
     for verdict, transport in (
-        ([told("P2P"), told("SHM")], "SHM"), ([told("SHM"), told("P2P")], "P2P"),
-        ([told("SHM"), told(None, status=ERROR)], "SHM"), ([told("SHM", stage="gang")], None),
-        ([told("SHM", scope="gang=r1")], None),
+        ([path_by("P2P"), path_by("SHM")], "SHM"), ([path_by("SHM"), path_by("P2P")], "P2P"),
+        ([path_by("SHM"), path_by(None, status=ERROR)], "SHM"), ([path_by("SHM", stage="gang")], None),
+        ([path_by("SHM", scope="gang=r1")], None),
     ):  # fmt: skip
         assert path_of(view(*verdict), slow()) == ("c", "collective.all_reduce.busbw", "benchmark", 8, transport)
     # Where the launch tells nothing the figure may.
@@ -180,9 +185,9 @@ def test_the_path_is_that_of_the_same_launch_the_last_that_was_measured() -> Non
     ],
 )  # fmt: skip
 def test_gpus_that_do_not_reach_each_other_go_through_the_host_by_nature(rules: Any, explained: bool) -> None:
-    assert (judged(slow(), told("SHM"), rules=rules) != slow()) is explained
+    assert (judged(slow(), path_by("SHM"), rules=rules) != slow()) is explained
     between = slow(scope="gang=r1", stage="gang")
-    assert judged(between, told("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between
+    assert judged(between, path_by("NET/Socket", scope="gang=r1", stage="gang"), rules=rules) != between
 
 
 def test_missing_nvls_is_reported_with_what_to_check() -> None:

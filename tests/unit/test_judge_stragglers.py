@@ -24,14 +24,14 @@ USUAL = {
 NOTHING = "nothing that was read of its GPU and its host's CPU in those steps explains it"
 
 
-def seen(figure: str, value: Any, scope: str = "gpu=0", stage: str = "benchmark") -> Observation:
+def measure(figure: str, value: Any, scope: str = "gpu=0", stage: str = "benchmark") -> Observation:
     name, _, reason = figure.partition(" ")
     params = {"reason": reason} if reason else {}
     return builders.observation(f"straggler.{name}", value, scope=scope, stage=stage, **params)
 
 
 def view(host: str, plan: Any = PLAN, *more: Observation, stage: str = "benchmark", **over: Any) -> HostView:
-    figures = [seen(name, value, stage=stage) for name, value in {**USUAL, **over}.items() if value is not None]
+    figures = [measure(name, value, stage=stage) for name, value in {**USUAL, **over}.items() if value is not None]
     return HostView(plan, plan.host(host), left(plan, host, observations=(*figures, *more)), [pack()])
 
 
@@ -43,7 +43,7 @@ def slow(**over: Any) -> Verdict:
     return Verdict(**{**made, **over})
 
 
-def told(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None, **own: Any) -> Verdict:
+def annotated(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None, **own: Any) -> Verdict:
     """What a slow rank with these figures is told, beside three that are as usual."""
     views = [
         view("h1", **{"compute": 0.030, "wait": 0.0, **own}),
@@ -54,13 +54,13 @@ def told(verdict: Verdict | None = None, *, peers: dict[str, Any] | None = None,
 
 
 def test_straggler_and_its_delay_precede_the_cause() -> None:
-    verdicts = told()
+    verdicts = annotated()
     assert verdicts.detail == f"h1 gpu=0 computes 50 % longer than its peers: {NOTHING}"
     assert verdicts.reason == f"{verdicts.detail}; found 30"
     assert verdicts.action == "inspect_hardware"
-    assert "computes 50 % longer than its peers:" in told(last_share=None).detail
-    assert told(slow(detail="5 %")).detail == f"{verdicts.detail}; 5 %"
-    assert "computes longer than its peers: " in told(peers={"compute": None}).detail
+    assert "computes 50 % longer than its peers:" in annotated(last_share=None).detail
+    assert annotated(slow(detail="5 %")).detail == f"{verdicts.detail}; 5 %"
+    assert "computes longer than its peers: " in annotated(peers={"compute": None}).detail
 
 
 @pytest.mark.parametrize(
@@ -91,7 +91,7 @@ def test_straggler_and_its_delay_precede_the_cause() -> None:
     ],
 )  # fmt: skip
 def test_what_is_out_of_line_is_the_cause(own: dict[str, Any], said: str) -> None:
-    verdicts = told(**own)
+    verdicts = annotated(**own)
     assert verdicts.detail.partition(": ")[2] == said
     assert verdicts.action == "inspect_hardware"
 
@@ -107,19 +107,19 @@ def test_what_is_out_of_line_is_the_cause(own: dict[str, Any], said: str) -> Non
     ],
 )  # fmt: skip
 def test_condition_shared_by_the_others_is_no_cause(peers: dict[str, Any], own: dict[str, Any]) -> None:
-    assert told(peers=peers, **own).detail.endswith(NOTHING)
+    assert annotated(peers=peers, **own).detail.endswith(NOTHING)
 
 
 def test_a_wait_for_a_processor_counts_from_twice_the_others() -> None:
     for wait, named in ((0.021, True), (0.020, False)):
-        assert ("its threads wait" in told(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
+        assert ("its threads wait" in annotated(peers={"cpu_wait": 0.010}, cpu_wait=wait).detail) is named
     # Where launching takes as long as elsewhere, a little more or less, it explains nothing.
     for launch_s, named in ((0.0295, True), (0.0294, False)):
-        assert ("its GPU waits" in told(peers={"launch": 0.028}, launch=launch_s).detail) is named
+        assert ("its GPU waits" in annotated(peers={"launch": 0.028}, launch=launch_s).detail) is named
 
 
 def test_causes_on_the_gpu_are_listed_first() -> None:
-    verdicts = told(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
+    verdicts = annotated(cpu_pressure=0.5, cpus=4.0, temperature=80.0)
     assert verdicts.detail.partition(": ")[2] == (
         "it was at 80 °C against 60 °C; it may use 4 of its host's processors, its peers 16; "
         "processors of its host were short 50 % of the time, against 0 %"
@@ -134,8 +134,8 @@ def test_causes_on_the_gpu_are_listed_first() -> None:
     ],
 )  # fmt: skip
 def test_a_setting_that_withholds_the_cpu_is_no_broken_part(own: dict[str, Any], action: str) -> None:
-    assert told(**own).action == action
-    assert "stopped it in 6 % of the periods" in told(cpu_throttled_share=0.06).detail
+    assert annotated(**own).action == action
+    assert "stopped it in 6 % of the periods" in annotated(cpu_throttled_share=0.06).detail
 
 
 def gang_view(host: str, gangs: dict[str, str], **over: Any) -> HostView:
@@ -160,9 +160,9 @@ def test_what_it_costs_those_that_run_with_it(own: float, others: float, said: s
 
 
 def test_no_straggler_across_hosts_outside_a_gang() -> None:
-    assert "the others wait" not in told(wait=0.0).detail
+    assert "the others wait" not in annotated(wait=0.0).detail
     plan = small("h1", "h2", "h3", gpu_count=2)
-    other = seen("wait", 0.004, "gpu=1")
+    other = measure("wait", 0.004, "gpu=1")
     views = [view(name, plan, other, compute=0.030 if name == "h1" else 0.020, wait=0.0) for name in ("h1", "h2", "h3")]
     assert "the others wait 4 ms a step" in with_causes(views, [slow()])[0].detail
 
@@ -202,8 +202,9 @@ def test_all_other_verdicts_are_left_as_they_are() -> None:
 def test_readings_of_a_rank() -> None:
     plan = small("h1", gpu_count=2)
     more = (
-        seen("compute", 9.0), seen("compute", 8.0, stage="gang"), seen("compute", 7.0, "gpu=1"), seen("compute", "text", "gpu=1"),
-        replace(seen("wait", 1.0, "gpu=1"), status=ERROR, value=None, reason="x"), seen("compute", 1.0, "gang=g"),
+        measure("compute", 9.0), measure("compute", 8.0, stage="gang"), measure("compute", 7.0, "gpu=1"),
+        measure("compute", "text", "gpu=1"),
+        replace(measure("wait", 1.0, "gpu=1"), status=ERROR, value=None, reason="x"), measure("compute", 1.0, "gang=g"),
         builders.observation("gemm.throughput", 1.0, scope="gpu=1"),
     )  # fmt: skip
     here = view("h1", plan, *more, **{**dict.fromkeys(USUAL), "throttled_share hw_thermal": 0.5})

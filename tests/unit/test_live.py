@@ -258,7 +258,7 @@ def test_wrong_results_and_what_could_not_be_measured_are_added_up() -> None:
     }
 
 
-def test_the_measured_figure_takes_the_place_of_the_one_under_way() -> None:
+def test_measured_figure_replaces_the_live_one() -> None:
     step = observation("training.step_time", 0.02, "s", network="convnet")
     assert folded(now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.02}
     assert folded(step | {"value": 0.01}, now=(step,)) == {("step_time_seconds", "training", "convnet"): 0.01}

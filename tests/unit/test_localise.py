@@ -478,7 +478,7 @@ def plan_of(fleet: Fleet, profile: str = "standard") -> Plan:
     return builders.plan(*fleet.names, gpu_count=fleet.rails, profile=profile)
 
 
-def told(verdicts: Sequence[Verdict], kind: str) -> set[tuple[str, str]]:
+def named_parts(verdicts: Sequence[Verdict], kind: str) -> set[tuple[str, str]]:
     return {(item.host, item.scope) for item in verdicts if item.verdict == kind}
 
 
@@ -533,15 +533,15 @@ def test_a_gpu_that_fails_alone_explains_its_slow_pairs() -> None:
 def test_a_late_host_fails_as_a_host_and_a_slow_link_is_inconclusive_on_both_ends() -> None:
     fleet = Fleet(6, 2, delays={"h1": 1e-4}, links={frozenset(("h3", "h4")): 0.4})
     verdicts = judge_pairs(views(plan_of(fleet), fleet), [])
-    assert told(verdicts, "fail") == {("h1", "host")}
-    assert told(verdicts, "inconclusive") == {("h3", "gang=r1"), ("h4", "gang=r1")}
+    assert named_parts(verdicts, "fail") == {("h1", "host")}
+    assert named_parts(verdicts, "inconclusive") == {("h3", "gang=r1"), ("h4", "gang=r1")}
     assert {item.host for item in verdicts if item.verdict == "pass"} == {"h0", "h2", "h5"}
 
 
 def test_a_pair_that_failed_fails_both_ends_once_both_are_well_with_others() -> None:
     fleet = Fleet(4, 2)
     lost = views(plan_of(fleet), fleet, fails=lambda pair: {pair.a, pair.b} == {"h0", "h1"})
-    assert told(judge_pairs(lost, []), "fail") == {("h0", "gang=r1"), ("h1", "gang=r1")}
+    assert named_parts(judge_pairs(lost, []), "fail") == {("h0", "gang=r1"), ("h1", "gang=r1")}
 
 
 def test_two_hosts_pass_nothing_and_are_both_named_where_their_collective_is_slow() -> None:
@@ -557,7 +557,7 @@ def test_two_hosts_pass_nothing_and_are_both_named_where_their_collective_is_slo
         criterion="x",
         reason="slow",
     )
-    assert told(judge_pairs(both, [slow]), "inconclusive") == {("h0", "gang=r1"), ("h1", "gang=r1")}
+    assert named_parts(judge_pairs(both, [slow]), "inconclusive") == {("h0", "gang=r1"), ("h1", "gang=r1")}
 
 
 def test_the_fabric_fails_on_every_host_where_only_all_together_are_slow() -> None:
@@ -572,14 +572,14 @@ def test_the_fabric_fails_on_every_host_where_only_all_together_are_slow() -> No
         reason="slow",
     )
     verdicts = judge_pairs(views(plan_of(fleet), fleet), [slow])
-    assert told(verdicts, "fail") == {(host, "gang=r1") for host in fleet.names}
+    assert named_parts(verdicts, "fail") == {(host, "gang=r1") for host in fleet.names}
     assert all("suspect fabric" in item.reason for item in verdicts)
 
 
 def test_one_end_of_a_pair_suffices_and_missing_pairs_pass_no_host() -> None:
     fleet = Fleet(4, 2, hosts={"h2": 0.5})
     of = plan_of(fleet)
-    assert told(judge_pairs(views(of, fleet, both_ends=False), []), "fail") == {("h2", "host")}
+    assert named_parts(judge_pairs(views(of, fleet, both_ends=False), []), "fail") == {("h2", "host")}
     nothing = [HostView(of, host, Evidence(records=(record(of, host),)), []) for host in of.hosts]
     assert judge_pairs(nothing, []) == []
 
@@ -588,7 +588,7 @@ def test_rehearsal_reports_gross_faults_only() -> None:
     for share, expected in ((0.4, set()), (0.1, {("h2", "host")})):
         fleet = Fleet(4, 2, hosts={"h2": share}, nics={("h1", 1): 0.05})
         result = judge_pairs(views(plan_of(fleet, "rehearsal"), fleet), [])
-        assert told(result, "fail") == expected
+        assert named_parts(result, "fail") == expected
 
 
 def test_in_a_rehearsal_the_slower_end_of_a_pair_counts() -> None:
@@ -601,4 +601,4 @@ def test_in_a_rehearsal_the_slower_end_of_a_pair_counts() -> None:
         slow.evidence, records=(slow.evidence.records[0], replace(slow.evidence.records[1], observations=observed))
     )
     boasts = [view if view is not slow else HostView(view.plan, view.host, fast, []) for view in result]
-    assert told(judge_pairs(boasts, []), "fail") == {("h2", "host")}
+    assert named_parts(judge_pairs(boasts, []), "fail") == {("h2", "host")}

@@ -179,7 +179,7 @@ def verdicts(made: Plan, evidence: Mapping[str, Evidence] | None = None) -> list
     return [item for item in all_verdicts if item.criterion.startswith("manifest")]
 
 
-def told(all_verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
+def summarized(all_verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
     return [(item.host, item.scope, item.verdict, item.reason) for item in all_verdicts if item.verdict != PASS]
 
 
@@ -204,12 +204,12 @@ def test_fleet_as_ordered_passes_part_by_part_and_says_so() -> None:
 @pytest.mark.parametrize("slot", ["1", "0000:01:00.0", ""])
 def test_serial_is_the_same_however_it_is_written(slot: str) -> None:
     made = plan([gpu("h1", 0), gpu("h1", 1, serial="00H1-1", slot=slot), *ordered("h2")])
-    assert told(verdicts(made)) == []
+    assert summarized(verdicts(made)) == []
 
 
 def test_part_in_another_slot_of_its_host_fails_once() -> None:
     made = plan([gpu("h1", 0, slot="0000:00:00.0"), gpu("h1", 1, slot="0"), *ordered("h2")])
-    assert told(verdicts(made)) == [("h1", "gpu=1", FAIL, "ordered for h1 slot 0, found in slot 0000:01:00.0, 1")]
+    assert summarized(verdicts(made)) == [("h1", "gpu=1", FAIL, "ordered for h1 slot 0, found in slot 0000:01:00.0, 1")]
     assert line_of(made) == "Manifest: 3 of 4 parts as ordered"
 
 
@@ -219,7 +219,7 @@ def test_parts_swapped_between_hosts_fail_on_both() -> None:
     all_verdicts = verdicts(made)
     assert {item.source for item in all_verdicts if item.verdict == FAIL} == {"manifest: order.csv line 1"}
     first, second = "ordered for h1 slot 1, found in h2 gpu=1", "ordered for h2, found in h1 gpu=1"
-    assert told(all_verdicts) == [
+    assert summarized(all_verdicts) == [
         ("h1", "host", FAIL, first),
         ("h2", "gpu=1", FAIL, first),
         ("h2", "host", FAIL, second),
@@ -231,7 +231,7 @@ def test_parts_swapped_between_hosts_fail_on_both() -> None:
 
 def test_missing_part_and_its_replacement_both_fail() -> None:
     made = plan([gpu("h1", 0), gpu("h1", 1, serial="165"), *ordered("h2")])
-    assert told(verdicts(made)) == [
+    assert summarized(verdicts(made)) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host"),
         ("h1", "gpu=1", FAIL, "found, and no line of the manifest names it"),
     ]
@@ -241,7 +241,7 @@ def test_missing_part_and_its_replacement_both_fail() -> None:
 def test_host_that_was_not_measured_is_inconclusive() -> None:
     made = plan(ordered("h1", "h2"))
     all_verdicts = verdicts(made, {"h1": builders.evidence(made)["h1"]})
-    assert set(told(all_verdicts)) == {("h2", "host", INCONCLUSIVE, "ordered for h2: the host left no record")}
+    assert set(summarized(all_verdicts)) == {("h2", "host", INCONCLUSIVE, "ordered for h2: the host left no record")}
     assert line_of(made, {"h1": builders.evidence(made)["h1"]}) == "Manifest: 2 of 4 parts as ordered"
 
 
@@ -250,19 +250,19 @@ def test_gpu_without_a_serial_is_not_reported_missing() -> None:
     evidence = builders.evidence(made)
     first = evidence["h1"].records[0]
     silent = replace(first, gpus=(first.gpus[0], replace(first.gpus[1], serial="")))
-    assert told(verdicts(made, evidence | {"h1": Evidence(records=(silent,))})) == [
+    assert summarized(verdicts(made, evidence | {"h1": Evidence(records=(silent,))})) == [
         ("h1", "host", INCONCLUSIVE, "ordered for h1: 1 GPU of the host does not tell the serial")
     ]
     lost = replace(first, gpus=first.gpus[:1])  # on the bus, and out of the driver's reach
-    assert [verdict for _, _, verdict, _ in told(verdicts(made, evidence | {"h1": Evidence(records=(lost,))}))] == [
-        INCONCLUSIVE
-    ]
+    assert [
+        verdict for _, _, verdict, _ in summarized(verdicts(made, evidence | {"h1": Evidence(records=(lost,))}))
+    ] == [INCONCLUSIVE]
     counted = tuple(
         replace(item, metrics=tuple(m for m in item.metrics if m.name not in ("gpu.count", "gpu.pci_count")))
         for item in first.snapshots
     )
     gone = replace(first, gpus=first.gpus[:1], snapshots=counted)
-    assert told(verdicts(made, evidence | {"h1": Evidence(records=(gone,))})) == [
+    assert summarized(verdicts(made, evidence | {"h1": Evidence(records=(gone,))})) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host")
     ]
 
@@ -314,12 +314,14 @@ def test_ethernet_port_is_known_by_its_address_and_others_are_no_extras() -> Non
 def test_nic_in_another_slot_missing_or_not_ordered() -> None:
     where = {"infiniband__hca__pci_address": {"hca=mlx5_0": "0000:5e:00.0"}}
     made = plan([nic(GUID, slot="0000:1b:00.0")])
-    assert told(verdicts(made, with_nics(made, **guids(mlx5_0=GUID), **where))) == [
+    assert summarized(verdicts(made, with_nics(made, **guids(mlx5_0=GUID), **where))) == [
         ("h1", "hca=mlx5_0", FAIL, "ordered for h1 slot 0000:1b:00.0, found in slot 0000:5e:00.0, mlx5_0")
     ]
     unknown = "ordered for h1 slot 0000:1b:00.0, found in that host; which slot hca=mlx5_0 is in was not told"
-    assert told(verdicts(made, with_nics(made, **guids(mlx5_0=GUID)))) == [("h1", "hca=mlx5_0", INCONCLUSIVE, unknown)]
-    assert told(verdicts(plan([nic(GUID)]), with_nics(made, **guids(mlx5_0=OTHER)))) == [
+    assert summarized(verdicts(made, with_nics(made, **guids(mlx5_0=GUID)))) == [
+        ("h1", "hca=mlx5_0", INCONCLUSIVE, unknown)
+    ]
+    assert summarized(verdicts(plan([nic(GUID)]), with_nics(made, **guids(mlx5_0=OTHER)))) == [
         ("h1", "host", FAIL, "ordered for h1, found on no host"),
         ("h1", "hca=mlx5_0", FAIL, "found, and no line of the manifest names it"),
     ]
@@ -336,12 +338,12 @@ def test_nic_in_another_slot_missing_or_not_ordered() -> None:
 def test_nic_of_a_host_without_readings_is_not_reported_missing(readings: dict[str, Any], reason: str) -> None:
     made = plan([nic(GUID)])
     verdict = FAIL if "found on no host" in reason else INCONCLUSIVE
-    assert told(verdicts(made, with_nics(made, **readings))) == [("h1", "host", verdict, reason)]
+    assert summarized(verdicts(made, with_nics(made, **readings))) == [("h1", "host", verdict, reason)]
 
 
 def test_manifest_of_gpus_says_nothing_of_nics() -> None:
     made = plan(ordered("h1", "h2"))
-    assert told(verdicts(made, with_nics(made, **guids(mlx5_0=GUID)))) == []
+    assert summarized(verdicts(made, with_nics(made, **guids(mlx5_0=GUID)))) == []
 
 
 def test_run_without_manifest_and_rehearsal_judge_no_part() -> None:

@@ -263,7 +263,7 @@ def test_patterns_continue_across_parts() -> None:
 
 
 @pytest.mark.parametrize("pattern", PATTERNS)
-def test_flipped_bit_is_found_with_address_and_values(
+def test_flipped_bit_is_reported_with_address_and_values(
     pattern: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The bit flips after the pattern was written, and before it is read."""

@@ -125,7 +125,7 @@ def test_what_the_bus_showed_last_counts() -> None:
     (first, *_), now = host("h2", LEFT, on_bus=[MISSING]).records[0].snapshots, host("h2", LEFT)
     alone, *rest = now.records
     left = replace(now, records=(replace(alone, snapshots=(first, *alone.snapshots[1:])), *rest))
-    assert counts(findings(h2=left)) == {DRIVER: told_of(8), BUS: told_of(8)}
+    assert counts(findings(h2=left)) == {DRIVER: reason_for(8), BUS: reason_for(8)}
 
 
 def test_by_its_module_where_the_buses_are_numbered_otherwise() -> None:
@@ -148,7 +148,7 @@ def named(left: Evidence, change: Callable[[Gpu], Gpu | None]) -> Evidence:
     ))  # fmt: skip
 
 
-def told_of(module: int) -> str:
+def reason_for(module: int) -> str:
     return f"nothing at PCI 0000:01:00.0 (module {module}), where 2 of 2 hosts of its build have one"
 
 
@@ -168,16 +168,16 @@ def test_no_slot_of_the_accepted_record_where_another_gpu_is_now() -> None:
     assert left.baseline.host
     nowhere = replace(left.baseline.host, gpus=tuple(replace(gpu, pci_bus_id="") for gpu in left.baseline.host.gpus))
     reported = counts(findings(h2=replace(left, baseline=HostBaseline(host=nowhere))))[DRIVER]
-    assert reported == f"accepted with it, and not there now: serial h2-1; {told_of(8)}"
+    assert reported == f"accepted with it, and not there now: serial h2-1; {reason_for(8)}"
     more = accepted(host("h2", LEFT), 0, 1, 2, 3, 4)
-    assert counts(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), told_of(8)), "two are gone, and one is missing"
+    assert counts(findings(h2=more)) == dict.fromkeys((DRIVER, BUS), reason_for(8)), "two are gone, and one is missing"
 
 
 def test_no_slot_if_the_driver_lists_fewer_gpus_than_it_counts() -> None:
     nowhere = named(host("h2", LEFT), lambda gpu: replace(gpu, pci_bus_id="") if gpu.index == 0 else gpu)
     assert counts(findings(h2=nowhere)) == {DRIVER: "", BUS: ""}
     unnamed = named(host("h2", LEFT), lambda gpu: None if gpu.index == 1 else gpu)
-    assert counts(findings(h2=unnamed)) == {DRIVER: "", BUS: told_of(8)}, "which the bus has seen"
+    assert counts(findings(h2=unnamed)) == {DRIVER: "", BUS: reason_for(8)}, "which the bus has seen"
 
 
 @pytest.mark.parametrize("missing", [0, 2])
@@ -231,7 +231,7 @@ def test_slots_merge_across_worker_processes() -> None:
     left = HostView(PLAN, PLAN.host("h2"), host("h2", LEFT), read_packs([]))
     assert here.empty(left, 1, ()) == "", "one other host alone may be the odd one"
     here.update(present)
-    assert here.empty(left, 1, ()) == told_of(8)
+    assert here.empty(left, 1, ()) == reason_for(8)
 
 
 @pytest.mark.parametrize(

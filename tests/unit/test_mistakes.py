@@ -115,7 +115,7 @@ def test_runs_that_are_near_are_named(said: Said, run: str) -> None:
 
 
 @pytest.mark.parametrize("verb", ["bench", "launch", "soak", "wait --host h1 --stage gang", "emit-record"])
-def test_a_host_is_told_the_same(said: Said, verb: str) -> None:
+def test_host_results_are_equal(said: Said, verb: str) -> None:
     name, *options = verb.split()
     code, output = said(name, "--run-dir", "empty", *options)
     assert (code, NO_RUN in output) == (2, True)
@@ -140,7 +140,7 @@ def test_a_host_is_told_the_same(said: Said, verb: str) -> None:
         ("revalidate -i nosuch/hosts", 64, "-i nosuch/hosts: no such file or directory: give a path relative to "),
     ],
 )
-def test_a_file_that_is_not_there_is_named_with_what_to_give(said: Said, words: str, code: int, line: str) -> None:
+def test_missing_file_is_named_with_the_remedy(said: Said, words: str, code: int, line: str) -> None:
     result, output = said(*words.split())
     assert result == code
     assert output.startswith(f"rackproof: {line}")
@@ -160,7 +160,7 @@ def test_a_file_that_a_run_is_to_be_judged_by_is_named(said: Said, run: Path, op
         ("source: ours", "'ours' is too short: give 8 characters or more"),
     ],
 )
-def test_a_pack_is_told_the_word_that_was_meant(said: Said, tmp_path: Path, written: str, meant: str) -> None:
+def test_pack_error_suggests_the_nearest_word(said: Said, tmp_path: Path, written: str, meant: str) -> None:
     right = {"id": "mine", "name": "gemm.throughput", "operator": "ge", "value": 1, "unit": "FLOP/s", "action": "rma",
              "source": "ours, for a test"}  # fmt: skip
     key, _, value = written.partition(": ")

@@ -312,7 +312,7 @@ def test_transport_that_is_fast_elsewhere_explains_no_slow_host() -> None:
     assert odd_hosts(fleet(**elsewhere | {ODD: over("SHM/direct", 1.0e10)}), rule, reach) == [ODD]
 
 
-def test_text_in_place_of_a_figure_fails() -> None:
+def test_text_instead_of_a_number_fails() -> None:
     for name in (ODD, "h1"):
         assert name in odd_hosts(fleet(**{name: with_figure("fast")}), FRACTION)
         assert name in odd_hosts(fleet(**{name: with_figure(True)}), FRACTION)
@@ -326,7 +326,7 @@ def test_benchmark_result_in_a_snapshot_is_evaluated() -> None:
     assert odd_hosts(fleet(**{ODD: change}), FLOOR) == []
 
 
-def test_settings_tell_figures_apart() -> None:
+def test_parameters_distinguish_figures() -> None:
     read_too = builders.observation("memory.bandwidth", 4.6e12, scope="gpu=0", unit="B/s", op="read")
     reported = fleet(**dict.fromkeys(NAMES, with_more(read_too)))
     for rule in (FLOOR, FRACTION, replace(FLOOR, operator="gt")):
@@ -357,7 +357,7 @@ def test_texts_and_flags_of_benchmarks_are_counted(value: Any, operator: str, wr
 
 
 @pytest.mark.parametrize("fault", FAULTS)
-def test_one_fault_is_found_on_one_host(fault: str) -> None:
+def test_one_fault_fails_one_host(fault: str) -> None:
     change, who = FAULTS[fault]
     assert odd_hosts(fleet(**{ODD: change})) == who
 
@@ -380,7 +380,7 @@ def test_gpu_model_of_the_inventory_passes() -> None:
     assert odd_hosts(fleet(plan), BUSBW_FLOOR, plan=plan) == []
 
 
-def test_text_in_place_of_a_figure_concerns_no_other_host() -> None:
+def test_text_instead_of_a_number_affects_no_other_host() -> None:
     words = builders.observation("memory.bandwidth", "fast", scope="host")
     ranks = builders.observation("straggler.compute", "slow", scope="gpu=0")
     for more in (words, ranks):
@@ -475,7 +475,7 @@ def test_criterion_of_the_operator_without_match_is_inconclusive(rule: Criterion
     assert whole in (NAMES, [])  # a rehearsal may be judged at length, and is counted alike
 
 
-def test_criterion_without_match_beside_matching_ones_is_inconclusive() -> None:
+def test_unmatched_criterion_among_matched_ones_is_inconclusive() -> None:
     silent = criterion("memory.nothing", id="own", origin="mine")
     for rule in (FLOOR, FRACTION, replace(FLOOR, value=None, same_as_fleet=True)):
         mine = pack(replace(rule, origin="mine"), silent, name="mine", chosen=True)
@@ -642,7 +642,7 @@ def test_gangs_in_order_pass() -> None:
     assert odd_in_gangs(gangs(h4=slow, h5=slow, h6=slow)) == SECOND
 
 
-def test_slow_pairs_are_found_on_one_host() -> None:
+def test_slow_pairs_fail_one_host() -> None:
     def slow(made: Record) -> Record:
         return replace(
             made,

@@ -59,7 +59,7 @@ def test_variables_of_others_are_none_of_our_business() -> None:
     check_variables({"h1": {"ansible_user": "root", "site_name": "x"}})
 
 
-def test_hosts_of_child_groups_are_found_in_order() -> None:
+def test_hosts_of_child_groups_are_listed_in_order() -> None:
     result = hosts_of(
         {
             "_meta": {"hostvars": {"b": {"rackproof_rack": "r2"}}},
@@ -161,7 +161,7 @@ def test_plan_is_what_its_schema_says_and_comes_back(profile: str) -> None:
         ("benchmarks: [", "not YAML"),
     ],
 )
-def test_wrong_profile_is_told_with_the_nearest_name(tmp_path: Path, text: str, message: str) -> None:
+def test_unknown_profile_suggests_the_nearest_name(tmp_path: Path, text: str, message: str) -> None:
     path = tmp_path / "mine.yml"
     head = (
         "schema: rackproof.profile/1\nsummary: mine\ndevice: gpu\n"

@@ -97,7 +97,7 @@ def test_a_gang_is_a_rack_or_all_hosts_or_none() -> None:
     assert [stage.name for stage in plan.stages] == ["benchmark", "gang"]
 
 
-def test_without_a_gang_there_is_no_stage_for_one() -> None:
+def test_no_gang_stage_without_a_gang() -> None:
     alone = made(builders.inventory(rackproof_gpu_count=2, rackproof_gang="none"))
     assert [stage.name for stage in alone.stages] == ["benchmark"]
     assert {item.stage for item in alone.expected} == {"benchmark"}
@@ -116,7 +116,7 @@ def test_so_many_hosts_as_the_inventory_says_make_a_gang() -> None:
         made(three)
 
 
-def test_rehearsal_has_processes_in_place_of_gpus_and_owes_nothing_that_only_gpus_have() -> None:
+def test_rehearsal_plans_processes_and_no_gpu_observations() -> None:
     plan = made({"h1": {}, "h2": {"rackproof_gpu_count": 8}}, "rehearsal")
     assert plan.rehearsal
     assert [host.scopes for host in plan.hosts] == [("cpu=0", "cpu=1")] * 2
@@ -158,7 +158,7 @@ def parts(host: str, count: int, kind: str = "gpu") -> list[Part]:
     return [Part(host=host, kind=kind, serial=f"{host}-{kind}-{number}") for number in range(count)]
 
 
-def test_manifest_and_inventory_must_tell_the_same_number_of_gpus_of_every_host() -> None:
+def test_manifest_and_inventory_must_agree_on_gpu_counts() -> None:
     hosts = builders.inventory(rackproof_gpu_count=2)
     assert made(hosts, manifest=parts("h1", 2) + parts("h2", 2)).manifest
     assert made(hosts, manifest=parts("h1", 1, "nic")).manifest, "it lists no GPUs at all"
@@ -173,7 +173,7 @@ def test_manifest_and_inventory_must_tell_the_same_number_of_gpus_of_every_host(
 @pytest.mark.parametrize(
     ("text", "result"), [("90s", 90), ("45m", 2700), ("24h", 86400), ("2d", 172800), ("1d2h3m4s", 93784), ("0h", 0)]
 )
-def test_a_time_is_told_in_days_hours_minutes_and_seconds(text: str, result: float) -> None:
+def test_duration_accepts_days_hours_minutes_and_seconds(text: str, result: float) -> None:
     assert seconds(text) == result
 
 
@@ -208,7 +208,7 @@ def test_a_profile_may_lie_anywhere_and_end_in_either_way(tmp_path: Path) -> Non
         read_profile(str(tmp_path / "other.yaml"))
 
 
-def test_the_names_of_the_shipped_profiles_are_told_in_order() -> None:
+def test_shipped_profiles_are_listed_in_order() -> None:
     with pytest.raises(UsageError) as caught:
         read_profile("nothing-like-it")
     reported = str(caught.value).partition("choose one of ")[2].partition(", or give")[0].split(", ")
@@ -248,7 +248,7 @@ def test_everything_in_a_plan_comes_back_from_its_document() -> None:
     assert choice_from_json(json.loads(json.dumps(to_json(choice)))) == choice
 
 
-def test_what_is_not_in_the_plan_is_not_found() -> None:
+def test_unplanned_lookup_returns_nothing() -> None:
     plan = builders.plan()
     for ask in (lambda: plan.host("h9"), lambda: plan.stage("soak"), lambda: plan.of_cell(1)):
         with pytest.raises(KeyError):
@@ -350,9 +350,7 @@ def test_ansible_is_asked_for_any_other_inventory_and_for_several(
     assert reported.read_text().split() == ["-i", paths[0], "-i", paths[1], "-i", "a,", "--list"]
 
 
-def test_what_ansible_could_not_read_is_told_with_the_cause_alone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_ansible_error_is_reported_by_its_cause_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program(
         tmp_path,
         monkeypatch,
@@ -363,7 +361,7 @@ def test_what_ansible_could_not_read_is_told_with_the_cause_alone(
     assert str(caught.value) == "inventory a,: /x/hosts.yml:3:1: did not find a key."
 
 
-def test_where_there_is_no_ansible_it_is_told_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_ansible_names_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "python"))
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(UsageError, match=r"install rackproof\[control\]"):
@@ -383,20 +381,20 @@ def test_groups_that_hold_one_another_are_each_read_once() -> None:
     assert result["a"] == {"rackproof_rack": "r1"}
 
 
-def test_hosts_at_one_address_are_told_with_its_port_and_a_local_one_is_none() -> None:
+def test_duplicate_addresses_are_reported_with_their_port() -> None:
     with pytest.raises(UsageError, match="hosts a and b have the same address a port 22"):
         check_addresses({"a": {}, "b": {"ansible_host": "a", "ansible_port": 22}})
     local = {"ansible_host": "10.0.0.1", "ansible_connection": "local"}
     check_addresses({"a": local, "b": local, "c": {"ansible_host": "10.0.0.1"}})
 
 
-def test_a_group_that_is_missing_is_told_with_the_nearest_name() -> None:
+def test_missing_group_suggests_the_nearest_name() -> None:
     with pytest.raises(UsageError) as caught:
         hosts_of({"_meta": {}, "web": {}})
     assert "did you mean" not in str(caught.value)
 
 
-def test_one_of_several_ways_is_told_by_its_name(tmp_path: Path) -> None:
+def test_one_of_several_noise_sources_is_named(tmp_path: Path) -> None:
     with pytest.raises(
         UsageError, match=r"scaling\.precision has no fp23 \(did you mean fp32\?\): there are fp32, bf16"
     ):

@@ -157,7 +157,7 @@ def test_reader_refuses(old: str, new: str) -> None:
 # The sums
 
 
-def told(host: str, value: float, verdict: str = PASS) -> Verdict:
+def make_verdict(host: str, value: float, verdict: str = PASS) -> Verdict:
     return Verdict(
         host=host, scope="gpu=0", name="gemm.throughput", stage="benchmark", verdict=verdict, criterion="gemm", reason="",
         value=value, limit=5.0, operator="ge", unit="1", source="ours", action="rma" if verdict == FAIL else "none",
@@ -172,7 +172,7 @@ def told(host: str, value: float, verdict: str = PASS) -> Verdict:
 )
 def test_sums_do_not_depend_on_the_order(items: list[tuple[float, str]], parts: int, chance: random.Random) -> None:
     values = {f"h{at}": at for at in range(len(items))}
-    verdicts = [told(f"h{at}", value, verdict) for at, (value, verdict) in enumerate(items)]
+    verdicts = [make_verdict(f"h{at}", value, verdict) for at, (value, verdict) in enumerate(items)]
     planned = Planned(builders.plan())
     whole = Tally(planned, values)
     for verdict in verdicts:
@@ -187,10 +187,10 @@ def test_sums_do_not_depend_on_the_order(items: list[tuple[float, str]], parts: 
     assert first.judged() == whole.judged()
 
 
-def test_a_row_tells_how_its_values_lie() -> None:
+def test_row_has_the_distribution_of_its_values() -> None:
     tally = Tally(Planned(builders.plan()), {f"h{at}": at for at in range(5000)})
     for at in range(5000):
-        tally.add(told(f"h{at}", 100 + at / 100, FAIL if at < 3 else PASS))
+        tally.add(make_verdict(f"h{at}", 100 + at / 100, FAIL if at < 3 else PASS))
     (row,) = tally.judged()
     assert (row.passed, row.failed, row.limit, row.action) == (4997, 3, 5.0, "rma")
     assert [far.host for far in row.farthest] == [f"h{at}" for at in range(10)]

@@ -31,7 +31,7 @@ def run(tmp_path: Path) -> Path:
     return directory
 
 
-def places(verdicts: list[dict[str, object]], but: str) -> list[dict[str, object]]:
+def without_kind(verdicts: list[dict[str, object]], but: str) -> list[dict[str, object]]:
     return [verdict for verdict in verdicts if verdict["criterion"] != but]
 
 
@@ -51,7 +51,7 @@ def test_rejudging_under_a_tighter_pack_changes_only_the_verdicts_that_the_pack_
     assert (run / "report.json").read_bytes() == before
     old = report_of(run)["verdicts"]
     assert call("judge", run, "--criteria", tighter, "--write") == 1
-    assert places(report_of(run)["verdicts"], "hbm-copy") == places(old, "hbm-copy")
+    assert without_kind(report_of(run)["verdicts"], "hbm-copy") == without_kind(old, "hbm-copy")
     assert report_of(run)["decision"] == "rejected"
 
 

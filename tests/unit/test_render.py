@@ -825,7 +825,7 @@ def test_only_the_slowest_of_many_hosts_have_a_bar() -> None:
     assert [bar.label for bar in times.bars] == ["median of 20 hosts", *(f"gpu-{n}" for n in (19, 18, 17, 16, 15))]
 
 
-def test_without_durations_there_are_no_bars() -> None:
+def test_no_bars_without_durations() -> None:
     assert timing.times(accepted()) == timing.Times(total="")
     assert "No host reported how long" in render_html(accepted())
     assert "Time:" not in render_summary(accepted())
@@ -938,7 +938,7 @@ def test_communication_paths_group_hosts() -> None:
     ]
 
 
-def test_in_place_and_out_of_place_have_separate_charts() -> None:
+def test_buffers_reused_or_not_have_separate_charts() -> None:
     text = Page(render_html(full())).text
     assert "all gather, in place" in text
     assert "all gather, out of place" in text

@@ -46,7 +46,7 @@ def of(pid: int, directory: Path, **changes: object) -> Claim:
     return replace(claim, user="alice", host="control1", **changes)  # type: ignore[arg-type]
 
 
-def held(directory: Path, by: Claim) -> None:
+def write_claim(directory: Path, by: Claim) -> None:
     directory.mkdir(parents=True, exist_ok=True)
     with locks.exclusive(directory / run_directory.LOCK) as file:
         locks.write_line(file, {**vars(by), "running": list(by.running)})
@@ -63,10 +63,8 @@ def journal(directory: Path) -> list[dict[str, object]]:
 # --- the lock
 
 
-def test_second_operator_is_told_who_since_when_and_what_to_do(
-    tmp_path: Path, bystander: subprocess.Popen[bytes]
-) -> None:
-    held(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
+def test_second_operator_sees_holder_start_and_remedy(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+    write_claim(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
     with pytest.raises(HeldError) as refused:
         run_lock.acquire(tmp_path / "r1")
     assert str(refused.value) == (
@@ -81,7 +79,7 @@ def test_second_operator_is_told_who_since_when_and_what_to_do(
 
 def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
     with subprocess.Popen(["sleep", "600"]) as gone:
-        held(tmp_path / "r1", of(gone.pid, tmp_path / "r1"))
+        write_claim(tmp_path / "r1", of(gone.pid, tmp_path / "r1"))
         gone.kill()
     assert run_lock.acquire(tmp_path / "r1") == (
         f"alice on control1 (process {gone.pid}) held the lock of this run since 2026-11-21T04:00:00.000000Z and has exited"
@@ -98,21 +96,21 @@ def test_lock_of_a_killed_playbook_is_void(tmp_path: Path) -> None:
         ({"machine": "another", "boot_id": "another"}, None),
     ],
 )
-def test_whether_a_holder_lives_is_told_exactly_or_not_at_all(
+def test_holder_liveness_is_exact_or_unknown(
     change: dict[str, str], lives: bool | None, tmp_path: Path, bystander: subprocess.Popen[bytes]
 ) -> None:
     assert of(bystander.pid, tmp_path / "r1", **change).lives() is lives
 
 
 def test_holder_that_cannot_be_asked_is_passed_over_only_on_demand(tmp_path: Path) -> None:
-    held(tmp_path / "r1", of(1, tmp_path / "r1", machine="another"))
+    write_claim(tmp_path / "r1", of(1, tmp_path / "r1", machine="another"))
     with pytest.raises(HeldError, match=r"state is unknown.* rackproof_take_over"):
         run_lock.acquire(tmp_path / "r1")
     assert "held the lock of this run" in run_lock.acquire(tmp_path / "r1", take_over=True)
 
 
 @pytest.mark.parametrize("text", ["", '{"run_id": "r1", "user"', "\0" * 100, "null\n", '{"run_id": "r1"}\n'])
-def test_lock_that_was_not_written_to_its_end_holds_nobody_back(text: str, tmp_path: Path) -> None:
+def test_truncated_lock_blocks_no_run(text: str, tmp_path: Path) -> None:
     (tmp_path / "r1").mkdir()
     (tmp_path / "r1" / run_directory.LOCK).write_text(text)
     assert run_lock.acquire(tmp_path / "r1") == ""
@@ -131,16 +129,16 @@ def test_run_is_begun_resumed_and_given_back(tmp_path: Path) -> None:
     assert [event["what"] for event in journal(tmp_path / "r1")] == ["begun", "resumed", "resumed", "reported"]
 
 
-def test_report_by_somebody_else_gives_nothing_back(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
-    held(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
+def test_report_by_another_operator_releases_nothing(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
+    write_claim(tmp_path / "r1", of(bystander.pid, tmp_path / "r1"))
     run_lock.release(tmp_path / "r1", "accepted")
     assert run_lock.holder(tmp_path / "r1")
 
 
 def test_claim_names_the_other_runs_that_are_carried_out(tmp_path: Path, bystander: subprocess.Popen[bytes]) -> None:
-    held(tmp_path / "live", of(bystander.pid, tmp_path / "live"))
-    held(tmp_path / "elsewhere", of(1, tmp_path / "elsewhere", machine="another"))
-    held(tmp_path / "dead", of(bystander.pid, tmp_path / "dead", born="1"))
+    write_claim(tmp_path / "live", of(bystander.pid, tmp_path / "live"))
+    write_claim(tmp_path / "elsewhere", of(1, tmp_path / "elsewhere", machine="another"))
+    write_claim(tmp_path / "dead", of(bystander.pid, tmp_path / "dead", born="1"))
     run_lock.acquire(tmp_path / "r1")
     mine = run_lock.holder(tmp_path / "r1")
     assert mine
@@ -237,7 +235,7 @@ def test_what_a_killed_attempt_left_is_removed_and_nothing_else(tmp_path: Path) 
     assert (run / "events.jsonl").read_text() == '{"at": 1}\n{"at": 2}\n'
 
 
-def test_shorter_line_takes_the_place_of_a_longer_one(tmp_path: Path) -> None:
+def test_shorter_line_overwrites_a_longer_one(tmp_path: Path) -> None:
     path = tmp_path / "lease.json"
     for runs in ("/a/very/long/directory/of/runs", "/runs"):
         with locks.exclusive(path) as file:
@@ -294,7 +292,7 @@ def aged(state: Path, seconds: float) -> None:
 ELSEWHERE = {"machine": "another", "user": "bob", "host": "control2"}
 
 
-def test_another_run_is_refused_and_told_who_has_the_host(tmp_path: Path) -> None:
+def test_another_run_is_refused_with_the_holder(tmp_path: Path) -> None:
     assert acquire(tmp_path, "r1") == ""
     before = lying(tmp_path)
     with pytest.raises(HeldError) as refused:
@@ -482,7 +480,7 @@ def test_stop_ends_what_has_only_begun(tmp_path: Path, capsys: pytest.CaptureFix
     assert not background.is_running(run_dir, "soak")
 
 
-def test_a_look_does_not_begin_again_what_was_stopped(tmp_path: Path) -> None:
+def test_poll_does_not_restart_a_stopped_stage(tmp_path: Path) -> None:
     acquire(tmp_path, "r1")
     lease.renew(tmp_path / "runs" / "r1", plan("r1"), taken=True)
     lease.release(tmp_path, "r1")

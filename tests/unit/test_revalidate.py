@@ -184,7 +184,7 @@ def test_node_that_works_is_drained(slurm: Site, state: str) -> None:
     assert slurm.changes() == [drain("n1"), drain("n2")]
 
 
-def test_node_that_went_down_while_it_was_ours_is_left_down_and_told(slurm: Site) -> None:
+def test_node_that_went_down_while_drained_is_left_and_reported(slurm: Site) -> None:
     slurm.take()
     slurm.put(**{"state-n1": "DOWN+DRAIN"})  # Slurm keeps our reason
     assert resume_all(slurm.run) == [
@@ -194,7 +194,7 @@ def test_node_that_went_down_while_it_was_ours_is_left_down_and_told(slurm: Site
     assert set(json.loads((slurm.run / DRAINED).read_text())["nodes"]) == {"h1"}
 
 
-def test_what_a_run_that_is_gone_left_drained_is_told(slurm: Site) -> None:
+def test_nodes_left_drained_by_a_lost_run_are_reported(slurm: Site) -> None:
     slurm.put(**{"state-n1": "IDLE+DRAIN", "reason-n1": "rackproof:r0"})
     command = [*RACKPROOF, "scheduler", "drain", "--kind=slurm", f"--run-dir={slurm.run}", f"--word={slurm.path}/words"]
     done = subprocess.run(command, input='{"h1": "n1"}', capture_output=True, text=True, check=True)
@@ -239,7 +239,7 @@ def test_jobs_are_waited_for(slurm: Site) -> None:
         assert slurm.take(wait_s=3.0) == {}
 
 
-def test_what_cannot_be_given_back_is_told_and_kept_in_mind(slurm: Site) -> None:
+def test_failed_resume_of_a_node_is_reported_and_kept(slurm: Site) -> None:
     slurm.take()
     (slurm.path / "words").rename(slurm.path / "away")
     assert len(resume_all(slurm.run)) == 2
@@ -324,7 +324,7 @@ def test_node_that_cannot_be_uncordoned_is_tried_again(kubernetes: Site) -> None
     assert (kubernetes.path / "cordon-n1").read_text() == (kubernetes.path / "mark-n1").read_text() == ""
 
 
-def test_cordon_without_our_mark_is_told_and_left(kubernetes: Site) -> None:
+def test_foreign_cordon_is_reported_and_left(kubernetes: Site) -> None:
     """We were ended between the two steps, or an admin took the mark away: it cannot be told which."""
     kubernetes.take()
     kubernetes.put(**{"mark-n1": ""})
@@ -374,7 +374,7 @@ class Host:
         return dict(documents.read(self.run / "record.json", "record"))
 
 
-def test_host_with_a_process_on_its_gpus_is_looked_at_and_skipped(tmp_path: Path, library: Path) -> None:
+def test_host_with_a_gpu_process_is_probed_and_skipped(tmp_path: Path, library: Path) -> None:
     host = Host(tmp_path, library)
     done = host.busy("gpu.1.ComputeRunningProcesses=4711")
     assert done.returncode == 1, done.stderr
@@ -399,7 +399,7 @@ def test_host_with_a_process_on_its_gpus_is_looked_at_and_skipped(tmp_path: Path
     assert host.record()["observations"] == record["observations"]
 
 
-def test_host_that_nobody_uses_is_free_and_leaves_no_record(tmp_path: Path, library: Path) -> None:
+def test_idle_host_is_free_and_leaves_no_record(tmp_path: Path, library: Path) -> None:
     host = Host(tmp_path, library)
     done = host.busy("gpu.3.ComputeRunningProcesses=4711")  # of the four GPUs two are planned
     assert (done.returncode, done.stdout) == (0, "free\n")
@@ -507,7 +507,7 @@ def test_partner_of_a_host_in_use_is_no_other_trouble(tmp_path: Path) -> None:
     assert state(report, plan)[0] == "busy"
 
 
-def test_trouble_beside_a_host_in_use_is_not_called_busy(tmp_path: Path) -> None:
+def test_other_trouble_is_not_reported_as_busy(tmp_path: Path) -> None:
     def lost(plan: Plan, directory: Path) -> None:
         skipped(plan, directory)
         (directory / "hosts" / "h3.json").unlink()
@@ -528,7 +528,7 @@ def test_other_trouble_of_the_host_in_use_is_not_called_busy(tmp_path: Path) -> 
     assert state(report, plan) == ("incomplete", {})
 
 
-def test_host_that_another_run_has_is_in_use_too(tmp_path: Path) -> None:
+def test_host_locked_by_another_run_is_in_use(tmp_path: Path) -> None:
     def held(plan: Plan, directory: Path) -> None:
         (directory / "hosts" / "h3.json").unlink()
         event = {
@@ -546,7 +546,7 @@ def test_host_that_another_run_has_is_in_use_too(tmp_path: Path) -> None:
     assert state(report, plan) == ("busy", {"h3": "rackproof: this host is held by run r0 of alice on control1"})
 
 
-def test_only_what_is_asked_for_is_told(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_notification_contains_only_requested_decisions(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     report, _ = judged(tmp_path, lambda plan, directory: None)
     documents.write(tmp_path / "report.json", report)
 
@@ -576,7 +576,7 @@ def test_mail_is_a_mail_whatever_hosts_say(tmp_path: Path) -> None:
         mail(reported, ["a@b\nBcc: c@d"], "")
 
 
-def test_drained_file_of_somebody_else_is_not_believed(tmp_path: Path) -> None:
+def test_foreign_drained_file_is_rejected(tmp_path: Path) -> None:
     (tmp_path / DRAINED).write_text('{"kind": "sh", "words": ["reboot"], "nodes": {"h1": "n1"}}')
     with pytest.raises(RunError, match="was not written by Rackproof"):
         resume_all(tmp_path)

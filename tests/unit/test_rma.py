@@ -159,7 +159,7 @@ def test_readme_has_it_for_people_and_nothing_of_a_host_leaves_its_fence(run: Pa
     assert text.count("```") % 2 == 0
 
 
-def test_what_a_finding_does_not_know_is_told(run: Path) -> None:
+def test_unknown_fields_of_a_finding_are_reported(run: Path) -> None:
     record = slow_record(PLAN, "h2")
     lost = Metric(name="xid.last_seen", unit="s", absent={"host": "error: /dev/kmsg: Permission denied"})
     last = record.snapshots[-1]
@@ -226,7 +226,7 @@ def test_nothing_is_written_through_a_link(
     assert not list(outside.iterdir())
 
 
-def test_a_link_in_a_files_place_is_replaced(run: Path, tmp_path: Path) -> None:
+def test_symlink_instead_of_a_file_is_replaced(run: Path, tmp_path: Path) -> None:
     (tmp_path / "precious").write_text("as it was")
     (run / "rma" / "h2-1").mkdir(parents=True)
     (run / "rma" / "h2-1" / "README.md").symlink_to(tmp_path / "precious")
@@ -290,7 +290,7 @@ def test_a_package_is_no_directory_where_a_file_stands(tmp_path: Path) -> None:
         write_package(tmp_path, "x", {}, zipped=False)
 
 
-def test_every_part_that_has_a_place_is_one_and_a_gang_is_none() -> None:
+def test_located_parts_are_parts_and_gangs_are_not() -> None:
     def failed(scope: str, action: str = "rma") -> Verdict:
         return Verdict(host="h1", scope=scope, name="x", verdict="fail", criterion="c", reason="r", action=action)
 

@@ -200,7 +200,7 @@ def probe() -> Any:
     return module
 
 
-def test_port_owner_is_found_although_it_closes_a_file_meanwhile(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_port_owner_is_named_although_it_closes_a_file(probe: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Our own supervisor, whose port is no obstacle, read as somebody else's."""
     observed = os.readlink
     gone = iter([True])

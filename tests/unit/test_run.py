@@ -216,53 +216,57 @@ def write_torch(root: Path, cuda: str) -> None:
     (root / "torch/version.py").write_text(f"__version__ = '2.7.0'\n{cuda}\n")
 
 
-def told(root: Path, *, cpu: bool = False, variables: dict[str, str] | None = None, **read: Any) -> list[str]:
+def readiness_problems(
+    root: Path, *, cpu: bool = False, variables: dict[str, str] | None = None, **read: Any
+) -> list[str]:
     readings = {"host.memory.available": 64 << 30, "driver.cuda_version": "12.8", **read}
     return readiness.problems(readings, (0, 1), root / "run", cpu=cpu, environment=variables or {}, root=root)
 
 
 def test_a_machine_that_is_in_order_has_no_problem(fit: Path) -> None:
-    assert told(fit) == []
-    assert told(fit, cpu=True) == []
-    assert told(fit, variables={"CUDA_VISIBLE_DEVICES": "0,1,2"}) == []
+    assert readiness_problems(fit) == []
+    assert readiness_problems(fit, cpu=True) == []
+    assert readiness_problems(fit, variables={"CUDA_VISIBLE_DEVICES": "0,1,2"}) == []
 
 
 def test_torch_needs_cuda_that_the_driver_supports(fit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_torch(fit, "cuda: Optional[str] = '13.0'")
-    (line,) = told(fit)
+    (line,) = readiness_problems(fit)
     assert line.startswith(
         "torch 2.7.0 is built for CUDA 13.0, and the driver supports 12.8 at most: update the driver"
     )
     (fit / readiness.COMPATIBILITY).mkdir(parents=True)
     (fit / readiness.COMPATIBILITY / "libcuda.so.1").touch()
-    assert told(fit) == [], "NVIDIA's compatibility package runs it"
+    assert readiness_problems(fit) == [], "NVIDIA's compatibility package runs it"
     write_torch(fit, "cuda: Optional[str] = None")
-    assert told(fit) == ["torch 2.7.0 was built without CUDA: install a build for CUDA (https://pytorch.org)"]
-    assert told(fit, cpu=True) == []
+    assert readiness_problems(fit) == [
+        "torch 2.7.0 was built without CUDA: install a build for CUDA (https://pytorch.org)"
+    ]
+    assert readiness_problems(fit, cpu=True) == []
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
-    assert told(fit, cpu=True)[0].startswith(f"torch is not installed for {sys.executable}")
+    assert readiness_problems(fit, cpu=True)[0].startswith(f"torch is not installed for {sys.executable}")
 
 
 def test_too_little_memory_is_reported(fit: Path) -> None:
-    assert told(fit, **{"host.memory.available": 3 << 30}) == [
+    assert readiness_problems(fit, **{"host.memory.available": 3 << 30}) == [
         "3.0 GiB of memory are available, and 2 GPUs need 8.0 GiB: free memory, or raise the limit"
     ]
     (fit / "sys/fs/cgroup").mkdir(parents=True)
     (fit / "sys/fs/cgroup/memory.max").write_text(f"{1 << 30}\n")
     (fit / "sys/fs/cgroup/memory.current").write_text(f"{1 << 29}\n")
-    (line,) = told(fit, cpu=True)
+    (line,) = readiness_problems(fit, cpu=True)
     assert line.startswith(
         "0.5 GiB are left below the memory limit of this container or job, and 2 processes need 1.0 GiB"
     )
     (fit / "sys/fs/cgroup/memory.max").write_text("max\n")
-    assert told(fit) == []
+    assert readiness_problems(fit) == []
 
 
 def test_too_little_shared_memory_is_reported_with_the_remedy(fit: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(readiness, "SHM_BYTES", 1 << 60)
-    (line,) = told(fit)
+    (line,) = readiness_problems(fit)
     assert "start the container with --ipc=host or --shm-size=1g" in line
-    assert told(fit, cpu=True) == []
+    assert readiness_problems(fit, cpu=True) == []
 
 
 # --- the plan

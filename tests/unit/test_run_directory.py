@@ -17,7 +17,7 @@ def test_record_of_a_host_and_of_its_gang() -> None:
     assert RunDirectory(Path("r1")).record("h1", "rack12") == Path("r1/gangs/rack12/h1.json")
 
 
-def test_plan_says_which_records_there_will_be() -> None:
+def test_plan_lists_the_expected_records() -> None:
     plan = builders.plan("h1", "h2")
     gang = plan.hosts[0].gang
     assert record_names(plan) == {
@@ -29,7 +29,7 @@ def test_plan_says_which_records_there_will_be() -> None:
     assert record_names(builders.plan("h1", "h2", rackproof_gang="none")).keys() == {"hosts/h1.json", "hosts/h2.json"}
 
 
-def test_records_are_found_where_they_are_written(tmp_path: Path) -> None:
+def test_records_are_read_where_they_are_written(tmp_path: Path) -> None:
     plan, paths = builders.plan("h1", "h2"), RunDirectory(tmp_path)
     paths.make(plan)
     for name in record_names(plan):

@@ -134,7 +134,7 @@ def test_a_wrong_study_is_named(tmp_path: Path, over: dict[str, Any], said: str)
     assert said in str(caught.value)
 
 
-def test_what_the_matrix_chooses_nobody_else_does(tmp_path: Path) -> None:
+def test_matrix_settings_cannot_be_overridden(tmp_path: Path) -> None:
     for name, value in {"rackproof_epochs": 3, "rackproof_batch_size": 64, "rackproof_validation_only": True}.items():
         with pytest.raises(
             UsageError, match=rf"{name} is {value} and profile scaling is a study: .*; leave the variable out"
@@ -233,7 +233,7 @@ def states(result: Outcome) -> list[str]:
     return [row.state for row in result.rows]
 
 
-def test_every_cell_is_measured_once_and_what_there_is_no_room_for_is_told(tmp_path: Path) -> None:
+def test_cells_are_measured_once_and_oversized_ones_reported(tmp_path: Path) -> None:
     site = Site(study(tmp_path))
     result = site.play()
     assert site.begun == [1, 2, 3, 4, 7, 8]
@@ -251,7 +251,7 @@ def test_efficiency_is_that_of_a_rank_against_the_smallest_cell_of_its_series(tm
     assert values == {7: (1.0, 7), 1: (0.9, 7), 3: (0.81, 7), 2: (1.0, 2), 4: (0.9, 2), 8: (1.0, 8)}
 
 
-def test_a_cell_with_few_cpus_is_told_against_the_one_with_all(tmp_path: Path) -> None:
+def test_cell_with_few_cpus_is_compared_with_the_full_one(tmp_path: Path) -> None:
     result = Site(study(tmp_path)).play()
     values = {row.number: (row.share, row.unconfined) for row in result.rows if row.share is not None}
     assert values == {8: (pytest.approx(1 / 3), 7)}
@@ -367,7 +367,7 @@ def test_hosts_out_of_reach_leave_the_larger_cells_open_until_they_are_back(tmp_
     assert site.begun == [1, 2, 7, 8, 3, 4]
 
 
-def test_a_cell_that_other_hosts_launched_again_is_told_by_the_launch_that_measured_it(tmp_path: Path) -> None:
+def test_relaunched_cell_is_reported_by_its_measuring_launch(tmp_path: Path) -> None:
     """The records of the first launch were out of reach when the study went on with other hosts, and are back now."""
     plan = study(tmp_path, matrix=[{"gpus": [2]}], price={"per_host_hour": 3600})
     assert plan.study
@@ -408,7 +408,7 @@ def test_a_launch_that_the_host_was_no_member_of_is_not_believed(tmp_path: Path)
 # --- beside the published figures
 
 
-def test_only_whole_epochs_of_the_same_images_stand_beside_the_published_ones(tmp_path: Path) -> None:
+def test_only_comparable_cells_are_shown_with_published_figures(tmp_path: Path) -> None:
     plan = study(tmp_path)
     rows = Site(plan).play().rows
     small, large = RUNS[0], RUNS[2]
@@ -481,7 +481,7 @@ def test_the_same_records_give_the_same_page_whatever_came_between(
     assert [cell["number"] for cell in document["cells"] if "throughput" not in cell] == [2, 5, 6]
 
 
-def test_a_price_can_be_told_later(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_price_can_be_given_later(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     main(["scaling", str(run), "--price", "120", "--currency", "EUR"])
     assert (
         "3: 2 × 2, batch 64, fp32: 72 s (hookup 8 s), 3240 images/s, efficiency 81 %, accuracy 0.7300, loss 0.6600, 4.80 EUR"
@@ -509,7 +509,7 @@ def test_nothing_measured_is_a_page_too(tmp_path: Path) -> None:
     assert not result.complete
 
 
-def test_made_up_images_are_told(tmp_path: Path) -> None:
+def test_synthetic_images_are_reported(tmp_path: Path) -> None:
     plan = study(tmp_path)
     result = Site(plan, spoil=lambda number, host, launch: with_params(launch, {"data": "synthetic"})).play()
     assert "accuracy and loss say nothing" in render_html(plan, result, "")
@@ -519,7 +519,7 @@ def test_made_up_images_are_told(tmp_path: Path) -> None:
 # --- the command
 
 
-def test_the_next_cell_is_told_to_the_playbook(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_next_cell_is_returned_to_the_playbook(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for path in (run / "gangs" / "all").iterdir():
         document = json.loads(path.read_text())
         document["launches"] = [launch for launch in document["launches"] if launch["number"] != 3]
@@ -547,7 +547,7 @@ def test_a_study_is_not_judged_and_an_acceptance_is_no_study(
     assert main(["scaling", str(tmp_path / "none")]) == 2
 
 
-def test_a_record_that_is_not_believed_is_told_in_every_format(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_rejected_record_is_reported_in_every_format(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (run / "gangs" / "all" / "h2.json").write_text("{")
     (run / "gangs" / "all" / "<b>\x1b[31m.json").write_text("{}")
     assert main(["scaling", str(run)]) == 2

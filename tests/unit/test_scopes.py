@@ -66,7 +66,7 @@ def test_only_a_whole_device_is_one_device() -> None:
     assert not any(Scope.parse(text).is_one_device for text in ("gpu=0,link=1", "host", "hca=0", "gpu=x"))
 
 
-def test_repeated_label_is_found() -> None:
+def test_repeated_label_is_reported() -> None:
     assert Scope.parse("gpu=0,gpu=1").is_repeated
     assert not any(Scope.parse(text).is_repeated for text in ("host", "gpu=0", "gpu=0,link=1"))
 

@@ -177,14 +177,14 @@ def test_the_signer_asked_for_must_be_the_one(run: Path, verify: Verify) -> None
     assert (code, "not by bob@example.com" in said) == (1, True)
 
 
-def test_json_tells_the_same(run: Path, verify: Verify) -> None:
+def test_json_output_agrees(run: Path, verify: Verify) -> None:
     (run / "hosts" / "h2.json").unlink()
     code, said = verify(run, "--json")
     document = json.loads(said)
     assert (document["code"], document["problems"]) == (code, ["missing: hosts/h2.json"])
 
 
-def test_nobody_signs_a_report_that_the_records_do_not_give(
+def test_report_that_differs_from_its_records_is_not_signed(
     run: Path, keys: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     (run / "hosts" / "h2.json").unlink()
@@ -225,7 +225,7 @@ def test_a_large_fleet_is_signed_with_the_observations_that_were_asked_for(
     assert verify(tmp_path / "r1")[0] == 0
 
 
-def test_a_view_that_was_made_up_is_found_though_its_signature_is_good(run: Path, keys: Path, verify: Verify) -> None:
+def test_forged_view_is_detected_despite_a_good_signature(run: Path, keys: Path, verify: Verify) -> None:
     (run / "report.html").write_text("<h1>All hosts are faster than ever</h1>")
     by_hand(run, keys)
     code, said = verify(run)
@@ -286,7 +286,7 @@ def by_hand(run: Path, keys: Path) -> None:
     subprocess.run(command, check=True, capture_output=True)
 
 
-def test_a_report_that_was_made_up_is_found_though_its_signature_is_good(run: Path, keys: Path, verify: Verify) -> None:
+def test_forged_report_is_detected_despite_a_good_signature(run: Path, keys: Path, verify: Verify) -> None:
     record = json.loads((run / "hosts" / "h2.json").read_text())
     record["observations"] = [observation for observation in record["observations"] if observation["scope"] != "gpu=1"]
     documents.write(run / "hosts" / "h2.json", record)
@@ -351,7 +351,7 @@ def sign_without_terminal(path: Path, **environment: str) -> str:
     return done.stdout or done.stderr.splitlines()[-1]
 
 
-def test_a_passphrase_that_nobody_can_be_asked_for_is_said(tmp_path: Path) -> None:
+def test_passphrase_without_a_terminal_is_reported(tmp_path: Path) -> None:
     said = sign_without_terminal(key(tmp_path, "locked", "secret"))
     assert "wrong passphrase" in said
     assert "ssh-add" in said
@@ -389,7 +389,7 @@ def test_a_key_in_an_agent_signs(keys: Path, tmp_path: Path, agent: str) -> None
     assert "no SSH agent has its private key" in sign_without_terminal(public, SSH_AUTH_SOCK=agent)
 
 
-def test_what_is_not_there_is_said(
+def test_missing_files_are_reported(
     run: Path, keys: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def said(*arguments: str) -> tuple[int, str]:

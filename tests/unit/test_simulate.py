@@ -158,7 +158,7 @@ def wrong(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, str], dic
     return where, all_verdicts, report
 
 
-def test_every_fault_has_its_expectation_and_is_told_of_in_the_documentation() -> None:
+def test_every_fault_has_an_expectation_and_documentation() -> None:
     assert set(FOUND_BY) == set(FAULTS)
     text = (REPOSITORY / "docs/simulate.md").read_text(encoding="utf-8")
     assert [kind for kind in FAULTS if f"`{kind}`" not in text] == []
@@ -185,7 +185,7 @@ def test_a_fault_is_named(kind: str, wrong: tuple[dict[str, str], dict[str, list
     assert decision == {FAIL: "rejected", INCONCLUSIVE: "incomplete"}[expected]
 
 
-def test_nobody_else_is_named(wrong: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]) -> None:
+def test_no_other_host_is_named(wrong: tuple[dict[str, str], dict[str, list[Verdict]], FleetReport]) -> None:
     where, result, report = wrong
     names = [host.name for host in report.hosts]
     twin = names[names.index(where["duplicate_serial"]) + 1]
@@ -350,7 +350,7 @@ def test_the_kinds_of_faults_are_listed(capsys: pytest.CaptureFixture[str]) -> N
         (["--gpus", "17"], "at most 16"),
     ],
 )
-def test_what_cannot_be_simulated_is_told_in_one_line(
+def test_unsupported_simulation_is_one_error_line(
     arguments: list[str], says: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["simulate", str(tmp_path / "run"), *arguments]) == 64

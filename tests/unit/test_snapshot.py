@@ -95,7 +95,7 @@ def test_the_deadline_is_one_for_all(gate: threading.Event) -> None:
     assert time.monotonic() - began < 2
 
 
-def test_the_last_is_asked_while_there_is_time_to_answer(gate: threading.Event) -> None:
+def test_final_snapshot_is_requested_in_time(gate: threading.Event) -> None:
     def slowly() -> list[Family]:
         time.sleep(0.1)
         return load()
@@ -257,5 +257,5 @@ def test_gpus_come_in_the_order_of_their_index_with_what_is_known_of_them() -> N
     ]
 
 
-def test_a_gpu_that_does_not_tell_its_name_is_not_among_the_identities() -> None:
+def test_gpu_without_a_name_has_no_identity() -> None:
     assert identities([identity("gpu.serial", ("0", "1650000000000"))]) == ()

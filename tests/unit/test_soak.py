@@ -108,7 +108,7 @@ def test_counter_that_rises_is_an_event_and_one_that_stands_is_none() -> None:
     assert events[0].text == "rose from 7 to 9"
 
 
-def test_xid_that_was_never_seen_is_an_event_and_an_old_one_is_none() -> None:
+def test_new_xid_is_an_event_and_an_old_one_is_not() -> None:
     def xids(**seen: int) -> Snapshot:
         values = {f"pci=0000:1b:00.0,xid={number[1:]}": count for number, count in seen.items()}
         metric = Metric(name="xid.count", unit="1", values=values)
@@ -120,7 +120,7 @@ def test_xid_that_was_never_seen_is_an_event_and_an_old_one_is_none() -> None:
     assert [(one.scope, one.count) for one in recorder.timeline().events] == [("pci=0000:1b:00.0,xid=79", 1)]
 
 
-def test_clock_that_is_held_down_for_heat_is_told_apart_from_the_power_limit() -> None:
+def test_thermal_throttling_differs_from_the_power_limit() -> None:
     recorder = Recorder()
     for at in range(100):
         hot = 0x40 if 50 <= at < 60 else 0
@@ -326,7 +326,7 @@ def test_who_was_killed_goes_on_and_what_the_lost_round_had_measured_counts(tmp_
     assert all(observation.status == "measured" for observation in record.observations)
 
 
-def test_checkpoint_beside_the_record_is_what_a_killed_host_goes_on_from(tmp_path: Path) -> None:
+def test_killed_host_resumes_from_its_checkpoint(tmp_path: Path) -> None:
     run = begin(tmp_path, "10m")
     run.start()
     run._base_s = 100.0
@@ -438,7 +438,7 @@ def test_record_of_a_week_is_no_larger_than_that_of_a_day(tmp_path: Path) -> Non
     assert sizes[1] < 1.5 * sizes[0]
 
 
-def test_exporter_is_told_of_progress_against_the_end_of_the_soak(tmp_path: Path) -> None:
+def test_exporter_gets_the_progress_of_the_soak(tmp_path: Path) -> None:
     run = begin(tmp_path / "runs", "10m")
     run.start()
     run._base_s = 150.0
@@ -575,7 +575,7 @@ def test_gpu_that_slows_down_fails_with_the_time_from_which_on_it_did(plan: Plan
     assert {(item.host, item.scope) for item in wrong(plan, left)} == {("h1", "gpu=1")}
 
 
-def test_spell_of_hours_that_is_over_is_told_with_its_end(plan: Plan) -> None:
+def test_finished_episode_is_reported_with_its_end(plan: Plan) -> None:
     left = soaked(plan, h2_0=lambda at: 0.9 if 8 * HOUR <= at < 11 * HOUR else 1.0)
     reason = next(item.reason for item in wrong(plan, left) if item.criterion == "drift-stress")
     begins, ends = reason.split("from ")[1].split(",")[0].split(" to ")
@@ -673,7 +673,7 @@ def test_gpu_whose_figures_stop_or_are_few_is_no_pass(plan: Plan) -> None:
     assert reason.endswith(" of 288 rounds")
 
 
-def test_drift_of_a_soak_of_minutes_is_told_as_not_judged(plan: Plan) -> None:
+def test_drift_of_a_short_soak_is_not_judged(plan: Plan) -> None:
     short = builders.plan("h1", "h2", profile="soak", gpu_count=2, rackproof_soak_duration="5m")
     left = soaked(short)
     for name, result in left.items():

@@ -79,10 +79,10 @@ def _figured(
         own = over.get((stage, host, scope), {})
         for name, (unit, value) in FIGURES.items():
             usual = value * SCATTER.get(scope, 1.0) if name == "compute" else value
-            kept.append(_seen(f"straggler.{name}", own.get(name, usual), scope, unit, stage))
+            kept.append(_observation(f"straggler.{name}", own.get(name, usual), scope, unit, stage))
         for reason in ("power_cap", "hw_slowdown", "sw_thermal", "hw_thermal", "hw_power_brake"):
             share = own.get(reason, 0.9 if reason == "power_cap" else 0.0)
-            kept.append(_seen("straggler.throttled_share", share, scope, "1", stage, reason=reason))
+            kept.append(_observation("straggler.throttled_share", share, scope, "1", stage, reason=reason))
     count = len(of.host(host).scopes)
     first = number * count if record.gang else 0
     ranks = tuple(
@@ -92,7 +92,7 @@ def _figured(
     return replace(record, observations=tuple(kept), launches=launches)
 
 
-def _seen(name: str, value: float, scope: str, unit: str, stage: str, **params: Any) -> Observation:
+def _observation(name: str, value: float, scope: str, unit: str, stage: str, **params: Any) -> Observation:
     return builders.observation(name, value, scope=scope, unit=unit, stage=stage, width=1024, **params)
 
 

@@ -105,7 +105,7 @@ def test_the_snapshot_under_the_highest_load_is_kept() -> None:
         ("", "unsupported: not on this host", False),
     ],
 )
-def test_a_snapshot_that_alarms_is_kept_beside_it(alarm: str, absent: str, kept_too: bool) -> None:
+def test_snapshot_with_an_alarm_is_kept(alarm: str, absent: str, kept_too: bool) -> None:
     observed = snapshot(1, 100.0, alarm, absent), snapshot(2, 700.0)
     assert kept(*observed) == ([1, 2] if kept_too else [2])
     assert kept(*reversed(observed)) == ([1, 2] if kept_too else [2]), "in the order of their times"
@@ -410,7 +410,7 @@ def watch(receiver: HeartbeatReceiver, clock: Clock) -> GangMonitor:
     return GangMonitor("h1", receiver, None, 60.0)
 
 
-def test_a_rank_that_was_killed_is_named_once_others_would_have_told(
+def test_killed_rank_is_named_after_the_peers_had_time_to_report(
     watch: GangMonitor, tmp_path: Path, clock: Clock
 ) -> None:
     say(tmp_path)
@@ -433,7 +433,7 @@ def test_news_are_thought_about_at_once(watch: GangMonitor, tmp_path: Path, cloc
     assert watch.poll(0.0) is not None
 
 
-def test_a_rank_that_the_kernel_killed_is_told_with_its_reason(
+def test_oom_killed_rank_is_reported_with_its_reason(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     tree = Tree(tmp_path / "root", 2)
@@ -474,7 +474,7 @@ def running(monkeypatch: pytest.MonkeyPatch) -> Running:
     return made
 
 
-def test_after_a_good_end_nobody_is_waited_for(receiver: HeartbeatReceiver, tmp_path: Path, running: Running) -> None:
+def test_no_waiting_after_success(receiver: HeartbeatReceiver, tmp_path: Path, running: Running) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path, "end", code=0, terminated_by_launcher=False)
     before = running.now
@@ -499,9 +499,7 @@ def test_after_a_bad_end_the_verdict_is_waited_for_a_while(
     assert 2 * SETTLE_S <= running.now - before < 3 * SETTLE_S
 
 
-def test_after_a_bad_end_whoever_is_at_fault_is_named(
-    receiver: HeartbeatReceiver, tmp_path: Path, running: Running
-) -> None:
+def test_culprit_is_named_after_a_failure(receiver: HeartbeatReceiver, tmp_path: Path, running: Running) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
     say(tmp_path, "end", code=-11, terminated_by_launcher=False)
     results = watch.await_verdict(1)
@@ -512,7 +510,7 @@ def test_after_a_bad_end_whoever_is_at_fault_is_named(
 @pytest.mark.parametrize(
     ("exit_code", "reported"), [(-9, "its launcher was killed by SIGKILL"), (1, "its launcher ended with exit code 1")]
 )
-def test_a_rank_that_was_ended_by_a_launcher_which_nobody_ended_is_named(
+def test_rank_terminated_by_a_launcher_that_exited_unprompted_is_named(
     receiver: HeartbeatReceiver, tmp_path: Path, running: Running, exit_code: int, reported: str
 ) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
@@ -588,7 +586,7 @@ def test_ranks_that_the_supervisor_ended_are_nobodys_fault(
     assert all(state.terminated_by_launcher for state in watch.states().values())
 
 
-def test_a_look_waits_as_long_as_it_may_or_until_a_rank_speaks(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
+def test_poll_waits_until_its_timeout_or_a_heartbeat(receiver: HeartbeatReceiver, tmp_path: Path) -> None:
     watch = GangMonitor("h1", receiver, None, 60.0)
     began = time.monotonic()
     watch.poll(0.05)
@@ -598,7 +596,7 @@ def test_a_look_waits_as_long_as_it_may_or_until_a_rank_speaks(receiver: Heartbe
     assert time.monotonic() - began < 10
 
 
-def test_a_look_that_took_as_long_as_it_may_is_no_sleep_of_the_supervisor(
+def test_full_poll_is_not_taken_for_a_suspended_supervisor(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(select, "select", lambda *_: ([], [], []))
@@ -682,7 +680,7 @@ def launch(run: HostRun, program: str, collectors: Sequence[Asked] = (), **over:
     )
 
 
-def test_the_ranks_find_their_supervisor_and_a_place_for_their_dumps(run: HostRun) -> None:
+def test_ranks_get_their_supervisor_and_a_dump_directory(run: HostRun) -> None:
     before = time.monotonic()
     launch(run, 'env > env; pwd > place; cat > stdin; cut -d" " -f5,6 /proc/$$/stat > ids; echo $$ >> ids')
     work = run.directory / "work"
@@ -761,7 +759,7 @@ def test_while_the_ranks_run_the_quick_collectors_are_asked(
 @pytest.mark.parametrize(
     ("stage", "reported"), [("benchmark", True), ("gang", True), (PROBE, False), (CELL, False), (SOAK, False)]
 )
-def test_of_a_launch_on_gpus_it_is_told_how_it_went(tmp_path: Path, stage: str, reported: bool) -> None:
+def test_gpu_launch_reports_its_telemetry(tmp_path: Path, stage: str, reported: bool) -> None:
     """NVML need not be there: then that is what the timeline tells."""
     run = HostRun.begin(tmp_path / "run", "h1", json.dumps(to_json(builders.plan(gpu_count=2))))
     timeline = launch(run, "true", stage=stage).launches[0].timeline
@@ -805,7 +803,7 @@ def test_failed_supervisor_leaves_no_thread_and_no_socket(
     PeerChannel(gang("h1")).close()  # its port is free
 
 
-def test_what_cannot_be_read_stands_beside_the_outcome(run: HostRun) -> None:
+def test_unreadable_results_are_part_of_the_outcome(run: HostRun) -> None:
     reason = launch(run, "echo [] > rank1.json; exit 2").launches[0].reason
     assert reason.startswith("the launcher exited with 2: every rank had finished; no result of rank 1: ")
 
@@ -859,7 +857,7 @@ def test_a_gang_hears_of_a_rank_that_could_not_take_part(run: HostRun) -> None:
     )
 
 
-def test_what_else_went_wrong_stands_beside_the_ranks_that_could_not_take_part(run: HostRun) -> None:
+def test_other_errors_are_listed_with_the_unable_ranks(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
     both = f"echo '{state}' | tee rank0.state.json > rank1.state.json; echo [] > rank1.json"
     done = launch(run, both, members=("h1", "h2")).launches[0]
@@ -870,14 +868,14 @@ def test_what_else_went_wrong_stands_beside_the_ranks_that_could_not_take_part(r
     assert done.reason.startswith(f"{done.culprit.text}; no result of rank 1: ")
 
 
-def test_a_deadline_is_told_although_a_rank_could_not_take_part(run: HostRun) -> None:
+def test_deadline_is_reported_despite_an_unable_rank(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
     slow = f"echo '{state}' > rank1.state.json; sleep 60"
     done = launch(run, slow, members=("h1", "h2"), deadline_s=0.5).launches[0]
     assert (done.outcome, done.culprit) == ("deadline", None)
 
 
-def test_a_host_that_is_alone_tells_of_each_figure_why_it_has_none(run: HostRun) -> None:
+def test_single_host_reports_why_each_figure_is_missing(run: HostRun) -> None:
     state = json.dumps({"phase": "end", "exit_code": 0, "unable": "the device was lost"})
     done = launch(run, f"echo '{state}' > rank1.state.json").launches[0]
     assert (done.outcome, done.culprit) == ("finished", None)
@@ -893,7 +891,7 @@ def at_work_in(directory: Path) -> list[str]:
     return results
 
 
-def test_at_its_deadline_a_launch_is_ended_and_that_is_told(run: HostRun) -> None:
+def test_launch_is_ended_and_reported_at_its_deadline(run: HostRun) -> None:
     lines: list[str] = []
     done = launch(run, "sleep 60 & sleep 60", report=lines.append, deadline_s=0.5).launches[0]
     assert lines == ["stage benchmark: not finished after 0.5 s; ending all of its processes"]
@@ -912,7 +910,7 @@ sleep 60
 """
 
 
-def test_for_somebody_who_is_named_a_launch_is_ended_at_once(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_launch_ends_at_once_if_a_culprit_is_named(run: HostRun, monkeypatch: pytest.MonkeyPatch) -> None:
     (run.directory / "work").mkdir()
     os.mkfifo(run.directory / "work" / "flight.rank0.pipe")
     reader = os.open(run.directory / "work" / "flight.rank0.pipe", os.O_RDONLY | os.O_NONBLOCK)
@@ -992,7 +990,7 @@ def test_the_head_names_a_rank_of_another_host_and_that_one_hears_of_it(
     assert first.text == 'host h2 gpu=0 rank 1 in phase "start": killed by SIGKILL'
 
 
-def test_a_host_that_ends_its_ranks_itself_says_so_and_nobody_who_fails_then_is_named(
+def test_host_that_ends_its_own_ranks_blames_no_later_failure(
     two: list[GangMonitor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As at its deadline, which passes before that of a host that began later."""
@@ -1012,9 +1010,7 @@ def test_a_host_that_ends_its_ranks_itself_says_so_and_nobody_who_fails_then_is_
     parting.join(5)
 
 
-def test_a_rank_that_speaks_is_heard_at_once_whoever_else_is_listened_to(
-    two: list[GangMonitor], tmp_path: Path
-) -> None:
+def test_heartbeat_is_received_at_once_despite_other_sockets(two: list[GangMonitor], tmp_path: Path) -> None:
     met(*two)
     for _ in range(5):
         two[0].poll(0.01)
@@ -1047,9 +1043,7 @@ def test_who_parts_is_heard_and_does_not_wait_any_longer(
     PeerChannel(gang("h1")).close()  # the next launch listens there
 
 
-def test_a_host_that_comes_back_from_a_sleep_blames_nobody(
-    two: list[GangMonitor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resumed_host_blames_no_rank(two: list[GangMonitor], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     here, _ = met(*two)
     real = time.monotonic
     monkeypatch.setattr(time, "monotonic", lambda: real() + HOST_SILENT_S + 5)
@@ -1057,7 +1051,7 @@ def test_a_host_that_comes_back_from_a_sleep_blames_nobody(
     assert time.monotonic() - here.statuses["h2"].at < 5
 
 
-def test_the_last_word_of_a_host_that_nobody_calls_is_waited_for_until_it_is_answered(
+def test_last_status_waits_for_its_acknowledgement(
     receiver: HeartbeatReceiver, tmp_path: Path, gang: Callable[..., Gang]
 ) -> None:
     watchers, mine = [PeerChannel(gang(host, 3)) for host in ("h1", "h2")], PeerChannel(gang("h3", 3))
@@ -1088,7 +1082,7 @@ def test_the_last_word_of_a_host_that_nobody_calls_is_waited_for_until_it_is_ans
         each.close()
 
 
-def test_the_second_watcher_names_nobody_as_long_as_the_first_is_there(
+def test_second_watcher_blames_no_host_while_the_first_lives(
     receiver: HeartbeatReceiver, tmp_path: Path, clock: Clock, gang: Callable[..., Gang]
 ) -> None:
     exchange = PeerChannel(gang("h2", 3))
@@ -1116,7 +1110,7 @@ def test_the_second_watcher_names_nobody_as_long_as_the_first_is_there(
         ("h2", {"h1": 0.0, "h3": 0.0}, HOST_SILENT_S + 2 * SETTLE_S + 0.1, True),
     ],
 )
-def test_a_verdict_is_waited_for_until_all_have_told_how_they_are_or_are_lost(
+def test_verdict_waits_until_every_host_reported_or_is_lost(
     receiver: HeartbeatReceiver,
     clock: Clock,
     gang: Callable[..., Gang],

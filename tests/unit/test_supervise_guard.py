@@ -145,7 +145,7 @@ def rank(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Rank]:
     ],
     ids=["well", "badly", "with a message", "by an error", "at once", "SIGKILL", "SIGSEGV", "SIGTERM", "SIGABRT"],
 )
-def test_the_launcher_sees_the_ranks_own_end_and_the_supervisor_is_told(rank: Rank, what: str, code: int) -> None:
+def test_launcher_sees_the_exit_of_the_rank_and_the_supervisor_gets_it(rank: Rank, what: str, code: int) -> None:
     assert rank.start(what).ended() == (code, code, False)
 
 
@@ -210,7 +210,7 @@ def test_a_guard_that_is_killed_before_it_has_a_rank_is_missed_all_the_same(rank
     assert rank.start(instead=launcher).ended() == (-9, None, False)
 
 
-def test_a_rank_beats_before_its_program_begins(rank: Rank) -> None:
+def test_rank_sends_heartbeats_before_its_program_starts(rank: Rank) -> None:
     """Importing torch takes seconds, in which it must not look dead."""
     rank.start("signal.pause()")
     until(lambda: rank.state.alive_s is not None)
@@ -220,7 +220,7 @@ def test_a_rank_beats_before_its_program_begins(rank: Rank) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP], ids=lambda number: str(number.name))
-def test_what_the_launcher_asks_for_reaches_the_rank_and_is_told(rank: Rank, number: signal.Signals) -> None:
+def test_launchers_signal_reaches_the_rank_and_is_reported(rank: Rank, number: signal.Signals) -> None:
     what = f"signal.signal({int(number)}, signal.SIG_DFL); open(sys.argv[1] + '.ready', 'w'); signal.pause()"
     rank.start(what)
     until(Path(f"{rank._told}.ready").exists)
@@ -314,9 +314,7 @@ def test_a_rank_ends_with_its_guard_and_its_end_is_inferred(rank: Rank) -> None:
     assert (rank.state.ended_s is not None, rank.state.exit_code) == (True, None)
 
 
-def test_a_guard_without_a_supervisor_tells_nobody_and_needs_nobody(
-    rank: Rank, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_guard_works_without_a_supervisor(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv(HEARTBEAT_DIRECTORY)
     monkeypatch.delenv("RANK")
     rank.start("sys.exit(2)")
@@ -325,7 +323,7 @@ def test_a_guard_without_a_supervisor_tells_nobody_and_needs_nobody(
     assert not rank.beats.read()
 
 
-def test_a_rank_without_a_number_is_told_as_the_first(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_rank_without_a_number_is_reported_as_the_first(rank: Rank, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RANK")
     rank.start("sys.exit(2)")
     assert code_of(rank.guard) == 2

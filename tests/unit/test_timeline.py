@@ -111,7 +111,7 @@ def test_eight_gpus_add_little_to_a_record() -> None:
     assert added < 15_000
 
 
-def test_figures_come_back_as_they_were_seen() -> None:
+def test_figures_survive_a_round_trip() -> None:
     values = {(one.name, one.scope): one for one in fed(60, gpus=2).timeline().series}
     power, clock = values["gpu.power", "gpu=1"], values["gpu.clock.sm", "gpu=1"]
     assert (power.unit, clock.unit, values["gpu.temperature", "gpu=0"].unit) == ("W", "Hz", "Cel")
@@ -121,14 +121,14 @@ def test_figures_come_back_as_they_were_seen() -> None:
     assert len(values) == 6  # clocks that were not held down have no series
 
 
-def test_bucket_in_which_samples_failed_is_a_gap_and_the_reason_is_told() -> None:
+def test_failed_samples_are_a_gap_with_the_reason() -> None:
     result = fed(40, gpus=2, gpu1=lambda at: LOST if 10.3 <= at < 12.1 else beat(at))
     assert [at for at, word in enumerate(result.gpus["1"]["power_w"].split()) if word == "."] == [10, 11, 12]
     assert "." not in result.gpus["0"]["power_w"]
     assert result.lost == {"1": "NVML: GPU is lost"}
 
 
-def test_time_in_which_nobody_looked_is_a_gap_of_all() -> None:
+def test_unsampled_time_is_a_gap_for_every_gpu() -> None:
     """A driver that hangs fails no sample: there is none."""
     telemetry = Fed([0])
     for at in (*range(10), *range(20, 30)):
@@ -143,13 +143,13 @@ def test_gpu_that_never_answered_has_a_reason_and_no_figures() -> None:
     assert (set(result.gpus), result.lost) == ({"0"}, {"1": "NVML: GPU is lost"})
 
 
-def test_clocks_held_down_for_heat_are_kept_and_those_at_the_power_limit_are_not() -> None:
+def test_thermal_throttling_is_kept_and_power_capping_is_not() -> None:
     hot = fed(30, gpus=2, gpu1=lambda at: beat(at)._replace(reasons=0x44 if 10 <= at < 20 else 0x4))
     assert hot.gpus["1"]["held_percent"].split()[9:21] == ["0", *["100"] * 10, "0"]
     assert "held_percent" not in hot.gpus["0"]
 
 
-def test_launch_too_short_for_a_sample_has_no_timeline_and_a_driver_that_says_nothing_is_told() -> None:
+def test_short_launch_has_no_timeline_and_a_silent_driver_is_reported() -> None:
     telemetry = Fed([0])
     silent = telemetry.trace({"gemm": 1.0})
     assert silent
@@ -238,7 +238,7 @@ for stage, profile in (("benchmark", "standard"), ("soak", "soak")):
 """
 
 
-def test_supervisor_keeps_what_the_driver_told_it_while_the_ranks_ran(tmp_path: Path) -> None:
+def test_supervisor_keeps_the_readings_of_the_launch(tmp_path: Path) -> None:
     """Through NVML's stub and the thread that samples it; a GPU is lost on the way. A round of a soak keeps none."""
     scenario = nvml.write(tmp_path / "scenario", "healthy-h200x4")
     path = nvml.python(["-c", WATCHED, tmp_path], nvml.build(tmp_path / "nvml"), scenario).splitlines()
@@ -255,7 +255,7 @@ def test_supervisor_keeps_what_the_driver_told_it_while_the_ranks_ran(tmp_path: 
     assert 2.9 <= trace["began_s"]["stress"] - trace["began_s"]["gemm"] < 10
 
 
-def test_ranks_tell_when_each_benchmark_began(tmp_path: Path) -> None:
+def test_ranks_report_the_start_of_each_benchmark(tmp_path: Path) -> None:
     before = time.monotonic()
     for number in (1, 0):
         rank = context(tmp_path, rank=number)

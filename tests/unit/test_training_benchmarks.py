@@ -233,7 +233,7 @@ def test_learning_rate_rises_and_falls() -> None:
         (lambda state: state.update(a=[state["a"][0][:1]]), "a.0"),
     ],
 )
-def test_checkpoint_differences_are_found_to_the_bit(change: Callable[[dict[str, Any]], object], name: str) -> None:
+def test_checkpoint_differences_are_exact_to_the_bit(change: Callable[[dict[str, Any]], object], name: str) -> None:
     first: dict[str, Any] = {"a": [torch.tensor([float("nan"), 1.0])], "b": 1}
     second: dict[str, Any] = {"a": [torch.tensor([float("nan"), 1.0])], "b": 1}
     assert checkpoint.find_differences(first, second) == []
@@ -275,7 +275,7 @@ def test_training_with_differing_ranks_is_an_error(faulty: list[Observation]) ->
 
 
 @pytest.mark.parametrize("fault", ["one bit on rank 1", "random state lost"])
-def test_differing_checkpoint_is_found(faulty: list[Observation], fault: str) -> None:
+def test_differing_checkpoint_is_reported(faulty: list[Observation], fault: str) -> None:
     identical = {item.stage: item.value for item in faulty if item.name == "checkpoint.identical"}
     assert identical[fault] is False
 

@@ -69,7 +69,7 @@ def verdicts(made: Plan, evidence: Mapping[str, Evidence], *more: Pack) -> list[
     ]
 
 
-def told(all_verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
+def summarized(all_verdicts: list[Verdict]) -> list[tuple[str, str, str, str]]:
     return [(item.host, item.scope, item.verdict, item.reason) for item in all_verdicts if item.verdict != PASS]
 
 
@@ -78,7 +78,7 @@ def test_the_odd_host_fails_and_the_others_pass() -> None:
     all_verdicts = verdicts(
         made, fleet(made, "driver.version", dict.fromkeys(FOUR, "580.159.04") | {"h3": "550.90.07"})
     )
-    assert told(all_verdicts) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
+    assert summarized(all_verdicts) == [("h3", "host", FAIL, f"found 550.90.07, 3 of 4 hosts have 580.159.04{REMEDY}")]
     (bad,) = [item for item in all_verdicts if item.verdict == FAIL]
     assert (bad.value, bad.limit, bad.operator, bad.action) == ("550.90.07", "580.159.04", "eq", "none")
     assert bad.detail.endswith(REMEDY), "where found and wanted have columns of their own"
@@ -110,7 +110,7 @@ def test_the_odd_gpu_is_named_with_its_serial_among_the_gpus_of_all_hosts() -> N
     all_verdicts = verdicts(
         made, fleet(made, "gpu.vbios_version", dict.fromkeys(FOUR, alike) | {"h2": alike | {"gpu=1": OLD}})
     )
-    assert told(all_verdicts) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}{REMEDY}")]
+    assert summarized(all_verdicts) == [("h2", "gpu=1", FAIL, f"found {OLD}, 7 of 8 GPUs have {NEW}{REMEDY}")]
     assert [item.serial for item in all_verdicts if item.verdict == FAIL] == ["h2-1"]
 
 
@@ -118,7 +118,7 @@ def test_in_a_tie_both_sides_fail_and_name_both_values() -> None:
     made = plan("h1", "h2")
     all_verdicts = verdicts(made, fleet(made, "host.kernel_version", {"h1": "6.8.0-1", "h2": "5.15.0-9"}))
     why = "1 of 2 hosts has 5.15.0-9, 1 has 6.8.0-1; give all of them one, and measure again"
-    assert told(all_verdicts) == [
+    assert summarized(all_verdicts) == [
         ("h1", "host", FAIL, f"found 6.8.0-1, {why}"),
         ("h2", "host", FAIL, f"found 5.15.0-9, {why}"),
     ]
@@ -128,7 +128,7 @@ def test_in_a_tie_both_sides_fail_and_name_both_values() -> None:
 def test_the_commonest_value_holds_though_it_is_not_on_half_of_them() -> None:
     made = plan(*FOUR)
     all_verdicts = verdicts(made, fleet(made, "driver.version", {"h1": "a", "h2": "a", "h3": "b", "h4": "c"}))
-    assert [(host, verdict) for host, _, verdict, _ in told(all_verdicts)] == [("h3", FAIL), ("h4", FAIL)]
+    assert [(host, verdict) for host, _, verdict, _ in summarized(all_verdicts)] == [("h3", FAIL), ("h4", FAIL)]
 
 
 def test_one_host_alone_has_nothing_to_be_compared_with() -> None:
@@ -140,7 +140,7 @@ def test_gpus_of_one_host_are_compared_with_each_other() -> None:
     made = plan("h1", gpu_count=4)
     values = {f"gpu={index}": 700.0 if index < 3 else 650.0 for index in range(4)}
     all_verdicts = verdicts(made, fleet(made, "gpu.power_limit_default", {"h1": values}, unit="W"))
-    assert told(all_verdicts) == [("h1", "gpu=3", FAIL, "found 650 W, 3 of 4 GPUs have 700 W")]
+    assert summarized(all_verdicts) == [("h1", "gpu=3", FAIL, "found 650 W, 3 of 4 GPUs have 700 W")]
 
 
 def test_gangs_are_compared_each_by_itself() -> None:
@@ -148,8 +148,8 @@ def test_gangs_are_compared_each_by_itself() -> None:
     hosts = tuple(replace(host, gang="r1" if host.name in ("h1", "h2") else "r2") for host in made.hosts)
     made = replace(made, hosts=hosts)
     values = {"h1": "a", "h2": "a", "h3": "b", "h4": "b"}
-    assert told(verdicts(made, fleet(made, "driver.version", values))) == []
-    assert len(told(verdicts(made, fleet(made, "driver.version", values | {"h2": "b"})))) == 2
+    assert summarized(verdicts(made, fleet(made, "driver.version", values))) == []
+    assert len(summarized(verdicts(made, fleet(made, "driver.version", values | {"h2": "b"})))) == 2
 
 
 def test_gpus_of_other_models_are_other_groups() -> None:
@@ -166,7 +166,7 @@ def test_gpus_of_other_models_are_other_groups() -> None:
         )
         evidence[host] = replace(evidence[host], records=other)
     made = replace(made, hosts=tuple(replace(host, gpu_model="h200-sxm") for host in made.hosts))
-    assert told(verdicts(made, evidence)) == []
+    assert summarized(verdicts(made, evidence)) == []
 
 
 def test_an_adapter_is_compared_with_the_one_of_its_name() -> None:
@@ -174,28 +174,30 @@ def test_an_adapter_is_compared_with_the_one_of_its_name() -> None:
     alike = {"hca=mlx5_0": "28.39.1002", "hca=mlx5_1": "32.41.1000"}
     values = dict.fromkeys(("h1", "h2", "h3"), alike) | {"h3": alike | {"hca=mlx5_1": "32.38.0001"}}
     all_verdicts = verdicts(made, fleet(made, "infiniband.hca.firmware_version", values))
-    assert told(all_verdicts) == [("h3", "hca=mlx5_1", FAIL, f"found 32.38.0001, 2 of 3 hosts have 32.41.1000{REMEDY}")]
+    assert summarized(all_verdicts) == [
+        ("h3", "hca=mlx5_1", FAIL, f"found 32.38.0001, 2 of 3 hosts have 32.41.1000{REMEDY}")
+    ]
 
 
 @pytest.mark.parametrize("lost", [("error", "no answer"), ("unsupported", "this driver has none")])
 def test_host_with_an_unreadable_version_is_inconclusive(lost: tuple[str, str]) -> None:
     made = plan("h1", "h2")
     all_verdicts = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04", "h2": lost}))
-    assert told(all_verdicts) == [("h2", "host", INCONCLUSIVE, ": ".join(lost))]
+    assert summarized(all_verdicts) == [("h2", "host", INCONCLUSIVE, ": ".join(lost))]
 
 
 def test_host_without_a_version_that_others_have_is_inconclusive() -> None:
     made = plan("h1", "h2")
     all_verdicts = verdicts(made, fleet(made, "driver.version", {"h1": "580.159.04"}))
-    assert told(all_verdicts) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
+    assert summarized(all_verdicts) == [("h2", "host", INCONCLUSIVE, "not observed, but other hosts report it")]
 
 
 def test_part_without_the_reading_is_left_out_where_the_criterion_is_optional() -> None:
     made = plan("h1", "h2")
     values = {"h1": {"gpu=0": NEW, "gpu=1": ("unsupported", "older driver")}, "h2": {"gpu=0": NEW, "gpu=1": NEW}}
-    assert told(verdicts(made, fleet(made, "gpu.vbios_version", values))) == []
+    assert summarized(verdicts(made, fleet(made, "gpu.vbios_version", values))) == []
     values["h1"]["gpu=1"] = ("error", "the GPU is lost")
-    all_verdicts = told(verdicts(made, fleet(made, "gpu.vbios_version", values)))
+    all_verdicts = summarized(verdicts(made, fleet(made, "gpu.vbios_version", values)))
     assert all_verdicts == [("h1", "gpu=1", INCONCLUSIVE, "error: the GPU is lost")]
 
 
@@ -219,7 +221,7 @@ def test_version_that_changed_during_the_run_is_no_version_of_the_fleet() -> Non
         )
         evidence[host] = replace(evidence[host], records=(replace(first, snapshots=taken), *rest))
     reason = "found 580.1, 3 of 3 hosts have 550.90.07; it changed during the run: measure again"
-    assert [(host, why) for host, _, _, why in told(verdicts(made, evidence))] == [("h2", reason), ("h3", reason)]
+    assert [(host, why) for host, _, _, why in summarized(verdicts(made, evidence))] == [("h2", reason), ("h3", reason)]
 
 
 @pytest.mark.parametrize("component", ["torch", "cuda", "nccl", "cudnn"])
@@ -261,14 +263,14 @@ def mixed(path: Path, **over: Any) -> Pack:
 def test_an_operator_switches_the_comparison_off_by_its_id(tmp_path: Path) -> None:
     made = plan("h1", "h2")
     evidence = fleet(made, "driver.version", {"h1": "580.159.04", "h2": "550.90.07"})
-    assert len(told(verdicts(made, evidence))) == 2
+    assert len(summarized(verdicts(made, evidence))) == 2
     assert verdicts(made, evidence, mixed(tmp_path / "mixed.yml")) == []
 
 
 def test_site_comparison_without_readings_does_not_pass(tmp_path: Path) -> None:
     made = plan("h1", "h2")
     pack = mixed(tmp_path / "mine.yml", id="uniform-mine", name="software.mine", same_as_fleet=True)
-    all_verdicts = told(verdicts(made, builders.evidence(made), pack))
+    all_verdicts = summarized(verdicts(made, builders.evidence(made), pack))
     assert [reason for *_, reason in all_verdicts] == ["no observation matches this criterion"] * 2
 
 
@@ -282,12 +284,12 @@ def host_report(host: HostReport, number: int, **software: str) -> HostReport:
     return replace(host, name=f"r12-h{number:02d}", software=software)
 
 
-def matrix(*told: dict[str, str]) -> tuple[list[versions.Component], str, str]:
+def matrix(*summarized: dict[str, str]) -> tuple[list[versions.Component], str, str]:
     made = plan("h1", "h2")
     report = merge(made, builders.evidence(made), (PACK,))
     report = replace(
         report,
-        hosts=tuple(host_report(report.hosts[0], number, **software) for number, software in enumerate(told)),
+        hosts=tuple(host_report(report.hosts[0], number, **software) for number, software in enumerate(summarized)),
         verdicts=(),
     )
     return versions.components(report), render_html(report), render_markdown(report)

@@ -263,7 +263,7 @@ def test_events_are_read_once_and_a_line_that_grows_when_it_is_whole(tmp_path: P
 # --- what is found, and decided
 
 
-def test_failed_criteria_are_told_as_soon_as_the_record_is_here(run: Run) -> None:
+def test_failed_criteria_are_shown_once_the_record_arrives(run: Run) -> None:
     run.prepared()
     broken = builders.snapshot(range(2), gpu__pcie__width={"gpu=0": 8, "gpu=1": 16})
     run.record("h1")
@@ -291,7 +291,7 @@ def test_record_is_read_again_only_when_it_has_changed(run: Run, monkeypatch: py
     assert [path.name for path in read] == ["h2.json"]
 
 
-def test_record_of_another_run_is_told_and_not_judged(run: Run) -> None:
+def test_record_of_another_run_is_reported_and_not_judged(run: Run) -> None:
     run.prepared().record("h1", lambda record: replace(record, nonce="f" * 32))
     view = run.look(judging=True)
     assert view.records == 0
@@ -317,7 +317,7 @@ def test_decision_is_shown_when_the_run_is_given_back(run: Run, capsys: pytest.C
     assert run.look().decision == ""
 
 
-def test_report_too_large_to_read_is_told_by_the_journal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decision_of_an_oversized_report_comes_from_the_journal(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
     run.prepared().record("h1")
     assert rackproof.main(["report", str(run.directory)]) == 2
     monkeypatch.setattr(findings, "REPORT_BYTES", 1000)
@@ -453,7 +453,7 @@ def test_screen_fits_the_window(columns: int, run: Run) -> None:
         assert max(width(ESCAPE.sub("", line)) for line in coloured) <= columns
 
 
-def test_wide_screen_tells_everything(run: Run) -> None:
+def test_wide_screen_shows_everything(run: Run) -> None:
     run.prepared().tell("ok", host="h1", rc=0).tell(FAILED, host="h2")
     run.befell("h2", FAILED, "deadline of 600 s")
     text = [re.sub(r"  +", "  ", line) for line in render(run.look(), 200)]
@@ -530,7 +530,7 @@ def test_durations_read_well(seconds: float, text: str) -> None:
 # --- lines for logs, and for the playbook's own terminal
 
 
-def test_log_tells_changes_and_nothing_twice(run: Run) -> None:
+def test_log_prints_each_change_once(run: Run) -> None:
     watcher = Watcher(run.directory, judging=False, asking=False)
     run.prepared()
     first = watcher.look()
@@ -550,7 +550,7 @@ def test_log_tells_changes_and_nothing_twice(run: Run) -> None:
     assert [line[9:] for line in changes(second, third)] == ["FAIL: h1 gpu=0: x", "decision: rejected", "Hosts: 0"]
 
 
-def test_waiting_is_told_at_its_begin_then_when_something_moved_then_rarely(run: Run) -> None:
+def test_waiting_is_logged_at_start_on_progress_and_rarely_after(run: Run) -> None:
     view = run.prepared().look()
     begun, beats = view.task_since or 0.0, HeartbeatLines(30)
 
@@ -579,7 +579,7 @@ def test_waiting_is_told_at_its_begin_then_when_something_moved_then_rarely(run:
     assert hear(420, None, ()) == []
 
 
-def test_task_that_takes_long_is_told_with_who_is_still_at_it(run: Run) -> None:
+def test_long_task_is_logged_with_its_remaining_hosts(run: Run) -> None:
     run.prepared().task("agent : Install what the agent needs", ok=False).tell("ok", host="h1")
     view = run.look()
     later = replace(view, at=(view.task_since or 0.0) + 45)
@@ -610,7 +610,7 @@ def watching(run: Run, *options: str, **arguments: Any) -> subprocess.Popen[byte
     return subprocess.Popen([*command, "--no-ask", "--no-judge"], **arguments)
 
 
-def test_log_ends_when_nobody_carries_out_the_run_any_more(run: Run) -> None:
+def test_log_ends_when_the_run_is_no_longer_running(run: Run) -> None:
     run.prepared()
     with watching(run, stdout=subprocess.PIPE) as process:
         assert process.stdout

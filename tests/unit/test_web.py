@@ -127,7 +127,7 @@ def test_page_that_cannot_be_rendered_is_a_server_error_with_a_log_line(caplog: 
         (["/metrics", "-X", "POST", "-d", "x=1"], 405),
     ],
 )
-def test_there_are_two_pages_and_they_are_read_only(arguments: list[str], status: int) -> None:
+def test_two_pages_exist_and_are_read_only(arguments: list[str], status: int) -> None:
     with serving() as url:
         assert curl(url + arguments[0], *arguments[1:])[0] == status
 
