@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from agent.exporter.live import LivePublisher
-from agent.launch.stage import append_outcome
+from agent.launch.stage import append_outcome, append_start
 from agent.launch.supervise import Command, LaunchSpec, supervise
 from agent.run.record import HostRun
 from schemas.records import Record
@@ -36,7 +36,10 @@ def launch_program(
             **fields,
         }
     )
+    record_start = partial(append_start, run, gang)
     live = partial(
         LivePublisher, run, stage=spec.stage, deadline_s=spec.deadline_s, work=spec.work, ranks=spec.command.ranks
     )
-    return append_outcome(run, gang, supervise(spec, report=report, channel=channel, live=live))
+    return append_outcome(
+        run, gang, supervise(spec, record_start=record_start, report=report, channel=channel, live=live)
+    )

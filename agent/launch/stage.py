@@ -25,7 +25,7 @@ from agent.sampling.snapshot import take_snapshot, utc_now
 from collectors.base import Absent, Collector
 from collectors.nvml import gpu_conflicts, gpu_indices
 from schemas import documents
-from schemas.records import Launch, Record
+from schemas.records import Gpu, Launch, Record, Snapshot
 from schemas.stages import CELL, GANG, PROBE
 
 log = logging.getLogger(__name__)
@@ -106,8 +106,13 @@ def run_launch(run: HostRun, request: LaunchRequest) -> Record:
         ranks=command.ranks,
         span=request.span,
     )
-    outcome = supervise(spec, report=_report, channel=channel, live=live)
+    outcome = supervise(spec, record_start=partial(append_start, run, gang), report=_report, channel=channel, live=live)
     return append_outcome(run, gang, outcome)
+
+
+def append_start(run: HostRun, gang: str, snapshots: Sequence[Snapshot], gpus: Sequence[Gpu]) -> None:
+    """Append the snapshot from before a launch to the record."""
+    run.append(gang, snapshots=snapshots, gpus=gpus)
 
 
 def append_outcome(run: HostRun, gang: str, outcome: LaunchOutcome) -> Record:

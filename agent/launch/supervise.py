@@ -32,7 +32,7 @@ from agent.sampling.snapshot_sampler import SnapshotSampler
 from agent.sampling.telemetry import Telemetry
 from collectors.base import Collector
 from schemas.plans import PlannedHost
-from schemas.records import Culprit, Gpu, Launch
+from schemas.records import Culprit, Gpu, Launch, Snapshot
 from schemas.stages import CELL, PROBE, SOAK
 
 CULPRIT_GRACE_S = 1.0
@@ -86,6 +86,7 @@ class LaunchSpec:
 def supervise(
     spec: LaunchSpec,
     *,
+    record_start: Callable[[Sequence[Snapshot], Sequence[Gpu]], object],
     report: Callable[[str], None],
     channel: PeerChannel | None = None,
     live: Callable[[StatesReader], contextlib.AbstractContextManager[object]] | None = None,
@@ -94,6 +95,7 @@ def supervise(
 
     Args:
         spec: the launch.
+        record_start: called with the snapshot from before the launch, so that a supervisor that is killed leaves at least that.
         report: called with one line of progress at a time.
         channel: connects the supervisors of the gang; None if this host is alone. It is closed.
         live: publishes the states of the ranks while it is entered.
@@ -102,6 +104,7 @@ def supervise(
         if channel:
             cleanup.callback(channel.close)
         before, gpus = take_snapshot(spec.collectors, stage=spec.stage, phase="before")
+        record_start(() if spec.keeps_results_apart else (before,), gpus)
         began, start = utc_now(), time.monotonic()
         scopes = {rank: spec.host.scopes[local_rank] for rank, local_rank in spec.command.ranks.items()}
         receiver = cleanup.enter_context(contextlib.closing(HeartbeatReceiver(spec.work, scopes)))
@@ -110,7 +113,7 @@ def supervise(
         with _telemetry(spec.host) as telemetry, SnapshotSampler(spec.fast_collectors, spec.stage) as sampler:
             end = _monitor_ranks(spec, receiver, channel, report)
             duration_s = time.monotonic() - start
-        after, gpus_after = take_snapshot(spec.collectors, stage=spec.stage, phase="after")
+        after, gpus = take_snapshot(spec.collectors, stage=spec.stage, phase="after")
         launch = Launch(
             stage=spec.stage,
             outcome="",
@@ -124,17 +127,12 @@ def supervise(
             number=spec.number,
         )
         outcome = _collect_results(spec, launch, end, telemetry, report)
-        snapshots = () if spec.keeps_results_apart else (before, *sampler.selected(), after)
-        return replace(outcome, snapshots=snapshots, gpus=_merge_gpus(gpus, gpus_after))
+        snapshots = () if spec.keeps_results_apart else (*sampler.selected(), after)
+        return replace(outcome, snapshots=snapshots, gpus=gpus)
 
 
 def _telemetry(host: PlannedHost) -> contextlib.AbstractContextManager[Telemetry | None]:
     return Telemetry(host.devices) if host.device == "gpu" else contextlib.nullcontext()
-
-
-def _merge_gpus(before: Sequence[Gpu], after: Sequence[Gpu]) -> tuple[Gpu, ...]:
-    """Return every GPU that either snapshot identified: one that was lost during the launch is still in the record."""
-    return tuple(({gpu.index: gpu for gpu in before} | {gpu.index: gpu for gpu in after}).values())
 
 
 def _collect_results(

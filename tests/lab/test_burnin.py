@@ -163,7 +163,7 @@ def test_the_report_shows_how_it_went(burnin: Burnin) -> None:
     page = (burnin.site.runs / "burn" / "report.html").read_text()
     assert 'id="soak"' in page
     assert page.count('class="spark"') >= len(HOSTS)
-    assert "the round was cut off with its supervisor" in page
+    assert "the round was interrupted with its supervisor" in page
     assert "## Soak" in (burnin.site.runs / "burn" / "report.md").read_text()
 
 

@@ -6,6 +6,7 @@ only the times are shorter: the first hour, and the ten minutes of a mean, are s
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 import shutil
@@ -150,7 +151,7 @@ def export(directory: Path, library: Path, port: int) -> subprocess.Popen[str]:
     return start(command, directory / "exporter.log", nvml.environment(library, directory / "scenario"))
 
 
-def running(directory: Path, plan: Any, host: str) -> tuple[HostRun, LivePublisher]:
+def running(directory: Path, plan: Any, host: str) -> LivePublisher:
     """A run of which the gang's stage has ended, and the benchmarks go on."""
     run = HostRun.begin(directory / "state" / "runs" / plan.run_id, host, json.dumps(to_json(plan)))
     run.append(launches=[builders.launch("preflight", (host,)), builders.launch("gang", HOSTS)])
@@ -164,7 +165,7 @@ def running(directory: Path, plan: Any, host: str) -> tuple[HostRun, LivePublish
     step = builders.observation("training.step_time", 0.25, unit="s", network="resnet50")
     loss = builders.observation("training.loss", 1.5, network="resnet50")
     (work / "rank0.now.json").write_text(json.dumps({"observations": [to_json(item) for item in (step, loss)]}))
-    return run, LivePublisher(
+    return LivePublisher(
         run,
         stage="benchmark",
         deadline_s=3600.0,
@@ -237,14 +238,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     address = f"http://127.0.0.1:{server}"
     new_site = Site(directory, Prometheus(url=address, log=directory / "prometheus.log", run=processes.run), [], {})
     targets = [{"targets": [f"127.0.0.1:{web}"], "labels": {"job": "node", "__metrics_path__": "/verdicts.prom"}}]
-    lives = []
+    publishers = contextlib.ExitStack()
     try:
         for host, port in zip(HOSTS, ports, strict=True):
             own = directory / host
             links.tree(own / "root")
             (own / "kmsg").write_text(BOOT)
             scenario(own)
-            lives.append(running(own, plan, host))
+            publishers.enter_context(running(own, plan, host))
             new_site.exporters[host] = export(own, library, port)
             new_site.started.append(new_site.exporters[host])
             targets.append({"targets": [f"127.0.0.1:{port}"], "labels": {"host": host, "rack": "r1", "run_id": "r1"}})
@@ -260,8 +261,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         hurt(directory / BAD)
         yield new_site
     finally:
-        for run, live in lives:
-            live.stop(run.record())
+        publishers.close()
         processes.end_all(new_site.started)
 
 

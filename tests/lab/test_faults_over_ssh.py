@@ -298,7 +298,7 @@ WANT = r"killed by the kernel for want of memory \(oom_kill \d, limit \d+ MB\)"
         (READ_ONLY, r"benchmark : Run the benchmarks: rackproof: .*: Read-only file system"),
         (HUNG, r"unreachable at Benchmark: benchmark : Run the benchmarks"),
         (FULL, r"Check that the stage finished: .*No space left on device"),
-        (AGENT_OOM, rf"a process of it was {WANT}"),
+        (AGENT_OOM, rf"a process of this command was {WANT}"),
     ],
     ids=["port", "clock", "open", "linked", "earlier", "read-only", "hung", "full", "agent-out-of-memory"],
 )

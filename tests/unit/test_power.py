@@ -275,4 +275,4 @@ def test_command_prints_json(directories: list[Path], capsys: pytest.CaptureFixt
 
 def test_command_exits_64_where_runs_are_too_few(directories: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
     assert call(*directories[:2]) == 64
-    assert "2 of at least 3 run directories" in capsys.readouterr().err
+    assert "2 run directories: give at least 3" in capsys.readouterr().err
