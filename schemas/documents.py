@@ -187,7 +187,7 @@ def faults(value: Json, schema: str) -> list[ValidationError]:
 
     The result is that of jsonschema, which is not called if the compiled schema, where installed, accepts the value.
     """
-    with contextlib.suppress(ValueError, OverflowError):  # of a value that is not JSON
+    with contextlib.suppress(ValueError, OverflowError):  # the value is not JSON
         if COMPILES and compiled(schema).is_valid(value):
             return []
     return list(validator(schema).iter_errors(value))

@@ -69,10 +69,10 @@ def lines(text: bytes, *, run_id: str, host: str, gang: str = "", node: str = ""
 
 
 def read(log: Iterable[str], *, source: str) -> tuple[list[FramedRecord], list[str]]:
-    """The records that a log tells whole, in its order, and what is wrong with the others.
+    """Return the complete records in a log, in order, and what is wrong with the others.
 
     Args:
-        log: its lines; those that tell no record are passed over.
+        log: its lines; those without a record are ignored.
         source: where it comes from, for people: opens each complaint.
     """
     records: dict[tuple[str, ...], _Parts] = {}
@@ -125,7 +125,7 @@ class _Parts:
 
 
 def _frame(line: str, where: str) -> dict[str, Any] | None:
-    """What one line of a log tells; None where it tells no part of a record. Raises DocumentError where it is garbled."""
+    """Return the part of a record in one line of a log; None if it has none. Raise DocumentError if it is garbled."""
     line = _unwrapped(line, where)
     _, mark, rest = line.partition(MARK)
     if not mark:

@@ -25,7 +25,7 @@ except ImportError:  # a GPU host reads no records but its own
 _METRIC = "record#/$defs/snapshot/properties/metrics/items"
 _OBSERVATIONS = "record#/properties/observations"
 MOST_KEPT = 100_000
-"""Different metrics that are remembered; then it begins anew, since hosts may tell whatever they like."""
+"""Number of different metrics that are cached. Then the cache is cleared, since hosts may send any number."""
 
 
 _DIGITS = bytes(ord("0") if chr(byte).isdigit() and byte < 128 else 32 for byte in range(256))

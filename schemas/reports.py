@@ -95,11 +95,11 @@ class Verdict:
     reason: str
     """One sentence for people: the value and the limit."""
     detail: str = ""
-    """The part of the reason beyond value and limit: where a fleet limit comes from, what explains the value."""
+    """The part of the reason beyond value and limit: the source of a fleet limit, and what explains the value."""
     part: str = ""
     """Scope of the part that it is attributed to, if that is not the part of its own scope: the GPU whose pairs are all slow."""
     serial: str = ""
-    """Of the part."""
+    """Serial of the part."""
     stage: str = ""
     params: Mapping[str, Value] = field(default_factory=dict)
     value: Value = None
@@ -110,11 +110,11 @@ class Verdict:
     source: str = ""
     basis: str = ""
     severity: str = ""
-    """Of a failure: `critical`, unfit for use; or `warning`, to be inspected. Empty if nothing failed."""
+    """Severity of a failure: `critical`, unfit for use; or `warning`, to be inspected. Empty if nothing failed."""
     user: str = ""
-    """Who uses the host: the other run, job or process, if the kind is `in_use`."""
+    """The other run, job or process that uses the host, if the kind is `in_use`."""
     waiver: Waiver | None = None
-    """Who waives it and until when. The verdict does not change, and does not prevent acceptance."""
+    """The person who waives it, and the last day. The verdict does not change, and does not prevent acceptance."""
 
     def __post_init__(self) -> None:
         if self.verdict == FAIL and not self.severity:
@@ -214,7 +214,7 @@ class Judged:
     failed: int = 0
     inconclusive: int = 0
     spread: Spread | None = None
-    """Of the values that are numbers."""
+    """Statistics of the values that are numbers."""
     values: Mapping[str, int] = field(default_factory=dict)
     """Of texts and flags: the most frequent values and their counts."""
     farthest: tuple[Far, ...] = ()
@@ -239,7 +239,7 @@ class SummaryLine:
     """For people, after the title."""
     title: str = ""
     verdict: str = ""
-    """Of a check or a reason: pass, fail or inconclusive; empty if nothing was judged."""
+    """Verdict of a check or a reason: pass, fail or inconclusive; empty if nothing was judged."""
     host: str = ""
     part: str = ""
     """Scope of the part that a reason is about."""
@@ -272,7 +272,7 @@ class NotJudged:
     host: str = ""
     """Set if the figure has no verdict on this one part only."""
     scope: str = ""
-    """Of the part."""
+    """Serial of the part."""
 
     def __str__(self) -> str:
         where = f" of {self.host} {self.scope}" if self.host else ""

@@ -90,7 +90,7 @@ class RunDirectory:
 
     @property
     def lock(self) -> Path:
-        """Who runs it now."""
+        """The operator that runs it now."""
         return self.root / LOCK
 
     def record(self, host: str, gang: str = "") -> Path:

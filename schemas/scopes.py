@@ -24,7 +24,7 @@ class Scope:
 
     text: str
     kind: str
-    """Of the narrowest label: `link` of `gpu=0,link=3`; `host`."""
+    """Kind of the narrowest label: `link` for `gpu=0,link=3`; `host`."""
     labels: Mapping[str, str]
     """`{"gpu": "0", "link": "3"}`; empty for `host`."""
     device: str
@@ -36,7 +36,7 @@ class Scope:
     device_kind: str
     """`gpu`."""
     index: int | None
-    """Of the device, if it is a number: 0 of `gpu=0,link=3`."""
+    """Index of the device, if it is a number: 0 for `gpu=0,link=3`."""
 
     @staticmethod
     def parse(text: str) -> Scope:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 IN_USE = "busy: "
-"""The reason of an observation that was skipped because others use the host starts with this; who uses it follows."""
+"""The reason of an observation that was skipped because others use the host starts with this; the user follows."""
 
 
 def skipped_for(user: str) -> str:

@@ -24,7 +24,7 @@ from schemas.stages import PREFLIGHT
 
 FREE, IN_USE = 0, 1
 MAX_REASONS = 3
-"""Reasons in the record; of the others only the number is given."""
+"""Reasons in the record; further ones are only counted."""
 
 
 def add_verb(verbs: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:

@@ -1,4 +1,4 @@
-"""The verb `soak`: repeat the plan's soak rounds until its time is over."""
+"""The verb `soak`: repeat the plan's soak rounds until its time has passed."""
 
 from __future__ import annotations
 

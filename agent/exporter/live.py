@@ -1,7 +1,7 @@
 """Publish the progress of a run for the exporter: `runs/live.json`, beside the run directories.
 
 The run directories are private, and the exporter has an account of its own that neither reads nor writes them. Therefore
-whoever runs a stage writes this file every PERIOD_S, in one step, with what anyone may see: the run, its stages, and the newest
+the process that runs a stage writes this file every PERIOD_S, in one step, with what anyone may see: the run, its stages, and the newest
 figures of the ranks. It contains no nonce, address or log.
 """
 
@@ -57,7 +57,7 @@ class LivePublisher(threading.Thread):
     """Publishes a stage while it runs: a context manager.
 
     It has a thread of its own, so that neither a blocked driver stops the file nor a slow disk the supervisor. If the stage ends
-    with an exception the thread is not waited for: whoever sent SIGTERM waits only a few seconds.
+    with an exception the thread is not waited for: the sender of SIGTERM waits only a few seconds.
     """
 
     def __init__(
@@ -76,10 +76,10 @@ class LivePublisher(threading.Thread):
         Args:
             run: the host's run.
             states: returns the current state of each rank.
-            stage, deadline_s: of the launch.
-            work: where the ranks with these numbers leave their results.
+            stage, deadline_s: stage and deadline of the launch.
+            work: directory in which the ranks leave their results.
             ranks: numbers of the ranks of this host.
-            span: of the soak that the launch is a round of.
+            span: time of the soak, if the launch is a round of one.
         """
         super().__init__(name="live", daemon=True)
         self._run, self._stage, self._states = run, stage, states

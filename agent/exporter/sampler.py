@@ -60,7 +60,7 @@ class GpuHistory:
         self._throttled_s = dict.fromkeys(THROTTLE_REASONS, 0.0)
 
     def set_limits(self, at: float, limits: GpuLimits | Absent) -> None:
-        """Set identity and limits. If another GPU has taken this index, its history begins anew."""
+        """Set identity and limits. If another GPU has taken this index, its history is cleared."""
         self.limits_read_at = at
         if isinstance(limits, Absent):
             return

@@ -161,8 +161,8 @@ class GangMonitor:
         """After the end of the launcher, wait for the verdict if something went wrong.
 
         Args:
-            exit_code: of the launcher, negative for a signal.
-            last_line: of the launcher's output.
+            exit_code: exit code of the launcher, negative for a signal.
+            last_line: last line of the launcher's output.
         """
         if exit_code:
             self._launcher_exit = f"its launcher {'was ' if exit_code < 0 else ''}{describe_exit(exit_code)}"

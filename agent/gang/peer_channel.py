@@ -105,7 +105,7 @@ class PeerChannel:
         }
 
     def announce_verdict(self, verdict: Culprit) -> None:
-        """Tell every connected member that the gang ends, and why."""
+        """Announce to every connected member that the gang ends, and why."""
         self.verdict = verdict
         self._answer_all()
 

@@ -1,4 +1,4 @@
-"""The gang protocol: who talks to whom, and messages signed with the run's nonce."""
+"""The gang protocol: its members, and messages signed with the run's nonce."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def conclude(
         excluded: rank -> why it could not join the process group. Empty for a launch on one host, where each missing figure
             carries its own reason.
         problems: result files that cannot be used.
-        deadline_s: of the launch.
+        deadline_s: deadline of the launch.
     """
     if end.culprit:  # every host of the gang gives the same reason
         return Conclusion(outcome="failed", reason=end.culprit.text[:MAX_REASON], culprit=end.culprit)

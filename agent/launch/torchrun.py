@@ -46,7 +46,7 @@ def torchrun_command(
     """Return the torchrun command of this host's part of a launch.
 
     Args:
-        plan, host: of the run.
+        plan, host: the run's plan and this host in it.
         request: the launch. Its variables override all others.
         gang: the hosts that start together, in rank order; one member: this host alone.
         work: directory for the request to the ranks, their results and their logs.

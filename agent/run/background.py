@@ -34,7 +34,7 @@ def start(arguments: Sequence[str], directory: Path, name: str, until: str = "")
     Args:
         arguments: the command line, without the option that asked for the background.
         directory: gets `NAME.pid` and `NAME.log`.
-        name: of the process.
+        name: name of the process.
         until: return only once the log contains this.
 
     Returns:

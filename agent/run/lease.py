@@ -90,8 +90,8 @@ def acquire(run_dir: Path, plan: Plan, by: Claim, *, take_over: bool = False) ->
     """Acquire the host for this run.
 
     Args:
-        run_dir: of the run on this host.
-        plan: of the run.
+        run_dir: run directory on this host.
+        plan: the run's plan.
         by: the operator who carries it out.
         take_over: acquire the host even if another run has it; the processes that measure for that run are ended.
 
@@ -116,8 +116,8 @@ def renew(run_dir: Path, plan: Plan, stage: str = "", *, taken: bool = False) ->
     """Renew the lease; with `stage`, note that this process is the supervisor of that stage.
 
     Args:
-        run_dir: of the run on this host.
-        plan: of the run.
+        run_dir: run directory on this host.
+        plan: the run's plan.
         stage: that this process supervises.
         taken: only if the run has acquired the host and has not released it since.
 

@@ -111,7 +111,7 @@ def problems(
 
     Args:
         devices: NVML indices, or the process numbers of a rehearsal.
-        directory: of the run; it is created if it is missing.
+        directory: run directory, created if it is missing.
         cpu: a rehearsal, which needs no GPU.
         share: other processes may use the GPUs.
     """

@@ -17,7 +17,7 @@ GRACE_S = 5.0
 class SnapshotSampler(threading.Thread):
     """Takes a snapshot every PERIOD_S while it is entered. A thread: a driver that blocks must not delay the supervisor.
 
-    If the launch ends with an exception the thread is not waited for: whoever sent SIGTERM waits only a few seconds.
+    If the launch ends with an exception the thread is not waited for: the sender of SIGTERM waits only a few seconds.
     """
 
     def __init__(self, collectors: Sequence[Collector], stage: str) -> None:

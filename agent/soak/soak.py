@@ -1,4 +1,4 @@
-"""Run a soak: the same short launch again and again, until the time is over, a finding ends it, or rounds keep failing.
+"""Run a soak: the same short launch until its time has passed, a finding ends it, or rounds keep failing.
 
 Each round is aggregated into the record, and `soak.json` beside it holds the progress, at most CHECKPOINT_S old. If host,
 supervisor or control node is killed, only the round that was running is lost, and what it had measured still counts.

@@ -100,7 +100,7 @@ POSITION = {
 }
 """Columns of labels that most tables have."""
 TO_RUNBOOK = ("What to do", "${runbook}#${__data.fields.Alert}")
-"""From a row with a column Alert. Where nobody knows the anchor, the page opens at its table of alerts."""
+"""Return the link from a row with a column Alert. For an unknown anchor the page opens at its table of alerts."""
 
 
 def _annotations() -> list[dashboard.AnnotationQuery]:

@@ -1,4 +1,4 @@
-"""The fleet: which hosts and GPUs need somebody, and how far the run has come."""
+"""The fleet: which hosts and GPUs need attention, and the progress of the run."""
 
 from __future__ import annotations
 

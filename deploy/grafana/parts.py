@@ -30,7 +30,7 @@ GPUS = f'{HOSTS}, gpu=~"$gpu"'
 RUN = f'{HOSTS}, run_id=~"$run_id"'
 WHOLE, HALF, THIRD, QUARTER = 24, 12, 8, 6
 
-# Colours that people tell apart who do not see red and green (Okabe and Ito); words stand beside them everywhere.
+# Colour-blind safe colours (Okabe and Ito); every colour has a word beside it.
 FINE, BUSY, WARN, BAD, GONE, ODD, PLAIN = (
     "#0072B2",
     "#56B4E9",
@@ -52,7 +52,7 @@ class Text:
     about: str
     """What is seen, and what to make of it."""
     empty: str
-    """Stands there where no series answers."""
+    """Text shown if no series answers."""
 
 
 def texts(name: str) -> Callable[..., Text]:
@@ -91,7 +91,7 @@ def words(states: Mapping[str, tuple[str, str]]) -> dashboard.ValueMap:
 
 
 def properties(**values: Any) -> list[dashboard.DynamicConfigValue]:
-    """Of an override: `custom__lineWidth=2` is custom.lineWidth."""
+    """Return the properties of an override: `custom__lineWidth=2` is custom.lineWidth."""
     return [dashboard.DynamicConfigValue(id_val=key.replace("__", "."), value=value) for key, value in values.items()]
 
 
@@ -111,7 +111,7 @@ def lines(
     Args:
         limit: drawn as a dashed line; what is beyond it is bad.
         broken_below: what is under the limit is bad.
-        least, most: of the axis, where the values do not ask for more.
+        least, most: limits of the axis, unless values exceed them.
         by_gpu: series whose names begin with `GPU 0` to `GPU 7` have the same colours in every panel.
     """
     panel = describe_panel(timeseries.Panel(), text, queries).unit(unit).span(width).height(8)

@@ -1,1 +1,1 @@
-"""Manifests for kustomize, and what looks at a cluster before they are applied."""
+"""Manifests for kustomize, and a check of the cluster before they are applied."""

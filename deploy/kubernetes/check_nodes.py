@@ -41,7 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def verdict(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tuple[list[str], bool]:
-    """What to tell of each node, and whether the plan's hosts fit. `wanted`: host -> GPUs; nodes as the API gives them."""
+    """Return the lines about each node, and whether the plan's hosts fit. `wanted`: host -> GPUs; nodes as the API gives them."""
     most = max(wanted.values(), default=0)
     by_name = {str(node["metadata"]["name"]): node for node in nodes}
     named = set(wanted) & set(by_name)
@@ -73,7 +73,7 @@ def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
         for taint in spec.get("taints", [])
         if taint.get("effect") in ("NoSchedule", "NoExecute")
         and taint["key"] not in TOLERATED
-        and not taint["key"].startswith("node.kubernetes.io/")  # what it says is told above
+        and not taint["key"].startswith("node.kubernetes.io/")  # reported above
     ]
     there, capacity = allocatable(node), int(status.get("capacity", {}).get(RESOURCE, 0))
     if RESOURCE not in status.get("capacity", {}):

@@ -46,7 +46,7 @@ def report(ratios: list[float], what: str) -> None:
 
 
 def nccl_tests(path: Path, placement: str) -> dict[int, tuple[float, float]]:
-    """Size in bytes -> (time in s, busbw in B/s) out of nccl-tests' tables; of several runs in one file the medians."""
+    """Size in bytes -> (time in s, busbw in B/s) from nccl-tests' tables; the medians, if a file has several runs."""
     times: dict[int, list[tuple[float, float]]] = {}
     for line in path.read_text().splitlines() if path.exists() else ():
         cells = line.split()  # hypercube has no cell for the reduction

@@ -99,7 +99,7 @@ def main(seconds: float, rounds: int) -> None:
     with tempfile.TemporaryDirectory() as directory:
         log = Path(directory) / "steps"
         launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={processes}"]
-        error_file = Path(directory) / "told"  # that it is ended by a signal, torchrun tells with a traceback
+        error_file = Path(directory) / "told"  # torchrun writes a traceback about the signal that ends it
         with error_file.open("w") as file:
             training = subprocess.Popen([*launch, __file__, "--train", str(log)], stderr=file)
         try:

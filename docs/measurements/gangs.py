@@ -6,7 +6,7 @@ Usage: python docs/measurements/gangs.py RUN_DIR DEVICES PROFILE [FAULT]
     FAULT    stop:RANK or kill:RANK, a signal to that rank once it measures; slow:GPU:SHARE, another process that
              computes on that GPU for a share of its time (compete.py), three times over
 
-RUN_DIR becomes a run directory as the playbooks leave one, and the fleet's report is written and told.
+RUN_DIR becomes a run directory as the playbooks leave one, and the fleet's report is written and printed.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ COMPETITORS = 3
 
 
 def main() -> None:
-    """Runs the gang and tells what came of it."""
+    """Run the gang and print its outcome."""
     if len(sys.argv) not in (4, 5):
         sys.exit(__doc__)
     directory, devices = Path(sys.argv[1]).absolute(), [part.split(",") for part in sys.argv[2].split("/")]

@@ -1,7 +1,7 @@
 """The exporter's server under load beside prometheus_client's own, in one run: many scrapers, then half-open clients.
 
 Usage: python docs/measurements/scrape_load.py [SCRAPERS] [HALF_OPEN]      default: 100 and 1000
-The page is that of a host with sixteen GPUs, made up; each server runs in a process of its own, which tells its memory.
+The page is that of a host with sixteen GPUs, made up; each server runs in a process of its own, which reports its memory.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ class Made:
 
 
 def serve(kind: str) -> None:
-    """Serves until standard input ends, then tells the most memory it had."""
+    """Serve until standard input ends, then print the peak memory."""
     registered: CollectorRegistry = registry([Made()])
     if kind == "ours":
         print(Server(registered, "127.0.0.1", 0).port, flush=True)

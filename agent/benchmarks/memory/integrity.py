@@ -27,7 +27,7 @@ def run(context: Context, settings: Mapping[str, Any]) -> None:
     """Report `integrity.wrong_words` of each pattern, `.tested_share` of the free memory, and `.first_error` if there is one.
 
     The address is a virtual one of this process: NVIDIA offers no way from it to a memory bank. The expected word and the
-    word that was read are reported with it, which tells a stuck bit from a lost row.
+    word that was read are reported with it, so that a stuck bit can be distinguished from a lost row.
     """
     context.host_barrier("the other ranks have freed their memory")
     free = _free_bytes(context.device)

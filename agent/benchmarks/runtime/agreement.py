@@ -31,7 +31,7 @@ def attempt_on_all_ranks(context: Context, work: Callable[[], Result]) -> Result
         result = work()
     except CannotMeasureError as error:
         problem = error
-    except Exception as error:  # noqa: BLE001 - a compiler may raise anything, and the other ranks must be told
+    except Exception as error:  # noqa: BLE001 - a compiler may raise anything, and the other ranks must learn of it
         problem = CannotMeasureError(ERROR, describe_error(error))
     lowest, _ = context.min_max_over_ranks(-1 - context.rank if problem else 0)
     if problem:

@@ -80,7 +80,7 @@ class Context(Timing):
         return self.local_rank == 0
 
     def set_phase(self, phase: str, exit_code: int | None = None) -> None:
-        """Tell the supervisor what this rank is doing, and at the end its exit code."""
+        """Report to the supervisor what this rank is doing, and at the end its exit code."""
         self.heartbeat.phase = phase
         self.heartbeat.record_progress()
         state = {"phase": phase, "exit_code": exit_code, "begun": self.begun, "unable": self.unable}
@@ -196,7 +196,7 @@ class Context(Timing):
         return [rank for rank in ranks if not self._has_left(rank)]
 
     def leave(self) -> None:
-        """Tell the other ranks of this host not to wait for this one at any further barrier of the benchmark."""
+        """Signal the other ranks of this host not to wait for this one at any further barrier of the benchmark."""
         self.store.set(f"left/{self.node}/{self.benchmark}/{self.local_rank}", "left")
 
     def _has_left(self, rank: int) -> bool:

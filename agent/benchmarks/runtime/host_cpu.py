@@ -20,7 +20,7 @@ NO_PRESSURE = (
 NO_QUOTA = "no cgroup of the process can have a CPU quota"
 
 Periods = tuple[int, int]
-"""Of a cgroup's quota: periods that have passed, and periods in which it was used up."""
+"""Periods of a cgroup's CPU quota, and those in which it was used up."""
 
 
 @dataclass(frozen=True, kw_only=True)
