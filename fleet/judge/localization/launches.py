@@ -88,7 +88,7 @@ class Attempt:
         hosts = Counter(culprit.hosts for culprit in told).most_common(1)[0][0]
         return Counter(culprit for culprit in told if culprit.hosts == hosts).most_common(1)[0][0]
 
-    def blamed(self) -> dict[str, str]:
+    def culprits(self) -> dict[str, str]:
         """Hosts that stopped it, and how; none where nobody can tell."""
         own = self.not_started | {host: culprit.text for host, culprit in self.unable.items()}
         culprit = self.culprit
@@ -99,7 +99,7 @@ class Attempt:
             return own
         return own | dict.fromkeys(culprit.hosts, culprit.text)
 
-    def sure(self, host: str) -> bool:
+    def is_certain(self, host: str) -> bool:
         """Whether it was that host, or a part of it: a rank's end is known; of hosts that lost one another, the few."""
         culprit = self.culprit
         if not culprit or host in self.not_started or host in self.unable:
@@ -108,7 +108,7 @@ class Attempt:
             return False  # it may be that nobody started it
         return culprit.kind.startswith("rank_") or 2 * len(culprit.hosts) < len(self.members)
 
-    def late(self, present: Collection[str]) -> bool:
+    def never_started(self, present: Collection[str]) -> bool:
         """Whether all that stopped it is hosts that were never started, and could be: their control node was cut off."""
         culprit = self.culprit
         if not culprit or culprit.kind != "host_absent" or self.not_started or self.unable:
@@ -169,10 +169,10 @@ def conclusion(among: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Co
 
 def is_stuck(attempt: Attempt) -> bool:
     """Whether it did not work, and nobody is blamed."""
-    return attempt.stage == GANG and not attempt.worked and not attempt.blamed()
+    return attempt.stage == GANG and not attempt.worked and not attempt.culprits()
 
 
-def unfit(found: Conclusion) -> dict[str, str]:
+def hosts_to_exclude(found: Conclusion) -> dict[str, str]:
     """The hosts that must leave so that the rest works together: the bad ones, and of two that fail together the second."""
     hosts = {item.where: item.evidence for item in found.suspects if item.kind == HOST}
     for item in found.suspects:
