@@ -90,7 +90,7 @@ class _Told:
 
 
 class _Gang:
-    """One launch of a gang, its pairs and who is suspected."""
+    """One launch of a gang, its pairs and its suspects."""
 
     def __init__(
         self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], slow: bool
@@ -148,7 +148,7 @@ class _Gang:
         return Kind(across=first.rack != second.rack, gbps=min(first.fabric_gbps, second.fabric_gbps))
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Against the suspects, and for those that are none."""
+        """Yield verdicts on the suspects, then passes for the other hosts."""
         if not self._pairs:
             return
         suspects = find_suspects(
@@ -283,7 +283,7 @@ def _is_gross(suspect: Suspect) -> bool:
 
 
 def _is_certain_on_cpus(suspect: Suspect) -> bool:
-    """Whether a rehearsal may tell it: what failed, and a host that is slow with everybody."""
+    """Return whether a rehearsal may report it: a failure, or a host that is slow with every partner."""
     return suspect.found is None or (suspect.kind == HOST and suspect.confidence >= CERTAIN_ON_CPUS)
 
 
