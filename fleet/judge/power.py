@@ -75,7 +75,7 @@ class Gate:
     mean: float
     """Of the parts' medians."""
     run_sigma: float
-    """From run to run, as `careful_sigma` has it, in the unit."""
+    """From run to run, as `mad_sigma` has it, in the unit."""
     part_sigma: float
     """From part to part, likewise; 0 for one part, of which nothing can be said."""
     sigma: float
@@ -188,8 +188,8 @@ def _gate(
 ) -> Gate:
     medians = [statistics.median(values) for values in parts.values()]
     mean = statistics.fmean(medians)
-    run_sigma = statistics.fmean(careful_sigma(values) for values in parts.values())
-    part_sigma = careful_sigma(medians)
+    run_sigma = statistics.fmean(mad_sigma(values) for values in parts.values())
+    part_sigma = mad_sigma(medians)
     sigma, limit = math.hypot(run_sigma, part_sigma), statistics.median(limits)
     finds = 1 - (limit - _FOUND_SIGMAS * sigma) / mean
     return Gate(
@@ -211,7 +211,7 @@ def _gate(
     )
 
 
-def careful_sigma(values: Sequence[float]) -> float:
+def mad_sigma(values: Sequence[float]) -> float:
     """`robust_sigma`; of fewer than FEW values the larger of that and the standard deviation.
 
     A median absolute deviation does not see the one of three runs that was 20 % slower, which with so few is no outlier but

@@ -20,7 +20,7 @@ from fleet.judge.evidence import Evidence, Planned
 from fleet.judge.host_view import HostView
 from fleet.judge.localization.bisection import Conclusion
 from fleet.judge.localization.faults import last_of
-from fleet.judge.localization.launches import Attempt, attempts, conclusion, is_stuck, unfit
+from fleet.judge.localization.launches import Attempt, attempts, conclusion, hosts_to_exclude, is_stuck
 from fleet.judge.localization.verdicts import is_slow, judge_pairs
 from fleet.judge.outliers import FleetFigures
 from schemas.plans import Plan
@@ -157,9 +157,11 @@ class _Gang:
         excluded: dict[str, str] = {}
         for attempt in self._full:
             if is_stuck(attempt) and isinstance(result := conclusion(self._launched, attempt), Conclusion):
-                excluded |= unfit(result)
-            elif not attempt.worked and not (attempt.late(self._present) and self._tries(attempt.members) < TRIES):
-                excluded |= attempt.blamed()
+                excluded |= hosts_to_exclude(result)
+            elif not attempt.worked and not (
+                attempt.never_started(self._present) and self._tries(attempt.members) < TRIES
+            ):
+                excluded |= attempt.culprits()
         for attempt in self._launched:  # the probes too
             excluded |= {host: culprit.text for host, culprit in attempt.unable.items()}
         return excluded | {host: why for hosts in self._slowing.values() for host, why in hosts.items()}

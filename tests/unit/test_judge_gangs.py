@@ -22,10 +22,10 @@ from fleet.judge.localization import (
     Pair,
     Suspect,
     Tolerance,
-    explain,
+    find_suspects,
     judge_pairs,
 )
-from fleet.judge.localization.launches import Attempt, attempts, conclusion, is_stuck, measured_by, unfit
+from fleet.judge.localization.launches import Attempt, attempts, conclusion, hosts_to_exclude, is_stuck, measured_by
 from fleet.judge.localization.matrix import rule_of_succession, spread, upper_median
 from schemas.catalogue import DURATION
 from schemas.plans import Plan
@@ -670,9 +670,9 @@ SAID: dict[str, list[tuple[Any, ...]]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_who_is_named_and_by_what_evidence(case: str) -> None:
     pairs, asked = CASES[case]
-    assert summarized(explain(pairs, **asked)) == SAID.get(case, [])
+    assert summarized(find_suspects(pairs, **asked)) == SAID.get(case, [])
     if len({pair.a for pair in pairs}) > 1:
-        turned = summarized(explain(pairs[::-1], **asked))
+        turned = summarized(find_suspects(pairs[::-1], **asked))
         assert sorted(map(str, turned)) == sorted(map(str, SAID.get(case, [])))
     slower = [
         replace(
@@ -680,12 +680,14 @@ def test_who_is_named_and_by_what_evidence(case: str) -> None:
         )
         for pair in pairs
     ]
-    assert [item[:7] for item in summarized(explain(slower, **asked))] == [item[:7] for item in SAID.get(case, [])]
+    assert [item[:7] for item in summarized(find_suspects(slower, **asked))] == [
+        item[:7] for item in SAID.get(case, [])
+    ]
 
 
 def test_link_failed_on_several_rails_shows_the_first_reason() -> None:
     pairs = matrix(5, 3, failed={("ad", 1): "gone", ("ad", 2): "lost"})
-    (link,), (turned,) = explain(pairs), explain(pairs[::-1])
+    (link,), (turned,) = find_suspects(pairs), find_suspects(pairs[::-1])
     assert (turned.where, turned.rails) == (link.where, link.rails)
     assert (link.where, link.rails) == ("a - d rails 1, 2", (1, 2))
     assert link.evidence.startswith(
@@ -955,10 +957,10 @@ def test_a_probe_works_where_all_of_it_was_done() -> None:
 )  # fmt: skip
 def test_who_is_blamed_and_how_surely(reports: Sequence[Culprit | None], blamed: Any, sure: Any) -> None:
     result = one(*(launch(outcome="failed", culprit=each) for each in reports))
-    assert [*result.blamed()] == [*blamed]
+    assert [*result.culprits()] == [*blamed]
     hosts = [host for each in [result.culprit] if each for host in each.hosts]
-    assert [host for host in hosts if result.sure(host)] == sure
-    assert not result.sure("h9") or result.culprit
+    assert [host for host in hosts if result.is_certain(host)] == sure
+    assert not result.is_certain("h9") or result.culprit
     assert is_stuck(result) is not bool(blamed)
 
 
@@ -966,9 +968,9 @@ def test_who_started_no_rank_is_to_blame_by_its_own_word() -> None:
     none = launch(outcome="failed", ranks=(), reason="no GPU")
     result = one(launch(outcome="failed", culprit=culprit("host_absent", "h2")), none)
     assert result.not_started == {"h2": "no GPU"}
-    assert result.blamed() == {"h2": "no GPU"}
-    assert not result.sure("h2")
-    assert not result.late(NAMES)
+    assert result.culprits() == {"h2": "no GPU"}
+    assert not result.is_certain("h2")
+    assert not result.never_started(NAMES)
     assert one(launch(ranks=())).not_started == {}
 
 
@@ -976,18 +978,18 @@ def test_whose_rank_could_not_take_part_is_to_blame_by_its_own_word() -> None:
     """The others came to their end, with nothing to measure. It is no proof of a fault."""
     finished, failed = launch(), launch(outcome="failed", culprit=culprit("rank_unable", "h2"))
     result = one(finished, failed, finished)
-    assert [*result.blamed()] == ["h2"]
+    assert [*result.culprits()] == ["h2"]
     assert result.culprit is None
-    assert not result.sure("h2")
+    assert not result.is_certain("h2")
     assert not result.worked
     assert not is_stuck(result)
     both = one(finished, failed, launch(outcome="failed", culprit=culprit("rank_unable", "h3")))
-    assert [*both.blamed()] == ["h2", "h3"], "each says so of itself"
+    assert [*both.culprits()] == ["h2", "h3"], "each says so of itself"
     silent = one(launch(outcome="failed", culprit=culprit("rank_silent", "h1")), failed)
-    assert sorted(silent.blamed()) == ["h1", "h2"], "who is unable takes nobody with it"
-    assert (silent.sure("h1"), silent.sure("h2")) == (True, False)
+    assert sorted(silent.culprits()) == ["h1", "h2"], "who is unable takes nobody with it"
+    assert (silent.is_certain("h1"), silent.is_certain("h2")) == (True, False)
     absent = one(launch(outcome="failed", culprit=culprit("host_absent", "h4")), failed)
-    assert [*absent.blamed()] == ["h2"], "who did not come may be late"
+    assert [*absent.culprits()] == ["h2"], "who did not come may be late"
 
 
 @pytest.mark.parametrize(
@@ -999,7 +1001,7 @@ def test_whose_rank_could_not_take_part_is_to_blame_by_its_own_word() -> None:
     ],
 )  # fmt: skip
 def test_hosts_that_were_never_started(who: Culprit | None, present: Sequence[str], late: bool) -> None:
-    assert one(*(launch(outcome="failed", culprit=who) for _ in range(2))).late(present) is late
+    assert one(*(launch(outcome="failed", culprit=who) for _ in range(2))).never_started(present) is late
 
 
 def test_what_a_launch_measured_is_its_own() -> None:
@@ -1048,7 +1050,7 @@ def test_probes_after_a_launch_that_stuck_find_the_host() -> None:
     rounds, ended = search("4")
     assert len(rounds) <= 4
     assert [(item.kind, item.where) for item in ended.suspects] == [("host", "h4")]
-    assert unfit(ended) == {"h4": "h4 fails with each of 2 hosts that work without it"}
+    assert hosts_to_exclude(ended) == {"h4": "h4 fails with each of 2 hosts that work without it"}
     # A launch that came later has probes of its own.
     later = [[replace(one_, number=one_.number + 10) for one_ in made] for made in rounds]
     result = probed(*later, after=[launch(5, outcome="failed")])
@@ -1064,7 +1066,7 @@ def test_of_two_that_fail_together_the_second_leaves() -> None:
         ((link,), {"b": "e"}), ((link, host), {"c": "f", "b": "e"}), ((replace(link, confidence=0.5),), {}),
         ((link, replace(host, where="a")), {"a": "f"}), ((replace(host, kind="fabric"),), {}),
     ):  # fmt: skip
-        assert unfit(Conclusion(suspects=suspects, good=(), launches=1)) == leaving
+        assert hosts_to_exclude(Conclusion(suspects=suspects, good=(), launches=1)) == leaving
 
 
 # Verdicts
@@ -1451,7 +1453,7 @@ def test_the_fastest_of_the_kinds_that_are_to_be_no_faster_is_the_least() -> Non
         for across in [hosts[pair.a] != hosts[pair.b]]
         for speed in [50.0 if across else 60.0 if pair.a + pair.b == "ab" else 100.0]
     ]
-    assert [item.where for item in explain(pairs)] == ["a - b"]
+    assert [item.where for item in find_suspects(pairs)] == ["a - b"]
 
 
 def test_pairs_that_nothing_can_be_compared_with_are_not_called_well() -> None:

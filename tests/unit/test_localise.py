@@ -13,7 +13,7 @@ import pytest
 
 from fleet.judge.evidence import Evidence
 from fleet.judge.host_view import HostView
-from fleet.judge.localization import Bisection, Conclusion, Kind, Outcome, Pair, Suspect, explain, judge_pairs
+from fleet.judge.localization import Bisection, Conclusion, Kind, Outcome, Pair, Suspect, find_suspects, judge_pairs
 from schemas import tournament
 from schemas.plans import Plan, PlannedHost
 from schemas.records import Observation, Record
@@ -153,7 +153,7 @@ def test_one_to_five_bad_parts_are_named_and_nothing_else(size: int) -> None:
         counts = [*range(1, most + 1)] if size < 512 else [*{1, most}] if size < 4096 else [most]
         for count, seed in itertools.product(counts, range(number)):
             fleet = broken(size, part, count, seed, rails, rounds)
-            score.add(named(explain(fleet.pairs())), fleet.truth())
+            score.add(named(find_suspects(fleet.pairs())), fleet.truth())
         print(
             f"{size} hosts, {min(counts)}-{most} bad {part}: precision {score.precision:.3f}, recall {score.recall:.3f}"
         )
@@ -169,7 +169,7 @@ def test_simultaneous_faults_of_every_kind_are_separated() -> None:
         a, b, c, d, e = chance.sample([f"h{number}" for number in range(16)], 5)
         fleet = Fleet(16, 8, seed, hosts={a: 0.5}, nics={(b, 3): 0.4}, bad_rails={6: 0.6}, delays={e: 5e-5})
         fleet.links = {frozenset((c, d)): 0.3}
-        score.add(named(explain(fleet.pairs())), fleet.truth())
+        score.add(named(find_suspects(fleet.pairs())), fleet.truth())
     print(f"16 hosts, 5 parts of 5 kinds: precision {score.precision:.3f}, recall {score.recall:.3f}")
     assert (score.precision, score.recall) >= (0.95, 0.95)
 
@@ -179,7 +179,10 @@ def test_a_fleet_in_order_has_no_suspect() -> None:
     for size in SIZES:
         number, rails, rounds = trials(size)
         number *= 16 if size <= 16 else 1
-        alarms[size] = sum(bool(explain(Fleet(size, rails, seed, rounds).pairs())) for seed in range(number)), number
+        alarms[size] = (
+            sum(bool(find_suspects(Fleet(size, rails, seed, rounds).pairs())) for seed in range(number)),
+            number,
+        )
     reported = ", ".join(f"{size} hosts {wrong} of {number}" for size, (wrong, number) in alarms.items())
     print(f"false alarms at {NOISE:.0%} noise: {reported}")
     assert not any(wrong for wrong, _ in alarms.values())
@@ -194,7 +197,7 @@ def test_how_slow_a_part_must_be() -> None:
                 fleet = broken(16, part, 2, seed, 4, 0)
                 fleet.hosts = dict.fromkeys(fleet.hosts, percent / 100)
                 fleet.links = dict.fromkeys(fleet.links, percent / 100)
-                score.add(named(explain(fleet.pairs())), fleet.truth())
+                score.add(named(find_suspects(fleet.pairs())), fleet.truth())
             recall[percent] = score.recall
         print(
             f"16 hosts, 2 bad {part}: recall at a share of the speed of "
@@ -207,9 +210,9 @@ def test_how_slow_a_part_must_be() -> None:
 @pytest.mark.parametrize("noise", [0.0, 0.01, 0.10])
 def test_noise_raises_the_limit_and_no_alarm(noise: float) -> None:
     for seed in range(20):
-        assert not explain(Fleet(16, 2, seed, noise=noise).pairs())
+        assert not find_suspects(Fleet(16, 2, seed, noise=noise).pairs())
     slow = Fleet(16, 2, noise=noise, hosts={"h3": 0.2})
-    assert named(explain(slow.pairs())) == {("host", "h3")}
+    assert named(find_suspects(slow.pairs())) == {("host", "h3")}
 
 
 def only(suspects: Sequence[Suspect]) -> Suspect:
@@ -218,7 +221,7 @@ def only(suspects: Sequence[Suspect]) -> Suspect:
 
 
 def test_of_one_rail_the_host_is_named_and_that_it_may_be_its_nic() -> None:
-    suspect = only(explain(Fleet(8, 1, hosts={"h3": 0.5}).pairs()))
+    suspect = only(find_suspects(Fleet(8, 1, hosts={"h3": 0.5}).pairs()))
     assert (suspect.kind, suspect.hosts) == ("host", ("h3",))
     assert "its GPU or NIC" in suspect.evidence
 
@@ -227,7 +230,7 @@ def test_host_is_judged_by_its_limit_despite_scattered_pairs() -> None:
     """GB/s of four H200, each as a host of its own, over sockets of one machine; another process computed on that of h2."""
     measured = {"01": 2.52, "02": 2.27, "03": 2.84, "12": 2.35, "13": 2.77, "23": 2.34}
     pairs = [Pair(a=f"h{a}", b=f"h{b}", rail=0, bandwidth=rate * 1e9) for (a, b), rate in measured.items()]
-    result = only(explain(pairs))
+    result = only(find_suspects(pairs))
     assert (result.kind, result.where, result.confidence) == ("host", "h2", pytest.approx(4 / 5))
     assert "with 3 of 3 hosts that are well" in result.evidence
 
@@ -235,24 +238,24 @@ def test_host_is_judged_by_its_limit_despite_scattered_pairs() -> None:
 @pytest.mark.parametrize("rails", [1, 4])
 def test_a_gpu_that_failed_by_itself_is_named_and_not_its_nic(rails: int) -> None:
     fleet = Fleet(8, rails, nics={("h5", rails - 1): 0.4})
-    suspect = only(explain(fleet.pairs(), failed_alone={("h5", rails - 1), ("h1", 0)}))
+    suspect = only(find_suspects(fleet.pairs(), failed_alone={("h5", rails - 1), ("h1", 0)}))
     assert (suspect.kind, suspect.hosts, suspect.rails) == ("gpu", ("h5",), (rails - 1,))
 
 
 def test_the_fabric_is_named_where_pairs_are_well_and_all_together_are_slow() -> None:
     fleet = Fleet(8)
-    assert explain(fleet.pairs()) == []
-    assert only(explain(fleet.pairs(), collective_slow=True)).kind == "fabric"
+    assert find_suspects(fleet.pairs()) == []
+    assert only(find_suspects(fleet.pairs(), collective_slow=True)).kind == "fabric"
     slow_host = Fleet(8, hosts={"h1": 0.5})
-    assert only(explain(slow_host.pairs(), collective_slow=True)).where == "h1"
+    assert only(find_suspects(slow_host.pairs(), collective_slow=True)).where == "h1"
 
 
 def test_of_two_hosts_both_are_named_and_the_confidence_is_that_of_a_coin() -> None:
-    assert explain(Fleet(2).pairs()) == []
-    assert explain([]) == []
+    assert find_suspects(Fleet(2).pairs()) == []
+    assert find_suspects([]) == []
     failed = [Pair(a="h0", b="h1", rail=rail, failed="connection closed") for rail in (0, 1)]
     for pairs, slow in ((Fleet(2).pairs(), True), (Fleet(2, nics={("h0", 1): 0.5}).pairs(), False), (failed, False)):
-        suspect = only(explain(pairs, collective_slow=slow))
+        suspect = only(find_suspects(pairs, collective_slow=slow))
         assert (suspect.kind, suspect.hosts, suspect.confidence) == ("link", ("h0", "h1"), 0.5)
         assert "two hosts cannot tell" in suspect.evidence
 
@@ -266,9 +269,9 @@ def without(pairs: Iterable[Pair], fails: Callable[[Pair], bool]) -> list[Pair]:
 
 def test_pairs_that_failed_speak_like_slow_ones() -> None:
     pairs = Fleet(6, 2).pairs()
-    suspect = only(explain(without(pairs, lambda pair: "h2" in (pair.a, pair.b))))
+    suspect = only(find_suspects(without(pairs, lambda pair: "h2" in (pair.a, pair.b))))
     assert (suspect.kind, suspect.where, suspect.found) == ("host", "h2", None)
-    suspect = only(explain(without(pairs, lambda pair: {pair.a, pair.b} == {"h2", "h3"})))
+    suspect = only(find_suspects(without(pairs, lambda pair: {pair.a, pair.b} == {"h2", "h3"})))
     assert (suspect.kind, set(suspect.hosts)) == ("link", {"h2", "h3"})
     assert "timed out after 30 s" in suspect.evidence
 
@@ -276,7 +279,7 @@ def test_pairs_that_failed_speak_like_slow_ones() -> None:
 def test_a_pair_that_failed_in_the_first_round_cannot_be_laid_to_one_end() -> None:
     first = set(tournament.tournament(Fleet(4).names)[0])
     pairs = [pair for pair in Fleet(4, 2).pairs() if (pair.a, pair.b) in first]
-    suspect = only(explain(without(pairs, lambda pair: "h0" in (pair.a, pair.b))))
+    suspect = only(find_suspects(without(pairs, lambda pair: "h0" in (pair.a, pair.b))))
     assert (suspect.kind, suspect.confidence) == ("link", 0.5)
 
 
@@ -288,7 +291,7 @@ def test_a_nic_that_is_slow_with_most_is_one_suspect_and_not_many_links() -> Non
         else pair
         for pair in Fleet(16, 2).pairs()
     ]
-    suspect = only(explain(pairs))
+    suspect = only(find_suspects(pairs))
     assert (suspect.kind, suspect.where) == ("nic", "h1 rail 1")
     assert suspect.confidence == pytest.approx(9 / 17)  # with 8 of 15
 
@@ -299,7 +302,7 @@ def test_pairs_slow_without_a_common_part_are_the_fabrics() -> None:
         replace(pair, bandwidth=(pair.bandwidth or 0) * (0.5 if chance.random() < 0.1 else 1))
         for pair in Fleet(16, 2).pairs()
     ]
-    assert only(explain(pairs)).kind == "fabric"
+    assert only(find_suspects(pairs)).kind == "fabric"
 
 
 def test_pairs_are_compared_with_pairs_of_their_kind() -> None:
@@ -311,11 +314,11 @@ def test_pairs_are_compared_with_pairs_of_their_kind() -> None:
         else pair
         for pair in Fleet(16, 2).pairs()
     ]
-    assert explain(pairs) == []
+    assert find_suspects(pairs) == []
 
 
 def test_confidence_grows_with_what_could_have_spoken_against_it() -> None:
-    result = [only(explain(Fleet(size, hosts={"h1": 0.5}).pairs())).confidence for size in (3, 4, 8, 64)]
+    result = [only(find_suspects(Fleet(size, hosts={"h1": 0.5}).pairs())).confidence for size in (3, 4, 8, 64)]
     assert result == pytest.approx([3 / 4, 4 / 5, 8 / 9, 64 / 65])
 
 

@@ -14,7 +14,7 @@ from statistics import NormalDist
 import pytest
 
 from fleet.judge.criteria import Criterion, Pack, read_packs
-from fleet.judge.power import Gate, Power, Run, careful_sigma, power, robust_sigma
+from fleet.judge.power import Gate, Power, Run, mad_sigma, power, robust_sigma
 from fleet.report.power import render_power
 from rackproof.main import main
 from schemas import documents
@@ -157,8 +157,8 @@ def test_what_is_judged_is_what_repeats_or_does_not() -> None:
     ],
 )
 def test_few_values_hide_nothing(values: list[float], sigma: float) -> None:
-    assert careful_sigma(values) == pytest.approx(sigma, rel=0.02)
-    assert careful_sigma(values) >= robust_sigma(values)
+    assert mad_sigma(values) == pytest.approx(sigma, rel=0.02)
+    assert mad_sigma(values) >= robust_sigma(values)
 
 
 def test_slow_run_of_three_is_in_the_false_alarms() -> None:
@@ -171,7 +171,7 @@ def test_slow_run_of_three_is_in_the_false_alarms() -> None:
 
 def test_one_wild_value_of_many_still_does_not_matter() -> None:
     values = [100.0, 100.1, 99.9, 100.2, 99.8, 50.0]
-    assert careful_sigma(values) == robust_sigma(values) < 1
+    assert mad_sigma(values) == robust_sigma(values) < 1
 
 
 def test_groups_that_documents_quote() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.judge.localization.bisection import Bisection, Conclusion, History, Outcome
 from fleet.judge.localization.matrix import Kind, Pair, Suspect, Tolerance
-from fleet.judge.localization.suspects import explain
+from fleet.judge.localization.suspects import find_suspects
 from fleet.judge.localization.verdicts import judge_pairs
 
 __all__ = [
@@ -16,6 +16,6 @@ __all__ = [
     "Pair",
     "Suspect",
     "Tolerance",
-    "explain",
+    "find_suspects",
     "judge_pairs",
 ]

@@ -29,7 +29,7 @@ WITNESSES = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """What came of one group of a launch."""
+    """The result of one group of a launch."""
 
     hosts: tuple[str, ...]
     worked: bool
@@ -41,7 +41,7 @@ History = Sequence[Sequence[Outcome]]
 
 @dataclass(frozen=True, kw_only=True)
 class Conclusion:
-    """Nothing is left to launch."""
+    """The result of a finished search."""
 
     suspects: tuple[Suspect, ...]
     """Bad hosts and links; the fabric where only many together fail; none where all of them work."""
@@ -51,7 +51,7 @@ class Conclusion:
 
 
 class _NeededError(Exception):
-    """The search cannot go on before these groups were launched."""
+    """The search needs the results of these groups to continue."""
 
     def __init__(self, groups: Sequence[Sequence[str]]) -> None:
         self.groups = [list(group) for group in groups]
@@ -97,24 +97,24 @@ class _Search:
         """Why only many together fail."""
 
     def conclusion(self) -> Conclusion:
-        """Who is bad."""
+        """Return the bad hosts and links, or raise _NeededError."""
         if len(self._hosts) < WITNESSES:
-            return self.told()
+            return self.conclude()
         if len(self._hosts) == WITNESSES:
             self.links.append((self._hosts[0], self._hosts[1]))
-            return self.told()
+            return self.conclude()
         failed = self._first_pairs()
         if not self.good:
             self.together = f"no two of the {len(self._hosts)} hosts work with each other"
-            return self.told()
+            return self.conclude()
         self._settle([host for host in self._hosts if host not in self.good])
         self.links += [pair for pair in failed if all(host in self.good for host in pair)]
         self._confirm()
         self._links_among_good()
-        return self.told()
+        return self.conclude()
 
     def _first_pairs(self) -> list[tuple[str, str]]:
-        """Every host with one other, and another round where nobody worked; returns the pairs that did not."""
+        """Launch the hosts in pairs, again with other pairs while none works; return the pairs that failed."""
         failed: list[tuple[str, str]] = []
         for number in chosen(len(self._hosts)):
             pairs = pairs_of(self._hosts, number)
@@ -128,7 +128,7 @@ class _Search:
         return failed
 
     def _settle(self, suspects: Iterable[str]) -> None:
-        """Each of them with one good host after the other, until it worked with one or failed with two."""
+        """Pair each suspect with good hosts until it works with one or fails with two."""
         open_ones = dict.fromkeys(suspects)
         witnesses = list(self.good)
         failed_with: dict[str, list[str]] = {host: [] for host in open_ones}
@@ -162,7 +162,7 @@ class _Search:
                 self._confirm()
 
     def _confirm(self) -> None:
-        """Asks for the links that have failed only once; one that works then is none."""
+        """Relaunch links that failed only once, because a launch may also fail by chance."""
         again: list[tuple[str, str]] = []
         for link in self.links:
             busy = {host for pair in again for host in pair}
@@ -219,8 +219,8 @@ class _Search:
             mask |= 1 << self._place[host]
         return mask
 
-    def told(self) -> Conclusion:
-        """What is known so far."""
+    def conclude(self) -> Conclusion:
+        """Return the suspects and good hosts so far."""
         suspects = [self._bad_host(host, witnesses) for host, witnesses in self.bad.items()]
         suspects += [self._bad_link(*link) for link in self.links]
         if self.together:
@@ -256,7 +256,7 @@ class _Search:
 def _matched(
     suspects: Iterable[str], witnesses: Sequence[str], failed_with: dict[str, list[str]]
 ) -> list[tuple[str, str]]:
-    """As many suspects as there are good hosts, each with one that it has not failed with."""
+    """Pair suspects with good hosts that they have not failed with; each good host is used once."""
     free, pairs = list(witnesses), []
     for suspect in suspects:
         witness = next((host for host in free if host not in failed_with[suspect]), None)

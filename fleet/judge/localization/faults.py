@@ -47,12 +47,12 @@ def _named(attempt: Attempt, views: Mapping[str, HostView], settled: Collection[
 
     That a rank has no device that works is no proof of a fault of the device: what its driver and its kernel say is.
     """
-    for host, why in attempt.blamed().items():
+    for host, why in attempt.culprits().items():
         culprit = attempt.unable.get(host) or (attempt.culprit if host not in attempt.not_started else None)
         if culprit and host in views and host not in settled:
             unknown = views[host].is_beyond_driver(culprit.scope) or (culprit.kind == UNABLE and views[host].renumbered)
             scope = "host" if unknown else culprit.scope or "host"
-            yield _verdict(views[host], scope, why, fails=attempt.sure(host))
+            yield _verdict(views[host], scope, why, fails=attempt.is_certain(host))
 
 
 def _probed(

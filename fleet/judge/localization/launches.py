@@ -88,28 +88,28 @@ class Attempt:
         hosts = Counter(culprit.hosts for culprit in told).most_common(1)[0][0]
         return Counter(culprit for culprit in told if culprit.hosts == hosts).most_common(1)[0][0]
 
-    def blamed(self) -> dict[str, str]:
-        """Hosts that stopped it, and how; none where nobody can tell."""
+    def culprits(self) -> dict[str, str]:
+        """Return the hosts that stopped the launch, each with the reason; empty if they are unknown."""
         own = self.not_started | {host: culprit.text for host, culprit in self.unable.items()}
         culprit = self.culprit
         if not culprit or set(culprit.hosts) >= set(self.members):
             return own
-        # Who started no rank makes others fail. Who is unable comes to a good end, and takes no rank with it.
+        # A host that started no rank makes others fail. A host that is unable exits cleanly and stops no other rank.
         if self.not_started or (own and not culprit.kind.startswith("rank_")):
             return own
         return own | dict.fromkeys(culprit.hosts, culprit.text)
 
-    def sure(self, host: str) -> bool:
-        """Whether it was that host, or a part of it: a rank's end is known; of hosts that lost one another, the few."""
+    def is_certain(self, host: str) -> bool:
+        """Return whether the fault is certainly on that host: one of its ranks ended, or it is in the minority of a split."""
         culprit = self.culprit
         if not culprit or host in self.not_started or host in self.unable:
             return False
         if culprit.kind == "host_absent" and host not in self.told:
-            return False  # it may be that nobody started it
+            return False  # it may never have been started
         return culprit.kind.startswith("rank_") or 2 * len(culprit.hosts) < len(self.members)
 
-    def late(self, present: Collection[str]) -> bool:
-        """Whether all that stopped it is hosts that were never started, and could be: their control node was cut off."""
+    def never_started(self, present: Collection[str]) -> bool:
+        """Return whether the only cause is hosts that are present but were never started (control node cut off)."""
         culprit = self.culprit
         if not culprit or culprit.kind != "host_absent" or self.not_started or self.unable:
             return False
@@ -117,7 +117,7 @@ class Attempt:
 
 
 def attempts(plan: Plan, evidence: Mapping[str, Evidence], gang: str) -> list[Attempt]:
-    """Every launch and probe of a gang, the earliest first."""
+    """Return every launch and probe of a gang, the earliest first."""
     told: dict[tuple[int, str, tuple[str, ...]], dict[str, Launch]] = defaultdict(dict)
     seen: dict[tuple[int, str, tuple[str, ...]], dict[str, tuple[Observation, ...]]] = defaultdict(dict)
     for host in plan.gangs()[gang]:
@@ -169,11 +169,11 @@ def conclusion(among: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Co
 
 def is_stuck(attempt: Attempt) -> bool:
     """Whether it did not work, and nobody is blamed."""
-    return attempt.stage == GANG and not attempt.worked and not attempt.blamed()
+    return attempt.stage == GANG and not attempt.worked and not attempt.culprits()
 
 
-def unfit(found: Conclusion) -> dict[str, str]:
-    """The hosts that must leave so that the rest works together: the bad ones, and of two that fail together the second."""
+def hosts_to_exclude(found: Conclusion) -> dict[str, str]:
+    """Return the hosts to exclude so that the rest works: each bad host, and the second host of each bad link."""
     hosts = {item.where: item.evidence for item in found.suspects if item.kind == HOST}
     for item in found.suspects:
         if item.kind == LINK and item.confidence > EITHER and not hosts.keys() & set(item.hosts):

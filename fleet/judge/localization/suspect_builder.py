@@ -31,7 +31,7 @@ _NOTHING = math.log(LOST) / 2
 """A share that only a pair that failed has."""
 
 
-class Named:
+class SuspectBuilder:
     """The slow ends, rails and links of one quantity, as parts that have a name."""
 
     def __init__(self, quantity: str, edges: Sequence[Edge], slow: Slow, failed_alone: Collection[End]) -> None:

@@ -1,4 +1,4 @@
-"""explain(pairs) -> the parts that explain what is slow, surest first. A pure function."""
+"""find_suspects(pairs) -> the parts that explain what is slow, surest first. A pure function."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from fleet.judge.localization.matrix import (
     upper_median,
 )
 from fleet.judge.localization.slow import LEAST_HOSTS, LOST, Edge, find_slow, usual_speeds
-from fleet.judge.localization.suspect_builder import Named, rails_name, times
+from fleet.judge.localization.suspect_builder import SuspectBuilder, rails_name, times
 
 
-def explain(
+def find_suspects(
     pairs: Sequence[Pair],
     *,
     failed_alone: Collection[End] = (),
     collective_slow: bool = False,
     tolerance: Tolerance | None = None,
 ) -> list[Suspect]:
-    """The fewest parts that explain what is slow or failed among the pairs; none where nothing is.
+    """Return the fewest parts that explain the slow and failed pairs; empty if no pair is slow or failed.
 
     Args:
         pairs: every pair of hosts that was tried, once a rail.
@@ -46,7 +46,8 @@ def explain(
         edges = _edges(pairs, quantity)
         if edges:
             found = _joined(
-                found, Named(quantity, edges, find_slow(edges, share, tolerance.sigmas), failed_alone).suspects()
+                found,
+                SuspectBuilder(quantity, edges, find_slow(edges, share, tolerance.sigmas), failed_alone).suspects(),
             )
     if not found and collective_slow and pairs:
         found = [_fabric(pairs)]

@@ -1,7 +1,7 @@
-"""What the launches of each gang say of its hosts: its pair matrix (`pairs.bandwidth`, `pairs.latency`), and who stopped them.
+"""Judge the hosts of each gang (the hosts of one multi-node launch): slow pairs, and which host stopped a launch.
 
-A part that is slow with everybody fails its host. What lies between hosts fails nobody by its slowness alone, as two paths that
-a switch lays over one wire look the same: it is inconclusive on both ends, and told again where it is measured again.
+The pair matrix gives `pairs.bandwidth` and `pairs.latency`. A part that is slow with every partner fails its host. A slow link
+between hosts is inconclusive on both ends, because two paths that a switch routes over one wire look the same.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from fleet.judge.localization.matrix import (
     Tolerance,
 )
 from fleet.judge.localization.slow import LEAST_HOSTS
-from fleet.judge.localization.suspects import comparable, explain
+from fleet.judge.localization.suspects import comparable, find_suspects
 from fleet.quantities import quantity as shown
 from schemas.records import ERROR, MEASURED, Observation
 from schemas.reports import FAIL, INCONCLUSIVE, PASS, Verdict, VerdictKind
@@ -39,17 +39,17 @@ from schemas.scopes import Scope
 
 UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
 EQUAL = "ours: equal hosts on one fabric are equally fast with each other (docs/localisation.md)"
-FOR_A_CPU = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
+REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
 """In a rehearsal only a gross fault is told: a quarter of the bandwidth, ten times the latency. That is more than most noise:
 with the six standard deviations of GPU hosts, five processes on a busy machine hid what was a hundred times too slow."""
-SURE_ON_CPUS = 0.8
-"""And only where three comparisons and more speak for it: one pair is slow whenever something else has the processor."""
+CERTAIN_ON_CPUS = 0.8
+"""Least confidence in a rehearsal: at least three comparisons, as one pair is slow whenever another process uses the CPU."""
 SLOW_RAIL = 0.75
 """Rails may differ by design, all hosts alike: what is left of the speed must be less than this."""
 
 
 def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts on each host of each gang: who stopped a launch of it, and what its pairs say.
+    """Return the verdicts on each host of each gang: which host stopped a launch, and which pairs are slow.
 
     A host is judged by the last launch that it took part in. Those who left before are judged by that one, and the others by
     what they did without them.
@@ -90,7 +90,7 @@ class _Told:
 
 
 class _Gang:
-    """One launch of a gang, its pairs and who is suspected."""
+    """One launch of a gang, its pairs and its suspects."""
 
     def __init__(
         self, attempt: Attempt, views: Mapping[str, HostView], verdicts: Sequence[Verdict], slow: bool
@@ -101,14 +101,14 @@ class _Gang:
         self._members = members
         self._slow = slow
         self._rehearsal = next(iter(members.values())).plan.rehearsal
-        self._tolerance = FOR_A_CPU if self._rehearsal else Tolerance()
+        self._tolerance = REHEARSAL_TOLERANCE if self._rehearsal else Tolerance()
         self._pairs = self._matrix()
         self._compared = {quantity: comparable(self._pairs, quantity) for quantity in UNITS}
         self._alone = set() if self._rehearsal else set(_failed_alone(members, verdicts))
 
     def _matrix(self) -> list[Pair]:
         told: dict[tuple[str, str, int], _Told] = defaultdict(_Told)
-        blamed = self._attempt.blamed()
+        blamed = self._attempt.culprits()
         for host, view in self._members.items():
             for quantity in UNITS:
                 latest = {seen.scope: seen for seen in self._attempt.seen[host] if seen.name == f"pairs.{quantity}"}
@@ -148,12 +148,14 @@ class _Gang:
         return Kind(across=first.rack != second.rack, gbps=min(first.fabric_gbps, second.fabric_gbps))
 
     def verdicts(self) -> Iterator[Verdict]:
-        """Against the suspects, and for those that are none."""
+        """Yield verdicts on the suspects, then passes for the other hosts."""
         if not self._pairs:
             return
-        suspects = explain(self._pairs, failed_alone=self._alone, collective_slow=self._slow, tolerance=self._tolerance)
+        suspects = find_suspects(
+            self._pairs, failed_alone=self._alone, collective_slow=self._slow, tolerance=self._tolerance
+        )
         if self._rehearsal:
-            suspects = [suspect for suspect in suspects if _sure_on_cpus(suspect)]
+            suspects = [suspect for suspect in suspects if _is_certain_on_cpus(suspect)]
         found = [verdict for suspect in suspects for verdict in self._against(suspect)]
         yield from found
         named = {verdict.host for verdict in found}
@@ -163,7 +165,7 @@ class _Gang:
                 yield from self._well(host)
 
     def _against(self, suspect: Suspect) -> Iterator[Verdict]:
-        if suspect.kind == RAIL and not self._slow and not _much(suspect):
+        if suspect.kind == RAIL and not self._slow and not _is_gross(suspect):
             return
         hosts = suspect.hosts or tuple(self._members)
         for host in hosts:
@@ -273,25 +275,25 @@ def _add(told: _Told, quantity: str, seen: Observation) -> None:
         told.failed = told.failed or seen.reason
 
 
-def _much(suspect: Suspect) -> bool:
+def _is_gross(suspect: Suspect) -> bool:
     if suspect.found is None or suspect.usual is None:
         return True
     left = suspect.found / suspect.usual if suspect.quantity == BANDWIDTH else suspect.usual / suspect.found
     return left < SLOW_RAIL
 
 
-def _sure_on_cpus(suspect: Suspect) -> bool:
-    """Whether a rehearsal may tell it: what failed, and a host that is slow with everybody."""
-    return suspect.found is None or (suspect.kind == HOST and suspect.confidence >= SURE_ON_CPUS)
+def _is_certain_on_cpus(suspect: Suspect) -> bool:
+    """Return whether a rehearsal may report it: a failure, or a host that is slow with every partner."""
+    return suspect.found is None or (suspect.kind == HOST and suspect.confidence >= CERTAIN_ON_CPUS)
 
 
 def is_slow(attempt: Attempt, last: Collection[str], verdicts: Iterable[Verdict]) -> bool:
     """Whether what the hosts of a launch did together was too slow, by the verdicts on those whose last one it was."""
     scope = f"gang={attempt.gang}"
-    return any(verdict.host in last and _slow_collective(verdict, scope) for verdict in verdicts)
+    return any(verdict.host in last and _is_slow_collective(verdict, scope) for verdict in verdicts)
 
 
-def _slow_collective(verdict: Verdict, scope: str) -> bool:
+def _is_slow_collective(verdict: Verdict, scope: str) -> bool:
     """Whether it fails the speed of what the gang did together."""
     timed = verdict.name.endswith((".busbw", ".algbw", ".latency"))
     return verdict.verdict == FAIL and verdict.scope == scope and verdict.name.startswith("collective.") and timed
