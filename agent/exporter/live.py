@@ -1,7 +1,7 @@
 """Publish the progress of a run for the exporter: `runs/live.json`, beside the run directories.
 
 The run directories are private, and the exporter has an account of its own that neither reads nor writes them. Therefore
-the process that runs a stage writes this file every PERIOD_S, in one step, with what anyone may see: the run, its stages, and the newest
+the process that runs a stage writes this file every PERIOD_S, in one step. It has the run, its stages, and the newest
 figures of the ranks. It contains no nonce, address or log.
 """
 

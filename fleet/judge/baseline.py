@@ -26,14 +26,14 @@ from schemas.scopes import HOST, Scope
 CRITERION = "baseline"
 SOURCE = "the record on which the part was accepted"
 FEW = 5
-"""Values of which fewer tell no one of them from the rest; their median stands, which bears one wrong value in three."""
+"""With fewer values no outlier can be identified; their median is used, which tolerates one wrong value in three."""
 LEAST_RUNS = 3
 """Runs from which the noise from run to run is known."""
 NEAR = 0.01
 """Share of the value: a run within it of the others is never left out, however close those lie together."""
 FAR_SIGMAS = 5.0
 WIDEST = 0.25
-"""Share: where the accepted runs scatter so that a smaller loss would go unseen, nothing can be told from them."""
+"""Fraction of the level: if the accepted runs scatter more than this, a loss cannot be detected."""
 HALF_OF_NORMAL = 1.349
 """The middle half of a normal distribution is so many sigmas wide."""
 UNBIASED = {2: 0.7979, 3: 0.8862, 4: 0.9213, 5: 0.9400}
@@ -58,8 +58,8 @@ READINGS = {
     "infiniband.rate": 1,
     "network.speed": 1,
 }
-"""Of what the collectors read, what a baseline keeps: 1 where more is better (the best of a run counts, links save power when
-idle), -1 for wear, which only grows."""
+"""Readings that a baseline keeps: 1 if more is better (the best of a run counts, since idle links save power), -1 for wear, which
+only grows."""
 KEPT_UNITS = RATES | {"W", "Hz", "Cel"}
 KEPT_NAMES = frozenset({"latency", "graph_latency", "step_time", "save_time", "restore_time", "mfu", "hidden_share"})
 UNKEPT_NAMES = frozenset({"algbw"})
@@ -219,10 +219,10 @@ class Accepted:
 
 
 def limit(criterion: Criterion, level: Level) -> tuple[float, str] | None:
-    """The limit that an accepted figure makes, and where it comes from; None where its noise is too large to tell a loss.
+    """Return the limit by the accepted figure, and its source; None if its noise is too large to detect a loss.
 
-    It lies as far from the level as the criterion says, or farther where the figure's own noise does. A criterion with the
-    fraction 1 goes by the noise alone, and tells nothing where that is not known.
+    It is as far from the level as the criterion says, or farther if the figure's own noise is larger. A criterion with the
+    fraction 1 uses the noise alone, and judges nothing if that is unknown.
     """
     asked = criterion.baseline
     if asked is None:
@@ -247,7 +247,7 @@ def _origin(level: Level, by: str) -> str:
 
 
 def too_noisy(level: Level) -> str:
-    """Why nothing can be told."""
+    """Return why the baseline cannot judge."""
     if not noise(level):
         return "the noise of the accepted figure is not known (three accepted runs tell it), and the criterion goes by that alone"
     return f"the accepted runs scatter by {noise(level) * 100:.2g} % (sigma): no loss can be told from their noise"

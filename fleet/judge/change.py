@@ -1,7 +1,7 @@
-"""What a counter rose by over the run, and in which stage it did.
+"""By how much a counter rose over the run, and in which stage.
 
-A counter that is found lower than before began anew (the driver was loaded again, the part was reset): what it shows since
-then came on top of what it had shown, and what it counted between the last look and that moment nobody knows.
+A counter that is lower than before was reset (the driver was reloaded, or the part was reset). The new value is added to the old
+one; increments between the last reading and the reset are lost.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from fleet.quantities import quantity
 from schemas.records import Observation, Value
 
 NEWEST = ".last_seen"
-"""Ends the names of what is no count but the time of the newest event: it falls when the log forgets, nothing began anew."""
+"""Last part of the names of timestamps of the newest event: they fall when the log is truncated, which is no reset."""
 
 
 @dataclass(frozen=True, kw_only=True)

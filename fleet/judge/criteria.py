@@ -23,7 +23,7 @@ class VsBaseline:
     """How far a figure may lie from what the same part showed when it was accepted."""
 
     fraction: float = 1.0
-    """Of the accepted value."""
+    """Fraction of the accepted value."""
     sigmas: float = 4.0
     """The limit is never within so many standard deviations of the figure's own noise, where that is known."""
     change: float | None = None
@@ -43,7 +43,7 @@ class Criterion:
             over the fleet's GPUs, or hosts, of the same GPU model.
         fleet_deviations: the limit lies so many robust standard deviations (from the median absolute deviation) from that
             median; with a fraction too, the limit is the farther of the two.
-        baseline: the limit comes from the accepted record of the same part; where the run has no baseline, it judges nothing.
+        baseline: the limit comes from the accepted record of the same part; it judges nothing if the run has no baseline.
         same_as_fleet: True: the value must be the one that most of the group's GPUs, or hosts, show (`uniform`); False: it
             may be any, which switches off a shipped criterion of the same id.
     """
@@ -73,9 +73,9 @@ class Criterion:
     basis: str = "policy"
     note: str = ""
     severity: str = ""
-    """`critical`: not fit for work. `warning`: somebody should look. By its action where the pack does not say."""
+    """`critical`: unfit for use. `warning`: to be inspected. Default: by the action."""
     origin: str = ""
-    """The pack in whose file it stands; a pack that includes that file has it too."""
+    """The pack whose file defines it; a pack that includes that file has it too."""
 
     def __post_init__(self) -> None:
         if not self.severity:
@@ -83,7 +83,7 @@ class Criterion:
 
     @property
     def vs_fleet(self) -> bool:
-        """Whether it compares numbers with the fleet's."""
+        """Whether it compares numbers with those of the fleet."""
         return self.fleet_fraction is not None or self.fleet_deviations is not None
 
     def matches_name(self, name: str) -> bool:

@@ -26,15 +26,15 @@ FIRST_S, FIRST_SHARE = 3600.0, 0.1
 WINDOW = 3
 """Buckets: a level is the median of so many, so that one slow round is no drift."""
 LEAST = 2 * WINDOW
-"""Buckets with a figure, by which there is any telling."""
+"""Buckets with a figure that a drift needs."""
 MOST_CUT = 3
 """Rounds cut off with their supervisor: more of them are no accident, and what cut them off is not known."""
 LEAST_SHARE, SPARE = 0.9, 1
-"""Of the rounds, in which a rate must have come; and one round besides."""
+"""Share of the rounds in which a rate must be present, and a number of rounds that may be missing besides."""
 LATE_ROUNDS = 2.0
 """By so many rounds a figure may end before the longest of its name."""
 ROUNDING_S = 0.1
-"""Of the time soaked, as it is written down."""
+"""Rounding of the soaked time in the record."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -97,12 +97,12 @@ def is_drift(name: str) -> bool:
 
 
 def is_rate(series: Series) -> bool:
-    """Whether it shows how fast a part is."""
+    """Return whether the series is a rate."""
     return series.unit in RATES and series.name.split(".")[0] in BENCHMARKS
 
 
 def course(series: Series, soak: Soak) -> Course | None:
-    """How the figure went; None where there is too little of it to tell."""
+    """Return the course of a figure over the soak; None if there are too few values."""
     width = soak.timeline.bucket_s
     ends = max(min(FIRST_S, FIRST_SHARE * soak.planned_s), width)
     rows = list(zip(series.at, series.n, series.mean, strict=True))
@@ -139,7 +139,7 @@ def _sentence(found: Course, soak: Soak, limit: float) -> str:
 
 
 def first_name(soak: Soak) -> str:
-    """What a soak's figures are held against."""
+    """Return what the figures of a soak are compared with, in words."""
     return "first hour" if FIRST_SHARE * soak.planned_s >= FIRST_S else "first tenth"
 
 
@@ -156,7 +156,7 @@ def _soaks(view: HostView) -> Iterator[Soak]:
 
 
 def soaked(view: HostView) -> Iterator[Verdict]:
-    """Whether the host soaked for as long as the plan says, every round came to its end, and drift could be told."""
+    """Judge whether the host soaked as long as planned, every round finished, and drift could be evaluated."""
     if not any(stage.name == SOAK for stage in view.plan.stages):
         return
     found = list(_soaks(view))
@@ -220,7 +220,7 @@ def _named(series: Series) -> str:
 
 
 def untold(soak: Soak) -> list[str]:
-    """Rates of which too little is known to tell a drift. That is no shortcoming of a soak of less than an hour."""
+    """Return the rates with too few values to evaluate drift. In a soak of less than an hour this is expected."""
     return sorted({series.name for series in soak.timeline.series if is_rate(series) and not course(series, soak)})
 
 

@@ -33,7 +33,7 @@ class Evidence:
     problem: str = ""
     """Why there is no host record, or what went wrong as seen from the control node."""
     user: str = ""
-    """Who uses the host, as the control node saw it, if that is why there is no record."""
+    """The user of the host, as observed by the control node, if that is why there is no record."""
     baseline: HostBaseline | None = None
     """What the host showed when it was accepted; None if the plan compares with no baseline."""
 

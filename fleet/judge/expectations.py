@@ -108,7 +108,7 @@ def planned(view: HostView) -> Iterator[Verdict]:
             for scope in view.plan.scopes_of(view.host, item):
                 partner = Scope.parse(scope).get("partner")
                 if partner and members and partner not in members:
-                    continue  # it is told of the host that did not take part, not of each that missed it
+                    continue  # reported on the host that did not take part, not on each of its partners
                 found = view.lookup.find(item, scope)
                 if found is None:
                     missing.append(view.inconclusive(item.name, scope, f"not observed; {why}", stage.name, item.params))
@@ -132,7 +132,7 @@ def planned(view: HostView) -> Iterator[Verdict]:
 
 
 def _unwatched(view: HostView) -> Iterator[Verdict]:
-    """No readings of after the last launch: what the ranks did to the GPUs is not known. A soak is read while it goes on."""
+    """Report a missing snapshot after the last launch: the effect of the launch is unknown. A soak is read while it runs."""
     planned = [stage.name for stage in view.plan.stages if not stage.duration_s]
     finished = {launch.stage for launch in view.evidence.launches() if launch.outcome == "finished"}
     last = next((stage for stage in reversed(planned) if stage in finished), "")
@@ -146,7 +146,7 @@ def _unfinished(view: HostView, stage: str, reason: str) -> Verdict:
 
 
 def reported(view: HostView) -> Iterator[Verdict]:
-    """Inconclusive for every error that a benchmark reported and that the plan does not speak of."""
+    """Return an inconclusive verdict for every error of a benchmark that no planned observation covers."""
     asked: dict[tuple[str, str], list[Expectation]] = defaultdict(list)
     for item in view.plan.expected:
         asked[(item.stage, item.name)].append(item)
@@ -155,7 +155,7 @@ def reported(view: HostView) -> Iterator[Verdict]:
         place = (seen.stage, seen.name, seen.scope)
         if seen.status == ERROR:
             lost[(*place, *sorted(seen.params.items()))] = seen
-        elif seen.status == MEASURED:  # where a stage was run again, what came of it then
+        elif seen.status == MEASURED:  # the stage ran again and succeeded
             for key in [key for key in lost if key[:3] == place and lost[key].params.items() <= seen.params.items()]:
                 del lost[key]
     for seen in lost.values():
@@ -257,9 +257,9 @@ def _duplicate(host: str, gpu: Gpu, kind: str, identity: str, others: Sequence[P
 
 
 def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
-    """Hosts of one gang that were each measured, but never with each other. A host that was not at all is told elsewhere.
+    """Return hosts of one gang that were each measured, but never together. Hosts without any launch are reported elsewhere.
 
-    A gang that was formed again without a host is not divided from it: that host is judged by the launch it was in.
+    A gang that was re-formed without a host is not partitioned from it: that host is judged by the launch it was in.
     """
     members, met = _met(plan, evidence)
     found = []

@@ -61,5 +61,5 @@ class FleetStats:
         self.inventories += other.inventories
 
     def settle(self) -> None:
-        """Conclude what only the statistics of all hosts can tell."""
+        """Conclude what needs the statistics of all hosts."""
         self.paths.settle(self.figures)

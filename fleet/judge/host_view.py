@@ -78,7 +78,7 @@ class HostView:
 
     @cached_property
     def fabric(self) -> float:
-        """Return B/s of the host's ports by the inventory: of the slowest host that launched with this one."""
+        """Return B/s of the host's ports by the inventory, for the slowest host that launched with this one."""
         return self.plan.slowest_fabric(self.host, self.members(GANG))
 
     @cached_property

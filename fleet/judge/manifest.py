@@ -1,6 +1,6 @@
-"""What was ordered against what was found: each part of the manifest in its place, elsewhere or nowhere, and what nobody ordered.
+"""Compare the manifest with the parts of the hosts: each part in its slot, elsewhere or missing, and parts that were not ordered.
 
-A part is known by what is written on it: the serial of a GPU, the GUID of an InfiniBand adapter (or of a RoCE one), the
+A part is identified by its label: the serial of a GPU, the GUID of an InfiniBand adapter (or of a RoCE one), the
 address of an Ethernet port.
 """
 
@@ -25,9 +25,9 @@ _WHAT = {GUID: "GUID", MAC: "address"}
 
 
 def identity(kind: str, serial: str) -> str:
-    """A serial, GUID or MAC address in the form in which two of them are compared.
+    """Normalize a serial, GUID or MAC address for comparison.
 
-    Spreadsheets drop the zeros in front of a serial, and GUIDs are written with colons, hyphens, `0x` or none of them.
+    Spreadsheets drop leading zeros of a serial, and GUIDs are written with or without colons, hyphens and `0x`.
     """
     if kind == GPU:
         return serial.strip().upper().lstrip("0")
@@ -36,18 +36,18 @@ def identity(kind: str, serial: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A part and where it is."""
+    """A part and its location."""
 
     host: str
     name: str
-    """Of the observation that tells its serial."""
+    """Name of the observation with its serial."""
     scope: str
     serial: str
     slots: frozenset[str]
-    """Everything that its place is called: index, PCI address, name of the adapter."""
+    """All names of its slot: index, PCI address, name of the adapter."""
 
     ethernet: bool = False
-    """An adapter of which no port says that it is InfiniBand, though one says something."""
+    """Whether it is an adapter with a known link layer and no InfiniBand port."""
 
     @property
     def place(self) -> str:
@@ -62,22 +62,22 @@ class Stock:
     host: str
     parts: tuple[Found, ...]
     unknown: Mapping[str, str]
-    """Observation that tells serials -> why nobody can say that a part is missing; empty where it is."""
+    """Observation with serials -> why a part cannot be called missing; empty if it can."""
 
 
 def stock(view: HostView) -> Stock:
-    """What the host tells of its parts."""
+    """Return the parts in a host's record."""
     unknown = {name: _unknown(name, view) for name in (SERIAL, GUID, MAC)}
     return Stock(host=view.host.name, parts=tuple(_found(view)), unknown=unknown)
 
 
 def judge_manifest(plan: Plan, views: Iterable[HostView]) -> list[Verdict]:
-    """A verdict on each part that was ordered, on each one in the wrong host, and on each that nobody ordered."""
+    """Return a verdict on each ordered part, on each part in the wrong host, and on each part that was not ordered."""
     return judge_stocks(plan, map(stock, views)) if plan.manifest else []
 
 
 def judge_stocks(plan: Plan, stocks: Iterable[Stock]) -> list[Verdict]:
-    """The same from what all hosts of the plan tell of their parts."""
+    """Return the same verdicts from the parts of all hosts."""
     if plan.rehearsal or not plan.manifest:
         return []
     of_host = {one.host: one for one in stocks}
@@ -95,7 +95,7 @@ def judge_stocks(plan: Plan, stocks: Iterable[Stock]) -> list[Verdict]:
 
 
 def as_ordered(plan: Plan, verdicts: Iterable[Verdict]) -> str:
-    """`64 of 64 parts as ordered`; empty where there is no manifest."""
+    """Return `64 of 64 parts as ordered`; empty without a manifest."""
     if plan.rehearsal or not plan.manifest:
         return ""
     told = [(item.criterion, item.verdict) for item in verdicts]
@@ -105,7 +105,7 @@ def as_ordered(plan: Plan, verdicts: Iterable[Verdict]) -> str:
 
 
 def _found(view: HostView) -> Iterator[Found]:
-    """Every part of a host that tells what it is."""
+    """Yield every part of a host that has an identity."""
     for gpu in view.evidence.gpus():
         if gpu.serial:
             slots = frozenset({str(gpu.index), pci_address(gpu.pci_bus_id)})
@@ -142,7 +142,7 @@ def _keys(part: Found) -> Iterator[tuple[str, str]]:
 
 
 def _name(part: Part) -> str:
-    """The observation that tells the serial of such a part."""
+    """Return the name of the observation with the serial of such a part."""
     if part.kind == GPU:
         return SERIAL
     return GUID if len(identity(NIC, part.serial)) == _GUID_DIGITS else MAC
@@ -178,7 +178,7 @@ def _ordered(part: Part) -> str:
 
 
 def _unknown(name: str, view: HostView) -> str:
-    """Why nobody can say that the part is missing from its host; empty where it is."""
+    """Return why the part cannot be called missing from its host; empty if it can."""
     if not view.has_record:
         return "the host left no record"
     if name == SERIAL:
@@ -194,14 +194,14 @@ def _unknown(name: str, view: HostView) -> str:
 
 
 def _gpus(view: HostView) -> int:
-    """GPUs that are there, whether they tell their names or not."""
+    """Return the number of GPUs in the host, with or without a name."""
     counts = [_latest(view, name).get("host") for name in ("gpu.count", "gpu.pci_count")]
     told = [int(seen.value) for seen in counts if seen and isinstance(seen.value, int | float)]
     return max([*told, len(view.evidence.gpus()), 0 if told else 1])
 
 
 def _extra(ordered: Sequence[Part], found: Sequence[Found]) -> Iterator[Verdict]:
-    """Parts that no line names. Ethernet ports that nobody ordered are on every board, so of NICs only InfiniBand counts."""
+    """Yield verdicts on parts without a manifest line. Every board has unordered Ethernet ports: only InfiniBand NICs count."""
     names = {_name(part) for part in ordered} & {SERIAL, GUID}
     listed = {(_name(part), identity(part.kind, part.serial)) for part in ordered}
     for part in found:
@@ -252,7 +252,7 @@ def _verdict(
         unit="1",
         reason=reason,
         action="inspect_hardware" if verdict == FAIL else "none",
-        # Passes that name no line are told in one row a host.
+        # Passes without a line number share one row per host.
         source=f"manifest: {_file(part) if verdict == PASS else part.origin}",
         basis="policy",
     )

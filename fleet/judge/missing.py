@@ -1,8 +1,8 @@
-"""Which GPU is missing, where a host has fewer than it should.
+"""Identify the missing GPU of a host that has fewer than it should.
 
-The driver numbers the GPUs that it has from 0, so that the number of one that is missing tells no slot, and the serial of a part
-that is not there cannot be read. What tells is the bus, where the GPU is still on it; the record on which the host was accepted;
-or the other hosts of its build, which have their GPUs in the same slots. Where these do not fit together, nothing is told.
+The driver numbers its GPUs from 0, so a missing index does not identify a slot, and the serial of an absent part cannot be read.
+Three sources identify it: the PCI bus, if the GPU is still on it; the record on which the host was accepted; and other hosts of
+the same build, which have their GPUs in the same slots. If these contradict each other, no slot is named.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ from schemas.scopes import Scope
 
 DRIVER, BUS = "gpu.count", "gpu.pci_count"
 LEAST_HOSTS = 2
-"""One other host alone may be the odd one."""
+"""A single other host may itself be the exception."""
 UNTOLD = -1
-"""Module of a GPU whose driver tells none: a card in a slot."""
+"""Module of a GPU without a module number: a card in a slot."""
 
 Layout = Mapping[str, int]
 """PCI address as sysfs spells it -> number of the module on its baseboard."""
 Build = tuple[str, int, str]
-"""GPU model of the inventory, GPUs, the host's model as its firmware has it; empty where nobody says."""
+"""GPU model by the inventory, number of GPUs, and the host's model by its firmware; empty if unknown."""
 
 
 class Slots:
-    """Where the hosts that have all their GPUs have them; several, each of other hosts, can be put together."""
+    """The slots of the hosts that have all their GPUs. Maps of different hosts can be merged."""
 
     def __init__(self) -> None:
         self._seen: dict[Build, Counter[frozenset[tuple[str, int]]]] = {}
 
     def add(self, view: HostView) -> None:
-        """Takes where a host has its GPUs."""
+        """Add the slots of a host's GPUs."""
         layout = _layout(view)
         if layout and len(layout) == len(view.host.devices):
             self._seen.setdefault(_build(view), Counter())[frozenset(layout.items())] += 1
 
     def update(self, other: Slots) -> None:
-        """Takes where other hosts have their GPUs."""
+        """Add the slots of other hosts."""
         for build, layouts in other._seen.items():
             self._seen.setdefault(build, Counter()).update(layouts)
 
     def empty(self, view: HostView, missing: int, but: Collection[str]) -> str:
-        """In which slots most hosts of its build have GPUs and this one has none; empty where `missing` others are gone.
+        """Name the slots that are occupied in most hosts of the build and empty in this one; empty if they are not `missing` many.
 
-        Addresses in `but` are told of elsewhere.
+        Addresses in `but` are reported elsewhere.
         """
         layouts = self._seen.get(_build(view), Counter())
         found, count = next(iter(layouts.most_common(1)), (frozenset(), 0))
@@ -71,7 +71,7 @@ class Slots:
 
 
 def with_missing(view: HostView, verdict: Verdict, slots: Slots) -> Verdict:
-    """The verdict; where it fails for GPUs that are missing, with what tells which ones."""
+    """Return the verdict; if it fails because of missing GPUs, with what identifies them."""
     counted = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
     if not counted or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
         return verdict
@@ -105,9 +105,10 @@ def _told(view: HostView, name: str, count: int, missing: int, slots: Slots) -> 
 
 
 def _gone(view: HostView, missing: int, but: Collection[str]) -> list[tuple[str, str]]:
-    """Serial and address of the GPUs with which the host was accepted, and which it does not name any more.
+    """Return serial and address of the GPUs with which the host was accepted and which are absent now.
 
-    Those at `but` are told of elsewhere. No address where another GPU is now. None where others than `missing` are gone.
+    Those at `but` are reported elsewhere. The address is empty if another GPU is there now. Return none if their number is not
+    `missing`.
     """
     left = view.evidence.baseline
     there, own = _layout(view), {identity(gpu) for gpu in view.evidence.gpus()}
@@ -120,13 +121,13 @@ def _gone(view: HostView, missing: int, but: Collection[str]) -> list[tuple[str,
 
 
 def _on_bus(view: HostView) -> set[str]:
-    """Addresses of the GPUs that the bus showed last."""
+    """Return the addresses of the GPUs in the last reading of the bus."""
     told = _last(view, "pcie.kind")
     return {address for scope, kind in told.items() if kind == "gpu" and (address := Scope.parse(scope).get("pci"))}
 
 
 def _layout(view: HostView) -> Layout:
-    """The GPUs that the driver names and whose address it tells."""
+    """Return the layout of the GPUs that the driver lists with an address."""
     modules = {scope: value for scope, value in _last(view, "gpu.module_id").items() if type(value) is int}
     gpus = (gpu for gpu in view.evidence.gpus() if gpu.pci_bus_id)
     return {pci_address(gpu.pci_bus_id): modules.get(f"gpu={gpu.index}", UNTOLD) for gpu in gpus}

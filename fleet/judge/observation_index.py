@@ -57,7 +57,7 @@ class ObservationIndex(Mapping[str, list[Observation]]):
         ]
 
     def by_scope(self, name: str) -> dict[str, list[Observation]]:
-        """Return the readings of that name by scope; empty if a benchmark made one, whose parameters tell figures apart."""
+        """Return the readings of that name by scope; empty if a benchmark made one, whose parameters distinguish figures."""
         if name in self._others:
             return {}
         by_scope = self._by_scope.get(name)

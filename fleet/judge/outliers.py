@@ -22,7 +22,7 @@ from schemas.reports import Verdict
 from schemas.scopes import Scope
 
 LEAST = 3
-"""Peers that a median needs: of two values neither can be told from the other."""
+"""Peers that a median needs: with two values neither is known to be the outlier."""
 LEAST_SPREAD = 8
 """Peers that a deviation needs: its own error is then a quarter of it."""
 SIGMA_OF_MAD = 1.4826

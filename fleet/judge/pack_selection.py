@@ -22,7 +22,7 @@ def criteria_by_id(packs: list[Pack]) -> dict[str, Criterion]:
 
 
 def select_packs(plan: Plan, host: PlannedHost, gpus: Sequence[Gpu], packs: Sequence[Pack]) -> tuple[list[Pack], str]:
-    """Return the packs that apply to `host`, and why none of them is for its GPU model (empty if one is)."""
+    """Return the packs that apply to `host`, and why no pack is for its GPU model (empty if one is)."""
     named = [pack for pack in packs if pack.chosen]
     packs = [pack for pack in packs if not pack.chosen]
     if plan.rehearsal:

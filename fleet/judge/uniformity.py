@@ -71,7 +71,7 @@ class ValueGroup:
 
 
 def _exact(value: Value) -> tuple[bool, Value]:
-    """Return a key that tells True from 1, which Python holds equal."""
+    """Return a key that distinguishes True from 1, which are equal in Python."""
     return isinstance(value, bool), value
 
 

@@ -1,8 +1,8 @@
-"""Waivers: what failed stays failed, and says who answers for it. Pure: days are held against the day of the plan.
+"""Waivers: what failed stays failed, with the person who answers for it. Pure: days are compared with the day of the plan.
 
 A waiver is for one criterion on one host or one part. It is never for a whole fleet: that would be another criterion, and those
-are written in packs. What is absent (inconclusive) is waived only by host and name of the observation, and never where nothing
-at all is known: a host without a record, a GPU or a stage of which nothing was seen.
+are written in packs. What is absent (inconclusive) is waived only by host and name of the observation, and never if nothing
+is known: a host without a record, a GPU or a stage without observations.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from schemas.scopes import Scope
 from schemas.waivers import Waiver
 
 NEVER = frozenset({"record", "gpu", "host.events"})
-"""Observations whose absence nobody can answer for: nothing is known of the host, or of the GPU."""
+"""Observations whose absence cannot be waived: nothing is known of the host or the GPU."""
 STAGE = "stage."
-"""Begins the names by which a whole stage is missing."""
+"""Prefix of the name of a missing stage."""
 
 
 class Waived:
-    """The verdicts of a run with those that somebody answers for marked, and what became of each waiver."""
+    """Marks the waived verdicts of a run, and records the result of each waiver."""
 
     def __init__(self, waivers: Sequence[Waiver], day: str) -> None:
-        """`day` is that of the plan, `2026-11-21`."""
+        """Prepare the waivers. `day` is the day of the plan, `2026-11-21`."""
         self._day = day[:10]
         self._of_host: dict[str, list[Waiver]] = {}
         self._of_serial: dict[str, list[Waiver]] = {}
@@ -33,7 +33,7 @@ class Waived:
             places.setdefault(waiver.host or waiver.serial, []).append(waiver)
 
     def verdict(self, verdict: Verdict) -> Verdict:
-        """The same verdict with the waiver that holds for it; or, where that has expired, with a word on that."""
+        """Return the verdict with the waiver that applies to it, or with a note that it has expired."""
         if verdict.verdict not in (FAIL, INCONCLUSIVE) or verdict.waiver is not None:
             return verdict
         found = [waiver for waiver in self._near(verdict) if covers(waiver, verdict)]

@@ -23,7 +23,7 @@ from agent.sampling.statistics import summarize
 from schemas.records import ERROR, UNSUPPORTED
 
 BUCKET_MB = 10
-"""Bucket of the 45 MB of gradients. The all_reduce of the first bucket starts early in the backward pass, and the last one is short."""
+"""Bucket of the 45 MB of gradients. The first all_reduce starts early in the backward pass, and the last one is short."""
 WARM_UP = 11
 """Steps before the capture: DDP measures its first ten steps itself, which a graph must not contain."""
 
