@@ -24,7 +24,7 @@ REPORT_BYTES = 4_000_000_000
 
 @dataclass(frozen=True, kw_only=True)
 class Acceptance:
-    """Who accepts a run, when and why."""
+    """The person who accepts a run, the date and the reason."""
 
     who: str
     at: str

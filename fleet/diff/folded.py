@@ -1,4 +1,4 @@
-"""Fold changes that several hosts report into one: of a gang, or of the one host that is slow with all others."""
+"""Fold changes that several hosts report into one: those of a gang, or of one host that is slow with all others."""
 
 from __future__ import annotations
 

@@ -57,9 +57,9 @@ def payload(report: Mapping[str, Any], plan: Plan, *, link: str, directory: Path
     """Return the notification. Its `text`, which chat programs show, is complete by itself.
 
     Args:
-        report, plan: of the run.
+        report, plan: the run's report and plan.
         link: URL of the directory of the runs; empty: the path of the report is given.
-        directory: of the run.
+        directory: the run directory.
     """
     outcome, busy = state(report, plan)
     where = f"{link.rstrip('/')}/{plan.run_id}/{PAGE}" if link else str(RunDirectory(directory).page.absolute())

@@ -2,7 +2,7 @@
 
 A node is listed in `drained.json` of the run directory before it is drained. A background process waits for the playbook to
 exit, in any way, and resumes the nodes; `scheduler resume` does the same. Only nodes that this run drained are resumed, and only
-if nobody changed their state since.
+if their state has not changed since.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ def drain_or_ask(
     """Return host -> why it is in use, after draining the hosts if requested.
 
     Args:
-        directory: of the run.
-        kind, words: of the scheduler, as for `scheduler_client`.
+        directory: the run directory.
+        kind, words: the scheduler, as for `scheduler_client`.
         nodes: host -> its name in the scheduler.
         drain: drain the nodes first.
         wait_s: time to wait for the jobs on drained nodes to finish.

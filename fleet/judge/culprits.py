@@ -1,7 +1,7 @@
-"""Which part of a host a finding is laid to, where its own scope does not say.
+"""Attribute findings to a part of a host, if their own scope does not name it.
 
-One broken GPU fails its seven neighbours too, as a pair is as fast as the slower of its ends; and an XID fails the host in whose
-log it stands. Neither the neighbours nor the host are to be returned.
+One broken GPU also fails its seven neighbours, since a pair is as fast as its slower end. An XID fails the host whose log has
+it. Neither the neighbours nor the host must be returned.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from schemas.scopes import Scope
 
 XID, XIDS, SXIDS = "xid.last_seen", "xid.count", "sxid.count"
 LEAST_PARTNERS = 3
-"""Where a GPU failed with two others alone, the ways between two halves of a small host explain it as well."""
+"""If a GPU fails with only two others, the links between two halves of a small host explain it as well."""
 _PAIR = re.compile(r"(gpu=\d+),peer=(\d+)")
 
 _Partners = Mapping[str, Mapping[str, bool]]
@@ -26,12 +26,12 @@ _Partners = Mapping[str, Mapping[str, bool]]
 
 
 def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
-    """The verdicts on one host; those that fail for another part's sake are laid to it (`part`).
+    """Return the verdicts on one host; those that fail because of another part are attributed to it (`part`).
 
-    A GPU is to blame for its pairs where it fails a criterion with more than half of the others that it was measured with, and
-    with three at least; where fewer than half of the GPUs are such; and where no two of these are well with each other: else it
-    is the way between two halves of the host. A new XID is laid to the one GPU that had any during the run, where that is an
-    XID for which a GPU fails, and no NVSwitch reported anything.
+    A GPU is the cause of its failed pairs under three conditions. It fails a criterion with more than half of its partners, and with
+    at least three. Fewer than half of the GPUs do so. No two of these GPUs pass with each other: otherwise the link between two
+    halves of the host is the cause. A new XID is attributed to the only GPU with new XIDs in the run, if the XID is one for which a
+    GPU fails and no NVSwitch reported an error.
     """
     partners: dict[str, dict[str, dict[str, bool]]] = defaultdict(lambda: defaultdict(dict))
     for verdict in verdicts:
@@ -85,7 +85,7 @@ def _with_xid(view: HostView, verdicts: Sequence[Verdict]) -> str:
 
 
 def _risen(view: HostView, name: str) -> set[str]:
-    """The parts of which a count is higher at the end than in the first snapshot, where one that was not yet told is 0."""
+    """Return the parts whose count is higher at the end than in the first snapshot; a missing first count is 0."""
     first: dict[str, float] = {}
     last: dict[str, float] = {}
     for seen in view.observations.get(name, ()):

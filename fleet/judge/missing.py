@@ -48,7 +48,7 @@ class Slots:
             self._seen.setdefault(build, Counter()).update(layouts)
 
     def empty(self, view: HostView, missing: int, but: Collection[str]) -> str:
-        """Name the slots that are occupied in most hosts of the build and empty in this one; empty if they are not `missing` many.
+        """Name the slots that are occupied in most hosts of the build and empty here; empty if they are not `missing` many.
 
         Addresses in `but` are reported elsewhere.
         """

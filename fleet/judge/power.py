@@ -73,7 +73,7 @@ class Gate:
     """Values: parts times runs."""
     parts: int
     mean: float
-    """Of the parts' medians."""
+    """Mean of the parts' medians."""
     run_sigma: float
     """From run to run, as `mad_sigma` has it, in the unit."""
     part_sigma: float

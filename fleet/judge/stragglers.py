@@ -1,8 +1,8 @@
-"""Whom the others wait for in data-parallel training, and why: a failed `straggler.compute` is told with what was seen of its
-GPU and of its host's CPU during those very steps, beside the median of its peers.
+"""Explain stragglers in data-parallel training: a failed `straggler.compute` gets the readings of its GPU and of its host's CPU
+during the same steps, beside the median of its peers.
 
-That it is too slow is the verdict of a criterion like any other (`vs_fleet`). Here it gets its rank, and its cause: what is
-out of line with the other GPUs of its model in the same stage. Nothing is judged by that, and so nothing fails by it.
+A criterion (`vs_fleet`) decides that a rank is too slow. This module adds the rank and the cause: readings that differ from the
+other GPUs of the model in the same stage. It judges nothing.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from schemas.reports import FAIL, Verdict
 
 NAME = "straggler.compute"
 OUT_OF_LINE = 0.05
-"""Of the peers' median: healthy GPUs of a model differ by less in clock; also the share of time that counts as some."""
+"""Share of the peers' median: healthy GPUs of a model differ by less in clock. Also the smallest relevant share of time."""
 HOTTER_K = 10.0
 MORE_PRESSURE = 0.2
 LAUNCH_BOUND = 0.9
-"""Share of the computing after which the host was still telling the GPU what to do: then the GPU waits for its host."""
+"""Share of the computing time after which the host was still launching kernels: then the GPU waits for its host."""
 REASONS: Mapping[str, str] = {
     "hw_thermal": "thermal slowdown (hardware)",
     "sw_thermal": "thermal slowdown (software)",
@@ -161,7 +161,7 @@ def _told(view: HostView, verdict: Verdict, known: Ranks, views: Iterable[HostVi
 
 
 def _who(view: HostView, verdict: Verdict) -> str:
-    """`rank 3 (node2 gpu=1)`: its number in the last launch of the stage, where that tells."""
+    """Return `rank 3 (node2 gpu=1)`, with its number in the last launch of the stage if it has one."""
     launches = [launch for launch in view.evidence.launches() if launch.stage == verdict.stage]
     local = view.host.scopes.index(verdict.scope) if verdict.scope in view.host.scopes else -1
     rank = [rank.rank for launch in launches[-1:] for rank in launch.ranks if rank.local_rank == local]
@@ -188,7 +188,7 @@ def _signs(signs: Iterable[Sign], own: Figures, usual: Figures) -> list[str]:
 
 
 def _both(name: str, own: Figures, usual: Figures) -> tuple[float, float]:
-    """A figure and what is usual; 0 where it was not told."""
+    """A figure and its usual value; 0 if it was not reported."""
     return own.get(name, 0.0), usual.get(name, 0.0)
 
 
@@ -230,7 +230,7 @@ def _cpus(own: Figures, usual: Figures) -> str:
 
 
 def _launch(own: Figures, usual: Figures) -> str:
-    """Only where launching takes longer than elsewhere, and the device has nothing left to do when it is over."""
+    """Only if launching takes longer than elsewhere and the device is idle afterwards."""
     mine, others = _both("launch", own, usual)
     bound = mine > LAUNCH_BOUND * own["compute"] and mine > others * (1 + OUT_OF_LINE)
     return f"its GPU waits for the CPU: launching takes {_ms(mine)} against {_ms(others)}" if bound and others else ""
@@ -253,7 +253,7 @@ def _pressure(own: Figures, usual: Figures) -> str:
 
 
 def _cpu_time(own: Figures, usual: Figures) -> str:
-    """Where the host decides how long a step takes: more work for it, or a slower processor."""
+    """If the host determines the step time: it has more work, or a slower processor."""
     mine, others = _both("cpu_time", own, usual)
     decides = "launch" not in own or own["launch"] > LAUNCH_BOUND * own["compute"]
     much = decides and 0 < others * 1.2 < mine

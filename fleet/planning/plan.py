@@ -120,7 +120,7 @@ def make_plan(
         created: UTC time, ISO 8601 with `Z`.
         manifest: what was ordered, as `read_manifest` gives it.
         choice: where `profile` is what of it was chosen: that, and what was not.
-        waivers: what somebody answers for, as `read_waivers` gives it.
+        waivers: as `read_waivers` returns them.
         baseline: the accepted records that the run is compared with, as `freeze` leaves them in the run directory.
 
     Raises:

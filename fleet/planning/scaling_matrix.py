@@ -78,7 +78,7 @@ def _lists(matrix: list[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[l
 
 
 def _cells(lists: list[list[list[Any]]]) -> tuple[Cell, ...]:
-    """Every combination of each block, as written; one that stands in several blocks once."""
+    """Return every combination of each block, in order and without duplicates."""
     found: dict[Cell, None] = {}
     for block in lists:
         for values in itertools.product(*block):

@@ -84,7 +84,7 @@ def select_tests(stages: Stages, history: Sequence[PastRun], *, budget_s: float,
         stages: stage -> its benchmarks, in the profile's order.
         history: earlier runs, in any order.
         budget_s: time to measure a host; the snapshots, which are always taken, do not count.
-        profile: of the run; costs measured under it take precedence over costs under other profiles.
+        profile: profile of the run; costs measured under it take precedence over costs under other profiles.
         now: UTC, ISO 8601.
     """
     past = sorted(history, key=lambda run: (run.began, run.run_id))

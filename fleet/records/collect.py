@@ -42,7 +42,7 @@ class Collection:
     """A collection of records into one run directory.
 
     Args:
-        directory, plan: of the run.
+        directory, plan: run directory and its plan.
         attempt: which record of a host to use if it began twice: FIRST, LAST, or None for neither.
     """
 

@@ -28,7 +28,7 @@ JOURNAL_BYTES = 64_000_000
 MAX_KEPT = 16
 """Hosts of a run up to which the evidence stays in memory once it was read."""
 FETCH_AGAIN = "resume the run, or collect it again"
-"""What to do about a missing record if nothing else explains why it is missing."""
+"""What to do about a missing record without another explanation."""
 
 
 class RecordReader:
@@ -47,8 +47,8 @@ class RecordReader:
         """Prepare to read.
 
         Args:
-            directory: of the run.
-            plan: of the run.
+            directory: the run directory.
+            plan: the run's plan.
             events: host -> what happened to it.
             journal_problems: why the journal was rejected, which concerns every host.
             users: host -> who uses it.
@@ -193,7 +193,7 @@ def load(directory: Path, *, alone: bool = True, study: bool = False) -> Run:
     """Return the run in `directory`; its records are read when they are asked for.
 
     Args:
-        directory: of the run.
+        directory: the run directory.
         alone: read the hosts' own records too, not only their gang records.
         study: accept a scaling study, which is not judged.
 

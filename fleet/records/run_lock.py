@@ -1,7 +1,7 @@
 """Lock a run directory for one playbook, and clean up after an interrupted attempt.
 
 The tasks of a playbook are short-lived processes, so `lock.json` names the one that lasts: ansible-playbook. The lock is void
-as soon as that process has exited, which its own machine can tell exactly. No cleanup is needed after `kill -9`.
+as soon as that process has exited, which its own machine knows exactly. No cleanup is needed after `kill -9`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def acquire(directory: Path, *, take_over: bool = False) -> str:
     """Lock the run in `directory` for the playbook that this process belongs to.
 
     Args:
-        directory: of the run; created if missing.
+        directory: run directory, created if missing.
         take_over: take the lock from a holder on another machine, whose state cannot be checked from here.
 
     Returns:

@@ -1,4 +1,4 @@
-"""The versions that a host reported: of the software of its ranks, and of every component that its collectors can name."""
+"""The versions that a host reported: software of its ranks, and every component that its collectors name."""
 
 from __future__ import annotations
 

@@ -56,7 +56,7 @@ def _row(change: Change) -> tuple[str, ...]:
 
 
 def text(changes: Sequence[Change], *, everything: bool = False) -> str:
-    """Lines for a terminal: what counts first; of the quiet kinds their number, or with `everything` all of them."""
+    """Return lines for a terminal, most important first; minor kinds are counted, or listed with `everything`."""
     shown = [change for change in changes if everything or change.kind not in QUIET]
     lines = [f"{change.kind.upper().replace('_', ' ')}: {clean(change.text, 600)}" for change in shown[:MOST_LINES]]
     if len(shown) > MOST_LINES:

@@ -33,7 +33,7 @@ class HostFacts:
     gang_launches: tuple[Launch, ...] = ()
     """With whom it was launched, and how that ended."""
     rates_without_drift: tuple[str, ...] = ()
-    """Rates of its soak with too few values to tell a drift."""
+    """Rates of its soak with too few values to evaluate drift."""
 
 
 class FactCollector:

@@ -41,7 +41,7 @@ LINK = "gpu.peer.link"
 MAX_BUCKETS = 40
 """Buckets of a soak's timeline in the report."""
 FULL_HOSTS = 16
-"""Hosts of a fleet up to which the report lists every verdict; of a larger one it lists those that do not pass."""
+"""Largest fleet for which the report lists every verdict; beyond it, only verdicts that do not pass are listed."""
 MEASURED_HOSTS = 64
 """Hosts of a fleet up to which the report holds what accepted hosts measured; also the rejected, and the incomplete hosts of a
 larger fleet whose measurements it holds."""

@@ -168,7 +168,7 @@ def _severity(verdict: Verdict) -> tuple[bool, int]:
 
 
 def _find(observations: Sequence[Observation], candidates: Iterable[int], verdict: Verdict) -> int | None:
-    """Return the index of the observation that a verdict is about; of a series over all stages the last.
+    """Return the index of the observation that a verdict is about, the last one of a series over all stages.
 
     A verdict has the parameters of its observation, or those of them that the plan states.
     """

@@ -19,7 +19,7 @@ def judge_run(run_dir: Path, criteria: Sequence[str], waivers: Sequence[str] = (
     """Return the run in a directory and its report.
 
     Args:
-        run_dir: of the run.
+        run_dir: the run directory.
         criteria: packs beside those of the plan: names or files.
         waivers: waiver files beside those of the plan.
     """

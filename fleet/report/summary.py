@@ -107,7 +107,7 @@ def acceptance(found: Findings, decision: str) -> Acceptance:
 
 
 def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
-    """The decision in a word, with all that must be read with it: no GPU looked at, waivers, benchmarks left out."""
+    """Return the decision in a word with its caveats: no GPU tested, waivers, benchmarks left out."""
     waived = decision == ACCEPTED and any(verdict.waiver for verdict in verdicts)
     status = f"{STATUS[decision]} WITH WAIVERS" if waived else STATUS[decision]
     return f"{mark(simulated=plan.simulated, rehearsal=plan.rehearsal)} {status}{status_suffix(plan)}".strip()
@@ -228,11 +228,11 @@ def slots(gpus: Iterable[tuple[str, Gpu]]) -> dict[tuple[str, str], str]:
 
 
 def reasons(verdicts: Iterable[Verdict], places: Mapping[tuple[str, str], str]) -> list[SummaryLine]:
-    """One line a reason, failures first: who stopped or slowed a gang, the critical ones, the others. Host, part, what was found.
+    """Return one line per reason: parts that stopped or slowed a gang first, then critical failures, then the others.
 
-    A GPU is told with its place on the PCI bus (`slots`). Equal reasons of one host are told once, and what one criterion lays
-    to one part of it. Where those are too many, the first who spoilt a gang stay, and each host has a line, then each part that
-    fails, and each thing that it fails; hosts for which no line is left are named, and counted where they are many.
+    A GPU is named with its PCI address (`slots`). Equal reasons of one host share a line, and so do the verdicts of one criterion on
+    one part. If there are too many, the first culprits of a gang stay; then each host gets a line, then each failed part, then each
+    failed criterion. Hosts without a line are named, or counted if there are many.
     """
     found = sorted(causes(verdict for verdict in verdicts if verdict.stands), key=_rank)
     suspects = [at for at, group in enumerate(found) if _explains(group)]

@@ -14,7 +14,7 @@ from schemas.stages import BENCHMARK, GANG
 _MAX_OPERATIONS = 3
 _RATES = frozenset({"B/s", "FLOP/s", "images/s", "tokens/s"})
 _SPEEDS = frozenset({"dataloader.sufficiency", "overlap.hidden_share", "overlap.slowdown", "transformer.mfu"})
-"""Ratios that tell how fast a part is."""
+"""Ratios that are a measure of speed."""
 
 Facts = Mapping[str, HostFacts]
 """Host -> its facts, in the order of the plan."""

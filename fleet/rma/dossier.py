@@ -41,9 +41,9 @@ def dossier(part: Part, plan: Plan, facts: ReportFacts, evidence: Evidence) -> d
 
     Args:
         part: the part and its findings.
-        plan: of the run.
+        plan: the run's plan.
         facts: from the report.
-        evidence: of the part's host.
+        evidence: evidence of the part's host.
     """
     observations = evidence.observations()
     own, unread = identity(part, observations)

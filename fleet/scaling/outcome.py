@@ -16,7 +16,7 @@ from schemas.studies import WORKLOAD, Cell, Study
 GANG = "all"
 """Every host of a study's plan is in this gang, of which a cell launches some."""
 MEASURED, FAILED, SKIPPED, OPEN = "measured", "failed", "skipped", "open"
-"""Of a cell: it has its figures; it was launched and has not; it cannot or must not be launched; it was not launched yet."""
+"""State of a cell: it has its figures; it was launched without figures; it must not be launched; it was not launched yet."""
 LONGEST_S = 366 * 86400.0
 """A launch that says it took longer is not believed."""
 _LEAST, _MOST = 1e-9, 1e15
@@ -67,7 +67,7 @@ class Row:
     against: int = 0
     """The smallest measured cell with the same batch a rank, epochs, CPUs and precision."""
     share: float | None = None
-    """Of a cell with few CPUs: its throughput as a share of that of cell `unconfined`."""
+    """Throughput of a cell with few CPUs, as a share of that of cell `unconfined`."""
     unconfined: int = 0
     """A cell that differs in having all CPUs, or in that and its epochs."""
 
@@ -103,9 +103,9 @@ def outcome(plan: Plan, evidence: Mapping[str, Evidence], *, price: float | None
     """What became of each cell.
 
     Args:
-        plan: of a study.
+        plan: plan of a study.
         evidence: what the hosts left; gang records are enough.
-        price: in place of the plan's; what stopped the study is still told by the plan's.
+        price: replaces the plan's; the reason why the study stopped still uses the plan's.
     """
     study = plan.study or Study(cells=())
     told = _launches(evidence)

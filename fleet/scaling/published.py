@@ -1,4 +1,4 @@
-"""What the GKE experiment published ("GKE GPU Experiment Testing": V100, PyTorchJob, Fashion-MNIST), as it stands there."""
+"""Figures as published by the GKE experiment ("GKE GPU Experiment Testing": V100, PyTorchJob, Fashion-MNIST)."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Figures that no record of ours holds: published ones, and where nobody has any, ours. Each says which it is.
+"""Figures that no record contains: published ones, or else our assumptions. Each names its source.
 
-None of them is a limit: the packs judge them as they would judge a real host's.
+They are no limits: the packs judge them like those of a real host.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ ASSUMED: list[dict[str, Any]] = [
 WITH_NVLS = {"all_reduce": 473 / 365, "all_gather": 361 / 345, "reduce_scatter": 363 / 349}
 """Bus bandwidth of eight GPUs with NVLink SHARP over that of our four without: stas00/ml-engineering, 8 GiB, H200."""
 GANG_SHARE = 0.9125
-"""Of the fabric's bytes a second, what large collectives between hosts reach: stas00/ml-engineering, 365 of 400 GB/s on H200."""
+"""Share of the fabric's rate that large collectives between hosts reach: stas00/ml-engineering, 365 of 400 GB/s on H200."""
 GANG_LATENCY_S = 60e-6
 GANG_SPREAD = 0.006
 SCALING = 0.95

@@ -2,7 +2,7 @@
 
     python -m fleet.simulate.distil docs/measurements > fleet/simulate/h200-sxm.json
 
-Made again whenever hosts are measured anew; a test says where the file is not what the records say.
+Regenerate it after new measurements; a test compares the file with the records.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from schemas.scopes import Scope
 SCHEMA = "rackproof.simulate/1"
 MODEL = "h200-sxm"
 FIGURES = ("h200x4-one-host", "h200x4-second-host", "h200x4-beside-references")
-"""Runs whose figures are taken: four GPUs each. Of what a GPU does all of them count; of what a host does, the first one.
+"""Runs whose figures are used, four GPUs each: all of them for figures of a GPU, the first for figures of a host.
 
 They are machines of different builds: how far apart they are in what their CPUs have a part in says nothing of hosts of
 one build. There the spread is that of one host's repetitions.
@@ -207,7 +207,7 @@ def _runs(values: Sequence[str]) -> list[list[Any]]:
 
 
 def _readings(record: Doc) -> Iterable[Doc]:
-    """What each collector tells in the snapshots before, during and after, of one GPU for all of them."""
+    """Return each collector's readings in the snapshots before, during and after, with one GPU standing for all."""
     phases = {"before": record["snapshots"][0], "during": None, "after": record["snapshots"][-1]}
     phases["during"] = next(taken for taken in record["snapshots"] if taken["phase"] == "during")
     pci = {_sysfs(gpu["pci_bus_id"]): gpu["index"] for gpu in record["gpus"]}

@@ -233,7 +233,7 @@ def _error(item: Doc, reason: str, status: str = ERROR) -> Doc:
 
 
 def _unread(taken: Doc, case: Case) -> None:
-    """What a driver that has lost the GPU tells of it."""
+    """Return the readings of a driver that has lost the GPU."""
     for metric in taken["metrics"]:
         values = metric.get("values", {})
         for scope in [scope for scope in values if Scope.parse(scope).device == case.scope]:
@@ -317,7 +317,7 @@ def _bad_memory_word(case: Case) -> None:
 
 
 def _silent_corruption(case: Case) -> None:
-    """The same wrong bits each time: nothing but the others' digest tells."""
+    """The same wrong bits each time: only the other GPUs' digests reveal it."""
     for item in case.seen("digest.value", workload="gemm"):
         item["value"] = item["value"][:-4] + format(int(item["value"][-4:], 16) ^ 0x0100, "04x")
 
@@ -361,7 +361,7 @@ def _missing_observations(case: Case) -> None:
 
 
 def _nothing(_case: Case) -> None:
-    """The gang's figures tell."""
+    """Only the gang's figures show it."""
 
 
 def _wrong_driver(case: Case) -> None:
@@ -408,7 +408,7 @@ def _hung(case: Case) -> None:
         if item["name"].split(".")[0] not in after and item.get("params", {}).get("benchmark") not in after
     ]
     for launch in document["launches"]:
-        launch.pop("timeline", None)  # of the long wait for the deadline nothing was made up
+        launch.pop("timeline", None)  # the wait for the deadline has no simulated timeline
         for rank in launch["ranks"]:
             rank |= {"exit_code": None, "phase": at}
         launch |= {

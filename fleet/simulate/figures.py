@@ -21,14 +21,14 @@ LARGE = 1 << 20
 """Bytes from which on bandwidth and not latency says how long a collective takes."""
 NVLS_RANKS = 8
 _SHUFFLED = {"stress.flop_per_cycle": 1, "stress.power": 2, "stress.temperature": 3}
-"""Of these a GPU may be at its best where it is not in throughput."""
+"""Figures whose best GPU may not be the best in throughput."""
 _GROWS, _SHRINKS = ("throughput", "flops"), ("duration", "save_time", "restore_time")
 """With the ranks, last parts of what a world measures together."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Crowd:
-    """Who measures together."""
+    """The devices that measure together."""
 
     stage: str
     ranks: int
@@ -128,7 +128,7 @@ def _texts(measured: Measured, figure: Mapping[str, Any], item: Expectation, cro
     else:
         values = levels(_grown(measured, figure["spread"], item, crowd), _SHUFFLED.get(item.name, 0))
         if item.scope == "world" and figure["unit"] == "s":
-            values.reverse()  # who is fast takes little time
+            values.reverse()  # a fast part takes little time
     return written(values, figure.get("samples"))
 
 
@@ -207,7 +207,7 @@ def _collective(
 
 
 def _curve(measured: Measured, op: str, placement: str, kind: str) -> Mapping[str, Any]:
-    """The curve of an operation; of a placement or a graph that no record has, that of the nearest one."""
+    """Return the curve of an operation, or of the nearest placement or graph that a record has."""
     tried = [(op, placement, kind), (op, "out_of_place", kind), (op, "in_place", kind), (op, placement, "latency"),
              (op, "out_of_place", "latency")]  # fmt: skip
     return next(measured.curves[key] for key in tried if key in measured.curves)

@@ -291,7 +291,7 @@ def simulate(directory: Path, fleet: Fleet, faults: Sequence[Placed], plan: Plan
 
 
 _writer: Writer | None = None
-"""Of a process that writes for another one."""
+"""Arguments of a process that writes for another one."""
 
 
 def _written(writer: Writer, batches: Sequence[tuple[str, tuple[str, ...]]], jobs: int) -> Iterator[list[Doc]]:

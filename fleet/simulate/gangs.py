@@ -60,7 +60,7 @@ def gang_records(
 
 
 def _launched(plan: Plan, start: LaunchPlan, effects: Mapping[str, tuple[int, Effect]], fill: Fill) -> dict[str, Doc]:
-    """What each host tells of one launch."""
+    """What each host records of one launch."""
     records = fill(start.members, start.number)
     stops = [host for host in start.members if host in effects and effects[host][1].stops]
     if stops:

@@ -50,7 +50,7 @@ class Measured:
     source: str
 
     def of(self, item: Expectation) -> list[Mapping[str, Any]]:
-        """The figures that an expectation asks for. Raises UsageError where nobody has measured it."""
+        """Return the figures of an expectation. Raise UsageError if it was never measured."""
         found = [figure for figure in self.figures.get(item.name, ()) if _fits(item.params, figure.get("params", {}))]
         if not found:
             raise UsageError(

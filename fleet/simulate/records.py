@@ -24,11 +24,11 @@ from schemas.stages import BENCHMARK, GANG
 
 Doc = dict[str, Any]
 ALL, JUDGED = "all", "judged"
-"""Which readings a record has: every collector's, or those alone that a criterion speaks of, to keep large fleets small."""
+"""Which readings a record has: all, or only those that a criterion matches, to keep large fleets small."""
 _ALWAYS = ("gpu.serial", "gpu.uuid", "gpu.peer.link", "host.uptime", "collector.")
 LINKS = 18
 PER_GPU = ("host.cpu.count", "host.cpu.cores", "host.cpu.threads", "host.memory.total", "host.memory.available")
-"""Of the host that was measured, which had two GPUs: one with more is taken to have more of these."""
+"""Counts of the measured host, which had two GPUs; a host with more GPUs gets proportionally more."""
 PER_HOST = ("gpu.count", "gpu.pci_count", "pcie.device_count", "storage.disk.count")
 READINGS_GPUS = 2
 UP_S = 86_400.0
@@ -163,7 +163,7 @@ def _record(
 
 
 def _kept(shots: Sequence[tuple[str, str, str, float]], readings: str) -> list[tuple[str, str, str, float]]:
-    """Every snapshot; where only what is judged is kept, the first and the last, between which counters are told."""
+    """Return every snapshot, or only the first and the last, which counters need, if only judged readings are kept."""
     return list(shots) if readings == ALL else [*dict.fromkeys([shots[0], shots[-1]])]
 
 
@@ -240,7 +240,7 @@ def _wanted(name: str, readings: str) -> bool:
 
 
 def _metrics(measured: Measured, shape: Shape, kind: str, at: float) -> Iterator[Doc]:
-    """What every collector tells at one moment."""
+    """Return the readings of every collector at one moment."""
     for family in measured.readings:
         told = family.get(kind)
         told = family["before"] if told == "before" else told
@@ -314,5 +314,5 @@ def cells(run: Mapping[str, str], host: str, number: int, devices: int) -> dict[
 
 
 def serial(number: int, index: int) -> str:
-    """Serial of a GPU that does not exist: nobody can take it for a real one's."""
+    """Return the serial of a simulated GPU, which cannot be mistaken for a real one."""
     return f"SIM{number:06d}{index:02d}"

@@ -23,7 +23,7 @@ class Slot:
 
 @dataclass(frozen=True)
 class Cell:
-    """A place for something that is told when the template is filled: `%s` in `form` stands for it."""
+    """A placeholder that is filled in later: `%s` in `form`."""
 
     name: str
     form: str = '"%s"'
@@ -42,7 +42,7 @@ class Template:
         self._plan: list[tuple[Sequence[str], int]] = []
 
     def text(self, told: Mapping[str, str], host: bytes, gang: bytes = b"") -> str:
-        """The document. `told`: cell -> its text; `host`, `gang`: a level for each of their groups."""
+        """Return the document. `told`: cell -> its text; `host`, `gang`: a level for each of their groups."""
         for name, box in self.cells.items():
             box[0] = told[name]
         drawn = bytes([0]) + host[: len(self.groups[HOST])] + gang[: len(self.groups[GANG])]

@@ -44,7 +44,7 @@ class StageReport:
 
 
 class Exporters:
-    """Scrapes the exporters, in the background unless told otherwise."""
+    """Scrapes the exporters, in the background by default."""
 
     def __init__(self, run_dir: Path, run_id: str) -> None:
         self._run_dir, self._run_id = run_dir, run_id

@@ -77,7 +77,7 @@ class Judge:
         if self._reread() or not self.now.at:
             try:
                 self.now = self._judged()
-            except Exception as error:  # noqa: BLE001 - the report will say it with its exit code; here the rest goes on
+            except Exception as error:  # noqa: BLE001 - the report will fail with its exit code; watching continues
                 why = f"the records cannot be judged: {type(error).__name__}: {error}"
                 self.now = Judged(expected=len(self._paths()), problems=(why,))
 

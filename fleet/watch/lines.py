@@ -74,7 +74,7 @@ def _ends(old: View | None, new: View) -> Iterator[str]:
 
 
 def begins(view: View) -> str:
-    """Who is measured now, and how long it may take; nothing where no stage is waited for."""
+    """Return the hosts being measured and how long it may take; empty if no stage is running."""
     stage = view.waiting_for
     if not stage or not view.pending:
         return ""
@@ -100,7 +100,7 @@ def beat(view: View) -> tuple[str, str]:
 
 
 def _progress(pending: list[HostView], stage: str) -> str:
-    """Return the progress of each host; of many hosts the range from slowest to fastest."""
+    """Return the progress of each host, or the range from slowest to fastest for many hosts."""
     if len(pending) <= NAMED // 2:
         return ", ".join(f"{host.name} {_far(host, stage)}" for host in pending)
     known = [(cell.progress, host) for host in pending if (cell := host.cells[stage]).progress is not None]

@@ -56,7 +56,7 @@ class View:
     is_running: bool | None
     """Whether a playbook is running the run; None: unknown from here."""
     by: str
-    """Who runs it, or ran it when it was interrupted."""
+    """The operator who runs it, or ran it when it was interrupted."""
     since: float | None
     attempts: int
     playbook: str

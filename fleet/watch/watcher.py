@@ -45,7 +45,7 @@ class Watcher:
         """Read the plan.
 
         Args:
-            run_dir: of the run on the control node.
+            run_dir: run directory on the control node.
             judging: read and judge records.
             asking: scrape exporters for progress.
 

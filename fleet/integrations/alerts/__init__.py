@@ -1,1 +1,1 @@
-"""Alerts for Prometheus: the criteria as rules, so that a limit stands in the packs alone, and what no criterion can say."""
+"""Alerts for Prometheus: rules made from the criteria, whose limits exist only in the packs, and rules without a criterion."""

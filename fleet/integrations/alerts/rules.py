@@ -37,7 +37,7 @@ class Alert:
 
     alert: str
     severity: str
-    """critical: the host is not fit for work. warning: somebody should look."""
+    """critical: the host is unfit for use. warning: it should be inspected."""
     summary: str
     description: str
     meaning: str
@@ -54,7 +54,7 @@ class Alert:
     """How long an `expr` must hold; a criterion's rule fires at once."""
     action: str = "monitor"
     source: str = ""
-    """Where an `expr` comes from."""
+    """Source of an `expr`."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,15 +1,15 @@
-"""Where a job cannot form or hangs: which hosts to launch next, until it is known with whom it does not work.
+"""Plan the probes of a job that cannot form or hangs, until the hosts or links at fault are known.
 
-A launch is a list of groups of hosts that have no host in common: they start at once, and each of them works or does not. The
-planner only reads what came of the launches so far and says what to launch next; it remembers nothing. It runs its search
-anew each time, and where the search asks for a group that nobody has launched, that group is the answer.
+A launch is a list of groups without a common host. The groups start at once, and each works or fails. The planner reads the
+outcomes so far and returns the next launch; it keeps no state. It repeats its search each time, and the first group that the
+search needs and that was not launched yet is the answer.
 
-1. Every host with one other: those that work are known to be good, as long as nothing but a host or a link is bad.
-2. Every other host with a good one, then with a second: who fails with both is bad. Who works with one is good, and the link
-   to the one with whom it failed is bad.
-3. The good ones all together. Where that fails although each works with somebody, a link between two of them is bad, and
-   found by halving: the shortest part of the list that fails ends in one end of it, and the same again finds the other.
-4. Two that failed together and are good: once more, as a launch may also fail by chance.
+1. Launch every host with one other: pairs that work are good, provided that only hosts or links can be bad.
+2. Launch every other host with a good one, then with a second. A host that fails with both is bad. A host that works with one is
+   good, and its link to the other is bad.
+3. Launch all good hosts together. If that fails, a link between two of them is bad. Bisection finds it: the shortest prefix of
+   the list that fails ends at one end of the link, and a second bisection finds the other end.
+4. Launch two good hosts that failed together once more, since a launch can also fail by chance.
 
 One bad host takes four launches, of however many hosts; a bad link some 2 log2(N) + 5.
 """

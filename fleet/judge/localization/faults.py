@@ -1,4 +1,4 @@
-"""Who stopped a launch of a gang: verdicts `gang.fault`, by the heartbeats, or by the probes where nobody was named."""
+"""Verdicts `gang.fault` on the part that stopped a launch of a gang, by the heartbeats or else by the probes."""
 
 from __future__ import annotations
 
@@ -58,9 +58,9 @@ def _named(attempt: Attempt, views: Mapping[str, HostView], settled: Collection[
 def _probed(
     launched: Sequence[Attempt], attempt: Attempt, views: Mapping[str, HostView], settled: Collection[str]
 ) -> Iterator[Verdict]:
-    """Of a launch for which nobody was named, those whom the probes found.
+    """Yield verdicts on the hosts that the probes found after a launch without a culprit.
 
-    Two that fail together are told of both, although one of them works with the others.
+    If two hosts fail only together, both get a verdict, although each works with the others.
     """
     found = conclusion(launched, attempt) if is_stuck(attempt) else None
     for suspect in found.suspects if isinstance(found, Conclusion) else ():

@@ -1,8 +1,8 @@
-"""What came of every launch of a gang, as the records of all its hosts tell it together, and who is to blame for it.
+"""The outcome of every launch of a gang, combined from the records of all its hosts, and the hosts that caused a failure.
 
-A launch can fail in two ways: the heartbeats name who stopped it, or nobody is named, and short launches of parts of the gang
-find out who does not work with whom (`bisection`). Both end in the same question: who leaves, so that the rest can be
-measured. The planner of the next launch (`fleet.planning.next_launch`) and the judge ask it alike.
+If a launch fails, either the heartbeats name the culprit, or short launches of parts of the gang find which hosts do not work
+together (`bisection`). Both answer the same question: which hosts to exclude, so that the rest can be measured. The planner of the
+next launch (`fleet.planning.next_launch`) and the judge share the answer.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ class Attempt:
 
     @property
     def worked(self) -> bool:
-        """The hosts work together: it finished, and something was measured; of a probe, all of it."""
+        """Whether the hosts work together: it finished and measured something; a probe measured everything."""
         if self.stage == PROBE or not self.wanted:
             return self.complete
         return self.finished and any(
@@ -150,8 +150,9 @@ def measured_by(record: Record, launch: Launch) -> tuple[Observation, ...]:
 
 
 def conclusion(among: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Conclusion:
-    """What the probes after a launch that nobody is blamed for have shown, or who is to be probed next: nobody, where a host
-    says of itself that it is unable, with which no probe works.
+    """Return the conclusion of the probes after a launch without a culprit, or the groups to probe next.
+
+    There are none to probe if a host reports itself as unable, since no probe works with it.
 
     Args:
         among: every launch and probe of the gang.
@@ -168,7 +169,7 @@ def conclusion(among: Sequence[Attempt], stuck: Attempt) -> list[list[str]] | Co
 
 
 def is_stuck(attempt: Attempt) -> bool:
-    """Whether it did not work, and nobody is blamed."""
+    """Whether it failed without a culprit."""
     return attempt.stage == GANG and not attempt.worked and not attempt.culprits()
 
 

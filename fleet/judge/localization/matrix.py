@@ -18,7 +18,7 @@ class Kind:
     """What two pairs must share to be as fast as each other."""
 
     across: bool = False
-    """Their hosts stand in two racks."""
+    """Whether their hosts are in two racks."""
     gbps: float = 0.0
     """Line rate of the slower port, by the inventory."""
 
@@ -39,7 +39,7 @@ class Pair:
     latency: float | None = None
     """Seconds of one small exchange."""
     failed: str = ""
-    """Why nothing could be measured between the two: an attempt was made. A pair that nobody tried is left out instead."""
+    """Why the attempt to measure the pair failed. A pair that was not attempted is left out."""
     kind: Kind = Kind()
     """Pairs are compared with others of their kind, and where too few hosts have such with kinds that are to be no faster."""
 
@@ -91,13 +91,13 @@ def rule_of_succession(agreeing: int, compared: int) -> float:
 
 
 def upper_median(values: Iterable[float]) -> float:
-    """The median; of an even number of values the upper of the two in the middle. Raises IndexError where there are none."""
+    """Return the median, the upper one of an even number of values. Raise IndexError if there are none."""
     ordered = sorted(values)
     return ordered[len(ordered) // 2]
 
 
 def spread(values: Sequence[float], centre: float) -> float:
-    """A standard deviation by the median of the distances from the centre, which half of the values may spoil.
+    """Return a standard deviation from the median distance to the centre, which tolerates wrong values in up to half.
 
     Of an even number of distances the lower of the two in the middle: half of the values may be out of line.
     """

@@ -1,8 +1,8 @@
-"""Which ends, rails and links of the pair matrix are slow, in one quantity.
+"""Find the slow ends, rails and links of the pair matrix, in one quantity.
 
-A pair is as fast as the slowest of its parts. So an end (a host's GPU of one number with its NIC) that is slow is slow with
-everybody, and one that is well is fast with somebody, whoever else is slow: an end is judged by the best that it does, not by
-its average. What is slow between two ends that are both well is the link. All sums are of logarithms: a share is a difference.
+An end is a host's GPU of one index with its NIC. A pair is as fast as its slowest part. Therefore a slow end is slow with every
+partner, and a good end is fast with at least one: an end is judged by its best pair, not by its average. If a pair of two good ends
+is slow, the link is slow. All sums are of logarithms, so that a ratio is a difference.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from fleet.judge.localization.matrix import End, Kind, spread, upper_median
 
 LEAST_HOSTS = 3
-"""Of two, neither can be told from the other."""
+"""With two hosts, neither is known to be the slow one."""
 MANY = 8
 """With so many partners the second best counts: the best of many may be a mistake of the clock."""
 LOST = 1e-9
@@ -105,7 +105,7 @@ def usual_speeds(edges: Iterable[Edge]) -> tuple[dict[Kind, float], dict[Kind, f
 
 
 def _shares(edges: Sequence[Edge]) -> dict[int, float]:
-    """Each speed over the usual one of its kind; over a least one it tells no more than that it is not under it."""
+    """Return each speed over the usual one of its kind; over a minimum it shows only that the minimum is met."""
     usual, least = usual_speeds(edges)
     found = {}
     for place, edge in enumerate(edges):

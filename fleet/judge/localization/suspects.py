@@ -35,7 +35,7 @@ def find_suspects(
     Args:
         pairs: every pair of hosts that was tried, once a rail.
         failed_alone: GPUs (host, rail) that failed what each host measures by itself.
-        collective_slow: an operation of all hosts together was too slow: where no pair is, the fabric is named.
+        collective_slow: an operation of all hosts together was too slow; if no pair is slow, the fabric is named.
         tolerance: how slow is slow; the default is for GPU hosts.
     """
     tolerance = tolerance or Tolerance()
@@ -55,7 +55,7 @@ def find_suspects(
 
 
 def comparable(pairs: Sequence[Pair], quantity: str) -> list[Pair]:
-    """Those whose speed can be held against that of others."""
+    """Return the pairs whose speed can be compared with others."""
     usual, least = usual_speeds(_edges(pairs, quantity))
     return [pair for pair in pairs if pair.kind in usual or pair.kind in least]
 
@@ -102,7 +102,7 @@ def _fabric(pairs: Sequence[Pair]) -> Suspect:
 
 
 def _between_two(pairs: Sequence[Pair], tolerance: Tolerance, collective_slow: bool) -> Iterator[Suspect]:
-    """With two hosts nothing tells one end from the other, nor from what is between: both are named."""
+    """Return both hosts: with two, neither end nor the link can be singled out."""
     if not pairs:
         return
     a, b = pairs[0].a, pairs[0].b

@@ -40,8 +40,8 @@ from schemas.scopes import Scope
 UNITS = {BANDWIDTH: "B/s", LATENCY: "s"}
 EQUAL = "ours: equal hosts on one fabric are equally fast with each other (docs/localisation.md)"
 REHEARSAL_TOLERANCE = Tolerance(bandwidth=0.75, latency=0.9, sigmas=2)
-"""In a rehearsal only a gross fault is told: a quarter of the bandwidth, ten times the latency. That is more than most noise:
-with the six standard deviations of GPU hosts, five processes on a busy machine hid what was a hundred times too slow."""
+"""A rehearsal reports only gross faults: a quarter of the bandwidth, ten times the latency. These exceed most noise. With the six
+standard deviations of GPU hosts, five processes on a busy machine hid a host that was a hundred times too slow."""
 CERTAIN_ON_CPUS = 0.8
 """Least confidence in a rehearsal: at least three comparisons, as one pair is slow whenever another process uses the CPU."""
 SLOW_RAIL = 0.75
@@ -181,7 +181,7 @@ class _Gang:
         fails = self._fails(suspect)
         more = "" if fails or suspect.kind != LINK else "; measure again: paths that share a wire look the same"
         part, serial = "", view.serial(scope)
-        if suspect.kind == NIC:  # which one that is nobody has told, and it must not go back as the GPU beside it
+        if suspect.kind == NIC:  # the NIC is unknown, and the GPU beside it must not be returned for it
             more = f"; it is the one that {scope}{f' (serial {serial})' if serial else ''} uses"
             part, serial = f"nic=rail{suspect.rails[0]}", ""
         sure = f"suspect {suspect.kind} {suspect.where}".strip()

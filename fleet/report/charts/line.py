@@ -37,7 +37,7 @@ class Curve:
     css: str
     title: str
     end: tuple[float, float] | None = None
-    """Where a dot marks the end of the curve."""
+    """Position of the dot that marks the end of the curve."""
 
 
 class LineAxes:

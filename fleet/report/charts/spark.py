@@ -30,7 +30,7 @@ class Spark:
     throttled: str
     """Path over the times when clocks were throttled for another reason than the power limit."""
     marks: tuple[int, ...]
-    """Where an error counter of this part rose."""
+    """Positions at which an error counter of this part rose."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -47,7 +47,7 @@ class Reason:
     """The value as a share of its limit, if both are numbers."""
     severity: str = ""
     waiver: str = ""
-    """Who waived it, why and until when; the verdict stays what it is."""
+    """The waiver: person, reason and last day. The verdict is unchanged."""
 
     @property
     def is_whole_host(self) -> bool:

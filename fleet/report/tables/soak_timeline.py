@@ -164,7 +164,7 @@ def _part_row(
 
 
 def _rates(host: str, soak: Soak, drifts: Drifts) -> Iterator[Rate]:
-    """Yield the rates of the whole host; of several message sizes only the largest, because small ones are latency-bound."""
+    """Yield the rates of the whole host, for the largest message size only, because small ones are latency-bound."""
     rates = [item for item in soak.timeline.series if item.scope == "host" and is_rate(item)]
     largest: dict[str, int] = {}
     for series in rates:

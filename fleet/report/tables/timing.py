@@ -1,4 +1,4 @@
-"""Where the time went: the share of each benchmark in each stage, for the fleet and for each host."""
+"""Time spent: the share of each benchmark in each stage, for the fleet and for each host."""
 
 from __future__ import annotations
 

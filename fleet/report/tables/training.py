@@ -57,7 +57,7 @@ class TrainingRow:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingTable:
-    """The rows to show; of many hosts, `folded` has the rows of each host and `rows` their range."""
+    """Return the rows to show. For many hosts, `folded` has the rows of each host and `rows` their range."""
 
     rows: tuple[TrainingRow, ...] = ()
     folded: tuple[TrainingRow, ...] = ()

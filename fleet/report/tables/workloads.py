@@ -1,4 +1,4 @@
-"""The larger workloads: a row per figure, a column per host or gang; of many, their range."""
+"""The larger workloads: a row per figure, a column per host or gang, or their range if there are many."""
 
 from __future__ import annotations
 
