@@ -28,10 +28,10 @@ _Partners = Mapping[str, Mapping[str, bool]]
 def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
     """Return the verdicts on one host; those that fail because of another part are attributed to it (`part`).
 
-    A GPU is the cause of its failed pairs under three conditions. It fails a criterion with more than half of its partners, and with
-    at least three. Fewer than half of the GPUs do so. No two of these GPUs pass with each other: otherwise the link between two
-    halves of the host is the cause. A new XID is attributed to the only GPU with new XIDs in the run, if the XID is one for which a
-    GPU fails and no NVSwitch reported an error.
+    A GPU is the cause of its failed pairs under three conditions. It fails a criterion with more than half of its partners, and
+    with at least three. Fewer than half of the GPUs do so. No two of these GPUs pass with each other: otherwise the link
+    between two halves of the host is the cause. A new XID is attributed to the only GPU with new XIDs in the run, if the XID is
+    one for which a GPU fails and no NVSwitch reported an error.
     """
     partners: dict[str, dict[str, dict[str, bool]]] = defaultdict(lambda: defaultdict(dict))
     for verdict in verdicts:

@@ -230,9 +230,9 @@ def slots(gpus: Iterable[tuple[str, Gpu]]) -> dict[tuple[str, str], str]:
 def reasons(verdicts: Iterable[Verdict], places: Mapping[tuple[str, str], str]) -> list[SummaryLine]:
     """Return one line per reason: parts that stopped or slowed a gang first, then critical failures, then the others.
 
-    A GPU is named with its PCI address (`slots`). Equal reasons of one host share a line, and so do the verdicts of one criterion on
-    one part. If there are too many, the first culprits of a gang stay; then each host gets a line, then each failed part, then each
-    failed criterion. Hosts without a line are named, or counted if there are many.
+    A GPU is named with its PCI address (`slots`). Equal reasons of one host share a line, and so do the verdicts of one
+    criterion on one part. If there are too many, the first culprits of a gang stay; then each host gets a line, then each
+    failed part, then each failed criterion. Hosts without a line are named, or counted if there are many.
     """
     found = sorted(causes(verdict for verdict in verdicts if verdict.stands), key=_rank)
     suspects = [at for at, group in enumerate(found) if _explains(group)]

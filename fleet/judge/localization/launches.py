@@ -1,8 +1,8 @@
 """The outcome of every launch of a gang, combined from the records of all its hosts, and the hosts that caused a failure.
 
 If a launch fails, either the heartbeats name the culprit, or short launches of parts of the gang find which hosts do not work
-together (`bisection`). Both answer the same question: which hosts to exclude, so that the rest can be measured. The planner of the
-next launch (`fleet.planning.next_launch`) and the judge share the answer.
+together (`bisection`). Both answer the same question: which hosts to exclude, so that the rest can be measured. The planner of
+the next launch (`fleet.planning.next_launch`) and the judge share the answer.
 """
 
 from __future__ import annotations
