@@ -57,10 +57,10 @@ def finite(value: Value) -> float | None:
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     try:
-        found = float(value)
+        result = float(value)
     except OverflowError:
         return None
-    return found if math.isfinite(found) else None
+    return result if math.isfinite(result) else None
 
 
 def scale(value: float, unit: str) -> tuple[float, str]:
@@ -108,9 +108,9 @@ def size(value: Value) -> str:
 def apart(value: Value, limit: Value, unit: str) -> tuple[str, str]:
     """Format a value and its limit in the same unit, with enough digits to distinguish them."""
     like = _larger(value, limit)
-    found, wanted = quantity(value, unit, like=like), quantity(limit, unit, like=like)
-    if found != wanted or value == limit:
-        return found, wanted
+    result, wanted = quantity(value, unit, like=like), quantity(limit, unit, like=like)
+    if result != wanted or value == limit:
+        return result, wanted
     digits = digits_for((value, limit), unit, like)
     return quantity(value, unit, digits, like), quantity(limit, unit, digits, like)
 
@@ -118,8 +118,8 @@ def apart(value: Value, limit: Value, unit: str) -> tuple[str, str]:
 def digits_for(values: Collection[Value], unit: str, like: float | None = None) -> int:
     """Return the digits needed so that different values read differently."""
     different = len({(isinstance(value, bool), value) for value in values})
-    told = (4, 6, 9, 12, 17)
-    return next((n for n in told if len({quantity(value, unit, n, like) for value in values}) >= different), told[-1])
+    text = (4, 6, 9, 12, 17)
+    return next((n for n in text if len({quantity(value, unit, n, like) for value in values}) >= different), text[-1])
 
 
 def _larger(value: Value, limit: Value) -> float | None:

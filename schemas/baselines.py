@@ -164,6 +164,6 @@ def part_baseline_from_json(document: Mapping[str, Any]) -> PartBaseline:
         "runs": tuple(Accepted(**{**run, "waivers": tuple(run.get("waivers", ()))}) for run in document["runs"]),
         "figures": tuple(Level(**item) for item in document["figures"]),
         "gpus": tuple(Gpu(**gpu) for gpu in document.get("gpus", ())),
-        "parts": tuple(InstalledPart(**place) for place in document.get("parts", ())),
+        "parts": tuple(InstalledPart(**entry) for entry in document.get("parts", ())),
     }
     return PartBaseline(**{**document, **parts})

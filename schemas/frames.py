@@ -150,14 +150,14 @@ def _unwrapped(line: str, where: str) -> str:
     """The text of a line of Docker's json-file logs; any other line as it is. Raises DocumentError where it nests without end."""
     if MARK in line and line.startswith('{"log":'):
         try:
-            found = json.loads(line)
+            result = json.loads(line)
         except RecursionError:
             raise documents.DocumentError(
                 f"{where}: nested deeper than {documents.MAX_DEPTH} levels: no runtime writes such a line"
             ) from None
         except ValueError:
             return line
-        return str(found.get("log", line))
+        return str(result.get("log", line))
     return line
 
 

@@ -156,11 +156,11 @@ class Plan:
 
     @cached_property
     def _of_gang(self) -> dict[str, list[PlannedHost]]:
-        found: dict[str, list[PlannedHost]] = {}
+        result: dict[str, list[PlannedHost]] = {}
         for host in self.hosts:
             if host.gang:
-                found.setdefault(host.gang, []).append(host)
-        return found
+                result.setdefault(host.gang, []).append(host)
+        return result
 
     @cached_property
     def _expected(self) -> dict[tuple[bool, int, int], list[Expectation]]:

@@ -38,8 +38,8 @@ class Reading:
 
 
 def _read() -> dict[str, Reading]:
-    found = json.loads(PATH.read_text(encoding="utf-8"))
-    return {name: Reading(**{**item, "labels": tuple(item.get("labels", ()))}) for name, item in found.items()}
+    result = json.loads(PATH.read_text(encoding="utf-8"))
+    return {name: Reading(**{**item, "labels": tuple(item.get("labels", ()))}) for name, item in result.items()}
 
 
 READINGS: Mapping[str, Reading] = _read()

@@ -91,14 +91,14 @@ class Snapshot:
             "params": {"phase": self.phase},
             "samples": None,
         }
-        found = [
+        result = [
             instance_of(Observation, common, {"scope": scope, "status": MEASURED, "value": value, "reason": ""})
             for scope, value in metric.values.items()
         ]
         for scope, why in metric.absent.items():
             status, _, reason = why.partition(": ")
-            found.append(Observation(scope=scope, status=status, reason=reason, **common))
-        return found
+            result.append(Observation(scope=scope, status=status, reason=reason, **common))
+        return result
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -201,12 +201,12 @@ class Record:
 
 def to_json(record: Any) -> dict[str, Any]:
     """Return a dataclass of the contract as JSON. Fields with their default are omitted, except `schema`."""
-    found = {}
+    result = {}
     for name, default in _fields(type(record)):  # type: ignore[arg-type]
         value = getattr(record, name)
         if name == "schema" or value != default:
-            found[name] = value if type(value) in _PLAIN else _json(value)
-    return found
+            result[name] = value if type(value) in _PLAIN else _json(value)
+    return result
 
 
 _PLAIN = frozenset({str, int, float, bool, type(None)})

@@ -84,15 +84,15 @@ class Soak:
 
 def soak_from_json(document: Mapping[str, Any]) -> Soak:
     """Return the soak in a document that matches soak.schema.json."""
-    found = document.get("timeline", {"bucket_s": 1.0})
+    result = document.get("timeline", {"bucket_s": 1.0})
     columns = ("at", "n", "low", "mean", "high")
     timeline = Timeline(
         **{
-            **found,
+            **result,
             "series": tuple(
-                Series(**{**item, **{key: tuple(item[key]) for key in columns}}) for item in found.get("series", ())
+                Series(**{**item, **{key: tuple(item[key]) for key in columns}}) for item in result.get("series", ())
             ),
-            "events": tuple(Event(**item) for item in found.get("events", ())),
+            "events": tuple(Event(**item) for item in result.get("events", ())),
         }
     )
     return Soak(**{**document, "timeline": timeline})
@@ -113,12 +113,12 @@ def _thinned(series: Series, factor: int) -> Series:
     for at, n, low, mean, high in zip(series.at, series.n, series.low, series.mean, series.high, strict=True):
         before = rows.get(at // factor, (0, low, 0.0, high))
         rows[at // factor] = (before[0] + n, min(before[1], low), before[2] + n * mean, max(before[3], high))
-    found = rows.values()
+    result = rows.values()
     return replace(
         series,
         at=tuple(rows),
-        n=tuple(n for n, *_ in found),
-        low=tuple(low for _, low, _, _ in found),
-        mean=tuple(float(f"{total / n:.5g}") for n, _, total, _ in found),
-        high=tuple(high for *_, high in found),
+        n=tuple(n for n, *_ in result),
+        low=tuple(low for _, low, _, _ in result),
+        mean=tuple(float(f"{total / n:.5g}") for n, _, total, _ in result),
+        high=tuple(high for *_, high in result),
     )

@@ -21,14 +21,14 @@ def tournament(hosts: Sequence[str], rounds: int = 0) -> list[Round]:
 
 def pairs_of(hosts: Sequence[str], number: int) -> Round:
     """Return the pairs of that round."""
-    met = ((place, partner(len(hosts), number, place)) for place in range(len(hosts)))
-    return [(hosts[place], hosts[other]) for place, other in met if other is not None and place < other]
+    met = ((index, partner(len(hosts), number, index)) for index in range(len(hosts)))
+    return [(hosts[index], hosts[other]) for index, other in met if other is not None and index < other]
 
 
 def partners(hosts: Sequence[str], host: str, rounds: int = 0) -> list[str]:
     """Return the partners of `host` in the order of the rounds, without those in which it rests. Raises ValueError."""
-    place = hosts.index(host)
-    met = (partner(len(hosts), number, place) for number in chosen(len(hosts), rounds))
+    pointer = hosts.index(host)
+    met = (partner(len(hosts), number, pointer) for number in chosen(len(hosts), rounds))
     return [hosts[other] for other in met if other is not None]
 
 
@@ -46,14 +46,14 @@ def chosen(count: int, rounds: int = 0) -> tuple[int, ...]:
     return tuple(sorted(mixed[:rounds]))
 
 
-def partner(count: int, number: int, place: int) -> int | None:
+def partner(count: int, number: int, index: int) -> int | None:
     """Return the partner of the host at `place` of `count` in round `number`; None if it rests."""
     fixed = (
         count + count % 2 - 1
     )  # keeps its place while the others rotate; with an odd number of hosts it is unoccupied
-    if place == fixed:
+    if index == fixed:
         other = number * (fixed + 1) // 2 % fixed
     else:
-        other = (number - place) % fixed
-        other = fixed if other == place else other
+        other = (number - index) % fixed
+        other = fixed if other == index else other
     return other if other < count else None

@@ -47,8 +47,8 @@ class Trace:
 
     def _series(self) -> Iterator[Series]:
         for index, figures in self.gpus.items():
-            for told, (name, rest, unit, one) in FIGURES.items():
-                rows = [(at, *_numbers(word)) for at, word in enumerate(figures.get(told, "").split()) if word != GAP]
+            for column, (name, rest, unit, one) in FIGURES.items():
+                rows = [(at, *_numbers(word)) for at, word in enumerate(figures.get(column, "").split()) if word != GAP]
                 if rows:
                     at, mean, low, high = zip(*rows, strict=True)
                     yield Series(
@@ -71,12 +71,12 @@ def traced(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[str, 
     timeline = thinned(timeline, MOST_BUCKETS)
     of = {(one.name, one.scope): one for one in timeline.series}
     gpus: dict[str, dict[str, str]] = {}
-    for told, (name, rest, _, one) in FIGURES.items():
+    for column, (name, rest, _, one) in FIGURES.items():
         for scope in [scope for kind, text in of if kind == name and (scope := Scope.parse(text)).below == rest]:
             series, unread = of[name, scope.text], of.get((UNREAD, scope.device))
             words = _words(series, set(unread.at if unread else ()), one)
-            if words and (told != HELD or any(series.mean)):
-                gpus.setdefault(scope.get("gpu"), {})[told] = words
+            if words and (column != HELD or any(series.mean)):
+                gpus.setdefault(scope.get("gpu"), {})[column] = words
     if not gpus and not lost:
         return None
     began_s = {name: round(seconds, 1) for name, seconds in began_s.items()}
@@ -84,12 +84,12 @@ def traced(timeline: Timeline, began_s: Mapping[str, float], lost: Mapping[str, 
 
 
 def _words(series: Series, unread: set[int], one: float) -> str:
-    found = {
+    result = {
         at: _word(*(min(max(0, round(value / one)), MOST) for value in row))
         for at, *row in zip(series.at, series.low, series.mean, series.high, strict=True)
         if at not in unread
     }
-    return " ".join(found.get(at, GAP) for at in range(max(found, default=-1) + 1))
+    return " ".join(result.get(at, GAP) for at in range(max(result, default=-1) + 1))
 
 
 def _word(low: int, mean: int, high: int) -> str:

@@ -30,8 +30,8 @@ class Waiver:
     @property
     def target(self) -> str:
         """`memory-vs-fleet on h1 gpu=3`."""
-        places = (self.host, self.scope, f"serial {self.serial}" if self.serial else "", self.name)
-        return f"{self.criterion} on {' '.join(place for place in places if place)}"
+        parts = (self.host, self.scope, f"serial {self.serial}" if self.serial else "", self.name)
+        return f"{self.criterion} on {' '.join(part for part in parts if part)}"
 
     def __str__(self) -> str:
         return f"waived by {self.who} until {self.until}: {self.why}"

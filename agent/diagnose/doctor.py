@@ -138,17 +138,17 @@ def _severity(verdict: Verdict) -> tuple[int, str, str]:
     return ACTIONS.index(verdict.action), verdict.scope, verdict.name
 
 
-def table(found: Diagnosis) -> str:
+def table(result: Diagnosis) -> str:
     """The diagnosis for people."""
-    names = sorted({gpu.name for gpu in found.gpus})
+    names = sorted({gpu.name for gpu in result.gpus})
     lines = [
-        f"{found.host}: {len(found.gpus)} GPUs ({', '.join(names) or 'no driver answers for any'}); "
-        f"{found.readings} readings, two snapshots in {found.seconds:.1f} s; criteria {', '.join(found.packs)}"
+        f"{result.host}: {len(result.gpus)} GPUs ({', '.join(names) or 'no driver answers for any'}); "
+        f"{result.readings} readings, two snapshots in {result.seconds:.1f} s; criteria {', '.join(result.packs)}"
     ]
-    lines += _rows("FOUND", [(item.action.replace("_", " "), item) for item in found.findings])
-    lines += _rows("NOT TOLD", [("", item) for item in found.untold])
+    lines += _rows("FOUND", [(item.action.replace("_", " "), item) for item in result.findings])
+    lines += _rows("NOT TOLD", [("", item) for item in result.untold])
     lines.append(
-        f"{found.passed} checks passed, {len(found.findings)} failed, {len(found.untold)} could not be told; "
+        f"{result.passed} checks passed, {len(result.findings)} failed, {len(result.untold)} could not be told; "
         "bandwidth and speed are the benchmarks' to tell"
     )
     return "\n".join(lines)
@@ -157,13 +157,13 @@ def table(found: Diagnosis) -> str:
 def _rows(title: str, rows: Sequence[tuple[str, Verdict]]) -> list[str]:
     if not rows:
         return []
-    places = [f"{item.scope} {item.serial}".strip() for _, item in rows]
-    width, wide = max(len(action) for action, _ in rows), max(map(len, places))
+    parts = [f"{item.scope} {item.serial}".strip() for _, item in rows]
+    width, wide = max(len(action) for action, _ in rows), max(map(len, parts))
     return (
         ["", title]
         + [
-            f"  {action:<{width}}  {place:<{wide}}  {item.name}: {item.reason} [{item.criterion}]".rstrip()
-            for (action, item), place in zip(rows, places, strict=True)
+            f"  {action:<{width}}  {index:<{wide}}  {item.name}: {item.reason} [{item.criterion}]".rstrip()
+            for (action, item), index in zip(rows, parts, strict=True)
         ]
         + [""]
     )

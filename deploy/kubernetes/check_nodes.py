@@ -61,28 +61,28 @@ def verdict(wanted: Mapping[str, int], nodes: Sequence[Mapping[str, Any]]) -> tu
 
 def problems_of(node: Mapping[str, Any], wanted: int) -> list[str]:
     """Why a pod that wants so many GPUs would not be scheduled to this node, or not get them."""
-    found = []
+    result = []
     status, spec = node.get("status", {}), node.get("spec", {})
     ready = [item for item in status.get("conditions", []) if item.get("type") == "Ready"]
     if not ready or ready[0].get("status") != "True":
-        found.append("not Ready")
+        result.append("not Ready")
     if spec.get("unschedulable"):
-        found.append(f"cordoned: kubectl uncordon {node['metadata']['name']}")
-    found += [
+        result.append(f"cordoned: kubectl uncordon {node['metadata']['name']}")
+    result += [
         f"taint {taint['key']}, which the manifests do not tolerate: add a toleration"
         for taint in spec.get("taints", [])
         if taint.get("effect") in ("NoSchedule", "NoExecute")
         and taint["key"] not in TOLERATED
         and not taint["key"].startswith("node.kubernetes.io/")  # reported above
     ]
-    there, capacity = allocatable(node), int(status.get("capacity", {}).get(RESOURCE, 0))
+    allocatable_count, capacity = allocatable(node), int(status.get("capacity", {}).get(RESOURCE, 0))
     if RESOURCE not in status.get("capacity", {}):
-        found.append(f"no {RESOURCE}: the device plugin does not run there, or sees no driver")
-    elif there < capacity:
-        found.append(f"{capacity - there} of {capacity} GPUs are not healthy to the device plugin")
-    elif there < wanted:
-        found.append(f"{there} GPUs, the plan counts on {wanted}")
-    return found
+        result.append(f"no {RESOURCE}: the device plugin does not run there, or sees no driver")
+    elif allocatable_count < capacity:
+        result.append(f"{capacity - allocatable_count} of {capacity} GPUs are not healthy to the device plugin")
+    elif allocatable_count < wanted:
+        result.append(f"{allocatable_count} GPUs, the plan counts on {wanted}")
+    return result
 
 
 def allocatable(node: Mapping[str, Any]) -> int:

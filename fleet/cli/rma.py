@@ -59,10 +59,10 @@ def call(options: argparse.Namespace) -> int:
     failed, facts = parts(verdicts), _facts(report)
     named = options.serial is not None or options.host is not None
     wanted = [part for part in failed if (part.returned or named) and options.host in (None, part.host)]
-    found = [(part, dossier(part, run.plan, facts, _evidence(run, part))) for part in wanted]
-    chosen = [item for item in found if options.serial in (None, item[1]["part"].get("serial"))]
+    entries = [(part, dossier(part, run.plan, facts, _evidence(run, part))) for part in wanted]
+    chosen = [item for item in entries if options.serial in (None, item[1]["part"].get("serial"))]
     if named and not chosen:
-        raise UsageError(_unknown(options, failed, found))
+        raise UsageError(_unknown(options, failed, entries))
     made = []
     for (part, document), name in zip(chosen, names([document for _, document in chosen]), strict=True):
         files = {
@@ -81,10 +81,10 @@ def call(options: argparse.Namespace) -> int:
 
 def _report(run_dir: Path) -> Mapping[str, Any]:
     try:
-        found: Mapping[str, Any] = documents.read(RunDirectory(run_dir).report, "report", max_bytes=REPORT_BYTES)
+        document: Mapping[str, Any] = documents.read(RunDirectory(run_dir).report, "report", max_bytes=REPORT_BYTES)
     except documents.DocumentError as error:
         raise RunError(f"{error}: run rackproof report {run_dir}") from None
-    return found
+    return document
 
 
 def _verdict(item: Mapping[str, Any]) -> Verdict:
@@ -110,13 +110,13 @@ def _evidence(run: Run, part: Part) -> Evidence:
 
 
 def _unknown(
-    options: argparse.Namespace, failed: Sequence[Part], found: Sequence[tuple[Part, Mapping[str, Any]]]
+    options: argparse.Namespace, failed: Sequence[Part], entries: Sequence[tuple[Part, Mapping[str, Any]]]
 ) -> str:
     """Return why nothing is written for the named host or part."""
-    serials = [document["part"].get("serial", "") for _, document in found]
-    known = list(dict.fromkeys(serials if options.serial is not None and found else [part.host for part in failed]))
+    serials = [document["part"].get("serial", "") for _, document in entries]
+    known = list(dict.fromkeys(serials if options.serial is not None and entries else [part.host for part in failed]))
     available = ", ".join(clean(text) for text in known[:10] if text) or "nothing"
-    named = options.serial if options.serial is not None and found else options.host or options.serial
+    named = options.serial if options.serial is not None and entries else options.host or options.serial
     return f"{clean(named)}: no failure{documents.nearest(named, known)}; failures on: {available}"
 
 
@@ -147,11 +147,11 @@ def _text(item: Mapping[str, str]) -> str:
     return f"{mark}{item['host']} {item['place']} {item['model']} {serial}: {item['action'].replace('_', ' ')}: {item['path']}"
 
 
-def _nothing(found: Sequence[object], verdicts: Sequence[Verdict]) -> str:
+def _nothing(document: Sequence[object], verdicts: Sequence[Verdict]) -> str:
     """Return why nothing is written."""
     unknown = sum(verdict.verdict == INCONCLUSIVE for verdict in verdicts)
-    if found:
-        why = f"{len(found)} parts failed, but need only a reset or reboot, or are waived (--serial or --host write them too)"
+    if document:
+        why = f"{len(document)} parts failed, but need only a reset or reboot, or are waived (--serial or --host write them too)"
     elif any(verdict.verdict == FAIL for verdict in verdicts):
         why = "the failures concern several hosts together, not a single part"
     else:

@@ -59,44 +59,44 @@ def call(options: argparse.Namespace) -> int:
     if run.plan.study is None:
         raise UsageError(f"{options.run_dir} is not a scaling study: run rackproof report {options.run_dir}")
     refused = tuple(clean(f"{item.path}: {item.reason}") for item in run.quarantined)
-    found = replace(outcome(run.plan, run.evidence, price=options.price), refused=refused)
+    study_outcome = replace(outcome(run.plan, run.evidence, price=options.price), refused=refused)
     currency = clean(run.plan.study.currency if options.currency is None else options.currency)
-    document = _document(run.plan, run.plan.study, found, currency)
+    document = _document(run.plan, run.plan.study, study_outcome, currency)
     written = {  # render all before writing the first, so that the files are consistent
         "scaling.json": documents.text(document),
-        "scaling.md": render_markdown(run.plan, found, currency),
-        "scaling.html": render_html(run.plan, found, currency),
+        "scaling.md": render_markdown(run.plan, study_outcome, currency),
+        "scaling.html": render_html(run.plan, study_outcome, currency),
     }
     with writing(options.run_dir):
         for name, text in written.items():
             documents.write_text(options.run_dir / name, text)
-        run_lock.release(options.run_dir, sentence(found))
+        run_lock.release(options.run_dir, sentence(study_outcome))
     if options.json:
         print(written["scaling.json"], end="")
     else:
-        print(f"{sentence(found)}\n{render_lines(found, currency)}")
+        print(f"{sentence(study_outcome)}\n{render_lines(study_outcome, currency)}")
         for line in refused:
             print(f"rejected: {line}")
         print(f"page: {options.run_dir / 'scaling.html'}")
-    return MEASURED if found.complete else TROUBLE
+    return MEASURED if study_outcome.complete else TROUBLE
 
 
-def _document(plan: Plan, study: Study, found: Outcome, currency: str) -> dict[str, Any]:
+def _document(plan: Plan, study: Study, study_outcome: Outcome, currency: str) -> dict[str, Any]:
     """Return the JSON document of the study. Unknown values are left out."""
     return {
         "schema": SCHEMA,
         "run_id": plan.run_id,
         "profile": plan.profile,
         "rehearsal": plan.rehearsal,
-        "complete": found.complete,
-        "stopped": found.stopped,
-        "hours": found.hours,
-        "cost": found.cost,
+        "complete": study_outcome.complete,
+        "stopped": study_outcome.stopped,
+        "hours": study_outcome.hours,
+        "cost": study_outcome.cost,
         "currency": currency,
-        "gpus": found.gpus,
-        "software": found.software,
-        "not_believed": found.refused,
+        "gpus": study_outcome.gpus,
+        "software": study_outcome.software,
+        "not_believed": study_outcome.refused,
         "study": to_json(study),
-        "cells": [json.loads(json.dumps(to_json(row))) for row in found.rows],
+        "cells": [json.loads(json.dumps(to_json(row))) for row in study_outcome.rows],
         "published": [to_json(run) for run in RUNS],
     }

@@ -90,7 +90,7 @@ def _screen(watcher: Watcher, every_s: float) -> None:
 def _follow(watcher: Watcher, every_s: float, as_json: bool) -> None:
     """Print a line per change until no playbook runs the run."""
     old: View | None = None
-    beats = HeartbeatLines(BEAT_S)
+    heartbeats = HeartbeatLines(BEAT_S)
     while True:
         view = watcher.look()
         if view.over:  # judge and scrape once more for the last line
@@ -99,7 +99,7 @@ def _follow(watcher: Watcher, every_s: float, as_json: bool) -> None:
             if old is None or _shown(view) != _shown(old):
                 _say(sys.stdout, json.dumps(view.json()))
         else:
-            for line in [*changes(old, view), *beats.hear(view)]:
+            for line in [*changes(old, view), *heartbeats.hear(view)]:
                 _say(sys.stdout, line)
         old = view
         if view.over:
@@ -115,9 +115,9 @@ def _shown(view: View) -> dict[str, object]:
 
 def _beat(watcher: Watcher, every_s: float) -> None:
     """Print heartbeat lines for the callback plugin, as long as the playbook runs."""
-    parent, beats = os.getppid(), HeartbeatLines(every_s)
+    parent, heartbeats = os.getppid(), HeartbeatLines(every_s)
     while os.getppid() == parent:
-        for line in beats.hear(watcher.look()):
+        for line in heartbeats.hear(watcher.look()):
             _say(sys.stdout, line)
         time.sleep(min(1.0, every_s / 2))
 

@@ -34,4 +34,4 @@ def _by_component(versions: Mapping[str, str]) -> dict[str, str]:
     components: dict[str, set[str]] = defaultdict(set)
     for name, version in versions.items():
         components[name.partition("[")[0]].add(version)
-    return {name: ", ".join(sorted(found))[:LONGEST] for name, found in components.items()}
+    return {name: ", ".join(sorted(result))[:LONGEST] for name, result in components.items()}

@@ -78,12 +78,12 @@ def hosts_of(listing: Mapping[str, Any]) -> dict[str, Variables]:
             f"the inventory has no group {GROUP}{documents.nearest(GROUP, known)}: add the hosts to accept to it"
         )
     names: list[str] = []
-    pending, seen = [GROUP], set()
+    pending, visited = [GROUP], set()
     while pending:
         group = pending.pop(0)
-        if group in seen:
+        if group in visited:
             continue
-        seen.add(group)
+        visited.add(group)
         names.extend(listing.get(group, {}).get("hosts", []))
         pending.extend(listing.get(group, {}).get("children", []))
     if not names:
@@ -110,14 +110,14 @@ def check_variables(hosts: Mapping[str, Variables]) -> None:
 
 def check_addresses(hosts: Mapping[str, Variables]) -> None:
     """Raise UsageError if two hosts are reached at the same address and port."""
-    seen: dict[tuple[str, str], str] = {}
+    visited: dict[tuple[str, str], str] = {}
     for name, variables in hosts.items():
         if variables.get("ansible_connection") == "local":
             continue
-        place = (str(variables.get("ansible_host", name)), str(variables.get("ansible_port", 22)))
-        if place in seen:
+        key = (str(variables.get("ansible_host", name)), str(variables.get("ansible_port", 22)))
+        if key in visited:
             raise UsageError(
-                f"hosts {seen[place]} and {name} have the same address {place[0]} port {place[1]}: "
+                f"hosts {visited[key]} and {name} have the same address {key[0]} port {key[1]}: "
                 "one machine would be measured twice; correct ansible_host"
             )
-        seen[place] = name
+        visited[key] = name

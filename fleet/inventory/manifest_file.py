@@ -87,15 +87,15 @@ def _csv_rows(path: Path, text: str) -> list[Row]:
 
 
 def _check_columns(where: str, names: list[str]) -> None:
-    found = [name for name in names if name]
-    for name in found:
+    result = [name for name in names if name]
+    for name in result:
         if name not in COLUMNS:
             raise UsageError(
                 f"{where}: unknown column {name}{documents.nearest(name, COLUMNS)}: there are {', '.join(COLUMNS)}"
             )
-        if found.count(name) > 1:
+        if result.count(name) > 1:
             raise UsageError(f"{where}: duplicate column {name}")
-    missing = [name for name in NEEDED if name not in found]
+    missing = [name for name in NEEDED if name not in result]
     if missing:
         raise UsageError(
             f"{where}: no column {', '.join(missing)}: the first line names the columns {', '.join(COLUMNS)}"

@@ -92,7 +92,9 @@ def settle(values: Sequence[float]) -> Settled:
     near = ordered
     if len(ordered) >= FEW:
         size = len(ordered) // 2 + 1
-        first = min(range(len(ordered) - size + 1), key=lambda place: ordered[place + size - 1] - ordered[place])
+        first = min(
+            range(len(ordered) - size + 1), key=lambda scope_key: ordered[scope_key + size - 1] - ordered[scope_key]
+        )
         half = ordered[first : first + size]
         middle = statistics.median(half)
         reach = max(FAR_SIGMAS * (half[-1] - half[0]) / HALF_OF_NORMAL, NEAR * abs(middle))
@@ -123,17 +125,17 @@ def level_of(
     name: str, unit: str, stage: str, within: str, params: dict[str, Value], values: dict[str, float]
 ) -> Level:
     """The level of a figure over the runs that have it."""
-    found = settle(list(values.values()))
-    known = found.n >= LEAST_RUNS and found.value
+    result = settle(list(values.values()))
+    known = result.n >= LEAST_RUNS and result.value
     return Level(
         name=name,
         unit=unit,
         stage=stage,
         within=within,
         params=params,
-        value=found.value,
-        sigma=found.sigma / abs(found.value) if known else None,
-        left_out=found.left_out,
+        value=result.value,
+        sigma=result.sigma / abs(result.value) if known else None,
+        left_out=result.left_out,
         values=values,
     )
 
@@ -157,14 +159,22 @@ def direction(name: str, unit: str) -> int:
     return -1 if last in LOW | NEVER and unit != "Cel" else 0
 
 
-def is_kept(seen: Observation) -> bool:
+def is_kept(observation: Observation) -> bool:
     """Whether a baseline keeps it: how fast a part is, what it draws, how its links stand."""
-    if seen.status != MEASURED or isinstance(seen.value, bool) or not isinstance(seen.value, int | float):
+    if (
+        observation.status != MEASURED
+        or isinstance(observation.value, bool)
+        or not isinstance(observation.value, int | float)
+    ):
         return False
-    if "phase" in seen.params:
-        return seen.name in READINGS
-    last = seen.name.rpartition(".")[2]
-    return math.isfinite(seen.value) and last not in UNKEPT_NAMES and (seen.unit in KEPT_UNITS or last in KEPT_NAMES)
+    if "phase" in observation.params:
+        return observation.name in READINGS
+    last = observation.name.rpartition(".")[2]
+    return (
+        math.isfinite(observation.value)
+        and last not in UNKEPT_NAMES
+        and (observation.unit in KEPT_UNITS or last in KEPT_NAMES)
+    )
 
 
 def owner(gpus: Mapping[str, Gpu], scope: str) -> tuple[str, str]:
@@ -182,16 +192,16 @@ def identity(gpu: Gpu) -> str:
     return gpu.serial.strip() or gpu.uuid.strip()
 
 
-def key_of(seen: Observation, within: str) -> Key:
+def key_of(observations: Observation, within: str) -> Key:
     """What an observation is compared by."""
-    stage = "" if "phase" in seen.params else seen.stage
-    return seen.name, stage, within, tuple(sorted(settings(seen).items()))
+    stage = "" if "phase" in observations.params else observations.stage
+    return observations.name, stage, within, tuple(sorted(settings(observations).items()))
 
 
-def settings(seen: Observation) -> dict[str, Value]:
+def settings(observation: Observation) -> dict[str, Value]:
     """The parameters that are settings: the message size of pairs is none, being smaller where a pair is too slow for it."""
-    outcomes = OUTCOMES | {"size_bytes"} if seen.name.startswith("pairs.") else OUTCOMES
-    return {key: value for key, value in seen.params.items() if key not in outcomes}
+    outcomes = OUTCOMES | {"size_bytes"} if observation.name.startswith("pairs.") else OUTCOMES
+    return {key: value for key, value in observation.params.items() if key not in outcomes}
 
 
 class Accepted:
@@ -204,10 +214,10 @@ class Accepted:
             if kept:
                 self._levels[serial] = {level.key: level for level in kept.figures}
 
-    def level(self, seen: Observation) -> Level | None:
+    def level(self, observation: Observation) -> Level | None:
         """What the same part showed of the same figure; None where its accepted record does not say, or there is none."""
-        serial, within = owner(self._gpus, seen.scope)
-        return self._levels.get(serial, {}).get(key_of(seen, within))
+        serial, within = owner(self._gpus, observation.scope)
+        return self._levels.get(serial, {}).get(key_of(observation, within))
 
     def part(self, scope: str) -> str:
         """The serial of the GPU that a scope begins with; empty for the host."""

@@ -34,48 +34,48 @@ class Change:
     """Where it was found lower than before, and by how much; empty where it was not."""
 
 
-def change(seen: Sequence[Observation]) -> Change:
+def change(observation: Sequence[Observation]) -> Change:
     """The change over readings of one counter, at least two, in the order in which they were made."""
-    if none := _no_number(seen):
+    if none := _no_number(observation):
         return Change(total=none.value, seen=none, stage=none.stage, where=f"no number {_place(none)}", fell="")
-    if seen[0].name.endswith(NEWEST):
-        seen = _remembered(seen)
-    steps = [(_rise(earlier, later), earlier, later) for earlier, later in itertools.pairwise(seen)]
-    places: dict[str, float] = {}
+    if observation[0].name.endswith(NEWEST):
+        observation = _remembered(observation)
+    steps = [(_rise(earlier, later), earlier, later) for earlier, later in itertools.pairwise(observation)]
+    rises: dict[str, float] = {}
     for rise, _, later in steps:
-        places[_place(later)] = places.get(_place(later), 0) + rise
+        rises[_place(later)] = rises.get(_place(later), 0) + rise
     newer = [step for step in steps if step[0] > 0]
-    if seen[0].name.endswith(NEWEST) and newer:
+    if observation[0].name.endswith(NEWEST) and newer:
         _, earlier, chosen = newer[-1]
         most = _place(chosen)
     else:
-        most = max(places, key=lambda place: places[place])
+        most = max(rises, key=lambda scope_key: rises[scope_key])
         _, earlier, chosen = max((step for step in steps if _place(step[2]) == most), key=lambda step: step[0])
     total = sum(rise for rise, _, _ in steps)
     return Change(
         total=total,
         seen=chosen,
         stage="" if _is_before(chosen) or not total else chosen.stage,
-        where=_where(places, most, earlier, chosen),
+        where=_where(rises, most, earlier, chosen),
         fell=next((_fell(earlier, later) for _, earlier, later in steps if _began_anew(earlier, later)), ""),
     )
 
 
-def _remembered(seen: Sequence[Observation]) -> list[Observation]:
+def _remembered(observation: Sequence[Observation]) -> list[Observation]:
     """An event that one look no longer finds, and the next finds in another log, did not happen again."""
-    latest = itertools.accumulate((number(item.value) for item in seen), max)
-    return [replace(item, value=value) for item, value in zip(seen, latest, strict=True)]
+    latest = itertools.accumulate((number(item.value) for item in observation), max)
+    return [replace(item, value=value) for item, value in zip(observation, latest, strict=True)]
 
 
-def net(seen: Sequence[Observation]) -> Value:
+def net(observation: Sequence[Observation]) -> Value:
     """The last reading less the first; what was read in place of a number."""
-    if none := _no_number(seen):
+    if none := _no_number(observation):
         return none.value
-    return number(seen[-1].value) - number(seen[0].value)
+    return number(observation[-1].value) - number(observation[0].value)
 
 
-def _no_number(seen: Sequence[Observation]) -> Observation | None:
-    return next((item for item in seen if math.isnan(number(item.value))), None)
+def _no_number(observation: Sequence[Observation]) -> Observation | None:
+    return next((item for item in observation if math.isnan(number(item.value))), None)
 
 
 def number(value: Value) -> float:
@@ -103,16 +103,18 @@ def _place(later: Observation) -> str:
     return f"{'before' if _is_before(later) else 'in'} stage {later.stage}"
 
 
-def _where(places: Mapping[str, float], most: str, earlier: Observation, chosen: Observation) -> str:
+def _where(rises: Mapping[str, float], most: str, earlier: Observation, chosen: Observation) -> str:
     phases = earlier.params.get("phase"), chosen.params.get("phase")
     within = earlier.stage == chosen.stage and phases not in (("before", "after"), ("after", "before"))
     between = f" between its snapshots {phases[0]} and {phases[1]}" if within else ""
     if chosen.name.endswith(NEWEST):
         return f"the newest at an uptime of {quantity(chosen.value, chosen.unit)}, {most}{between}"
     others = [
-        f"{rise:g} {place}" for place, rise in places.items() if place != most and (rise or place.startswith("in"))
+        f"{rise:g} {scope_key}"
+        for scope_key, rise in rises.items()
+        if scope_key != most and (rise or scope_key.startswith("in"))
     ]
-    return ", ".join([f"{places[most]:g} {most}{between}", *others])
+    return ", ".join([f"{rises[most]:g} {most}{between}", *others])
 
 
 def _fell(earlier: Observation, later: Observation) -> str:

@@ -168,14 +168,14 @@ def read_packs(names: Iterable[str]) -> tuple[Pack, ...]:
 
 
 def _criterion(item: Mapping[str, Any], origin: str) -> Criterion:
-    found = {key: value for key, value in item.items() if not key.startswith("vs_")} | {"origin": origin}
+    result = {key: value for key, value in item.items() if not key.startswith("vs_")} | {"origin": origin}
     if sku := item.get("vs_sku"):
-        found |= {"expected": sku["expected"], "fraction": sku["fraction"]}
+        result |= {"expected": sku["expected"], "fraction": sku["fraction"]}
     if inventory := item.get("vs_inventory"):
-        found |= {"variable": inventory["variable"], "fraction": inventory.get("fraction", 1.0)}
+        result |= {"variable": inventory["variable"], "fraction": inventory.get("fraction", 1.0)}
     if fleet := item.get("vs_fleet"):
-        found |= {"fleet_fraction": fleet.get("fraction"), "fleet_deviations": fleet.get("deviations")}
-        found |= {"by_position": fleet.get("by") == "position"}
+        result |= {"fleet_fraction": fleet.get("fraction"), "fleet_deviations": fleet.get("deviations")}
+        result |= {"by_position": fleet.get("by") == "position"}
     if baseline := item.get("vs_baseline"):
-        found |= {"baseline": VsBaseline(**baseline)}
-    return Criterion(**found)
+        result |= {"baseline": VsBaseline(**baseline)}
+    return Criterion(**result)

@@ -41,37 +41,37 @@ def with_culprits(view: HostView, verdicts: Sequence[Verdict]) -> list[Verdict]:
                 of_one[other] = of_one.get(other, False) or verdict.verdict == FAIL
     blamed = {criterion: _blamed(of_gpu) for criterion, of_gpu in partners.items()}
     with_xid = _with_xid(view, verdicts)
-    found = []
+    result = []
     for verdict in verdicts:
-        part, told = "", ""
+        part, text = "", ""
         if verdict.verdict == FAIL and verdict.name == XID:
-            part, told = with_xid, "which had an XID during the run"
+            part, text = with_xid, "which had an XID during the run"
         elif verdict.verdict == FAIL and (ends := _ends(view, verdict.scope)):
             own, other = ends
             counts = blamed[verdict.criterion]
             if own not in counts and other in counts:
-                part, told = other, f"which fails it with {counts[other]} others"
-        found.append(_laid(verdict, part, told, view.serial(part)) if part else verdict)
-    return found
+                part, text = other, f"which fails it with {counts[other]} others"
+        result.append(_laid(verdict, part, text, view.serial(part)) if part else verdict)
+    return result
 
 
 def _ends(view: HostView, scope: str) -> tuple[str, str] | None:
     """The two GPUs of a pair that the host has."""
-    found = _PAIR.fullmatch(scope)
-    ends = (found[1], f"gpu={found[2]}") if found else ("", "")
+    result = _PAIR.fullmatch(scope)
+    ends = (result[1], f"gpu={result[2]}") if result else ("", "")
     return ends if ends[0] != ends[1] and all(end in view.serials for end in ends) else None
 
 
 def _blamed(partners: _Partners) -> dict[str, str]:
     """GPU that is to blame -> with how many of the others it fails."""
     failing = {gpu: sum(of_gpu.values()) for gpu, of_gpu in partners.items()}
-    found = {
+    result = {
         gpu: f"{count} of {len(partners[gpu])}"
         for gpu, count in failing.items()
         if count >= LEAST_PARTNERS and 2 * count > len(partners[gpu])
     }
-    halves = any(partners[one].get(other) is False for one in found for other in found)
-    return found if 2 * len(found) < len(partners) and not halves else {}
+    halves = any(partners[one].get(other) is False for one in result for other in result)
+    return result if 2 * len(result) < len(partners) and not halves else {}
 
 
 def _with_xid(view: HostView, verdicts: Sequence[Verdict]) -> str:
@@ -88,15 +88,15 @@ def _risen(view: HostView, name: str) -> set[str]:
     """Return the parts whose count is higher at the end than in the first snapshot; a missing first count is 0."""
     first: dict[str, float] = {}
     last: dict[str, float] = {}
-    for seen in view.observations.get(name, ()):
-        if seen.status == MEASURED and isinstance(seen.value, int | float):
-            last[seen.scope] = seen.value
-            if (seen.stage, seen.params.get("phase")) == view.first_snapshot:
-                first[seen.scope] = seen.value
+    for observation in view.observations.get(name, ()):
+        if observation.status == MEASURED and isinstance(observation.value, int | float):
+            last[observation.scope] = observation.value
+            if (observation.stage, observation.params.get("phase")) == view.first_snapshot:
+                first[observation.scope] = observation.value
     return {Scope.parse(scope).part for scope, count in last.items() if count > first.get(scope, 0)}
 
 
 def _laid(verdict: Verdict, part: str, why: str, serial: str) -> Verdict:
-    told = f"laid to {part}, {why}"
-    detail = "; ".join(text for text in (verdict.detail, told) if text)
-    return replace(verdict, part=part, serial=serial, reason=f"{verdict.reason}; {told}", detail=detail)
+    values = f"laid to {part}, {why}"
+    detail = "; ".join(text for text in (verdict.detail, values) if text)
+    return replace(verdict, part=part, serial=serial, reason=f"{verdict.reason}; {values}", detail=detail)

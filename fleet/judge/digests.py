@@ -92,7 +92,7 @@ def uncompared_digests(view: HostView, planned: Planned, counts: DigestCounts) -
         if counts.of(key).total() > 1
     }
     measured = [(item.stage, item.scope) for item in view.observations[NAME] if item.status == MEASURED]
-    return [place for place in dict.fromkeys(measured) if place not in compared]
+    return [scope_key for scope_key in dict.fromkeys(measured) if scope_key not in compared]
 
 
 def gpu_digests(view: HostView, planned: Planned) -> list[tuple[DigestKey, GpuDigest]]:

@@ -50,8 +50,8 @@ class Course:
     def levels(self) -> list[float]:
         """The median of every WINDOW buckets that follow each other."""
         return [
-            statistics.median(share for _, _, share in self.shares[place : place + WINDOW])
-            for place in range(len(self.shares) - WINDOW + 1)
+            statistics.median(share for _, _, share in self.shares[scope_key : scope_key + WINDOW])
+            for scope_key in range(len(self.shares) - WINDOW + 1)
         ]
 
     @property
@@ -63,7 +63,7 @@ class Course:
         """From when to when it was first under the limit, which it was; None: until the end."""
         under = [level < limit for level in self.levels]
         first = under.index(True)
-        after = next((place for place in range(first, len(under)) if not under[place]), len(under))
+        after = next((scope_key for scope_key in range(first, len(under)) if not under[scope_key]), len(under))
         bad = [one for one in self.shares[first : after - 1 + WINDOW] if one[2] < limit]
         return bad[0][0], None if after == len(under) else bad[-1][1]
 
@@ -79,14 +79,14 @@ def with_drift(left: Evidence) -> Evidence:
 
 def _drifts(record: Record) -> Iterator[Observation]:
     for series in record.soak.timeline.series if record.soak else ():
-        if record.soak and is_rate(series) and (found := course(series, record.soak)):
+        if record.soak and is_rate(series) and (result := course(series, record.soak)):
             yield Observation(
                 name=f"{DRIFT}.{series.name}",
                 scope=series.scope,
                 stage=SOAK,
                 unit="1",
                 status=MEASURED,
-                value=round(found.lowest, 5),
+                value=round(result.lowest, 5),
                 params=series.params,
             )
 
@@ -124,17 +124,17 @@ def with_course(view: HostView, verdict: Verdict) -> Verdict:
     for soak in _soaks(view):
         for series in soak.timeline.series:
             same = (series.name, series.scope, dict(series.params)) == (name, verdict.scope, dict(verdict.params))
-            found = course(series, soak) if same else None
-            if found and found.lowest < verdict.limit:
-                text = _sentence(found, soak, verdict.limit)
+            result = course(series, soak) if same else None
+            if result and result.lowest < verdict.limit:
+                text = _sentence(result, soak, verdict.limit)
                 detail = "; ".join(part for part in (text, verdict.detail) if part)
                 return replace(verdict, reason=f"{verdict.reason}; {text}", detail=detail)
     return verdict
 
 
-def _sentence(found: Course, soak: Soak, limit: float) -> str:
-    since, until = found.fell(limit)
-    under = f"{(1 - found.lowest) * 100:.1f} % under its {first_name(soak)}"
+def _sentence(result: Course, soak: Soak, limit: float) -> str:
+    since, until = result.fell(limit)
+    under = f"{(1 - result.lowest) * 100:.1f} % under its {first_name(soak)}"
     return f"from {clock(since)} on, {under}" if until is None else f"from {clock(since)} to {clock(until)}, {under}"
 
 
@@ -159,10 +159,10 @@ def soaked(view: HostView) -> Iterator[Verdict]:
     """Judge whether the host soaked as long as planned, every round finished, and drift could be evaluated."""
     if not any(stage.name == SOAK for stage in view.plan.stages):
         return
-    found = list(_soaks(view))
-    for why in () if found else ("the plan has a soak, and no record of the host has any",):
+    result = list(_soaks(view))
+    for why in () if result else ("the plan has a soak, and no record of the host has any",):
         yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK)
-    for soak in found:
+    for soak in result:
         for why in _shortcomings(view, soak):
             yield view.inconclusive(f"stage.{SOAK}", "host", why, SOAK, kind=VerdictKind.UNFINISHED)
         for scope, reasons in stopped(soak).items():
@@ -200,14 +200,14 @@ def stopped(soak: Soak) -> Mapping[str, Sequence[str]]:
         longest[one.name] = max(longest[one.name], _ends_s(one, width))
     late = max(LATE_ROUNDS * soak.soaked_s / max(1, soak.rounds), WINDOW * width)
     least = LEAST_SHARE * soak.finished - SPARE
-    found: dict[str, list[str]] = defaultdict(list)
+    result: dict[str, list[str]] = defaultdict(list)
     for one in soak.timeline.series:
         ends, last = _ends_s(one, width), longest[one.name]
         if ends < last - late:
-            found[one.scope].append(f"{_named(one)} was last seen at {clock(ends)}, others like it at {clock(last)}")
+            result[one.scope].append(f"{_named(one)} was last seen at {clock(ends)}, others like it at {clock(last)}")
         elif is_rate(one) and sum(one.n) < least:
-            found[one.scope].append(f"{_named(one)} came in {sum(one.n)} of {soak.finished} rounds")
-    return found
+            result[one.scope].append(f"{_named(one)} came in {sum(one.n)} of {soak.finished} rounds")
+    return result
 
 
 def _ends_s(series: Series, width: float) -> float:

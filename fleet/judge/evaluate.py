@@ -231,8 +231,8 @@ def limit_of(view: HostView, criterion: Criterion) -> Value:
 
 def sentence(criterion: Criterion, value: Value, limit: Value) -> str:
     """Return the comparison in words: `found 5, wanted = 8`; `found 4043 GB/s, wanted ≥ 4192 GB/s`."""
-    found, wanted = apart(value, limit, criterion.unit)
-    return f"{'changed by' if criterion.delta else 'found'} {found}, wanted {SIGNS[criterion.operator]} {wanted}"
+    result, wanted = apart(value, limit, criterion.unit)
+    return f"{'changed by' if criterion.delta else 'found'} {result}, wanted {SIGNS[criterion.operator]} {wanted}"
 
 
 def holds(how: str, value: Value, limit: Value) -> bool:

@@ -41,7 +41,9 @@ def constancy(view: HostView) -> Iterator[Verdict]:
     """A part that was swapped, or a host that rebooted, in mid-run leaves figures that are not one part's."""
     for name in ("gpu.serial", "gpu.uuid", "gpu.name"):
         for scope in view.host.scopes:
-            seen = [item.value for item in view.observations[name] if item.scope == scope and item.status == MEASURED]
+            observation = [
+                item.value for item in view.observations[name] if item.scope == scope and item.status == MEASURED
+            ]
             # What a host measured alone and what it measured in its gang are records apart: each names its GPUs.
             named = [
                 vars(gpu)[name.removeprefix("gpu.")]
@@ -49,8 +51,8 @@ def constancy(view: HostView) -> Iterator[Verdict]:
                 for gpu in record.gpus
                 if f"gpu={gpu.index}" == scope
             ]
-            for told in (seen, filter(None, named)):
-                values = list(dict.fromkeys(told))
+            for text in (observation, filter(None, named)):
+                values = list(dict.fromkeys(text))
                 if len(values) > 1:
                     reason = f"changed during the run: {', then '.join(map(str, values))}"
                     source = "a serial names one part"
@@ -109,14 +111,14 @@ def planned(view: HostView) -> Iterator[Verdict]:
                 partner = Scope.parse(scope).get("partner")
                 if partner and members and partner not in members:
                     continue  # reported on the host that did not take part, not on each of its partners
-                found = view.lookup.find(item, scope)
-                if found is None:
+                result = view.lookup.find(item, scope)
+                if result is None:
                     missing.append(view.inconclusive(item.name, scope, f"not observed; {why}", stage.name, item.params))
-                elif found.status == MEASURED:
+                elif result.status == MEASURED:
                     measured = True
-                elif not (found.status == UNSUPPORTED and view.lacks(item)):
-                    reason = f"{found.status}: {found.reason}"
-                    yield with_absence(view.inconclusive(item.name, scope, reason, stage.name, item.params), found)
+                elif not (result.status == UNSUPPORTED and view.lacks(item)):
+                    reason = f"{result.status}: {result.reason}"
+                    yield with_absence(view.inconclusive(item.name, scope, reason, stage.name, item.params), result)
         if missing and stage.name not in view.stages_seen:
             yield view.inconclusive(f"stage.{stage.name}", "host", f"nothing was observed; {why}", stage.name)
             continue
@@ -151,22 +153,31 @@ def reported(view: HostView) -> Iterator[Verdict]:
     for item in view.plan.expected:
         asked[(item.stage, item.name)].append(item)
     lost: dict[tuple[object, ...], Observation] = {}
-    for seen in view.evidence.benchmarks():
-        place = (seen.stage, seen.name, seen.scope)
-        if seen.status == ERROR:
-            lost[(*place, *sorted(seen.params.items()))] = seen
-        elif seen.status == MEASURED:  # the stage ran again and succeeded
-            for key in [key for key in lost if key[:3] == place and lost[key].params.items() <= seen.params.items()]:
+    for observations in view.evidence.benchmarks():
+        scope_key = (observations.stage, observations.name, observations.scope)
+        if observations.status == ERROR:
+            lost[(*scope_key, *sorted(observations.params.items()))] = observations
+        elif observations.status == MEASURED:  # the stage ran again and succeeded
+            for key in [
+                key for key in lost if key[:3] == scope_key and lost[key].params.items() <= observations.params.items()
+            ]:
                 del lost[key]
-    for seen in lost.values():
-        if not any(_speaks_of(view, item, seen) for item in asked[(seen.stage, seen.name)]):
-            reason = f"error: {seen.reason}"
-            yield with_absence(view.inconclusive(seen.name, seen.scope, reason, seen.stage, seen.params), seen)
+    for observations in lost.values():
+        if not any(_speaks_of(view, item, observations) for item in asked[(observations.stage, observations.name)]):
+            reason = f"error: {observations.reason}"
+            yield with_absence(
+                view.inconclusive(
+                    observations.name, observations.scope, reason, observations.stage, observations.params
+                ),
+                observations,
+            )
 
 
-def _speaks_of(view: HostView, item: Expectation, seen: Observation) -> bool:
+def _speaks_of(view: HostView, item: Expectation, observation: Observation) -> bool:
     """Whether the plan asks for it: then `planned` judges it, or leaves it out because so many ranks cannot make it."""
-    return item.params.items() <= seen.params.items() and seen.scope in view.plan.scopes_of(view.host, item)
+    return item.params.items() <= observation.params.items() and observation.scope in view.plan.scopes_of(
+        view.host, item
+    )
 
 
 def _stage_problem(view: HostView, stage: str) -> str:
@@ -202,17 +213,17 @@ class Twins:
             for key in _identities(gpu):
                 self._see(key, (host, gpu.index))
 
-    def _see(self, key: tuple[str, str], place: Place) -> None:
-        if self._first.setdefault(key, place) != place:
-            self._more.setdefault(key, []).append(place)
+    def _see(self, key: tuple[str, str], scope_key: Place) -> None:
+        if self._first.setdefault(key, scope_key) != scope_key:
+            self._more.setdefault(key, []).append(scope_key)
 
     def update(self, other: Twins) -> None:
         """Takes the GPUs of other hosts."""
-        for key, place in other._first.items():
-            self._see(key, place)
-        for key, places in other._more.items():
-            for place in places:
-                self._see(key, place)
+        for key, scope_key in other._first.items():
+            self._see(key, scope_key)
+        for key, rises in other._more.items():
+            for scope_key in rises:
+                self._see(key, scope_key)
 
     def others(self, key: tuple[str, str], own: Place) -> list[Place]:
         """Where else it was seen, by the names of the hosts."""
@@ -220,12 +231,12 @@ class Twins:
 
     def hosts(self) -> set[str]:
         """Those with a part that was seen twice."""
-        return {host for key, places in self._more.items() for host, _ in (self._first[key], *places)}
+        return {host for key, rises in self._more.items() for host, _ in (self._first[key], *rises)}
 
 
 def _identities(gpu: Gpu) -> list[tuple[str, str]]:
-    told = (("gpu.serial", gpu.serial), ("gpu.uuid", gpu.uuid))
-    return [(kind, identity) for kind, identity in told if identity]
+    text = (("gpu.serial", gpu.serial), ("gpu.uuid", gpu.uuid))
+    return [(kind, identity) for kind, identity in text if identity]
 
 
 def duplicates(evidence: Mapping[str, Evidence], known: Twins) -> list[Verdict]:
@@ -262,12 +273,12 @@ def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
     A gang that was re-formed without a host is not partitioned from it: that host is judged by the launch it was in.
     """
     members, met = _met(plan, evidence)
-    found = []
+    result = []
     for gang, hosts in plan.gangs().items():
         for host in hosts:
             apart = [other for other in hosts if other in met and host in met and other not in met[host]]
             if apart:
-                found.append(
+                result.append(
                     Verdict(
                         host=host,
                         scope=f"gang={gang}",
@@ -280,7 +291,7 @@ def divided(plan: Plan, evidence: Mapping[str, Evidence]) -> list[Verdict]:
                         source="plan",
                     )
                 )
-    return found
+    return result
 
 
 def _met(plan: Plan, evidence: Mapping[str, Evidence]) -> tuple[dict[str, tuple[str, ...]], dict[str, set[str]]]:

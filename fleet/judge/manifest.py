@@ -81,27 +81,27 @@ def judge_stocks(plan: Plan, stocks: Iterable[Stock]) -> list[Verdict]:
     if plan.rehearsal or not plan.manifest:
         return []
     of_host = {one.host: one for one in stocks}
-    found = [part for one in of_host.values() for part in one.parts]
-    places: dict[tuple[str, str], list[Found]] = defaultdict(list)
-    for part in found:
+    part_ = [part for one in of_host.values() for part in one.parts]
+    located: dict[tuple[str, str], list[Found]] = defaultdict(list)
+    for part in part_:
         for key in _keys(part):
-            places[key].append(part)
+            located[key].append(part)
     verdicts = [
         verdict
         for part in plan.manifest
-        for verdict in _on_part(part, places[(_name(part), identity(part.kind, part.serial))], of_host)
+        for verdict in _on_part(part, located[(_name(part), identity(part.kind, part.serial))], of_host)
     ]
-    return [*verdicts, *_extra(plan.manifest, found)]
+    return [*verdicts, *_extra(plan.manifest, part_)]
 
 
 def as_ordered(plan: Plan, verdicts: Iterable[Verdict]) -> str:
     """Return `64 of 64 parts as ordered`; empty without a manifest."""
     if plan.rehearsal or not plan.manifest:
         return ""
-    told = [(item.criterion, item.verdict) for item in verdicts]
-    extra = told.count((EXTRA, FAIL))
+    outcomes = [(item.criterion, item.verdict) for item in verdicts]
+    extra = outcomes.count((EXTRA, FAIL))
     more = f", {extra} found that nobody ordered" if extra else ""
-    return f"{told.count((CRITERION, PASS))} of {len(plan.manifest)} parts as ordered{more}"
+    return f"{outcomes.count((CRITERION, PASS))} of {len(plan.manifest)} parts as ordered{more}"
 
 
 def _found(view: HostView) -> Iterator[Found]:
@@ -112,8 +112,8 @@ def _found(view: HostView) -> Iterator[Found]:
             yield Found(host=view.host.name, name=SERIAL, scope=f"gpu={gpu.index}", serial=gpu.serial, slots=slots)
     for name in (GUID, MAC):
         addresses = _latest(view, f"{name.rpartition('.')[0]}.pci_address")
-        for scope, seen in _latest(view, name).items():
-            if seen.status == MEASURED and identity(NIC, str(seen.value)).strip("0"):
+        for scope, latest in _latest(view, name).items():
+            if latest.status == MEASURED and identity(NIC, str(latest.value)).strip("0"):
                 slots = frozenset(Scope.parse(scope).labels.values())
                 where = addresses.get(scope)
                 known = frozenset({pci_address(str(where.value))} if where and where.status == MEASURED else ())
@@ -121,14 +121,14 @@ def _found(view: HostView) -> Iterator[Found]:
                     host=view.host.name,
                     name=name,
                     scope=scope,
-                    serial=str(seen.value),
+                    serial=str(latest.value),
                     slots=slots | known,
                     ethernet=name == GUID and _is_ethernet(view, scope),
                 )
 
 
 def _latest(view: HostView, name: str) -> dict[str, Observation]:
-    return {seen.scope: seen for seen in view.observations.get(name, ())}
+    return {latest.scope: latest for latest in view.observations.get(name, ())}
 
 
 def _keys(part: Found) -> Iterator[tuple[str, str]]:
@@ -148,29 +148,29 @@ def _name(part: Part) -> str:
     return GUID if len(identity(NIC, part.serial)) == _GUID_DIGITS else MAC
 
 
-def _on_part(part: Part, places: Sequence[Found], stocks: Mapping[str, Stock]) -> Iterator[Verdict]:
-    at_home = [place for place in places if place.host == part.host]
+def _on_part(part: Part, located: Sequence[Found], stocks: Mapping[str, Stock]) -> Iterator[Verdict]:
+    at_home = [location for location in located if location.host == part.host]
     if at_home:
-        right = [place for place in at_home if not part.slot or part.slot in place.slots]
+        right = [location for location in at_home if not part.slot or part.slot in location.slots]
         yield _in_host(part, (right or at_home)[0], bool(right))
-    elif places:
-        reason = f"ordered for {_ordered(part)}, found in {places[0].place}"
+    elif located:
+        reason = f"ordered for {_ordered(part)}, found in {located[0].place}"
         yield _verdict(part, FAIL, reason)
-        yield _verdict(part, FAIL, reason, host=places[0].host, scope=places[0].scope)
+        yield _verdict(part, FAIL, reason, host=located[0].host, scope=located[0].scope)
     elif unknown := stocks[part.host].unknown[_name(part)]:
         yield _verdict(part, INCONCLUSIVE, f"ordered for {_ordered(part)}: {unknown}")
     else:
         yield _verdict(part, FAIL, f"ordered for {_ordered(part)}, found on no host")
 
 
-def _in_host(part: Part, place: Found, right: bool) -> Verdict:
+def _in_host(part: Part, location: Found, right: bool) -> Verdict:
     if right:
-        return _verdict(part, PASS, f"found where it was ordered for: {_ordered(part)}", scope=place.scope)
-    if ":" in part.slot and not any(":" in slot for slot in place.slots):
-        reason = f"ordered for {_ordered(part)}, found in that host; which slot {place.scope} is in was not told"
-        return _verdict(part, INCONCLUSIVE, reason, scope=place.scope)
-    slots = ", ".join(sorted(place.slots, key=lambda slot: (":" not in slot, slot)))
-    return _verdict(part, FAIL, f"ordered for {_ordered(part)}, found in slot {slots}", scope=place.scope)
+        return _verdict(part, PASS, f"found where it was ordered for: {_ordered(part)}", scope=location.scope)
+    if ":" in part.slot and not any(":" in slot for slot in location.slots):
+        reason = f"ordered for {_ordered(part)}, found in that host; which slot {location.scope} is in was not told"
+        return _verdict(part, INCONCLUSIVE, reason, scope=location.scope)
+    slots = ", ".join(sorted(location.slots, key=lambda slot: (":" not in slot, slot)))
+    return _verdict(part, FAIL, f"ordered for {_ordered(part)}, found in slot {slots}", scope=location.scope)
 
 
 def _ordered(part: Part) -> str:
@@ -182,29 +182,29 @@ def _unknown(name: str, view: HostView) -> str:
     if not view.has_record:
         return "the host left no record"
     if name == SERIAL:
-        told = sum(bool(gpu.serial) for gpu in view.evidence.gpus())
-        silent = _gpus(view) - told
+        outcomes = sum(bool(gpu.serial) for gpu in view.evidence.gpus())
+        silent = _gpus(view) - outcomes
         what = "1 GPU of the host does" if silent == 1 else f"{silent} GPUs of the host do"
         return f"{what} not tell the serial" if silent > 0 else ""
-    seen = _latest(view, name)
-    if not seen:
+    latest = _latest(view, name)
+    if not latest:
         return f"the host told no NIC's {_WHAT[name]}"
-    lost = [scope for scope, item in seen.items() if item.status != MEASURED]
+    lost = [scope for scope, item in latest.items() if item.status != MEASURED]
     return f"{lost[0]} does not tell its {_WHAT[name]}" if lost else ""
 
 
 def _gpus(view: HostView) -> int:
     """Return the number of GPUs in the host, with or without a name."""
     counts = [_latest(view, name).get("host") for name in ("gpu.count", "gpu.pci_count")]
-    told = [int(seen.value) for seen in counts if seen and isinstance(seen.value, int | float)]
-    return max([*told, len(view.evidence.gpus()), 0 if told else 1])
+    outcomes = [int(latest.value) for latest in counts if latest and isinstance(latest.value, int | float)]
+    return max([*outcomes, len(view.evidence.gpus()), 0 if outcomes else 1])
 
 
-def _extra(ordered: Sequence[Part], found: Sequence[Found]) -> Iterator[Verdict]:
+def _extra(ordered: Sequence[Part], part_: Sequence[Found]) -> Iterator[Verdict]:
     """Yield verdicts on parts without a manifest line. Every board has unordered Ethernet ports: only InfiniBand NICs count."""
     names = {_name(part) for part in ordered} & {SERIAL, GUID}
     listed = {(_name(part), identity(part.kind, part.serial)) for part in ordered}
-    for part in found:
+    for part in part_:
         if part.name in names and not listed & set(_keys(part)) and not (part.name == GUID and part.ethernet):
             ghost = Part(host=part.host, kind="", serial=part.serial, origin=_file(ordered[0]))
             yield _verdict(
@@ -219,9 +219,9 @@ def _extra(ordered: Sequence[Part], found: Sequence[Found]) -> Iterator[Verdict]
 
 def _is_ethernet(view: HostView, scope: str) -> bool:
     layers = [
-        str(seen.value)
-        for its_scope, seen in _latest(view, LAYER).items()
-        if its_scope != scope and Scope.parse(scope).contains(its_scope) and seen.status == MEASURED
+        str(latest.value)
+        for its_scope, latest in _latest(view, LAYER).items()
+        if its_scope != scope and Scope.parse(scope).contains(its_scope) and latest.status == MEASURED
     ]
     return bool(layers) and "InfiniBand" not in layers
 

@@ -53,17 +53,17 @@ class Slots:
         Addresses in `but` are reported elsewhere.
         """
         layouts = self._seen.get(_build(view), Counter())
-        found, count = next(iter(layouts.most_common(1)), (frozenset(), 0))
-        usual, own = dict(found), _layout(view)
+        result, count = next(iter(layouts.most_common(1)), (frozenset(), 0))
+        usual, own = dict(result), _layout(view)
         if count < LEAST_HOSTS or 2 * count <= layouts.total():
             return ""
         like = "of its build" if _build(view)[2] else f"with {len(usual)} GPUs"
         where = f"where {count} of {layouts.total()} hosts {like} have one"
         gone = {address: usual[address] for address in usual.keys() - own.keys() - {*but}}
         if own.items() <= usual.items() and len(gone) == missing:
-            told = ", ".join(f"PCI {address}" + _module(module) for address, module in sorted(gone.items()))
+            text = ", ".join(f"PCI {address}" + _module(module) for address, module in sorted(gone.items()))
             # Without modules to compare, buses that are numbered otherwise for want of a bridge would not be noticed.
-            return f"nothing at {told}{', by the address alone' if UNTOLD in usual.values() else ''}, {where}"
+            return f"nothing at {text}{', by the address alone' if UNTOLD in usual.values() else ''}, {where}"
         modules, others = {*own.values()}, {*usual.values()}
         if modules < others and len(others - modules) == missing:
             return f"nothing in {', '.join(f'module {module}' for module in sorted(others - modules))}, {where}"
@@ -75,9 +75,9 @@ def with_missing(view: HostView, verdict: Verdict, slots: Slots) -> Verdict:
     counted = verdict.name in (DRIVER, BUS) and verdict.verdict == FAIL and verdict.scope == "host"
     if not counted or not isinstance(verdict.value, int) or not isinstance(verdict.limit, int):
         return verdict
-    told = "; ".join(_told(view, verdict.name, verdict.value, verdict.limit - verdict.value, slots))
-    detail = "; ".join(text for text in (verdict.detail, told) if text)
-    return replace(verdict, reason=f"{verdict.reason}; {told}" if told else verdict.reason, detail=detail)
+    values = "; ".join(_told(view, verdict.name, verdict.value, verdict.limit - verdict.value, slots))
+    detail = "; ".join(text for text in (verdict.detail, values) if text)
+    return replace(verdict, reason=f"{verdict.reason}; {values}" if values else verdict.reason, detail=detail)
 
 
 def _told(view: HostView, name: str, count: int, missing: int, slots: Slots) -> Iterator[str]:
@@ -96,8 +96,8 @@ def _told(view: HostView, name: str, count: int, missing: int, slots: Slots) -> 
     if missing:
         gone = _gone(view, missing, alone)
         if gone:
-            told = (f"serial {serial}{f' at PCI {address}' if address else ''}" for serial, address in gone)
-            yield f"accepted with it, and not there now: {', '.join(told)}"
+            text = (f"serial {serial}{f' at PCI {address}' if address else ''}" for serial, address in gone)
+            yield f"accepted with it, and not there now: {', '.join(text)}"
         placed = sum(bool(address) for _, address in gone)
         where = slots.empty(view, missing, alone) if placed < missing else ""
         if where:
@@ -111,19 +111,19 @@ def _gone(view: HostView, missing: int, but: Collection[str]) -> list[tuple[str,
     `missing`.
     """
     left = view.evidence.baseline
-    there, own = _layout(view), {identity(gpu) for gpu in view.evidence.gpus()}
+    present, own = _layout(view), {identity(gpu) for gpu in view.evidence.gpus()}
     before = [
         (identity(gpu), pci_address(gpu.pci_bus_id) if gpu.pci_bus_id else "")
         for gpu in (left.host.gpus if left and left.host else ())
     ]
     gone = [(serial, address) for serial, address in before if serial and serial not in own and address not in but]
-    return [(serial, "" if address in there else address) for serial, address in gone] if len(gone) == missing else []
+    return [(serial, "" if address in present else address) for serial, address in gone] if len(gone) == missing else []
 
 
 def _on_bus(view: HostView) -> set[str]:
     """Return the addresses of the GPUs in the last reading of the bus."""
-    told = _last(view, "pcie.kind")
-    return {address for scope, kind in told.items() if kind == "gpu" and (address := Scope.parse(scope).get("pci"))}
+    text = _last(view, "pcie.kind")
+    return {address for scope, kind in text.items() if kind == "gpu" and (address := Scope.parse(scope).get("pci"))}
 
 
 def _layout(view: HostView) -> Layout:

@@ -120,11 +120,11 @@ class ObservationLookup:
             self._filed_names.add(expectation.name)
             for observation in self._index[expectation.name]:
                 self._file(observation)
-        place = (expectation.name, expectation.stage, scope)
-        by_params = self._by_params.get((*place, *expectation.params))
+        key = (expectation.name, expectation.stage, scope)
+        by_params = self._by_params.get((*key, *expectation.params))
         if by_params is None:
-            by_params = self._by_params[(*place, *expectation.params)] = defaultdict(list)
-            for observation in self._by_place.get(place, ()):
+            by_params = self._by_params[(*key, *expectation.params)] = defaultdict(list)
+            for observation in self._by_place.get(key, ()):
                 if expectation.params.keys() <= observation.params.keys():
                     by_params[tuple(observation.params[name] for name in expectation.params)].append(observation)
         return _latest(by_params.get(tuple(expectation.params.values()), ()))

@@ -85,14 +85,14 @@ class _Repeated:
     hosts: list[tuple[int, str]] = field(default_factory=list)
     """Place in the plan and name of the first of these hosts."""
 
-    def add(self, place: int, host: str) -> None:
+    def add(self, scope_key: int, host: str) -> None:
         """Count one more host."""
         self.count += 1
         if len(self.hosts) < MAX_FARTHEST:
-            bisect.insort(self.hosts, (place, host))
-        elif place < self.hosts[-1][0]:
+            bisect.insort(self.hosts, (scope_key, host))
+        elif scope_key < self.hosts[-1][0]:
             self.hosts.pop()
-            bisect.insort(self.hosts, (place, host))
+            bisect.insort(self.hosts, (scope_key, host))
 
 
 @dataclass(kw_only=True)
@@ -119,9 +119,9 @@ class Remaining:
 class PassCounter:
     """Counts the passes of hosts in a tally; hosts are judged with the statistics of the whole fleet."""
 
-    def __init__(self, stats: FleetStats, tally: Tally, places: Mapping[str, int], evaluate: Evaluate) -> None:
+    def __init__(self, stats: FleetStats, tally: Tally, rises: Mapping[str, int], evaluate: Evaluate) -> None:
         """`places` maps hosts to their positions in the plan; `evaluate` returns the verdicts of a criterion on a host."""
-        self._stats, self._tally, self._places, self._evaluate = stats, tally, places, evaluate
+        self._stats, self._tally, self._places, self._evaluate = stats, tally, rises, evaluate
         self._layouts: BoundedCache[Any, Layout] = BoundedCache(MAX_LAYOUTS)
         self._compiled = 0
         self._readings: BoundedCache[Any, _Repeated | None] = BoundedCache(MAX_READINGS, self._pour)
@@ -143,12 +143,12 @@ class PassCounter:
             layout = self._layouts[values.key] = self._compile(values)
         remaining = Remaining(criteria=[], values=values, layout=layout)
         remaining.plan_is_met = layout.is_complete and values.has_all_partners()
-        name, place = view.host.name, self._places[view.host.name]
+        name, scope_key = view.host.name, self._places[view.host.name]
         for step in layout.steps:
             if step.checks is not None:
                 passed = _passes(step.checks, values.values)
                 if passed:
-                    _count(step.checks, values, place, name)
+                    _count(step.checks, values, scope_key, name)
                     remaining.passes += len(step.checks)
             else:
                 passed = step.names is not None and self._count_readings(values, step, remaining)
@@ -284,10 +284,10 @@ class PassCounter:
         )
         row = self._tally.row(template)
         row.add_limit(limit)
-        places = tuple(positions[id(item)] for item in measured)
+        rises = tuple(positions[id(item)] for item in measured)
         return _Check(
-            positions=places,
-            chosen=places[0] if criterion.best_of_run else places[-1],
+            positions=rises,
+            chosen=rises[0] if criterion.best_of_run else rises[-1],
             scope=values.layout_scope(last.scope),
             limit=limit,
             operator=criterion.operator,
@@ -318,11 +318,11 @@ def _passes(checks: Sequence[_Check], values: Sequence[Value]) -> bool:
     return True
 
 
-def _count(checks: Sequence[_Check], values: HostValues, place: int, host: str) -> None:
+def _count(checks: Sequence[_Check], values: HostValues, scope_key: int, host: str) -> None:
     for check in checks:
         value = values.values[check.chosen]
         scope = values.gang_scope if check.scope == GANG_SCOPE else check.scope
         if check.is_number:
-            check.row.add_pass(value, place, host, scope)  # type: ignore[arg-type]
+            check.row.add_pass(value, scope_key, host, scope)  # type: ignore[arg-type]
         else:
-            check.row.add(PASS, value, check.limit, place, host, scope, "")
+            check.row.add(PASS, value, check.limit, scope_key, host, scope, "")

@@ -80,9 +80,9 @@ class NormalPaths:
         floor = criterion.operator in FLOORS
         worst, best = (min, max) if floor else (max, min)
         value = (best if criterion.best_of_run else worst)(values)
-        place = (path, key, scope if criterion.by_position else "")
-        known = self._best.get(place)
-        self._best[place] = (criterion, value if known is None else best(known[1], value))
+        scope_key = (path, key, scope if criterion.by_position else "")
+        known = self._best.get(scope_key)
+        self._best[scope_key] = (criterion, value if known is None else best(known[1], value))
 
     def update(self, other: NormalPaths) -> None:
         """Add the paths of other hosts."""
@@ -187,9 +187,9 @@ def _slow_between(name: str) -> bool:
 
 def _told(view: HostView, verdict: Observation | Verdict, kind: str) -> Value:
     """What the launch observed of its path, else what the figure itself says."""
-    seen = [
+    observation = [
         item.value
         for item in view.observations.get(f"collective.{kind}", ())
         if (item.stage, item.scope) == (verdict.stage, verdict.scope) and item.status == MEASURED
     ]
-    return seen[-1] if seen else verdict.params.get(kind)
+    return observation[-1] if observation else verdict.params.get(kind)

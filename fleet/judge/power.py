@@ -130,9 +130,9 @@ def power(runs: Sequence[Run], packs: Sequence[Pack]) -> Power:
         gates=tuple(_gate(*key, limits, repeated[key[2]]) for key, limits in floors.items() if repeated.get(key[2])),
         repeats=repeats,
         worst={
-            group: max(found, key=lambda item: item.worst)
+            group: max(result, key=lambda item: item.worst)
             for group in GROUPS
-            if (found := [item for item in repeats if item.group == group])
+            if (result := [item for item in repeats if item.group == group])
         },
         left_out=tuple(dict.fromkeys(f"{key[2][0]} ({key[0]})" for key in floors if not repeated.get(key[2]))),
     )
@@ -144,11 +144,11 @@ def _check(plans: Sequence[Plan]) -> None:
             f"{len(plans)} {'run' if len(plans) == 1 else 'runs'}: noise cannot be told from fewer than {LEAST_RUNS} runs "
             "of the same hosts"
         )
-    seen: dict[str, None] = {}
+    observation: dict[str, None] = {}
     for plan in plans:
-        if plan.nonce in seen:
+        if plan.nonce in observation:
             raise UsageError(f"run {plan.run_id} is given twice: it would seem to repeat itself perfectly")
-        seen[plan.nonce] = None
+        observation[plan.nonce] = None
         hosts = [{(host.name, host.devices) for host in other.hosts} for other in (plan, plans[0])]
         if hosts[0] != hosts[1]:
             raise UsageError(f"runs {plans[0].run_id} and {plan.run_id} are not of the same hosts and GPUs")
@@ -157,22 +157,22 @@ def _check(plans: Sequence[Plan]) -> None:
 def _figures(host: str, left: Evidence, planned: Planned) -> dict[tuple[Figure, Part], float]:
     """The positive figures of one host in one run; the last where a stage was run again."""
     names = {f"gpu={gpu.index}": gpu.serial for gpu in left.gpus()}
-    found = {}
-    for seen in left.benchmarks():
-        value = _number(seen)
+    result = {}
+    for observation in left.benchmarks():
+        value = _number(observation)
         if value is not None and value > 0:
-            figure = (seen.name, seen.stage, tuple(planned.params(seen).items()))
+            figure = (observation.name, observation.stage, tuple(planned.params(observation).items()))
             # A part that was replaced between two runs is another part, wherever it sits.
-            serial = names.get(Scope.parse(seen.scope).device, "")
-            place = f"{seen.scope} {serial}".strip()
-            found[(figure, ("" if Scope.parse(seen.scope).is_gang else host, place))] = value
-    return found
+            serial = names.get(Scope.parse(observation.scope).device, "")
+            scope_key = f"{observation.scope} {serial}".strip()
+            result[(figure, ("" if Scope.parse(observation.scope).is_gang else host, scope_key))] = value
+    return result
 
 
-def _number(seen: Observation) -> float | None:
+def _number(observation: Observation) -> float | None:
     """The value, which is what is judged: a median of the samples, or, for the power, their mean."""
-    value = seen.value
-    if seen.status != MEASURED or isinstance(value, bool) or not isinstance(value, int | float):
+    value = observation.value
+    if observation.status != MEASURED or isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None
 

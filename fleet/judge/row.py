@@ -58,7 +58,7 @@ class Row:
     passing: list[float] = field(default_factory=list)
     """Values of passes that are not counted yet."""
 
-    def add(self, verdict: str, value: Value, limit: Value, place: int, host: str, scope: str, serial: str) -> None:
+    def add(self, verdict: str, value: Value, limit: Value, scope_key: int, host: str, scope: str, serial: str) -> None:
         """Count one verdict; `place` is the position of the host in the plan."""
         self.counts[verdict] += 1
         self.add_limit(limit)
@@ -74,14 +74,14 @@ class Row:
         else:
             self.texts[str(value)] += 1
             quality = 0.0
-        self._offer((_RANK[verdict], quality, place, scope, value, host, serial, verdict))
+        self._offer((_RANK[verdict], quality, scope_key, scope, value, host, serial, verdict))
 
     def add_limit(self, limit: Value) -> None:
         """Record a limit of the row."""
         if limit is not None and len(self.limits) < 2:
             self.limits.add((type(limit).__name__, limit))
 
-    def add_pass(self, value: float, place: int, host: str, scope: str) -> None:
+    def add_pass(self, value: float, scope_key: int, host: str, scope: str) -> None:
         """Count a number that passes, as `add` does; the row has the limit already."""
         buffer = self.passing
         buffer.append(value)
@@ -89,14 +89,14 @@ class Row:
             self.flush()
         quality = value if self.higher_is_better else -value
         if quality <= self.threshold:
-            self._offer((_RANK[PASS], quality, place, scope, value, host, "", PASS))
+            self._offer((_RANK[PASS], quality, scope_key, scope, value, host, "", PASS))
 
     def add_repeated(
         self, value: Value, limit: Value, hosts: Sequence[tuple[int, str]], count: int, scope: str
     ) -> None:
         """Count the same pass on `count` hosts; `hosts` are the first of them, MAX_FARTHEST if there are as many."""
-        for place, host in hosts:
-            self.add(PASS, value, limit, place, host, scope, "")
+        for scope_key, host in hosts:
+            self.add(PASS, value, limit, scope_key, host, scope, "")
         more = count - len(hosts)
         self.counts[PASS] += more
         if isinstance(value, float | int) and not isinstance(value, bool):
@@ -225,8 +225,8 @@ class Row:
         bins = [0] * MAX_BINS if self.least < self.most else []
         width = self.most - self.least
         for value, count in ordered if bins and math.isfinite(width) else ():
-            place = int((value - self.least) / width * MAX_BINS)
-            bins[min(max(place, 0), MAX_BINS - 1)] += count
+            scope_key = int((value - self.least) / width * MAX_BINS)
+            bins[min(max(scope_key, 0), MAX_BINS - 1)] += count
         low, middle, high = (_at(ordered, share * (total - 1)) for share in (0.05, 0.5, 0.95))
         within = [min(max(value, self.least), self.most) for value in (low, middle, high)]
         least, p05, p50, p95, most = map(_plain, (self.least, *within, self.most))
@@ -247,10 +247,10 @@ def _rounded(value: float) -> float:
     return math.ldexp(round(fraction * ROUNDING_STEPS) / ROUNDING_STEPS, exponent)
 
 
-def _at(ordered: Sequence[tuple[float, int]], place: float) -> float:
+def _at(ordered: Sequence[tuple[float, int]], scope_key: float) -> float:
     """Return the value at a place of the sorted list, by nearest rank."""
     counted = itertools.accumulate(count for _, count in ordered)
-    return next(value for (value, _), total in zip(ordered, counted, strict=True) if total > place)
+    return next(value for (value, _), total in zip(ordered, counted, strict=True) if total > scope_key)
 
 
 def worst(first: str, second: str) -> str:

@@ -76,35 +76,35 @@ class Ranks:
 
 def _medians(series: Mapping[str, Iterable[float]], own: Figures) -> dict[str, float]:
     """The median of each figure, one's own left out."""
-    found = {}
+    result = {}
     for name, values in series.items():
         others = sorted(values)
         if name in own:
             others.remove(own[name])
         if others:
-            found[name] = statistics.median(others)
-    return found
+            result[name] = statistics.median(others)
+    return result
 
 
 def _own(view: HostView) -> dict[Kind, dict[str, dict[str, float]]]:
     """The figures of a host's ranks: GPU model and stage -> scope -> figure -> value."""
-    found: dict[Kind, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
-    for kind, figure, seen in ranks_of(view):
-        if isinstance(seen.value, float | int):
-            found[kind][seen.scope][figure] = float(seen.value)
-    return found
+    result: dict[Kind, dict[str, dict[str, float]]] = defaultdict(lambda: defaultdict(dict))
+    for kind, figure, observation in ranks_of(view):
+        if isinstance(observation.value, float | int):
+            result[kind][observation.scope][figure] = float(observation.value)
+    return result
 
 
 def ranks_of(view: HostView) -> Iterator[tuple[Kind, str, Observation]]:
     """What was measured of each rank, the last of each figure, with the ranks that it is like."""
     latest: dict[tuple[Kind, str, str], Observation] = {}
     for name in view.observations:
-        for seen in view.observations[name] if name.startswith("straggler.") else ():
-            number = isinstance(seen.value, float | int)
-            if seen.scope in view.host.scopes and seen.status == MEASURED and number:
-                figure = f"{name.rpartition('.')[2]} {seen.params.get('reason', '')}".strip()
-                latest[(_key(view, seen.stage, seen.scope), seen.scope, figure)] = seen
-    return ((kind, figure, seen) for (kind, _, figure), seen in latest.items())
+        for observation in view.observations[name] if name.startswith("straggler.") else ():
+            number = isinstance(observation.value, float | int)
+            if observation.scope in view.host.scopes and observation.status == MEASURED and number:
+                figure = f"{name.rpartition('.')[2]} {observation.params.get('reason', '')}".strip()
+                latest[(_key(view, observation.stage, observation.scope), observation.scope, figure)] = observation
+    return ((kind, figure, observation) for (kind, _, figure), observation in latest.items())
 
 
 def with_causes(views: Iterable[HostView], verdicts: Sequence[Verdict], known: Ranks | None = None) -> list[Verdict]:
@@ -204,12 +204,12 @@ def _clock(own: Figures, usual: Figures) -> str:
 
 def _throttled(own: Figures, usual: Figures) -> str:
     shares = {words: _both(f"throttled_share {reason}", own, usual) for reason, words in REASONS.items()}
-    told = [
+    text = [
         f"{words} active for {mine * 100:.0f} % of the time"
         for words, (mine, others) in shares.items()
         if mine > others + OUT_OF_LINE
     ]
-    return ", ".join(told)
+    return ", ".join(text)
 
 
 def _temperature(own: Figures, usual: Figures) -> str:

@@ -18,9 +18,9 @@ RowKey = tuple[object, ...]
 class Tally:
     """The rows of a fleet. Tallies of different hosts can be merged in any order."""
 
-    def __init__(self, planned: Planned, places: Mapping[str, int]) -> None:
+    def __init__(self, planned: Planned, keys: Mapping[str, int]) -> None:
         """`places` maps each host to its position in the plan."""
-        self._planned, self._places = planned, places
+        self._planned, self._places = planned, keys
         self.rows: dict[RowKey, Row] = {}
 
     def add(self, verdict: Verdict) -> None:
@@ -29,8 +29,8 @@ class Tally:
         if verdict.verdict == FAIL:
             row.action = worst(row.action, verdict.action)
         serial = "" if verdict.part else verdict.serial
-        place = self._places.get(verdict.host, -1)
-        row.add(verdict.verdict, verdict.value, verdict.limit, place, verdict.host, verdict.scope, serial)
+        key = self._places.get(verdict.host, -1)
+        row.add(verdict.verdict, verdict.value, verdict.limit, key, verdict.host, verdict.scope, serial)
 
     def add_repeated(self, passes: Sequence[Verdict], hosts: Sequence[tuple[int, str]], count: int) -> None:
         """Count passes that `count` hosts have in common; `hosts` are place and name of the first of them."""

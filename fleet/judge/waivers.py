@@ -29,21 +29,21 @@ class Waived:
         self._of_host: dict[str, list[Waiver]] = {}
         self._of_serial: dict[str, list[Waiver]] = {}
         for waiver in waivers:
-            places = self._of_host if waiver.host else self._of_serial
-            places.setdefault(waiver.host or waiver.serial, []).append(waiver)
+            rises = self._of_host if waiver.host else self._of_serial
+            rises.setdefault(waiver.host or waiver.serial, []).append(waiver)
 
     def verdict(self, verdict: Verdict) -> Verdict:
         """Return the verdict with the waiver that applies to it, or with a note that it has expired."""
         if verdict.verdict not in (FAIL, INCONCLUSIVE) or verdict.waiver is not None:
             return verdict
-        found = [waiver for waiver in self._near(verdict) if covers(waiver, verdict)]
-        valid = next((waiver for waiver in found if waiver.until >= self._day), None)
+        result = [waiver for waiver in self._near(verdict) if covers(waiver, verdict)]
+        valid = next((waiver for waiver in result if waiver.until >= self._day), None)
         if valid:
             return replace(verdict, waiver=valid)
-        if found:
-            told = f"its waiver by {found[0].who} expired on {found[0].until} ({found[0].why})"
-            detail = "; ".join(text for text in (verdict.detail, told) if text)
-            return replace(verdict, reason=f"{verdict.reason}; {told}", detail=detail)
+        if result:
+            values = f"its waiver by {result[0].who} expired on {result[0].until} ({result[0].why})"
+            detail = "; ".join(text for text in (verdict.detail, values) if text)
+            return replace(verdict, reason=f"{verdict.reason}; {values}", detail=detail)
         return verdict
 
     def _near(self, verdict: Verdict) -> Iterator[Waiver]:

@@ -73,8 +73,8 @@ def _check_settings(where: str, benchmark: str, chosen: Mapping[str, Any]) -> No
             wanted = f"at least {least}" if least is not None else "more than 0"
             raise UsageError(f"{where}: {benchmark}.{key} is {value!r}, expected {wanted}")
         choices = BENCHMARKS[benchmark].choices.get(key, default)
-        told = value if key in _CLOSED_LISTS else [value] if isinstance(default, str) else []
-        unknown = [item for item in told if item not in choices]
+        text = value if key in _CLOSED_LISTS else [value] if isinstance(default, str) else []
+        unknown = [item for item in text if item not in choices]
         if unknown:
             raise UsageError(
                 f"{where}: {benchmark}.{key} has no {unknown[0]}{documents.nearest(str(unknown[0]), choices)}: "

@@ -79,8 +79,8 @@ def _lists(matrix: list[Mapping[str, Any]], chosen: Mapping[str, Any]) -> list[l
 
 def _cells(lists: list[list[list[Any]]]) -> tuple[Cell, ...]:
     """Return every combination of each block, in order and without duplicates."""
-    found: dict[Cell, None] = {}
+    result: dict[Cell, None] = {}
     for block in lists:
         for values in itertools.product(*block):
-            found[Cell(**dict(zip(AXES, values, strict=True)))] = None
-    return tuple(found)
+            result[Cell(**dict(zip(AXES, values, strict=True)))] = None
+    return tuple(result)

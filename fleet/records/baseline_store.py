@@ -74,13 +74,13 @@ def read(directory: Path, kind: str, part: str, name: str) -> PartBaseline | Non
 
 def _checked(document: documents.Json, path: Path, kind: str, part: str, name: str) -> PartBaseline:
     baseline = part_baseline_from_json(document)
-    for what, found, wanted in (
+    for what, result, wanted in (
         ("kind", baseline.kind, kind),
         ("part", baseline.part, part),
         ("id", baseline.id, name),
     ):
-        if found != wanted:
-            raise documents.DocumentError(f"{path}: {what} {found}, expected {wanted}")
+        if result != wanted:
+            raise documents.DocumentError(f"{path}: {what} {result}, expected {wanted}")
     return baseline
 
 

@@ -31,13 +31,13 @@ def versions(
     for observation in (item for name in version_names(index, compared) for item in index[name]):
         if observation.status == MEASURED and _is_version(observation, compared):
             by_name.setdefault(observation.name, {})[observation.scope] = _text(observation)
-    found = evidence.software()
+    result = evidence.software()
     for name, values in by_name.items():
         alike = len(set(values.values())) == 1
-        found |= (
+        result |= (
             {name: next(iter(values.values()))} if alike else {f"{name}[{at}]": text for at, text in values.items()}
         )
-    return found
+    return result
 
 
 def version_names(names: Iterable[str], compared: Sequence[Criterion]) -> list[str]:

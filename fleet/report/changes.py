@@ -69,6 +69,6 @@ def text(changes: Sequence[Change], *, everything: bool = False) -> str:
 
 def markdown(title: str, facts: Sequence[str], changes: Sequence[Change]) -> str:
     """A page for a ticket."""
-    told = "\n".join(f"- {fact}" for fact in facts)
+    reported = "\n".join(f"- {fact}" for fact in facts)
     body = rows(changes) if changes else "Nothing changed."
-    return f"# {title}\n\n{told}\n\n{counts(changes).capitalize()}.\n\n{body}\n"
+    return f"# {title}\n\n{reported}\n\n{counts(changes).capitalize()}.\n\n{body}\n"

@@ -75,18 +75,18 @@ def context_of(
         events=events,
         in_full=len(plan.hosts) <= FULL_HOSTS if in_full is None else in_full,
         planned=Planned(plan),
-        places={host.name: place for place, host in enumerate(plan.hosts)},
+        places={host.name: key for key, host in enumerate(plan.hosts)},
     )
 
 
 def units(plan: Plan, names: Iterable[str] | None = None) -> list[Unit]:
     """Return the hosts that are judged together, for these hosts or for all of the plan."""
     gangs = plan.gangs()
-    found: dict[str, Unit] = {}
+    result: dict[str, Unit] = {}
     for name in [host.name for host in plan.hosts] if names is None else names:
         gang = plan.host(name).gang
-        found[gang or f" {name}"] = gangs[gang] if gang else (name,)
-    return list(found.values())
+        result[gang or f" {name}"] = gangs[gang] if gang else (name,)
+    return list(result.values())
 
 
 @dataclass(kw_only=True)
@@ -126,23 +126,23 @@ class HostJudge:
 
     def add(self, unit: Unit, evidence: Mapping[str, Evidence]) -> None:
         """Judge the hosts of a unit."""
-        context, found = self._context, self._found
+        context, result = self._context, self._found
         part = context.plan.only(unit)
         views = host_views(part, evidence, context.packs)
         remaining = None if context.in_full else {view.host.name: self._passes.count(view) for view in views}
         verdicts = with_waivers(part, judge_hosts(part, views, self._stats, remaining))
         of_host: dict[str, list[Verdict]] = {view.host.name: [] for view in views}
         for verdict in verdicts:
-            found.tally.add(verdict)
+            result.tally.add(verdict)
             of_host[verdict.host].append(verdict)
         for view in views:
             name = view.host.name
             rest = remaining[name] if remaining else None
             left = evidence.get(name, Evidence())
             self._report(view, left, of_host[name], rest)
-            found.facts[name] = self._facts.collect(view, of_host[name], rest)
-            found.verdicts += [item for item in of_host[name] if context.in_full or item.verdict != PASS]
-            found.ended = max([found.ended, *(record.ended for record in left.records)])
+            result.facts[name] = self._facts.collect(view, of_host[name], rest)
+            result.verdicts += [item for item in of_host[name] if context.in_full or item.verdict != PASS]
+            result.ended = max([result.ended, *(record.ended for record in left.records)])
 
     def finish(self) -> JudgedHosts:
         """Return the results on all hosts that were added."""

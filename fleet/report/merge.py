@@ -129,13 +129,13 @@ def _in_order(context: Context, reports: Mapping[str, HostReport], manifest: Ite
     ordered: dict[str, list[Verdict]] = {}
     for verdict in manifest:
         ordered.setdefault(verdict.host, []).append(verdict)
-    for place, host in enumerate(hosts):
+    for position, host in enumerate(hosts):
         if host.name in ordered and any(verdict.stands for verdict in ordered[host.name]):
-            hosts[place] = replace(host, decision=worst_decision([host.decision, decide(ordered[host.name])]))
-    with_measurements = [place for place, host in enumerate(hosts) if host.measurements]
-    with_measurements.sort(key=lambda place: (hosts[place].decision != REJECTED, place))
-    for place in () if context.in_full else with_measurements[MEASURED_HOSTS:]:
-        hosts[place] = without_measurements(hosts[place])
+            hosts[position] = replace(host, decision=worst_decision([host.decision, decide(ordered[host.name])]))
+    with_measurements = [position for position, host in enumerate(hosts) if host.measurements]
+    with_measurements.sort(key=lambda position: (hosts[position].decision != REJECTED, position))
+    for position in () if context.in_full else with_measurements[MEASURED_HOSTS:]:
+        hosts[position] = without_measurements(hosts[position])
     return hosts
 
 

@@ -75,9 +75,9 @@ class Findings:
     since: BaselineDiff
 
 
-def acceptance(found: Findings, decision: str) -> Acceptance:
+def acceptance(result: Findings, decision: str) -> Acceptance:
     """Return the decision in a word, and the lines that are printed under it."""
-    plan, hosts = found.plan, found.hosts
+    plan, hosts = result.plan, result.hosts
     accepted = sum(host.decision == ACCEPTED for host in hosts)
     gpus = sum(len(host.gpus) for host in hosts)
     what = f"{gpus} GPUs" if not plan.rehearsal else "no GPU was looked at: this rehearses the pipeline on CPUs"
@@ -89,21 +89,21 @@ def acceptance(found: Findings, decision: str) -> Acceptance:
     counted = f"{accepted} of {len(hosts)} {passed}{''.join(f', {n} {word}' for n, word in others if n)} ({what})"
     values = {"total": len(hosts), "accepted": accepted, "gpus": gpus}
     lines = [SummaryLine(kind=LineKind.COUNT, title="Hosts", text=counted, values=values)]
-    lines += _smaller_gangs(plan, found.facts)
-    lines += _soaked(found)
+    lines += _smaller_gangs(plan, result.facts)
+    lines += _soaked(result)
     lines += selection_summary(plan)
-    lines += _stages(found)
-    if ordered := as_ordered(plan, found.manifest):
+    lines += _stages(result)
+    if ordered := as_ordered(plan, result.manifest):
         lines.append(SummaryLine(kind=LineKind.MANIFEST, title="Manifest", text=ordered))
-    lines += unjudged_bandwidth(plan, found.facts)
-    lines += unjudged_digests(plan, hosts, found.facts)
+    lines += unjudged_bandwidth(plan, result.facts)
+    lines += unjudged_digests(plan, hosts, result.facts)
     lines += allowances(plan.hosts)
-    lines += waivers_summary(plan.waivers, found.exceptions, plan.created)
-    lines += changes_summary(plan, found.since)
-    lines += reasons(found.exceptions, slots((host.name, gpu) for host in hosts for gpu in host.gpus))
+    lines += waivers_summary(plan.waivers, result.exceptions, plan.created)
+    lines += changes_summary(plan, result.since)
+    lines += reasons(result.exceptions, slots((host.name, gpu) for host in hosts for gpu in host.gpus))
     packs = ", ".join(dict.fromkeys(pack for host in hosts for pack in host.packs)) or "none"
     lines.append(SummaryLine(kind=LineKind.CRITERIA, title="Criteria", text=packs))
-    return Acceptance(status=status_of(plan, decision, found.exceptions), lines=tuple(lines))
+    return Acceptance(status=status_of(plan, decision, result.exceptions), lines=tuple(lines))
 
 
 def status_of(plan: Plan, decision: str, verdicts: Iterable[Verdict]) -> str:
@@ -131,9 +131,9 @@ def _names(names: Sequence[str], most: int) -> str:
     return f"{', '.join(name[:MOST_OF_NAME] for name in names[:most])}{more}"
 
 
-def _soaked(found: Findings) -> Iterator[SummaryLine]:
+def _soaked(result: Findings) -> Iterator[SummaryLine]:
     """Yield how long the hosts soaked, if the plan has a soak."""
-    plan, hosts = found.plan, found.hosts
+    plan, hosts = result.plan, result.hosts
     planned = next((stage.duration_s for stage in plan.stages if stage.name == SOAK), 0.0)
     soaks = [host.soak for host in hosts if host.soak]
     if planned:
@@ -141,7 +141,7 @@ def _soaked(found: Findings) -> Iterator[SummaryLine]:
         least = f", the shortest {span(min(soak.soaked_s for soak in soaks))}" if 0 < len(soaks) != len(whole) else ""
         rounds = sum(soak.rounds for soak in soaks)
         short_soaks = [host.name for host in hosts if host.soak and host.soak.planned_s < FIRST_S]
-        short = sorted({name for host in short_soaks for name in found.facts[host].rates_without_drift})
+        short = sorted({name for host in short_soaks for name in result.facts[host].rates_without_drift})
         text = f"{len(whole)} of {len(hosts)} hosts soaked {span(planned)}{least} ({rounds} rounds in all)"
         values = {"total": len(hosts), "finished": len(whole), "rounds": rounds}
         yield SummaryLine(kind=LineKind.SOAK, title="Soak", text=text, values=values)
@@ -183,17 +183,17 @@ def _kind(item: Verdict | Judged) -> str:
     return first if first in TITLES else ""
 
 
-def _stages(found: Findings) -> Iterator[SummaryLine]:
+def _stages(result: Findings) -> Iterator[SummaryLine]:
     """Yield the state of each kind of measurement over the fleet, the health readings first."""
-    plan = found.plan
+    plan = result.plan
     planned = {benchmark for stage in plan.stages for benchmark in stage.benchmarks}
     lists = {id(expected): expected for expected in map(plan.expected_of, plan.hosts)}
     planned &= {item.name.split(".")[0] for expected in lists.values() for item in expected}
     states: dict[str, set[tuple[str, bool]]] = {}
-    for row in found.judged:
+    for row in result.judged:
         if row.passed:
             states.setdefault(_kind(row), set()).add((PASS, False))
-    for verdict in found.exceptions:
+    for verdict in result.exceptions:
         state = verdict.verdict, verdict.waiver is not None
         states.setdefault(_kind(verdict), set()).add(state)
         # A stage that a host did not run is missing from each kind of measurement of that stage.
@@ -203,7 +203,7 @@ def _stages(found: Findings) -> Iterator[SummaryLine]:
                     states.setdefault(benchmark, set()).add(state)
     health = "Host health" if plan.rehearsal else "Host and GPU health"
     titles = {"": health, **{name: title for name, title in TITLES.items() if name in planned}}
-    slow = speed_unjudged(found.facts, found.judged)
+    slow = speed_unjudged(result.facts, result.judged)
     for kind, title in titles.items():
         gravest, word = _state(states.get(kind, set()))
         word = VALUES_ONLY if gravest == PASS and kind in slow else word
@@ -227,45 +227,45 @@ def slots(gpus: Iterable[tuple[str, Gpu]]) -> dict[tuple[str, str], str]:
     return {(host, f"gpu={gpu.index}"): pci_address(gpu.pci_bus_id) for host, gpu in gpus if gpu.pci_bus_id}
 
 
-def reasons(verdicts: Iterable[Verdict], places: Mapping[tuple[str, str], str]) -> list[SummaryLine]:
+def reasons(verdicts: Iterable[Verdict], keys: Mapping[tuple[str, str], str]) -> list[SummaryLine]:
     """Return one line per reason: parts that stopped or slowed a gang first, then critical failures, then the others.
 
     A GPU is named with its PCI address (`slots`). Equal reasons of one host share a line, and so do the verdicts of one
     criterion on one part. If there are too many, the first culprits of a gang stay; then each host gets a line, then each
     failed part, then each failed criterion. Hosts without a line are named, or counted if there are many.
     """
-    found = sorted(causes(verdict for verdict in verdicts if verdict.stands), key=_rank)
-    suspects = [at for at, group in enumerate(found) if _explains(group)]
-    tiers = _tiers(found) | dict.fromkeys(suspects[:_MOST_SUSPECTS], -1)
+    result = sorted(causes(verdict for verdict in verdicts if verdict.stands), key=_rank)
+    suspects = [at for at, group in enumerate(result) if _explains(group)]
+    tiers = _tiers(result) | dict.fromkeys(suspects[:_MOST_SUSPECTS], -1)
     kept = sorted(sorted(tiers, key=tiers.__getitem__)[:_SUMMARY_LINES])
-    kept.sort(key=lambda at: not _explains(found[at]))
-    lines = [_line(found[at], places) for at in kept]
-    if more := len(found) - len(kept):
+    kept.sort(key=lambda at: not _explains(result[at]))
+    lines = [_line(result[at], keys) for at in kept]
+    if more := len(result) - len(kept):
         text = f"… and {more} more reasons in the report"
         lines.append(SummaryLine(kind=LineKind.MORE, text=text, values={"reasons": more}))
-    return [*lines, *_unnamed(found, {found[at][0].host for at in kept})]
+    return [*lines, *_unnamed(result, {result[at][0].host for at in kept})]
 
 
-def _tiers(found: Sequence[Sequence[Verdict]]) -> dict[int, int]:
+def _tiers(result: Sequence[Sequence[Verdict]]) -> dict[int, int]:
     """How much each reason adds to those before it: the less, the sooner it is left out."""
     hosts: set[str] = set()
-    told: set[tuple[str, ...]] = set()
+    text: set[tuple[str, ...]] = set()
     tiers = {}
-    for at, group in enumerate(found):
+    for at, group in enumerate(result):
         first, failed = group[0], group[0].verdict == FAIL
         parts = {(verdict.verdict, verdict.host, verdict.place) for verdict in group}
         what = (first.host, first.place, first.name, first.verdict)
-        new = (first.host not in hosts, failed and not parts <= told, failed and what not in told, not parts <= told)
+        new = (first.host not in hosts, failed and not parts <= text, failed and what not in text, not parts <= text)
         tiers[at] = next((tier for tier, is_new in enumerate(new) if is_new), len(new))
         hosts.add(first.host)
-        told |= {*parts, what}
+        text |= {*parts, what}
     return tiers
 
 
-def _unnamed(found: Iterable[Sequence[Verdict]], named: Collection[str]) -> Iterator[SummaryLine]:
+def _unnamed(result: Iterable[Sequence[Verdict]], named: Collection[str]) -> Iterator[SummaryLine]:
     """Yield the hosts that no line names."""
     left: dict[str, str] = {}
-    for group in found:
+    for group in result:
         if group[0].host not in named:
             left.setdefault(group[0].host, group[0].verdict)
     for verdict, word in ((FAIL, "Failed as well"), (INCONCLUSIVE, "Incomplete as well")):
@@ -284,11 +284,11 @@ def _explains(group: Sequence[Verdict]) -> bool:
     return group[0].verdict == FAIL and group[0].criterion == LOCALISED
 
 
-def _line(group: Sequence[Verdict], places: Mapping[tuple[str, str], str]) -> SummaryLine:
+def _line(group: Sequence[Verdict], keys: Mapping[tuple[str, str], str]) -> SummaryLine:
     first = group[0]
     scope = first.part or first.scope
     part = f" {scope}" if scope != "host" else ""
-    slot = places.get((first.host, Scope.parse(scope).device), "")
+    slot = keys.get((first.host, Scope.parse(scope).device), "")
     known = ", ".join(f"{what} {value}" for what, value in (("serial", first.serial), ("PCI", slot)) if value)
     identity = f" ({known})" if known else ""
     more = f" (and {len(group) - 1} more like it)" if len(group) > 1 else ""

@@ -27,12 +27,12 @@ def process_count(hosts: int, jobs: int | None = None) -> int:
 
 def shares(units: Sequence[Unit], count: int) -> list[Share]:
     """Return at most `count` shares of about as many hosts, each of consecutive units."""
-    total, found = sum(map(len, units)), [Share() for _ in range(count)]
+    total, result = sum(map(len, units)), [Share() for _ in range(count)]
     before = 0
     for unit in units:
-        found[min(before * count // max(total, 1), count - 1)].append(unit)
+        result[min(before * count // max(total, 1), count - 1)].append(unit)
         before += len(unit)
-    return [share for share in found if share]
+    return [share for share in result if share]
 
 
 def map_shares(call: Callable[[_Context, Share], _Result], context: _Context, shares: Sequence[Share]) -> list[_Result]:

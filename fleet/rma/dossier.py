@@ -79,8 +79,8 @@ def dossier(part: Part, plan: Plan, facts: ReportFacts, evidence: Evidence) -> d
     }
     if why := _log_unread(observations):
         document["errors_not_read"] = why
-    found: dict[str, Any] = harmless(document)
-    return found
+    entries: dict[str, Any] = harmless(document)
+    return entries
 
 
 def harmless(value: Any) -> Any:
@@ -95,7 +95,7 @@ def harmless(value: Any) -> Any:
 
 
 def _slot(part: Part, facts: ReportFacts, own: Mapping[str, str], planned: PlannedHost | None) -> dict[str, str]:
-    found = {
+    document = {
         "host": part.host,
         "rack": facts.racks.get(part.host, ""),
         "address": planned.address if planned else "",
@@ -104,13 +104,13 @@ def _slot(part: Part, facts: ReportFacts, own: Mapping[str, str], planned: Plann
         "nvml_index": Scope.parse(part.place).get(GPU),
         "module_id": own.get("module_id", ""),
     }
-    return {key: text for key, text in found.items() if text}
+    return {key: text for key, text in document.items() if text}
 
 
 def _finding(verdict: Verdict, siblings: _Siblings) -> dict[str, Any]:
     of_others = siblings.values(verdict)
     numbers = sorted(number for item in of_others if (number := finite(item["value"])) is not None)
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "verdict": verdict.verdict,
         "severity": verdict.severity,
         "criterion": verdict.criterion,
@@ -133,8 +133,8 @@ def _finding(verdict: Verdict, siblings: _Siblings) -> dict[str, Any]:
     if numbers:
         middle = len(numbers) // 2
         median = numbers[middle] if len(numbers) % 2 else (numbers[middle - 1] + numbers[middle]) / 2
-        found["siblings_summary"] = {"n": len(numbers), "min": numbers[0], "median": median, "max": numbers[-1]}
-    return {key: item for key, item in found.items() if item not in ("", {}, [])}
+        document["siblings_summary"] = {"n": len(numbers), "min": numbers[0], "median": median, "max": numbers[-1]}
+    return {key: item for key, item in document.items() if item not in ("", {}, [])}
 
 
 class _Siblings:
@@ -159,20 +159,20 @@ class _Siblings:
             for item in self._observations.get(verdict.name, ())
             if Scope.parse(item.scope).below_part == judged.below_part or judged.kind == "peer"
         ]
-        found: dict[str, Value]
+        document: dict[str, Value]
         if is_change(verdict):
             rises = {scope: _rise(like, scope) for scope in dict.fromkeys(item.scope for item in like)}
-            found = {scope: rise for scope, rise in rises.items() if rise is not None}
+            document = {scope: rise for scope, rise in rises.items() if rise is not None}
         else:
             wanted = self._planned.params(verdict)
-            found = {
+            document = {
                 item.scope: item.value
                 for item in like
                 if item.stage == verdict.stage and self._planned.params(item) == wanted
             }
         return [
             {"scope": scope, "serial": self._serials.get(Scope.parse(scope).part, ""), "value": value}
-            for scope, value in found.items()
+            for scope, value in document.items()
         ]
 
 
@@ -182,14 +182,14 @@ def _rise(observations: Iterable[Observation], scope: str) -> float | None:
     return last - first if first is not None and last is not None else None
 
 
-def _counters(observations: Iterable[Observation], place: str) -> list[dict[str, Any]]:
+def _counters(observations: Iterable[Observation], slot_name: str) -> list[dict[str, Any]]:
     """Return the first and last reading and the increase of each counter, or why it could not be read."""
     series: dict[tuple[str, str], list[Observation]] = {}
     for item in observations:
         reading = READINGS.get(item.name)
-        if reading and reading.counter and within(item.scope, place):
+        if reading and reading.counter and within(item.scope, slot_name):
             series.setdefault((item.name, item.scope), []).append(item)
-    found = []
+    document = []
     for (name, scope), items in series.items():
         known = [item for item in items if item.status == MEASURED]
         facts: dict[str, Any] = {"name": name, "scope": scope, "unit": items[0].unit}
@@ -198,18 +198,18 @@ def _counters(observations: Iterable[Observation], place: str) -> list[dict[str,
         lost = [item for item in items if item.status != MEASURED]
         if lost:
             facts["not_read"] = f"{len(lost)} of {len(items)} times, {lost[-1].status}: {lost[-1].reason}"
-        found.append(facts)
-    return found
+        document.append(facts)
+    return document
 
 
 def _errors(observations: Iterable[Observation], part: Part) -> list[dict[str, Any]]:
     """Return XIDs and SXids of the part in the kernel log; for a host all of them."""
-    found: dict[tuple[str, str], dict[str, Any]] = {}
+    document: dict[tuple[str, str], dict[str, Any]] = {}
     for item in observations:
         near = part.kind == HOST or within(item.scope, part.place)
         if near and item.status == MEASURED and item.name.startswith(_ERRORS) and item.scope != HOST:
-            found[item.name, item.scope] = {"name": item.name, "scope": item.scope, "count": item.value}
-    return list(found.values())
+            document[item.name, item.scope] = {"name": item.name, "scope": item.scope, "count": item.value}
+    return list(document.values())
 
 
 def _log_unread(observations: Iterable[Observation]) -> str:
@@ -222,17 +222,17 @@ def _log_unread(observations: Iterable[Observation]) -> str:
 def _logs(launches: Iterable[Launch], part: Part, planned: PlannedHost | None) -> list[dict[str, Any]]:
     """Return the log ends of the part's ranks, and of launches that failed."""
     ours = _local_ranks(part, planned)
-    found = []
+    document = []
     for launch in launches:
         for rank in launch.ranks:
             if (rank.local_rank in ours or part.kind == HOST) and rank.log_tail.strip():
                 who = f"stage {launch.stage}, rank {rank.rank} (exit {rank.exit_code}, at {rank.phase or 'its start'})"
-                found.append({"what": who, "text": rank.log_tail})
+                document.append({"what": who, "text": rank.log_tail})
         if not launch.good:
             named = f"; culprit: {launch.culprit.text}" if launch.culprit else ""
             facts = f"stage {launch.stage}: {launch.outcome}: {launch.reason}{named}"
-            found.append({"what": facts, "text": launch.log_tail})
-    return found[-MOST_LOGS:]
+            document.append({"what": facts, "text": launch.log_tail})
+    return document[-MOST_LOGS:]
 
 
 def _local_ranks(part: Part, planned: PlannedHost | None) -> list[int]:
@@ -240,11 +240,11 @@ def _local_ranks(part: Part, planned: PlannedHost | None) -> list[int]:
     return [number for number, scope in enumerate(planned.scopes) if scope == part.place] if planned else []
 
 
-def _versions(software: Mapping[str, str], place: str) -> dict[str, str]:
+def _versions(software: Mapping[str, str], slot_name: str) -> dict[str, str]:
     """Return the versions of the host and of this part, without those of its siblings."""
-    found = {}
+    document = {}
     for key, text in software.items():
         name, bracket, scope = key.removesuffix("]").partition("[")
-        if not bracket or Scope.parse(scope).part == place or place == HOST:
-            found[name if bracket and scope == place else key] = text
-    return found
+        if not bracket or Scope.parse(scope).part == slot_name or slot_name == HOST:
+            document[name if bracket and scope == slot_name else key] = text
+    return document

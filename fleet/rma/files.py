@@ -24,15 +24,18 @@ _BEGINNING = (1980, 1, 1, 0, 0, 0)
 """Time of every file in an archive, so that equal packages are equal files."""
 
 
-def names(found: Sequence[Mapping[str, Any]]) -> list[str]:
+def names(entries: Sequence[Mapping[str, Any]]) -> list[str]:
     """Return a directory name for each document: the serial, or host and place; both if two parts report the same serial."""
-    places = [f"{item['slot']['host']}-{item['slot']['place']}" for item in found]
-    serials = [str(item["part"].get("serial", "")) for item in found]
-    chosen = [safe(serial) if serial.strip() else safe(place) for serial, place in zip(serials, places, strict=True)]
+    slot_names = [f"{item['slot']['host']}-{item['slot']['place']}" for item in entries]
+    serials = [str(item["part"].get("serial", "")) for item in entries]
+    chosen = [
+        safe(serial) if serial.strip() else safe(slot_name)
+        for serial, slot_name in zip(serials, slot_names, strict=True)
+    ]
     counts = Counter(name.casefold() for name in chosen)
     return [
-        safe(f"{name[:24]}-{place}") if counts[name.casefold()] > 1 else name
-        for name, place in zip(chosen, places, strict=True)
+        safe(f"{name[:24]}-{slot_name}") if counts[name.casefold()] > 1 else name
+        for name, slot_name in zip(chosen, slot_names, strict=True)
     ]
 
 
@@ -75,6 +78,6 @@ def _directory(path: Path) -> Path:
     return path
 
 
-def as_json(found: Mapping[str, Any]) -> str:
+def as_json(entries: Mapping[str, Any]) -> str:
     """Return the document as JSON text for part.json."""
-    return json.dumps(found, ensure_ascii=False, indent=1, allow_nan=False) + "\n"
+    return json.dumps(entries, ensure_ascii=False, indent=1, allow_nan=False) + "\n"

@@ -86,41 +86,41 @@ def parts(verdicts: Iterable[Verdict]) -> list[Part]:
     failed: dict[tuple[str, str], list[Verdict]] = {}
     unknown: dict[tuple[str, str], list[Verdict]] = {}
     for verdict in verdicts:
-        found = {FAIL: failed, INCONCLUSIVE: unknown}.get(verdict.verdict)
-        if found is not None and not Scope.parse(verdict.place).is_gang:
-            found.setdefault((verdict.host, verdict.place), []).append(verdict)
+        document = {FAIL: failed, INCONCLUSIVE: unknown}.get(verdict.verdict)
+        if document is not None and not Scope.parse(verdict.place).is_gang:
+            document.setdefault((verdict.host, verdict.place), []).append(verdict)
     return [
         Part(
             host=host,
-            place=place,
-            findings=tuple(sorted(found, key=lambda verdict: _action_rank(verdict.action))),
-            open=tuple(unknown.get((host, place), ())),
+            place=slot_name,
+            findings=tuple(sorted(document, key=lambda verdict: _action_rank(verdict.action))),
+            open=tuple(unknown.get((host, slot_name), ())),
         )
-        for (host, place), found in failed.items()
+        for (host, slot_name), document in failed.items()
     ]
 
 
-def within(scope: str, place: str) -> bool:
+def within(scope: str, slot_name: str) -> bool:
     """Return whether a scope is the part itself, or within it."""
-    return Scope.parse(place).contains(scope)
+    return Scope.parse(slot_name).contains(scope)
 
 
 def identity(part: Part, observations: Iterable[Observation]) -> tuple[dict[str, str], dict[str, str]]:
     """Return the identifiers of the part, as last read; and for those that could not be read, why."""
     wanted = {name: key for key, name in IDENTITY.get(part.kind, {}).items()}
-    found: dict[str, str] = {}
+    document: dict[str, str] = {}
     lost = dict.fromkeys(wanted.values(), "not observed")
     for item in observations:
         if item.scope == part.place and item.name in wanted:
             key = wanted[item.name]
             if item.status == MEASURED:
-                found[key] = str(item.value)
+                document[key] = str(item.value)
             else:
                 lost[key] = f"{item.status}: {item.reason}"
     if part.serial:
-        found["serial"] = part.serial
-    ordered = {key: found[key] for key in IDENTITY.get(part.kind, {}) if key in found}
-    return {**ordered, **found}, {key: why for key, why in lost.items() if key not in found}
+        document["serial"] = part.serial
+    ordered = {key: document[key] for key in IDENTITY.get(part.kind, {}) if key in document}
+    return {**ordered, **document}, {key: why for key, why in lost.items() if key not in document}
 
 
 def _action_rank(action: str) -> int:

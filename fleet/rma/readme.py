@@ -26,17 +26,17 @@ _NAMES = {
 _LOG_LINES = 60
 
 
-def render_readme(found: Mapping[str, Any]) -> str:
+def render_readme(document: Mapping[str, Any]) -> str:
     """Return the README of one part."""
-    part = found["part"]
+    part = document["part"]
     what = " ".join(text for text in (part.get("model", part["kind"]),) if text)
     serial = f", serial {code(part['serial'])}" if part.get("serial") else ", serial unknown"
-    mark = f"{found['mark']}: " if found["mark"] else ""
-    notice = [f"> **{found['mark']}.** {_NOTICES.get(found['mark'], '')}"] if found["mark"] else []
-    action = action_name(found["action"]) or "none"
-    run = found["run"]
+    mark = f"{document['mark']}: " if document["mark"] else ""
+    notice = [f"> **{document['mark']}.** {_NOTICES.get(document['mark'], '')}"] if document["mark"] else []
+    action = action_name(document["action"]) or "none"
+    run = document["run"]
     intro = (
-        f"This part failed {len(found['findings'])} criteria in acceptance run {code(run['run_id'])} "
+        f"This part failed {len(document['findings'])} criteria in acceptance run {code(run['run_id'])} "
         f"({code(run['began'])} to {code(run['ended'])}, profile {code(run['profile'])}). Requested action: **{action}**."
     )
     parts = [
@@ -44,15 +44,17 @@ def render_readme(found: Mapping[str, Any]) -> str:
         *notice,
         intro,
         section("Part", _facts(part)),
-        section("Location", _facts(found["slot"])),
-        section("Findings", _findings(found["findings"])),
-        *([section("Could not be verified", _open(found["open"]))] if found["open"] else []),
-        section("Counters, first and last reading of the run", _counters(found["counters"])),
-        section("GPU errors in the kernel log (XID, SXid)", _errors(found["errors"], found.get("errors_not_read", ""))),
-        *([section("Host events", _list(found["events"]))] if found["events"] else []),
-        section("Log excerpts", _logs(found["logs"])),
-        section("Versions", _versions(found["versions"]) if found["versions"] else "Not reported."),
-        section("How to reproduce", _commands(found["again"])),
+        section("Location", _facts(document["slot"])),
+        section("Findings", _findings(document["findings"])),
+        *([section("Could not be verified", _open(document["open"]))] if document["open"] else []),
+        section("Counters, first and last reading of the run", _counters(document["counters"])),
+        section(
+            "GPU errors in the kernel log (XID, SXid)", _errors(document["errors"], document.get("errors_not_read", ""))
+        ),
+        *([section("Host events", _list(document["events"]))] if document["events"] else []),
+        section("Log excerpts", _logs(document["logs"])),
+        section("Versions", _versions(document["versions"]) if document["versions"] else "Not reported."),
+        section("How to reproduce", _commands(document["again"])),
         section("Files", _files(run)),
     ]
     return "\n\n".join(parts) + "\n"

@@ -108,9 +108,9 @@ def outcome(plan: Plan, evidence: Mapping[str, Evidence], *, price: float | None
         price: replaces the plan's; the reason why the study stopped still uses the plan's.
     """
     study = plan.study or Study(cells=())
-    told = _launches(evidence)
+    by_host = _launches(evidence)
     rows = [
-        _launched(number, cell, told[number]) if number in told else _not_launched(plan, number, cell)
+        _launched(number, cell, by_host[number]) if number in by_host else _not_launched(plan, number, cell)
         for number, cell in enumerate(study.cells, 1)
     ]
     hours = sum(row.spent_s for row in rows) / 3600
@@ -163,42 +163,42 @@ def _not_launched(plan: Plan, number: int, cell: Cell) -> Row:
     return Row(number=number, cell=cell, state=SKIPPED, reason=why)
 
 
-def _launched(number: int, cell: Cell, told: Mapping[str, Launch]) -> Row:
+def _launched(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Row:
     """By its launch; by the one that measured it, or else the last, where other hosts launched it as well."""
     launches: dict[tuple[str, ...], dict[str, Launch]] = {}
-    for host, launch in told.items():
+    for host, launch in by_host.items():
         launches.setdefault(launch.members, {})[host] = launch
     rows = [_of_launch(number, cell, those) for those in launches.values()]
     best = max(rows, key=lambda row: (row.state == MEASURED, row.began))
     return replace(best, spent_s=sum(row.spent_s for row in rows), host_s=sum(row.host_s for row in rows))
 
 
-def _of_launch(number: int, cell: Cell, told: Mapping[str, Launch]) -> Row:
+def _of_launch(number: int, cell: Cell, by_host: Mapping[str, Launch]) -> Row:
     """By what the hosts say of one launch, whose members all of them name alike."""
-    first, wall_s = next(iter(told.values())), max(launch.duration_s for launch in told.values())
+    first, wall_s = next(iter(by_host.values())), max(launch.duration_s for launch in by_host.values())
     row = Row(
         number=number,
         cell=cell,
         state=FAILED,
         members=first.members,
-        began=min(launch.began for launch in told.values()),
+        began=min(launch.began for launch in by_host.values()),
     )
     if wall_s > LONGEST_S:
         return replace(row, reason=f"its launch cannot have taken {wall_s:g} s")
     row = replace(row, wall_s=wall_s, spent_s=wall_s, host_s=wall_s * len(first.members))
-    if silent := [host for host in first.members if host not in told]:
+    if silent := [host for host in first.members if host not in by_host]:
         return replace(row, reason=f"no record of it from {', '.join(silent)}")
-    if bad := [launch for launch in told.values() if not launch.good]:
+    if bad := [launch for launch in by_host.values() if not launch.good]:
         return replace(row, reason=next((launch.reason for launch in bad if launch.reason), bad[0].outcome))
-    seen = {item.name: item for item in told[first.members[0]].observations}
+    observation = {item.name: item for item in by_host[first.members[0]].observations}
     figures: dict[str, float] = {}
     for kind, (least, most) in FIGURES.items():
         longest = wall_s + 1.0 if kind in ("hookup", "duration") else most  # they are parts of it
-        value = _figure(seen.get(f"{WORKLOAD}.{kind}"), least, min(most, longest))
+        value = _figure(observation.get(f"{WORKLOAD}.{kind}"), least, min(most, longest))
         if isinstance(value, str):
             return replace(row, reason=f"{WORKLOAD}.{kind}: {value}")
         figures[kind] = value
-    params = seen[f"{WORKLOAD}.throughput"].params
+    params = observation[f"{WORKLOAD}.throughput"].params
     if params.get("world_size") != cell.ranks:
         return replace(row, reason=f"{params.get('world_size')} ranks took part, and not {cell.ranks}")
     wanted = {**cell.settings, **({"cpus": cell.cpus} if cell.cpus else {})}
@@ -217,15 +217,19 @@ def _of_launch(number: int, cell: Cell, told: Mapping[str, Launch]) -> Row:
     )
 
 
-def _figure(seen: Observation | None, least: float, most: float) -> float | str:
+def _figure(observation: Observation | None, least: float, most: float) -> float | str:
     """The figure, or why there is none."""
-    if seen is None:
+    if observation is None:
         return "it is not in the record"
-    if isinstance(seen.value, bool) or not isinstance(seen.value, int | float) or not math.isfinite(seen.value):
-        return seen.reason or "it is no number"
-    if not least <= seen.value <= most:
-        return f"it cannot be {seen.value:g}"
-    return float(seen.value)
+    if (
+        isinstance(observation.value, bool)
+        or not isinstance(observation.value, int | float)
+        or not math.isfinite(observation.value)
+    ):
+        return observation.reason or "it is no number"
+    if not least <= observation.value <= most:
+        return f"it cannot be {observation.value:g}"
+    return float(observation.value)
 
 
 def _stopped(study: Study, rows: Collection[Row], hours: float) -> str:

@@ -43,7 +43,7 @@ TO_COMPARE = (
 )
 
 
-def render_html(plan: Plan, found: Outcome, currency: str) -> str:
+def render_html(plan: Plan, study_outcome: Outcome, currency: str) -> str:
     """The whole page. The same study gives the same bytes."""
     css = f"{asset('report.css')}\n{asset('scaling.css', _HERE)}"
     page: str = environment(_HERE).get_template("scaling.html.j2").render(
@@ -51,49 +51,49 @@ def render_html(plan: Plan, found: Outcome, currency: str) -> str:
         policy=policy(css, ""),
         plan=plan,
         version=VERSION,
-        sentence=sentence(found),
-        tone="pass" if found.complete else "inconclusive",
-        facts=_facts(plan, found, currency),
-        caption=_caption(currency, found),
-        rows=[(row, cells(row, found)) for row in found.rows],
-        plots=plots(found),
-        series=[{"name": name, "css": css} for name, css in styles(found).values()],
-        bars=bars(found),
+        sentence=sentence(study_outcome),
+        tone="pass" if study_outcome.complete else "inconclusive",
+        facts=_facts(plan, study_outcome, currency),
+        caption=_caption(currency, study_outcome),
+        rows=[(row, cells(row, study_outcome)) for row in study_outcome.rows],
+        plots=plots(study_outcome),
+        series=[{"name": name, "css": css} for name, css in styles(study_outcome).values()],
+        bars=bars(study_outcome),
         how=Markup(HOW),  # noqa: S704 - longer than any text of a host's
-        synthetic=SYNTHETIC if _synthetic(found) else "",
+        synthetic=SYNTHETIC if _synthetic(study_outcome) else "",
         compare=TO_COMPARE,
-        published=_published(found),
+        published=_published(study_outcome),
         frame=FRAME,
     )  # fmt: skip
     return page
 
 
-def render_markdown(plan: Plan, found: Outcome, currency: str) -> str:
+def render_markdown(plan: Plan, study_outcome: Outcome, currency: str) -> str:
     """The tables, for tickets and terminals."""
     mark = "REHEARSAL on CPUs: no GPU was measured.\n\n" if plan.rehearsal else ""
-    facts = "\n".join(f"- {name}: {value}" for name, value in map(_plain, _facts(plan, found, currency)))
-    note = f"\n\n{SYNTHETIC}" if _synthetic(found) else ""
+    facts = "\n".join(f"- {name}: {value}" for name, value in map(_plain, _facts(plan, study_outcome, currency)))
+    note = f"\n\n{SYNTHETIC}" if _synthetic(study_outcome) else ""
     return (
         "\n\n".join(
             (
                 f"# Scaling study {plan.run_id}",
-                f"{mark}{sentence(found)}",
+                f"{mark}{sentence(study_outcome)}",
                 facts,
-                section("Cells", f"{_table(found, currency)}\n\n{HOW}{note}"),
-                section("Beside the GKE experiment", f"{table(_PUBLISHED, _published(found))}\n\n{TO_COMPARE}"),
+                section("Cells", f"{_table(study_outcome, currency)}\n\n{HOW}{note}"),
+                section("Beside the GKE experiment", f"{table(_PUBLISHED, _published(study_outcome))}\n\n{TO_COMPARE}"),
             )
         )
         + "\n"
     )
 
 
-def render_lines(found: Outcome, currency: str) -> str:
+def render_lines(study_outcome: Outcome, currency: str) -> str:
     """The cells, a line each, for a terminal."""
-    several = len({row.cell.epochs for row in found.rows}) > 1
+    several = len({row.cell.epochs for row in study_outcome.rows}) > 1
     return "\n".join(
         f"{row.number}: {row.cell.hosts} × {row.cell.gpus}, {series_name(row.cell.series, with_epochs=several)}: "
         f"{_told(row, currency)}"
-        for row in found.rows
+        for row in study_outcome.rows
     )
 
 
@@ -117,22 +117,22 @@ def _money(value: float) -> str:
     return f"{value:.2f}" if value >= 1 else number(value, 2)
 
 
-def sentence(found: Outcome) -> str:
+def sentence(study_outcome: Outcome) -> str:
     """What became of it, in one sentence."""
-    of = {state: found.count(state) for state in (MEASURED, FAILED, SKIPPED, OPEN)}
-    parts = [f"{of[MEASURED]} of {len(found.rows)} cells were measured"]
+    of = {state: study_outcome.count(state) for state in (MEASURED, FAILED, SKIPPED, OPEN)}
+    parts = [f"{of[MEASURED]} of {len(study_outcome.rows)} cells were measured"]
     parts += [f"{of[FAILED]} failed"] if of[FAILED] else []
     parts += [f"{of[SKIPPED]} left out"] if of[SKIPPED] else []
     parts += [f"{of[OPEN]} not measured yet"] if of[OPEN] else []
     return ", ".join(parts) + "."
 
 
-def _caption(currency: str, found: Outcome) -> tuple[str, ...]:
-    cost = (f"Cost, {currency}" if currency else "Cost",) if found.cost is not None else ()
+def _caption(currency: str, study_outcome: Outcome) -> tuple[str, ...]:
+    cost = (f"Cost, {currency}" if currency else "Cost",) if study_outcome.cost is not None else ()
     return (*CAPTION, *cost, "Result")
 
 
-def cells(row: Row, found: Outcome) -> tuple[str, ...]:
+def cells(row: Row, study_outcome: Outcome) -> tuple[str, ...]:
     """A row of the table; the last text says what became of it."""
     cost = (_or_none(row.cost, _money),)
     return (
@@ -148,13 +148,13 @@ def cells(row: Row, found: Outcome) -> tuple[str, ...]:
         f"{percent(row.efficiency)}{'' if row.against != row.number else ' *'}" if row.efficiency else NONE,
         _or_none(row.accuracy, lambda value: f"{value:.4f}"),
         _or_none(row.loss, lambda value: f"{value:.4f}"),
-        *(cost if found.cost is not None else ()),
+        *(cost if study_outcome.cost is not None else ()),
         f"{row.state}{_note(row)}" if row.state == MEASURED else f"{row.state}: {row.reason}",
     )
 
 
-def _table(found: Outcome, currency: str) -> str:
-    return table(_caption(currency, found), [_plain(cells(row, found)) for row in found.rows])
+def _table(study_outcome: Outcome, currency: str) -> str:
+    return table(_caption(currency, study_outcome), [_plain(cells(row, study_outcome)) for row in study_outcome.rows])
 
 
 def _plain(texts: Sequence[str]) -> list[str]:
@@ -169,31 +169,31 @@ def _cpus(cell: Cell) -> str:
     return str(cell.cpus) if cell.cpus else "all"
 
 
-def _facts(plan: Plan, found: Outcome, currency: str) -> list[tuple[str, str]]:
+def _facts(plan: Plan, study_outcome: Outcome, currency: str) -> list[tuple[str, str]]:
     study = plan.study or Study(cells=())
     device = "processes" if plan.rehearsal else "GPUs"
     facts = [
         ("Hosts", f"{len(plan.hosts)} with {sum(len(host.devices) for host in plan.hosts)} {device}"),
-        ("GPU", ", ".join(found.gpus) or NONE),
-        ("Software", ", ".join(found.software) or NONE),
+        ("GPU", ", ".join(study_outcome.gpus) or NONE),
+        ("Software", ", ".join(study_outcome.software) or NONE),
         ("Profile", plan.profile),
-        ("Data", ", ".join(sorted({row.data for row in found.rows if row.data})) or NONE),
-        ("Launches took", duration(found.hours * 3600)),
+        ("Data", ", ".join(sorted({row.data for row in study_outcome.rows if row.data})) or NONE),
+        ("Launches took", duration(study_outcome.hours * 3600)),
     ]
-    if found.cost is not None:
-        facts.append(("Cost of the hosts that took part", f"{found.cost:.2f} {currency}".rstrip()))
+    if study_outcome.cost is not None:
+        facts.append(("Cost of the hosts that took part", f"{study_outcome.cost:.2f} {currency}".rstrip()))
     limits = [f"{study.stop_cost:g} {currency}".rstrip()] if study.stop_cost else []
     limits += [f"{study.stop_hours:g} h"] if study.stop_hours else []
     if limits:
         facts.append(("Ends at", " or ".join(limits)))
-    facts += [("Not believed", reason) for reason in found.refused[:MOST_REFUSED]]
-    if more := len(found.refused) - MOST_REFUSED:
+    facts += [("Not believed", reason) for reason in study_outcome.refused[:MOST_REFUSED]]
+    if more := len(study_outcome.refused) - MOST_REFUSED:
         facts += [("Not believed", f"{more} more: see scaling.json")] if more > 0 else []
     return facts
 
 
-def _synthetic(found: Outcome) -> bool:
-    return any(row.data == "synthetic" for row in found.rows)
+def _synthetic(study_outcome: Outcome) -> bool:
+    return any(row.data == "synthetic" for row in study_outcome.rows)
 
 
 _PUBLISHED = (
@@ -202,10 +202,10 @@ _PUBLISHED = (
 )
 
 
-def _published(found: Outcome) -> list[tuple[str, ...]]:
+def _published(study_outcome: Outcome) -> list[tuple[str, ...]]:
     rows: list[tuple[str, ...]] = []
     for run in RUNS:
-        mine = ours(run, found.rows)
+        mine = ours(run, study_outcome.rows)
         rows.append(
             (
                 f"{run.nodes} × {run.gpus}",

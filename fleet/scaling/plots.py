@@ -29,13 +29,13 @@ class Plot:
     """Across, down, class and title of each cell."""
 
 
-def styles(found: Outcome) -> Mapping[tuple[int, int, int, str], tuple[str, str]]:
+def styles(study_outcome: Outcome) -> Mapping[tuple[int, int, int, str], tuple[str, str]]:
     """Series that was measured -> its name and its class."""
-    series = dict.fromkeys(row.cell.series for row in found.rows if row.throughput is not None)
+    series = dict.fromkeys(row.cell.series for row in study_outcome.rows if row.throughput is not None)
     several = len({key[1] for key in series}) > 1
     return {
-        key: (series_name(key, with_epochs=several), f"c{place % COLOURS}{' dashed' if place // COLOURS % 2 else ''}")
-        for place, key in enumerate(series)
+        key: (series_name(key, with_epochs=several), f"c{index % COLOURS}{' dashed' if index // COLOURS % 2 else ''}")
+        for index, key in enumerate(series)
     }
 
 
@@ -46,27 +46,27 @@ def series_name(series: tuple[int, int, int, str], *, with_epochs: bool) -> str:
     return f"batch {batch}, {precision}{few}{passes}"
 
 
-def plots(found: Outcome) -> list[Plot]:
+def plots(study_outcome: Outcome) -> list[Plot]:
     """Throughput and efficiency against ranks; nothing where no cell was measured."""
-    if not any(row.throughput for row in found.rows):
+    if not any(row.throughput for row in study_outcome.rows):
         return []
     return [
-        _plot(found, "Throughput", "images/s", "of all ranks", lambda row: row.throughput),
+        _plot(study_outcome, "Throughput", "images/s", "of all ranks", lambda row: row.throughput),
         _plot(
-            found,
+            study_outcome,
             "Efficiency",
             "%",
             "100 % is the smallest cell of the series",
             lambda row: (row.efficiency or 0) * 100,
         ),
-        _plot(found, "Hookup", "s", "from the launch to the end of the first step", lambda row: row.hookup_s),
+        _plot(study_outcome, "Hookup", "s", "from the launch to the end of the first step", lambda row: row.hookup_s),
     ]
 
 
-def _plot(found: Outcome, title: str, unit: str, note: str, figure: Callable[[Row], float | None]) -> Plot:
-    named = styles(found)
+def _plot(study_outcome: Outcome, title: str, unit: str, note: str, figure: Callable[[Row], float | None]) -> Plot:
+    named = styles(study_outcome)
     values: dict[tuple[int, int, int, str], dict[int, tuple[float, Row]]] = {}
-    for row in found.rows:
+    for row in study_outcome.rows:
         value = figure(row)
         if row.throughput is not None and value is not None:
             kept = values.setdefault(row.cell.series, {})
@@ -94,9 +94,9 @@ def _plot(found: Outcome, title: str, unit: str, note: str, figure: Callable[[Ro
     )
 
 
-def bars(found: Outcome) -> list[Bar]:
+def bars(study_outcome: Outcome) -> list[Bar]:
     """Return where the time of each measured cell went."""
-    timed = [row for row in found.rows if row.wall_s and row.hookup_s is not None and row.train_s is not None]
+    timed = [row for row in study_outcome.rows if row.wall_s and row.hookup_s is not None and row.train_s is not None]
     longest = max((row.wall_s or 0.0 for row in timed), default=0.0)
     several_epochs = len({row.cell.epochs for row in timed}) > 1
     drawn = []

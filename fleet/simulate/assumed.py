@@ -14,12 +14,12 @@ _FABRIC = "ours: an NDR port of 400 Gb/s at 97 % of its line rate; the spread is
 
 def _figure(name: str, unit: str, median: float, share: float, source: str, **params: Any) -> dict[str, Any]:
     """A figure with `share` of its median to either side, and a third of that as its standard deviation."""
-    found = [median, median * (1 - share), median * (1 + share), median * share / 3]
+    result = [median, median * (1 - share), median * (1 + share), median * share / 3]
     return {
         "name": name,
         "unit": unit,
         **({"params": params} if params else {}),
-        "spread": [float(f"{value:.6g}") for value in found],
+        "spread": [float(f"{value:.6g}") for value in result],
         "source": source,
     }
 

@@ -70,7 +70,7 @@ def _line(value: Any) -> str:
 def distil(directory: Path) -> Doc:
     """What the records under `directory` say, and what they do not (`fleet.simulate.assumed`)."""
     records = [_record(directory, run) for run in FIGURES]
-    seen = [
+    observation = [
         {**item, "run": run}
         for run, record in enumerate(records)
         for item in record["observations"]
@@ -85,8 +85,8 @@ def distil(directory: Path) -> Doc:
         "records": [*FIGURES, READINGS],
         "measured_ranks": len(records[0]["gpus"]),
         "software": records[0]["software"],
-        "figures": [*_figures(item for item in seen if not _of_curve(item)), *ASSUMED],
-        "curves": list(_curves(item for item in seen if _of_curve(item))),
+        "figures": [*_figures(item for item in observation if not _of_curve(item)), *ASSUMED],
+        "curves": list(_curves(item for item in observation if _of_curve(item))),
         "readings": list(_readings(_record(directory, READINGS))),
     }
 
@@ -107,22 +107,22 @@ def _settings(item: Doc) -> tuple[tuple[str, Any], ...]:
     return tuple((key, value) for key, value in sorted(item.get("params", {}).items()) if key in over or key in APART)
 
 
-def _figures(seen: Iterable[Doc]) -> Iterable[Doc]:
+def _figures(observations: Iterable[Doc]) -> Iterable[Doc]:
     groups: dict[tuple[Any, ...], list[Doc]] = defaultdict(list)
-    for item in seen:
+    for item in observations:
         groups[(item["name"], *_settings(item))].append(item)
     for items in groups.values():
         first = items[0]
         params = {key: value for key, value in first.get("params", {}).items() if key not in VOLATILE}
-        found: Doc = {"name": first["name"], "unit": first["unit"], **({"params": params} if params else {})}
+        result: Doc = {"name": first["name"], "unit": first["unit"], **({"params": params} if params else {})}
         values = [item["value"] for item in items]
         if len(set(map(str, values))) == 1 or isinstance(values[0], bool | str):
             constant = isinstance(values[0], bool | str) or not _of_host(first)
-            yield {**found, **({"value": max(values, key=values.count)} if constant else _of_one_host(items))}
+            yield {**result, **({"value": max(values, key=values.count)} if constant else _of_one_host(items))}
         elif _of_host(first):
-            yield {**found, **_of_one_host(items)}
+            yield {**result, **_of_one_host(items)}
         else:
-            yield {**found, "spread": spread(values), "parts": len(values), **_samples(items)}
+            yield {**result, "spread": spread(values), "parts": len(values), **_samples(items)}
 
 
 def _of_host(item: Doc) -> bool:
@@ -147,29 +147,29 @@ def _repeated(items: Sequence[Doc]) -> list[float]:
 
 def spread(values: Sequence[float]) -> list[float]:
     """Median, least, greatest, and the standard deviation between parts, in the figure's unit."""
-    found = (statistics.median(values), min(values), max(values), statistics.stdev(values) if len(values) > 1 else 0.0)
-    return [_short(value) for value in found]
+    result = (statistics.median(values), min(values), max(values), statistics.stdev(values) if len(values) > 1 else 0.0)
+    return [_short(value) for value in result]
 
 
 def _samples(items: Sequence[Doc]) -> Doc:
     """How the value of a part came about, as one of the records has it; extremes as shares of the value."""
-    found = next((item for item in items if item.get("samples")), None)
-    if found is None or not found["value"]:
+    result = next((item for item in items if item.get("samples")), None)
+    if result is None or not result["value"]:
         return {}
-    samples = dict(found["samples"])
+    samples = dict(result["samples"])
     samples.pop("p50")
     for key in ("min", "max"):
-        samples[key] = round(samples[key] / found["value"], 4)
+        samples[key] = round(samples[key] / result["value"], 4)
     for key in ("cv", "precision"):
         if key in samples:
             samples[key] = _short(samples[key], 3)
     return {"samples": samples}
 
 
-def _curves(seen: Iterable[Doc]) -> Iterable[Doc]:
+def _curves(observations: Iterable[Doc]) -> Iterable[Doc]:
     """Latency of each operation by its size, and the factor between algorithm and bus bandwidth."""
     groups: dict[tuple[str, str, str], dict[int, list[Doc]]] = defaultdict(lambda: defaultdict(list))
-    for item in seen:
+    for item in observations:
         _, op, kind = item["name"].split(".")
         groups[(op, item["params"]["placement"], kind)][item["params"]["size_bytes"]].append(item)
     for (op, placement, kind), sizes in groups.items():
@@ -179,15 +179,15 @@ def _curves(seen: Iterable[Doc]) -> Iterable[Doc]:
             [size, *(_repeated(items[:1]) if size < SMALL else spread([item["value"] for item in items]))]
             for size, items in sorted(sizes.items())
         ]
-        found: Doc = {"op": op, "placement": placement, "kind": kind, "points": points}
+        result: Doc = {"op": op, "placement": placement, "kind": kind, "points": points}
         if kind == "latency":
-            found["factor"] = _factor(groups[(op, placement, "busbw")], groups[(op, placement, "algbw")])
+            result["factor"] = _factor(groups[(op, placement, "busbw")], groups[(op, placement, "algbw")])
             how = {key: [sizes[size][0]["params"].get(key, "") for size in sorted(sizes)]
                    for key in ("algorithm", "protocol")}  # fmt: skip
-            found |= {key: _runs(values) for key, values in how.items()}
-        found["samples"] = _samples(sizes[max(sizes)]).get("samples")
-        found["params"] = {key: sizes[max(sizes)][0]["params"][key] for key in ("dtype", "backend")}
-        yield found
+            result |= {key: _runs(values) for key, values in how.items()}
+        result["samples"] = _samples(sizes[max(sizes)]).get("samples")
+        result["params"] = {key: sizes[max(sizes)][0]["params"][key] for key in ("dtype", "backend")}
+        yield result
 
 
 def _factor(busbw: Mapping[int, list[Doc]], algbw: Mapping[int, list[Doc]]) -> float:
@@ -197,13 +197,13 @@ def _factor(busbw: Mapping[int, list[Doc]], algbw: Mapping[int, list[Doc]]) -> f
 
 def _runs(values: Sequence[str]) -> list[list[Any]]:
     """`[[count, value], …]` of neighbours that are alike."""
-    found: list[list[Any]] = []
+    result: list[list[Any]] = []
     for value in values:
-        if found and found[-1][1] == value:
-            found[-1][0] += 1
+        if result and result[-1][1] == value:
+            result[-1][0] += 1
         else:
-            found.append([1, value])
-    return found
+            result.append([1, value])
+    return result
 
 
 def _readings(record: Doc) -> Iterable[Doc]:
@@ -211,31 +211,31 @@ def _readings(record: Doc) -> Iterable[Doc]:
     phases = {"before": record["snapshots"][0], "during": None, "after": record["snapshots"][-1]}
     phases["during"] = next(taken for taken in record["snapshots"] if taken["phase"] == "during")
     pci = {_sysfs(gpu["pci_bus_id"]): gpu["index"] for gpu in record["gpus"]}
-    told = {phase: {metric["name"]: metric for metric in taken["metrics"]} for phase, taken in phases.items() if taken}
-    for name, metric in told["before"].items():
+    texts = {phase: {metric["name"]: metric for metric in taken["metrics"]} for phase, taken in phases.items() if taken}
+    for name, metric in texts["before"].items():
         if name in LEFT_OUT:
             continue
-        found: Doc = {"name": name, "unit": metric["unit"]}
-        for phase, families in told.items():
+        result: Doc = {"name": name, "unit": metric["unit"]}
+        for phase, families in texts.items():
             if name in families:
-                found[phase] = _family(families[name], pci)
-        if found.get("after") == found["before"]:
-            found["after"] = "before"
-        if found.get("during") == found["before"]:
-            found["during"] = "before"
-        yield found
+                result[phase] = _family(families[name], pci)
+        if result.get("after") == result["before"]:
+            result["after"] = "before"
+        if result.get("during") == result["before"]:
+            result["during"] = "before"
+        yield result
 
 
 def _family(metric: Doc, pci: Mapping[str, int]) -> Doc:
     """Scope -> value; `gpu=*` and `pci=*` stand for all GPUs, with `[least, greatest]` where theirs differ."""
-    found: Doc = {}
+    result: Doc = {}
     for kind in ("values", "absent"):
         merged: dict[str, list[Any]] = defaultdict(list)
         for scope, value in metric.get(kind, {}).items():
             merged[_general(scope, pci)].append(value)
         if merged:
-            found[kind] = {scope: _one(values, scope) for scope, values in merged.items()}
-    return found
+            result[kind] = {scope: _one(values, scope) for scope, values in merged.items()}
+    return result
 
 
 def _general(scope: str, pci: Mapping[str, int]) -> str:

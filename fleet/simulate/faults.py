@@ -65,8 +65,8 @@ class Case:
         """Observations of these names and parameters that the GPU has a part in, or the host where it is no GPU's."""
         for document in self.documents.values():
             for item in document["observations"]:
-                told = item.get("params", {})
-                asked = item["name"] in names and all(told.get(key) == value for key, value in params.items())
+                texts = item.get("params", {})
+                asked = item["name"] in names and all(texts.get(key) == value for key, value in params.items())
                 if asked and self.concerns(item["scope"]):
                     yield item
 
@@ -157,18 +157,18 @@ def _missing_gpu(case: Case) -> None:
         ]
         for timeline in _timelines(document):
             lose(timeline, str(case.gpu), MISSING)
-            timeline["gpus"] = {str(_index(case, int(gpu))): told for gpu, told in timeline["gpus"].items()}
+            timeline["gpus"] = {str(_index(case, int(gpu))): texts for gpu, texts in timeline["gpus"].items()}
             timeline["lost"][str(rest)] = timeline["lost"].pop(str(case.gpu))
         for taken in document["snapshots"]:
             for metric in taken["metrics"]:
                 for kind in ("values", "absent"):
-                    told = metric.get(kind, {})
+                    texts = metric.get(kind, {})
                     metric[kind] = {
-                        _numbered(case, scope): value for scope, value in told.items() if not _of(case, scope)
+                        _numbered(case, scope): value for scope, value in texts.items() if not _of(case, scope)
                     }
     case.gpu = rest
     alone = case.documents["alone"]
-    alone["observations"] = [told for item in alone["observations"] if (told := _with_none_left(case, item))]
+    alone["observations"] = [texts for item in alone["observations"] if (texts := _with_none_left(case, item))]
 
 
 def _with_none_left(case: Case, item: Doc) -> Doc | None:
@@ -194,7 +194,7 @@ def _index(case: Case, gpu: int) -> int:
 
 
 def _numbered(case: Case, scope: str) -> str:
-    return re.sub(r"\b(gpu|peer)=(\d+)", lambda found: f"{found[1]}={_index(case, int(found[2]))}", scope)
+    return re.sub(r"\b(gpu|peer)=(\d+)", lambda result: f"{result[1]}={_index(case, int(result[2]))}", scope)
 
 
 def _has(case: Case, stage: str) -> bool:
@@ -341,10 +341,10 @@ def _wrong_vbios(case: Case) -> None:
 
 def _duplicate_serial(case: Case) -> None:
     """Its serial is that of a GPU in another host."""
-    told = serial(case.neighbour, case.gpu)
-    case.read("gpu.serial", told, late=False)
+    texts = serial(case.neighbour, case.gpu)
+    case.read("gpu.serial", texts, late=False)
     for document in case.documents.values():
-        document["gpus"][case.gpu]["serial"] = told
+        document["gpus"][case.gpu]["serial"] = texts
 
 
 def _missing_observations(case: Case) -> None:

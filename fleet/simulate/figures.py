@@ -94,15 +94,15 @@ def _contents(measured: Measured, plan: Plan, host: PlannedHost, item: Expectati
         yield _content(params, figure["unit"], _texts(measured, figure, item, crowd), whose)
 
 
-def _told(measured: Measured, item: Expectation, crowd: Crowd) -> Sequence[Mapping[str, Any]]:
+def _told(measured: Measured, item: Expectation, group: Crowd) -> Sequence[Mapping[str, Any]]:
     """The figures that answer an expectation; what no data file need hold is said here."""
     if item.name == DURATION.name and not any(
         figure["params"].get("benchmark") == item.params.get("benchmark") for figure in measured.figures[DURATION.name]
     ):
         return [{"unit": "s", "value": 5.0, "params": dict(item.params)}]
     if item.name == "collective.nvls":
-        return [{"unit": "1", "value": has_nvls(crowd)}]
-    if item.name == "collective.transport" and crowd.stage == GANG_STAGE:
+        return [{"unit": "1", "value": has_nvls(group)}]
+    if item.name == "collective.transport" and group.stage == GANG_STAGE:
         return [{"unit": "1", "value": "NET/IB"}]
     return measured.of(item)
 
@@ -119,14 +119,14 @@ def _content(params: Doc, unit: str, texts: Sequence[str] | str, whose: str) -> 
     return lambda group: {**given, "**": Slot(texts=texts, group=group, whose=whose)}
 
 
-def _texts(measured: Measured, figure: Mapping[str, Any], item: Expectation, crowd: Crowd) -> Sequence[str] | str:
+def _texts(measured: Measured, figure: Mapping[str, Any], item: Expectation, group: Crowd) -> Sequence[str] | str:
     """The members `value` and `samples`: one text, or one for each level."""
     if "value" in figure:
         return f'"value":{json.dumps(figure["value"])}'
     if item.name in ("stress.clock", "stress.efficiency"):
         values = _derived(measured, item)
     else:
-        values = levels(_grown(measured, figure["spread"], item, crowd), _SHUFFLED.get(item.name, 0))
+        values = levels(_grown(measured, figure["spread"], item, group), _SHUFFLED.get(item.name, 0))
         if item.scope == "world" and figure["unit"] == "s":
             values.reverse()  # a fast part takes little time
     return written(values, figure.get("samples"))
@@ -136,17 +136,17 @@ def _derived(measured: Measured, item: Expectation) -> list[float]:
     """What follows from others: clock = throughput / work in a cycle, efficiency = throughput / power."""
     other = "stress.flop_per_cycle" if item.name == "stress.clock" else "stress.power"
     above, below = ("stress.throughput", other)
-    found = [
+    result = [
         levels(measured.of(Expectation(stage=item.stage, name=name, scope="device", params=item.params))[0]["spread"],
                _SHUFFLED.get(name, 0))
         for name in (above, below)
     ]  # fmt: skip
-    return [one / two for one, two in zip(*found, strict=True)]
+    return [one / two for one, two in zip(*result, strict=True)]
 
 
-def _grown(measured: Measured, spread: Sequence[float], item: Expectation, crowd: Crowd) -> list[float]:
+def _grown(measured: Measured, spread: Sequence[float], item: Expectation, group: Crowd) -> list[float]:
     """A figure of all ranks together, on another number of them than it was measured on: weak scaling, assumed."""
-    doublings = math.log2(crowd.ranks / measured.measured_ranks)
+    doublings = math.log2(group.ranks / measured.measured_ranks)
     last = item.name.rpartition(".")[2]
     factor = 1.0
     if item.scope == "world" and item.name.split(".")[0] != "straggler":
@@ -172,13 +172,13 @@ def written(values: Sequence[float], samples: Mapping[str, Any] | None) -> list[
     ]
 
 
-def has_nvls(crowd: Crowd) -> bool:
+def has_nvls(group: Crowd) -> bool:
     """Whether NCCL would use NVLink SHARP: with the eight GPUs of a host it does; with our four it was off."""
-    return crowd.stage != GANG_STAGE and crowd.ranks >= NVLS_RANKS
+    return group.stage != GANG_STAGE and group.ranks >= NVLS_RANKS
 
 
 def _collective(
-    measured: Measured, item: Expectation, crowd: Crowd, fabric_gbps: float
+    measured: Measured, item: Expectation, group: Crowd, fabric_gbps: float
 ) -> tuple[Doc, str, Sequence[str] | str]:
     """Params, unit and texts of one figure of a collective operation."""
     _, op, kind = item.name.split(".")
@@ -187,22 +187,22 @@ def _collective(
         str(item.params.get("placement", "")),
     )
     curve = _curve(measured, op, placement, "graph_latency" if kind == "graph_latency" else "latency")
-    params = {**dict(item.params), "world_size": crowd.ranks, **curve["params"]}
+    params = {**dict(item.params), "world_size": group.ranks, **curve["params"]}
     if kind == "graph_latency":
-        return params, "s", _latencies(measured, op, placement, kind, size, crowd, fabric_gbps)[1]
-    between_hosts = crowd.stage == GANG_STAGE
+        return params, "s", _latencies(measured, op, placement, kind, size, group, fabric_gbps)[1]
+    between_hosts = group.stage == GANG_STAGE
     params |= {
         "transport": "NET/IB" if between_hosts else "P2P/CUMEM",
-        "nvls": has_nvls(crowd),
-        "algorithm": "NVLS" if has_nvls(crowd) and op in WITH_NVLS and size >= LARGE else _at(curve, "algorithm", size),
+        "nvls": has_nvls(group),
+        "algorithm": "NVLS" if has_nvls(group) and op in WITH_NVLS and size >= LARGE else _at(curve, "algorithm", size),
         "protocol": _at(curve, "protocol", size),
     }
     if kind == "wrong_elements":
         return params, "1", '"value":0'
-    seconds, texts = _latencies(measured, op, placement, "latency", size, crowd, fabric_gbps)
+    seconds, texts = _latencies(measured, op, placement, "latency", size, group, fabric_gbps)
     if kind == "latency":
         return params, "s", texts
-    factor = bus_factor(curve["factor"], measured.measured_ranks, crowd.ranks) if kind == "busbw" else 1.0
+    factor = bus_factor(curve["factor"], measured.measured_ranks, group.ranks) if kind == "busbw" else 1.0
     return params, "B/s", written([size * factor / value for value in seconds], None)
 
 
@@ -214,9 +214,9 @@ def _curve(measured: Measured, op: str, placement: str, kind: str) -> Mapping[st
 
 
 def _at(curve: Mapping[str, Any], key: str, size: int) -> str:
-    place = sum(point[0] < size for point in curve["points"])
+    index = sum(point[0] < size for point in curve["points"])
     values = [value for count, value in curve[key] for _ in range(count)]
-    return str(values[min(place, len(values) - 1)])
+    return str(values[min(index, len(values) - 1)])
 
 
 def bus_factor(factor: float, measured_ranks: int, ranks: int) -> float:
@@ -229,31 +229,31 @@ def bus_factor(factor: float, measured_ranks: int, ranks: int) -> float:
 
 
 @lru_cache(maxsize=4096)
-def _cached(model: str, op: str, placement: str, kind: str, size: int, crowd: Crowd, fabric_gbps: float) -> Any:
+def _cached(model: str, op: str, placement: str, kind: str, size: int, group: Crowd, fabric_gbps: float) -> Any:
     from fleet.simulate.measured import read
 
     measured = read(model)
     curve = _curve(measured, op, placement, kind)
-    factor = bus_factor(curve.get("factor", 1.0), measured.measured_ranks, crowd.ranks)
-    if crowd.stage == GANG_STAGE:
+    factor = bus_factor(curve.get("factor", 1.0), measured.measured_ranks, group.ranks)
+    if group.stage == GANG_STAGE:
         # A fabric that the inventory does not name is taken for one of 400 Gb/s a GPU.
-        bandwidth = (fabric_gbps or 400.0) * 1e9 / 8 * crowd.per_host * GANG_SHARE
+        bandwidth = (fabric_gbps or 400.0) * 1e9 / 8 * group.per_host * GANG_SHARE
         seconds = GANG_LATENCY_S * (0.6 if kind == "graph_latency" else 1.0) + size * factor / bandwidth
         spread = [seconds, seconds * (1 - GANG_SPREAD), seconds * (1 + GANG_SPREAD), seconds * GANG_SPREAD / 2]
     else:
         spread = between(curve["points"], size)
-        if kind == "latency" and size >= LARGE and crowd.ranks != measured.measured_ranks:
-            faster = WITH_NVLS.get(op, 1.0) if has_nvls(crowd) else 1.0
+        if kind == "latency" and size >= LARGE and group.ranks != measured.measured_ranks:
+            faster = WITH_NVLS.get(op, 1.0) if has_nvls(group) else 1.0
             spread = [value * factor / curve["factor"] / faster for value in spread]
     values = levels(spread)
     return values, written(values, curve.get("samples"))
 
 
 def _latencies(
-    measured: Measured, op: str, placement: str, kind: str, size: int, crowd: Crowd, fabric_gbps: float
+    measured: Measured, op: str, placement: str, kind: str, size: int, group: Crowd, fabric_gbps: float
 ) -> tuple[Sequence[float], Sequence[str]]:
     """Seconds at each level, and their texts."""
-    found: tuple[Sequence[float], Sequence[str]] = _cached(
-        measured.model, op, placement, kind, size, crowd, fabric_gbps
+    result: tuple[Sequence[float], Sequence[str]] = _cached(
+        measured.model, op, placement, kind, size, group, fabric_gbps
     )
-    return found
+    return result

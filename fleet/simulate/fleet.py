@@ -54,13 +54,13 @@ class Fleet:
 
     def inventory(self) -> dict[str, Variables]:
         """The hosts as an inventory would have them, rack after rack."""
-        found: dict[str, Variables] = {}
+        result: dict[str, Variables] = {}
         width = (len(str(self.racks)), len(str(-(-self.hosts // self.racks))))
         for number in range(self.hosts):
-            rack, place = number * self.racks // self.hosts, 0
-            place = number - -(-rack * self.hosts // self.racks)
+            rack, index = number * self.racks // self.hosts, 0
+            index = number - -(-rack * self.hosts // self.racks)
             name = f"r{rack + 1:0{max(width[0], 2)}}"
-            found[f"{name}-h{place + 1:0{max(width[1], 2)}}"] = {
+            result[f"{name}-h{index + 1:0{max(width[1], 2)}}"] = {
                 "ansible_host": f"10.{number >> 16 & 255}.{number >> 8 & 255}.{number & 255}",
                 "rackproof_rack": name,
                 "rackproof_gpu_count": self.gpus,
@@ -69,7 +69,7 @@ class Fleet:
                 "rackproof_fabric_gbps": self.fabric_gbps,
                 "rackproof_profile": self.profile,
             }
-        return found
+        return result
 
     def plan(self, run_id: str, created: str) -> Plan:
         """The plan that a real run of these hosts would have, marked as simulated. Raises UsageError."""
@@ -112,7 +112,7 @@ def placed(wanted: Sequence[str], plan: Plan, seed: int) -> list[Placed]:
     taken = {parts[1] for parts in asked if len(parts) > 1}
     free = [name for name in names if name not in taken]
     chance.shuffle(free)
-    found = []
+    result = []
     for text, (kind, *rest) in zip(wanted, asked, strict=True):
         if kind not in FAULTS:
             near = documents.nearest(kind, FAULTS)
@@ -126,8 +126,8 @@ def placed(wanted: Sequence[str], plan: Plan, seed: int) -> list[Placed]:
         gpu = rest[1] if len(rest) > 1 else str(chance.choice(devices))
         if len(rest) > 2 or not gpu.isdecimal() or int(gpu) not in devices:
             raise UsageError(f"--fault {text}: GPU {':'.join(rest[1:])}: give one of {devices[0]} to {devices[-1]}")
-        found.append(Placed(fault=FAULTS[kind], host=host, gpu=int(gpu)))
-    return found
+        result.append(Placed(fault=FAULTS[kind], host=host, gpu=int(gpu)))
+    return result
 
 
 def _host(text: str, rest: Sequence[str], names: Sequence[str], free: list[str]) -> str:
@@ -175,8 +175,8 @@ class Writer:
             wrong = self.faults.get(host.name, ())
             texts: dict[str, str | None] = {"alone": self._alone(host), "gang": together.get(host.name)}
             if wrong:
-                texts, told = self._spoilt(host, wrong, texts)
-                events += told
+                texts, values_by_key = self._spoilt(host, wrong, texts)
+                events += values_by_key
             self._put(record_name(host.name), texts["alone"])
             self._put(record_name(host.name, gang), texts["gang"])
         return events
@@ -196,9 +196,9 @@ class Writer:
             neighbour=(self.numbers[host.name] + 1) % len(self.plan.hosts),
             documents={name: json.loads(text) for name, text in texts.items() if text},
         )
-        for place in wrong:
-            case.gpu = place.gpu
-            place.fault.apply(case)
+        for index in wrong:
+            case.gpu = index.gpu
+            index.fault.apply(case)
         written = {name: json.dumps(document, separators=(",", ":")) for name, document in case.documents.items()}
         at = records.moment(self.plan.created, 4.0)
         return {"gang": None, **written, **case.texts}, [{"at": at, **event} for event in case.events]
@@ -216,36 +216,36 @@ class Writer:
         return self._filled(self.templates[key], host, {}, "", 0.0)
 
     def _filled(self, template: Template, host: PlannedHost, more: Mapping[str, str], gang: str, later: float) -> str:
-        told = {
+        texts = {
             **cells(self.run, host.name, self.numbers[host.name], len(host.devices)),
             **times_of(template, self.plan.created, later),
             **more,
         }
         of_gang = self._levels(template, f"gang {gang}", GANG) if gang else b""
-        return template.text(told, self._levels(template, host.name, HOST), of_gang)
+        return template.text(texts, self._levels(template, host.name, HOST), of_gang)
 
     def _together(self, gang: str, hosts: Sequence[PlannedHost]) -> dict[str, str]:
         """Host -> its gang record."""
-        away = {host.name for host in hosts if any(place.fault.away for place in self.faults.get(host.name, ()))}
+        away = {host.name for host in hosts if any(index.fault.away for index in self.faults.get(host.name, ()))}
         present = [host.name for host in hosts if host.name not in away]
         effects = {
-            place.host: (place.gpu, effect)
+            index.host: (index.gpu, effect)
             for name in present
-            for place in self.faults.get(name, ())
-            if (effect := place.fault.in_gang(place.gpu)) != Effect()
+            for index in self.faults.get(name, ())
+            if (effect := index.fault.in_gang(index.gpu)) != Effect()
         }
         if effects:
-            found = gang_records(self.plan, gang, present, effects, lambda members, number: {
+            result = gang_records(self.plan, gang, present, effects, lambda members, number: {
                 name: json.loads(text) for name, text in self._launch(gang, members, number)
             })  # fmt: skip
-            return {name: json.dumps(record, separators=(",", ":")) for name, record in found.items()}
+            return {name: json.dumps(record, separators=(",", ":")) for name, record in result.items()}
         return dict(self._launch(gang, present, 1)) if len(present) > 1 else {}
 
     def _launch(self, gang: str, members: Sequence[str], number: int) -> Iterator[tuple[str, str]]:
         """What each host of a launch leaves of it, were nothing wrong."""
         planned = self.plan.gangs()[gang]
         rounds = int(settings("pairs", self.plan.stage(GANG_STAGE).benchmarks.get("pairs", {}))["rounds"])
-        for place, name in enumerate(members):
+        for position, name in enumerate(members):
             host = self.plan.hosts[self.numbers[name]]
             met = [other for other in partners(planned, name, rounds) if other in members]
             shape = Shape(
@@ -258,7 +258,7 @@ class Writer:
                 "gang": gang,
                 "number": str(number),
                 "members": members_text(members),
-                "ranks": ranks_text(place * len(host.devices), len(host.devices)),
+                "ranks": ranks_text(position * len(host.devices), len(host.devices)),
                 **{f"partner{index}": other for index, other in enumerate(met)},
             }
             yield name, self._filled(self.templates[key], host, more, gang, (number - 1) * self.again_s)
@@ -277,13 +277,13 @@ def simulate(directory: Path, fleet: Fleet, faults: Sequence[Placed], plan: Plan
     except documents.DocumentError as error:
         raise UsageError(str(error)) from None
     of_host: dict[str, list[Placed]] = {}
-    for place in faults:
-        of_host.setdefault(place.host, []).append(place)
+    for index in faults:
+        of_host.setdefault(index.host, []).append(index)
     writer = Writer(directory=directory, fleet=fleet, plan=plan, faults=of_host)
     paths = RunDirectory(directory)
     paths.make(plan)
     batches = writer.batches()
-    events = [event for found in _written(writer, batches, jobs) for event in found]
+    events = [event for result in _written(writer, batches, jobs) for event in result]
     if events:
         lines = "".join(json.dumps(event) + "\n" for event in events)
         documents.write_text(paths.events, lines)

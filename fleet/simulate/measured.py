@@ -51,13 +51,13 @@ class Measured:
 
     def of(self, item: Expectation) -> list[Mapping[str, Any]]:
         """Return the figures of an expectation. Raise UsageError if it was never measured."""
-        found = [figure for figure in self.figures.get(item.name, ()) if _fits(item.params, figure.get("params", {}))]
-        if not found:
+        result = [figure for figure in self.figures.get(item.name, ()) if _fits(item.params, figure.get("params", {}))]
+        if not result:
             raise UsageError(
                 f"no record of a {self.gpu} has {item.name} {dict(item.params) or ''}: nothing to draw it from; "
                 "choose another profile"
             )
-        return found
+        return result
 
 
 def _fits(asked: Mapping[str, Any], params: Mapping[str, Any]) -> bool:
@@ -107,7 +107,7 @@ def levels(spread: Spread, shuffle: int = 0) -> list[float]:
     if not sigma:
         return [median] * LEVELS
     low, high = (_NORMAL.cdf((end - median) / sigma) for end in (least, greatest))
-    parts = [median + sigma * _NORMAL.inv_cdf(low + (place + 0.5) / PARTS * (high - low)) for place in order]
+    parts = [median + sigma * _NORMAL.inv_cdf(low + (index + 0.5) / PARTS * (high - low)) for index in order]
     return [min(max(value + sigma * RUN_NOISE * noise, least), greatest) for value in parts for noise in _RUN]
 
 
@@ -122,10 +122,10 @@ def between(points: Sequence[Sequence[float]], size: int) -> list[float]:
     """Median, least, greatest and sigma of a curve at `size`, which may lie between its points or beyond them."""
     if len(points) == 1:
         return list(points[0][1:])
-    place = next((place for place, point in enumerate(points) if point[0] >= size), len(points) - 1)
-    if points[place][0] == size:
-        return list(points[place][1:])
-    lower, upper = points[max(place - 1, 0)], points[max(place, 1)]
+    index = next((index for index, point in enumerate(points) if point[0] >= size), len(points) - 1)
+    if points[index][0] == size:
+        return list(points[index][1:])
+    lower, upper = points[max(index - 1, 0)], points[max(index, 1)]
     share = math.log(size / lower[0]) / math.log(upper[0] / lower[0])
     if size > points[-1][0]:  # beyond the last one, bandwidth rules
         return [value * size / points[-1][0] for value in points[-1][1:]]

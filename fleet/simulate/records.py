@@ -99,20 +99,20 @@ def alone(plan: Plan, host: PlannedHost, measured: Measured, shape: Shape) -> Te
     times, has_stage = timing(plan, measured), any(stage.name == BENCHMARK for stage in plan.stages)
     shots = [("preflight", "before", "before", 5.0)]
     launches: list[Doc] = []
-    seen: list[Doc] = []
+    observation: list[Doc] = []
     if has_stage:
         shots += [
             ("benchmark", "before", "before", times.benchmark - 4),
             ("benchmark", "during", "during", (times.benchmark + times.after_benchmark) / 2),
             ("benchmark", "after", "after", times.after_benchmark),
         ]
-        crowd = Crowd(stage="benchmark", ranks=shape.devices, per_host=shape.devices)
+        group = Crowd(stage="benchmark", ranks=shape.devices, per_host=shape.devices)
         launch = _launch(plan, "benchmark", Cell("host", '["%s"]'), _ranks(range(shape.devices)), times.benchmark,
                          times.after_benchmark)  # fmt: skip
         launches = [launch | _over_time(plan, "benchmark", measured, shape)]
-        seen = list(observations(measured, plan, host, crowd))
+        observation = list(observations(measured, plan, host, group))
     last = times.after_benchmark if has_stage else 6.0
-    return compiled(_record(shape, measured, shots, seen, launches, last))
+    return compiled(_record(shape, measured, shots, observation, launches, last))
 
 
 def together(plan: Plan, host: PlannedHost, measured: Measured, shape: Shape) -> Template:
@@ -123,12 +123,12 @@ def together(plan: Plan, host: PlannedHost, measured: Measured, shape: Shape) ->
         (GANG, "during", "during", (times.gang + times.after_gang) / 2),
         (GANG, "after", "after", times.after_gang),
     ]
-    crowd = Crowd(stage=GANG, ranks=shape.members * shape.devices, per_host=shape.devices, partners=shape.partners)
-    seen = list(observations(measured, plan, host, crowd))
+    group = Crowd(stage=GANG, ranks=shape.members * shape.devices, per_host=shape.devices, partners=shape.partners)
+    observation = list(observations(measured, plan, host, group))
     more = _over_time(plan, GANG, measured, shape)
     launch = _launch(plan, GANG, Cell("members", "%s"), Cell("ranks", "%s"), times.gang, times.after_gang)
     document = _record(
-        shape, measured, shots, seen, [{**launch, "number": Cell("number", "%s"), **more}], times.after_gang
+        shape, measured, shots, observation, [{**launch, "number": Cell("number", "%s"), **more}], times.after_gang
     )
     return compiled({**document, "gang": Cell("gang")})
 
@@ -137,7 +137,7 @@ def _record(
     shape: Shape,
     measured: Measured,
     shots: Sequence[tuple[str, str, str, float]],
-    seen: Sequence[Doc],
+    observation: Sequence[Doc],
     launches: Sequence[Doc],
     last: float,
 ) -> Doc:
@@ -157,7 +157,7 @@ def _record(
              "metrics": list(_metrics(measured, shape, kind, at))}
             for stage, phase, kind, at in _kept(shots, shape.readings)
         ],
-        "observations": seen,
+        "observations": observation,
         "launches": launches,
     }  # fmt: skip
 
@@ -173,14 +173,14 @@ def _at(seconds: float) -> Cell:
 
 def times_of(template: Template, created: str, later: float = 0.0) -> dict[str, str]:
     """The texts of a template's cells that are moments of the run, or uptimes then; all of it so many seconds later."""
-    told = {}
+    values_by_key = {}
     for name in template.cells:
         kind, _, seconds = name.partition(" ")
         if kind == "at":
-            told[name] = moment(created, float(seconds) + later)
+            values_by_key[name] = moment(created, float(seconds) + later)
         elif kind == "up":
-            told[name] = f"{UP_S + float(seconds) + later:.2f}"
-    return told
+            values_by_key[name] = f"{UP_S + float(seconds) + later:.2f}"
+    return values_by_key
 
 
 def _gpu(measured: Measured, index: int) -> Doc:
@@ -205,8 +205,8 @@ def pci(index: int) -> str:
 
 def _ranks(numbers: Sequence[int]) -> list[Doc]:
     return [
-        {"rank": number, "local_rank": place, "phase": "end", "exit_code": 0, "log_tail": ""}
-        for place, number in enumerate(numbers)
+        {"rank": number, "local_rank": index, "phase": "end", "exit_code": 0, "log_tail": ""}
+        for index, number in enumerate(numbers)
     ]
 
 
@@ -242,21 +242,21 @@ def _wanted(name: str, readings: str) -> bool:
 def _metrics(measured: Measured, shape: Shape, kind: str, at: float) -> Iterator[Doc]:
     """Return the readings of every collector at one moment."""
     for family in measured.readings:
-        told = family.get(kind)
-        told = family["before"] if told == "before" else told
-        if told is None or not _wanted(family["name"], shape.readings):
+        texts = family.get(kind)
+        texts = family["before"] if texts == "before" else texts
+        if texts is None or not _wanted(family["name"], shape.readings):
             continue
-        found: Doc = {"name": family["name"], "unit": family["unit"]}
+        result: Doc = {"name": family["name"], "unit": family["unit"]}
         for part in ("values", "absent"):
-            if part in told:
-                found[part] = dict(_values(family["name"], told[part], shape.devices, at))
-        yield found
+            if part in texts:
+                result[part] = dict(_values(family["name"], texts[part], shape.devices, at))
+        yield result
 
 
-def _values(name: str, told: Mapping[str, Any], devices: int, at: float) -> Iterator[tuple[str, Any]]:
-    for scope, value in told.items():
-        for number, place in _places(scope, devices):
-            yield place, _value(name, value, number, devices, at)
+def _values(name: str, texts: Mapping[str, Any], devices: int, at: float) -> Iterator[tuple[str, Any]]:
+    for scope, value in texts.items():
+        for number, index in _places(scope, devices):
+            yield index, _value(name, value, number, devices, at)
 
 
 def _places(scope: str, devices: int) -> Iterator[tuple[int, str]]:

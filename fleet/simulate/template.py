@@ -41,24 +41,24 @@ class Template:
     def __post_init__(self) -> None:
         self._plan: list[tuple[Sequence[str], int]] = []
 
-    def text(self, told: Mapping[str, str], host: bytes, gang: bytes = b"") -> str:
+    def text(self, values_by_key: Mapping[str, str], host: bytes, gang: bytes = b"") -> str:
         """Return the document. `told`: cell -> its text; `host`, `gang`: a level for each of their groups."""
         for name, box in self.cells.items():
-            box[0] = told[name]
+            box[0] = values_by_key[name]
         drawn = bytes([0]) + host[: len(self.groups[HOST])] + gang[: len(self.groups[GANG])]
-        found = [""] * (2 * len(self.slots) + 1)
-        found[::2] = self.pieces
-        found[1::2] = [texts[drawn[place]] for texts, place in self._plan]
-        return "".join(found)
+        result = [""] * (2 * len(self.slots) + 1)
+        result[::2] = self.pieces
+        result[1::2] = [texts[drawn[index]] for texts, index in self._plan]
+        return "".join(result)
 
     def finished(self) -> Template:
         """Itself, when everything is in."""
         base = {"": 0, HOST: 1, GANG: 1 + len(self.groups[HOST])}
-        self._plan = [(texts, base[whose] + place) for texts, whose, place in self.slots]
+        self._plan = [(texts, base[whose] + index) for texts, whose, index in self.slots]
         return self
 
-    def _slot(self, texts: Sequence[str], whose: str, place: int) -> None:
-        self.slots.append((texts, whose, place))
+    def _slot(self, texts: Sequence[str], whose: str, index: int) -> None:
+        self.slots.append((texts, whose, index))
         self.pieces.append("")
 
     def add(self, value: Any) -> None:
@@ -75,8 +75,8 @@ class Template:
             self._mapping(value)
         elif isinstance(value, list | tuple):
             self.pieces[-1] += "["
-            for place, item in enumerate(value):
-                self.pieces[-1] += "," if place else ""
+            for index, item in enumerate(value):
+                self.pieces[-1] += "," if index else ""
                 self.add(item)
             self.pieces[-1] += "]"
         else:
@@ -84,8 +84,8 @@ class Template:
 
     def _mapping(self, value: Mapping[str, Any]) -> None:
         self.pieces[-1] += "{"
-        for place, (key, item) in enumerate(value.items()):
-            self.pieces[-1] += "," if place else ""
+        for index, (key, item) in enumerate(value.items()):
+            self.pieces[-1] += "," if index else ""
             if key != "**":
                 self.pieces[-1] += f"{json.dumps(key)}:"
             self.add(item)

@@ -45,16 +45,16 @@ def trace(stage: str, devices: int, took: Mapping[str, float], start_s: float) -
 
 
 def _gpu(dice: random.Random, begun: Mapping[str, float], ends_s: float, bucket_s: float) -> dict[str, str]:
-    found: dict[str, list[str]] = {name: [] for name in SPREAD}
+    result: dict[str, list[str]] = {name: [] for name in SPREAD}
     own, hot = dice.gauss(1.0, 0.008), AMBIENT + IDLE[0] * PER_W
-    for place in range(max(1, int(ends_s / bucket_s))):
-        at = (place + 0.5) * bucket_s
+    for index in range(max(1, int(ends_s / bucket_s))):
+        at = (index + 0.5) * bucket_s
         names = [name for name, began in begun.items() if began <= at]
         watts, clock = LOADS.get(names[-1], USUAL) if names else IDLE
         hot += (AMBIENT + watts * own * PER_W - hot) * (1 - (1 - PER_S) ** bucket_s)
         for name, value in (("power_w", watts * own), ("temperature_cel", hot), ("clock_mhz", clock)):
-            found[name].append(_word(dice, value, SPREAD[name], {"power_w": LIMIT_W, "clock_mhz": MOST_MHZ}.get(name)))
-    return {name: " ".join(words) for name, words in found.items()}
+            result[name].append(_word(dice, value, SPREAD[name], {"power_w": LIMIT_W, "clock_mhz": MOST_MHZ}.get(name)))
+    return {name: " ".join(words) for name, words in result.items()}
 
 
 def _word(dice: random.Random, value: float, spread: float, most: int | None) -> str:

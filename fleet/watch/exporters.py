@@ -83,8 +83,8 @@ class Exporters:
     def _ask_all(self) -> int:
         with self._lock:
             wanted = self._wanted
-        there = self._targets() if wanted else {}
-        asked = {host: there[host] for host in wanted if host in there}
+        status = self._targets() if wanted else {}
+        asked = {host: status[host] for host in wanted if host in status}
         if asked:
             with ThreadPoolExecutor(AT_ONCE, "exporter") as pool:
                 list(pool.map(lambda item: self._ask(*item), asked.items()))
@@ -93,14 +93,14 @@ class Exporters:
         return len(asked)
 
     def _ask(self, host: str, address: str) -> None:
-        told: dict[str, StageReport] = {}
+        stage_report: dict[str, StageReport] = {}
         try:
-            told = stages(fetch(address), self._run_id, time.time())
-            problem = "" if told else "its exporter reports nothing about this run"
+            stage_report = stages(fetch(address), self._run_id, time.time())
+            problem = "" if stage_report else "its exporter reports nothing about this run"
         except (OSError, ValueError, OverflowError) as error:
             problem = f"its exporter at {address}: {error.strerror or error if isinstance(error, OSError) else error}"
         with self._lock:
-            self._told[host] = told or self._told.get(host, {})
+            self._told[host] = stage_report or self._told.get(host, {})
             self._problems[host] = problem
             if not problem:
                 del self._problems[host]
@@ -109,12 +109,12 @@ class Exporters:
         """Return host -> address and port, from the file that the monitoring role writes for Prometheus."""
         name = f"{self._run_id}.json"
         path = Path(self._targets_path or self._run_dir.parent / "prometheus" / name)
-        found = {}
+        parsed = {}
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, IndexError):
             for group in json.loads(path.read_text(encoding="utf-8")):
                 if group["labels"].get("run_id") == self._run_id:
-                    found[str(group["labels"]["host"])] = str(group["targets"][0])
-        return found
+                    parsed[str(group["labels"]["host"])] = str(group["targets"][0])
+        return parsed
 
 
 def fetch(address: str) -> str:
@@ -157,7 +157,7 @@ def stages(page: str, run_id: str, at: float) -> dict[str, StageReport]:
         return {}
     values = {(name, labels.get("stage", "")): value for name, labels, value in samples}
     updated = values.get(("rackproof_run_updated_timestamp_seconds", ""))
-    found = {}
+    parsed = {}
     for name, labels, value in samples:
         stage, state = labels.get("stage", ""), labels.get("state", "")
         if name != "rackproof_stage_state" or value != 1 or state not in _STATES:
@@ -165,14 +165,14 @@ def stages(page: str, run_id: str, at: float) -> dict[str, StageReport]:
         deadline = values.get(("rackproof_stage_deadline_timestamp_seconds", stage))
         progress = values.get(("rackproof_stage_progress_ratio", stage))
         running = state == "running"
-        found[stage] = StageReport(
+        parsed[stage] = StageReport(
             state=state,
             at=at,
             progress=min(1.0, max(0.0, progress)) if progress is not None else None,
             remaining_s=deadline - updated if running and deadline is not None and updated is not None else None,
             benchmark=_doing(samples, stage) if running else "",
         )
-    return found
+    return parsed
 
 
 def _doing(samples: list[tuple[str, dict[str, str], float]], stage: str) -> str:
@@ -187,7 +187,7 @@ def _samples(page: str) -> Iterator[tuple[str, dict[str, str], float]]:
     for line in page.split("\n"):
         if not line.startswith(("rackproof_run_", "rackproof_stage_")) or len(line) > 4096:
             continue
-        found = _SAMPLE.match(line)
+        parsed = _SAMPLE.match(line)
         with contextlib.suppress(ValueError):
-            if found and math.isfinite(value := float(found[3])):
-                yield found[1], dict(_LABEL.findall(found[2] or "")), value
+            if parsed and math.isfinite(value := float(parsed[3])):
+                yield parsed[1], dict(_LABEL.findall(parsed[2] or "")), value

@@ -89,10 +89,10 @@ class Judge:
         changed = False
         for path, (host, gang) in self._paths().items():
             try:
-                there = (self._run_dir / path).lstat()
+                status = (self._run_dir / path).lstat()
             except OSError:
                 continue
-            mark = (there.st_mtime_ns, there.st_size, there.st_ino)
+            mark = (status.st_mtime_ns, status.st_size, status.st_ino)
             if self._read.get(path, (None,))[0] != mark:
                 self._read[path] = (mark, self._record(path, host, gang))
                 changed = True
@@ -113,29 +113,31 @@ class Judge:
         for _, record in self._read.values():
             if isinstance(record, Record):
                 records[record.host].append(record)
-        evidence = {host: Evidence(records=tuple(found)) for host, found in records.items()}
+        evidence = {host: Evidence(records=tuple(parsed)) for host, parsed in records.items()}
         failed: dict[str, list[Verdict]] = defaultdict(list)
         for verdict in judge(self._plan, evidence, read_packs(self._plan.criteria)) if evidence else ():
             if verdict.verdict == FAIL:
                 failed[verdict.host].append(verdict)
-        places = slots((host, gpu) for host, found in records.items() for record in found for gpu in record.gpus)
+        slots_by_part = slots(
+            (host, gpu) for host, parsed in records.items() for record in parsed for gpu in record.gpus
+        )
         return Judged(
             at=time.time(),
             records=sum(map(len, records.values())),
             expected=len(self._paths()),
-            failed={host: tuple(map(str, reasons(verdicts, places))) for host, verdicts in failed.items()},
-            outcomes={host: _outcomes(found) for host, found in records.items()},
+            failed={host: tuple(map(str, reasons(verdicts, slots_by_part))) for host, verdicts in failed.items()},
+            outcomes={host: _outcomes(parsed) for host, parsed in records.items()},
             problems=tuple(record for _, record in self._read.values() if isinstance(record, str)),
         )
 
 
 def _outcomes(records: list[Record]) -> dict[str, str]:
-    found = {launch.stage: launch.outcome for record in records for launch in record.launches}
+    parsed = {launch.stage: launch.outcome for record in records for launch in record.launches}
     for soak in (record.soak for record in records if record.soak):
-        found.pop(SOAK, None)  # a round that finished is no soak that did
+        parsed.pop(SOAK, None)  # a round that finished is no soak that did
         if soak.ended:
-            found[SOAK] = "failed" if soak.reason else "finished"
-    return found
+            parsed[SOAK] = "failed" if soak.reason else "finished"
+    return parsed
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,15 +158,15 @@ def read_report(run_dir: Path) -> Reported | None:
     with contextlib.suppress(OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError):
         text = documents.read_bytes(RunDirectory(run_dir).report, max_bytes=REPORT_BYTES)
         if len(text) <= REPORT_BYTES:
-            found = json.loads(text)
+            parsed = json.loads(text)
             return Reported(
-                decision=str(found["decision"]),
-                status=str(found["acceptance"]["status"]),
-                summary=tuple(map(str, found["acceptance"]["summary"])),
-                hosts={str(host["name"]): str(host["decision"]) for host in found["hosts"]},
+                decision=str(parsed["decision"]),
+                status=str(parsed["acceptance"]["status"]),
+                summary=tuple(map(str, parsed["acceptance"]["summary"])),
+                hosts={str(host["name"]): str(host["decision"]) for host in parsed["hosts"]},
                 outcomes={
                     str(host["name"]): {str(each["stage"]): str(each["outcome"]) for each in host.get("launches", ())}
-                    for host in found["hosts"]
+                    for host in parsed["hosts"]
                 },
             )
     return None

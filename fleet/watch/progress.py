@@ -170,8 +170,8 @@ class RunProgress:
 
 
 def _text(event: Mapping[str, Any], key: str) -> str:
-    found = event.get(key, "")
-    return found if isinstance(found, str) else ""
+    parsed = event.get(key, "")
+    return parsed if isinstance(parsed, str) else ""
 
 
 _OF_HOST = ("began", "ok", "skipped", FAILED, UNREACHABLE)

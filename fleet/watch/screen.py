@@ -56,15 +56,15 @@ def render(view: View, columns: int, rows: int = NO_END, *, colour: bool = False
 
 
 def _drawn(line: Line, columns: int, colour: bool) -> str:
-    found, room = "", columns
+    parsed, room = "", columns
     for part in line:
         core = part.text.rstrip(" ")  # text from hosts is sanitized here; padding is kept
         text = fit(core, room)
         text += " " * min(len(part.text) - len(core), room - width(text))
         room -= width(text)
         style = COLOURS.get(part.style, "") if colour else ""
-        found += f"\x1b[{style}m{text}\x1b[0m" if style and text else text
-    return found if colour else found.rstrip()
+        parsed += f"\x1b[{style}m{text}\x1b[0m" if style and text else text
+    return parsed if colour else parsed.rstrip()
 
 
 # --- head

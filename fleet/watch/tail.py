@@ -25,12 +25,12 @@ class Tail:
 
     def read(self) -> list[dict[str, Any]]:
         """Return the new events."""
-        found = []
+        parsed = []
         while text := self._more():
             *lines, self._rest = (self._rest + text).split(b"\n")
-            found += [event for line in lines if (event := _event(line)) is not None]
+            parsed += [event for line in lines if (event := _event(line)) is not None]
             self._rest = self._rest[: LONGEST_LINE + 1]
-        return found
+        return parsed
 
     def _more(self) -> bytes:
         self.problem = ""
@@ -42,12 +42,12 @@ class Tail:
             self.problem = f"{self._path.name}: {error.strerror}"
             return b""
         try:
-            there = os.fstat(descriptor)
-            if not stat.S_ISREG(there.st_mode):
+            status = os.fstat(descriptor)
+            if not stat.S_ISREG(status.st_mode):
                 self.problem = f"{self._path.name}: not a regular file"
                 return b""
-            if self._file != (there.st_dev, there.st_ino) or there.st_size < self._offset:  # replaced or truncated
-                self._file, self._offset, self._rest = (there.st_dev, there.st_ino), 0, b""
+            if self._file != (status.st_dev, status.st_ino) or status.st_size < self._offset:  # replaced or truncated
+                self._file, self._offset, self._rest = (status.st_dev, status.st_ino), 0, b""
             text = os.pread(descriptor, MOST_AT_ONCE, self._offset)
         finally:
             os.close(descriptor)
@@ -59,17 +59,21 @@ def _event(line: bytes) -> dict[str, Any] | None:
     if len(line) > LONGEST_LINE:
         return None
     try:
-        found = json.loads(line)
+        parsed = json.loads(line)
     except (ValueError, RecursionError):
         return None
-    return found if isinstance(found, dict) and isinstance(found.get("what"), str) and moment(found.get("at")) else None
+    return (
+        parsed
+        if isinstance(parsed, dict) and isinstance(parsed.get("what"), str) and moment(parsed.get("at"))
+        else None
+    )
 
 
 def moment(at: object) -> float:
     """Return a timestamp of the files as seconds since 1970; 0 if it is invalid."""
     try:
-        found = datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() if isinstance(at, str) else 0.0
-        datetime.fromtimestamp(found, UTC)  # reject what cannot be formatted again
-        return found
+        parsed = datetime.fromisoformat(at.replace("Z", "+00:00")).timestamp() if isinstance(at, str) else 0.0
+        datetime.fromtimestamp(parsed, UTC)  # reject what cannot be formatted again
+        return parsed
     except (ValueError, OverflowError, OSError):
         return 0.0

@@ -41,9 +41,9 @@ class Screen:
     def size(self) -> tuple[int, int]:
         """Return the current columns and rows."""
         with contextlib.suppress(OSError, ValueError):
-            found = os.get_terminal_size(self._stream.fileno())
-            if found.columns and found.lines:
-                return found.columns, found.lines
+            parsed = os.get_terminal_size(self._stream.fileno())
+            if parsed.columns and parsed.lines:
+                return parsed.columns, parsed.lines
         return 80, 24
 
     def draw(self, lines: Sequence[str]) -> None:

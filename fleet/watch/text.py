@@ -46,8 +46,8 @@ def _single(text: str) -> str:
 
 def pad(text: str, columns: int) -> str:
     """Return the text padded or cut to exactly `columns` columns."""
-    found = fit(text, columns)
-    return found + " " * (columns - width(found))
+    parsed = fit(text, columns)
+    return parsed + " " * (columns - width(parsed))
 
 
 def clock(at: float) -> str:

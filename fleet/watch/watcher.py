@@ -132,20 +132,20 @@ class Watcher:
     def _holder(self) -> tuple[bool | None, str, float | None]:
         """Return whether a playbook runs the run, who started it, and since when."""
         try:
-            held = run_lock.holder(self._run_dir)
+            lock = run_lock.holder(self._run_dir)
         except OSError:
-            held = None
-        if held is None:
+            lock = None
+        if lock is None:
             return False, "", None
-        lives = held.lives()
+        lives = lock.lives()
         # If processes of other users are hidden, one that is not visible may still run.
-        hidden = lives is False and held.since and not _readable("/proc/1/stat")
-        return (None if hidden else lives), held.who(), moment(held.since) or None
+        hidden = lives is False and lock.since and not _readable("/proc/1/stat")
+        return (None if hidden else lives), lock.who(), moment(lock.since) or None
 
     def _report(self) -> Reported | None:
         with contextlib.suppress(OSError):
-            there = RunDirectory(self._run_dir).report.stat()
-            mark = (there.st_mtime_ns, there.st_size, there.st_ino)
+            status = RunDirectory(self._run_dir).report.stat()
+            mark = (status.st_mtime_ns, status.st_size, status.st_ino)
             if self._reported[0] != mark:
                 self._reported = (mark, read_report(self._run_dir))
             return self._reported[1]
@@ -163,18 +163,18 @@ class Watcher:
 
     def _notes(self, judged: Judged, decided: str) -> tuple[str, ...]:
         page = "scaling.html" if self._plan.study else "report.html"
-        found = [f"the report is not shown here: see {self._run_dir}/{page}"] if decided else []
-        found += [tail.problem for tail in (self._progress, self._events, self._journal) if tail.problem]
+        parsed = [f"the report is not shown here: see {self._run_dir}/{page}"] if decided else []
+        parsed += [tail.problem for tail in (self._progress, self._events, self._journal) if tail.problem]
         if not self._progress_of_run.known and not self._progress.problem:
-            found.append(f"there is no {PROGRESS}: the progress of hosts is known only from their records")
+            parsed.append(f"there is no {PROGRESS}: the progress of hosts is known only from their records")
         if self._progress_of_run.stopped:
-            found.append(f"the playbook failed at {self._progress_of_run.stopped}")
+            parsed.append(f"the playbook failed at {self._progress_of_run.stopped}")
         silent = self._exporters.problems() if self._exporters else {}
         if silent:
             host, why = next(iter(silent.items()))
             more = f" (and {len(silent) - 1} more hosts)" if len(silent) > 1 else ""
-            found.append(f"progress unknown: {host}: {why}{more}")
-        return (*found, *judged.problems)
+            parsed.append(f"progress unknown: {host}: {why}{more}")
+        return (*parsed, *judged.problems)
 
     # --- one host
 
@@ -182,8 +182,8 @@ class Watcher:
         self, host: PlannedHost, is_running: bool | None, judged: Judged, report: Reported | None, now: float
     ) -> HostView:
         story = self._progress_of_run.hosts[host.name]
-        told = self._exporters.told(host.name) if self._exporters else {}
-        fresh = {stage: item for stage, item in told.items() if now - item.at <= STALE_S}
+        stage_report = self._exporters.told(host.name) if self._exporters else {}
+        fresh = {stage: item for stage, item in stage_report.items() if now - item.at <= STALE_S}
         outcomes = (report or judged).outcomes.get(host.name, {})
         cells = {
             stage: self._cell(host, story, stage, fresh.get(stage), outcomes) for stage in self._progress_of_run.stages
@@ -193,22 +193,27 @@ class Watcher:
                 if cell.state == RUNNING and stage not in fresh:
                     cells[stage] = Cell(state=UNKNOWN, since=cell.since)
         running = next((stage for stage, cell in cells.items() if cell.state == RUNNING), "")
-        now_told = fresh.get(running)
-        last_seen = max(story.last_seen, now_told.at if now_told else 0.0)
+        current_report = fresh.get(running)
+        last_seen = max(story.last_seen, current_report.at if current_report else 0.0)
         return HostView(
             name=host.name,
             rack=host.rack,
             cells=cells,
             last_seen=last_seen or None,
-            remaining_s=self._time_left(story, running, now_told, now),
-            benchmark=now_told.benchmark if now_told else "",
-            trouble=self._trouble(host.name, story, now_told),
+            remaining_s=self._time_left(story, running, current_report, now),
+            benchmark=current_report.benchmark if current_report else "",
+            trouble=self._trouble(host.name, story, current_report),
             failed=judged.failed.get(host.name, ()),
             decision=report.hosts.get(host.name, "") if report else "",
         )
 
     def _cell(
-        self, host: PlannedHost, story: HostProgress, stage: str, told: StageReport | None, outcomes: Mapping[str, str]
+        self,
+        host: PlannedHost,
+        story: HostProgress,
+        stage: str,
+        stage_report: StageReport | None,
+        outcomes: Mapping[str, str],
     ) -> Cell:
         if stage == GANG and not host.gang:
             return Cell(state=NONE)
@@ -216,15 +221,17 @@ class Watcher:
         if story.left and state == WAITING and self._after(stage, story.left_in):
             return Cell(state=LEFT)
         if state in (WAITING, UNKNOWN):
-            state = self._otherwise(host, stage, state, told, outcomes)
-        progress = told.progress if told and state == RUNNING and told.state == "running" else None
+            state = self._otherwise(host, stage, state, stage_report, outcomes)
+        progress = (
+            stage_report.progress if stage_report and state == RUNNING and stage_report.state == "running" else None
+        )
         return Cell(state=state, progress=progress, since=since)
 
     def _otherwise(
-        self, host: PlannedHost, stage: str, state: str, told: StageReport | None, outcomes: Mapping[str, str]
+        self, host: PlannedHost, stage: str, state: str, stage_report: StageReport | None, outcomes: Mapping[str, str]
     ) -> str:
         """Return the state if the playbook reports none: from the host's exporter, else from its record."""
-        if told and told.state == "running":
+        if stage_report and stage_report.state == "running":
             return RUNNING
         if stage in outcomes:
             return DONE if outcomes[stage] == "finished" else FAILED
@@ -236,20 +243,20 @@ class Watcher:
         order = self._progress_of_run.stages
         return left_in not in order or order.index(stage) > order.index(left_in)
 
-    def _time_left(self, story: HostProgress, stage: str, told: StageReport | None, now: float) -> float | None:
-        if told and told.remaining_s is not None:
-            return told.remaining_s - (now - told.at)
+    def _time_left(self, story: HostProgress, stage: str, stage_report: StageReport | None, now: float) -> float | None:
+        if stage_report and stage_report.remaining_s is not None:
+            return stage_report.remaining_s - (now - stage_report.at)
         deadlines = {item.name: item.deadline_s for item in self._plan.stages}
         return story.waits + deadlines[stage] - now if story.waits and stage in deadlines else None
 
-    def _trouble(self, name: str, story: HostProgress, told: StageReport | None) -> str:
+    def _trouble(self, name: str, story: HostProgress, stage_report: StageReport | None) -> str:
         if story.left:
             return self._events_by_host.get(name) or f"left at {story.left}"
         if FAILED in story.states.values() or UNREACHABLE in story.states.values():
             return self._events_by_host.get(name, "")
         if not self._progress_of_run.known:
             return self._events_by_host.get(name, "")
-        return "its supervisor is silent" if told and told.state == "silent" else ""
+        return "its supervisor is silent" if stage_report and stage_report.state == "silent" else ""
 
 
 def _readable(path: str) -> bool:

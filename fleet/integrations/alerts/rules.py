@@ -93,9 +93,9 @@ def read_table(path: Path = TABLE) -> tuple[Group, ...]:
 
 
 def _alert(item: Mapping[str, Any]) -> Alert:
-    found: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in item.items()}
-    found["hold"] = found.pop("for", "")
-    return Alert(**found)
+    result: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in item.items()}
+    result["hold"] = result.pop("for", "")
+    return Alert(**result)
 
 
 def criteria_of(packs: Iterable[Pack]) -> dict[str, Criterion]:
@@ -154,8 +154,8 @@ def _varying(criterion: Criterion) -> str:
 def _id(criterion: Criterion) -> str:
     """Its id, with the label in place of the label's value."""
     key = _varying(criterion)
-    told = f"{{{{ $labels.{key} }}}}"
-    return criterion.id.replace(str(criterion.where[key]), told) if key else criterion.id
+    text = f"{{{{ $labels.{key} }}}}"
+    return criterion.id.replace(str(criterion.where[key]), text) if key else criterion.id
 
 
 def _rule(alert: Alert, alike: Sequence[Criterion]) -> Rule:
@@ -191,9 +191,9 @@ def _expression(criterion: Criterion, matchers: Sequence[str]) -> str:
 def _text(criterion: Criterion, matchers: Sequence[str]) -> str:
     """What is text in the record is a label of an info series, and not there where nothing could be read."""
     label = re.sub(r"^(gpu|host)\.", "", criterion.name).replace(".", "_")
-    places = "_".join(READINGS[criterion.name].labels) or "host"
+    keys = "_".join(READINGS[criterion.name].labels) or "host"
     other = f'{label}!~"{criterion.value}|"'
-    return f"rackproof_{places}_info{{{', '.join([*matchers, other])}}}"
+    return f"rackproof_{keys}_info{{{', '.join([*matchers, other])}}}"
 
 
 def exported(name: str) -> str:
@@ -204,9 +204,9 @@ def exported(name: str) -> str:
 
 def _wanted(criterion: Criterion) -> str:
     value = criterion.value
-    told = ("yes" if value else "no") if isinstance(value, bool) else str(value)
+    text = ("yes" if value else "no") if isinstance(value, bool) else str(value)
     words = {"eq": "", "le": "at most ", "lt": "less than ", "ge": "at least ", "gt": "more than "}
-    return f"wanted: {words[criterion.operator]}{told}" + (f" in {WINDOW}" if criterion.delta else "")
+    return f"wanted: {words[criterion.operator]}{text}" + (f" in {WINDOW}" if criterion.delta else "")
 
 
 def rule_file(packs: Iterable[Pack], runbook: str = RUNBOOK, groups: Sequence[Group] | None = None) -> str:

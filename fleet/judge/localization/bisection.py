@@ -83,7 +83,7 @@ class _Search:
         self._hosts = list(hosts)
         self._launches = len(history)
         launched = (host for launch in history for outcome in launch for host in outcome.hosts)
-        self._place = {host: place for place, host in enumerate(dict.fromkeys([*hosts, *launched]))}
+        self._place = {host: index for index, host in enumerate(dict.fromkeys([*hosts, *launched]))}
         ended = {self._mask(outcome.hosts): outcome.worked for launch in history for outcome in launch}
         self._ended = ended
         self._failures = Counter(self._mask(each.hosts) for launch in history for each in launch if not each.worked)
@@ -154,11 +154,11 @@ class _Search:
                 rest = [host for host in everyone if host not in left_out]
                 if len(rest) < WITNESSES or self._works(rest):
                     break
-                found = self._culprits(rest)
-                if len(found) != WITNESSES:
-                    self.together = f"{', '.join(found)} work in pairs and fail together with more"
+                result = self._culprits(rest)
+                if len(result) != WITNESSES:
+                    self.together = f"{', '.join(result)} work in pairs and fail together with more"
                     return
-                self.links.append((found[0], found[1]))
+                self.links.append((result[0], result[1]))
                 self._confirm()
 
     def _confirm(self) -> None:
@@ -173,20 +173,20 @@ class _Search:
 
     def _culprits(self, hosts: Sequence[str]) -> list[str]:
         """Two of them that fail together; more, and not all of those it takes, where two do not."""
-        found: list[str] = []
+        result: list[str] = []
         rest = list(hosts)
         for _ in range(WITNESSES):
-            number = self._shortest(rest, found)
-            found.insert(0, rest[number - 1])
+            number = self._shortest(rest, result)
+            result.insert(0, rest[number - 1])
             rest = rest[: number - 1]
-        return found if not self._works(found) else [*rest[-1:], *found]
+        return result if not self._works(result) else [*rest[-1:], *result]
 
-    def _shortest(self, hosts: Sequence[str], beside: Sequence[str]) -> int:
+    def _shortest(self, hosts: Sequence[str], partners: Sequence[str]) -> int:
         """How many of the hosts from the first on it takes to fail beside those others."""
-        works, fails = max(0, 1 - len(beside)), len(hosts)
+        works, fails = max(0, 1 - len(partners)), len(hosts)
         while fails - works > 1:
             middle = (works + fails) // 2
-            if self._works([*hosts[:middle], *beside]):
+            if self._works([*hosts[:middle], *partners]):
                 works = middle
             else:
                 fails = middle
@@ -239,7 +239,7 @@ class _Search:
     def _bad_link(self, a: str, b: str) -> Suspect:
         good = a in self.good  # then both are
         spoke = WITNESSES if good else 0
-        told = (
+        accounts = (
             " twice; each of the two works with another host"
             if good
             else "; either host, or what is between: two cannot tell"
@@ -248,7 +248,7 @@ class _Search:
             kind=LINK,
             where=f"{a} - {b}",
             confidence=rule_of_succession(spoke, spoke),
-            evidence=f"{a} and {b} fail together{told}",
+            evidence=f"{a} and {b} fail together{accounts}",
             hosts=(a, b),
         )
 

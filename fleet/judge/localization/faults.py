@@ -37,9 +37,9 @@ def judge_faults(launched: Sequence[Attempt], views: Mapping[str, HostView]) -> 
     for attempt in reversed([attempt for attempt in launched if attempt.stage == GANG or attempt.unable]):
         if attempt.worked:
             settled |= set(attempt.members)
-        found = [*_named(attempt, views, settled), *_probed(launched, attempt, views, settled)]
-        yield from found
-        settled |= {verdict.host for verdict in found}
+        result = [*_named(attempt, views, settled), *_probed(launched, attempt, views, settled)]
+        yield from result
+        settled |= {verdict.host for verdict in result}
 
 
 def _named(attempt: Attempt, views: Mapping[str, HostView], settled: Collection[str]) -> Iterator[Verdict]:
@@ -62,8 +62,8 @@ def _probed(
 
     If two hosts fail only together, both get a verdict, although each works with the others.
     """
-    found = conclusion(launched, attempt) if is_stuck(attempt) else None
-    for suspect in found.suspects if isinstance(found, Conclusion) else ():
+    result = conclusion(launched, attempt) if is_stuck(attempt) else None
+    for suspect in result.suspects if isinstance(result, Conclusion) else ():
         between = suspect.kind == LINK and suspect.confidence > EITHER
         for host in suspect.hosts or attempt.members:
             if host in views and (between or host not in settled):

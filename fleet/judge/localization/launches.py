@@ -75,18 +75,18 @@ class Attempt:
     @property
     def unable(self) -> dict[str, Culprit]:
         """Hosts with a rank that could not take part, by their own account."""
-        told = ((host, launch.culprit) for host, launch in self.told.items())
-        return {host: culprit for host, culprit in told if culprit and culprit.kind == UNABLE}
+        accounts = ((host, launch.culprit) for host, launch in self.told.items())
+        return {host: culprit for host, culprit in accounts if culprit and culprit.kind == UNABLE}
 
     @property
     def culprit(self) -> Culprit | None:
         """Whom the heartbeats named: as most of the hosts have it, where they do not agree."""
         accounts = (self.told[host].culprit for host in self.members if host in self.told)
-        told = [culprit for culprit in accounts if culprit and culprit.kind != UNABLE]
-        if not told:
+        text = [culprit for culprit in accounts if culprit and culprit.kind != UNABLE]
+        if not text:
             return None
-        hosts = Counter(culprit.hosts for culprit in told).most_common(1)[0][0]
-        return Counter(culprit for culprit in told if culprit.hosts == hosts).most_common(1)[0][0]
+        hosts = Counter(culprit.hosts for culprit in text).most_common(1)[0][0]
+        return Counter(culprit for culprit in text if culprit.hosts == hosts).most_common(1)[0][0]
 
     def culprits(self) -> dict[str, str]:
         """Return the hosts that stopped the launch, each with the reason; empty if they are unknown."""
@@ -118,15 +118,15 @@ class Attempt:
 
 def attempts(plan: Plan, evidence: Mapping[str, Evidence], gang: str) -> list[Attempt]:
     """Return every launch and probe of a gang, the earliest first."""
-    told: dict[tuple[int, str, tuple[str, ...]], dict[str, Launch]] = defaultdict(dict)
-    seen: dict[tuple[int, str, tuple[str, ...]], dict[str, tuple[Observation, ...]]] = defaultdict(dict)
+    accounts: dict[tuple[int, str, tuple[str, ...]], dict[str, Launch]] = defaultdict(dict)
+    observation: dict[tuple[int, str, tuple[str, ...]], dict[str, tuple[Observation, ...]]] = defaultdict(dict)
     for host in plan.gangs()[gang]:
         for record in evidence[host].records if host in evidence else ():
             for launch in record.launches if record.gang == gang else ():
                 if launch.stage in (GANG, PROBE):
                     key = (launch.number, launch.stage, launch.members)
-                    told[key][host] = launch
-                    seen[key][host] = measured_by(record, launch)
+                    accounts[key][host] = launch
+                    observation[key][host] = measured_by(record, launch)
     together = frozenset(name for name in plan.stage(GANG).benchmarks if BENCHMARKS[name].needs_group)
     return [
         Attempt(
@@ -134,18 +134,22 @@ def attempts(plan: Plan, evidence: Mapping[str, Evidence], gang: str) -> list[At
             number=key[0],
             stage=key[1],
             members=key[2],
-            told=told[key],
-            seen=seen[key],
+            told=accounts[key],
+            seen=observation[key],
             wanted=together if key[1] == GANG else frozenset({TOGETHER}),
         )
-        for key in sorted(told, key=lambda key: key[0])
+        for key in sorted(accounts, key=lambda key: key[0])
     ]
 
 
 def measured_by(record: Record, launch: Launch) -> tuple[Observation, ...]:
     """What a launch of that record measured: what its record has of the stage, or what it keeps itself."""
     last = [other for other in record.launches if other.stage == launch.stage and (other.ranks or other is launch)][-1]
-    current = tuple(seen for seen in record.observations if seen.stage == launch.stage) if last is launch else ()
+    current = (
+        tuple(observation for observation in record.observations if observation.stage == launch.stage)
+        if last is launch
+        else ()
+    )
     return (*launch.observations, *current)
 
 
@@ -173,10 +177,10 @@ def is_stuck(attempt: Attempt) -> bool:
     return attempt.stage == GANG and not attempt.worked and not attempt.culprits()
 
 
-def hosts_to_exclude(found: Conclusion) -> dict[str, str]:
+def hosts_to_exclude(result: Conclusion) -> dict[str, str]:
     """Return the hosts to exclude so that the rest works: each bad host, and the second host of each bad link."""
-    hosts = {item.where: item.evidence for item in found.suspects if item.kind == HOST}
-    for item in found.suspects:
+    hosts = {item.where: item.evidence for item in result.suspects if item.kind == HOST}
+    for item in result.suspects:
         if item.kind == LINK and item.confidence > EITHER and not hosts.keys() & set(item.hosts):
             hosts[item.hosts[-1]] = item.evidence
     return hosts

@@ -69,16 +69,18 @@ def find_slow(edges: Sequence[Edge], tolerance: float, sigmas: float) -> Slow:
         sigmas: standard deviations of what they scatter by that are noise.
     """
     least = -math.log(1 - tolerance)
-    found = Slow(shares=_shares(edges), limit=least, end_limit=least)
-    for place in found.shares:
-        for end in edges[place].ends():
-            found.of_end.setdefault(end, []).append(place)
-    levels = {end: _level([found.shares[place] for place in places]) for end, places in found.of_end.items()}
-    levels = {end: level for end, level in levels.items() if len(found.of_end[end]) > 1}
+    slow_parts = Slow(shares=_shares(edges), limit=least, end_limit=least)
+    for index in slow_parts.shares:
+        for end in edges[index].ends():
+            slow_parts.of_end.setdefault(end, []).append(index)
+    levels = {
+        end: _level([slow_parts.shares[index] for index in indexes]) for end, indexes in slow_parts.of_end.items()
+    }
+    levels = {end: level for end, level in levels.items() if len(slow_parts.of_end[end]) > 1}
     if levels:
-        _judge_ends(found, levels, least, sigmas)
-    _judge_links(found, edges, least, sigmas)
-    return found
+        _judge_ends(slow_parts, levels, least, sigmas)
+    _judge_links(slow_parts, edges, least, sigmas)
+    return slow_parts
 
 
 def usual_speeds(edges: Iterable[Edge]) -> tuple[dict[Kind, float], dict[Kind, float]]:
@@ -107,13 +109,13 @@ def usual_speeds(edges: Iterable[Edge]) -> tuple[dict[Kind, float], dict[Kind, f
 def _shares(edges: Sequence[Edge]) -> dict[int, float]:
     """Return each speed over the usual one of its kind; over a minimum it shows only that the minimum is met."""
     usual, least = usual_speeds(edges)
-    found = {}
-    for place, edge in enumerate(edges):
+    slow_parts = {}
+    for index, edge in enumerate(edges):
         if edge.kind in usual:
-            found[place] = math.log(max(edge.speed / usual[edge.kind], LOST))
+            slow_parts[index] = math.log(max(edge.speed / usual[edge.kind], LOST))
         elif edge.kind in least:
-            found[place] = math.log(min(max(edge.speed / least[edge.kind], LOST), 1.0))
-    return found
+            slow_parts[index] = math.log(min(max(edge.speed / least[edge.kind], LOST), 1.0))
+    return slow_parts
 
 
 def _level(shares: Sequence[float]) -> float:
@@ -121,50 +123,50 @@ def _level(shares: Sequence[float]) -> float:
     return sorted(shares)[-2 if len(shares) >= MANY else -1]
 
 
-def _judge_ends(found: Slow, levels: Mapping[End, float], least: float, sigmas: float) -> None:
+def _judge_ends(slow_parts: Slow, levels: Mapping[End, float], least: float, sigmas: float) -> None:
     of_rail: dict[int, dict[str, float]] = defaultdict(dict)
     for (host, rail), level in levels.items():
         of_rail[rail][host] = level
     usual = {rail: upper_median(of_host.values()) for rail, of_host in of_rail.items()}
     centre = upper_median(usual.values())
     limit = max(least, sigmas * spread([level - usual[rail] for (_, rail), level in levels.items()], 0.0))
-    found.end_limit = limit
+    slow_parts.end_limit = limit
     for rail, level in usual.items():
         if level < centre - limit and len(of_rail[rail]) >= LEAST_HOSTS:
-            found.rails[rail] = level - centre
+            slow_parts.rails[rail] = level - centre
     for (host, rail), level in levels.items():
-        base = centre + found.rails.get(rail, 0.0)
+        base = centre + slow_parts.rails.get(rail, 0.0)
         if level < base - limit:
-            found.ends[(host, rail)] = level - base
+            slow_parts.ends[(host, rail)] = level - base
 
 
-def _judge_links(found: Slow, edges: Sequence[Edge], least: float, sigmas: float) -> None:
+def _judge_links(slow_parts: Slow, edges: Sequence[Edge], least: float, sigmas: float) -> None:
     """The edges between ends that are well; where most of them meet in one end, it is that end after all."""
     left = {
-        place: share - found.rails.get(edges[place].rail, 0.0)
-        for place, share in found.shares.items()
-        if not any(end in found.ends for end in edges[place].ends())
+        index: share - slow_parts.rails.get(edges[index].rail, 0.0)
+        for index, share in slow_parts.shares.items()
+        if not any(end in slow_parts.ends for end in edges[index].ends())
     }
     if not left:
         return
     centre = upper_median(left.values())
-    found.limit = max(least, sigmas * spread([*left.values()], centre))
-    slow = {place for place, share in left.items() if share < centre - found.limit}
+    slow_parts.limit = max(least, sigmas * spread([*left.values()], centre))
+    slow = {index for index, share in left.items() if share < centre - slow_parts.limit}
     while slow:
-        end, places = _most(slow, edges)
-        there = [place for place in found.of_end[end] if place in left]
-        if len(places) < LEAST_HOSTS or 2 * len(places) < len(there):
+        end, indexes = _most(slow, edges)
+        touching = [index for index in slow_parts.of_end[end] if index in left]
+        if len(indexes) < LEAST_HOSTS or 2 * len(indexes) < len(touching):
             break
-        found.ends[end] = upper_median(left[place] for place in places) - centre
-        found.partial.add(end)
-        slow -= set(places)
-    found.links = sorted(slow)
+        slow_parts.ends[end] = upper_median(left[index] for index in indexes) - centre
+        slow_parts.partial.add(end)
+        slow -= set(indexes)
+    slow_parts.links = sorted(slow)
 
 
 def _most(slow: Iterable[int], edges: Sequence[Edge]) -> tuple[End, list[int]]:
     """The end with most slow edges, and these."""
     at: dict[End, list[int]] = defaultdict(list)
-    for place in slow:
-        for end in edges[place].ends():
-            at[end].append(place)
+    for index in slow:
+        for end in edges[index].ends():
+            at[end].append(index)
     return max(at.items(), key=lambda item: (len(item[1]), item[0]))

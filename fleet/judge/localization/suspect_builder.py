@@ -59,14 +59,14 @@ class SuspectBuilder:
 
     def _rail(self, rail: int) -> Suspect:
         ends = [end for end in self._slow.of_end if end[1] == rail]
-        places = [place for place, edge in enumerate(self._edges) if edge.rail == rail and place in self._slow.shares]
+        indexes = [index for index, edge in enumerate(self._edges) if edge.rail == rail and index in self._slow.shares]
         share = self._slow.rails[rail]
         level = share - self._slow.limit / 2
-        slow = sum(any(self._slow.shares[place] < level / 2 for place in self._slow.of_end[end]) for end in ends)
+        slow = sum(any(self._slow.shares[index] < level / 2 for index in self._slow.of_end[end]) for end in ends)
         return self._suspect(
             RAIL,
             f"rail {rail}",
-            places,
+            indexes,
             rule_of_succession(slow, len(ends)),
             f"{self._quantity} on rail {rail} is {times(self._quantity, share)} the other rails' "
             f"with {slow} of {len(ends)} hosts",
@@ -74,7 +74,7 @@ class SuspectBuilder:
         )
 
     def _host(self, host: str, rails: set[int]) -> Suspect:
-        places = [place for rail in rails for place in self._slow.of_end[(host, rail)]]
+        indexes = [index for rail in rails for index in self._slow.of_end[(host, rail)]]
         slow, compared = self._partners(host, rails)
         share = upper_median(self._slow.ends[(host, rail)] for rail in rails)
         every = len(self._rails_of[host] | rails)
@@ -82,15 +82,15 @@ class SuspectBuilder:
             (rail,) = rails
             if (host, rail) in self._failed_alone:
                 return self._end(host, rail)
-        told = (
+        evidence_text = (
             f"on {len(rails)} of {every} rails" if every > 1 else "on its one rail: its GPU or NIC may be what is slow"
         )
         return self._suspect(
             HOST,
             host,
-            places,
+            indexes,
             rule_of_succession(slow, compared),
-            f"{self._how(host, rails, slow, compared, share)} {told}",
+            f"{self._how(host, rails, slow, compared, share)} {evidence_text}",
             hosts=(host,),
         )
 
@@ -125,39 +125,39 @@ class SuspectBuilder:
             end = (host, rail)
             limit = self._slow.limit if end in self._slow.partial else self._slow.end_limit
             base = self._slow.rails.get(rail, 0.0) - limit
-            for place in self._slow.of_end[end]:
-                other = next(far for far in self._edges[place].ends() if far != end)
+            for index in self._slow.of_end[end]:
+                other = next(far for far in self._edges[index].ends() if far != end)
                 if other not in self._slow.ends:
-                    slow[other[0]] = slow.get(other[0], False) or self._slow.shares[place] < base
+                    slow[other[0]] = slow.get(other[0], False) or self._slow.shares[index] < base
         return sum(slow.values()), len(slow)
 
     def _between(self) -> Iterator[Suspect]:
         """The links; or the fabric, where they are too many to be each by itself."""
         slow: dict[tuple[str, str], list[int]] = defaultdict(list)
-        for place in self._slow.links:
-            slow[(self._edges[place].a, self._edges[place].b)].append(place)
+        for index in self._slow.links:
+            slow[(self._edges[index].a, self._edges[index].b)].append(index)
         met: dict[tuple[str, str], int] = defaultdict(int)
         for edge in self._edges:
             met[(edge.a, edge.b)] += 1
         if len(slow) > max(MOST_LINKS, MOST_LINKS_SHARE * len(met)):
-            places = [place for of_pair in slow.values() for place in of_pair]
+            indexes = [index for of_pair in slow.values() for index in of_pair]
             yield self._suspect(
                 FABRIC,
                 "",
-                places,
+                indexes,
                 rule_of_succession(len({host for pair in slow for host in pair}), len(self._rails_of)),
                 f"{len(slow)} of {len(met)} pairs of hosts are slow, and no host, NIC or rail is common to them",
             )
             return
-        for (a, b), places in slow.items():
-            yield self._link(a, b, places, met[(a, b)])
+        for (a, b), indexes in slow.items():
+            yield self._link(a, b, indexes, met[(a, b)])
 
-    def _link(self, a: str, b: str, places: Sequence[int], tried: int) -> Suspect:
-        rails = tuple(sorted(self._edges[place].rail for place in places))
+    def _link(self, a: str, b: str, indexes: Sequence[int], tried: int) -> Suspect:
+        rails = tuple(sorted(self._edges[index].rail for index in indexes))
         well = min(self._fast_with(host, rails) for host in (a, b))
-        failed = next((self._edges[place].failed for place in places if self._edges[place].failed), "")
-        share = upper_median(self._slow.shares[place] for place in places)
-        whole = len(places) == tried
+        failed = next((self._edges[index].failed for index in indexes if self._edges[index].failed), "")
+        share = upper_median(self._slow.shares[index] for index in indexes)
+        whole = len(indexes) == tried
         what = "exchange" if failed else self._quantity
         how = f"failed ({failed})" if failed else f"is {times(self._quantity, share)} what is usual"
         rest = (
@@ -168,7 +168,7 @@ class SuspectBuilder:
         return self._suspect(
             LINK,
             f"{a} - {b}" if whole else f"{a} - {b} {rails_name(rails)}",
-            places,
+            indexes,
             rule_of_succession(well, well),
             f"{what} between {a} and {b} {how}{'' if whole else f' on {rails_name(rails)}'}; {rest}",
             hosts=(a, b),
@@ -181,9 +181,9 @@ class SuspectBuilder:
             {
                 other
                 for rail in rails
-                for place in self._slow.of_end[(host, rail)]
-                if place not in self._links
-                for other, _ in self._edges[place].ends()
+                for index in self._slow.of_end[(host, rail)]
+                if index not in self._links
+                for other, _ in self._edges[index].ends()
                 if other != host and (other, rail) not in self._slow.ends
             }
         )
@@ -192,7 +192,7 @@ class SuspectBuilder:
         self,
         kind: str,
         where: str,
-        places: Iterable[int],
+        indexes: Iterable[int],
         confidence: float,
         evidence: str,
         hosts: tuple[str, ...] = (),
@@ -206,21 +206,21 @@ class SuspectBuilder:
             hosts=hosts,
             rails=rails,
             quantity=self._quantity,
-            **_figures(self._quantity, self._edges, places, self._slow.limit),
+            **_figures(self._quantity, self._edges, indexes, self._slow.limit),
         )
 
 
-def _figures(quantity: str, edges: Sequence[Edge], places: Iterable[int], limit: float) -> dict[str, float]:
+def _figures(quantity: str, edges: Sequence[Edge], indexes: Iterable[int], limit: float) -> dict[str, float]:
     """Medians of these pairs and of all, and what is still well, in the quantity's own unit."""
 
     def told(speed: float) -> float:
         return speed if quantity == BANDWIDTH else 1 / speed
 
-    theirs = [edges[place].speed for place in places if edges[place].speed > 0]
+    theirs = [edges[index].speed for index in indexes if edges[index].speed > 0]
     every = [edge.speed for edge in edges if edge.speed > 0]
     usual = statistics.median(every)
-    found = {"usual": told(usual), "limit": told(usual * math.exp(-limit))}
-    return {**found, "found": told(statistics.median(theirs))} if theirs else found
+    slow_parts = {"usual": told(usual), "limit": told(usual * math.exp(-limit))}
+    return {**slow_parts, "found": told(statistics.median(theirs))} if theirs else slow_parts
 
 
 def times(quantity: str, share: float) -> str:

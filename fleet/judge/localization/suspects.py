@@ -41,17 +41,17 @@ def find_suspects(
     tolerance = tolerance or Tolerance()
     if len({host for pair in pairs for host in (pair.a, pair.b)}) < LEAST_HOSTS:
         return list(_between_two(pairs, tolerance, collective_slow))
-    found: list[Suspect] = []
+    result: list[Suspect] = []
     for quantity, share in ((BANDWIDTH, tolerance.bandwidth), (LATENCY, tolerance.latency)):
         edges = _edges(pairs, quantity)
         if edges:
-            found = _joined(
-                found,
+            result = _joined(
+                result,
                 SuspectBuilder(quantity, edges, find_slow(edges, share, tolerance.sigmas), failed_alone).suspects(),
             )
-    if not found and collective_slow and pairs:
-        found = [_fabric(pairs)]
-    return sorted(found, key=lambda suspect: (-suspect.confidence, suspect.where))
+    if not result and collective_slow and pairs:
+        result = [_fabric(pairs)]
+    return sorted(result, key=lambda suspect: (-suspect.confidence, suspect.where))
 
 
 def comparable(pairs: Sequence[Pair], quantity: str) -> list[Pair]:
@@ -77,14 +77,14 @@ def _edges(pairs: Iterable[Pair], quantity: str) -> list[Edge]:
 
 def _joined(first: Sequence[Suspect], second: Iterable[Suspect]) -> list[Suspect]:
     """What two quantities say together: the same part once, and no part of a host that is suspected as a whole."""
-    found = {suspect.where: suspect for suspect in first}
+    result = {suspect.where: suspect for suspect in first}
     for suspect in second:
-        same = found.get(suspect.where)
+        same = result.get(suspect.where)
         surer = same if same and same.confidence >= suspect.confidence else suspect
         evidence = f"{same.evidence}; {suspect.evidence}" if same else suspect.evidence
-        found[suspect.where] = replace(surer, evidence=evidence)
-    whole = {suspect.where for suspect in found.values() if suspect.kind == HOST}
-    return [item for item in found.values() if item.kind == HOST or not whole.intersection(item.hosts)]
+        result[suspect.where] = replace(surer, evidence=evidence)
+    whole = {suspect.where for suspect in result.values() if suspect.kind == HOST}
+    return [item for item in result.values() if item.kind == HOST or not whole.intersection(item.hosts)]
 
 
 def _fabric(pairs: Sequence[Pair]) -> Suspect:

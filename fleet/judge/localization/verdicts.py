@@ -62,15 +62,15 @@ def judge_pairs(views: Iterable[HostView], verdicts: Sequence[Verdict]) -> list[
     for view in views:
         if view.host.gang:
             gangs[view.host.gang][view.host.name] = view
-    found: list[Verdict] = []
+    result: list[Verdict] = []
     for gang, members in gangs.items():
         plan = next(iter(members.values())).plan
         launched = attempts(plan, {host: view.evidence for host, view in members.items()}, gang)
-        found += judge_faults(launched, members)
+        result += judge_faults(launched, members)
         for attempt, last in last_of(launched):
             slow = is_slow(attempt, last, verdicts)
-            found += [item for item in _Gang(attempt, members, verdicts, slow).verdicts() if item.host in last]
-    return found
+            result += [item for item in _Gang(attempt, members, verdicts, slow).verdicts() if item.host in last]
+    return result
 
 
 @dataclass
@@ -107,16 +107,20 @@ class _Gang:
         self._alone = set() if self._rehearsal else set(_failed_alone(members, verdicts))
 
     def _matrix(self) -> list[Pair]:
-        told: dict[tuple[str, str, int], _Told] = defaultdict(_Told)
+        accounts: dict[tuple[str, str, int], _Told] = defaultdict(_Told)
         blamed = self._attempt.culprits()
         for host, view in self._members.items():
             for quantity in UNITS:
-                latest = {seen.scope: seen for seen in self._attempt.seen[host] if seen.name == f"pairs.{quantity}"}
-                for seen in latest.values():
-                    place = self._place(view, seen)
+                latest = {
+                    observation.scope: observation
+                    for observation in self._attempt.seen[host]
+                    if observation.name == f"pairs.{quantity}"
+                }
+                for observation in latest.values():
+                    index = self._place(view, observation)
                     # What failed with the host that stopped the launch says nothing against the other end.
-                    if place and not (seen.status == ERROR and blamed.keys() & set(place)):
-                        _add(told[place], quantity, seen)
+                    if index and not (observation.status == ERROR and blamed.keys() & set(index)):
+                        _add(accounts[index], quantity, observation)
         pairs = [
             Pair(
                 a=a,
@@ -127,17 +131,17 @@ class _Gang:
                 failed=both.failed,
                 kind=self._kind(a, b),
             )
-            for (a, b, rail), both in sorted(told.items())
+            for (a, b, rail), both in sorted(accounts.items())
             if both.failed or any(both.values.values())
         ]
         return _of_one_rail(pairs) if self._rehearsal else pairs
 
-    def _place(self, view: HostView, seen: Observation) -> tuple[str, str, int] | None:
+    def _place(self, view: HostView, observation: Observation) -> tuple[str, str, int] | None:
         """The two hosts in alphabetical order and the rail; None for what the gang has not."""
-        labels = Scope.parse(seen.scope).labels
+        labels = Scope.parse(observation.scope).labels
         device, other = labels.get(view.host.device), labels.get("partner")
         rails = [str(index) for index in view.host.devices]
-        if seen.stage != STAGE or device not in rails or other not in self._members or other == view.host.name:
+        if observation.stage != STAGE or device not in rails or other not in self._members or other == view.host.name:
             return None
         a, b = sorted((view.host.name, other))
         return a, b, rails.index(device)
@@ -156,9 +160,9 @@ class _Gang:
         )
         if self._rehearsal:
             suspects = [suspect for suspect in suspects if _is_certain_on_cpus(suspect)]
-        found = [verdict for suspect in suspects for verdict in self._against(suspect)]
-        yield from found
-        named = {verdict.host for verdict in found}
+        result = [verdict for suspect in suspects for verdict in self._against(suspect)]
+        yield from result
+        named = {verdict.host for verdict in result}
         hosts = dict.fromkeys(host for pair in self._pairs for host in (pair.a, pair.b))
         for host in hosts if len(hosts) >= LEAST_HOSTS else ():
             if host not in named:
@@ -265,14 +269,14 @@ def _best(link: Sequence[Pair]) -> Pair:
     )
 
 
-def _add(told: _Told, quantity: str, seen: Observation) -> None:
-    value = seen.value
-    if seen.status == MEASURED and isinstance(value, int | float) and math.isfinite(value) and value > 0:
-        told.values[quantity].append(float(value))
-    elif seen.status == MEASURED:
-        told.failed = told.failed or f"{quantity} is told as {value!r:.40}, which is none"
-    elif seen.status == ERROR:
-        told.failed = told.failed or seen.reason
+def _add(accounts: _Told, quantity: str, observation: Observation) -> None:
+    value = observation.value
+    if observation.status == MEASURED and isinstance(value, int | float) and math.isfinite(value) and value > 0:
+        accounts.values[quantity].append(float(value))
+    elif observation.status == MEASURED:
+        accounts.failed = accounts.failed or f"{quantity} is told as {value!r:.40}, which is none"
+    elif observation.status == ERROR:
+        accounts.failed = accounts.failed or observation.reason
 
 
 def _is_gross(suspect: Suspect) -> bool:
