@@ -284,9 +284,9 @@ def validator(schema: str) -> Draft202012Validator:
     return cast("Draft202012Validator", extend(Draft202012Validator, type_checker=checker)(part(schema)))
 
 
-def part(name: str, index: str = "") -> Json:
-    """Return the part of schemas/`name`.schema.json at `place`, such as `$defs/gpu`, with its references resolved."""
-    return _inlined(functools.reduce(operator.getitem, index.split("/") if index else [], _schema(name)), name)
+def part(name: str, pointer: str = "") -> Json:
+    """Return the part of schemas/`name`.schema.json at `pointer`, such as `$defs/gpu`, with its references resolved."""
+    return _inlined(functools.reduce(operator.getitem, pointer.split("/") if pointer else [], _schema(name)), name)
 
 
 @cache
@@ -307,5 +307,5 @@ def _inlined(node: Json, name: str) -> Json:
         return {key: _inlined(item, name) for key, item in node.items()}
     if siblings := node.keys() - {"$ref", "description"}:
         raise ValueError(f"{name}.schema.json: {', '.join(sorted(siblings))} beside a $ref would be lost")
-    file, _, index = node["$ref"].partition("#/")
-    return {"description": node.get("description", "")} | part(file.removesuffix(".schema.json") or name, index)
+    file, _, pointer = node["$ref"].partition("#/")
+    return {"description": node.get("description", "")} | part(file.removesuffix(".schema.json") or name, pointer)

@@ -27,8 +27,8 @@ def pairs_of(hosts: Sequence[str], number: int) -> Round:
 
 def partners(hosts: Sequence[str], host: str, rounds: int = 0) -> list[str]:
     """Return the partners of `host` in the order of the rounds, without those in which it rests. Raises ValueError."""
-    pointer = hosts.index(host)
-    met = (partner(len(hosts), number, pointer) for number in chosen(len(hosts), rounds))
+    position = hosts.index(host)
+    met = (partner(len(hosts), number, position) for number in chosen(len(hosts), rounds))
     return [hosts[other] for other in met if other is not None]
 
 
@@ -47,10 +47,10 @@ def chosen(count: int, rounds: int = 0) -> tuple[int, ...]:
 
 
 def partner(count: int, number: int, index: int) -> int | None:
-    """Return the partner of the host at `place` of `count` in round `number`; None if it rests."""
+    """Return the partner of the host at `index` of `count` in round `number`; None if it rests."""
     fixed = (
         count + count % 2 - 1
-    )  # keeps its place while the others rotate; with an odd number of hosts it is unoccupied
+    )  # keeps its position while the others rotate; with an odd number of hosts it is unoccupied
     if index == fixed:
         other = number * (fixed + 1) // 2 % fixed
     else:

@@ -162,8 +162,8 @@ def _rows(title: str, rows: Sequence[tuple[str, Verdict]]) -> list[str]:
     return (
         ["", title]
         + [
-            f"  {action:<{width}}  {index:<{wide}}  {item.name}: {item.reason} [{item.criterion}]".rstrip()
-            for (action, item), index in zip(rows, parts, strict=True)
+            f"  {action:<{width}}  {part:<{wide}}  {item.name}: {item.reason} [{item.criterion}]".rstrip()
+            for (action, item), part in zip(rows, parts, strict=True)
         ]
         + [""]
     )

@@ -196,9 +196,9 @@ class Writer:
             neighbour=(self.numbers[host.name] + 1) % len(self.plan.hosts),
             documents={name: json.loads(text) for name, text in texts.items() if text},
         )
-        for index in wrong:
-            case.gpu = index.gpu
-            index.fault.apply(case)
+        for injection in wrong:
+            case.gpu = injection.gpu
+            injection.fault.apply(case)
         written = {name: json.dumps(document, separators=(",", ":")) for name, document in case.documents.items()}
         at = records.moment(self.plan.created, 4.0)
         return {"gang": None, **written, **case.texts}, [{"at": at, **event} for event in case.events]
@@ -226,13 +226,15 @@ class Writer:
 
     def _together(self, gang: str, hosts: Sequence[PlannedHost]) -> dict[str, str]:
         """Host -> its gang record."""
-        away = {host.name for host in hosts if any(index.fault.away for index in self.faults.get(host.name, ()))}
+        away = {
+            host.name for host in hosts if any(injection.fault.away for injection in self.faults.get(host.name, ()))
+        }
         present = [host.name for host in hosts if host.name not in away]
         effects = {
-            index.host: (index.gpu, effect)
+            injection.host: (injection.gpu, effect)
             for name in present
-            for index in self.faults.get(name, ())
-            if (effect := index.fault.in_gang(index.gpu)) != Effect()
+            for injection in self.faults.get(name, ())
+            if (effect := injection.fault.in_gang(injection.gpu)) != Effect()
         }
         if effects:
             result = gang_records(self.plan, gang, present, effects, lambda members, number: {
@@ -277,8 +279,8 @@ def simulate(directory: Path, fleet: Fleet, faults: Sequence[Placed], plan: Plan
     except documents.DocumentError as error:
         raise UsageError(str(error)) from None
     of_host: dict[str, list[Placed]] = {}
-    for index in faults:
-        of_host.setdefault(index.host, []).append(index)
+    for injection in faults:
+        of_host.setdefault(injection.host, []).append(injection)
     writer = Writer(directory=directory, fleet=fleet, plan=plan, faults=of_host)
     paths = RunDirectory(directory)
     paths.make(plan)
