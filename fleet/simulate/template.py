@@ -42,7 +42,7 @@ class Template:
         self._plan: list[tuple[Sequence[str], int]] = []
 
     def text(self, values_by_key: Mapping[str, str], host: bytes, gang: bytes = b"") -> str:
-        """Return the document. `texts`: cell -> its text; `host`, `gang`: a level for each of their groups."""
+        """Return the document. `values_by_key`: cell -> its text; `host`, `gang`: a level for each of their groups."""
         for name, box in self.cells.items():
             box[0] = values_by_key[name]
         drawn = bytes([0]) + host[: len(self.groups[HOST])] + gang[: len(self.groups[GANG])]
